@@ -45,9 +45,19 @@ def main(arguments: list[str]) -> int:
 def audit(lock: str, arguments: list[str]) -> subprocess.CompletedProcess[str] | None:
     """Run pip-audit on one file; None after the time limit."""
     command = [
-        Path(sys.executable).parent / "pip-audit", "--vulnerability-service", "osv", "--format", "json",
-        "--disable-pip", "--require-hashes", "--progress-spinner", "off", *arguments, "--requirement", ROOT / lock,
-    ]  # fmt: skip
+        Path(sys.executable).parent / "pip-audit",
+        "--vulnerability-service",
+        "osv",
+        "--format",
+        "json",
+        "--disable-pip",
+        "--require-hashes",
+        "--progress-spinner",
+        "off",
+        *arguments,
+        "--requirement",
+        ROOT / lock,
+    ]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:

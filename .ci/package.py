@@ -133,9 +133,19 @@ def tree_bytes(path: Path) -> int:
 def check_start(tiered: Path, home: Path, directory: Path) -> None:
     """`tiered run` is ready soon after its start, with nothing cached but what is compiled ahead."""
     command = [
-        tiered, "run", "--store", home / "store", "--broker-conf", home / "broker.conf", "--url",
-        f"file://{directory / 'started'}", "--state-dir", directory / "state", "--set", "admin.port=0",
-    ]  # fmt: skip
+        tiered,
+        "run",
+        "--store",
+        home / "store",
+        "--broker-conf",
+        home / "broker.conf",
+        "--url",
+        f"file://{directory / 'started'}",
+        "--state-dir",
+        directory / "state",
+        "--set",
+        "admin.port=0",
+    ]
     began = time.monotonic()
     with (directory / "run.log").open("w+") as log:
         process = subprocess.Popen(
@@ -166,9 +176,13 @@ def run(*command: object, cwd: Path = ROOT, **variables: str) -> str:
     environment the error output is returned too."""
     print("$", *command, flush=True)
     done = subprocess.run(
-        [str(word) for word in command], cwd=cwd, env={**os.environ, **variables}, capture_output=True, text=True,
+        [str(word) for word in command],
+        cwd=cwd,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     if done.returncode:
         sys.exit(f"{done.stdout}{done.stderr}\n{command[0]}: exit code {done.returncode}")
     return done.stdout + (done.stderr if variables else "")

@@ -165,11 +165,12 @@ def summarize(rows: Sequence[Row]) -> list[Row]:
         "puts_a_cycle": (ratio("puts_a_cycle"), CYCLE_RATIO_MAX),
         "peak_rss_bytes": (last["peak_rss_bytes"] - first["writer_rss_bytes"], 2 * MORE_RSS_BYTES_MAX),
         "catalog_bytes_a_cycle": (
-            last["catalog_bytes_a_cycle"], CATALOG_BYTES_MAX + DATA_SHARE_MAX * last["stored_bytes_a_cycle"],
+            last["catalog_bytes_a_cycle"],
+            CATALOG_BYTES_MAX + DATA_SHARE_MAX * last["stored_bytes_a_cycle"],
         ),
         "first_requests": (last["first_requests"] + 2, FIRST_REQUESTS_MAX),  # the object's tail and a block
         "follow_ms": (last["follow_ms"], FOLLOW_MS_MAX),
-    }  # fmt: skip
+    }
     for name in ("open", "list"):
         limits[f"{name}_requests"] = (
             ratio(f"{name}_requests") if last[f"{name}_requests"] else 0.0,
@@ -185,10 +186,14 @@ def summarize(rows: Sequence[Row]) -> list[Row]:
 def compared(name: str, first: Row, last: Row, limits: Mapping[str, tuple[float, float]]) -> Row:
     """The summary of a history from its first and last row; ``limits``: (figure, limit) by name."""
     return {
-        "name": name, "queues": last["queues"], "commits": [first["commits"], last["commits"]],
-        "figures": {name: {"figure": round(figure, 3), "limit": limit} for name, (figure, limit) in limits.items()},
+        "name": name,
+        "queues": last["queues"],
+        "commits": [first["commits"], last["commits"]],
+        "figures": {
+            name: {"figure": round(figure, 3), "limit": limit} for name, (figure, limit) in limits.items()
+        },
         "missed": [name for name, (figure, limit) in limits.items() if figure > limit],
-    }  # fmt: skip
+    }
 
 
 def table(summaries: Sequence[Row]) -> str:

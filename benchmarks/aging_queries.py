@@ -78,11 +78,14 @@ class RealHistory:
         queue = QUEUES[number % len(QUEUES)]
         sent = [
             Sent(
-                queue, b'{"order": %d, "state": "paid"}' % number, keys=(f"order-{number}",),
-                unique_key=unique_key(number, at), stored_ms=stored_ms(number) + at,
+                queue,
+                b'{"order": %d, "state": "paid"}' % number,
+                keys=(f"order-{number}",),
+                unique_key=unique_key(number, at),
+                stored_ms=stored_ms(number) + at,
             )
             for at in range(MESSAGES)
-        ]  # fmt: skip
+        ]
         self._archive.commit(sent)
         rows = self._archive.truth[queue].rows
         self.phys.append(rows[0].phys)
@@ -181,9 +184,12 @@ def _queries(store: CountingStore, history: RealHistory) -> Row:
     widest, cycles = max(history.recent, key=lambda found: len(found[0].indexes))
     row: Row = {"index_files": len(state.indexes)}
     queries: dict[str, Query] = {
-        "time": _by_time, "key": _by_key, "unique_key": _by_unique_key, "id": _by_id,
+        "time": _by_time,
+        "key": _by_key,
+        "unique_key": _by_unique_key,
+        "id": _by_id,
         "key_of_all_time": _by_key_of_all_time,
-    }  # fmt: skip
+    }
     places = ((state, len(phys) // 100), (state, len(phys) // 2), (widest, cycles - INDEX_EVERY // 2))
     for name, query in queries.items():
         for at, number in places:

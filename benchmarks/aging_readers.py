@@ -68,8 +68,11 @@ def measured(long: CountingStore) -> Iterator[Row]:
 def _row(store: CountingStore) -> Row:
     state = load(store)
     row: Row = {
-        "queues": state.queue_count, "commits": state.version, **_followed(store, state.version), **_opened(store),
-    }  # fmt: skip
+        "queues": state.queue_count,
+        "commits": state.version,
+        **_followed(store, state.version),
+        **_opened(store),
+    }
     index = RunIndex(store)
     topics = sorted({key.topic for key in state.directory.keys})
     wanted = [topics[number % len(topics)] for number in range(TOPICS)]

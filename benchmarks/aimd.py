@@ -240,17 +240,23 @@ def plot(path: Path, consumers: list[Consumer], plan: Plan, row: dict[str, Any])
             )
         waits = [time_s for time_s, _ in consumer.waits]
         axes.plot(
-            waits, [0] * len(waits), "|", color="#cc79a7", markersize=12, label="pull waited for the store",
+            waits,
+            [0] * len(waits),
+            "|",
+            color="#cc79a7",
+            markersize=12,
+            label="pull waited for the store",
             zorder=3,
-        )  # fmt: skip
+        )
         if name == "stalling":
             axes.axvspan(*row["stall_s"], color="0.9", label="consumer stalls")
         share = row[name]["waited_share"]
         axes.set_title(
             f"{name}: {row[name]['messages'] / plan.seconds:,.0f} messages/s, "
             f"{share:.1%} of {row[name]['pulls']:,} pulls waited",
-            loc="left", fontsize=11,
-        )  # fmt: skip
+            loc="left",
+            fontsize=11,
+        )
         axes.set_ylabel("window (messages)")
         axes.set_ylim(-0.03 * max(sizes), 1.1 * max(sizes))
         axes.set_xlim(0, plan.seconds)
@@ -277,9 +283,13 @@ def main(arguments: list[str] | None = None) -> int:
         with_ahead, consumers = run(url, plan, ahead=True)
         without, _ = run(url, plan, ahead=False)
     document = {
-        "added_ms": options.added_ms, "fast_think_ms": options.think_ms, "unread_s": plan.unread_s,
-        "seconds": plan.seconds, "prefetch_on": with_ahead, "prefetch_off": without,
-    }  # fmt: skip
+        "added_ms": options.added_ms,
+        "fast_think_ms": options.think_ms,
+        "unread_s": plan.unread_s,
+        "seconds": plan.seconds,
+        "prefetch_on": with_ahead,
+        "prefetch_off": without,
+    }
     if options.plot:
         plot(options.plot, consumers, plan, with_ahead)
     json.dump(document, sys.stdout, indent=1)

@@ -56,9 +56,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             settings: dict[str, object] = {}
             if case != "empty":
                 command = [
-                    TIERED, "restore", target.url, directory / "store", *NAMES, "--broker-conf", conf,
-                    "--consume-queue", case, "--json",
-                ]  # fmt: skip
+                    TIERED,
+                    "restore",
+                    target.url,
+                    directory / "store",
+                    *NAMES,
+                    "--broker-conf",
+                    conf,
+                    "--consume-queue",
+                    case,
+                    "--json",
+                ]
                 said = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True)
                 settings = json.loads(said.stdout)["brokerConf"]
             if "rocksdb" in (options.queues, case):

@@ -76,13 +76,20 @@ def _target_rows(target: ArchiveTarget, plan: Plan) -> Iterator[Row]:
         await_quiet(plan.quiet_wait_s)
         child = run_child(
             [
-                sys.executable, "-m", module, *([] if read == "parts" else [read]), target.url, *NAMES,
-                *target.arguments, "--drop", str(plan.work / f"target-{target.name}"),
+                sys.executable,
+                "-m",
+                module,
+                *([] if read == "parts" else [read]),
+                target.url,
+                *NAMES,
+                *target.arguments,
+                "--drop",
+                str(plan.work / f"target-{target.name}"),
             ],
             environment=target.environment,
             friends=target.server_pids,
             bytecode_cache=plan.work / "pycache",
-        )  # fmt: skip
+        )
         if child.exit_code != 0:
             raise RuntimeError(f"{read} of {target.url}: {child.output[-4000:]}")
         row = json.loads(child.output.splitlines()[-1])
@@ -126,14 +133,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("cold_read.jsonl"), help="one JSON object a line")
     parser.add_argument("--work", type=Path, default=cache / "bench", help="stores are kept here")
     parser.add_argument(
-        "--peer", type=Path, default=Path(default_peer) if default_peer else None,
+        "--peer",
+        type=Path,
+        default=Path(default_peer) if default_peer else None,
         help="directory of the Java peer's harness (default: $PEER_DIR)",
-    )  # fmt: skip
+    )
     parser.add_argument("--jars", type=Path, default=cache / "jars", help="jars, a directory a version")
     parser.add_argument(
-        "--quiet-wait", type=float, default=0.0, metavar="S",
+        "--quiet-wait",
+        type=float,
+        default=0.0,
+        metavar="S",
         help="before each figure, wait up to S seconds for an idle machine",
-    )  # fmt: skip
+    )
     return parser
 
 

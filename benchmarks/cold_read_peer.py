@@ -69,10 +69,17 @@ def ship(peer: Peer, store: BenchStore, tier: Path) -> None:
 def reads(peer: Peer, store: BenchStore, tier: Path, wanted: tuple[PeerRead, ...] = READS) -> Iterator[Row]:
     """One row for each way of reading, the page cache of its files dropped before."""
     command = [
-        "java", *HEAP, f"-Drmq.logback.configurationFile={peer.harness / 'conf' / 'logback.xml'}",
-        "-Dbench.level=ERROR", "-cp", f"{peer.work / f'classes-{PEER_VERSION}'}:{peer.jars / PEER_VERSION}/*",
-        "TierBench", "read", f"store={store.path}", f"tier={tier}",
-    ]  # fmt: skip
+        "java",
+        *HEAP,
+        f"-Drmq.logback.configurationFile={peer.harness / 'conf' / 'logback.xml'}",
+        "-Dbench.level=ERROR",
+        "-cp",
+        f"{peer.work / f'classes-{PEER_VERSION}'}:{peer.jars / PEER_VERSION}/*",
+        "TierBench",
+        "read",
+        f"store={store.path}",
+        f"tier={tier}",
+    ]
     for read in wanted:
         drop_directory(tier)
         done = subprocess.run(

@@ -117,30 +117,61 @@ def _at_most(value: float, limit: float) -> Row:
 
 def table(summaries: Sequence[Row]) -> str:
     """Sequential figures in columns, latencies below, then every target with what was reached."""
-    header = ["store", "to", "read", "msg/s", "parts", "CPU µs", "parts CPU", "RSS MiB", "req/GiB", "× ideal",
-              "peer", "peer best", "peer CPU"]  # fmt: skip
+    header = [
+        "store",
+        "to",
+        "read",
+        "msg/s",
+        "parts",
+        "CPU µs",
+        "parts CPU",
+        "RSS MiB",
+        "req/GiB",
+        "× ideal",
+        "peer",
+        "peer best",
+        "peer CPU",
+    ]
     cells = [header]
     for summary in summaries:
         for read in SHOWN:
             own = summary[read]
-            cells.append([
-                summary["store"], summary["target"], read, _text(own["messages_per_s"], 0),
-                _text(summary["parts_messages_per_s"], 0), _text(own["cpu_us_per_message"], 2),
-                _text(summary["parts_cpu_us_per_message"], 2), _text(own["peak_rss_mib"], 0),
-                _text(own["requests_per_gib"], 0), _text(own["requests_of_ideal"], 2),
-                _text(own["peer_default_messages_per_s"], 0), _text(own["peer_best_messages_per_s"], 0),
-                _text(own["peer_cpu_us_per_message"], 2),
-            ])  # fmt: skip
+            cells.append(
+                [
+                    summary["store"],
+                    summary["target"],
+                    read,
+                    _text(own["messages_per_s"], 0),
+                    _text(summary["parts_messages_per_s"], 0),
+                    _text(own["cpu_us_per_message"], 2),
+                    _text(summary["parts_cpu_us_per_message"], 2),
+                    _text(own["peak_rss_mib"], 0),
+                    _text(own["requests_per_gib"], 0),
+                    _text(own["requests_of_ideal"], 2),
+                    _text(own["peer_default_messages_per_s"], 0),
+                    _text(own["peer_best_messages_per_s"], 0),
+                    _text(own["peer_cpu_us_per_message"], 2),
+                ]
+            )
     lines = [*_aligned(cells), ""]
     cells = [["store", "to", "one", "p50 ms", "p99 ms", "bare GET p50", "p99", "requests", "peer p50", "p99"]]
     for summary in summaries:
         for read in LATENCIES:
             own = summary[read]
-            cells.append([
-                summary["store"], summary["target"], read, _text(own["p50_ms"], 2), _text(own["p99_ms"], 2),
-                _text(summary["bare_p50_ms"], 2), _text(summary["bare_p99_ms"], 2),
-                _text(own["cold_requests_max"], 0), _text(own["peer_p50_ms"], 2), _text(own["peer_p99_ms"], 2),
-            ])  # fmt: skip
+            cells.append(
+                [
+                    summary["store"],
+                    summary["target"],
+                    read,
+                    _text(own["p50_ms"], 2),
+                    _text(own["p99_ms"], 2),
+                    _text(summary["bare_p50_ms"], 2),
+                    _text(summary["bare_p99_ms"], 2),
+                    _text(own["cold_requests_max"], 0),
+                    _text(own["peer_p50_ms"], 2),
+                    _text(own["peer_p99_ms"], 2),
+                ]
+            )
     lines += [*_aligned(cells), ""]
     for summary in summaries:
         for name, check in summary["checks"].items():

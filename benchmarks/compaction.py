@@ -189,12 +189,19 @@ def read(directory: Path, case: Case, queues_max: int | None = None) -> Row:
     count = sum(len(group) for group in groups)
     return {
         "objects": sum(1 for prefix in ("data/", "sets/") for _ in place.store.list(prefix)),
-        "queues": count, "messages": messages, "record_bytes": record_bytes, "wall_s": round(wall_s, 3),
-        "messages_per_s": round(messages / wall_s), "gets": gets, "get_bytes": byte_count,
-        "gets_a_queue": round(gets / count, 3), "gets_a_queue_max": round(most, 3),
-        "stored_bytes": sum(listing.bytes for listing in listings), "largest_tail_bytes": max(tails),
+        "queues": count,
+        "messages": messages,
+        "record_bytes": record_bytes,
+        "wall_s": round(wall_s, 3),
+        "messages_per_s": round(messages / wall_s),
+        "gets": gets,
+        "get_bytes": byte_count,
+        "gets_a_queue": round(gets / count, 3),
+        "gets_a_queue_max": round(most, 3),
+        "stored_bytes": sum(listing.bytes for listing in listings),
+        "largest_tail_bytes": max(tails),
         "messages_per_s_in_loop": None if case.alone else round(_rate_in_loop(place, state, groups[0])),
-    }  # fmt: skip
+    }
 
 
 def _rate_in_loop(place: ArchivePlace, state: CatalogState, listings: Sequence[QueueListing]) -> float:
@@ -244,9 +251,17 @@ def compaction(directory: Path, memory_mib: int, work: Path) -> Row:
     del rounds
     sizes = {info.key: info.size_bytes for prefix in ("data/", "sets/") for info in place.store.list(prefix)}
     command = [
-        str(TIERED), "compact", f"file://{directory}", *NAMES, "--json", "--older-than", "0", "--spool", str(work),
+        str(TIERED),
+        "compact",
+        f"file://{directory}",
+        *NAMES,
+        "--json",
+        "--older-than",
+        "0",
+        "--spool",
+        str(work),
         f"--set=compaction.memory_bytes={memory_mib}MiB",
-    ]  # fmt: skip
+    ]
     planning = run_child(command, bytecode_cache=work / "pycache")
     child = run_child([*command, "--apply"], bytecode_cache=work / "pycache")
     if child.exit_code != 0:
@@ -262,23 +277,35 @@ def compaction(directory: Path, memory_mib: int, work: Path) -> Row:
     files_s = file_parts(work, spooled_bytes, done["bytesSent"] + done["bytesCopied"])
     limit = len(sources) * max(1, iterations) + archived_bytes / (16 * MIB)
     return {
-        "memory_mib": memory_mib, "planning_data_gets": counting.gets, "sources": len(sources),
-        "iterations": iterations, "archived_bytes": archived_bytes, "new_objects": document["newObjects"],
-        "gets": done["gets"], "gets_limit": int(limit), "bytes_read": done["bytesRead"],
-        "bytes_sent": done["bytesSent"], "bytes_copied": done["bytesCopied"],
-        "forecast_reader_gets": document["readerGets"], "forecast_new_reader_gets": document["newReaderGets"],
-        **_process(child), "parts_cpu_s": round(parts_s, 3), "files_cpu_s": round(files_s, 3),
+        "memory_mib": memory_mib,
+        "planning_data_gets": counting.gets,
+        "sources": len(sources),
+        "iterations": iterations,
+        "archived_bytes": archived_bytes,
+        "new_objects": document["newObjects"],
+        "gets": done["gets"],
+        "gets_limit": int(limit),
+        "bytes_read": done["bytesRead"],
+        "bytes_sent": done["bytesSent"],
+        "bytes_copied": done["bytesCopied"],
+        "forecast_reader_gets": document["readerGets"],
+        "forecast_new_reader_gets": document["newReaderGets"],
+        **_process(child),
+        "parts_cpu_s": round(parts_s, 3),
+        "files_cpu_s": round(files_s, 3),
         "of_parts": round((parts_s + files_s) / child.cpu_s, 3),
         "of_parts_without_files": round(parts_s / child.cpu_s, 3),
         "mib_per_s": round(document["messageBytes"] / MIB / child.wall_s, 1),
-    }  # fmt: skip
+    }
 
 
 def _process(child: ChildRun) -> Row:
     return {
-        "wall_s": round(child.wall_s, 3), "cpu_s": round(child.cpu_s, 3),
-        "peak_rss_bytes": child.peak_rss_bytes, "others_cores": round(child.others_cores, 2),
-    }  # fmt: skip
+        "wall_s": round(child.wall_s, 3),
+        "cpu_s": round(child.cpu_s, 3),
+        "peak_rss_bytes": child.peak_rss_bytes,
+        "others_cores": round(child.others_cores, 2),
+    }
 
 
 def parts(store: ObjectStore, sources: Sequence[tuple[str, int]], work: Path) -> tuple[float, int]:
@@ -398,12 +425,16 @@ def _costs(rows: Sequence[Row]) -> dict[str, tuple[float, float]]:
     """Of compactions that had something to do."""
     return {
         "GETs of level 1, share of the limit": (max(row["gets"] / row["gets_limit"] for row in rows), 1.0),
-        "bytes written, share of archived": (max(row["bytes_sent"] / row["archived_bytes"] for row in rows), 2.0),
+        "bytes written, share of archived": (
+            max(row["bytes_sent"] / row["archived_bytes"] for row in rows),
+            2.0,
+        ),
         "RSS above memory, MiB": (
-            max(row["peak_rss_bytes"] / MIB - row["memory_mib"] for row in rows), BASE_RSS_BYTES / MIB,
+            max(row["peak_rss_bytes"] / MIB - row["memory_mib"] for row in rows),
+            BASE_RSS_BYTES / MIB,
         ),
         "CPU, times that of the parts": (1 / max(row["of_parts"] for row in rows), 1 / 0.6),
-    }  # fmt: skip
+    }
 
 
 def table(summaries: Sequence[Row]) -> str:

@@ -73,9 +73,15 @@ def day(queues: int, rate: int, ratio: float, first_cycle: int, cycles: int) -> 
     objects["rows"] = queues * rows
     keys = [QueueKey(f"topic{number // 4:04d}", number % 4, 0) for number in range(queues)]
     return Candidates(
-        keys, runs, objects, [f"sets/{number}" for number in numbers.tolist()], np.ones(cycles, bool),
-        np.zeros(queues, np.int64), np.zeros(cycles, bool), np.ones(cycles),
-    )  # fmt: skip
+        keys,
+        runs,
+        objects,
+        [f"sets/{number}" for number in numbers.tolist()],
+        np.ones(cycles, bool),
+        np.zeros(queues, np.int64),
+        np.zeros(cycles, bool),
+        np.ones(cycles),
+    )
 
 
 def compacted(queues: int, rate: int, ratio: float, limits: CompactionLimits) -> CompactionForecast:
@@ -104,9 +110,15 @@ def priced(
         "without compaction", prices, stored, objects=cycles, puts=2 * cycles, reader_gets=done.reader_gets
     )
     with_it = _row(
-        "with compaction", prices, stored, objects=done.new_objects, puts=2 * cycles + done.puts, gets=done.gets,
-        reader_gets=done.new_reader_gets, grace_bytes=done.source_bytes,
-    )  # fmt: skip
+        "with compaction",
+        prices,
+        stored,
+        objects=done.new_objects,
+        puts=2 * cycles + done.puts,
+        gets=done.gets,
+        reader_gets=done.new_reader_gets,
+        grace_bytes=done.source_bytes,
+    )
     peer = _row(
         "one append a queue and batch", prices, int(stored / ratio), objects=2 * queues, puts=2 * batches
     )
@@ -126,19 +138,31 @@ def _row(
 ) -> dict[str, float | str]:
     requests = prices.requests(puts=puts, gets=gets)
     return {
-        "name": name, "objects": objects, "puts": puts, "gets": gets, "requests": requests, "stored_bytes": stored,
-        "storage_month": prices.storage(stored), "grace": prices.storage(grace_bytes, GRACE_DAYS),
-        "reader_gets": reader_gets, "read_once": prices.requests(gets=reader_gets),
-    }  # fmt: skip
+        "name": name,
+        "objects": objects,
+        "puts": puts,
+        "gets": gets,
+        "requests": requests,
+        "stored_bytes": stored,
+        "storage_month": prices.storage(stored),
+        "grace": prices.storage(grace_bytes, GRACE_DAYS),
+        "reader_gets": reader_gets,
+        "read_once": prices.requests(gets=reader_gets),
+    }
 
 
 def table(rows: Sequence[dict[str, float | str]]) -> str:
     """Markdown."""
     names = {
-        "objects": "data objects", "puts": "PUTs", "gets": "GETs of compaction", "requests": "requests, USD",
-        "storage_month": "storage of the day a month, USD", "grace": "replaced objects until gc, USD",
-        "reader_gets": "GETs of reading every queue once", "read_once": "their price, USD",
-    }  # fmt: skip
+        "objects": "data objects",
+        "puts": "PUTs",
+        "gets": "GETs of compaction",
+        "requests": "requests, USD",
+        "storage_month": "storage of the day a month, USD",
+        "grace": "replaced objects until gc, USD",
+        "reader_gets": "GETs of reading every queue once",
+        "read_once": "their price, USD",
+    }
     lines = ["| | " + " | ".join(str(row["name"]) for row in rows) + " |", "|---" * (len(rows) + 1) + "|"]
     for field, name in names.items():
         values = [row[field] for row in rows]

@@ -180,11 +180,15 @@ def _figures(window: Window, tiered: _Tiered) -> Row:
     events = tiered.events(window.begun_ms, window.ended_ms)
     seconds = (window.ended_ms - window.begun_ms) / 1000
     found: Row = {
-        "compacting": window.is_compacting, "seconds": round(seconds, 1), **_publish(events),
-        "lost_versions": _lost(events), "cores": round(window.cores, 2),
-        "compaction_cores": round(window.compaction_cores, 2), "load_cores": round(window.load_cores, 2),
+        "compacting": window.is_compacting,
+        "seconds": round(seconds, 1),
+        **_publish(events),
+        "lost_versions": _lost(events),
+        "cores": round(window.cores, 2),
+        "compaction_cores": round(window.compaction_cores, 2),
+        "load_cores": round(window.load_cores, 2),
         "others_cores": round(window.others_cores, 2),
-    }  # fmt: skip
+    }
     for name, is_cold in (("warm", False), ("cold", True)):
         times_ms = [ms for cold, ms in window.pulls if cold == is_cold]
         found |= {f"{name}_pulls": len(times_ms), f"{name}_p50_ms": _quantile(times_ms, 0.5)}
@@ -195,9 +199,11 @@ def _figures(window: Window, tiered: _Tiered) -> Row:
 def _publish(events: Sequence[Row]) -> Row:
     times_ms = [float(row["publish_ms"]) for row in events if row["what"] == "commit"]
     return {
-        "commits": len(times_ms), "publish_p50_ms": _quantile(times_ms, 0.5),
-        "publish_p99_ms": _quantile(times_ms, 0.99), "publish_worst_ms": _quantile(times_ms, 1),
-    }  # fmt: skip
+        "commits": len(times_ms),
+        "publish_p50_ms": _quantile(times_ms, 0.5),
+        "publish_p99_ms": _quantile(times_ms, 0.99),
+        "publish_worst_ms": _quantile(times_ms, 1),
+    }
 
 
 def _lost(events: Sequence[Row]) -> int:
@@ -256,14 +262,30 @@ def _tiered(broker: RocketMq, options: argparse.Namespace, batch_age_ms: int) ->
     address = f"127.0.0.1:{free_port()}"
     gate, events = work / "gate", work / f"events-{batch_age_ms}.jsonl"
     command = [
-        sys.executable, "-m", "benchmarks.gated_run", str(gate), str(events), "run", "--store", str(broker.store),
-        "--url", _url(options), "--state-dir", str(work / "state"), "--broker-conf", str(broker.broker_conf),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "benchmarks.gated_run",
+        str(gate),
+        str(events),
+        "run",
+        "--store",
+        str(broker.store),
+        "--url",
+        _url(options),
+        "--state-dir",
+        str(work / "state"),
+        "--broker-conf",
+        str(broker.broker_conf),
+    ]
     settings = {
-        "OFFLOAD__BATCH_AGE_MS": batch_age_ms, "SERVE__BIND": address, "SERVE__ADVERTISE": address,
-        "READ__POLICY": "FORCE", "COMPACTION__EVERY_MS": EVERY_MS,
-        "COMPACTION__MIN_AGE_MS": MIN_AGE_MS, "ADMIN__PORT": 0,
-    }  # fmt: skip
+        "OFFLOAD__BATCH_AGE_MS": batch_age_ms,
+        "SERVE__BIND": address,
+        "SERVE__ADVERTISE": address,
+        "READ__POLICY": "FORCE",
+        "COMPACTION__EVERY_MS": EVERY_MS,
+        "COMPACTION__MIN_AGE_MS": MIN_AGE_MS,
+        "ADMIN__PORT": 0,
+    }
     with (work / "tiered.log").open("ab") as log:
         process = subprocess.Popen(command, env=_environment(settings), stdout=log, stderr=log)
     try:
@@ -314,10 +336,12 @@ def _compact_beside(options: argparse.Namespace, puller: _Puller) -> Row:
         raise RuntimeError(f"tiered compact failed: {error.decode()[-2000:]}")
     done = json.loads(out)
     return {
-        "rounds": done["rounds"], "objects": done["objects"], "seconds": round(time.monotonic() - begun_s, 1),
+        "rounds": done["rounds"],
+        "objects": done["objects"],
+        "seconds": round(time.monotonic() - begun_s, 1),
         "warm_p99_ms": _quantile([ms for is_cold, ms in pulls if not is_cold], 0.99),
         "cold_p99_ms": _quantile([ms for is_cold, ms in pulls if is_cold], 0.99),
-    }  # fmt: skip
+    }
 
 
 @dataclass
@@ -337,9 +361,19 @@ class _Producer:
 @contextmanager
 def _producer(broker: RocketMq, output: Path) -> Iterator[_Producer]:
     command = broker.java_command(
-        "Load", broker.name_server_address, BROKER, str(TOPICS), str(QUEUES), str(1 << 40), str(BODY_BYTES), "4",
-        str(RATE), str(BATCH), str(POOL_BYTES), "0",
-    )  # fmt: skip
+        "Load",
+        broker.name_server_address,
+        BROKER,
+        str(TOPICS),
+        str(QUEUES),
+        str(1 << 40),
+        str(BODY_BYTES),
+        "4",
+        str(RATE),
+        str(BATCH),
+        str(POOL_BYTES),
+        "0",
+    )
     with output.open("wb") as out:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=out)
     try:
@@ -383,10 +417,18 @@ class _Puller:
     def _pull(self, topic: str, queue_id: int, offset: int) -> int:
         """The offset of the next pull."""
         fields = {
-            "consumerGroup": "G_bench", "topic": topic, "queueId": str(queue_id), "queueOffset": str(offset),
-            "maxMsgNums": "32", "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0", "subscription": "*",
-            "subVersion": "0", "expressionType": "TAG",
-        }  # fmt: skip
+            "consumerGroup": "G_bench",
+            "topic": topic,
+            "queueId": str(queue_id),
+            "queueOffset": str(offset),
+            "maxMsgNums": "32",
+            "sysFlag": "4",
+            "commitOffset": "0",
+            "suspendTimeoutMillis": "0",
+            "subscription": "*",
+            "subVersion": "0",
+            "expressionType": "TAG",
+        }
         self._socket.sendall(encode(RemotingCommand(PULL_MESSAGE, self._number, ext_fields=fields)))
         data = self._exactly(int.from_bytes(self._exactly(4), "big"))
         answer = decode(data[: 4 + int.from_bytes(data[1:4], "big")])

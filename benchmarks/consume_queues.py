@@ -64,12 +64,17 @@ def measured(path: Path, kind: StoreKind, queues: int, units: int) -> Row:
         get_s = _get_s(store, queues, units)
     files = [file.stat() for file in path.rglob("*") if file.is_file()]
     return {
-        "what": kind.value, "queues": queues, "units": queues * units,
+        "what": kind.value,
+        "queues": queues,
+        "units": queues * units,
         "disk_mib": sum(file.st_blocks for file in files) * 512 / MIB,
-        "size_mib": sum(file.st_size for file in files) / MIB, "files": len(files),
-        "put_units_per_s": queues * units / put_s, "flush_s": flushed_s - put_s,
-        "get_units_per_s": GETS * min(GET_UNITS, units) / get_s, "get_us": get_s / GETS * 1e6,
-    }  # fmt: skip
+        "size_mib": sum(file.st_size for file in files) / MIB,
+        "files": len(files),
+        "put_units_per_s": queues * units / put_s,
+        "flush_s": flushed_s - put_s,
+        "get_units_per_s": GETS * min(GET_UNITS, units) / get_s,
+        "get_us": get_s / GETS * 1e6,
+    }
 
 
 def _puts(queues: int, units: int) -> Iterator[tuple[str, Table]]:

@@ -102,8 +102,11 @@ def measured(before: str, after: str, pairs: int) -> Iterator[Row]:
         cpu_s = {url: _pulled_s(url, ranges) for url in order}
         if number:
             yield {
-                "messages": messages, "expired": stored - messages, "before_s": cpu_s[before], "after_s": cpu_s[after],
-            }  # fmt: skip
+                "messages": messages,
+                "expired": stored - messages,
+                "before_s": cpu_s[before],
+                "after_s": cpu_s[after],
+            }
 
 
 def _pulled_s(url: str, ranges: Ranges) -> float:
@@ -129,11 +132,18 @@ def summarize(rows: Sequence[Row]) -> list[Row]:
     """The median ratio, the quartiles, and whether the limit is missed."""
     ratios = [row["after_s"] / row["before_s"] for row in rows]
     low, ratio, high = statistics.quantiles(ratios, n=4)
-    return [{
-        "name": "expired pulls", "pairs": len(rows), "messages": rows[0]["messages"], "expired": rows[0]["expired"],
-        "ratio": ratio, "quartiles": [low, high], "before_s": statistics.median(row["before_s"] for row in rows),
-        "missed": ["ratio"] if ratio > RATIO_MAX else [],
-    }]  # fmt: skip
+    return [
+        {
+            "name": "expired pulls",
+            "pairs": len(rows),
+            "messages": rows[0]["messages"],
+            "expired": rows[0]["expired"],
+            "ratio": ratio,
+            "quartiles": [low, high],
+            "before_s": statistics.median(row["before_s"] for row in rows),
+            "missed": ["ratio"] if ratio > RATIO_MAX else [],
+        }
+    ]
 
 
 def _table(summaries: Sequence[Row]) -> str:

@@ -66,13 +66,18 @@ def measured(queues: int, commits: int, passes: int) -> Iterator[Row]:
         found = plan_pass(store, state, lambda topic: rule, clock=lambda: store.now_ms)  # noqa: B023
         after = commit_pass(store, state, found, clock=lambda: store.now_ms)
         row: Row = {
-            "queues": queues, "runs": sum(page.runs for page in state.pages) + state.memory_runs,
-            "pass_s": time.process_time() - begun, "requests": store.reads - reads, "pages": len(state.pages),
-            "expired_runs": found.plan.runs, "objects": len(found.objects),
+            "queues": queues,
+            "runs": sum(page.runs for page in state.pages) + state.memory_runs,
+            "pass_s": time.process_time() - begun,
+            "requests": store.reads - reads,
+            "pages": len(state.pages),
+            "expired_runs": found.plan.runs,
+            "objects": len(found.objects),
             "commit_bytes": len(store.get(catalog_key(after.version))),
-            "root_bytes_before": len(encode_root(state)), "root_bytes": len(encode_root(after)),
+            "root_bytes_before": len(encode_root(state)),
+            "root_bytes": len(encode_root(after)),
             "traced_peak_bytes": tracemalloc.get_traced_memory()[1] if is_traced else 0,
-        }  # fmt: skip
+        }
         if is_traced:
             tracemalloc.stop()
         yield row

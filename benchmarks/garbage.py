@@ -82,13 +82,20 @@ class _ManyObjects(SyntheticHistory):
         objects["size_bytes"] = objects["raw_bytes"] // 3 + 600
         state = self.writer.state
         return CommitDraft(
-            draft.kind, history=draft.history, from_phys=draft.from_phys, to_phys=draft.to_phys, check=draft.check,
-            queues=draft.queues, runs=draft.runs, objects=objects, created_ms=draft.created_ms,
+            draft.kind,
+            history=draft.history,
+            from_phys=draft.from_phys,
+            to_phys=draft.to_phys,
+            check=draft.check,
+            queues=draft.queues,
+            runs=draft.runs,
+            objects=objects,
+            created_ms=draft.created_ms,
             object_keys=tuple(
                 set_key(f"{phys:020d}_{number}", state.epoch, state.version)
                 for number, phys in enumerate(draft.runs["min_phys"].tolist())
             ),
-        )  # fmt: skip
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -110,9 +117,18 @@ def _measured(objects: int, share: float) -> Iterator[Row]:
     with tempfile.TemporaryDirectory(prefix="garbage-") as directory:
         for step in STEPS:
             command = [
-                sys.executable, "-m", "benchmarks.garbage", "--step", step, "--directory", directory,
-                "--objects", str(objects), "--share", str(share),
-            ]  # fmt: skip
+                sys.executable,
+                "-m",
+                "benchmarks.garbage",
+                "--step",
+                step,
+                "--directory",
+                directory,
+                "--objects",
+                str(objects),
+                "--share",
+                str(share),
+            ]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             yield {"step": step, **json.loads(done.stdout)}
 
@@ -172,13 +188,15 @@ def _summarize(rows: Sequence[Row]) -> list[Row]:
 def _table(summaries: Sequence[Row]) -> str:
     (found,) = summaries
     expired, collected = found["expired"], found["collected"]
-    return "\n".join([
-        f"expiry of {expired['objects']:,} objects: {expired['peak_bytes'] / MIB:.0f} of "
-        f"{PEAK_BYTES_MAX / MIB:.0f} MiB, {expired['cpu_s']} s",
-        f"collection: {collected['deleted']:,} objects deleted, {collected['kept']:,} kept, "
-        f"{collected['peak_bytes'] / MIB:.0f} of {PEAK_BYTES_MAX / MIB:.0f} MiB, {collected['cpu_s']} s",
-        *(f"MISSED: {what}" for what in found["missed"]),
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"expiry of {expired['objects']:,} objects: {expired['peak_bytes'] / MIB:.0f} of "
+            f"{PEAK_BYTES_MAX / MIB:.0f} MiB, {expired['cpu_s']} s",
+            f"collection: {collected['deleted']:,} objects deleted, {collected['kept']:,} kept, "
+            f"{collected['peak_bytes'] / MIB:.0f} of {PEAK_BYTES_MAX / MIB:.0f} MiB, {collected['cpu_s']} s",
+            *(f"MISSED: {what}" for what in found["missed"]),
+        ]
+    )
 
 
 if __name__ == "__main__":

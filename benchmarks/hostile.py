@@ -71,15 +71,22 @@ def measure(kind: str, seconds: float, batch_age_ms: int) -> Iterator[Row]:
                 ended_ms, waited_s = time.time() * 1000, server.uploader_wait_s() - waited_s
             published = server.published_ms(begun_ms, ended_ms)
             yield {
-                "what": "hostile", "server": kind, "loaded": is_loaded, "pulls": len(pulls_ms),
-                "pull_p50_ms": _percentile(pulls_ms, 50), "pull_p99_ms": _percentile(pulls_ms, 99),
-                "pull_worst_ms": round(max(pulls_ms), 1), "commits": len(published),
+                "what": "hostile",
+                "server": kind,
+                "loaded": is_loaded,
+                "pulls": len(pulls_ms),
+                "pull_p50_ms": _percentile(pulls_ms, 50),
+                "pull_p99_ms": _percentile(pulls_ms, 99),
+                "pull_worst_ms": round(max(pulls_ms), 1),
+                "commits": len(published),
                 "publish_median_ms": round(statistics.median(published), 1),
-                "publish_worst_ms": round(max(published), 1), "batch_age_ms": batch_age_ms,
+                "publish_worst_ms": round(max(published), 1),
+                "batch_age_ms": batch_age_ms,
                 "uploader_wait_ratio": round(waited_s * 1000 / (ended_ms - begun_ms), 3),
                 "rss_growth_mib": round((server.memory_bytes("VmHWM") - quiet_rss) / MIB, 1),
-                "load_average": round(os.getloadavg()[0], 1), "rates_per_s": load,
-            }  # fmt: skip
+                "load_average": round(os.getloadavg()[0], 1),
+                "rates_per_s": load,
+            }
 
 
 def summarize(rows: list[Row]) -> Row:
@@ -91,14 +98,20 @@ def summarize(rows: list[Row]) -> Row:
     ratio = ours["publish_median_ms"] / quiet["publish_median_ms"]
     limit_mib = Settings().serve.memory_bytes / MIB
     return {
-        "what": "hostile_summary", "pull_p99_above_ms": round(above_ms, 1), "pull_p99_above_ms_limit": P99_ABOVE_MS_MAX,
-        "publish_ratio": round(ratio, 3), "publish_ratio_limit": PUBLISH_RATIO_MAX,
+        "what": "hostile_summary",
+        "pull_p99_above_ms": round(above_ms, 1),
+        "pull_p99_above_ms_limit": P99_ABOVE_MS_MAX,
+        "publish_ratio": round(ratio, 3),
+        "publish_ratio_limit": PUBLISH_RATIO_MAX,
         "publish_ratio_of_constant": round(
             least["publish_median_ms"] / by_kind["constant", False]["publish_median_ms"], 3
         ),
-        "rss_growth_mib": ours["rss_growth_mib"], "rss_growth_mib_limit": limit_mib,
-        "ok": above_ms <= P99_ABOVE_MS_MAX and ratio <= PUBLISH_RATIO_MAX and ours["rss_growth_mib"] <= limit_mib,
-    }  # fmt: skip
+        "rss_growth_mib": ours["rss_growth_mib"],
+        "rss_growth_mib_limit": limit_mib,
+        "ok": above_ms <= P99_ABOVE_MS_MAX
+        and ratio <= PUBLISH_RATIO_MAX
+        and ours["rss_growth_mib"] <= limit_mib,
+    }
 
 
 class _Server:
@@ -170,9 +183,12 @@ class _Server:
 
 def _python(*words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-m", *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
-    )  # fmt: skip
+    )
 
 
 @contextmanager
@@ -205,10 +221,18 @@ def _pulls(address: str, seconds: float) -> list[float]:
         while time.monotonic() < ends_s:
             offset = number * 32 % PULLED_OFFSETS
             fields = {
-                "consumerGroup": "victim", "topic": TOPIC, "queueId": "0", "queueOffset": str(offset),
-                "maxMsgNums": "32", "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0",
-                "subscription": "*", "subVersion": "0", "expressionType": "TAG",
-            }  # fmt: skip
+                "consumerGroup": "victim",
+                "topic": TOPIC,
+                "queueId": "0",
+                "queueOffset": str(offset),
+                "maxMsgNums": "32",
+                "sysFlag": "4",
+                "commitOffset": "0",
+                "suspendTimeoutMillis": "0",
+                "subscription": "*",
+                "subVersion": "0",
+                "expressionType": "TAG",
+            }
             frame = encode(RemotingCommand(11, number, ext_fields=fields))
             begun_s = time.perf_counter()
             client.sendall(frame)

@@ -99,10 +99,18 @@ class Load:
 
 def _pull(subscription: str) -> bytes:
     fields = {
-        "consumerGroup": f"g{next(_numbers)}", "topic": TOPIC, "queueId": "0", "queueOffset": "0", "maxMsgNums": "32",
-        "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0", "subscription": subscription,
-        "subVersion": "0", "expressionType": "SQL92",
-    }  # fmt: skip
+        "consumerGroup": f"g{next(_numbers)}",
+        "topic": TOPIC,
+        "queueId": "0",
+        "queueOffset": "0",
+        "maxMsgNums": "32",
+        "sysFlag": "4",
+        "commitOffset": "0",
+        "suspendTimeoutMillis": "0",
+        "subscription": subscription,
+        "subVersion": "0",
+        "expressionType": "SQL92",
+    }
     return encode(RemotingCommand(11, next(_numbers) % 1_000_000, ext_fields=fields))
 
 
@@ -179,10 +187,15 @@ def _large_bodies(client: socket.socket, stop: threading.Event) -> None:
 
 
 ATTACKS: list[tuple[str, Callable[[socket.socket, threading.Event], None]]] = [
-    ("half frames", _half_frame), ("oversized lengths", _oversized_length), ("garbage", _garbage),
-    ("deep JSON", _deep_json), ("wide JSON", _wide_json), ("slow senders", _slow_sender),
-    ("large heartbeats", _large_heartbeats), ("large bodies", _large_bodies),
-]  # fmt: skip
+    ("half frames", _half_frame),
+    ("oversized lengths", _oversized_length),
+    ("garbage", _garbage),
+    ("deep JSON", _deep_json),
+    ("wide JSON", _wide_json),
+    ("slow senders", _slow_sender),
+    ("large heartbeats", _large_heartbeats),
+    ("large bodies", _large_bodies),
+]
 
 
 def main() -> int:

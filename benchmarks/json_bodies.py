@@ -14,9 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 WORDS = (
-    "order", "amount", "currency", "customer", "status", "created", "warehouse", "shipping",
-    "invoice", "discount", "priority", "channel", "paid", "pending", "north", "south",
-)  # fmt: skip
+    "order",
+    "amount",
+    "currency",
+    "customer",
+    "status",
+    "created",
+    "warehouse",
+    "shipping",
+    "invoice",
+    "discount",
+    "priority",
+    "channel",
+    "paid",
+    "pending",
+    "north",
+    "south",
+)
 POOL_BYTES = 32 * 1024 * 1024
 """Larger than what shares a compressed block, so that slices of one block rarely overlap."""
 HEAD_BYTES = 24

@@ -106,13 +106,22 @@ def compacted(work: Path, messages: int, keys: int) -> Row:
     read, done = (run_child([str(word) for word in [*command, *more]]) for more in ([], ["--apply"]))
     found = json.loads(done.output)
     row: Row = {
-        "by": "archive", "messages": messages, "keys": found["keys"], "kept": found["newMessages"],
-        "read_cpu_s": read.cpu_s, "read_rate": found["messages"] / read.cpu_s, "read_s": read.wall_s,
-        "pass_s": done.wall_s, "pass_cpu_s": done.cpu_s, "read_peak_bytes": read.peak_rss_bytes,
+        "by": "archive",
+        "messages": messages,
+        "keys": found["keys"],
+        "kept": found["newMessages"],
+        "read_cpu_s": read.cpu_s,
+        "read_rate": found["messages"] / read.cpu_s,
+        "read_s": read.wall_s,
+        "pass_s": done.wall_s,
+        "pass_cpu_s": done.cpu_s,
+        "read_peak_bytes": read.peak_rss_bytes,
         "peak_bytes": max(read.peak_rss_bytes, done.peak_rss_bytes),
-        "rounds": found["rounds"], "spooled_bytes": found["spooledBytes"], "others_cores": done.others_cores,
+        "rounds": found["rounds"],
+        "spooled_bytes": found["spooledBytes"],
+        "others_cores": done.others_cores,
         "objects": sum(1 for _ in (work / "keyed-archive").rglob("*.so")),
-    }  # fmt: skip
+    }
     note(json.dumps(row))
     shutil.rmtree(work / "keyed-archive")
     return row
@@ -129,9 +138,12 @@ def by_broker(work: Path, messages: int, keys: int, version: str) -> Row:
         config["attributes"] = {"cleanup.policy": "COMPACTION"}
     (store / "config" / "topics.json").write_text(json.dumps(table))
     settings = {
-        "enableCompaction": "true", "compactionScheduleInternal": 1000, "compactionMappedFileSize": 8 << 20,
-        "compactionCqMappedFileSize": 46 * 40_000, "mappedFileSizeCommitLog": 256 << 20,
-    }  # fmt: skip
+        "enableCompaction": "true",
+        "compactionScheduleInternal": 1000,
+        "compactionMappedFileSize": 8 << 20,
+        "compactionCqMappedFileSize": 46 * 40_000,
+        "mappedFileSizeCommitLog": 256 << 20,
+    }
     broker = RocketMq(version, directory, settings | {"fileReservedTime": 876_000})
     begun_s = time.perf_counter()
     try:
@@ -151,9 +163,12 @@ def by_broker(work: Path, messages: int, keys: int, version: str) -> Row:
                 seen, quiet_s = now, time.perf_counter()
             time.sleep(0.1)
         row: Row = {
-            "by": f"broker {version}", "messages": messages, "log_and_rounds_s": quiet_s - begun_s,
-            "cpu_s": process_core_s(broker.broker.pid), "offsets": seen.count("_"),
-        }  # fmt: skip
+            "by": f"broker {version}",
+            "messages": messages,
+            "log_and_rounds_s": quiet_s - begun_s,
+            "cpu_s": process_core_s(broker.broker.pid),
+            "offsets": seen.count("_"),
+        }
         note(json.dumps(row))
         return row
     finally:

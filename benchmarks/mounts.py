@@ -75,10 +75,24 @@ def _retired(store: ObjectStore, name: BrokerName, queues: int) -> None:
 
 def _node(url: str, name: str, name_server: str, options: argparse.Namespace) -> subprocess.Popen[bytes]:
     command = [
-        sys.executable, "-m", "rocketmq_tiered.cli", "mount", url, "--name-servers", name_server, "--node", name,
-        "--advertise", "127.0.0.1", "--set", "mount.bind=127.0.0.1", "--set", "admin.port=0",
-        "--set", f"mount.first_port={free_port_block(options.brokers + 8)}",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "rocketmq_tiered.cli",
+        "mount",
+        url,
+        "--name-servers",
+        name_server,
+        "--node",
+        name,
+        "--advertise",
+        "127.0.0.1",
+        "--set",
+        "mount.bind=127.0.0.1",
+        "--set",
+        "admin.port=0",
+        "--set",
+        f"mount.first_port={free_port_block(options.brokers + 8)}",
+    ]
     with (options.directory / f"{name}.log").open("wb") as log:
         return subprocess.Popen(command, stdout=log, stderr=log, env=dict(os.environ))
 

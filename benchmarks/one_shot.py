@@ -78,8 +78,11 @@ def _commands(directory: Path, message: Row) -> list[tuple[str, Sequence[str]]]:
         ("tiered cat", [*_TIERED, "cat", url, topic, "--queue", queue, "--limit", "1"]),
         ("tiered offset", [*_TIERED, "offset", url, topic, "--queue", queue, *day]),
         ("tiered query, id", [*_TIERED, "query", url, "--id", str(message["offsetMsgId"])]),
-        ("tiered query, key", [*_TIERED, "query", url, "--topic", topic, "--unique-key", str(message["uniqKey"])]),
-    ]  # fmt: skip
+        (
+            "tiered query, key",
+            [*_TIERED, "query", url, "--topic", topic, "--unique-key", str(message["uniqKey"])],
+        ),
+    ]
 
 
 def _run(command: Sequence[str], directory: Path) -> ChildRun:
@@ -95,11 +98,15 @@ def _measure(what: str, command: Sequence[str], runs: int, directory: Path) -> R
     done = [_run(command, directory) for _ in range(runs)]
     wall_s = statistics.median(run.wall_s for run in done)
     return {
-        "what": what, "runs": runs, "wall_s": round(wall_s, 3),
+        "what": what,
+        "runs": runs,
+        "wall_s": round(wall_s, 3),
         "cpu_s": round(statistics.median(run.cpu_s for run in done), 3),
         "peak_mib": max(run.peak_rss_bytes for run in done) >> 20,
-        "others_cores": max(run.others_cores for run in done), "wall_s_max": WALL_S_MAX, "ok": wall_s <= WALL_S_MAX,
-    }  # fmt: skip
+        "others_cores": max(run.others_cores for run in done),
+        "wall_s_max": WALL_S_MAX,
+        "ok": wall_s <= WALL_S_MAX,
+    }
 
 
 if __name__ == "__main__":

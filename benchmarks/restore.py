@@ -54,16 +54,22 @@ def measured(options: argparse.Namespace) -> Iterator[Row]:
             restored = work / "restored"
             command = [str(TIERED), "restore", target.url, str(restored), *NAMES, "--broker-conf", str(conf)]
             child = run_child(
-                [*command, *target.arguments], environment=target.environment, friends=target.server_pids,
+                [*command, *target.arguments],
+                environment=target.environment,
+                friends=target.server_pids,
                 bytecode_cache=work / "pycache",
-            )  # fmt: skip
+            )
             shutil.rmtree(restored, ignore_errors=True)
             if child.exit_code:
                 raise RuntimeError(child.output[-3000:])
             yield {
-                "log_bytes": store.log_bytes, "floor_s": floor_s, "restore_s": child.wall_s, "cpu_s": child.cpu_s,
-                "peak_rss_bytes": child.peak_rss_bytes, "others_cores": child.others_cores,
-            }  # fmt: skip
+                "log_bytes": store.log_bytes,
+                "floor_s": floor_s,
+                "restore_s": child.wall_s,
+                "cpu_s": child.cpu_s,
+                "peak_rss_bytes": child.peak_rss_bytes,
+                "others_cores": child.others_cores,
+            }
 
 
 def _floor_s(url: str, log_bytes: int, directory: Path) -> float:

@@ -92,9 +92,14 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
             sent = producer.finish(60, now=True)
     ratio = round(statistics.median(ratios), 3)
     yield {
-        "what": "scrub_live", "ratio": ratio, "ratios": [round(one, 2) for one in sorted(ratios)],
-        "ratio_max": RATIO_MAX, "acked": sent.acked, "failed": sent.failed, "ok": ratio <= RATIO_MAX,
-    }  # fmt: skip
+        "what": "scrub_live",
+        "ratio": ratio,
+        "ratios": [round(one, 2) for one in sorted(ratios)],
+        "ratio_max": RATIO_MAX,
+        "acked": sent.acked,
+        "failed": sent.failed,
+        "ok": ratio <= RATIO_MAX,
+    }
 
 
 if __name__ == "__main__":

@@ -67,9 +67,16 @@ def main() -> int:
     """Measure, print the table, return 1 when a target is missed."""
     options = _parser().parse_args()
     plan = Plan(
-        options.work.resolve(), options.clients.split(","), [int(one) for one in options.queues.split(",")],
-        options.messages, options.warm_end, options.seconds, options.runs, options.slow, options.quiet_wait,
-    )  # fmt: skip
+        options.work.resolve(),
+        options.clients.split(","),
+        [int(one) for one in options.queues.split(",")],
+        options.messages,
+        options.warm_end,
+        options.seconds,
+        options.runs,
+        options.slow,
+        options.quiet_wait,
+    )
     shutil.rmtree(plan.work, ignore_errors=True)
     plan.work.mkdir(parents=True)
     return record(options.out, measure(plan), summarize, table)
@@ -101,9 +108,19 @@ def measure(plan: Plan) -> Iterator[Row]:
 def _load(broker: RocketMq, plan: Plan) -> None:
     """Send the messages, and a tenth more: some sends may fail. It ends with its standard input, which is kept open."""
     command = broker.java_command(
-        "Load", broker.name_server_address, BROKER, "1", str(QUEUES), str(plan.messages * 11 // 10), str(BODY_BYTES),
-        "4", "0", str(BATCH), str(8 * MIB), "0",
-    )  # fmt: skip
+        "Load",
+        broker.name_server_address,
+        BROKER,
+        "1",
+        str(QUEUES),
+        str(plan.messages * 11 // 10),
+        str(BODY_BYTES),
+        "4",
+        "0",
+        str(BATCH),
+        str(8 * MIB),
+        "0",
+    )
     environment = {**os.environ, "ROCKETMQ_HOME": str(broker.directory)}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -174,10 +191,23 @@ def _row(plan: Plan, client: str, target: Target, queues: int, more: list[str]) 
 
 def _bare(plan: Plan, target: Target, queues: int, more: list[str]) -> Row:
     command = [
-        sys.executable, "-m", "benchmarks.serving_client", target.address, TOPIC, "--pid", str(target.pid),
-        "--queues", str(queues), "--batch", str(BATCH), "--end", str(plan.warm_end), "--seconds", str(plan.seconds),
+        sys.executable,
+        "-m",
+        "benchmarks.serving_client",
+        target.address,
+        TOPIC,
+        "--pid",
+        str(target.pid),
+        "--queues",
+        str(queues),
+        "--batch",
+        str(BATCH),
+        "--end",
+        str(plan.warm_end),
+        "--seconds",
+        str(plan.seconds),
         *more,
-    ]  # fmt: skip
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr[-2000:]}")
@@ -187,9 +217,19 @@ def _bare(plan: Plan, target: Target, queues: int, more: list[str]) -> Row:
 
 def _java(plan: Plan, client: str, target: Target, queues: int) -> Row:
     output = run_java(
-        VERSION, plan.work, "PullSpeed", target.name_server, client, TOPIC, str(queues), str(BATCH),
-        str(plan.warm_end), str(plan.seconds), str(plan.seconds), str(target.pid),
-    )  # fmt: skip
+        VERSION,
+        plan.work,
+        "PullSpeed",
+        target.name_server,
+        client,
+        TOPIC,
+        str(queues),
+        str(BATCH),
+        str(plan.warm_end),
+        str(plan.seconds),
+        str(plan.seconds),
+        str(target.pid),
+    )
     row: Row = json.loads(next(line for line in output.splitlines() if line.startswith('{"messages"')))
     return row
 
@@ -227,9 +267,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("serving.jsonl"), help="one JSON object a line")
     parser.add_argument("--work", type=Path, default=cache / "bench-serving", help="emptied first")
     parser.add_argument(
-        "--quiet-wait", type=float, default=0.0, metavar="S",
+        "--quiet-wait",
+        type=float,
+        default=0.0,
+        metavar="S",
         help="before each figure, wait up to S seconds for an idle machine",
-    )  # fmt: skip
+    )
     return parser
 
 

@@ -28,10 +28,18 @@ RECEIVE_BYTES = 4 * 1024 * 1024
 def pull_frame(topic: str, queue_id: int, offset: int, batch: int, kind: SerializeType) -> bytes:
     """A pull as a Java pull consumer sends it."""
     fields = {
-        "consumerGroup": "G_bare", "topic": topic, "queueId": str(queue_id), "queueOffset": str(offset),
-        "maxMsgNums": str(batch), "sysFlag": str(SUBSCRIPTION_FLAG), "commitOffset": "0", "suspendTimeoutMillis": "0",
-        "subscription": "*", "subVersion": "0", "expressionType": "TAG",
-    }  # fmt: skip
+        "consumerGroup": "G_bare",
+        "topic": topic,
+        "queueId": str(queue_id),
+        "queueOffset": str(offset),
+        "maxMsgNums": str(batch),
+        "sysFlag": str(SUBSCRIPTION_FLAG),
+        "commitOffset": "0",
+        "suspendTimeoutMillis": "0",
+        "subscription": "*",
+        "subVersion": "0",
+        "expressionType": "TAG",
+    }
     command = RemotingCommand(
         PULL_MESSAGE,
         offset & 0x7FFFFFFF,
@@ -134,11 +142,15 @@ def measure(options: argparse.Namespace) -> Row:
     cpu_s = process_core_s(options.pid) - cpu_s
     times_s = [one for queue in client.queues for one in queue.times_s]
     return {
-        "messages": sum(queue.messages for queue in client.queues), "seconds": round(seconds, 3),
-        "pulls": len(times_s), "server_cpu_s": round(cpu_s, 2), "wrong": 0,
-        "p50_us": percentile_us(times_s, 0.5), "p99_us": percentile_us(times_s, 0.99),
+        "messages": sum(queue.messages for queue in client.queues),
+        "seconds": round(seconds, 3),
+        "pulls": len(times_s),
+        "server_cpu_s": round(cpu_s, 2),
+        "wrong": 0,
+        "p50_us": percentile_us(times_s, 0.5),
+        "p99_us": percentile_us(times_s, 0.99),
         "others_cores": others_cores(busy, cpu_s + time.process_time() - own, seconds),
-    }  # fmt: skip
+    }
 
 
 def read_slowly(options: argparse.Namespace) -> Row:

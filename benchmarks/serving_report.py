@@ -38,8 +38,15 @@ def summarize(rows: Sequence[Row]) -> list[Row]:
         if row["what"] == "slow":
             limit = row["budget_bytes"] / MIB
             check = _check(row["peak_rss_bytes"] / MIB, limit, is_most=True)
-            summaries.append({"what": "summary", "client": "slow", "queues": row["queues"],
-                              "closed": row["closed"], "checks": {"peak_rss_mib": check}})  # fmt: skip
+            summaries.append(
+                {
+                    "what": "summary",
+                    "client": "slow",
+                    "queues": row["queues"],
+                    "closed": row["closed"],
+                    "checks": {"peak_rss_mib": check},
+                }
+            )
     for summary in summaries:
         summary["missed"] = [name for name, check in summary["checks"].items() if not check["ok"]]
     return summaries

@@ -138,9 +138,13 @@ def _archived(directory: Path, profile: StoreProfile) -> Archived:
         root.mkdir()
         with open_broker_store(store.path) as broker_store:
             Offloader(
-                broker_store, FileStore(root), OffloadIdentity(CLUSTER, BROKER, "bench", "backfill"),
-                OffloadSettings(), topic_filter=TopicFilter(), offsets_source=no_offsets,
-            ).run(threading.Event(), follow=False)  # fmt: skip
+                broker_store,
+                FileStore(root),
+                OffloadIdentity(CLUSTER, BROKER, "bench", "backfill"),
+                OffloadSettings(),
+                topic_filter=TopicFilter(),
+                offsets_source=no_offsets,
+            ).run(threading.Event(), follow=False)
         (root / "done").touch()
     archive = PrefixedStore(FileStore(root), archive_prefix(CLUSTER, BROKER))
     state = load(archive)
@@ -203,13 +207,21 @@ def _timed(archived: Archived, what: str, action: Callable[[], None], runs: int)
         wall_s, core_s, jvm_s = time.perf_counter() - started, all_core_s() - own, jvm_core_s() - jvm
         others = others_cores(busy, core_s, wall_s)
         watch.stop()
-        rows.append({
-            "profile": archived.profile.name, "what": what, "run": run, "wall_s": round(wall_s, 3),
-            "core_s": round(core_s, 3), "jvm_core_s": round(jvm_s, 3), "others_cores": others,
-            "messages": archived.messages,
-            "raw_bytes": archived.raw_bytes, "stored_bytes": archived.stored_bytes,
-            "worker_peak_bytes": watch.peak_bytes,
-        })  # fmt: skip
+        rows.append(
+            {
+                "profile": archived.profile.name,
+                "what": what,
+                "run": run,
+                "wall_s": round(wall_s, 3),
+                "core_s": round(core_s, 3),
+                "jvm_core_s": round(jvm_s, 3),
+                "others_cores": others,
+                "messages": archived.messages,
+                "raw_bytes": archived.raw_bytes,
+                "stored_bytes": archived.stored_bytes,
+                "worker_peak_bytes": watch.peak_bytes,
+            }
+        )
     return rows
 
 

@@ -83,18 +83,32 @@ def targets(rows: list[Row]) -> list[Row]:
     range_share = (walls[ONE_PERCENT] - walls[NOTHING]) / walls[FULL]
     checks = [
         ("full scan per core / own reader, same columns", cores[OWN_COLUMNS] / full_s, FULL_SHARE_MIN, False),
-        ("full scan per core / own reader on every core", cores[OWN_COLUMNS_A_CORE] / full_s, FULL_SHARE_MIN, False),
+        (
+            "full scan per core / own reader on every core",
+            cores[OWN_COLUMNS_A_CORE] / full_s,
+            FULL_SHARE_MIN,
+            False,
+        ),
         ("full scan per core / own reader, records", cores[OWN_RECORDS] / full_s, FULL_SHARE_MIN, False),
         ("bodies per core / own reader, records", cores[OWN_RECORDS] / cores[BODIES], FULL_SHARE_MIN, False),
         ("header-only rows/s", timed[0]["messages"] / walls[HEADER_ONLY], HEADER_ROWS_PER_S_MIN, False),
         ("(1 % - job start) / full scan", range_share, RANGE_TIME_SHARE_MAX, True),
         ("bytes read of 1 % / its blocks", range_factor, RANGE_BYTES_FACTOR_MAX, True),
-        ("peak of a Python worker, bytes", max(row["worker_peak_bytes"] for row in timed), WORKER_BYTES_MAX, True),
-    ]  # fmt: skip
+        (
+            "peak of a Python worker, bytes",
+            max(row["worker_peak_bytes"] for row in timed),
+            WORKER_BYTES_MAX,
+            True,
+        ),
+    ]
     return [
         {
-            "profile": rows[0]["profile"], "what": what, "found": round(found, 4), "target": limit,
-            "is_ceiling": is_ceiling, "met": found <= limit if is_ceiling else found >= limit,
+            "profile": rows[0]["profile"],
+            "what": what,
+            "found": round(found, 4),
+            "target": limit,
+            "is_ceiling": is_ceiling,
+            "met": found <= limit if is_ceiling else found >= limit,
         }
         for what, found, limit, is_ceiling in checks
-    ]  # fmt: skip
+    ]

@@ -93,9 +93,12 @@ def _first_row(options: argparse.Namespace) -> Row:
     runs = [run_child(command) for _ in range(options.runs + 1)][1:]
     wall_s = statistics.median(run.wall_s for run in runs)
     return {
-        "what": "first row", "wall_s": round(wall_s, 3), "cpu_s": round(min(run.cpu_s for run in runs), 3),
-        "peak_mib": max(run.peak_rss_bytes for run in runs) >> 20, "ok": wall_s <= FIRST_ROW_S_MAX,
-    }  # fmt: skip
+        "what": "first row",
+        "wall_s": round(wall_s, 3),
+        "cpu_s": round(min(run.cpu_s for run in runs), 3),
+        "peak_mib": max(run.peak_rss_bytes for run in runs) >> 20,
+        "ok": wall_s <= FIRST_ROW_S_MAX,
+    }
 
 
 class _Meter:
@@ -122,10 +125,15 @@ class _Meter:
         """What was measured, of so many rows."""
         wall_s, cpu_s = time.monotonic() - self._wall_s, time.process_time() - self._cpu_s
         return {
-            "rows": rows, "mib": size_bytes >> 20, "wall_s": round(wall_s, 3), "cpu_s": round(cpu_s, 3),
-            "requests": self._requests, "rows_per_core_s": round(rows / cpu_s), "rows_per_s": round(rows / wall_s),
+            "rows": rows,
+            "mib": size_bytes >> 20,
+            "wall_s": round(wall_s, 3),
+            "cpu_s": round(cpu_s, 3),
+            "requests": self._requests,
+            "rows_per_core_s": round(rows / cpu_s),
+            "rows_per_s": round(rows / wall_s),
             "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
-        }  # fmt: skip
+        }
 
 
 def _reader(options: argparse.Namespace, meter: _Meter) -> tuple[int, int]:
@@ -182,8 +190,13 @@ def _parquet(options: argparse.Namespace, meter: _Meter) -> tuple[int, int]:
 
 
 CHILDREN = {
-    "reader": _reader, "scan": _scan, "count": _count, "times": _times, "hour": _hour, "parquet": _parquet,
-}  # fmt: skip
+    "reader": _reader,
+    "scan": _scan,
+    "count": _count,
+    "times": _times,
+    "hour": _hour,
+    "parquet": _parquet,
+}
 
 
 if __name__ == "__main__":

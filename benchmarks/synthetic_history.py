@@ -51,9 +51,16 @@ class SyntheticHistory:
         self._ends = np.zeros((2, queues), np.int64)
         """Queue offset and byte at which each queue ends."""
         self.writer = CatalogWriter(
-            store, cluster="DefaultCluster", broker=broker, instance="run-0123456789abcdef", kind="run",
-            clock_ms=lambda: self.now_ms, limits=limits, random=random.Random(1), background=self._merge,
-        )  # fmt: skip
+            store,
+            cluster="DefaultCluster",
+            broker=broker,
+            instance="run-0123456789abcdef",
+            kind="run",
+            clock_ms=lambda: self.now_ms,
+            limits=limits,
+            random=random.Random(1),
+            background=self._merge,
+        )
         state = self.writer.claim()
         known = state.queue_count  # of a history that was kept
         self._ends[:, :known] = state.table["end_queue_offset"], state.table["end_byte"]
@@ -113,11 +120,26 @@ class SyntheticHistory:
         objects = np.zeros(1, OBJECT_DTYPE)
         crcs = rand.integers(0, 1 << 32, 2).tolist()
         objects[0] = (
-            0, int(rows.sum()), stored, 1500 + count * 40, crcs[0], state.epoch, begin, end, raw, 0,
-        )  # fmt: skip
+            0,
+            int(rows.sum()),
+            stored,
+            1500 + count * 40,
+            crcs[0],
+            state.epoch,
+            begin,
+            end,
+            raw,
+            0,
+        )
         return CommitDraft(
-            CommitKind.APPEND, history=state.cursor.history, from_phys=begin, to_phys=end,
-            check=LogCheck(end - 64, end, crcs[1]), queues=[self.keys[number] for number in chosen.tolist()],
-            runs=runs, objects=objects, object_keys=(set_key(f"{begin:020d}", state.epoch, state.version),),
+            CommitKind.APPEND,
+            history=state.cursor.history,
+            from_phys=begin,
+            to_phys=end,
+            check=LogCheck(end - 64, end, crcs[1]),
+            queues=[self.keys[number] for number in chosen.tolist()],
+            runs=runs,
+            objects=objects,
+            object_keys=(set_key(f"{begin:020d}", state.epoch, state.version),),
             created_ms=self.now_ms,
-        )  # fmt: skip
+        )

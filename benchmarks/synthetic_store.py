@@ -32,12 +32,25 @@ HOST = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)
 BATCH_BYTES = 16 * 1024 * 1024
 """Log bytes built in memory at once."""
 
-HEAD_DTYPE = np.dtype([
-    ("total_size", ">i4"), ("magic", ">u4"), ("body_crc", ">u4"), ("queue_id", ">i4"), ("flag", ">i4"),
-    ("queue_offset", ">i8"), ("physical_offset", ">i8"), ("sys_flag", ">i4"), ("born_timestamp", ">i8"),
-    ("born_host", "u1", (8,)), ("store_timestamp", ">i8"), ("store_host", "u1", (8,)),
-    ("reconsume_times", ">i4"), ("prepared_transaction_offset", ">i8"), ("body_length", ">i4"),
-])  # fmt: skip
+HEAD_DTYPE = np.dtype(
+    [
+        ("total_size", ">i4"),
+        ("magic", ">u4"),
+        ("body_crc", ">u4"),
+        ("queue_id", ">i4"),
+        ("flag", ">i4"),
+        ("queue_offset", ">i8"),
+        ("physical_offset", ">i8"),
+        ("sys_flag", ">i4"),
+        ("born_timestamp", ">i8"),
+        ("born_host", "u1", (8,)),
+        ("store_timestamp", ">i8"),
+        ("store_host", "u1", (8,)),
+        ("reconsume_times", ">i4"),
+        ("prepared_transaction_offset", ">i8"),
+        ("body_length", ">i4"),
+    ]
+)
 UNIT_DTYPE = np.dtype([("phys", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 
 _CRC_PROPERTY_BYTES = 20
@@ -286,10 +299,14 @@ def _text_of(spec: StoreSpec) -> bytes:
 
 
 def _tail_dtype(spec: StoreSpec) -> np.dtype[np.void]:
-    return np.dtype([
-        ("topic_length", "u1"), ("topic", "u1", (len(topic_name(0)),)),
-        ("properties_length", ">u2"), ("properties", "u1", (len(_text_of(spec)),)),
-    ])  # fmt: skip
+    return np.dtype(
+        [
+            ("topic_length", "u1"),
+            ("topic", "u1", (len(topic_name(0)),)),
+            ("properties_length", ">u2"),
+            ("properties", "u1", (len(_text_of(spec)),)),
+        ]
+    )
 
 
 def _join_records(

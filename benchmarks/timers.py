@@ -83,10 +83,14 @@ def archive(store: Path, root: FileStore) -> tuple[float, float]:
     """Seconds of a backfill, and of CPU."""
     with open_broker_store(store) as opened:
         offloader = Offloader(
-            opened, root, OffloadIdentity(CLUSTER, BROKER, "bench", "backfill"), OffloadSettings(),
-            topic_filter=TopicFilter(cluster=CLUSTER, broker=BROKER), offsets_source=no_offsets,
+            opened,
+            root,
+            OffloadIdentity(CLUSTER, BROKER, "bench", "backfill"),
+            OffloadSettings(),
+            topic_filter=TopicFilter(cluster=CLUSTER, broker=BROKER),
+            offsets_source=no_offsets,
             log_limits=LogLimits(False, same_broker=False),
-        )  # fmt: skip
+        )
         begun_s, cpu_s = time.perf_counter(), time.process_time()
         offloader.run(threading.Event(), follow=False)
         return time.perf_counter() - begun_s, time.process_time() - cpu_s
@@ -111,13 +115,20 @@ def enqueue(work: Path, count: int, runs: int) -> None:
         np.array([[seconds[at] for seconds in found[kind]] for kind in ("plain", "timers")]) for at in (0, 1)
     )
     report(
-        "enqueue", messages=count, runs=runs,
-        **{f"{kind}_per_s": round(count / float(np.median(wall[row]))) for row, kind in enumerate(("plain", "timers"))},
-        **{f"{kind}_cpu_us": round(1e6 * float(np.median(cpu[row])) / count, 3)
-           for row, kind in enumerate(("plain", "timers"))},
+        "enqueue",
+        messages=count,
+        runs=runs,
+        **{
+            f"{kind}_per_s": round(count / float(np.median(wall[row])))
+            for row, kind in enumerate(("plain", "timers"))
+        },
+        **{
+            f"{kind}_cpu_us": round(1e6 * float(np.median(cpu[row])) / count, 3)
+            for row, kind in enumerate(("plain", "timers"))
+        },
         share_of_wall=round(float(np.median(wall[0] / wall[1])), 3),
         share_of_cpu=round(float(np.median(cpu[0] / cpu[1])), 3),
-    )  # fmt: skip
+    )
 
 
 def pending(work: Path, count: int) -> None:
@@ -149,12 +160,17 @@ def pending(work: Path, count: int) -> None:
     hours = files.hours(state)
     memory = resident_bytes() - before
     report(
-        "pending", timers=sum(hours.values()), hours=len(hours), objects=len(state.timers),
-        timer_bytes=sum(one.size_bytes for one in state.timers), root_bytes=len(encode_root(state)),
-        footers_memory_bytes=memory, built_s=round(built_s, 1),
+        "pending",
+        timers=sum(hours.values()),
+        hours=len(hours),
+        objects=len(state.timers),
+        timer_bytes=sum(one.size_bytes for one in state.timers),
+        root_bytes=len(encode_root(state)),
+        footers_memory_bytes=memory,
+        built_s=round(built_s, 1),
         first_hour_read_ms=round(1000 * read_hour_s(files, state, next(iter(hours))), 1),
         merging_peak_bytes=peak_bytes(),
-    )  # fmt: skip
+    )
     child = multiprocessing.get_context("spawn").Process(target=hand_over_month, args=(work / "pending",))
     child.start()
     child.join()
@@ -173,10 +189,16 @@ def hand_over_month(place: Path) -> None:
     opened = peak_bytes()
     run_pass(task, commits.refresh)
     report(
-        "memory", handed_over=task.counts.delivered, cancelled=task.counts.cancelled, dropped=task.counts.dropped,
-        repeated=task.counts.repeated, pending=sum(task.files.hours(load(store)).values()),
-        imported_peak_bytes=begun, planned_peak_bytes=opened, peak_bytes=peak_bytes(),
-    )  # fmt: skip
+        "memory",
+        handed_over=task.counts.delivered,
+        cancelled=task.counts.cancelled,
+        dropped=task.counts.dropped,
+        repeated=task.counts.repeated,
+        pending=sum(task.files.hours(load(store)).values()),
+        imported_peak_bytes=begun,
+        planned_peak_bytes=opened,
+        peak_bytes=peak_bytes(),
+    )
     messages.close()
 
 
@@ -232,11 +254,17 @@ def dequeue(work: Path, count: int, address: str) -> None:
         time.sleep(1.0)
     seconds, cpu_s = time.perf_counter() - begun_s, time.process_time() - cpu_s
     report(
-        "dequeue", timers=task.counts.delivered, found=task.counts.found, seconds=round(seconds, 2),
-        per_s=round(task.counts.delivered / seconds), cpu_us=round(1e6 * cpu_s / count, 1),
-        ready_per_s=round(raw_per_s), ready_per_s_afterwards=round(ready_per_s(address, min(count, 50_000))),
-        failures=failures, peak_bytes=peak_bytes(),
-    )  # fmt: skip
+        "dequeue",
+        timers=task.counts.delivered,
+        found=task.counts.found,
+        seconds=round(seconds, 2),
+        per_s=round(task.counts.delivered / seconds),
+        cpu_us=round(1e6 * cpu_s / count, 1),
+        ready_per_s=round(raw_per_s),
+        ready_per_s_afterwards=round(ready_per_s(address, min(count, 50_000))),
+        failures=failures,
+        peak_bytes=peak_bytes(),
+    )
     messages.close()
     broker.close()
 

@@ -82,9 +82,13 @@ def _quick(commits: int) -> Row:
     writer.claim()
     cursor = writer.state.cursor
     draft = CommitDraft(
-        CommitKind.APPEND, history=cursor.history, from_phys=cursor.phys, to_phys=cursor.phys, check=cursor.check,
+        CommitKind.APPEND,
+        history=cursor.history,
+        from_phys=cursor.phys,
+        to_phys=cursor.phys,
+        check=cursor.check,
         created_ms=now_ms,
-    )  # fmt: skip
+    )
     for number in range(commits):
         writer.append(draft)
         if number % 10_000 == 0:
@@ -92,9 +96,13 @@ def _quick(commits: int) -> Row:
     (wall_s, cpu_s), report = _timed(lambda: verify_names(store))
     assert report.anomalies == [] and report.counts["versions"] >= commits
     return {
-        "what": "quick", "commits": commits, "seconds": wall_s, "cpu_s": cpu_s, "seconds_max": QUICK_S_MAX,
+        "what": "quick",
+        "commits": commits,
+        "seconds": wall_s,
+        "cpu_s": cpu_s,
+        "seconds_max": QUICK_S_MAX,
         "ok": wall_s <= QUICK_S_MAX,
-    }  # fmt: skip
+    }
 
 
 def _archived(work: Path, byte_count: int) -> ObjectStore:

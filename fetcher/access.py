@@ -85,9 +85,16 @@ def open_access(
             state = history_state(place.store, state, history)
         disk = _disk_cache(settings, place)
         return ArchiveAccess(
-            url, root, place, state, _reader(url, place, settings, has_loop=has_loop), settings, disk,
-            has_loop=has_loop, is_snapshot=version is not None or history is not None,
-        )  # fmt: skip
+            url,
+            root,
+            place,
+            state,
+            _reader(url, place, settings, has_loop=has_loop),
+            settings,
+            disk,
+            has_loop=has_loop,
+            is_snapshot=version is not None or history is not None,
+        )
     except BaseException:
         root.close()
         raise
@@ -108,9 +115,12 @@ def _reader(url: str, place: ArchivePlace, settings: Settings, *, has_loop: bool
 def _share(settings: Settings, shares: int) -> Settings:
     memory_bytes = max(SHARE_BYTES_MIN, settings.fetch.memory_bytes // shares)
     fetch = replace(
-        settings.fetch, memory_bytes=memory_bytes, cache_bytes=DERIVED, index_cache_bytes=DERIVED,
+        settings.fetch,
+        memory_bytes=memory_bytes,
+        cache_bytes=DERIVED,
+        index_cache_bytes=DERIVED,
         query_cache_bytes=DERIVED,
-    )  # fmt: skip
+    )
     prefetch = replace(
         settings.prefetch, memory_bytes=memory_bytes * 3 // 8, buffered_bytes=memory_bytes // 4
     )

@@ -189,8 +189,10 @@ class Walk:
                 self._reported_end = result.max_offset
                 logger.warning(
                     "%s queue %d ends at %d, before %d: the start is beyond its end, or the broker's log was replaced",
-                    *self._queue[:2], result.max_offset, self.offset,
-                )  # fmt: skip
+                    *self._queue[:2],
+                    result.max_offset,
+                    self.offset,
+                )
             if result.status is PullStatus.NO_MATCHED_LOGIC_QUEUE:
                 raise NotFoundError(
                     f"queue {self._queue} is no longer in the archive, at offset {self.offset}"

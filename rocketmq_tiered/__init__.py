@@ -43,11 +43,33 @@ if TYPE_CHECKING:
     from tiered.settings.sections import Settings
 
 __all__ = [
-    "AccessDeniedError", "Archive", "AsyncArchive", "AsyncQueue", "Boundary", "CorruptionError", "InnerMessage",
-    "KeyKind", "Message", "MessageBatch", "MessageFilter", "NotFoundError", "Queue", "QueueListing", "Settings",
-    "SnapshotExpiredError", "Sql92Filter", "TagFilter", "TieredError", "UnavailableError",
-    "UnsupportedFormatError", "UsageError", "load_settings", "open", "open_async", "tag_filter",
-]  # fmt: skip
+    "AccessDeniedError",
+    "Archive",
+    "AsyncArchive",
+    "AsyncQueue",
+    "Boundary",
+    "CorruptionError",
+    "InnerMessage",
+    "KeyKind",
+    "Message",
+    "MessageBatch",
+    "MessageFilter",
+    "NotFoundError",
+    "Queue",
+    "QueueListing",
+    "Settings",
+    "SnapshotExpiredError",
+    "Sql92Filter",
+    "TagFilter",
+    "TieredError",
+    "UnavailableError",
+    "UnsupportedFormatError",
+    "UsageError",
+    "load_settings",
+    "open",
+    "open_async",
+    "tag_filter",
+]
 
 _HOMES = {
     "fetcher.archive": ("Queue",),

@@ -244,8 +244,9 @@ def test_no_retired_words(package: str) -> None:
 
 def test_text_and_names_are_searched() -> None:
     assert [word for _, word in found_in("The Light\nqueues were read anew; `max_share` stays")] == [
-        "light\nqueues", "anew",
-    ]  # fmt: skip
+        "light\nqueues",
+        "anew",
+    ]
     assert found_in_name("BeyondHand") == "beyond hand"
     assert found_in_name("light_queue_names") == "light queue"
     assert found_in_name("by_hand") is None

@@ -115,8 +115,11 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "serve.acl_file": ("accounts: []\n", read_rules),
     "admin.token_file": ("0123456789abcdef\n", lambda path: read_token(str(path))),
     "broker.credentials_file": ("accessKey: a\nsecretKey: b\n", read_credentials),
-    "serve.tls_key_password_file": ("secret\n", lambda path: password_in(str(path), "serve.tls_key_password_file")),
-}  # fmt: skip
+    "serve.tls_key_password_file": (
+        "secret\n",
+        lambda path: password_in(str(path), "serve.tls_key_password_file"),
+    ),
+}
 
 
 @pytest.mark.parametrize("setting", READERS)

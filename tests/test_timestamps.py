@@ -54,7 +54,7 @@ def test_times_before_now(text: str, ago_ms: int) -> None:
         ("1795227708020000", "outside the years 1 to 9999"),
         ("-5", "1969-12-31T23:59:59Z"),
     ],
-)  # fmt: skip
+)
 def test_implausible_integers_are_refused_with_what_was_understood(text: str, understood: str) -> None:
     with pytest.raises(UsageError, match=f"^{text} milliseconds since 1970 is .*{understood}"):
         parse_instant(text)

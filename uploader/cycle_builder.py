@@ -173,9 +173,13 @@ class CycleBuilder:
         counters.consecutive_failures = cycle.failures
         context.log(
             "upload attempt abandoned",
-            {"error": str(error), "failures": cycle.failures, "from_phys": cycle.batch.from_phys,
-             "to_phys": cycle.batch.to_phys},
-        )  # fmt: skip
+            {
+                "error": str(error),
+                "failures": cycle.failures,
+                "from_phys": cycle.batch.from_phys,
+                "to_phys": cycle.batch.to_phys,
+            },
+        )
         self._in_flight.add_garbage(attempt.keys_that_may_exist())
         attempt.encoded.clear()
         attempt.timers.clear()

@@ -53,9 +53,13 @@ def draft_in_place(state: CatalogState, created_ms: int) -> CommitDraft:
     """A commit that does not move the cursor of ``state``."""
     cursor = state.cursor
     return CommitDraft(
-        CommitKind.APPEND, history=cursor.history, from_phys=cursor.phys, to_phys=cursor.phys, check=cursor.check,
+        CommitKind.APPEND,
+        history=cursor.history,
+        from_phys=cursor.phys,
+        to_phys=cursor.phys,
+        check=cursor.check,
         created_ms=created_ms,
-    )  # fmt: skip
+    )
 
 
 def cycle_draft(
@@ -78,10 +82,17 @@ def cycle_draft(
         runs["object"] = number
         run_tables.append(runs)
         objects[number] = (
-            number, segment.rows, segment.size_bytes, segment.tail_bytes, segment.tail_crc32c,
-            place.epoch, segment.min_phys, segment.end_phys, segment.raw_bytes,
+            number,
+            segment.rows,
+            segment.size_bytes,
+            segment.tail_bytes,
+            segment.tail_crc32c,
+            place.epoch,
+            segment.min_phys,
+            segment.end_phys,
+            segment.raw_bytes,
             item.ttl_class_days,
-        )  # fmt: skip
+        )
     gaps = np.zeros(len(plan.gaps), GAP_DTYPE)
     for i, gap in enumerate(plan.gaps):
         gaps[i] = (places[-1][i], gap.reason, gap.begin_queue_offset, gap.end_queue_offset)

@@ -224,7 +224,12 @@ class CyclePlanner:
         tails = self._tails.of(ordinal)
         byte_count = np.where(is_lmq, 0, np.add.reduceat(size, first))
         return _Runs(
-            ordinal=ordinal, first=first, rows=count, base=base, end=end, kind=kind,
+            ordinal=ordinal,
+            first=first,
+            rows=count,
+            base=base,
+            end=end,
+            kind=kind,
             generation=tails[:, 3].copy(),
             base_byte=np.where(is_lmq, 0, tails[:, 1]),
             byte_count=byte_count,
@@ -233,7 +238,7 @@ class CyclePlanner:
             max_timestamp=np.maximum.reduceat(stamp, first),
             min_phys=phys[first],
             end_phys=phys[first + count - 1] + size[first + count - 1],
-        )  # fmt: skip
+        )
 
     def _chain(self, runs: _Runs, reason: GapReason) -> tuple[list[PlannedGap], list[UnusualQueue]]:
         """Check every run against its queue's tail; set generation and base byte where it does not continue it."""
@@ -347,11 +352,17 @@ class CyclePlanner:
         table["queue"] = np.cumsum(is_new) - 1
         table["ordinal"] = np.arange(len(group))
         for field, values in (
-            ("kind", runs.kind), ("base_queue_offset", runs.base), ("end_queue_offset", runs.end),
-            ("rows", runs.rows), ("base_byte", runs.base_byte), ("byte_count", runs.byte_count),
-            ("min_store_timestamp", runs.min_timestamp), ("max_store_timestamp", runs.max_timestamp),
-            ("min_phys", runs.min_phys), ("end_phys", runs.end_phys),
-        ):  # fmt: skip
+            ("kind", runs.kind),
+            ("base_queue_offset", runs.base),
+            ("end_queue_offset", runs.end),
+            ("rows", runs.rows),
+            ("base_byte", runs.base_byte),
+            ("byte_count", runs.byte_count),
+            ("min_store_timestamp", runs.min_timestamp),
+            ("max_store_timestamp", runs.max_timestamp),
+            ("min_phys", runs.min_phys),
+            ("end_phys", runs.end_phys),
+        ):
             table[field] = values[group]
         key_count = columns.key_count[record].astype(np.int64)
         key_count[row >= rows.records] = 0  # the parent's row has the keys

@@ -103,14 +103,25 @@ class CycleUploader:
             what = (
                 "gap recorded: its topic was excluded" if gap.reason is GapReason.EXCLUDED else "gap recorded"
             )
-            self._context.log(what, {"queue": str(gap.queue), "begin": gap.begin_queue_offset,
-                              "end": gap.end_queue_offset, "reason": gap.reason.name})  # fmt: skip
+            self._context.log(
+                what,
+                {
+                    "queue": str(gap.queue),
+                    "begin": gap.begin_queue_offset,
+                    "end": gap.end_queue_offset,
+                    "reason": gap.reason.name,
+                },
+            )
         for damage in cycle.batch.damaged:
             self._context.log(
                 "commitlog damaged: range not archived",
-                {"error": damage.detail, "file": damage.path, "begin_phys": damage.begin_phys,
-                 "end_phys": damage.end_phys},
-            )  # fmt: skip
+                {
+                    "error": damage.detail,
+                    "file": damage.path,
+                    "begin_phys": damage.begin_phys,
+                    "end_phys": damage.end_phys,
+                },
+            )
         for lost in cycle.batch.lost:
             self._context.log(
                 "commitlog missing: its messages are lost to the archive",

@@ -94,9 +94,12 @@ class IndexBuilder:
         """expired_offsets of the state whose index files were checked."""
         self._input = IndexInput(store, writer, settings, self._run_index)
         self._files = IndexFiles(
-            MaintenanceCommit(store, writer, clock_ms), settings, self._input, log=log,
+            MaintenanceCommit(store, writer, clock_ms),
+            settings,
+            self._input,
+            log=log,
             nonce=f"{(random_source or random.SystemRandom()).getrandbits(64):016x}",
-        )  # fmt: skip
+        )
         self.counters = self._files.counters
         self.due = Due(every_s=None, retry_s=settings.retry_ms / 1000)
         self.problem = ""
@@ -309,13 +312,18 @@ class IndexBuilder:
             ]
         )
         meta = IndexMeta(
-            refs[0].from_version, refs[-1].to_version,
-            min(ref.begin_ms for ref in refs), max(ref.end_ms for ref in refs),
-            min(ref.begin_phys for ref in refs), max(ref.end_phys for ref in refs),
-        )  # fmt: skip
+            refs[0].from_version,
+            refs[-1].to_version,
+            min(ref.begin_ms for ref in refs),
+            max(ref.end_ms for ref in refs),
+            min(ref.begin_phys for ref in refs),
+            max(ref.end_phys for ref in refs),
+        )
         chunks = merged_items(
-            self._store.get_range, shapes, items_in_memory=self._settings.memory_bytes // (4 * ITEM_DTYPE.itemsize)
-        )  # fmt: skip
+            self._store.get_range,
+            shapes,
+            items_in_memory=self._settings.memory_bytes // (4 * ITEM_DTYPE.itemsize),
+        )
         form = Form(
             slot_bits_for(sum(ref.items for ref in refs)),
             widest((ref.widths for ref in refs), meta.end_ms - meta.begin_ms),

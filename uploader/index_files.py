@@ -88,10 +88,21 @@ class IndexFiles:
             shape = write_index(spool, key, chunks, meta, covered, form, places)
             self._send(key, spool, shape.size_bytes)
         return IndexRef(
-            key, level, meta.from_version, meta.to_version, meta.begin_ms, meta.end_ms, meta.begin_phys,
-            meta.end_phys, shape.items, shape.slot_bits, shape.widths, len(covered.objects), shape.size_bytes,
+            key,
+            level,
+            meta.from_version,
+            meta.to_version,
+            meta.begin_ms,
+            meta.end_ms,
+            meta.begin_phys,
+            meta.end_phys,
+            shape.items,
+            shape.slot_bits,
+            shape.widths,
+            len(covered.objects),
+            shape.size_bytes,
             shape.tail_bytes,
-        )  # fmt: skip
+        )
 
     def _send(self, key: str, spool: IO[bytes], size_bytes: int) -> None:
         timeout_s = max(TIMEOUT_S_MIN, size_bytes / UPLOAD_BYTES_PER_S_MIN)

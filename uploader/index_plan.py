@@ -66,9 +66,14 @@ class Group:
         objects = np.zeros(len(places), COVERED_DTYPE)
         for number, place in enumerate(places.values()):
             objects[number] = (
-                number, place["tail_crc32c"], place["size_bytes"], place["tail_bytes"],
-                place["min_phys"], place["end_phys"], place["raw_bytes"],
-            )  # fmt: skip
+                number,
+                place["tail_crc32c"],
+                place["size_bytes"],
+                place["tail_bytes"],
+                place["min_phys"],
+                place["end_phys"],
+                place["raw_bytes"],
+            )
         keys = tuple(places)
         return Covered(objects[np.argsort(objects["min_phys"], kind="stable")], keys)
 

@@ -118,9 +118,15 @@ class LogFeed:
         begin = batch.filled
         got, failure = self._log.read_as_far_as_given(batch.arena.data[begin : begin + wanted], phys)
         stop = scan_log(
-            batch.arena, begin, begin + got, phys, file.end_phys, self._table, batch.columns,
+            batch.arena,
+            begin,
+            begin + got,
+            phys,
+            file.end_phys,
+            self._table,
+            batch.columns,
             delay_levels_ms=self._delay_levels_ms,
-        )  # fmt: skip
+        )
         self._decide_new_queues()
         batch.is_wanted = batch.is_wanted or self._has_admitted_row(batch)
         scanned = stop.position - begin
@@ -161,9 +167,15 @@ class LogFeed:
         name = int(batch.arena[name_at])
         batch.arena[name_at] = 0
         stop = scan_log(
-            batch.arena, begin, begin + size, phys, file.end_phys, self._table, batch.columns,
+            batch.arena,
+            begin,
+            begin + size,
+            phys,
+            file.end_phys,
+            self._table,
+            batch.columns,
             delay_levels_ms=self._delay_levels_ms,
-        )  # fmt: skip
+        )
         batch.arena[name_at] = name
         if stop.position != begin + size:
             return False

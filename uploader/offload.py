@@ -114,12 +114,17 @@ class Offloader:
         self._consume_queue_file_bytes = consume_queue_file_bytes(broker_store)
         self._page_merges = ThreadPoolExecutor(1, thread_name_prefix="page-merge")
         self._owner = ArchiveOwner(
-            self._archive, broker_store, identity, self._environment,
-            root_every=settings.root_every, take_over=take_over,
-            limits=log_limits or LogLimits(truncate_max_bytes=None if identity.kind == "backfill" else float("inf")),
+            self._archive,
+            broker_store,
+            identity,
+            self._environment,
+            root_every=settings.root_every,
+            take_over=take_over,
+            limits=log_limits
+            or LogLimits(truncate_max_bytes=None if identity.kind == "backfill" else float("inf")),
             reported_end_phys=self._bound_source.reported_end_phys,
             background=lambda work: self._page_merges.submit(self._guarded, work),
-        )  # fmt: skip
+        )
         self._writer = self._owner.writer
         self._table = QueueTable()
         self._tails = QueueTails()
@@ -154,22 +159,25 @@ class Offloader:
         self._feed = feed_of(self._store, self._table, self._topic_filter, self._bound_source)
         self._selections = TopicSelections.at(writer.state, self._topic_filter, start_phys)
         self._dispatcher = dispatcher = TieredDispatcher(
-            self._feed, self._pool, closed,
+            self._feed,
+            self._pool,
+            closed,
             start_phys=start_phys,
             batch_bytes=settings.batch_bytes,
             batch_age_ms=settings.batch_age_ms,
             range_bytes_max=max((file.size_bytes for file in self._log.files), default=1 << 30),
             clock_ms=environment.clock_ms,
-        )  # fmt: skip
+        )
         state_archive = BrokerStateArchive(self._archive, self._broker_tables)
         if (state := writer.state_or_none) is not None:
             state_archive.adopt(state.state_objects)
         self._uploader = CycleUploader(
-            self._upload_context(), closed,
+            self._upload_context(),
+            closed,
             upload_threads=settings.upload_threads,
             extend=lambda batch: dispatcher.extend_into(batch, self._bound_source.feed),
             state_archive=state_archive,
-        )  # fmt: skip
+        )
         self._index_builder = IndexBuilder(
             self._archive, writer, self._index_settings, clock_ms=environment.clock_ms, log=environment.log
         )
@@ -179,13 +187,25 @@ class Offloader:
             clock_ms=environment.clock_ms,
         )
         self._metadata = MetadataCommits(
-            self._store, writer, self._uploader, state_archive,
-            claim=self._owner.claim, log=environment.log, wait=environment.wait,
-        )  # fmt: skip
+            self._store,
+            writer,
+            self._uploader,
+            state_archive,
+            claim=self._owner.claim,
+            log=environment.log,
+            wait=environment.wait,
+        )
         self._loop = FollowLoop(
-            self._store, settings, self._bound_source, dispatcher, writer, self._pins,
-            behind=self._behind, clock_ms=environment.clock_ms, check_failure=self._check_failure,
-        )  # fmt: skip
+            self._store,
+            settings,
+            self._bound_source,
+            dispatcher,
+            writer,
+            self._pins,
+            behind=self._behind,
+            clock_ms=environment.clock_ms,
+            check_failure=self._check_failure,
+        )
 
     def _upload_context(self) -> UploadContext:
         settings, environment = self._settings, self._environment

@@ -146,13 +146,20 @@ class SegmentSource:
         )
         decoding = DecodeQueue(decode_pool)
         self._indexes = IndexCache(
-            self._scheduler, budget,
-            decoding=decoding, bytes_max=settings.index_cache_bytes, clock_s=clock_s,
-        )  # fmt: skip
+            self._scheduler,
+            budget,
+            decoding=decoding,
+            bytes_max=settings.index_cache_bytes,
+            clock_s=clock_s,
+        )
         self._loads = BlockLoader(
-            self._scheduler, self._cache, budget,
-            decoding=decoding, disk=disk, limits=coalescing_limits(settings),
-        )  # fmt: skip
+            self._scheduler,
+            self._cache,
+            budget,
+            decoding=decoding,
+            disk=disk,
+            limits=coalescing_limits(settings),
+        )
         self._memory = MemoryAdmission(budget, settings.memory_wait_ms, clock_s=clock_s, timer=timer)
         self._adjacent = AdjacentPrefetch(settings.cache_bytes // ADJACENT_SHARE)
         self._waits = 0

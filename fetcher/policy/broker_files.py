@@ -42,9 +42,8 @@ class _Range(ctypes.Structure):
 
 class _CacheStat(ctypes.Structure):
     _fields_ = tuple(
-        (name, ctypes.c_uint64)
-        for name in ("cached", "dirty", "writeback", "evicted", "recently_evicted")
-    )  # fmt: skip
+        (name, ctypes.c_uint64) for name in ("cached", "dirty", "writeback", "evicted", "recently_evicted")
+    )
 
 
 ByteRange = tuple[int, int]

@@ -240,10 +240,14 @@ def _is_below_local(situation: Situation) -> bool:
     return situation.local is not None and situation.offset < situation.local.min_offset
 
 
-_NOT_THERE: Final = frozenset({
-    PullStatus.NO_MATCHED_LOGIC_QUEUE, PullStatus.NO_MESSAGE_IN_QUEUE, PullStatus.OFFSET_OVERFLOW_ONE,
-    PullStatus.OFFSET_OVERFLOW_BADLY,
-})  # fmt: skip
+_NOT_THERE: Final = frozenset(
+    {
+        PullStatus.NO_MATCHED_LOGIC_QUEUE,
+        PullStatus.NO_MESSAGE_IN_QUEUE,
+        PullStatus.OFFSET_OVERFLOW_ONE,
+        PullStatus.OFFSET_OVERFLOW_BADLY,
+    }
+)
 """Statuses of an offset that a side does not have (yet)."""
 
 
@@ -257,8 +261,10 @@ class NextStep(Enum):
 
 
 _BELOW_ARCHIVE: Final = {
-    BrokerSide.AWAY: NextStep.RETRY, BrokerSide.UNREADABLE: NextStep.RETRY, BrokerSide.UNREPORTED: NextStep.LOCAL,
-}  # fmt: skip
+    BrokerSide.AWAY: NextStep.RETRY,
+    BrokerSide.UNREADABLE: NextStep.RETRY,
+    BrokerSide.UNREPORTED: NextStep.LOCAL,
+}
 
 
 def after_tiered(status: PullStatus | None, situation: Situation) -> NextStep:

@@ -26,7 +26,7 @@ from fetcher.policy.read_policy import (
     after_tiered,
     decide,
     join_offsets,
-)  # fmt: skip
+)
 from fetcher.rows.pull import PullResult, PullStatus
 from tiered.catalog.state import CatalogState
 from tiered.errors import TieredError
@@ -69,9 +69,13 @@ def archived_queue(state: CatalogState, topic: str, queue_id: int) -> ArchivedQu
     offsets = OffsetRange(int(row["min_queue_offset"]), int(row["end_queue_offset"]))
     key = QueueKey(topic, queue_id, generation or 0)
     return ArchivedQueue(
-        offsets, int(row["end_phys"]), state.cursor.phys, int(row["first_phys"]), key.generation,
+        offsets,
+        int(row["end_phys"]),
+        state.cursor.phys,
+        int(row["first_phys"]),
+        key.generation,
         earlier_end(state, key),
-    )  # fmt: skip
+    )
 
 
 def earlier_end(state: CatalogState, queue: QueueKey) -> int:
@@ -179,9 +183,12 @@ class ReadRouter:
     """Routes pulls of one broker and its archive."""
 
     def __init__(
-        self, catalog: KnownCatalog, policies: ReadPolicies | None = None, topics: TopicFilter | None = None,
+        self,
+        catalog: KnownCatalog,
+        policies: ReadPolicies | None = None,
+        topics: TopicFilter | None = None,
         compacted: Container[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``topics``: those the uploader archives; ``compacted``: those the broker compacts, which only it serves."""
         self._queues = ArchivedQueues(catalog)
         self._topics = topics or TopicFilter()
@@ -228,10 +235,20 @@ class ReadRouter:
         is_admitted = is_read and self._topics.admits(topic)
         is_behind = is_admitted and archived.dispatched_phys < view.oldest_phys
         return Situation(
-            offset, is_system, queue, view.side, view.queue, view.is_record, is_behind, is_expiring=view.is_expiring,
-            is_admitted=is_admitted, is_broker_older=view.oldest_phys < archived.first_phys,
-            is_recreated=is_recreated, generation=archived.generation, earlier_end=archived.earlier_end,
-        )  # fmt: skip
+            offset,
+            is_system,
+            queue,
+            view.side,
+            view.queue,
+            view.is_record,
+            is_behind,
+            is_expiring=view.is_expiring,
+            is_admitted=is_admitted,
+            is_broker_older=view.oldest_phys < archived.first_phys,
+            is_recreated=is_recreated,
+            generation=archived.generation,
+            earlier_end=archived.earlier_end,
+        )
 
     async def pull(self, sources: Sources, plan: Plan) -> Outcome:
         """The result. Raises what reading the archive raises if the broker cannot replace it."""
@@ -285,9 +302,14 @@ class ReadRouter:
         self.counters.fallbacks[f"{source.value} {reason}"] += 1
         if error is not None:
             logger.warning(
-                "%s queue %d offset %d: read from %s instead of %s", plan.topic, plan.queue_id, plan.situation.offset,
-                step.value, source.value, exc_info=error,
-            )  # fmt: skip
+                "%s queue %d offset %d: read from %s instead of %s",
+                plan.topic,
+                plan.queue_id,
+                plan.situation.offset,
+                step.value,
+                source.value,
+                exc_info=error,
+            )
 
 
 _SOURCES = {NextStep.LOCAL: Source.LOCAL, NextStep.TIERED: Source.TIERED, NextStep.RETRY: Source.RETRY}

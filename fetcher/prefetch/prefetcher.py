@@ -191,12 +191,15 @@ class Prefetcher:
         with self._lock:
             found = [
                 WindowStatus(
-                    *reader.name, window.position, window.size,
-                    max(0, window.fetched - window.position), window.unread_bytes,
+                    *reader.name,
+                    window.position,
+                    window.size,
+                    max(0, window.fetched - window.position),
+                    window.unread_bytes,
                 )
                 for reader in self._ahead
                 for window in (reader.window,)
-            ]  # fmt: skip
+            ]
         return sorted(found, key=lambda window: (-window.unread_bytes, window[:3]))
 
     def pulled(self, reader: Reader, pull: PullProgress, bytes_per_offset: float | None = None) -> None:

@@ -88,9 +88,13 @@ class MemoryPulls:
                 begin_byte, end_byte = slices.starts[first], slices.ends[end - 1]
                 if end_byte - begin_byte <= request.max_bytes:
                     result = PullResult(
-                        _FOUND, request.offset + request.count, view.first_offset or 0, view.max_offset,
-                        (slices.data[begin_byte:end_byte],), request.count,
-                    )  # fmt: skip
+                        _FOUND,
+                        request.offset + request.count,
+                        view.first_offset or 0,
+                        view.max_offset,
+                        (slices.data[begin_byte:end_byte],),
+                        request.count,
+                    )
                     self._counters.pulls += 1
                     self._stepped(reader, view, request, result, time_s)
                     return result
@@ -108,9 +112,12 @@ class MemoryPulls:
             return None
         if is_recent and request.offset == view.max_offset > 0:
             return PullResult(
-                PullStatus.OFFSET_OVERFLOW_ONE, view.max_offset, view.first_offset, view.max_offset,
+                PullStatus.OFFSET_OVERFLOW_ONE,
+                view.max_offset,
+                view.first_offset,
+                view.max_offset,
                 version=view.state.version,
-            )  # fmt: skip
+            )
         reader = self._readers.find(ReaderKey(request.group, view.queue))
         if reader is None:
             return None
@@ -173,9 +180,13 @@ class MemoryPulls:
             return None
         further, last_block = found
         result = PullResult(
-            _FOUND, rows.end_offset(part.end_row), view.first_offset or 0, view.max_offset, [*body, *further],
+            _FOUND,
+            rows.end_offset(part.end_row),
+            view.first_offset or 0,
+            view.max_offset,
+            [*body, *further],
             request.count - limits.rows + part.row_count,
-        )  # fmt: skip
+        )
         self._counters.pulls += 1
         if buffered.rows is not None and last_block is buffered.blocks.get(_block_id(buffered.rows)):
             reader.slice(view)
@@ -295,9 +306,16 @@ def _rows(reader: Reader, view: QueueView, request: PullRequest) -> PullResult |
         return None
     batch = rows.batch(part.rows, (buffered.blocks[rows.object_key, rows.first_block],))
     return PullResult(
-        _FOUND, rows.end_offset(part.end_row), view.first_offset or 0, view.max_offset, (), part.row_count, batch,
-        None, view.state.version,
-    )  # fmt: skip
+        _FOUND,
+        rows.end_offset(part.end_row),
+        view.first_offset or 0,
+        view.max_offset,
+        (),
+        part.row_count,
+        batch,
+        None,
+        view.state.version,
+    )
 
 
 def _limits(request: PullRequest) -> Limits:

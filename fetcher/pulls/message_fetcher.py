@@ -84,10 +84,14 @@ T = TypeVar("T")
 
 UNREAD_MS = 180_000
 
-_MAY_BE_NEWER = frozenset({
-    PullStatus.NO_MATCHED_LOGIC_QUEUE, PullStatus.NO_MESSAGE_IN_QUEUE, PullStatus.OFFSET_OVERFLOW_ONE,
-    PullStatus.OFFSET_OVERFLOW_BADLY,
-})  # fmt: skip
+_MAY_BE_NEWER = frozenset(
+    {
+        PullStatus.NO_MATCHED_LOGIC_QUEUE,
+        PullStatus.NO_MESSAGE_IN_QUEUE,
+        PullStatus.OFFSET_OVERFLOW_ONE,
+        PullStatus.OFFSET_OVERFLOW_BADLY,
+    }
+)
 """Statuses a newer catalog version may change to FOUND."""
 _HARMLESS = frozenset({PullStatus.NO_MESSAGE_IN_QUEUE, PullStatus.OFFSET_OVERFLOW_ONE})
 """Statuses after which a client only pulls again: returned while the catalog cannot be read."""
@@ -122,13 +126,22 @@ class TieredMessageFetcher:
         self.readers = Readers(window_limits(settings, self._unread_s), settings.buffered_bytes, budget)
         self._ranges = RangeFetcher(source, catalog, self._rows)
         self.prefetcher = Prefetcher(
-            self._ranges, catalog, settings,
-            unread_s=self._unread_s, executor=executor, clock_s=clock_s,
-        )  # fmt: skip
+            self._ranges,
+            catalog,
+            settings,
+            unread_s=self._unread_s,
+            executor=executor,
+            clock_s=clock_s,
+        )
         self._memory = MemoryPulls(
-            source, catalog, self.readers, self.prefetcher, self.counters,
-            clock_s=clock_s, unread_s=self._unread_s,
-        )  # fmt: skip
+            source,
+            catalog,
+            self.readers,
+            self.prefetcher,
+            self.counters,
+            clock_s=clock_s,
+            unread_s=self._unread_s,
+        )
         self.pull_from_memory = self._memory.pull
         """The result of an unfiltered ``pull`` without columns, if memory has all of it; None: call ``pull``."""
 
@@ -264,10 +277,15 @@ def _name(request: PullRequest) -> tuple[str, int, int | None]:
 def _result(view: QueueView, read: ReadRows) -> PullResult:
     return PullResult(
         PullStatus.FOUND if len(read.batch) else PullStatus.NO_MATCHED_MESSAGE,
-        read.next_offset, view.first_offset or view.min_offset, view.max_offset, (), len(read.batch), read.batch,
+        read.next_offset,
+        view.first_offset or view.min_offset,
+        view.max_offset,
+        (),
+        len(read.batch),
+        read.batch,
         read.gap,
         view.state.version,
-    )  # fmt: skip
+    )
 
 
 @types.coroutine

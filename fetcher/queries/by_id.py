@@ -194,9 +194,13 @@ async def _look(
             continue
         data = await source.record(index, run, row)
         found = Message(
-            queue, offset, memoryview(data), stamp,
-            inner_num=int(columns.inner_num[row]), is_in_batch_queue=int(index.runs["kind"][run]) == RunKind.BATCH,
-        )  # fmt: skip
+            queue,
+            offset,
+            memoryview(data),
+            stamp,
+            inner_num=int(columns.inner_num[row]),
+            is_in_batch_queue=int(index.runs["kind"][run]) == RunKind.BATCH,
+        )
         if wanted.text in ("", found.record.offset_msg_id):
             return found
     return None

@@ -61,9 +61,11 @@ class QueueListing:
     def to_json(self) -> dict[str, Any]:
         """Names as in `cat --format jsonl` where both have the thing."""
         names = {
-            "queue_id": "queueId", "min_offset": "minOffset", "max_offset": "maxOffset",
+            "queue_id": "queueId",
+            "min_offset": "minOffset",
+            "max_offset": "maxOffset",
             "newest_ms": "newestStoreTimestamp",
-        }  # fmt: skip
+        }
         values: dict[str, Any] = asdict(self) | {"gaps": [gap.to_json() for gap in self.gaps]}
         return {names.get(name, name): value for name, value in values.items()}
 

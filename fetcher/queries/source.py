@@ -430,9 +430,12 @@ async def read_entry(source: QuerySource, state: CatalogState, entry: Entry) -> 
         return None
     data = await source.record(index, part.ordinal, part.first_row + number)
     return Message(
-        *entry[:2], memoryview(data), entry.store_timestamp,
-        inner_num=int(columns.inner_num[number]), is_in_batch_queue=int(run["kind"]) == RunKind.BATCH,
-    )  # fmt: skip
+        *entry[:2],
+        memoryview(data),
+        entry.store_timestamp,
+        inner_num=int(columns.inner_num[number]),
+        is_in_batch_queue=int(run["kind"]) == RunKind.BATCH,
+    )
 
 
 def newest_ms(state: CatalogState) -> int:

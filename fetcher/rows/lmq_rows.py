@@ -125,9 +125,16 @@ class LmqReader:
             starts[some] = records.starts[inverse]
             pieces += records.pieces
         return MessageBatch(
-            pieces, piece, starts, rows.size, rows.queue_offset, rows.inner_num, rows.phys, rows.tags_code,
+            pieces,
+            piece,
+            starts,
+            rows.size,
+            rows.queue_offset,
+            rows.inner_num,
+            rows.phys,
+            rows.tags_code,
             rows.store_timestamp,
-        )  # fmt: skip
+        )
 
     async def _records_at(self, fetch: BlockFetch, view: QueueView, offsets: NDArray[np.int64]) -> _Records:
         """Records of the rows of ``view`` at ``offsets``, ascending, all of which exist."""

@@ -24,9 +24,17 @@ class MessageBatch:
     """
 
     __slots__ = (
-        "inner_num", "is_dense", "phys", "piece", "pieces", "queue_offsets", "sizes", "starts", "store_timestamp",
+        "inner_num",
+        "is_dense",
+        "phys",
+        "piece",
+        "pieces",
+        "queue_offsets",
+        "sizes",
+        "starts",
+        "store_timestamp",
         "tags_code",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,
@@ -113,9 +121,16 @@ class MessageBatch:
     def select(self, rows: NDArray[Any]) -> MessageBatch:
         """Only ``rows``: ascending indexes, or a mask. Copies columns, never records."""
         return MessageBatch(
-            self.pieces, self.piece[rows], self.starts[rows], self.sizes[rows], self.queue_offsets[rows],
-            self.inner_num[rows], self.phys[rows], self.tags_code[rows], self.store_timestamp[rows],
-        )  # fmt: skip
+            self.pieces,
+            self.piece[rows],
+            self.starts[rows],
+            self.sizes[rows],
+            self.queue_offsets[rows],
+            self.inner_num[rows],
+            self.phys[rows],
+            self.tags_code[rows],
+            self.store_timestamp[rows],
+        )
 
 
 def _view(piece: NDArray[np.uint8] | memoryview) -> memoryview:
@@ -127,9 +142,16 @@ def _no(kind: type) -> NDArray[Any]:
 
 
 EMPTY_BATCH = MessageBatch(
-    (), _no(np.int32), _no(np.int64), _no(np.int32), _no(np.int64), _no(np.int32), _no(np.int64), _no(np.int64),
+    (),
+    _no(np.int32),
     _no(np.int64),
-)  # fmt: skip
+    _no(np.int32),
+    _no(np.int64),
+    _no(np.int32),
+    _no(np.int64),
+    _no(np.int64),
+    _no(np.int64),
+)
 
 
 def joined_batch(batches: Sequence[MessageBatch]) -> MessageBatch:

@@ -269,9 +269,18 @@ class QueueView:
     """Bounds and gaps of ``queue`` in ``state``: offsets [min_offset, max_offset)."""
 
     __slots__ = (
-        "_gaps", "first_offset", "is_batch", "is_filled", "is_hidden", "is_sparse", "max_offset", "min_offset", "queue",
-        "state", "tail",
-    )  # fmt: skip
+        "_gaps",
+        "first_offset",
+        "is_batch",
+        "is_filled",
+        "is_hidden",
+        "is_sparse",
+        "max_offset",
+        "min_offset",
+        "queue",
+        "state",
+        "tail",
+    )
 
     def __init__(self, state: CatalogState, queue: QueueKey, row: Any) -> None:
         self.state = state

@@ -108,9 +108,24 @@ class RunRows:
     """
 
     __slots__ = (
-        "base", "block_bytes", "block_rows", "end", "end_block", "ends", "first_block", "inner_num", "is_plain",
-        "object_key", "phys", "piece", "queue_offsets", "sizes", "starts", "store_timestamp", "tags_code",
-    )  # fmt: skip
+        "base",
+        "block_bytes",
+        "block_rows",
+        "end",
+        "end_block",
+        "ends",
+        "first_block",
+        "inner_num",
+        "is_plain",
+        "object_key",
+        "phys",
+        "piece",
+        "queue_offsets",
+        "sizes",
+        "starts",
+        "store_timestamp",
+        "tags_code",
+    )
 
     def __init__(self, index: SegmentIndex, place: RunPlace, span: BlockSpan, columns: RowTable) -> None:
         """``columns``: the rows of ``span`` (position is ignored)."""
@@ -236,10 +251,17 @@ class RunRows:
             if piece[0]:
                 piece = piece - piece[0]
         return MessageBatch(
-            blocks, piece, starts, self.sizes[rows], self.queue_offsets[rows], self.inner_num[rows],
-            self.phys[rows], self.tags_code[rows], self.store_timestamp[rows],
+            blocks,
+            piece,
+            starts,
+            self.sizes[rows],
+            self.queue_offsets[rows],
+            self.inner_num[rows],
+            self.phys[rows],
+            self.tags_code[rows],
+            self.store_timestamp[rows],
             is_dense=isinstance(rows, slice),
-        )  # fmt: skip
+        )
 
 
 def _name(span: BlockSpan) -> str:

@@ -22,8 +22,11 @@ Evaluate = Callable[[Lookup], Value]
 ComparisonSign = Literal["=", ">", ">=", "<", "<="]
 MatchKind = Literal["CONTAINS", "STARTSWITH", "ENDSWITH"]
 _ORDERINGS: Final[dict[str, Callable[[int, int], bool]]] = {
-    ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le,
-}  # fmt: skip
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
 
 
 class Expression(Protocol):

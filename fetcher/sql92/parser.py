@@ -33,7 +33,7 @@ from fetcher.sql92.expression import (
     Property,
     Truth,
     is_condition,
-)  # fmt: skip
+)
 from fetcher.sql92.java_values import INT_MAX, LONG_MAX, Long, compare
 from tiered.errors import UsageError
 

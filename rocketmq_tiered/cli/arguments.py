@@ -81,9 +81,13 @@ def add_setting_flags(parser: argparse.ArgumentParser, *groups: tuple[SettingFla
     """``--config``, ``--set`` and the named flags of ``groups``."""
     parser.add_argument("--config", metavar="FILE", help="TOML settings file (default: $TIERED_CONFIG)")
     parser.add_argument(
-        "--set", dest="assignments", metavar="SECTION.KEY=VALUE", action="append", default=[],
+        "--set",
+        dest="assignments",
+        metavar="SECTION.KEY=VALUE",
+        action="append",
+        default=[],
         help="set any setting (docs/SETTINGS.md); may be repeated",
-    )  # fmt: skip
+    )
     add_flags(parser, *groups)
 
 
@@ -118,9 +122,11 @@ def add_store(parser: argparse.ArgumentParser) -> None:
 def add_state_dir(parser: argparse.ArgumentParser) -> None:
     """``--state-dir``."""
     parser.add_argument(
-        "--state-dir", dest="process.state_dir", metavar="DIRECTORY",
+        "--state-dir",
+        dest="process.state_dir",
+        metavar="DIRECTORY",
         help="state directory of tiered run: its lock, identity and admin address",
-    )  # fmt: skip
+    )
 
 
 def add_writer_flags(parser: argparse.ArgumentParser, *groups: tuple[SettingFlag, ...]) -> None:
@@ -145,9 +151,10 @@ def add_topics(parser: argparse.ArgumentParser) -> None:
 def add_rules(parser: argparse.ArgumentParser) -> None:
     """``--rules``."""
     parser.add_argument(
-        "--rules", metavar="FILE",
+        "--rules",
+        metavar="FILE",
         help="use topics.rules and [retention] of this settings file instead of the rules in force in the archive",
-    )  # fmt: skip
+    )
 
 
 def add_topic(parser: argparse.ArgumentParser) -> None:
@@ -169,9 +176,11 @@ def add_times(parser: argparse.ArgumentParser, *, since: str = "no limit", until
 def add_version(parser: argparse.ArgumentParser) -> None:
     """``--at-version``."""
     parser.add_argument(
-        "--at-version", type=whole_number, metavar="N",
+        "--at-version",
+        type=whole_number,
+        metavar="N",
         help="as the archive was at catalog version N, until gc deletes it",
-    )  # fmt: skip
+    )
 
 
 def add_generation(parser: argparse.ArgumentParser) -> None:
@@ -198,14 +207,18 @@ def whole_number(text: str) -> int:
 def add_rewriting(parser: argparse.ArgumentParser, section: str, verb: str, *, also: str = "") -> None:
     """``--older-than``, a setting of ``section``, and ``--spool``; ``also``: what else that directory is for."""
     parser.add_argument(
-        "--older-than", dest=f"{section}.min_age_ms", metavar="DURATION",
+        "--older-than",
+        dest=f"{section}.min_age_ms",
+        metavar="DURATION",
         help=f"{verb} only what was committed before this time, such as 72h",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--spool", metavar="DIRECTORY", default=os.environ.get("TMPDIR") or tempfile.gettempdir(),
+        "--spool",
+        metavar="DIRECTORY",
+        default=os.environ.get("TMPDIR") or tempfile.gettempdir(),
         help=f"directory for objects in progress, up to compaction.spool_bytes{also} "
         "(default: the temporary directory)",
-    )  # fmt: skip
+    )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

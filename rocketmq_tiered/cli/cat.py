@@ -90,8 +90,9 @@ def _warn_of_replaced(form: BodyForm | None) -> None:
     if form is not None and form.replaced:
         logger.warning(
             "%s not %s: invalid bytes are printed as U+FFFD; name another --charset, or use --body hex",
-            "1 body is" if form.replaced == 1 else f"{form.replaced:,} bodies are", form.charset,
-        )  # fmt: skip
+            "1 body is" if form.replaced == 1 else f"{form.replaced:,} bodies are",
+            form.charset,
+        )
 
 
 def _checked(options: argparse.Namespace) -> MessageFilter | None:

@@ -79,9 +79,14 @@ def _pass(options: argparse.Namespace, loaded: LoadedSettings) -> int:
         ):
             bars = {READ: read, WRITTEN: written}
             report = compact_keys(
-                archive.store, state, settings, writing, is_keyed, apply=options.apply,
+                archive.store,
+                state,
+                settings,
+                writing,
+                is_keyed,
+                apply=options.apply,
                 report=lambda what, done, total: bars[what].update(done, total),
-            )  # fmt: skip
+            )
         table = archived_topic_table(archive.store, state)
         off = [
             (Waiting(queue, OFF), None)

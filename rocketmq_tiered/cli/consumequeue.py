@@ -31,9 +31,10 @@ _WRITERS = {"build": build, "convert": convert}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Action, STORE, --to and where the broker's configuration is."""
     parser.add_argument(
-        "action", choices=(*_WRITERS, "verify"),
+        "action",
+        choices=(*_WRITERS, "verify"),
         help="build from the commitlog, convert from the queues of the other kind, or verify against the commitlog",
-    )  # fmt: skip
+    )
     parser.add_argument("broker.store_path", metavar="STORE", help="store directory of a stopped broker")
     parser.add_argument(
         "--to", choices=[kind.value for kind in StoreKind], help="what to write (build and convert)"

@@ -138,10 +138,16 @@ def _document(
         "topics": [asdict(topic) for topic in topics],
     }
     converted: dict[str, Any] = camel_names(document)
-    converted["counters"] = None if counts is None else {
-        "seconds": counts.seconds, "requests": dict(counts.requests),
-        "uploadedBytes": counts.uploaded_bytes, "downloadedBytes": counts.downloaded_bytes,
-    }  # fmt: skip
+    converted["counters"] = (
+        None
+        if counts is None
+        else {
+            "seconds": counts.seconds,
+            "requests": dict(counts.requests),
+            "uploadedBytes": counts.uploaded_bytes,
+            "downloadedBytes": counts.downloaded_bytes,
+        }
+    )
     return converted
 
 
@@ -164,12 +170,16 @@ def _print(
     print_table(
         ["kind", "objects", "bytes", "PUTs a day", "storage a month"],
         [
-            [KINDS.get(kind, OTHER), stored.objects, size_text(stored.bytes),
-             "" if (puts := _a_day(use, kind)) is None else round(puts),
-             _amount(prices.storage(stored.bytes))]
+            [
+                KINDS.get(kind, OTHER),
+                stored.objects,
+                size_text(stored.bytes),
+                "" if (puts := _a_day(use, kind)) is None else round(puts),
+                _amount(prices.storage(stored.bytes)),
+            ]
             for kind, stored in sorted(use.stored.items(), key=lambda item: -item[1].bytes)
         ],
-    )  # fmt: skip
+    )
     print_lines("")
     print_table(
         ["topic", "messages", "objects of its own", "bytes", "storage a month"],
@@ -211,9 +221,13 @@ def _print_month(month: MonthCost, use: ArchiveUse) -> None:
     rate = f"{size_text(use.bytes_a_day)} and {counted(use.commits_a_day, 'commit')} a day"
     print_lines("", f"the coming month, at the rate of the last {span} ({rate}):")
     parts = {
-        "storage": month.storage, "PUTs": month.puts, "reads": month.gets, "lists": month.lists,
-        "traffic of reads": month.reads, "total": month.total,
-    }  # fmt: skip
+        "storage": month.storage,
+        "PUTs": month.puts,
+        "reads": month.gets,
+        "lists": month.lists,
+        "traffic of reads": month.reads,
+        "total": month.total,
+    }
     print_table(["", "cost"], [[n, "unknown" if v is None else _amount(v)] for n, v in parts.items()])
 
 

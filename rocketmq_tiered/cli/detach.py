@@ -56,9 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--undo", action="store_true", help="take the broker back: readable and writable again"
     )
     parser.add_argument(
-        "--wait", metavar="DURATION", default="10m",
+        "--wait",
+        metavar="DURATION",
+        default="10m",
         help="how long to wait for what is left and for the broker to be stopped (default 10m)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--force",
         action="store_true",
@@ -157,9 +159,11 @@ class _Command:
     def _archive(self) -> None:
         self._end_instance()
         writer = Writer(
-            backfill_instance(str(store_path(self._settings, self._conf))), "backfill",
-            self._settings.archive.take_over, retires=True,
-        )  # fmt: skip
+            backfill_instance(str(store_path(self._settings, self._conf))),
+            "backfill",
+            self._settings.archive.take_over,
+            retires=True,
+        )
         job = UploaderJob(self._settings, writer, StoreMetrics())
         result = job.offload(threading.Event(), follow=False)
         self._say(Step("last part", f"done: {outcome_text(result)}"))

@@ -50,9 +50,12 @@ def _pass(options: argparse.Namespace, loaded: LoadedSettings) -> int:
     with open_for_reading(options.url, loaded.settings) as archive:
         settings = with_rules_in_force(loaded, archive.state.settings, options.rules)
         task = ExpiryTask(
-            archive.store, settings, lambda _state: rules_of(archive, settings),
-            erase=erase, is_unlimited=options.yes,
-        )  # fmt: skip
+            archive.store,
+            settings,
+            lambda _state: rules_of(archive, settings),
+            erase=erase,
+            is_unlimited=options.yes,
+        )
         found = task.plan(archive.state)
         share = found.plan.share
         is_braked = task.is_too_much(found)
@@ -93,7 +96,7 @@ def _document(archive: LoadedArchive, found: ExpiryPass, is_applied: bool) -> di
         "objectBytes": found.object_bytes,
         "sharedBytes": found.shared_bytes,
         "savedAMonth": Prices().storage(found.object_bytes),
-    }  # fmt: skip
+    }
 
 
 def _named(archive: LoadedArchive, row: int) -> dict[str, Any]:

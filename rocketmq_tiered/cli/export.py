@@ -36,9 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET_URL", help="location of the files: file:///… or s3://…")
     parser.add_argument("--format", choices=(PARQUET, ICEBERG), default=PARQUET, help="default: parquet")
     parser.add_argument(
-        "--catalog", metavar="URI", default="",
+        "--catalog",
+        metavar="URI",
+        default="",
         help="Iceberg catalog: http(s)://… of a REST catalog, or a database (default: an SQLite file at the target)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--table", metavar="NAME", default=DEFAULT_TABLE, help=f"Iceberg table (default: {DEFAULT_TABLE})"
     )
@@ -64,9 +66,13 @@ def execute(options: argparse.Namespace) -> int:
         ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), THREADS_MAX), "export") as pool,
     ):
         parts = tables.PartsWriter(
-            options.target, store, lambda todo: list(pool.map(tables.write_part, todo)), THREADS_MAX, progress.update,
+            options.target,
+            store,
+            lambda todo: list(pool.map(tables.write_part, todo)),
+            THREADS_MAX,
+            progress.update,
             is_table=options.format == ICEBERG,
-        )  # fmt: skip
+        )
         write: tables.PartsWriter | tables.IcebergWriter = parts
         if options.format == ICEBERG:
             catalog = tables.open_catalog(options.catalog, options.target, store)

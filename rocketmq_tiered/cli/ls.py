@@ -36,9 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """ARCHIVE_URL, a topic pattern, hidden queues."""
     add_archive(parser)
     parser.add_argument(
-        "--topic", metavar="PATTERN", default="*",
+        "--topic",
+        metavar="PATTERN",
+        default="*",
         help="only matching topics, with the time of the oldest message, which the list of all queues excludes",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--hidden", action="store_true", help="also list queues of deleted topics and earlier generations"
     )
@@ -99,11 +101,16 @@ def _print_queues(archive: LoadedArchive, options: argparse.Namespace, loaded: L
     )
     rows = _by_topic(found) if options.by_topic else found
     if options.json:
-        print_json({
-            "cluster": archive.cluster, "broker": archive.broker, "version": archive.state.version,
-            "epoch": archive.state.epoch, "committedPhys": archive.state.cursor.phys,
-            "topics" if options.by_topic else "queues": [_document(row, columns) for row in rows],
-        })  # fmt: skip
+        print_json(
+            {
+                "cluster": archive.cluster,
+                "broker": archive.broker,
+                "version": archive.state.version,
+                "epoch": archive.state.epoch,
+                "committedPhys": archive.state.cursor.phys,
+                "topics" if options.by_topic else "queues": [_document(row, columns) for row in rows],
+            }
+        )
     else:
         _print(archive.title, rows, columns)
 
@@ -130,9 +137,12 @@ class TopicListing:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "topic": self.topic, "queueCount": len(self.queues), "messages": self.messages, "bytes": self.bytes,
+            "topic": self.topic,
+            "queueCount": len(self.queues),
+            "messages": self.messages,
+            "bytes": self.bytes,
             "newestStoreTimestamp": self.newest_ms,
-        }  # fmt: skip
+        }
 
 
 Listing = QueueListing | TopicListing
@@ -260,27 +270,42 @@ def _print_histories(archive: LoadedArchive, options: argparse.Namespace, grace_
         for item in found
     }
     if options.json:
-        print_json({
-            "cluster": archive.cluster, "broker": archive.broker, "version": archive.state.version,
-            "histories": [
-                {
-                    "number": item.number, "beginPhys": item.begin_phys, "endPhys": item.end_phys,
-                    "current": item.is_current, "hiddenMessages": item.messages, "hiddenBytes": item.bytes,
-                    "hiddenSinceMs": item.since_ms, "keptUntilMs": kept_until[item.number],
-                }
-                for item in found
-            ],
-        })  # fmt: skip
+        print_json(
+            {
+                "cluster": archive.cluster,
+                "broker": archive.broker,
+                "version": archive.state.version,
+                "histories": [
+                    {
+                        "number": item.number,
+                        "beginPhys": item.begin_phys,
+                        "endPhys": item.end_phys,
+                        "current": item.is_current,
+                        "hiddenMessages": item.messages,
+                        "hiddenBytes": item.bytes,
+                        "hiddenSinceMs": item.since_ms,
+                        "keptUntilMs": kept_until[item.number],
+                    }
+                    for item in found
+                ],
+            }
+        )
         return
     print_table(
         ["history", "begin", "end", "hidden messages", "bytes", "hidden since", "kept until"],
         [
-            [f"{item.number} (current)" if item.is_current else item.number, item.begin_phys, item.end_phys,
-             item.messages, size_text(item.bytes), _time_cell(item.since_ms),
-             "retention" if item.is_kept else _time_cell(kept_until[item.number])]
+            [
+                f"{item.number} (current)" if item.is_current else item.number,
+                item.begin_phys,
+                item.end_phys,
+                item.messages,
+                size_text(item.bytes),
+                _time_cell(item.since_ms),
+                "retention" if item.is_kept else _time_cell(kept_until[item.number]),
+            ]
             for item in found
         ],
-    )  # fmt: skip
+    )
     total = sum(item.messages for item in found)
     histories = f"{len(found)} log {'history' if len(found) == 1 else 'histories'}"
     print_lines(

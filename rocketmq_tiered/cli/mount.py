@@ -43,9 +43,11 @@ logger = logging.getLogger(__name__)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``ls`` and URLs."""
     parser.add_argument(
-        "url", metavar="URL", nargs="+",
+        "url",
+        metavar="URL",
+        nargs="+",
         help="prefixes that have archives, such as s3://bucket/prefix; after ls: list their mounted brokers",
-    )  # fmt: skip
+    )
     add_setting_flags(parser, STORE_FLAGS, MOUNT_FLAGS)
     add_json(parser)
 

@@ -18,13 +18,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("topic", metavar="TOPIC", help="the topic")
     parser.add_argument("--queue", type=int, metavar="N", help="only this queue: prints its offset alone")
     parser.add_argument(
-        "--time", type=instant, metavar="TIME", required=True,
+        "--time",
+        type=instant,
+        metavar="TIME",
+        required=True,
         help="ISO 8601, by default in UTC, ms since 1970, or -1h: 2026-11-21T07:00:00Z",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--boundary", choices=[str(boundary) for boundary in Boundary], default=str(Boundary.LOWER),
+        "--boundary",
+        choices=[str(boundary) for boundary in Boundary],
+        default=str(Boundary.LOWER),
         help="lower: the first message at or after the time (default); upper: the last one at or before it",
-    )  # fmt: skip
+    )
     add_generation(parser)
     add_json(parser)
 
@@ -53,10 +58,15 @@ def execute(options: argparse.Namespace) -> int:
             found = [
                 _document(queue, offset, options.time) for queue, offset in zip(queues, offsets, strict=True)
             ]
-            print_json({
-                "topic": options.topic, "timestamp": options.time, "boundary": str(boundary),
-                "version": archive.version, "queues": found,
-            })  # fmt: skip
+            print_json(
+                {
+                    "topic": options.topic,
+                    "timestamp": options.time,
+                    "boundary": str(boundary),
+                    "version": archive.version,
+                    "queues": found,
+                }
+            )
         elif options.queue is not None:
             print_lines(str(offsets[0]))
         else:

@@ -44,8 +44,11 @@ def warn_of_body(document: Mapping[str, Any]) -> None:
     if document["bodyLen"] is None or document.get("inner", ()) is None:
         logger.warning(
             "%s queue %d offset %d: body cannot be decompressed as its sysFlag %d says; it is null",
-            document["topic"], document["queueId"], document["queueOffset"], document["sysFlag"],
-        )  # fmt: skip
+            document["topic"],
+            document["queueId"],
+            document["queueOffset"],
+            document["sysFlag"],
+        )
 
 
 def _json(body: bytes) -> Any:

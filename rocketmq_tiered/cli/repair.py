@@ -58,9 +58,13 @@ def execute(options: argparse.Namespace) -> int:
             log = opened.enter_context(open_store_of(settings, conf, pinned)).commit_log
         progress = opened.enter_context(Progress("repair", 0, quiet=options.json))
         repair = plan_repair(
-            archive.store, (archive.cluster, archive.broker), wall_ms(), log=log,
-            applies=options.apply, progress=progress.update,
-        )  # fmt: skip
+            archive.store,
+            (archive.cluster, archive.broker),
+            wall_ms(),
+            log=log,
+            applies=options.apply,
+            progress=progress.update,
+        )
         if options.apply and repair.is_needed:
             apply_repair(repair)
     title = f"{archive.cluster}/{archive.broker} in {options.url}"
@@ -114,6 +118,11 @@ def _document(repair: Repair, options: argparse.Namespace) -> dict[str, object]:
         camel_names(dict(zip(names, (*queue, begin, end), strict=True))) for queue, begin, end in repair.lost
     ]
     return {
-        "applied": bool(options.apply and repair.is_needed), "version": repair.version, "epoch": repair.epoch,
-        "damaged": repair.notes, "lost": lost, "unknown": repair.unknown, "quarantined": sorted(repair.quarantined),
-    }  # fmt: skip
+        "applied": bool(options.apply and repair.is_needed),
+        "version": repair.version,
+        "epoch": repair.epoch,
+        "damaged": repair.notes,
+        "lost": lost,
+        "unknown": repair.unknown,
+        "quarantined": sorted(repair.quarantined),
+    }

@@ -50,19 +50,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_archive(parser)
     parser.add_argument("--to", required=True, metavar="HOST:PORT", help="a broker, or a name server")
     parser.add_argument(
-        "--topics", metavar="PATTERN",
+        "--topics",
+        metavar="PATTERN",
         help="only these topics, comma-separated names or patterns (default: those of --topic-map, or all)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--topic-map", metavar="TOPIC=NEW", type=_mapping, action="append", default=[],
+        "--topic-map",
+        metavar="TOPIC=NEW",
+        type=_mapping,
+        action="append",
+        default=[],
         help="send TOPIC to topic NEW; may be repeated",
-    )  # fmt: skip
+    )
     add_times(parser)
     parser.add_argument("--rate", type=_rate, default=0.0, metavar="N", help="at most N messages a second")
     parser.add_argument(
-        "--position", type=Path, metavar="FILE",
+        "--position",
+        type=Path,
+        metavar="FILE",
         help="how far each queue was sent (default: a file in the state directory, for each archive and target)",
-    )  # fmt: skip
+    )
     parser.add_argument("--skip-refused", action="store_true", help="skip messages that the broker refuses")
     parser.add_argument("--dry-run", action="store_true", help="print what would be sent, and send nothing")
     add_json(parser)
@@ -139,9 +146,11 @@ class _Command:
                 asyncio.get_running_loop().add_signal_handler(number, run.stop)
             limit = InflightLimit()
             sender = Sender(
-                lambda address: RemotingUpstream(address, limit, tls=tls), credentials,
-                group=GROUP, rate=options.rate,
-            )  # fmt: skip
+                lambda address: RemotingUpstream(address, limit, tls=tls),
+                credentials,
+                group=GROUP,
+                rate=options.rate,
+            )
             try:
                 report = await run.run(sender)
             finally:
@@ -169,11 +178,19 @@ class _Command:
     def _print_report(self, report: Report) -> None:
         path = str(self._position.path)
         if self._options.json:
-            print_json(camel_names({
-                "sent": dict(sorted(report.sent.items())), "refused": report.refused, "unreadable": report.unreadable,
-                "unanswered": report.unanswered, "complete": report.is_complete, "position": path,
-                "elapsed_s": round(report.elapsed_s, 3),
-            }))  # fmt: skip
+            print_json(
+                camel_names(
+                    {
+                        "sent": dict(sorted(report.sent.items())),
+                        "refused": report.refused,
+                        "unreadable": report.unreadable,
+                        "unanswered": report.unanswered,
+                        "complete": report.is_complete,
+                        "position": path,
+                        "elapsed_s": round(report.elapsed_s, 3),
+                    }
+                )
+            )
             return
         rate = report.count / report.elapsed_s if report.elapsed_s else 0.0
         how = "sent" if report.is_complete else "sent before the stop; the same command continues"

@@ -33,9 +33,11 @@ from tiered.timestamps import wall_ms
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Archive or server, group, topic, new offsets."""
     parser.add_argument(
-        "url", metavar="ARCHIVE_URL", nargs="?",
+        "url",
+        metavar="ARCHIVE_URL",
+        nargs="?",
         help="an archive without a running server: file:///directory or s3://bucket/prefix",
-    )  # fmt: skip
+    )
     add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS)
     parser.add_argument(
         "--serve",
@@ -69,16 +71,24 @@ def execute(options: argparse.Namespace) -> int:
     start = _start(options)
     moves = _at_server(options, start) if options.serve is not None else _in_archive(options, start)
     if options.json:
-        print_json({
-            "group": options.group, "topic": options.topic, "dryRun": options.dry_run,
-            "queues": [
-                {
-                    "brokerName": move.broker, "queueId": move.queue_id, "before": move.before, "offset": move.after,
-                    "minOffset": move.minimum, "maxOffset": move.maximum,
-                }
-                for move in moves
-            ],
-        })  # fmt: skip
+        print_json(
+            {
+                "group": options.group,
+                "topic": options.topic,
+                "dryRun": options.dry_run,
+                "queues": [
+                    {
+                        "brokerName": move.broker,
+                        "queueId": move.queue_id,
+                        "before": move.before,
+                        "offset": move.after,
+                        "minOffset": move.minimum,
+                        "maxOffset": move.maximum,
+                    }
+                    for move in moves
+                ],
+            }
+        )
     else:
         print_table(
             ["broker", "queue", "before", "offset", "min", "max"],
@@ -125,9 +135,12 @@ def _in_archive(options: argparse.Namespace, start: Start) -> list[QueueMove]:
         options.url, cluster=settings.archive.cluster, broker=settings.archive.broker, settings=settings
     ) as archive:
         log = GroupLog(
-            archive.access.store, own_name(), wall_ms,
-            is_gone=is_gone, generation_of=archive.access.generation,
-        )  # fmt: skip
+            archive.access.store,
+            own_name(),
+            wall_ms,
+            is_gone=is_gone,
+            generation_of=archive.access.generation,
+        )
         groups = ArchiveGroups(archive, log, settings.serve.lease_ms)
         moves = groups.plan(options.group, options.topic, start)
         _check_known(options, groups.knows(options.group))

@@ -60,17 +60,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "store", metavar="STORE", type=Path, help="the new store directory: empty, or it does not exist"
     )
     parser.add_argument(
-        "--consume-queue", choices=list(QUEUES), default="file",
+        "--consume-queue",
+        choices=list(QUEUES),
+        default="file",
         help="write consume queues in files (default) or in RocksDB; none: the broker builds them at its start",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--layout", choices=("same", "compact"), default="same",
+        "--layout",
+        choices=("same", "compact"),
+        default="same",
         help="each record at its physical offset (default), or all together: then offsetMsgIds change",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--topics", metavar="PATTERN", default="*",
+        "--topics",
+        metavar="PATTERN",
+        default="*",
         help="only messages of these topics, comma-separated patterns; all queues keep their offsets",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--since", metavar="TIME", type=instant, default=0, help="only messages stored at or after it"
     )
@@ -90,10 +96,14 @@ def execute(options: argparse.Namespace) -> int:
         target = options.store.absolute()
         state = _state(archive, target, options.at_version)
         request = RestoreRequest(
-            target, state, _sizes(state, conf), QUEUES[options.consume_queue],
-            tuple(filter(None, options.topics.split(","))), options.since,
+            target,
+            state,
+            _sizes(state, conf),
+            QUEUES[options.consume_queue],
+            tuple(filter(None, options.topics.split(","))),
+            options.since,
             is_compact=options.layout == "compact",
-        )  # fmt: skip
+        )
         index = _IndexFiles(conf) if options.index else None
         restoring = Restoring(
             archive.store,
@@ -187,13 +197,18 @@ class _Summary:
         """For ``--json``."""
         units = self._report.units
         return {
-            "store": str(self._request.target), "version": self._request.state.version, "messages": units.messages,
-            "queues": len(self._report.selection.queues), "endedQueues": units.ended, "gapOffsets": units.gaps,
-            "notRestored": list(self._missing()), "clampedOffsets": [
-                one._asdict() for one in self._report.configuration.clamped
-            ], "brokerConf": self._conf(), "continuesAt": self._report.layout.end_phys,
+            "store": str(self._request.target),
+            "version": self._request.state.version,
+            "messages": units.messages,
+            "queues": len(self._report.selection.queues),
+            "endedQueues": units.ended,
+            "gapOffsets": units.gaps,
+            "notRestored": list(self._missing()),
+            "clampedOffsets": [one._asdict() for one in self._report.configuration.clamped],
+            "brokerConf": self._conf(),
+            "continuesAt": self._report.layout.end_phys,
             "continuesArchive": self._report.continues_archive and self._is_newest,
-        }  # fmt: skip
+        }
 
     def lines(self) -> Iterator[str]:
         """For people."""
@@ -249,10 +264,12 @@ class _Summary:
         request, queues = self._request, self._report.selection.queues.values()
         state, sizes = request.state, request.sizes
         found = {
-            "brokerClusterName": state.cluster, "brokerName": state.broker, "storePathRootDir": str(request.target),
+            "brokerClusterName": state.cluster,
+            "brokerName": state.broker,
+            "storePathRootDir": str(request.target),
             "storePathCommitLog": str(request.target / "commitlog"),
             "mappedFileSizeCommitLog": str(sizes.commitlog),
-        }  # fmt: skip
+        }
         if request.queues is StoreKind.ROCKSDB:
             found["storeType"] = "defaultRocksDB"
         else:

@@ -227,10 +227,16 @@ class _Factory:
         take_over = settings.archive.take_over and settings is not self._took_over_for
         self._standby.lag_ms = settings.process.take_over_lag_ms
         writer = Writer(
-            self._state.identity(), "run", take_over, self._state.path, pins=self._pins, tls=self._tls,
+            self._state.identity(),
+            "run",
+            take_over,
+            self._state.path,
+            pins=self._pins,
+            tls=self._tls,
             standby=self._standby if settings.process.when_fenced == "standby" else None,
-            new_archive=settings.archive.new_archive, reads=self._reads,
-        )  # fmt: skip
+            new_archive=settings.archive.new_archive,
+            reads=self._reads,
+        )
         if self._committed is not None:
             writer = replace(writer, committed=self._committed)
         job = UploaderJob(settings, writer, self._metrics)

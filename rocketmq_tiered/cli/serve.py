@@ -39,9 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """ARCHIVE_URL and addresses."""
     add_archive(parser, SERVE_FLAGS)
     parser.add_argument(
-        "--take-over-groups", action="store_true",
+        "--take-over-groups",
+        action="store_true",
         help="take over the consumer groups' offsets even if another server holds the lease",
-    )  # fmt: skip
+    )
 
 
 def execute(options: argparse.Namespace) -> int:

@@ -27,10 +27,11 @@ HOURS_SHOWN = 24
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Action, ARCHIVE_URL, key, times."""
     parser.add_argument(
-        "action", choices=ACTIONS,
+        "action",
+        choices=ACTIONS,
         help="ls: pending timers in order; show: one with its properties; cancel: one, or move it with --at; "
         "stats: how many by hour",
-    )  # fmt: skip
+    )
     add_archive(parser)
     parser.add_argument("key", nargs="?", metavar="UNIQ_KEY", help="the timer of show and cancel")
     add_times(parser)

@@ -28,17 +28,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     depth = parser.add_mutually_exclusive_group()
     depth.add_argument("--quick", action="store_true", help="prove names and chain by listing (default)")
     depth.add_argument(
-        "--sample", type=_share, metavar="SHARE",
+        "--sample",
+        type=_share,
+        metavar="SHARE",
         help="read all commits, and check every checksum and record of so many of the data objects, as 5%%",
-    )  # fmt: skip
+    )
     depth.add_argument(
         "--full", action="store_true", help="read all commits and data, and check every checksum and record"
     )
     parser.add_argument(
-        "--resume", type=Path, metavar="FILE",
+        "--resume",
+        type=Path,
+        metavar="FILE",
         help="keep the progress there: an interrupted verification continues, and the next quick one follows the chain "
         "from where the last clean one ended",
-    )  # fmt: skip
+    )
     parser.add_argument("--bytes-per-s", type=_size, metavar="N", help="read at most so much, as 20MiB")
     parser.add_argument("--strict", action="store_true", help="report unreferenced objects as anomalies")
     add_json(parser)

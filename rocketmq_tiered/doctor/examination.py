@@ -206,9 +206,12 @@ class Examination:
         if probe is not None:
             self._opened.callback(probe.close)
         trial = StoreTrial(
-            store, probe, self._policy, clock_ms=wall_ms,
+            store,
+            probe,
+            self._policy,
+            clock_ms=wall_ms,
             largest_put_bytes=self._settings.object_store.multipart_threshold_bytes,
-        )  # fmt: skip
+        )
         self._opened.callback(trial.remove)
         rules = (
             rule_checks(probe, self._policy.prefix) if probe is not None and self._policy is not None else []

@@ -109,9 +109,13 @@ class ExportJob:
             for names, _, state in states_at(store, pinned_versions(self._source)):
                 archives.append(ArchiveVersion(*names, state.version, state.cursor.history))
         return Intent(
-            number, self._choices, self._source.topics, tuple(archives), self._source.partition_bytes,
+            number,
+            self._choices,
+            self._source.topics,
+            tuple(archives),
+            self._source.partition_bytes,
             wall_ms(),
-        )  # fmt: skip
+        )
 
     def _source_of(self, intent: Intent) -> SourceOptions:
         """The current address and credentials with the choices of the batch."""

@@ -200,8 +200,11 @@ def ends_of(document: Mapping[str, Any]) -> tuple[ArchiveEnds, ...]:
     """The ``ends`` of a record."""
     return tuple(
         ArchiveEnds(
-            one["cluster"], one["broker"], int(one["log_history"]),
-            tuple(map(tuple, one["queues"])), tuple(map(tuple, one["gaps"])),
+            one["cluster"],
+            one["broker"],
+            int(one["log_history"]),
+            tuple(map(tuple, one["queues"])),
+            tuple(map(tuple, one["gaps"])),
         )
         for one in document["ends"]
-    )  # fmt: skip
+    )

@@ -55,11 +55,14 @@ def open_catalog(uri: str, target: str, store: StoreOptions) -> Catalog:
     given, settings = store.credentials, store.settings
     is_rest = uri.startswith(("http://", "https://"))
     properties = {
-        "type": "rest" if is_rest else "sql", "uri": uri, "warehouse": "" if is_rest else target,
-        "s3.endpoint": settings.endpoint_url, "s3.region": settings.region,
+        "type": "rest" if is_rest else "sql",
+        "uri": uri,
+        "warehouse": "" if is_rest else target,
+        "s3.endpoint": settings.endpoint_url,
+        "s3.region": settings.region,
         "s3.access-key-id": given.access_key if given else "",
         "s3.secret-access-key": given.secret_key if given else "",
-    }  # fmt: skip
+    }
     logging.getLogger("pyiceberg").setLevel(logging.WARNING)  # it tells which file system it chooses
     try:
         return load_catalog("tiered", **{name: value for name, value in properties.items() if value})

@@ -125,12 +125,18 @@ def of_round(planned: PlannedRound) -> CompactionForecast:
         is_whole = int(all_bytes.sum()) <= WHOLE_BYTES_MAX * len(plan.sources)
         gets = len(plan.sources) * passes * (1 if is_whole else 2) + read_bytes // SOURCE_READ_BYTES
     return CompactionForecast(
-        rounds=1, objects=round(planned.objects), new_objects=len(plan.outputs),
-        message_bytes=planned.message_bytes, source_bytes=source_bytes,
-        read_bytes=read_bytes, copied_bytes=source_bytes if plan.copies else 0, gets=gets,
+        rounds=1,
+        objects=round(planned.objects),
+        new_objects=len(plan.outputs),
+        message_bytes=planned.message_bytes,
+        source_bytes=source_bytes,
+        read_bytes=read_bytes,
+        copied_bytes=source_bytes if plan.copies else 0,
+        gets=gets,
         puts=COMMIT_PUTS + int(sum(_puts(size) for size in output_bytes.tolist())),
-        reader_gets=before, new_reader_gets=after,
-    )  # fmt: skip
+        reader_gets=before,
+        new_reader_gets=after,
+    )
 
 
 def carried_out(planned: PlannedRound) -> CompactionForecast:
@@ -235,11 +241,18 @@ def limits_of(settings: Settings) -> CompactionLimits:
     """The limits of plans."""
     own = settings.compaction
     return CompactionLimits(
-        memory_bytes=own.memory_bytes, split_bytes=own.split_bytes, block_bytes=settings.offload.block_bytes,
-        object_bytes_max=own.object_bytes, set_bytes_max=own.object_bytes, joined_bytes_min=own.object_bytes // 2,
-        dead_share_min=DEAD_SHARE, growth_min=GROWTH_MIN, table_bytes=TABLE_BYTES,
-        in_flight_bytes=_in_flight_bytes(settings), runs_max=min(RUNS_MAX, own.memory_bytes // (2 * TABLE_BYTES)),
-    )  # fmt: skip
+        memory_bytes=own.memory_bytes,
+        split_bytes=own.split_bytes,
+        block_bytes=settings.offload.block_bytes,
+        object_bytes_max=own.object_bytes,
+        set_bytes_max=own.object_bytes,
+        joined_bytes_min=own.object_bytes // 2,
+        dead_share_min=DEAD_SHARE,
+        growth_min=GROWTH_MIN,
+        table_bytes=TABLE_BYTES,
+        in_flight_bytes=_in_flight_bytes(settings),
+        runs_max=min(RUNS_MAX, own.memory_bytes // (2 * TABLE_BYTES)),
+    )
 
 
 def planned_rounds(
@@ -254,10 +267,14 @@ def planned_rounds(
     """The rounds of ``state`` over commits older than compaction.min_age_ms, one in memory at a time. Later ones may
     join their results. ``damaged`` objects stay where they are."""
     return plan_rounds(
-        store, state, limits or limits_of(settings),
-        before_version=_old_before(store, state, settings), is_wanted=is_wanted, counter=counter,
+        store,
+        state,
+        limits or limits_of(settings),
+        before_version=_old_before(store, state, settings),
+        is_wanted=is_wanted,
+        counter=counter,
         damaged=damaged,
-    )  # fmt: skip
+    )
 
 
 def _old_before(store: ObjectStore, state: CatalogState, settings: Settings) -> int:
@@ -325,9 +342,14 @@ class CompactionRounds:
         report(0)
         try:
             result = run_round(
-                self._store, state, planned, replace(self._options, report=report), clock=wall_ms, write=self._write,
+                self._store,
+                state,
+                planned,
+                replace(self._options, report=report),
+                clock=wall_ms,
+                write=self._write,
                 maintenance=self._maintenance,
-            )  # fmt: skip
+            )
         except (CorruptionError, NotFoundError) as error:
             if not self.damaged.add(planned, error):
                 raise

@@ -43,9 +43,15 @@ MIB = 1024 * 1024
 DAY_MS = 24 * 3600 * 1000
 
 _SEQUENCE_COLUMNS = (
-    "queue", "kind", "base_queue_offset", "end_queue_offset", "base_byte", "byte_count", "version",
+    "queue",
+    "kind",
+    "base_queue_offset",
+    "end_queue_offset",
+    "base_byte",
+    "byte_count",
+    "version",
     "min_phys",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

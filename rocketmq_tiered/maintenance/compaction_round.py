@@ -191,9 +191,14 @@ def run_round(
     the archive's owner, that loses no version to the round."""
     maintenance = maintenance or MaintenanceCommit.opened(store, state, "compact", clock)
     identity = OutputIdentity(
-        state.cluster, state.broker, state.epoch, state.cursor.history, state.version, clock(),
+        state.cluster,
+        state.broker,
+        state.epoch,
+        state.cursor.history,
+        state.version,
+        clock(),
         compaction_attempts_from(random.SystemRandom().getrandbits(40)),
-    )  # fmt: skip
+    )
     with maintenance.merges_paused(spills_late=planned.range.spilled_version > 0):
         return _Round(store, state, planned, maintenance, identity, page_runs_max).run(options, write)
 
@@ -404,5 +409,6 @@ def _page_keys(
         # Copied pages before and behind, and parts of pages where they were cut.
         pages += -(-planned.copied_runs // min(page_runs_max, PAGE_RUNS)) + 3
     return [
-        page_key("runs", last, state.epoch, f"{identity.first_attempt:x}_{number}") for number in range(1, pages + 1)
-    ]  # fmt: skip
+        page_key("runs", last, state.epoch, f"{identity.first_attempt:x}_{number}")
+        for number in range(1, pages + 1)
+    ]

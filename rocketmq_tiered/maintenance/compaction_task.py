@@ -109,9 +109,13 @@ class CompactionTask:
         self._settings, self._spool, self._throttle, self._stopping = settings, spool, throttle, stopping
         self._clock_ms = clock_ms
         self._store = YieldingStore(
-            store, bytes_per_s=own.bytes_per_s, requests_per_s=own.requests_per_s, share=self._share,
-            is_stopped=stopping.is_set, sleep=stopping.wait,
-        )  # fmt: skip
+            store,
+            bytes_per_s=own.bytes_per_s,
+            requests_per_s=own.requests_per_s,
+            share=self._share,
+            is_stopped=stopping.is_set,
+            sleep=stopping.wait,
+        )
         self._maintenance = MaintenanceCommit(self._store, writer, clock_ms)
         self._limits = replace(limits_of(settings), growth_min=GROWTH_MIN)
         self._options = replace(rewrite_options(settings, spool), release=release, wait=stopping.wait)
@@ -190,9 +194,14 @@ class CompactionTask:
         overdue = DueRounds(1 << 62, now_ms - 3 * own.min_age_ms)
         found = _DueRounds()
         for planned in planned_rounds(
-            self._store, state, self._settings, self._limits, due, self._counter,
+            self._store,
+            state,
+            self._settings,
+            self._limits,
+            due,
+            self._counter,
             self.damaged.keys,
-        ):  # fmt: skip
+        ):
             found.first = found.first or planned
             share = planned.range.share
             found.is_estimated |= share < 1
@@ -207,26 +216,38 @@ class CompactionTask:
         began_s = time.monotonic()
         objects, byte_count = len(planned.gone), planned.message_bytes
         result = run_round(
-            self._store, state, planned, self._options, clock=self._clock_ms, write=self._write,
+            self._store,
+            state,
+            planned,
+            self._options,
+            clock=self._clock_ms,
+            write=self._write,
             maintenance=self._maintenance,
-        )  # fmt: skip
+        )
         seconds = time.monotonic() - began_s
         if result is None:
             logger.info("a round of compaction was dropped: the archive changed after it was planned")
             return None
         now, cost = self._figures, result.cost
         self._change(
-            rounds=now.rounds + 1, round_seconds=seconds, joined_objects=now.joined_objects + objects,
-            made_objects=now.made_objects + len(result.object_keys), gets=now.gets + cost.gets,
-            bytes_read=now.bytes_read + cost.bytes_read, bytes_sent=now.bytes_sent + cost.bytes_sent,
+            rounds=now.rounds + 1,
+            round_seconds=seconds,
+            joined_objects=now.joined_objects + objects,
+            made_objects=now.made_objects + len(result.object_keys),
+            gets=now.gets + cost.gets,
+            bytes_read=now.bytes_read + cost.bytes_read,
+            bytes_sent=now.bytes_sent + cost.bytes_sent,
             bytes_copied=now.bytes_copied + cost.bytes_copied,
             backlog_objects=max(0, now.backlog_objects - objects),
             backlog_bytes=max(0, now.backlog_bytes - byte_count),
-        )  # fmt: skip
+        )
         logger.info(
             "compaction wrote %s of messages to %d objects in %.1f s, and replaced %d",
-            size_text(byte_count), len(result.object_keys), seconds, objects,
-        )  # fmt: skip
+            size_text(byte_count),
+            len(result.object_keys),
+            seconds,
+            objects,
+        )
         return result
 
     def _refuse_uncollected(self, state: CatalogState) -> None:

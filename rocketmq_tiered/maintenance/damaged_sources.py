@@ -80,11 +80,13 @@ class DamagedSources:
     def _add(self, check: SegmentCheck, why: str) -> None:
         bounds = (
             zip(
-                runs["base_queue_offset"].tolist(), runs["end_queue_offset"].tolist(), runs["min_phys"].tolist(),
+                runs["base_queue_offset"].tolist(),
+                runs["end_queue_offset"].tolist(),
+                runs["min_phys"].tolist(),
                 strict=True,
             )
             for runs in check.runs
-        )  # fmt: skip
+        )
         ranges = [
             UnreadableRange(*queue, begin, end, check.key, why, phys)
             for queue, (begin, end, phys) in zip(check.queues, chain.from_iterable(bounds), strict=True)

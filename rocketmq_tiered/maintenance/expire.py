@@ -107,16 +107,20 @@ class ExpiryTask:
             logger.error(
                 "nothing expired: it would be %.0f%% of the archive, more than retention.max_share (%.0f%%); check "
                 "the rules, then run `tiered expire --apply --yes`",
-                100 * plan.share, 100 * max_share,
-            )  # fmt: skip
+                100 * plan.share,
+                100 * max_share,
+            )
             return False
         commit_pass(self._store, state, found, clock=self._clock)
         self._missed = MissedPasses(self._planned_ms, max(1, int((self.due.every_s or 0) * 1000)))
         if found.is_committed:
             logger.info(
                 "%d messages expired, %s; %d objects, %s, are deleted after the grace period",
-                plan.rows, size_text(plan.byte_count), len(found.objects), size_text(found.object_bytes),
-            )  # fmt: skip
+                plan.rows,
+                size_text(plan.byte_count),
+                len(found.objects),
+                size_text(found.object_bytes),
+            )
         return False
 
 

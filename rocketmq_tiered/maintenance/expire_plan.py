@@ -33,15 +33,29 @@ Ints = NDArray[np.int64]
 _STEPS = 1 << 16
 """Positions that are compared at a time."""
 
-LIMITED_DTYPE = np.dtype([
-    ("queue", "<u4"), ("topic", "<u4"), ("kind", "<u4"),
-    ("version", "<i8"), ("base_queue_offset", "<i8"), ("end_queue_offset", "<i8"),
-    ("rows", "<i8"), ("byte_count", "<i8"), ("min_phys", "<i8"), ("end_phys", "<i8"),
-])  # fmt: skip
+LIMITED_DTYPE = np.dtype(
+    [
+        ("queue", "<u4"),
+        ("topic", "<u4"),
+        ("kind", "<u4"),
+        ("version", "<i8"),
+        ("base_queue_offset", "<i8"),
+        ("end_queue_offset", "<i8"),
+        ("rows", "<i8"),
+        ("byte_count", "<i8"),
+        ("min_phys", "<i8"),
+        ("end_phys", "<i8"),
+    ]
+)
 """A run of a topic with a size limit. (queue, base_queue_offset, version) finds it in the catalog."""
-EXPIRED_DTYPE = np.dtype([
-    ("queue", "<u4"), ("end_queue_offset", "<i8"), ("rows", "<i8"), ("byte_count", "<i8"),
-])  # fmt: skip
+EXPIRED_DTYPE = np.dtype(
+    [
+        ("queue", "<u4"),
+        ("end_queue_offset", "<i8"),
+        ("rows", "<i8"),
+        ("byte_count", "<i8"),
+    ]
+)
 """What expires of a run: its first rows."""
 
 Columns = Callable[[np.void], RowTable | None]
@@ -196,18 +210,27 @@ _MISSED_MAX = 1000
 _OPEN, _STAYS, _AT_LMQ = 0, 1, 2
 """Where expiry of a queue stands: all runs so far expire; one stays; one of LMQ entries waits for its messages."""
 
-LMQ_DTYPE = np.dtype([
-    ("queue", "<u4"), ("rows", "<i8"),
-    ("base_queue_offset", "<i8"), ("end_queue_offset", "<i8"), ("version", "<i8"), ("byte_count", "<i8"),
-    ("is_lmq", "?"), ("is_due", "?"),
-])  # fmt: skip
+LMQ_DTYPE = np.dtype(
+    [
+        ("queue", "<u4"),
+        ("rows", "<i8"),
+        ("base_queue_offset", "<i8"),
+        ("end_queue_offset", "<i8"),
+        ("version", "<i8"),
+        ("byte_count", "<i8"),
+        ("is_lmq", "?"),
+        ("is_due", "?"),
+    ]
+)
 """A run of LMQ entries, or one that follows them. (queue, base_queue_offset, version) finds it in the catalog."""
 
-PARENT_DTYPE = np.dtype([
-    ("run", "<i8"),               # index into the runs that were requested
-    ("queue", "<i8"),             # the queue that the run refers to; -1: no longer in the archive
-    ("end_queue_offset", "<i8"),  # one past the last offset that the run refers to in this queue
-])  # fmt: skip
+PARENT_DTYPE = np.dtype(
+    [
+        ("run", "<i8"),  # index into the runs that were requested
+        ("queue", "<i8"),  # the queue that the run refers to; -1: no longer in the archive
+        ("end_queue_offset", "<i8"),  # one past the last offset that the run refers to in this queue
+    ]
+)
 """A queue that a run of LMQ entries refers to."""
 
 Parents = Callable[[Table], Table]
@@ -463,9 +486,14 @@ class ExpiryPlanner:
         floors["queue"], floors["min_queue_offset"] = raised, self._floor[raised]
         floors["rows"] = self._expired_rows[raised]
         return ExpiryPlan(
-            floors, self._expired_bytes[raised], self._expired_runs, self._living_rows, self._living_bytes,
-            self._next_due_ms, self._missed_bytes,
-        )  # fmt: skip
+            floors,
+            self._expired_bytes[raised],
+            self._expired_runs,
+            self._living_rows,
+            self._living_bytes,
+            self._next_due_ms,
+            self._missed_bytes,
+        )
 
     def _apply_limits(self, columns: Columns) -> None:
         """Expire the oldest messages of topics above their size limit."""

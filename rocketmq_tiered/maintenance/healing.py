@@ -44,10 +44,17 @@ def put_salvaged(
     place = found.check.place
     attempt = random.SystemRandom().getrandbits(40)
     meta = SegmentMeta(
-        cluster=state.cluster, broker=state.broker, epoch=epoch, attempt=attempt, log_history=state.cursor.history,
-        catalog_version=state.version, from_phys=int(place["min_phys"]), to_phys=int(place["end_phys"]),
-        created_ms=now_ms, writer="repair",
-    )  # fmt: skip
+        cluster=state.cluster,
+        broker=state.broker,
+        epoch=epoch,
+        attempt=attempt,
+        log_history=state.cursor.history,
+        catalog_version=state.version,
+        from_phys=int(place["min_phys"]),
+        to_phys=int(place["end_phys"]),
+        created_ms=now_ms,
+        writer="repair",
+    )
     written = found.written(BlockCodec(), meta)
     if written is None:
         return None
@@ -87,9 +94,15 @@ def heal(
         removed[name] = found.runs[name]
     removed["queue"] = [numbers[queue] for queue in check.queues]
     draft = CommitDraft(
-        CommitKind.MAINTENANCE, queues=new.segment.queues, runs=new.runs, removed=removed, objects=new.objects,
-        object_keys=[new.key], pending_deletions=[key], reason=Reason.REPLACED,
-    )  # fmt: skip
+        CommitKind.MAINTENANCE,
+        queues=new.segment.queues,
+        runs=new.runs,
+        removed=removed,
+        objects=new.objects,
+        object_keys=[new.key],
+        pending_deletions=[key],
+        reason=Reason.REPLACED,
+    )
     required = Requirements(epoch=state.epoch, histories=histories_of(state))
     try:
         is_committed = commits.commit(lambda _state: draft, required)

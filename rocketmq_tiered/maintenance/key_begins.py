@@ -122,10 +122,17 @@ def pulls(client: BrokerClient, queue: QueueKey, begin: int, end: int) -> Iterat
     """Messages of [begin, end) that the broker has, in order, about a megabyte at a time. Raises UnavailableError, and
     CorruptionError for a malformed reply."""
     fields = {
-        "consumerGroup": GROUP, "topic": queue.topic, "queueId": str(queue.queue_id), "maxMsgNums": "1024",
-        "sysFlag": str(_PULLED), "commitOffset": "0", "suspendTimeoutMillis": "0", "subVersion": "0",
-        "subscription": "*", "expressionType": "TAG",
-    }  # fmt: skip
+        "consumerGroup": GROUP,
+        "topic": queue.topic,
+        "queueId": str(queue.queue_id),
+        "maxMsgNums": "1024",
+        "sysFlag": str(_PULLED),
+        "commitOffset": "0",
+        "suspendTimeoutMillis": "0",
+        "subVersion": "0",
+        "subscription": "*",
+        "expressionType": "TAG",
+    }
     offset, bodies, retries = begin, list[bytes](), 0
     while offset < end:
         answer = client.call(RequestCode.PULL_MESSAGE, fields | {"queueOffset": str(offset)})
@@ -172,9 +179,12 @@ class CopyReport:
         """As `--json` prints it."""
         own = self.figures
         return {
-            "broker": self.broker, "applied": self.is_applied, "queues": own.queues, "messages": own.new_messages,
+            "broker": self.broker,
+            "applied": self.is_applied,
+            "queues": own.queues,
+            "messages": own.new_messages,
             "bytes": own.new_bytes,
-        }  # fmt: skip
+        }
 
     def lines(self, title: str) -> list[str]:
         """For people."""
@@ -316,9 +326,18 @@ class Copying:
         position = np.cumsum(size, dtype=np.int64) - size
         none = np.full(len(size), -1, np.int64)
         rows = RowTable(
-            position, size, tags, times, COPIED_PHYS + written + position, begins,
-            (ends - begins).astype(np.int32), key_count, none, none, hashes,
-        )  # fmt: skip
+            position,
+            size,
+            tags,
+            times,
+            COPIED_PHYS + written + position,
+            begins,
+            (ends - begins).astype(np.int32),
+            key_count,
+            none,
+            none,
+            hashes,
+        )
         head = np.zeros(1, RUN_DTYPE)
         head["kind"], head["base_queue_offset"], head["base_byte"] = RunKind.SPARSE, base, written
         head["min_store_timestamp"], head["min_phys"] = times.min(), rows.phys[0]
@@ -329,9 +348,17 @@ class Copying:
         for pulled in held:
             writer.add_records([pulled.data.data], pulled.sizes)
         meta = SegmentMeta(
-            state.cluster, state.broker, state.epoch, attempt, state.cursor.history, state.version, 0, 0,
-            self.maintenance.store.clock_ms(), "compact-keys",
-        )  # fmt: skip
+            state.cluster,
+            state.broker,
+            state.epoch,
+            attempt,
+            state.cursor.history,
+            state.version,
+            0,
+            0,
+            self.maintenance.store.clock_ms(),
+            "compact-keys",
+        )
         segment = writer.finish(meta)
         return segment, [file.getvalue(), segment.keys, segment.tail]
 
@@ -351,9 +378,14 @@ class Copying:
         objects["key"] = np.arange(len(objects))
         keys = tuple(key for key, _ in segments)
         draft = CommitDraft(
-            CommitKind.MAINTENANCE, queues=[begin.queue], runs=runs, objects=objects, object_keys=keys,
-            restored=keys, reason=Reason.COMPACTED,
-        )  # fmt: skip
+            CommitKind.MAINTENANCE,
+            queues=[begin.queue],
+            runs=runs,
+            objects=objects,
+            object_keys=keys,
+            restored=keys,
+            reason=Reason.COMPACTED,
+        )
         before = started.queue(begin.queue)
 
         def change(newest: CatalogState) -> CommitDraft | None:

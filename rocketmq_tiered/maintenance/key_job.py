@@ -139,9 +139,12 @@ class KeyCompaction:
                 self._done.clear()
                 return None
             rounds = planned_key_rounds(
-                RunIndex(self._store), state, self._pass, limits_of(self._settings),
+                RunIndex(self._store),
+                state,
+                self._pass,
+                limits_of(self._settings),
                 before_version=self._before_version,
-            )  # fmt: skip
+            )
             planned = next(rounds, None)
             if planned is not None:
                 return planned
@@ -153,9 +156,14 @@ class KeyCompaction:
         moved = planned.message_bytes
         options = replace(self._options, report=lambda done: self._report(WRITTEN, done, moved))
         result = run_round(
-            self._store, state, planned, options, clock=self._store.clock_ms, write=self._write,
+            self._store,
+            state,
+            planned,
+            options,
+            clock=self._store.clock_ms,
+            write=self._write,
             maintenance=self._maintenance,
-        )  # fmt: skip
+        )
         self._changed = self._changed + 1 if result is None else 0
         if self._changed == CHANGED_MAX:
             self._changed, self._pass = 0, None
@@ -177,10 +185,17 @@ class KeyCompaction:
         """``of_loop`` with what this task counts; from any thread."""
         done, backlog = self.figures, self.backlog
         return KeyCompactionStatus(
-            **vars(of_loop), rounds=self.rounds, keys=done.keys, read_messages=done.messages,
-            kept_messages=done.new_messages, read_bytes=done.bytes, kept_bytes=done.new_bytes,
-            spooled_bytes=done.spooled_bytes, backlog_queues=backlog.queues, backlog_bytes=backlog.bytes,
-        )  # fmt: skip
+            **vars(of_loop),
+            rounds=self.rounds,
+            keys=done.keys,
+            read_messages=done.messages,
+            kept_messages=done.new_messages,
+            read_bytes=done.bytes,
+            kept_bytes=done.new_bytes,
+            spooled_bytes=done.spooled_bytes,
+            backlog_queues=backlog.queues,
+            backlog_bytes=backlog.bytes,
+        )
 
     def _read(self, state: CatalogState) -> KeyPass | None:
         """What stays of the next queues, or None."""
@@ -189,9 +204,12 @@ class KeyCompaction:
         self._before_version = settled_version(self._store, state.version, before_ms) + 1
         limits = limits_of(self._settings)
         found = keyed_queues(
-            RunIndex(self._store), state, self._rules(state),
-            before_version=self._before_version, runs_max=limits.runs_max,
-        )  # fmt: skip
+            RunIndex(self._store),
+            state,
+            self._rules(state),
+            before_version=self._before_version,
+            runs_max=limits.runs_max,
+        )
         queues = [
             replace(one, seen=self._seen.get(one.queue, 0)) for one in found if isinstance(one, KeyedQueue)
         ]
@@ -223,9 +241,14 @@ class KeyCompaction:
         own = self._settings.key_compaction
         for one in queues:
             read_queue(
-                self._store, one, found, self._options.spool_directory, own.memory_bytes // MAP_SHARE,
-                keeps_keyless=own.keyless == "keep", keeps_tombstones=found.keeps_tombstones(one),
-            )  # fmt: skip
+                self._store,
+                one,
+                found,
+                self._options.spool_directory,
+                own.memory_bytes // MAP_SHARE,
+                keeps_keyless=own.keyless == "keep",
+                keeps_tombstones=found.keeps_tombstones(one),
+            )
 
 
 def is_mostly_new(one: KeyedQueue) -> bool:
@@ -234,10 +257,17 @@ def is_mostly_new(one: KeyedQueue) -> bool:
 
 
 def compact_keys(
-    store: ObjectStore, state: CatalogState, settings: Settings, options: RewriteOptions, is_keyed: IsKeyed,
-    *, apply: bool, report: Report = lambda what, done, total: None, write: Rewrite = rewrite,
+    store: ObjectStore,
+    state: CatalogState,
+    settings: Settings,
+    options: RewriteOptions,
+    is_keyed: IsKeyed,
+    *,
+    apply: bool,
+    report: Report = lambda what, done, total: None,
+    write: Rewrite = rewrite,
     read: ReadQueues | None = None,
-) -> KeyCompactionReport:  # fmt: skip
+) -> KeyCompactionReport:
     """One pass from ``state`` on, or what it would do; ``report`` gets its progress. Raises as ``KeyCompaction``."""
     maintenance = MaintenanceCommit.opened(store, state, "compact-keys", store.clock_ms)
     task = KeyCompaction(

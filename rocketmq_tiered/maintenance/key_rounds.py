@@ -294,9 +294,12 @@ def divided(entries: Table, *, keeps_keyless: bool) -> tuple[Table, NDArray[np.i
     without = picked(entries, ~has_key)
     free = without if keeps_keyless else without[:0]
     figures = KeyFigures(
-        messages=len(entries), bytes=_size(entries), new_messages=len(free), new_bytes=_size(free),
+        messages=len(entries),
+        bytes=_size(entries),
+        new_messages=len(free),
+        new_bytes=_size(free),
         keyless=len(without) - len(free),
-    )  # fmt: skip
+    )
     return picked(entries, has_key), free["offset"].astype(np.int64), figures
 
 
@@ -369,9 +372,14 @@ def _plan(candidates: Candidates, limits: CompactionLimits, found: KeyPass) -> R
     joined = _without_empty(candidates, replaced, left)
     sequences = sequences_of_runs(joined, np.flatnonzero(replaced & (left > 0)))
     plan = RewritePlan(
-        int(runs["version"].min()), int(runs["version"].max()), sources, np.flatnonzero(~replaced),
-        selection=KeptRows(found.kept), replaced=replaced, left=left,
-    )  # fmt: skip
+        int(runs["version"].min()),
+        int(runs["version"].max()),
+        sources,
+        np.flatnonzero(~replaced),
+        selection=KeptRows(found.kept),
+        replaced=replaced,
+        left=left,
+    )
     return with_iterations(plan, joined, limits, sequences, np.ones(len(sequences), bool))
 
 

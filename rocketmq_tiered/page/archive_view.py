@@ -100,9 +100,13 @@ class TopicSummary:
     def row(self, i: int) -> TopicRow:
         """The topic at ``i``."""
         return TopicRow(
-            self.names[i], int(self.queues[i]), int(self.messages[i]), int(self.bytes[i]),
-            int(self.newest_ms[i]), int(self.gaps[i]),
-        )  # fmt: skip
+            self.names[i],
+            int(self.queues[i]),
+            int(self.messages[i]),
+            int(self.bytes[i]),
+            int(self.newest_ms[i]),
+            int(self.gaps[i]),
+        )
 
     def chosen(self, pattern: str, order: str) -> list[int]:
         """The topics whose name contains ``pattern``, in any case: by name, or the largest value first."""

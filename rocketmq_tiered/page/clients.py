@@ -47,12 +47,21 @@ def render_clients(
         rows = [(name, count_text(members)) for name, members in served.groups]
         parts.append(
             _groups(
-                "served", "Consumer groups", ["Group", "Members"], rows, facts([
-                    ("Connections", count_text(served.connections)),
-                    ("Offsets", "committed here" if served.owns_groups else "another server owns the groups"),
-                ]),
+                "served",
+                "Consumer groups",
+                ["Group", "Members"],
+                rows,
+                facts(
+                    [
+                        ("Connections", count_text(served.connections)),
+                        (
+                            "Offsets",
+                            "committed here" if served.owns_groups else "another server owns the groups",
+                        ),
+                    ]
+                ),
             )
-        )  # fmt: skip
+        )
     if figures is not None:
         parts += [_windows(figures), _cache(figures)]
     else:
@@ -78,21 +87,30 @@ def _groups(
 
 def _windows(figures: ReadFigures) -> Html:
     rows = [
-        (window.group, window.topic, window.queue_id, count_text(window.position), count_text(window.size),
-         count_text(window.fetched), bytes_text(window.unread_bytes))
+        (
+            window.group,
+            window.topic,
+            window.queue_id,
+            count_text(window.position),
+            count_text(window.size),
+            count_text(window.fetched),
+            bytes_text(window.unread_bytes),
+        )
         for window in figures.windows[:WINDOWS_SHOWN]
-    ]  # fmt: skip
+    ]
     header = ["Group", "Topic", "Queue", "Position", "Window, messages", "Ahead, messages", "Ahead, bytes"]
     shown = table("Prefetch windows", header, rows, range(2, 7)) if rows else None
     empty = None if rows else tag("p", "No reader has prefetched messages at the moment.", class_="note")
     counters = figures.prefetch
-    totals = facts([
-        ("Readers", count_text(figures.readers)),
-        ("Prefetches", f"{count_text(counters.fetches)}, {bytes_text(counters.fetched_bytes)}"),
-        ("Expired unread", bytes_text(counters.expired_bytes)),
-        ("Evicted unread", f"{count_text(counters.evicted)} times"),
-        ("Failed", count_text(counters.failures)),
-    ])  # fmt: skip
+    totals = facts(
+        [
+            ("Readers", count_text(figures.readers)),
+            ("Prefetches", f"{count_text(counters.fetches)}, {bytes_text(counters.fetched_bytes)}"),
+            ("Expired unread", bytes_text(counters.expired_bytes)),
+            ("Evicted unread", f"{count_text(counters.evicted)} times"),
+            ("Failed", count_text(counters.failures)),
+        ]
+    )
     more = len(figures.windows) - WINDOWS_SHOWN
     return section(
         "windows", "Prefetch windows", shown, empty, totals, note=f"{more:,} more" if more > 0 else None
@@ -104,20 +122,39 @@ def _cache(figures: ReadFigures) -> Html:
     corrupt = found.corrupt_fetched + found.corrupt_memory + found.corrupt_disk
     disk = found.disk_hits + found.disk_misses
     return section(
-        "cache", "Cache",
-        tag("div", [
-            card("Hits", share_text(found.hits, found.hits + found.misses),
-                 f"{count_text(found.hits)} of {count_text(found.hits + found.misses)}"),
-            card("Cached blocks", bytes_text(found.cached_bytes), f"{bytes_text(found.index_bytes)} of object tails"),
-            card("Memory of reads", bytes_text(found.charged_bytes),
-                 f"of {bytes_text(figures.budget_bytes)}, highest {bytes_text(found.peak_bytes)}"),
-            card("Read from the store", bytes_text(found.bytes_fetched), counted(found.requests, "request")),
-        ], class_="cards"),
-        facts([
-            ("Fetched twice", bytes_text(found.bytes_fetched_twice)),
-            ("Pulls that waited", count_text(found.waits)),
-            ("Refused for lack of memory", count_text(found.memory_refused)),
-            ("Disk cache hits", share_text(found.disk_hits, disk) if disk else "no disk cache used"),
-            ("Failed checksums", tag("span", count_text(corrupt), class_="bad") if corrupt else "0"),
-        ]),
-    )  # fmt: skip
+        "cache",
+        "Cache",
+        tag(
+            "div",
+            [
+                card(
+                    "Hits",
+                    share_text(found.hits, found.hits + found.misses),
+                    f"{count_text(found.hits)} of {count_text(found.hits + found.misses)}",
+                ),
+                card(
+                    "Cached blocks",
+                    bytes_text(found.cached_bytes),
+                    f"{bytes_text(found.index_bytes)} of object tails",
+                ),
+                card(
+                    "Memory of reads",
+                    bytes_text(found.charged_bytes),
+                    f"of {bytes_text(figures.budget_bytes)}, highest {bytes_text(found.peak_bytes)}",
+                ),
+                card(
+                    "Read from the store", bytes_text(found.bytes_fetched), counted(found.requests, "request")
+                ),
+            ],
+            class_="cards",
+        ),
+        facts(
+            [
+                ("Fetched twice", bytes_text(found.bytes_fetched_twice)),
+                ("Pulls that waited", count_text(found.waits)),
+                ("Refused for lack of memory", count_text(found.memory_refused)),
+                ("Disk cache hits", share_text(found.disk_hits, disk) if disk else "no disk cache used"),
+                ("Failed checksums", tag("span", count_text(corrupt), class_="bad") if corrupt else "0"),
+            ]
+        ),
+    )

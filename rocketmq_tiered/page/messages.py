@@ -107,8 +107,11 @@ def find_messages(access: ArchiveAccess, search: Search) -> list[Message]:
 def _not_found(search: Search) -> tuple[str]:
     where = f" in {search.topic}" if search.topic else ""
     words = {
-        "key": "with key", "id": "with id", "time": "stored at or after", "offset": "at offset",
-    }[search.form]  # fmt: skip
+        "key": "with key",
+        "id": "with id",
+        "time": "stored at or after",
+        "offset": "at offset",
+    }[search.form]
     days = KEY_RANGE_MS // 86_400_000
     hint = f": the newest {days} days were searched" if search.form == "key" and not search.is_whole else ""
     return (f"the archive has no message {words} {search.value}{where}{hint}",)
@@ -209,8 +212,11 @@ INNER_SHOWN = 50
 TOPICS_LISTED = 200
 HEX_ROW = 16
 _FORM_TEXTS = {
-    "key": "Key or unique key", "id": "Message id", "time": "Time, from", "offset": "Offset",
-}  # fmt: skip
+    "key": "Key or unique key",
+    "id": "Message id",
+    "time": "Time, from",
+    "offset": "Offset",
+}
 
 
 def render_messages(
@@ -230,28 +236,70 @@ def _form(search: Search, topics: Sequence[str]) -> Html:
     listed = [tag("option", value=topic) for topic in topics[:TOPICS_LISTED]]
     return tag(
         "form",
-        tag("label", "Topic", tag("input", name="topic", value=search.topic, list="topics", autocomplete="off",
-                                  spellcheck="false")),
+        tag(
+            "label",
+            "Topic",
+            tag(
+                "input",
+                name="topic",
+                value=search.topic,
+                list="topics",
+                autocomplete="off",
+                spellcheck="false",
+            ),
+        ),
         tag("datalist", listed, id="topics"),
-        tag("label", "Queue", tag("input", name="queue", inputmode="numeric", size="5", placeholder="all",
-                                  value="" if search.queue_id is None else search.queue_id)),
+        tag(
+            "label",
+            "Queue",
+            tag(
+                "input",
+                name="queue",
+                inputmode="numeric",
+                size="5",
+                placeholder="all",
+                value="" if search.queue_id is None else search.queue_id,
+            ),
+        ),
         tag("label", "Find by", tag("select", options, name="by")),
-        tag("label", "Value", tag("input", name="value", value=search.value, required=True, autocomplete="off",
-                                  spellcheck="false", placeholder="key, id, 2026-11-23T07:00:00Z, or offset"),
-            class_="wide"),
-        tag("label", tag("input", type="checkbox", name="whole", value="1", checked=search.is_whole), "All time",
-            class_="check", title="Search by key reads the newest 7 days without this"),
+        tag(
+            "label",
+            "Value",
+            tag(
+                "input",
+                name="value",
+                value=search.value,
+                required=True,
+                autocomplete="off",
+                spellcheck="false",
+                placeholder="key, id, 2026-11-23T07:00:00Z, or offset",
+            ),
+            class_="wide",
+        ),
+        tag(
+            "label",
+            tag("input", type="checkbox", name="whole", value="1", checked=search.is_whole),
+            "All time",
+            class_="check",
+            title="Search by key reads the newest 7 days without this",
+        ),
         tag("button", "Search"),
-        method="get", action="/messages", role="search", class_="bar",
-    )  # fmt: skip
+        method="get",
+        action="/messages",
+        role="search",
+        class_="bar",
+    )
 
 
 def message_path(message: Message, **others: object) -> str:
     """The page of this message."""
     fields = {
-        "by": "offset", "topic": message.topic, "queue": message.queue_id, "generation": message.queue.generation,
+        "by": "offset",
+        "topic": message.topic,
+        "queue": message.queue_id,
+        "generation": message.queue.generation,
         "value": message.queue_offset,
-    }  # fmt: skip
+    }
     return f"/messages?{urlencode(fields | others)}"
 
 
@@ -273,7 +321,10 @@ def _content(message: Message, body_form: str, *, is_only: bool) -> Html:
     properties = sorted(message.properties.items())
     pairs: list[tuple[str, Child]] = [
         ("Topic", message.topic),
-        ("Queue and offset", f"{message.queue_id}, {message.queue_offset:,}, generation {message.queue.generation}"),
+        (
+            "Queue and offset",
+            f"{message.queue_id}, {message.queue_offset:,}, generation {message.queue.generation}",
+        ),
         ("Stored", date_text(message.store_timestamp)),
         ("Born", f"{date_text(message.born_timestamp)}, {record.born_host}"),
         ("Broker", record.store_host),
@@ -285,7 +336,7 @@ def _content(message: Message, body_form: str, *, is_only: bool) -> Html:
         ("Record size", bytes_text(len(message.data))),
         ("Deliveries before", count_text(record.reconsume_times)),
         ("sysFlag, flag", f"{record.sys_flag}, {record.flag}"),
-    ]  # fmt: skip
+    ]
     shown = table("Properties", ["Property", "Value"], [(k, v) for k, v in properties[:PROPERTIES_MAX]])
     more = len(properties) - PROPERTIES_MAX
     links = [
@@ -296,10 +347,15 @@ def _content(message: Message, body_form: str, *, is_only: bool) -> Html:
         tag("a", "Only this message", href=message_path(message)) if not is_only else None,
     ]
     return tag(
-        "div", facts(pairs), _body(message, body_form, BODY_ONE_BYTES if is_only else BODY_MANY_BYTES), _inner(message),
-        tag("h3", "Properties"), shown, tag("p", f"{more} more", class_="note") if more > 0 else None,
+        "div",
+        facts(pairs),
+        _body(message, body_form, BODY_ONE_BYTES if is_only else BODY_MANY_BYTES),
+        _inner(message),
+        tag("h3", "Properties"),
+        shown,
+        tag("p", f"{more} more", class_="note") if more > 0 else None,
         tag("nav", links, class_="pages", aria_label="Neighbours"),
-    )  # fmt: skip
+    )
 
 
 def _body(message: Message, form: str, bytes_max: int) -> Html:
@@ -309,8 +365,12 @@ def _body(message: Message, form: str, bytes_max: int) -> Html:
         return tag("p", f"The body cannot be shown: {error}", class_="notice bad")
     text = None if form == "hex" else text_of(body, bytes_max)
     other = "text" if form == "hex" else "hex"
-    head = tag("h3", "Body", tag("small", bytes_text(len(body))),
-               tag("a", f"as {other}", href=message_path(message, form=other)))  # fmt: skip
+    head = tag(
+        "h3",
+        "Body",
+        tag("small", bytes_text(len(body))),
+        tag("a", f"as {other}", href=message_path(message, form=other)),
+    )
     cut = f"the first {bytes_text(bytes_max)} of {bytes_text(len(body))}" if len(body) > bytes_max else None
     shown = tag("pre", lines(text) if text is not None else lines(hex_dump(body[:bytes_max])), tabindex="0")
     return tag("div", head, shown if body else tag("p", "empty", class_="note"), tag("p", cut, class_="note"))
@@ -348,14 +408,19 @@ def _inner(message: Message) -> Html | None:
     if not inner:
         return None
     rows = [
-        (count_text(message.queue_offset + i), _first(item.properties), bytes_text(len(item.body)),
-         text_of(item.body, 200) or item.body[:100].hex(" "))
+        (
+            count_text(message.queue_offset + i),
+            _first(item.properties),
+            bytes_text(len(item.body)),
+            text_of(item.body, 200) or item.body[:100].hex(" "),
+        )
         for i, item in enumerate(inner[:INNER_SHOWN])
-    ]  # fmt: skip
+    ]
     return tag(
-        "div", tag("h3", "Inner batch", tag("small", counted(len(inner), "message"))),
+        "div",
+        tag("h3", "Inner batch", tag("small", counted(len(inner), "message"))),
         table("Inner batch", ["Offset", "Keys", "Size", "Body"], rows, (2,)),
-    )  # fmt: skip
+    )
 
 
 def _first(properties: Mapping[str, str]) -> str:

@@ -40,11 +40,14 @@ QUEUES_SHOWN = 10
 QUIET_STATES = ("starting", "connecting", "standby", "stopping", "draining")
 """Not ready, but not in trouble either."""
 REASONS: dict[str, str] = {
-    Reason.ABANDONED: "of abandoned uploads", Reason.REPLACED: "replaced", Reason.COMPACTED: "joined to larger ones",
-    Reason.EXPIRED: "expired", Reason.DIVERGED: "of earlier log histories",
+    Reason.ABANDONED: "of abandoned uploads",
+    Reason.REPLACED: "replaced",
+    Reason.COMPACTED: "joined to larger ones",
+    Reason.EXPIRED: "expired",
+    Reason.DIVERGED: "of earlier log histories",
     Reason.QUARANTINE: "kept after a repair",
     Reason.INTENT: "of a compaction that is not finished",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -105,8 +108,10 @@ def _state(shown: Overview) -> Html:
         tag("div", badge, tag("p", shown.why, class_="why"), role="status", class_="headline"),
         tag("p", "Next: ", shown.step, class_="next") if shown.step else None,
         facts([("Readiness", ready), *shown.facts]),
-        id="state", class_=f"hero {level}", data_live=True,
-    )  # fmt: skip
+        id="state",
+        class_=f"hero {level}",
+        data_live=True,
+    )
 
 
 def _findings(found: Sequence[Finding]) -> Html:
@@ -120,17 +125,26 @@ def _findings(found: Sequence[Finding]) -> Html:
         for finding in found
     ]
     return tag(
-        "section", tag("h2", "Needs attention"), tag("ul", items), id="findings", class_="findings",
-        data_live=True, hidden=not items,
-    )  # fmt: skip
+        "section",
+        tag("h2", "Needs attention"),
+        tag("ul", items),
+        id="findings",
+        class_="findings",
+        data_live=True,
+        hidden=not items,
+    )
 
 
 def card(name: str, value: Child, note: Child = None, picture: Child = None, level: str = "") -> Html:
     """One figure."""
     return tag(
-        "div", tag("h3", name), tag("p", value, class_="value"), tag("p", note, class_="note") if note else None,
-        picture, class_=f"card {level}".strip(),
-    )  # fmt: skip
+        "div",
+        tag("h3", name),
+        tag("p", value, class_="value"),
+        tag("p", note, class_="note") if note else None,
+        picture,
+        class_=f"card {level}".strip(),
+    )
 
 
 def _cards(*cards: Child) -> Html:
@@ -141,16 +155,25 @@ def _lag(report: StatusReport, shown: Overview) -> Html:
     rates = rates_of(shown.points("messages"))
     estimate = "not archived yet, an estimate" if report.is_lag_estimated else "not archived yet"
     lags: list[tuple[str, str, Callable[[float | None], str], str]] = [
-        ("Messages", "lag_messages", count_text, estimate), ("Bytes", "lag_bytes", bytes_text, "not archived yet"),
+        ("Messages", "lag_messages", count_text, estimate),
+        ("Bytes", "lag_bytes", bytes_text, "not archived yet"),
         ("Age", "lag_seconds", seconds_text, "of the oldest message not archived"),
-    ]  # fmt: skip
+    ]
     cards = [
-        card(name, text(getattr(report, key)), note,
-             sparkline(f"Lag, {name.lower()}", shown.points(key), text, getattr(report, key)))
+        card(
+            name,
+            text(getattr(report, key)),
+            note,
+            sparkline(f"Lag, {name.lower()}", shown.points(key), text, getattr(report, key)),
+        )
         for name, key, text, note in lags
-    ]  # fmt: skip
-    rate = card("Rate", rate_text(rates[-1][1] if rates else None), f"{count_text(report.messages)} since the start",
-                sparkline("Archived messages a second", rates, rate_text))  # fmt: skip
+    ]
+    rate = card(
+        "Rate",
+        rate_text(rates[-1][1] if rates else None),
+        f"{count_text(report.messages)} since the start",
+        sparkline("Archived messages a second", rates, rate_text),
+    )
     lines = facts((about.capitalize(), text) for about, text in status_lines(report))
     return section("lag", "Lag behind the broker", _cards(*cards, rate), lines)
 
@@ -177,14 +200,19 @@ def _served(served: ArchiveStatus, shown: Overview) -> Html:
     members = sum(count for _, count in served.groups)
     owner = "this server commits offsets" if served.owns_groups else "another server owns the consumer groups"
     return section(
-        "clients", "Clients",
+        "clients",
+        "Clients",
         _cards(
-            card("Connections", count_text(served.connections), None,
-                 sparkline("Connections", shown.points("connections"), count_text, served.connections)),
+            card(
+                "Connections",
+                count_text(served.connections),
+                None,
+                sparkline("Connections", shown.points("connections"), count_text, served.connections),
+            ),
             card("Consumer groups", count_text(len(served.groups)), owner),
             card("Members", count_text(members)),
         ),
-    )  # fmt: skip
+    )
 
 
 def _archive(shown: Overview) -> Html:
@@ -204,22 +232,32 @@ def _archive_parts(shown: Overview) -> list[Child]:
     return [
         problem,
         _cards(
-            card("Messages", count_text(int(topics.messages.sum())),
-                 f"{bytes_text(int(topics.bytes.sum()))} before compression"),
+            card(
+                "Messages",
+                count_text(int(topics.messages.sum())),
+                f"{bytes_text(int(topics.bytes.sum()))} before compression",
+            ),
             card("Topics", count_text(len(topics.names)), counted(int(topics.queues.sum()), "queue")),
             *_cost_cards(cost),
             *_hidden_cards(topics.hidden, shown.histories),
-            card("Gaps", count_text(len(state.gaps)), "ranges lost for good", level="bad" if len(state.gaps) else ""),
+            card(
+                "Gaps",
+                count_text(len(state.gaps)),
+                "ranges lost for good",
+                level="bad" if len(state.gaps) else "",
+            ),
             card("Pending deletions", count_text(garbage), oldest),
         ),
-        facts([
-            *_upkeep(state, shown.report),
-            ("Catalog version", count_text(state.version)),
-            ("Last commit", date_text(state.created_ms)),
-            ("Newest message", date_text(int(topics.newest_ms.max(initial=0)))),
-            ("Times", "UTC"),
-        ]),
-    ]  # fmt: skip
+        facts(
+            [
+                *_upkeep(state, shown.report),
+                ("Catalog version", count_text(state.version)),
+                ("Last commit", date_text(state.created_ms)),
+                ("Newest message", date_text(int(topics.newest_ms.max(initial=0)))),
+                ("Times", "UTC"),
+            ]
+        ),
+    ]
 
 
 def _hidden_cards(deleted: int, histories: Sequence[ShownHistory]) -> list[Html]:
@@ -237,12 +275,17 @@ def _histories(histories: Sequence[ShownHistory]) -> Html | None:
         return None
     header = ["History", "Begin", "End", "Hidden messages", "Bytes", "Hidden since", "Kept until"]
     rows = [
-        (f"{one.listing.number} (current)" if one.listing.is_current else one.listing.number,
-         count_text(one.listing.begin_phys), count_text(one.listing.end_phys), count_text(one.listing.messages),
-         bytes_text(one.listing.bytes), date_text(one.listing.since_ms),
-         "retention" if one.listing.is_kept else date_text(one.kept_until_ms))
+        (
+            f"{one.listing.number} (current)" if one.listing.is_current else one.listing.number,
+            count_text(one.listing.begin_phys),
+            count_text(one.listing.end_phys),
+            count_text(one.listing.messages),
+            bytes_text(one.listing.bytes),
+            date_text(one.listing.since_ms),
+            "retention" if one.listing.is_kept else date_text(one.kept_until_ms),
+        )
         for one in histories
-    ]  # fmt: skip
+    ]
     how = "tiered cat --history N prints hidden messages; the broker's earlier log makes them visible again"
     return section("histories", "Log histories", table("Log histories", header, rows, (1, 2, 3, 4)), note=how)
 

@@ -279,9 +279,19 @@ class AdminPages:
             facts.append(("Epoch", f"{report.epoch:,}"))
         cause, _, step = why.removeprefix(f"{state}: ").partition("\n")[0].partition(". Next: ")
         shown = Overview(
-            state, cause, step, is_alive and is_ready, report, served, contents, cost, findings,
-            self._history.points, self._histories(contents), facts,
-        )  # fmt: skip
+            state,
+            cause,
+            step,
+            is_alive and is_ready,
+            report,
+            served,
+            contents,
+            cost,
+            findings,
+            self._history.points,
+            self._histories(contents),
+            facts,
+        )
         return _Page("Overview", render_overview(shown))
 
     def _histories(self, contents: Reading[Contents]) -> list[ShownHistory]:
@@ -308,11 +318,14 @@ class AdminPages:
             lag[queue.topic] = lag.get(queue.topic, 0) + queue.lag_messages
         shown = [
             ShownTopic(
-                row, contents.rules(row.topic), oldest.get(row.topic),
-                None if cost is None else cost.topics.get(row.topic), lag.get(row.topic, 0),
+                row,
+                contents.rules(row.topic),
+                oldest.get(row.topic),
+                None if cost is None else cost.topics.get(row.topic),
+                lag.get(row.topic, 0),
             )
             for row in rows
-        ]  # fmt: skip
+        ]
         return _Page("Topics", render_topics(choice, shown, len(chosen), unread(found)))
 
     def _queues(self, fields: Mapping[str, str]) -> _Page:
@@ -376,9 +389,12 @@ class AdminPages:
         if access is not None:
             prefetcher, readers = access.fetcher.prefetcher, access.fetcher.readers
             figures = ReadFigures(
-                prefetcher.windows(), prefetcher.counters, access.source.statistics(),
-                access.budget.total_bytes, len(readers),
-            )  # fmt: skip
+                prefetcher.windows(),
+                prefetcher.counters,
+                access.source.statistics(),
+                access.budget.total_bytes,
+                len(readers),
+            )
         return _Page("Clients", render_clients(process.relays(), process.served(), figures))
 
     def _settings_page(self, _fields: Mapping[str, str]) -> _Page:

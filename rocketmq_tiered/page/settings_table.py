@@ -50,18 +50,23 @@ def render_settings(loaded: LoadedSettings) -> Html:
     chosen = [item for key, item in FIELDS.items() if key in loaded.origins]
     parts: list[Child] = [
         section(
-            "set", "Set here", _table("Settings that are not the default", chosen, loaded) if chosen
-            else tag("p", "All settings have their default."), is_live=False,
+            "set",
+            "Set here",
+            _table("Settings that are not the default", chosen, loaded)
+            if chosen
+            else tag("p", "All settings have their default."),
+            is_live=False,
         )
-    ]  # fmt: skip
+    ]
     groups = [
         tag(
-            "details", tag("summary", f"[{name}]", tag("small", counted(len(items), "setting"))),
+            "details",
+            tag("summary", f"[{name}]", tag("small", counted(len(items), "setting"))),
             _table(f"Settings of {name}", items, loaded),
         )
         for name in SECTIONS
         if (items := [item for item in FIELDS.values() if item.section == name])
-    ]  # fmt: skip
+    ]
     parts.append(section("all", "All settings", groups, is_live=False))
     return tag("div", parts, class_="grid")
 

@@ -36,8 +36,11 @@ def find_timers(access: ArchiveAccess, gateway_topic: str, unique_key: str) -> l
     for message in find_messages(access, Search("id", gateway_topic, unique_key, is_whole=True)):
         properties = message.properties
         asked = timer_of(
-            properties, stored_ms=message.store_timestamp, sys_flag=message.record.sys_flag, max_delay_ms=1 << 62
-        )  # fmt: skip
+            properties,
+            stored_ms=message.store_timestamp,
+            sys_flag=message.record.sys_flag,
+            max_delay_ms=1 << 62,
+        )
         if asked.refusal:
             outcome = f"refused: {asked.refusal.text}"
         elif not asked.deliver_ms:
@@ -61,19 +64,38 @@ def render_timers(
     """The page: the form, what was found or why nothing was, and the hours; ``hours`` None: not read yet."""
     form = tag(
         "form",
-        tag("label", "Unique key", tag("input", name="key", value=unique_key, required=True, autocomplete="off",
-                                       spellcheck="false", placeholder="the message id that the producer got"),
-            class_="wide"),
+        tag(
+            "label",
+            "Unique key",
+            tag(
+                "input",
+                name="key",
+                value=unique_key,
+                required=True,
+                autocomplete="off",
+                spellcheck="false",
+                placeholder="the message id that the producer got",
+            ),
+            class_="wide",
+        ),
         tag("button", "Search"),
-        method="get", action="/timers", role="search", class_="bar",
-    )  # fmt: skip
+        method="get",
+        action="/timers",
+        role="search",
+        class_="bar",
+    )
     parts: list[Child] = [form, problem]
     if found:
         rows = [
-            (tag("a", date_text(one.deliver_ms), href=message_path(one.message)), one.topic, one.outcome,
-             date_text(one.message.store_timestamp), " ".join(one.message.keys))
+            (
+                tag("a", date_text(one.deliver_ms), href=message_path(one.message)),
+                one.topic,
+                one.outcome,
+                date_text(one.message.store_timestamp),
+                " ".join(one.message.keys),
+            )
             for one in found
-        ]  # fmt: skip
+        ]
         shown = table("Timers", ["Delivered at", "Topic", "State", "Sent", "Keys"], rows)
         parts.append(section("found", "Timers", shown, is_live=False, note=unique_key))
     return tag("div", parts, _hours(hours, now_ms // HOUR_MS) if hours is not None else None, class_="grid")
@@ -84,10 +106,14 @@ def _hours(entries: Mapping[int, int], now: int) -> list[Html]:
     if not hours:
         return [section("hours", "Pending", tag("p", "No timer is pending."))]
     first, last = min(hours), max(hours)
-    totals = facts([
-        ("Pending", count_text(sum(hours.values()))), ("Hours", count_text(len(hours))),
-        ("First", date_text(first * HOUR_MS)), ("Last", date_text(last * HOUR_MS)),
-    ])  # fmt: skip
+    totals = facts(
+        [
+            ("Pending", count_text(sum(hours.values()))),
+            ("Hours", count_text(len(hours))),
+            ("First", date_text(first * HOUR_MS)),
+            ("Last", date_text(last * HOUR_MS)),
+        ]
+    )
     near = {hour: count for hour, count in hours.items() if hour < now + HOURS_SHOWN}
     days: dict[int, int] = {}
     for hour, count in hours.items():
@@ -96,11 +122,17 @@ def _hours(entries: Mapping[int, int], now: int) -> list[Html]:
     shown, more = list(days.items())[:DAYS_SHOWN], len(days) - DAYS_SHOWN
     parts = [
         section(
-            "hours", "Next hours", totals,
-            _counts("Hour, UTC", [(date_text(hour * HOUR_MS)[:16], count, hour < now) for hour, count in near.items()])
-            if near else tag("p", f"None in the next {HOURS_SHOWN} hours."),
+            "hours",
+            "Next hours",
+            totals,
+            _counts(
+                "Hour, UTC",
+                [(date_text(hour * HOUR_MS)[:16], count, hour < now) for hour, count in near.items()],
+            )
+            if near
+            else tag("p", f"None in the next {HOURS_SHOWN} hours."),
         )
-    ]  # fmt: skip
+    ]
     if shown:
         rows = [(date_text(day * _DAY_HOURS * HOUR_MS)[:10], count, False) for day, count in shown]
         note = f"the first {DAYS_SHOWN} of {len(days)} days with any" if more > 0 else None
@@ -111,8 +143,11 @@ def _hours(entries: Mapping[int, int], now: int) -> list[Html]:
 def _counts(name: str, rows: Sequence[tuple[str, int, bool]]) -> Html:
     most = max(count for _, count, _ in rows)
     cells = [
-        (text, [count_text(count), tag("small", "late", class_="bad") if is_late else None],
-         tag("meter", value=count, max=most, min=0, aria_label=f"{count} of {most}"))
+        (
+            text,
+            [count_text(count), tag("small", "late", class_="bad") if is_late else None],
+            tag("meter", value=count, max=most, min=0, aria_label=f"{count} of {most}"),
+        )
         for text, count, is_late in rows
-    ]  # fmt: skip
+    ]
     return table(name, [name, "Entries", ""], cells, (1,))

@@ -71,12 +71,26 @@ def render_topics(choice: TopicChoice, topics: Sequence[ShownTopic], total: int,
     options = [tag("option", f"by {order}", value=order, selected=order == choice.order) for order in ORDERS]
     form = tag(
         "form",
-        tag("label", "Filter", tag("input", type="search", name="filter", value=choice.pattern,
-                                   placeholder="part of a name", autocomplete="off", spellcheck="false")),
+        tag(
+            "label",
+            "Filter",
+            tag(
+                "input",
+                type="search",
+                name="filter",
+                value=choice.pattern,
+                placeholder="part of a name",
+                autocomplete="off",
+                spellcheck="false",
+            ),
+        ),
         tag("label", "Order", tag("select", options, name="order")),
         tag("button", "Show"),
-        method="get", action="/topics", role="search", class_="bar",
-    )  # fmt: skip
+        method="get",
+        action="/topics",
+        role="search",
+        class_="bar",
+    )
     rows = [_topic_row(topic) for topic in topics]
     header = [
         "Topic",
@@ -132,9 +146,15 @@ def render_queues(
     parts = [section("queues", topic, problem, shown, pages, note=counted(len(queues), "queue"))]
     if gaps:
         listed = [
-            (queue.queue_id, queue.generation, count_text(gap.begin_offset), count_text(gap.end_offset - 1), gap.reason)
+            (
+                queue.queue_id,
+                queue.generation,
+                count_text(gap.begin_offset),
+                count_text(gap.end_offset - 1),
+                gap.reason,
+            )
             for queue, gap in gaps[:GAPS_SHOWN]
-        ]  # fmt: skip
+        ]
         header = ["Queue", "Generation", "First missing", "Last missing", "Reason"]
         parts.append(section("gaps", "Gaps", table("Gaps", header, listed, (1, 2, 3)), note=f"{len(gaps):,}"))
     back = tag("p", tag("a", "← All topics", href="/topics"))
@@ -143,9 +163,12 @@ def render_queues(
 
 def _queue_row(queue: QueueListing, lag: QueueReport | None) -> list[Child]:
     newest = {
-        "by": "offset", "topic": queue.topic, "queue": queue.queue_id, "generation": queue.generation,
+        "by": "offset",
+        "topic": queue.topic,
+        "queue": queue.queue_id,
+        "generation": queue.generation,
         "value": queue.max_offset - 1,
-    }  # fmt: skip
+    }
     link = tag("a", "newest message", href=f"/messages?{urlencode(newest)}") if queue.messages else ""
     return [
         queue.queue_id,

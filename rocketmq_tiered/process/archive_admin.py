@@ -62,12 +62,16 @@ class ArchiveAdminSource(EventLoopSource):
         """See AdminSource."""
         status, access = self._service.status(), self._access
         document = {
-            "archive": access.title, "address": self.address, "catalogVersion": access.state.version,
-            "storeProblem": self._problem(), "ownsGroups": status.owns_groups, "connections": status.connections,
+            "archive": access.title,
+            "address": self.address,
+            "catalogVersion": access.state.version,
+            "storeProblem": self._problem(),
+            "ownsGroups": status.owns_groups,
+            "connections": status.connections,
             "groups": [{"name": name, "members": members} for name, members in status.groups],
             "audited": dict(self._service.audited),
             "unreadable": [camel_names(asdict(found)) for found in self.unreadable],
-        }  # fmt: skip
+        }
         return orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
 
 

@@ -84,9 +84,15 @@ class ArchiveTasks:
         """``store``: the archive over connections of its own, so that large requests delay no upload. ``spool``: a
         directory that only this task uses. ``writing``: see CompactionTask."""
         task = CompactionTask(
-            store, self._writer, self._settings, spool, self._throttle, self._stopping, release=trim,
+            store,
+            self._writer,
+            self._settings,
+            spool,
+            self._throttle,
+            self._stopping,
+            release=trim,
             writing=writing,
-        )  # fmt: skip
+        )
         self._compaction_task = task
         self._compaction = TaskLoop(task, self._owned_state, level=lambda: task.level.value)
         self._loops.append(self._compaction)
@@ -99,10 +105,13 @@ class ArchiveTasks:
         settings, throttled = self._settings, self._throttled(store, self._keys_share, self._stopping.is_set)
         options = replace(rewrite_options(settings, spool), release=trim, wait=self._stopping.wait)
         task = KeyCompaction(
-            self._commits(throttled), settings, options,
-            lambda state: keyed_topics(rules_in(throttled, state, settings), settings), is_due=is_mostly_new,
+            self._commits(throttled),
+            settings,
+            options,
+            lambda state: keyed_topics(rules_in(throttled, state, settings), settings),
+            is_due=is_mostly_new,
             write=writing(self._keys_share_or_stop),
-        )  # fmt: skip
+        )
         self._key_task = task
         self._keys = TaskLoop(task, self._owned_state)
         self._loops.append(self._keys)
@@ -137,9 +146,13 @@ class ArchiveTasks:
     ) -> YieldingStore:
         own = self._settings.compaction
         return YieldingStore(
-            store, bytes_per_s=bytes_per_s or own.bytes_per_s, requests_per_s=own.requests_per_s, share=share,
-            is_stopped=is_stopped, sleep=self._stopping.wait,
-        )  # fmt: skip
+            store,
+            bytes_per_s=bytes_per_s or own.bytes_per_s,
+            requests_per_s=own.requests_per_s,
+            share=share,
+            is_stopped=is_stopped,
+            sleep=self._stopping.wait,
+        )
 
     def _commits(self, store: ObjectStore) -> MaintenanceCommit:
         return MaintenanceCommit(store, self._writer, wall_ms)

@@ -66,9 +66,10 @@ class BrokerControl:
         topics = self._topics().items()
         return {
             (name, q): self.max_offset(name, q)
-            for name, count in topics if not name.startswith("%") and not system.is_system(name)
+            for name, count in topics
+            if not name.startswith("%") and not system.is_system(name)
             for q in range(count)
-        }  # fmt: skip
+        }
 
     def _topics(self) -> Mapping[str, int]:
         return {name: int(found["writeQueueNums"]) for name, found in (self._client.topics() or {}).items()}
@@ -89,8 +90,11 @@ class BrokerControl:
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Set a group's offset."""
         fields = {
-            "consumerGroup": group, "topic": topic, "queueId": str(queue_id), "commitOffset": str(offset),
-        }  # fmt: skip
+            "consumerGroup": group,
+            "topic": topic,
+            "queueId": str(queue_id),
+            "commitOffset": str(offset),
+        }
         self._done(RequestCode.UPDATE_CONSUMER_OFFSET, fields)
 
     def leftovers(self) -> list[Leftover]:
@@ -108,9 +112,11 @@ class BrokerControl:
             0, self.max_offset(HALF_TOPIC, 0) - offsets.get(f"{HALF_TOPIC}@{HALF_GROUP}", {}).get(0, 0)
         )
         found = (
-            Leftover("timers", timers), Leftover("delayed messages", delayed), Leftover("half messages", half),
+            Leftover("timers", timers),
+            Leftover("delayed messages", delayed),
+            Leftover("half messages", half),
             Leftover("messages to be popped again", self._to_pop_again(offsets)),
-        )  # fmt: skip
+        )
         return [leftover for leftover in found if leftover.messages > 0]
 
     def popped(self) -> list[Leftover]:

@@ -76,9 +76,15 @@ def writing_in_child(place: ChildStore, share: Callable[[], float], metrics: Sto
         options: RewriteOptions,
     ) -> RewriteResult:
         work = _Work(
-            place, candidates, plan, identity, options.spool_directory, options.spool_bytes_max, options.codec,
+            place,
+            candidates,
+            plan,
+            identity,
+            options.spool_directory,
+            options.spool_bytes_max,
+            options.codec,
             options.in_flight_bytes,
-        )  # fmt: skip
+        )
         context = multiprocessing.get_context("spawn")
         connection, other = context.Pipe()
         child = context.Process(target=_child, args=(other, work), name="compaction", daemon=True)
@@ -170,13 +176,22 @@ def _write(work: _Work, parent: _Parent, metrics: StoreMetrics) -> RewriteResult
     place = work.store
     with closing(open_store(place.url, place.options, metrics=metrics)) as archive:
         store = YieldingStore(
-            archive, bytes_per_s=place.settings.bytes_per_s, requests_per_s=place.settings.requests_per_s,
-            share=lambda: parent.share, is_stopped=parent.stopped.is_set, sleep=parent.stopped.wait,
-        )  # fmt: skip
+            archive,
+            bytes_per_s=place.settings.bytes_per_s,
+            requests_per_s=place.settings.requests_per_s,
+            share=lambda: parent.share,
+            is_stopped=parent.stopped.is_set,
+            sleep=parent.stopped.wait,
+        )
         options = RewriteOptions(
-            work.spool_directory, work.spool_bytes_max, work.codec, work.in_flight_bytes, release=trim,
-            wait=parent.stopped.wait, announce=parent.announce,
-        )  # fmt: skip
+            work.spool_directory,
+            work.spool_bytes_max,
+            work.codec,
+            work.in_flight_bytes,
+            release=trim,
+            wait=parent.stopped.wait,
+            announce=parent.announce,
+        )
         return rewrite(store, work.candidates, work.plan, work.identity, options)
 
 

@@ -203,10 +203,25 @@ TIMER_LATE_S = 60.0
 GARBAGE_LATE_MS = 86_400_000
 """How long after its grace period garbage counts as late."""
 ABOUT = (
-    "unreadable", "broker-down", "retention-margin", "gaps", "diverged-log", "expiry", "garbage", "compaction", "scrub",
-    "pins", "index", "settings", "name-servers", "master", "plain-accounts", "mount", "mount-lease",
+    "unreadable",
+    "broker-down",
+    "retention-margin",
+    "gaps",
+    "diverged-log",
+    "expiry",
+    "garbage",
+    "compaction",
+    "scrub",
+    "pins",
+    "index",
+    "settings",
+    "name-servers",
+    "master",
+    "plain-accounts",
+    "mount",
+    "mount-lease",
     "timers",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -264,34 +279,40 @@ def _of_the_broker(report: StatusReport) -> list[Finding]:
         found.append(Finding("broker-down", "the broker does not run", step))
     margin_s = report.retention_margin_seconds
     if margin_s is not None and margin_s < report.short_retention_margin_seconds:
-        found.append(Finding(
-            "retention-margin",
-            f"in {duration_text(margin_s)} the broker deletes messages that are not archived",
-            "find out why uploads are slow or stopped, and raise the broker's fileReservedTime or free space there",
-            is_bad=margin_s < report.short_retention_margin_seconds / MARGIN_BAD_SHARE,
-        ))  # fmt: skip
+        found.append(
+            Finding(
+                "retention-margin",
+                f"in {duration_text(margin_s)} the broker deletes messages that are not archived",
+                "find out why uploads are slow or stopped, and raise the broker's fileReservedTime or free space there",
+                is_bad=margin_s < report.short_retention_margin_seconds / MARGIN_BAD_SHARE,
+            )
+        )
     return found
 
 
 TASKS = {
     EXPIRY: (
-        "expiry", "nothing expires",
+        "expiry",
+        "nothing expires",
         "check the rules with tiered expire ARCHIVE_URL; if they are right, add --apply --yes",
     ),
     GARBAGE_COLLECTION: (
-        "garbage", "garbage is not deleted",
+        "garbage",
+        "garbage is not deleted",
         "let this account delete, or run tiered gc --every with one that may and set gc.every_ms to 0",
     ),
     COMPACTION: (
-        "compaction", "small objects are not joined",
+        "compaction",
+        "small objects are not joined",
         "correct the cause, or set compaction.every_ms to 0; until then reads cost more requests",
     ),
     SCRUB: ("scrub", "stored objects are damaged, or cannot be read back", "tiered repair ARCHIVE_URL"),
     INDEX_BUILDING: (
-        "index", "the message index is not updated",
+        "index",
+        "the message index is not updated",
         "run tiered doctor ARCHIVE_URL; queries by key read the messages themselves until it is updated",
     ),
-}  # fmt: skip
+}
 """What a problem of a task is about, and the next step."""
 
 
@@ -303,12 +324,14 @@ def _of_the_archive(report: StatusReport) -> list[Finding]:
         found.append(_gaps(report.gaps))
     if report.hidden_messages or report.diverged_objects:
         hidden = counted(report.hidden_messages, "archived message")
-        found.append(Finding(
-            "diverged-log",
-            f"the broker's log was truncated or replaced: {hidden if report.hidden_messages else 'messages'} that it "
-            f"lacks {'is' if report.hidden_messages == 1 else 'are'} hidden",
-            "tiered ls ARCHIVE_URL --histories lists them; put the broker's earlier log back, or do nothing",
-        ))  # fmt: skip
+        found.append(
+            Finding(
+                "diverged-log",
+                f"the broker's log was truncated or replaced: {hidden if report.hidden_messages else 'messages'} that "
+                f"it lacks {'is' if report.hidden_messages == 1 else 'are'} hidden",
+                "tiered ls ARCHIVE_URL --histories lists them; put the broker's earlier log back, or do nothing",
+            )
+        )
     for task in report.tasks:
         if task.problem:
             about, what, step = TASKS.get(task.name, (task.name, f"{task.name} has not run", "see the log"))

@@ -250,9 +250,13 @@ class ServerGroups:
         one: a broker takes an offset for a single queue only."""
         is_offset = start.kind is StartKind.OFFSET
         moved = _reset_at(
-            client, group, topic, timestamp=0 if is_offset else start.value, queueId=-1,
+            client,
+            group,
+            topic,
+            timestamp=0 if is_offset else start.value,
+            queueId=-1,
             offset=start.value if is_offset else -1,
-        )  # fmt: skip
+        )
         for move in moves:
             if moved.get(move.queue_id) != move.after:
                 moved |= _reset_at(

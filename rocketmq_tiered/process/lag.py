@@ -135,11 +135,14 @@ class Lag:
         share = self.estimated_from
         return tuple(
             QueueReport(
-                topic, queue_id, round(lag.messages / share), round(lag.bytes / share),
+                topic,
+                queue_id,
+                round(lag.messages / share),
+                round(lag.bytes / share),
                 max(0.0, (now_ms - lag.oldest_ms) / 1000),
             )
             for (topic, queue_id), lag in sorted(self.queues.items())
-        )  # fmt: skip
+        )
 
     def add(self, topic: str, queue_id: int, counted: QueueLag) -> None:
         """Add to the lag of one queue; earlier calls are for earlier records."""
@@ -242,9 +245,13 @@ def _count_scanned(
     table = QueueTable()
     # A stale checksum of a copied message is accepted; other damage ends the count without a search.
     feed = LogFeed(
-        log, table, topic_filter, delay_levels_ms=None,
-        next_record=lambda _phys, _limit: None, accepted_size=partial(stored_size, log),
-    )  # fmt: skip
+        log,
+        table,
+        topic_filter,
+        delay_levels_ms=None,
+        next_record=lambda _phys, _limit: None,
+        accepted_size=partial(stored_size, log),
+    )
     bound = FeedBound(end_phys, end_phys - 1)
     batch = LogBatch(min(CHUNK_BYTES, end_phys - begin_phys))
     phys = begin_phys

@@ -272,9 +272,14 @@ class Service:
         self._failures += 1
         lasts, self._failed_why = str(error) == self._failed_why, str(error)
         plan = after_failure(
-            error, self._settings, self._failures, self._jitter(),
-            has_owned=self._has_owned, has_stood_by=self._has_stood_by, lasts=lasts,
-        )  # fmt: skip
+            error,
+            self._settings,
+            self._failures,
+            self._jitter(),
+            has_owned=self._has_owned,
+            has_stood_by=self._has_stood_by,
+            lasts=lasts,
+        )
         self._has_stood_by = self._has_stood_by or plan.condition.state is RunState.STANDBY
         if plan.exit_code is not None:  # failures that a retry may cure are logged as states
             level = logging.ERROR if isinstance(error, TieredError) else logging.CRITICAL

@@ -30,12 +30,26 @@ PRICES = Prices()
 LATE_MS: Final = 60_000
 """Other nodes end a lease long before, whatever this machine's clock says: there is none."""
 SERVED, LEAVING, NOT_REGISTERED, LATE, NOT_SERVED = STATES = (
-    "served", "leaving", "not registered", "late", "not served",
-)  # fmt: skip
+    "served",
+    "leaving",
+    "not registered",
+    "late",
+    "not served",
+)
 
 HEADER: Final = (
-    "broker", "node", "address", "since", "state", "queues", "consumers", "groups", "lag", "size", "USD/month",
-)  # fmt: skip
+    "broker",
+    "node",
+    "address",
+    "since",
+    "state",
+    "queues",
+    "consumers",
+    "groups",
+    "lag",
+    "size",
+    "USD/month",
+)
 
 
 class MountRow(NamedTuple):
@@ -69,11 +83,18 @@ class MountRow(NamedTuple):
         """Under HEADER."""
         record = self.record
         return [
-            "/".join(record.name), self.node or "-", record.address or "-",
+            "/".join(record.name),
+            self.node or "-",
+            record.address or "-",
             time_text(record.since_ms) if record.since_ms else "-",
-            f"{self.state}: {record.problem}" if record.problem else self.state, record.queues, record.consumers,
-            record.groups, record.lag, size_text(record.stored_bytes), f"{self.storage_usd_month:.2f}",
-        ]  # fmt: skip
+            f"{self.state}: {record.problem}" if record.problem else self.state,
+            record.queues,
+            record.consumers,
+            record.groups,
+            record.lag,
+            size_text(record.stored_bytes),
+            f"{self.storage_usd_month:.2f}",
+        ]
 
 
 def mount_rows(store: ObjectStore) -> list[MountRow]:
@@ -86,8 +107,10 @@ def rows_of(leases: Iterable[NodeLease], announced: Mapping[BrokerName, int]) ->
     late_ms = wall_ms() - LATE_MS
     rows = [
         MountRow(record, lease.node, LATE if lease.renewed_ms < late_ms else _state_of(record))
-        for lease in leases if lease.is_living for record in lease.mounts
-    ]  # fmt: skip
+        for lease in leases
+        if lease.is_living
+        for record in lease.mounts
+    ]
     known = {row.record.name for row in rows if row.state != LEAVING}
     rows += [MountRow(MountRecord(*name, queues=announced[name])) for name in announced.keys() - known]
     return sorted(rows, key=lambda row: row.record.name)
@@ -144,8 +167,12 @@ class MountAdminSource(EventLoopSource):
         document = {
             "nodes": [
                 {
-                    "url": node.place.url, "node": node.member.node, "state": node.state.value,
-                    "holdsLease": node.member.holds(), "storeProblem": node.problem, "moves": node.moves,
+                    "url": node.place.url,
+                    "node": node.member.node,
+                    "state": node.state.value,
+                    "holdsLease": node.member.holds(),
+                    "storeProblem": node.problem,
+                    "moves": node.moves,
                     "takeovers": node.member.takeovers,
                     "brokers": [camel_names(asdict(record)) for record in node.records()],
                     "failures": {"/".join(name): why for name, why in node.failures.items()},
@@ -153,7 +180,7 @@ class MountAdminSource(EventLoopSource):
                 for node in self.nodes
             ],
             "findings": [camel_names(asdict(finding)) for finding in self.findings()],
-        }  # fmt: skip
+        }
         return orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
 
 

@@ -146,13 +146,16 @@ def catalog_figures(state: CatalogState, now_ms: int, gc: GcSettings) -> dict[st
     """The members of a report that ``state`` tells."""
     garbage_ms = state.oldest_garbage_ms
     return {
-        "gaps": len(state.gaps), "unindexed_objects": len(state.unindexed),
+        "gaps": len(state.gaps),
+        "unindexed_objects": len(state.unindexed),
         "pending_deletions": state.pending_deletion_count,
         "oldest_pending_deletion_seconds": seconds_since(state.oldest_pending_deletion_ms, now_ms),
-        "garbage_overdue_seconds": seconds_since(None if garbage_ms is None else garbage_ms + gc.grace_ms, now_ms),
+        "garbage_overdue_seconds": seconds_since(
+            None if garbage_ms is None else garbage_ms + gc.grace_ms, now_ms
+        ),
         "diverged_objects": state.diverged_count,
         "hidden_messages": hidden_since(state, now_ms - gc.diverged_grace_ms),
-    }  # fmt: skip
+    }
 
 
 def seconds_since(then_ms: int | None, now_ms: int) -> float:
@@ -173,9 +176,9 @@ def decode_report(document: Mapping[str, Any]) -> StatusReport:
 def _decoded(kind: type[T], document: Mapping[str, Any]) -> T:
     hints = get_type_hints(kind)
     named = {name: camel_name(name) for name in hints}
-    return kind(**{
-        name: _value(hints[name], document[own]) for name, own in named.items() if own in document
-    })  # fmt: skip
+    return kind(
+        **{name: _value(hints[name], document[own]) for name, own in named.items() if own in document}
+    )
 
 
 def _value(hint: Any, value: Any) -> Any:

@@ -43,9 +43,12 @@ def needs_groups(archive: Archive, state: CatalogState) -> bool:
 
 
 def take_back(
-    root: ObjectStore, archive: Archive, client: BrokerClient, say: Callable[[Step], None],
+    root: ObjectStore,
+    archive: Archive,
+    client: BrokerClient,
+    say: Callable[[Step], None],
     sleep: Callable[[float], object] = time.sleep,
-) -> None:  # fmt: skip
+) -> None:
     """Take back the retired broker at ``client``, whose permission is 0. Resumable: offsets are only raised."""
     broker = BrokerControl(client, archive.cluster)
     if broker.permission() == PERM_READ_WRITE and load_snapshot(archive.store).owner_name != PRODUCER:
@@ -74,9 +77,13 @@ def take_back(
 
 def _end_retirement(archive: Archive) -> None:
     writer = CatalogWriter(
-        archive.store, cluster=archive.cluster, broker=archive.broker, instance=PRODUCER, kind="backfill",
+        archive.store,
+        cluster=archive.cluster,
+        broker=archive.broker,
+        instance=PRODUCER,
+        kind="backfill",
         clock_ms=wall_ms,
-    )  # fmt: skip
+    )
     writer.claim()
     writer.release()
 
@@ -123,9 +130,13 @@ def _send(client: BrokerClient, messages: Iterable[RetryMessage]) -> int:
     for message in messages:
         record = decode_record(message.data)
         outgoing = OutgoingMessage(
-            message.topic, record.stored_body, kept_properties(record.properties, message.topic), 0, record.flag,
+            message.topic,
+            record.stored_body,
+            kept_properties(record.properties, message.topic),
+            0,
+            record.flag,
             record.born_timestamp,
-        )  # fmt: skip
+        )
         request = outgoing.request(PRODUCER, 0)
         answer = client.call(request.code, request.ext_fields, request.body)
         if answer.code != SUCCESS:

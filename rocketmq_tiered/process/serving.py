@@ -213,10 +213,17 @@ class MergedHandlers:
     """Handlers over archive and broker; those of slave mode with ``redirect``. Belongs to one event loop."""
 
     def __init__(
-        self, archive: ServedArchive, access: ArchiveAccess, settings: Settings, clients: ClientTable,
-        store: BrokerStore, compacted: CompactionTopics, *, accepted: AcceptedAccounts | None,
+        self,
+        archive: ServedArchive,
+        access: ArchiveAccess,
+        settings: Settings,
+        clients: ClientTable,
+        store: BrokerStore,
+        compacted: CompactionTopics,
+        *,
+        accepted: AcceptedAccounts | None,
         redirect: RedirectContext | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         read, serve = settings.read, settings.serve
         self._archive, self._access, self._store = archive, access, store
         self._is_slave = redirect is not None
@@ -243,9 +250,14 @@ class MergedHandlers:
 
     @classmethod
     async def opened(
-        cls, access: ArchiveAccess, clients: ClientTable, settings: Settings, conf: BrokerConf | None,
-        accepted: AcceptedAccounts | None, redirect: RedirectContext | None = None,
-    ) -> MergedHandlers:  # fmt: skip
+        cls,
+        access: ArchiveAccess,
+        clients: ClientTable,
+        settings: Settings,
+        conf: BrokerConf | None,
+        accepted: AcceptedAccounts | None,
+        redirect: RedirectContext | None = None,
+    ) -> MergedHandlers:
         """Over the archive and the broker's files. Raises what opening the store and reading the archive raise."""
         archive = ServedArchive(access)
         await archive.load()

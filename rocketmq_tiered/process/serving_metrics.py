@@ -49,9 +49,11 @@ def _shared(mode: str, broker: str, service: RelayService[Any]) -> Iterator[Metr
     yield _counters(f"{mode}_answered", "requests answered by this process", "code", answered)
     yield _counters(f"{mode}_relayed", f"requests relayed to the {broker}", "code", relayed)
     yield _counters(
-        f"{mode}_failed", f"requests without a reply of the {broker}, by outcome for the client", "outcome",
+        f"{mode}_failed",
+        f"requests without a reply of the {broker}, by outcome for the client",
+        "outcome",
         {name.lower(): count for name, count in list(counters.failed.items())},
-    )  # fmt: skip
+    )
     events = (
         "refused requests, resets, commits by clients outside the group, reloads of rules and certificates"
     )

@@ -113,8 +113,10 @@ def relay_lines(relay: RelayStatus) -> Iterator[Line]:
     connected = f"{relay.connections:,} connected"
     if isinstance(relay, SlaveStatus):
         states = {
-            True: "redirects slow consumers here", False: "redirects no consumers (slaveReadEnable)", None: "answers",
-        }  # fmt: skip
+            True: "redirects slow consumers here",
+            False: "redirects no consumers (slaveReadEnable)",
+            None: "answers",
+        }
         silent = f"does not answer: {relay.master_failure}" if relay.master_failure else "does not answer"
         master = states[relay.redirects] if relay.is_master_available else silent
         yield "slave", f"id {relay.broker_id} at {relay.address}, {connected}; the master {master}"

@@ -265,9 +265,15 @@ class UploaderJob:
         self, own: ObjectStore, settings: Settings, tls: ClientTls | None, opened: ExitStack
     ) -> None:
         credentials, offsets = credentials_of(settings), self._broker_offsets
-        messages = TimerMessages(partial(
-            open_access, settings.archive.url, cluster=self.names.cluster, broker=self.names.broker, settings=settings
-        ))  # fmt: skip
+        messages = TimerMessages(
+            partial(
+                open_access,
+                settings.archive.url,
+                cluster=self.names.cluster,
+                broker=self.names.broker,
+                settings=settings,
+            )
+        )
 
         def broker(is_stopped: Callable[[], bool]) -> RemoteTimerBroker:
             made = RemoteTimerBroker(
@@ -388,7 +394,7 @@ def _environment(writer: Writer, archive: ObjectStore, names: BrokerNames) -> En
         retires=writer.retires,
         committed=writer.committed,
         refuse_empty=partial(require_exclusive_creates, own),
-    )  # fmt: skip
+    )
     if writer.state_dir is None or archive.url.startswith("memory:"):
         return environment
     marker = ArchiveMarker(writer.state_dir, own.url)

@@ -19,19 +19,47 @@ _MULTI_TAGS = 0x2
 _COMPRESSION_TYPE = 0x700
 KEPT_FLAGS = SYS_COMPRESSED | _MULTI_TAGS | _COMPRESSION_TYPE
 """Of sysFlag. Others say how a broker stored it: half or committed, IPv6 hosts, inner batch."""
-DROPPED_PROPERTIES = frozenset({
-    # It would be delayed again, or be a timer again.
-    "DELAY", "TIMER_DELAY_LEVEL", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "TIMER_OUT_MS",
-    "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES", "TIMER_ROLL_LABEL", "TIMER_DEL_UNIQKEY", "REAL_TOPIC",
-    "REAL_QID",
-    # It would be half a transaction.
-    "TRAN_MSG", "PGROUP", "TRANSACTION_CHECK_TIMES", "TRAN_PREPARED_QUEUE_OFFSET", "CHECK_IMMUNITY_TIME_IN_SECONDS",
-    "__transactionId__",
-    # It would go to LMQs, to the queue of its priority, or be a batch.
-    "INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET", "__LITE_TOPIC", "_SYS_MSG_PRIORITY_", "INNER_NUM", "INNER_BASE",
-    # The target's own; WAIT = false would confirm what is not stored yet.
-    "CLUSTER", "MSG_REGION", "TRACE_ON", "WAIT", "__CRC32#", "POP_CK", "POP_CK_OFFSET", "1ST_POP_TIME",
-})  # fmt: skip
+DROPPED_PROPERTIES = frozenset(
+    {
+        # It would be delayed again, or be a timer again.
+        "DELAY",
+        "TIMER_DELAY_LEVEL",
+        "TIMER_DELAY_SEC",
+        "TIMER_DELAY_MS",
+        "TIMER_DELIVER_MS",
+        "TIMER_OUT_MS",
+        "TIMER_ENQUEUE_MS",
+        "TIMER_DEQUEUE_MS",
+        "TIMER_ROLL_TIMES",
+        "TIMER_ROLL_LABEL",
+        "TIMER_DEL_UNIQKEY",
+        "REAL_TOPIC",
+        "REAL_QID",
+        # It would be half a transaction.
+        "TRAN_MSG",
+        "PGROUP",
+        "TRANSACTION_CHECK_TIMES",
+        "TRAN_PREPARED_QUEUE_OFFSET",
+        "CHECK_IMMUNITY_TIME_IN_SECONDS",
+        "__transactionId__",
+        # It would go to LMQs, to the queue of its priority, or be a batch.
+        "INNER_MULTI_DISPATCH",
+        "INNER_MULTI_QUEUE_OFFSET",
+        "__LITE_TOPIC",
+        "_SYS_MSG_PRIORITY_",
+        "INNER_NUM",
+        "INNER_BASE",
+        # The target's own; WAIT = false would confirm what is not stored yet.
+        "CLUSTER",
+        "MSG_REGION",
+        "TRACE_ON",
+        "WAIT",
+        "__CRC32#",
+        "POP_CK",
+        "POP_CK_OFFSET",
+        "1ST_POP_TIME",
+    }
+)
 _ITEM = struct.Struct(">iIIii")
 _SHORT = struct.Struct(">h")
 
@@ -58,10 +86,19 @@ class OutgoingMessage:
             body = _ITEM.pack(size, 0, 0, self.flag, 0) + _SHORT.pack(len(encoded)) + encoded
         fields = {
             # c, the topic that a missing one is made like: itself, so none is made.
-            "a": group, "b": self.topic, "c": self.topic, "d": "4", "e": str(queue_id), "f": str(self.sys_flag),
-            "g": str(self.born_timestamp), "h": str(self.flag), "i": "" if is_batch else properties, "j": "0",
-            "k": "false", "m": "true" if is_batch else "false",
-        }  # fmt: skip
+            "a": group,
+            "b": self.topic,
+            "c": self.topic,
+            "d": "4",
+            "e": str(queue_id),
+            "f": str(self.sys_flag),
+            "g": str(self.born_timestamp),
+            "h": str(self.flag),
+            "i": "" if is_batch else properties,
+            "j": "0",
+            "k": "false",
+            "m": "true" if is_batch else "false",
+        }
         code = RequestCode.SEND_BATCH_MESSAGE if is_batch else RequestCode.SEND_MESSAGE_V2
         return RemotingCommand(int(code), 0, ext_fields=fields, body=body)
 

@@ -62,9 +62,13 @@ class RemoteTimerBroker:
 
     def _has(self, topic: str, unique_key: str) -> bool:
         fields = {
-            "topic": topic, "key": unique_key, "maxNum": str(ANSWERS_MAX), "beginTimestamp": "0",
-            "endTimestamp": str(wall_ms() + 86_400_000), "_UNIQUE_KEY_QUERY": "true",
-        }  # fmt: skip
+            "topic": topic,
+            "key": unique_key,
+            "maxNum": str(ANSWERS_MAX),
+            "beginTimestamp": "0",
+            "endTimestamp": str(wall_ms() + 86_400_000),
+            "_UNIQUE_KEY_QUERY": "true",
+        }
         answer = self._asked().call(QUERY_MESSAGE, fields)
         return answer.code == 0 and any(found == unique_key for found in _unique_keys(answer.body))
 

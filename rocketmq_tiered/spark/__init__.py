@@ -21,11 +21,34 @@ if TYPE_CHECKING:
     from rocketmq_tiered.spark.source.session import register, session
 
 __all__ = [
-    "ArchiveCompaction", "ArchiveReport", "BackfillOptions", "BackfillReport", "DiffReport", "Difference",
-    "DifferenceKind", "ExportReport", "Mode", "Question", "Source", "SourceOptions", "Stats",
-    "StoreToBackfill", "backfill", "compact", "compact_keys", "delta_conf", "diff", "export", "read", "register",
-    "search", "session", "stats", "verify", "with_json",
-]  # fmt: skip
+    "ArchiveCompaction",
+    "ArchiveReport",
+    "BackfillOptions",
+    "BackfillReport",
+    "DiffReport",
+    "Difference",
+    "DifferenceKind",
+    "ExportReport",
+    "Mode",
+    "Question",
+    "Source",
+    "SourceOptions",
+    "Stats",
+    "StoreToBackfill",
+    "backfill",
+    "compact",
+    "compact_keys",
+    "delta_conf",
+    "diff",
+    "export",
+    "read",
+    "register",
+    "search",
+    "session",
+    "stats",
+    "verify",
+    "with_json",
+]
 
 _HOMES = {
     "rocketmq_tiered.spark.jobs.backfill": (

@@ -115,9 +115,12 @@ def _comparison(name: str, operator: str, literal: str) -> Predicate | None:
     # Rows have whole milliseconds; a bound may lie inside one.
     step = 0 if name == "storeTime" else 1
     allowed = {
-        "==": Allowed(value, value), ">=": Allowed(low=value), "<=": Allowed(high=value),
-        ">": Allowed(low=value + step), "<": Allowed(high=value - step),
-    }[operator]  # fmt: skip
+        "==": Allowed(value, value),
+        ">=": Allowed(low=value),
+        "<=": Allowed(high=value),
+        ">": Allowed(low=value + step),
+        "<": Allowed(high=value - step),
+    }[operator]
     return Predicate({_TIME if name == "storeTime" else name: allowed})
 
 
@@ -170,10 +173,34 @@ __all__ = ["Dataset"]
 
 
 _SHOWN = (
-    "queueId", "queueOffset", "storeTime", "bornTime", "tags", "keys", "uniqKey", "properties", "text", "body", "topic",
-    "generation", "brokerName", "cluster", "storeSize", "commitLogOffset", "storeTimestamp", "bornTimestamp",
-    "bornHost", "storeHost", "sysFlag", "flag", "reconsumeTimes", "ptOffset", "offsetMsgId", "tagsCode", "innerNum",
-)  # fmt: skip
+    "queueId",
+    "queueOffset",
+    "storeTime",
+    "bornTime",
+    "tags",
+    "keys",
+    "uniqKey",
+    "properties",
+    "text",
+    "body",
+    "topic",
+    "generation",
+    "brokerName",
+    "cluster",
+    "storeSize",
+    "commitLogOffset",
+    "storeTimestamp",
+    "bornTimestamp",
+    "bornHost",
+    "storeHost",
+    "sysFlag",
+    "flag",
+    "reconsumeTimes",
+    "ptOffset",
+    "offsetMsgId",
+    "tagsCode",
+    "innerNum",
+)
 JSON = "json"
 """The text as a JSON value; null where it is none."""
 
@@ -185,10 +212,15 @@ def snake_case(name: str) -> str:
 
 TABLE_NAMES = {snake_case(name): name for name in _SHOWN}
 """Name in SQL -> name in the message table, but ``json``."""
-SCHEMA = pa.schema([
-    *(field.with_name(snake_case(field.name)) for field in arrow_schema([COLUMNS[name] for name in _SHOWN])),
-    pa.field(JSON, pa.json_()),
-])  # fmt: skip
+SCHEMA = pa.schema(
+    [
+        *(
+            field.with_name(snake_case(field.name))
+            for field in arrow_schema([COLUMNS[name] for name in _SHOWN])
+        ),
+        pa.field(JSON, pa.json_()),
+    ]
+)
 
 
 def checked(names: Sequence[str] | None) -> list[str]:

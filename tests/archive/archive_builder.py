@@ -84,9 +84,16 @@ class ArchiveBuilder:
         self._attempt = 0
         self._codec = codec or BlockCodec(block_bytes=600)
         self.writer = CatalogWriter(
-            store, cluster="cluster", broker="broker", instance="test", kind="run", clock_ms=lambda: NOW_MS,
-            limits=limits or CatalogLimits(root_every=4), random=random.Random(1), wait=lambda seconds: None,
-        )  # fmt: skip
+            store,
+            cluster="cluster",
+            broker="broker",
+            instance="test",
+            kind="run",
+            clock_ms=lambda: NOW_MS,
+            limits=limits or CatalogLimits(root_every=4),
+            random=random.Random(1),
+            wait=lambda seconds: None,
+        )
         self.writer.claim()
         self.keys: list[str] = []
         self.doctor: Callable[[bytes], bytes] = lambda record: record
@@ -121,10 +128,19 @@ class ArchiveBuilder:
         for index, (queue, begin, end) in enumerate(gaps):
             gap_table[index] = (_number(queues, queue), GapReason.BROKER_DELETED, begin, end)
         draft = CommitDraft(
-            kind=CommitKind.APPEND, history=self.state.cursor.history, from_phys=from_phys, to_phys=self._phys,
-            check=NO_CHECK, queues=queues, runs=np.concatenate(tables), objects=objects, object_keys=keys,
-            gaps=gap_table, state_objects=state_objects or {}, created_ms=NOW_MS,
-        )  # fmt: skip
+            kind=CommitKind.APPEND,
+            history=self.state.cursor.history,
+            from_phys=from_phys,
+            to_phys=self._phys,
+            check=NO_CHECK,
+            queues=queues,
+            runs=np.concatenate(tables),
+            objects=objects,
+            object_keys=keys,
+            gaps=gap_table,
+            state_objects=state_objects or {},
+            created_ms=NOW_MS,
+        )
         self.keys += keys
         return self.writer.append(draft)
 
@@ -214,8 +230,19 @@ class ArchiveBuilder:
                 ]
             specs.append(replace(spec, queue=_number(own, queue), rows=rows))
         segment = build(own, specs, shuffle_seed=self._attempt)
-        meta = SegmentMeta("cluster", "broker", self.state.epoch, self._attempt, self.state.cursor.history,
-                           self.state.version, from_phys, self._phys, NOW_MS, "test", self._history_phys)  # fmt: skip
+        meta = SegmentMeta(
+            "cluster",
+            "broker",
+            self.state.epoch,
+            self._attempt,
+            self.state.cursor.history,
+            self.state.version,
+            from_phys,
+            self._phys,
+            NOW_MS,
+            "test",
+            self._history_phys,
+        )
         encoded = encode_segment(meta, own, segment.runs, segment.rows, segment.arena, self._codec)
         if len(group) > 1:
             key = set_key(f"{from_phys:020d}", self.state.epoch, self._attempt)
@@ -224,9 +251,17 @@ class ArchiveBuilder:
         self.store.put_if_absent(key, encoded.body)
         keys.append(key)
         objects[number] = (
-            number, encoded.rows, encoded.size_bytes, encoded.tail_bytes, encoded.tail_crc32c,
-            self.state.epoch, encoded.min_phys, encoded.end_phys, encoded.raw_bytes, 0,
-        )  # fmt: skip
+            number,
+            encoded.rows,
+            encoded.size_bytes,
+            encoded.tail_bytes,
+            encoded.tail_crc32c,
+            self.state.epoch,
+            encoded.min_phys,
+            encoded.end_phys,
+            encoded.raw_bytes,
+            0,
+        )
         runs = segment.runs.astype(RUN_DTYPE)
         runs["queue"] = [_number(queues, queue) for queue, _ in group]
         runs["object"] = number
@@ -257,9 +292,15 @@ class ArchiveBuilder:
         objects = objects.copy()
         objects["epoch"] = self.state.epoch
         draft = CommitDraft(
-            kind=CommitKind.MAINTENANCE, queues=[queue], runs=runs, removed=_removed(runs), objects=objects,
-            object_keys=[key], pending_deletions=[keys[0]], created_ms=NOW_MS,
-        )  # fmt: skip
+            kind=CommitKind.MAINTENANCE,
+            queues=[queue],
+            runs=runs,
+            removed=_removed(runs),
+            objects=objects,
+            object_keys=[key],
+            pending_deletions=[keys[0]],
+            created_ms=NOW_MS,
+        )
         return self.writer.append(draft)
 
     def cut_runs(self, rows_max: int) -> CatalogState:
@@ -269,19 +310,25 @@ class ArchiveBuilder:
             chunk = index.runs_of(self.state, queue)
             parts = [part for run in chunk.runs for part in self._parts(chunk, run, rows_max)]
             draft = CommitDraft(
-                kind=CommitKind.MAINTENANCE, queues=[queue], runs=np.array(parts, RUN_DTYPE),
-                removed=_removed(chunk.runs), objects=chunk.objects, object_keys=chunk.object_keys,
+                kind=CommitKind.MAINTENANCE,
+                queues=[queue],
+                runs=np.array(parts, RUN_DTYPE),
+                removed=_removed(chunk.runs),
+                objects=chunk.objects,
+                object_keys=chunk.object_keys,
                 created_ms=NOW_MS,
-            )  # fmt: skip
+            )
             self.writer.append(draft)
         return self.state
 
     def _parts(self, chunk: RunChunk, run: np.void, rows_max: int) -> list[np.void]:
         place = chunk.objects[int(run["object"])]
         reader = SegmentReader.open(
-            self.store, chunk.object_keys[int(place["key"])],
-            size_bytes=int(place["size_bytes"]), tail_bytes=int(place["tail_bytes"]),
-        )  # fmt: skip
+            self.store,
+            chunk.object_keys[int(place["key"])],
+            size_bytes=int(place["size_bytes"]),
+            tail_bytes=int(place["tail_bytes"]),
+        )
         count, columns = int(run["rows"]), reader.row_columns(CatalogRun.of(run))
         return [
             cut_run(run, columns, first, min(first + rows_max, count)) for first in range(0, count, rows_max)
@@ -323,7 +370,12 @@ def _record(sent: Sent, offset: int, lmq: Sequence[tuple[QueueKey, int]], phys: 
         pairs.append((b"INNER_MULTI_DISPATCH", ",".join(queue.topic for queue, _ in lmq).encode()))
         pairs.append((b"INNER_MULTI_QUEUE_OFFSET", ",".join(str(number) for _, number in lmq).encode()))
     message = Message(
-        topic=sent.queue.topic.encode(), queue_id=sent.queue.queue_id, queue_offset=offset, body=sent.body,
-        properties=properties(*pairs), sys_flag=0x80 if sent.inner_num > 1 else 0, store_timestamp=sent.stored_ms,
-    )  # fmt: skip
+        topic=sent.queue.topic.encode(),
+        queue_id=sent.queue.queue_id,
+        queue_offset=offset,
+        body=sent.body,
+        properties=properties(*pairs),
+        sys_flag=0x80 if sent.inner_num > 1 else 0,
+        store_timestamp=sent.stored_ms,
+    )
     return encode(message, phys), java_hash(sent.tags)

@@ -43,22 +43,30 @@ def built(path: Path) -> ArchiveBuilder:
         made.commit(
             [
                 Sent(
-                    queue, rng.randbytes(40), keys=[f"k{cycle}-{number}"], stored_ms=NOW_MS + 1000 * cycle + number,
-                    lmq=[LMQ] if queue == QUEUES[0] else [], inner_num=2 if queue == QUEUES[1] else 1,
+                    queue,
+                    rng.randbytes(40),
+                    keys=[f"k{cycle}-{number}"],
+                    stored_ms=NOW_MS + 1000 * cycle + number,
+                    lmq=[LMQ] if queue == QUEUES[0] else [],
+                    inner_num=2 if queue == QUEUES[1] else 1,
                 )
                 for number in range(8)
                 for queue in QUEUES[:3]
             ],
             as_set=cycle % 2 == 0,
-        )  # fmt: skip
+        )
     return made
 
 
 def index(made: ArchiveBuilder) -> None:
     builder = IndexBuilder(
-        made.store, made.writer, IndexSettings(day_files_max=2), clock_ms=lambda: NOW_MS, log=lambda *_: None,
+        made.store,
+        made.writer,
+        IndexSettings(day_files_max=2),
+        clock_ms=lambda: NOW_MS,
+        log=lambda *_: None,
         random_source=random.Random(2),
-    )  # fmt: skip
+    )
     builder.run_to_end(threading.Event())
 
 

@@ -68,8 +68,9 @@ def test_a_missing_object_and_one_of_another_size_are_named() -> None:
     made.store.put_if_absent(cut, [content[:-1]])
     found = verify_names(made.store).anomalies
     assert {(anomaly.kind, anomaly.key) for anomaly in found} == {
-        (AnomalyKind.MISSING, gone), (AnomalyKind.MISSING, cut),
-    }  # fmt: skip
+        (AnomalyKind.MISSING, gone),
+        (AnomalyKind.MISSING, cut),
+    }
 
 
 def test_an_object_that_moved_during_the_check_is_not_missing() -> None:

@@ -28,9 +28,14 @@ SPEC = StoreSpec(topics=1, queues_per_topic=2, body_bytes=200)
 # Where in a record of an IPv4 host. The last byte of QUEUEOFFSET, and QUEUEID, leave a record that looks whole.
 LATER = pytest.mark.soak
 PLACES = {
-    "size": 0, "magic": 4, "queue id": 15, "queue offset": 20, "low queue offset": 27, "physical offset": 28,
+    "size": 0,
+    "magic": 4,
+    "queue id": 15,
+    "queue offset": 20,
+    "low queue offset": 27,
+    "physical offset": 28,
     "body": 88,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("place", sweep(sorted(PLACES), fast=["size", "queue offset", "body"]))

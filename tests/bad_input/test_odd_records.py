@@ -54,8 +54,13 @@ def test_odd_records_are_archived_and_the_archive_is_whole(seed: int, tmp_path: 
     memory = MemoryStore("memory://odd")
     for end in (list(records)[len(records) // 2], len(log)):
         file.write_bytes(log[:end] + bytes(FILE_BYTES - end))
-        backfill(tmp_path, memory, settings=SETTINGS, topic_filter=topic_filter,
-                 index_settings=IndexSettings(unindexed_objects_max=1, after_backfill=True))  # fmt: skip
+        backfill(
+            tmp_path,
+            memory,
+            settings=SETTINGS,
+            topic_filter=topic_filter,
+            index_settings=IndexSettings(unindexed_objects_max=1, after_backfill=True),
+        )
     archive = PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
     assert verify_archive(archive, full=True).anomalies == []
     state = load(archive)

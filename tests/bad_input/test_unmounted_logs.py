@@ -29,9 +29,13 @@ def state_of(memory: MemoryStore) -> CatalogState:
 def backfill_from(store: Path, dirs: Sequence[Path], memory: MemoryStore) -> OffloadResult:
     with open_broker_store(store, commitlog_dirs=dirs) as broker_store:
         return Offloader(
-            broker_store, memory, OffloadIdentity(CLUSTER, BROKER, "test", "backfill"), SMALL,
-            topic_filter=FILTER, offsets_source=no_offsets,
-        ).run(threading.Event(), follow=False)  # fmt: skip
+            broker_store,
+            memory,
+            OffloadIdentity(CLUSTER, BROKER, "test", "backfill"),
+            SMALL,
+            topic_filter=FILTER,
+            offsets_source=no_offsets,
+        ).run(threading.Event(), follow=False)
 
 
 def test_an_empty_commitlog_directory_is_no_other_log(

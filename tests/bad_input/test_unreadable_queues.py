@@ -100,9 +100,14 @@ def test_beside_a_broker_its_word_bounds(
     ended.start()
     with open_broker_store(store) as opened:
         Offloader(
-            opened, memory, OffloadIdentity(CLUSTER, BROKER, "test", "run"), replace(SMALL, batch_age_ms=50),
-            topic_filter=FILTER, offsets_source=broker.offsets, environment=Environment(committed=look),
-        ).run(stop, follow=True)  # fmt: skip
+            opened,
+            memory,
+            OffloadIdentity(CLUSTER, BROKER, "test", "run"),
+            replace(SMALL, batch_age_ms=50),
+            topic_filter=FILTER,
+            offsets_source=broker.offsets,
+            environment=Environment(committed=look),
+        ).run(stop, follow=True)
     ended.cancel()
     broker.close()
     assert disk.reads > 0

@@ -89,10 +89,15 @@ class Scene:
         try:
             with open_broker_store(self.store, pinned=self.pins.files) as opened:
                 Offloader(
-                    opened, memory, OffloadIdentity(CLUSTER, BROKER, "test", "run"),
-                    replace(SMALL, batch_age_ms=50), topic_filter=FILTER, offsets_source=self.broker.offsets,
-                    pins=self.pins, environment=environment,
-                ).run(stop, follow=True)  # fmt: skip
+                    opened,
+                    memory,
+                    OffloadIdentity(CLUSTER, BROKER, "test", "run"),
+                    replace(SMALL, batch_age_ms=50),
+                    topic_filter=FILTER,
+                    offsets_source=self.broker.offsets,
+                    pins=self.pins,
+                    environment=environment,
+                ).run(stop, follow=True)
         finally:
             ended.cancel()
 

@@ -14,9 +14,12 @@ def rows(
     common: dict[str, Any] = {"store": "B", "others_cores": 0.1}
     own = common | {"target": "file", "run": 0, "peak_rss_mib": 200}
     sequential = {
-        "messages_per_s": rate, "cpu_us_per_message": cpu_us, "requests_of_ideal": requests,
-        "requests_per_gib": 300, "fetched_twice": twice,
-    }  # fmt: skip
+        "messages_per_s": rate,
+        "cpu_us_per_message": cpu_us,
+        "requests_of_ideal": requests,
+        "requests_per_gib": 300,
+        "fetched_twice": twice,
+    }
     latency = {"p50_ms": 1.0, "p99_ms": 3.0, "cold_requests_max": cold, "warm_requests_max": 0}
     bare = {"p50_ms": 0.5, "p99_ms": 2.0}
     peer = common | {"what": "peer", "peak_rss_mib": 900}

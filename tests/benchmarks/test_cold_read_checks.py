@@ -50,8 +50,16 @@ def test_a_batch_whose_records_say_other_offsets_is_noticed() -> None:
         offsets, none = np.arange(first, first + 2), np.zeros(2, np.int64)
         sizes = np.array([28, 40], np.int32)
         return MessageBatch(
-            (data,), np.zeros(2, np.int32), np.array([0, 28]), sizes, offsets, np.ones(2, np.int32), none, none, none
-        )  # fmt: skip
+            (data,),
+            np.zeros(2, np.int32),
+            np.array([0, 28]),
+            sizes,
+            offsets,
+            np.ones(2, np.int32),
+            none,
+            none,
+            none,
+        )
 
     check_offsets(batch(7), 7)
     with pytest.raises(WrongAnswerError):

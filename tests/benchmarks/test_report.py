@@ -11,14 +11,30 @@ SIZES = CycleSizes(batch_bytes=32 * MIB, object_bytes=16 * MIB)
 
 def _backfill(store: str, messages_per_s: float, **changes: Any) -> Row:
     row: Row = {
-        "store": store, "what": "backfill", "target": "file", "twin": "", "messages": 1_000_000,
-        "log_bytes": 320 * MIB, "wall_s": 1_000_000 / messages_per_s, "cpu_s": 2.0, "messages_per_s": messages_per_s,
-        "mb_per_s": 300.0, "cpu_us_per_message": 2.0, "peak_rss_bytes": 400 * MIB, "data_objects": 10,
-        "data_bytes": 80 * MIB, "catalog_objects": 12, "stored_ratio": 4.0, "others_cores": 0.01,
+        "store": store,
+        "what": "backfill",
+        "target": "file",
+        "twin": "",
+        "messages": 1_000_000,
+        "log_bytes": 320 * MIB,
+        "wall_s": 1_000_000 / messages_per_s,
+        "cpu_s": 2.0,
+        "messages_per_s": messages_per_s,
+        "mb_per_s": 300.0,
+        "cpu_us_per_message": 2.0,
+        "peak_rss_bytes": 400 * MIB,
+        "data_objects": 10,
+        "data_bytes": 80 * MIB,
+        "catalog_objects": 12,
+        "stored_ratio": 4.0,
+        "others_cores": 0.01,
         "again_wall_s": 0.0,
-        "again_new_data_objects": 0, "memory_growth": 1.0, "resident_change": 0.0, "is_soak": False,
+        "again_new_data_objects": 0,
+        "memory_growth": 1.0,
+        "resident_change": 0.0,
+        "is_soak": False,
         "puts_beyond_objects": 0,
-    }  # fmt: skip
+    }
     return row | changes
 
 

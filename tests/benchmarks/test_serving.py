@@ -13,10 +13,19 @@ from tiered.remoting.command import FrameDecoder, SerializeType
 
 def read(server: str, messages: int, cpu_s: float, p99_us: float | None = 500.0) -> dict[str, Any]:
     """Two seconds of one client."""
-    return figures({
-        "what": "read", "client": "bare", "queues": 1, "server": server, "messages": messages, "seconds": 2.0,
-        "server_cpu_s": cpu_s, "p50_us": 100.0, "p99_us": p99_us,
-    })  # fmt: skip
+    return figures(
+        {
+            "what": "read",
+            "client": "bare",
+            "queues": 1,
+            "server": server,
+            "messages": messages,
+            "seconds": 2.0,
+            "server_cpu_s": cpu_s,
+            "p50_us": 100.0,
+            "p99_us": p99_us,
+        }
+    )
 
 
 SLOW = {"what": "slow", "queues": 4, "closed": 0, "peak_rss_bytes": 300 << 20, "budget_bytes": 400 << 20}

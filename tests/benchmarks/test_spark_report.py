@@ -21,13 +21,21 @@ from benchmarks.spark_report import (
 def rows_of(core_s: dict[str, float], wall_s: dict[str, float]) -> list[dict[str, Any]]:
     timed = [
         {
-            "profile": "small", "what": what, "run": run, "wall_s": wall_s[what] * factor, "core_s": core * factor,
-            "jvm_core_s": core / 2, "others_cores": 0.1, "messages": 1_000_000, "raw_bytes": 290_000_000,
-            "stored_bytes": 66_000_000, "worker_peak_bytes": 300 << 20,
+            "profile": "small",
+            "what": what,
+            "run": run,
+            "wall_s": wall_s[what] * factor,
+            "core_s": core * factor,
+            "jvm_core_s": core / 2,
+            "others_cores": 0.1,
+            "messages": 1_000_000,
+            "raw_bytes": 290_000_000,
+            "stored_bytes": 66_000_000,
+            "worker_peak_bytes": 300 << 20,
         }
         for what, core in core_s.items()
         for run, factor in enumerate((1.0, 3.0, 0.5))
-    ]  # fmt: skip
+    ]
     size = {
         "profile": "small",
         "what": RANGE_BYTES,

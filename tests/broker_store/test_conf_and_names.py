@@ -15,14 +15,37 @@ from tiered.settings.sections import Settings
 
 
 def test_properties_syntax_of_java() -> None:
-    text = "\n".join([
-        "# comment = no", "! neither", "", "  a=1", "b : 2", "c   3", "d", "e=x\\", "   y", "f\\ g=h\\=i",
-        "u=\\u0041\\t.", "p=C:\\\\dir", "a=last", "m==2", "n=trailing  ",
-    ])  # fmt: skip
+    text = "\n".join(
+        [
+            "# comment = no",
+            "! neither",
+            "",
+            "  a=1",
+            "b : 2",
+            "c   3",
+            "d",
+            "e=x\\",
+            "   y",
+            "f\\ g=h\\=i",
+            "u=\\u0041\\t.",
+            "p=C:\\\\dir",
+            "a=last",
+            "m==2",
+            "n=trailing  ",
+        ]
+    )
     assert parse_properties(text) == {
-        "a": "last", "b": "2", "c": "3", "d": "", "e": "xy", "f g": "h=i", "u": "A\t.", "p": "C:\\dir", "m": "=2",
+        "a": "last",
+        "b": "2",
+        "c": "3",
+        "d": "",
+        "e": "xy",
+        "f g": "h=i",
+        "u": "A\t.",
+        "p": "C:\\dir",
+        "m": "=2",
         "n": "trailing  ",
-    }  # fmt: skip
+    }
 
 
 def test_continued_line_at_the_end_and_carriage_returns() -> None:
@@ -44,12 +67,24 @@ def test_defaults_are_the_brokers() -> None:
 
 
 def test_what_an_archive_depends_on_is_read() -> None:
-    conf = broker_conf({
-        "brokerClusterName": "c", "brokerName": "b", "brokerId": "1", "brokerRole": "SLAVE", "brokerIP1": "10.0.0.1",
-        "listenPort": "20911", "storePathRootDir": "/s", "storePathCommitLog": "/d1/log, /d2/log",
-        "readOnlyCommitLogStorePaths": "/d3/log", "messageDelayLevel": "1s 1d", "deleteWhen": "04;16",
-        "fileReservedTime": "24", "diskMaxUsedSpaceRatio": "99", "enableDLegerCommitLog": "true",
-    })  # fmt: skip
+    conf = broker_conf(
+        {
+            "brokerClusterName": "c",
+            "brokerName": "b",
+            "brokerId": "1",
+            "brokerRole": "SLAVE",
+            "brokerIP1": "10.0.0.1",
+            "listenPort": "20911",
+            "storePathRootDir": "/s",
+            "storePathCommitLog": "/d1/log, /d2/log",
+            "readOnlyCommitLogStorePaths": "/d3/log",
+            "messageDelayLevel": "1s 1d",
+            "deleteWhen": "04;16",
+            "fileReservedTime": "24",
+            "diskMaxUsedSpaceRatio": "99",
+            "enableDLegerCommitLog": "true",
+        }
+    )
     assert conf.commitlog_paths == (Path("/d1/log"), Path("/d2/log"), Path("/d3/log"))
     assert (conf.address, conf.is_slave, conf.is_dledger) == ("10.0.0.1:20911", True, True)
     assert conf.delay_levels_ms.tolist() == [1000, 86_400_000]
@@ -67,9 +102,7 @@ def test_shares_of_the_disk_are_confined_as_the_broker_confines_them() -> None:
     names = ("diskMaxUsedSpaceRatio", "diskSpaceCleanForciblyRatio", "diskSpaceWarningLevelRatio")
     for given, expected in ((99, (0.95, 0.85, 0.90)), (1, (0.10, 0.30, 0.35)), (40, (0.40, 0.40, 0.40))):
         conf = broker_conf({name: str(given) for name in names})
-        assert (
-            conf.disk_max_used_ratio, conf.disk_clean_forcibly_ratio, conf.disk_warning_ratio
-        ) == expected  # fmt: skip
+        assert (conf.disk_max_used_ratio, conf.disk_clean_forcibly_ratio, conf.disk_warning_ratio) == expected
 
 
 @pytest.mark.parametrize("blank", [" ", "\t"])
@@ -158,13 +191,19 @@ def test_unknown_names_must_be_given() -> None:
     assert require_names(BrokerNames("c", "b"), "/s") == BrokerNames("c", "b")
 
 
-@pytest.mark.parametrize(("properties", "expected"), [
-    ({"traceTopicEnable": "true", "msgTraceTopicName": "traces"}, "traces"),
-    ({"traceTopicEnable": " TRUE ", "msgTraceTopicName": " traces "}, "traces"),
-    ({"traceTopicEnable": "true"}, ""),
-    ({"msgTraceTopicName": "traces"}, ""),  # then the broker makes no such topic: one of this name is a user's
-    ({"traceTopicEnable": "false", "msgTraceTopicName": "traces"}, ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("properties", "expected"),
+    [
+        ({"traceTopicEnable": "true", "msgTraceTopicName": "traces"}, "traces"),
+        ({"traceTopicEnable": " TRUE ", "msgTraceTopicName": " traces "}, "traces"),
+        ({"traceTopicEnable": "true"}, ""),
+        (
+            {"msgTraceTopicName": "traces"},
+            "",
+        ),  # then the broker makes no such topic: one of this name is a user's
+        ({"traceTopicEnable": "false", "msgTraceTopicName": "traces"}, ""),
+    ],
+)
 def test_the_broker_s_own_trace_topic_is_its_own_whatever_its_name(
     properties: dict[str, str], expected: str
 ) -> None:

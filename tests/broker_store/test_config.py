@@ -190,8 +190,14 @@ def test_static_topics_are_read_as_the_broker_keeps_them(config: Path, version: 
     assert sorted(queues) == [0, 2]
     former, latter = queues[2]
     assert former == {
-        "bname": "fx-b", "endOffset": 500, "gen": 0, "logicOffset": 0, "queueId": 2, "startOffset": 0,
-        "timeOfEnd": 1_700_000_000_000, "timeOfStart": 1_600_000_000_000,
-    }  # fmt: skip
+        "bname": "fx-b",
+        "endOffset": 500,
+        "gen": 0,
+        "logicOffset": 0,
+        "queueId": 2,
+        "startOffset": 0,
+        "timeOfEnd": 1_700_000_000_000,
+        "timeOfStart": 1_600_000_000_000,
+    }
     assert (latter["bname"], latter["logicOffset"], latter["endOffset"]) == ("fx-a", 500, -1)
     assert (state_fingerprint(config.parent) != before) is (not name.endswith(".bak"))

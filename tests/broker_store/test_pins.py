@@ -78,9 +78,13 @@ def test_pin_above_the_brokers_last_file_is_stale() -> None:
 
 @pytest.mark.parametrize(
     ("properties", "release"),
-    [({}, 0.72), ({"diskMaxUsedSpaceRatio": "60"}, 0.59), ({"diskSpaceCleanForciblyRatio": "50"}, 0.49),
-     ({"diskMaxUsedSpaceRatio": "95"}, 0.72)],
-)  # fmt: skip
+    [
+        ({}, 0.72),
+        ({"diskMaxUsedSpaceRatio": "60"}, 0.59),
+        ({"diskSpaceCleanForciblyRatio": "50"}, 0.49),
+        ({"diskMaxUsedSpaceRatio": "95"}, 0.72),
+    ],
+)
 def test_always_below_the_brokers_own_thresholds(properties: dict[str, str], release: float) -> None:
     limits = LIMITS.below_broker(broker_conf(properties))
     assert limits.release_above_ratio == pytest.approx(release)

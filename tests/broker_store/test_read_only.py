@@ -21,9 +21,19 @@ from tiered.broker_store.store import open_broker_store
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGING = (
-    "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod", "os.chown", "os.utime",
-    "fcntl.flock", "fcntl.lockf", "shutil.rmtree", "os.symlink",
-)  # fmt: skip
+    "os.remove",
+    "os.rename",
+    "os.mkdir",
+    "os.rmdir",
+    "os.truncate",
+    "os.chmod",
+    "os.chown",
+    "os.utime",
+    "fcntl.flock",
+    "fcntl.lockf",
+    "shutil.rmtree",
+    "os.symlink",
+)
 _audited: list[tuple[str, tuple[Any, ...]]] | None = None
 
 

@@ -78,9 +78,22 @@ def append_draft(
             gaps.append((index, GapReason.BROKER_DELETED, end, end + lost))
         base, count = end + lost, rows[key]
         runs[index] = (
-            index, index % objects, index // objects, RunKind.PLAIN, 0, base, base + count, 0, count,
-            0 if known is None else known["end_byte"], count * RECORD_BYTES, phys, phys, phys, phys + count * ROW_PHYS,
-        )  # fmt: skip
+            index,
+            index % objects,
+            index // objects,
+            RunKind.PLAIN,
+            0,
+            base,
+            base + count,
+            0,
+            count,
+            0 if known is None else known["end_byte"],
+            count * RECORD_BYTES,
+            phys,
+            phys,
+            phys,
+            phys + count * ROW_PHYS,
+        )
         phys += count * ROW_PHYS
     used = min(objects, len(queues))
     table = np.zeros(used, OBJECT_DTYPE)

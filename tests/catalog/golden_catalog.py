@@ -61,9 +61,13 @@ class _History:
     def _claimed(self, instance: str, kind: str, *, take_over: bool = False) -> CatalogWriter:
         self._seed += 1
         made = writer(
-            self.store, instance, kind, limits=small_limits(spill_deletions=4), clock_ms=self._clock_ms,
+            self.store,
+            instance,
+            kind,
+            limits=small_limits(spill_deletions=4),
+            clock_ms=self._clock_ms,
             random=random.Random(self._seed),
-        )  # fmt: skip
+        )
         made.claim(take_over=take_over)
         return made
 
@@ -87,9 +91,12 @@ class _History:
         objects = chunk.objects[run["object"]].copy()
         objects["key"], objects["epoch"], run["object"] = 0, state.epoch, 0
         self.maintain(
-            queues=[key], runs=run, removed=_removed(runs[[number]]), objects=objects,
+            queues=[key],
+            runs=run,
+            removed=_removed(runs[[number]]),
+            objects=objects,
             object_keys=[f"sets/01/moved{state.version}-{state.epoch}-1.sso"],
-        )  # fmt: skip
+        )
 
     def expire(self, key: QueueKey, count: int) -> None:
         runs = RunIndex(self.store).runs_of(self.writer.state, key).runs

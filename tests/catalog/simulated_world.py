@@ -134,10 +134,16 @@ class Uploader:
     def start(self) -> None:
         self.attempts = 0  # keys stay unique by epoch
         writer = CatalogWriter(
-            self.world.store, cluster="c", broker="b", instance=self.name, kind="run", clock_ms=lambda: NOW_MS,
-            limits=self.world.limits, wait=self.world.while_waiting,
+            self.world.store,
+            cluster="c",
+            broker="b",
+            instance=self.name,
+            kind="run",
+            clock_ms=lambda: NOW_MS,
+            limits=self.world.limits,
+            wait=self.world.while_waiting,
             random=random.Random(self.world.source.random()),
-        )  # fmt: skip
+        )
         writer.load()
         writer.claim(take_over=self.world.source.random() < 0.2)
         self.writer = writer
@@ -185,8 +191,25 @@ class Uploader:
             phys = [state.cursor.phys + records.index(record) * ROW_PHYS for record in mine]
             # One run for each object of the commit that holds records of the queue.
             queues.append(key)
-            runs.append((len(queues) - 1, 0, len(runs), 0, 0, mine[0].offset, mine[-1].offset + 1, 0, len(mine),
-                         end_byte, len(mine) * ROW_PHYS, NOW_MS, NOW_MS, phys[0], phys[-1] + ROW_PHYS))  # fmt: skip
+            runs.append(
+                (
+                    len(queues) - 1,
+                    0,
+                    len(runs),
+                    0,
+                    0,
+                    mine[0].offset,
+                    mine[-1].offset + 1,
+                    0,
+                    len(mine),
+                    end_byte,
+                    len(mine) * ROW_PHYS,
+                    NOW_MS,
+                    NOW_MS,
+                    phys[0],
+                    phys[-1] + ROW_PHYS,
+                )
+            )
             contents.append([[record.identity, at] for record, at in zip(mine, phys, strict=True)])
         table = np.array(runs, RUN_DTYPE) if runs else np.zeros(0, RUN_DTYPE)
         alone = bool(runs) and self.world.source.random() < 0.5
@@ -205,20 +228,33 @@ class Uploader:
             table["ordinal"][group] = np.arange(len(group))
             base = int(table["base_queue_offset"][group[0]])
             named = queues[group[0]] if len(group) == 1 else None
-            key = self.put(lambda epoch, attempt, named=named, base=base: (  # type: ignore[misc]
-                set_key(f"{state.cursor.phys:020d}", epoch, attempt) if named is None
-                else data_key(named, base, epoch, attempt)
-            ), state.epoch, body)  # fmt: skip
+            key = self.put(
+                lambda epoch, attempt, named=named, base=base: (  # type: ignore[misc]
+                    set_key(f"{state.cursor.phys:020d}", epoch, attempt)
+                    if named is None
+                    else data_key(named, base, epoch, attempt)
+                ),
+                state.epoch,
+                body,
+            )
             if key is None:
                 return None
             objects[number]["key"], objects[number]["epoch"] = number, state.epoch
             keys.append(key)
         to_phys = state.cursor.phys + len(records) * ROW_PHYS
         return CommitDraft(
-            CommitKind.APPEND, history=state.cursor.history, from_phys=state.cursor.phys, to_phys=to_phys,
-            check=self.world.log.check(to_phys), queues=queues, runs=table, objects=objects, object_keys=keys,
-            pending_deletions=list(self.pending_deletions), created_ms=NOW_MS,
-        )  # fmt: skip
+            CommitKind.APPEND,
+            history=state.cursor.history,
+            from_phys=state.cursor.phys,
+            to_phys=to_phys,
+            check=self.world.log.check(to_phys),
+            queues=queues,
+            runs=table,
+            objects=objects,
+            object_keys=keys,
+            pending_deletions=list(self.pending_deletions),
+            created_ms=NOW_MS,
+        )
 
     def put(self, name: Callable[[int, int], str], epoch: int, body: bytes) -> str | None:
         """NonStopWrite: never ask about an attempt, never use its key again."""
@@ -269,16 +305,28 @@ class Compactor:
         objects = np.zeros(1, OBJECT_DTYPE)
         objects["epoch"] = state.epoch
         draft = CommitDraft(
-            CommitKind.MAINTENANCE, queues=[key], runs=made, removed=removed, objects=objects, object_keys=[name],
-            pending_deletions=self.unneeded(state, key, runs, set(names)), created_ms=NOW_MS,
-        )  # fmt: skip
+            CommitKind.MAINTENANCE,
+            queues=[key],
+            runs=made,
+            removed=removed,
+            objects=objects,
+            object_keys=[name],
+            pending_deletions=self.unneeded(state, key, runs, set(names)),
+            created_ms=NOW_MS,
+        )
         self.world.while_waiting(
             0
         )  # the catalog may move on: the delta is checked against what is there then
         writer = CatalogWriter(
-            self.world.store, cluster="c", broker="b", instance="compactor", kind="maintenance",
-            clock_ms=lambda: NOW_MS, random=random.Random(source.random()), wait=self.world.while_waiting,
-        )  # fmt: skip
+            self.world.store,
+            cluster="c",
+            broker="b",
+            instance="compactor",
+            kind="maintenance",
+            clock_ms=lambda: NOW_MS,
+            random=random.Random(source.random()),
+            wait=self.world.while_waiting,
+        )
         tried: list[int] = []
 
         def build(newest: CatalogState) -> CommitDraft | None:

@@ -159,8 +159,10 @@ def test_generations_are_counted_without_holes(started: CatalogState) -> None:
     ordered = append_draft(started, {A: 1, A._replace(generation=1): 1, A._replace(generation=2): 1})
     state = step(started, ordered)
     assert [bool(state.queue(A._replace(generation=g))["flags"] & QUEUE_HIDDEN) for g in range(3)] == [  # type: ignore[index]
-        True, True, False,
-    ]  # fmt: skip
+        True,
+        True,
+        False,
+    ]
 
 
 def test_older_states_do_not_see_newer_queues(started: CatalogState) -> None:

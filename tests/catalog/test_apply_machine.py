@@ -102,10 +102,25 @@ class CatalogMachine(RuleBasedStateMachine):
                 gaps.append((index, 1, life.end, life.end + lost))
                 life.gaps |= set(range(life.end, life.end + lost))
                 life.end += lost
-            runs.append((
-                index, len(runs) % objects, 0, 0, 0, life.end, life.end + rows, 0, rows, life.bytes,
-                rows * RECORD_BYTES, NOW_MS, NOW_MS, phys, phys + rows * ROW_PHYS,
-            ))  # fmt: skip
+            runs.append(
+                (
+                    index,
+                    len(runs) % objects,
+                    0,
+                    0,
+                    0,
+                    life.end,
+                    life.end + rows,
+                    0,
+                    rows,
+                    life.bytes,
+                    rows * RECORD_BYTES,
+                    NOW_MS,
+                    NOW_MS,
+                    phys,
+                    phys + rows * ROW_PHYS,
+                )
+            )
             life.offsets += range(life.end, life.end + rows)
             life.end += rows
             life.bytes += rows * RECORD_BYTES
@@ -116,11 +131,18 @@ class CatalogMachine(RuleBasedStateMachine):
         table = np.zeros(used, OBJECT_DTYPE)
         table["key"], table["epoch"] = np.arange(used), self.state.epoch
         draft = CommitDraft(
-            CommitKind.APPEND, history=1, from_phys=self.phys, to_phys=phys, check=LogCheck(phys, phys, 0),
+            CommitKind.APPEND,
+            history=1,
+            from_phys=self.phys,
+            to_phys=phys,
+            check=LogCheck(phys, phys, 0),
             queues=queues,
-            runs=np.array(runs, RUN_DTYPE), objects=table, object_keys=[f"o{self.attempt}-{n}" for n in range(used)],
-            gaps=np.array(gaps, GAP_DTYPE) if gaps else np.zeros(0, GAP_DTYPE), created_ms=NOW_MS,
-        )  # fmt: skip
+            runs=np.array(runs, RUN_DTYPE),
+            objects=table,
+            object_keys=[f"o{self.attempt}-{n}" for n in range(used)],
+            gaps=np.array(gaps, GAP_DTYPE) if gaps else np.zeros(0, GAP_DTYPE),
+            created_ms=NOW_MS,
+        )
         self.refuse_mutated(draft, mutation, spot)
         self.older = [*self.older[-4:], (self.state, describe(self.state))]
         self.step(draft)

@@ -192,8 +192,13 @@ def test_a_root_is_the_whole_state() -> None:
                 append_draft(state, keys, gap=dict.fromkeys(keys, number % 2 * 3) if number > 2 else {}),
             ),
         )
-    marks = CommitDraft(CommitKind.MAINTENANCE, hide=[QueueKey("t1", 0, 0)], pending_deletions=["sets/00/a-1-9.sso"],
-                        state_objects={"topics": "state/t-1-1-x"}, settings={"ttl": 3})  # fmt: skip
+    marks = CommitDraft(
+        CommitKind.MAINTENANCE,
+        hide=[QueueKey("t1", 0, 0)],
+        pending_deletions=["sets/00/a-1-9.sso"],
+        state_objects={"topics": "state/t-1-1-x"},
+        settings={"ttl": 3},
+    )
     state = apply(state, at(state, marks))
     data = encode_root(state)
     assert describe(decode_root(data, source="x")) == describe(state)

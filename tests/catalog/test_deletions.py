@@ -51,8 +51,10 @@ def test_many_pending_deletions_move_into_a_list() -> None:
     state = with_garbage(store).state
     (listed,) = state.deletion_lists
     assert (listed.reason, listed.entries, state.pending_deletion_count) == (
-        Reason.ABANDONED, 50, 50 + len(state.pending_deletions),
-    )  # fmt: skip
+        Reason.ABANDONED,
+        50,
+        50 + len(state.pending_deletions),
+    )
     assert not any(key.startswith("sets/") for key in state.pending_deletions)
     assert len(read_list(store, listed)) == 50
     assert "sets/00/x-1-50.sso" not in {*read_list(store, listed), *state.pending_deletions}

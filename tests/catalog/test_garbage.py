@@ -173,9 +173,14 @@ def test_a_pending_deletion_that_is_still_named_is_kept() -> None:
     )
     listing = [ObjectInfo("sets/00/a-1-1.sso", 10, 0), ObjectInfo("sets/00/b-2-1.sso", 20, 0)]
     plan = plan_gc(
-        listing, state, KeySet(["sets/00/a-1-1.sso"]), now_ms=GRACE_MS, grace=Grace(0, 0),
-        settled_version=lambda _: 2, keys_of=lambda _: (),
-    )  # fmt: skip
+        listing,
+        state,
+        KeySet(["sets/00/a-1-1.sso"]),
+        now_ms=GRACE_MS,
+        grace=Grace(0, 0),
+        settled_version=lambda _: 2,
+        keys_of=lambda _: (),
+    )
     assert (plan.delete, plan.purge, plan.delete_bytes) == (["sets/00/b-2-1.sso"], [], 20)
     assert plan.kept == {"referenced by the head": 1}
 

@@ -56,7 +56,7 @@ def compact(made: CatalogWriter) -> None:
         (lambda state: Requirements(uncompacted_since=state.version), compact, "objects"),
         (lambda state: Requirements(announced=frozenset({"sets/none"})), raise_floor, "announced keys"),
     ],
-)  # fmt: skip
+)
 def test_a_change_without_what_it_needs_is_not_committed(
     required_of: Callable[[CatalogState], Requirements], change: Callable[[CatalogWriter], object], unmet: str
 ) -> None:
@@ -76,9 +76,12 @@ def test_what_others_append_voids_nothing() -> None:
     state = load(store)
     owner.append(append_draft(owner.state, {A: 2}))
     required = Requirements(
-        epoch=state.epoch, histories=histories_of(state), floors=Floors.of(state, [A, B]), tombstones=0,
+        epoch=state.epoch,
+        histories=histories_of(state),
+        floors=Floors.of(state, [A, B]),
+        tombstones=0,
         uncompacted_since=state.version,
-    )  # fmt: skip
+    )
     maintenance = MaintenanceCommit.opened(store, state, "test", clock_ms)
     assert maintenance.commit(lambda _newest: NOTHING, required)
     assert load(store).version == state.version + 2

@@ -47,10 +47,14 @@ def chunk_of(facts: list[Fact]) -> tuple[list[QueueKey], RunChunk]:
 def facts_of(page: Page) -> list[Fact]:
     chunk = page.chunk
     return [
-        (page.queues[run["queue"]], int(run["base_queue_offset"]), int(run["version"]),
-         chunk.object_keys[chunk.objects["key"][run["object"]]])
+        (
+            page.queues[run["queue"]],
+            int(run["base_queue_offset"]),
+            int(run["version"]),
+            chunk.object_keys[chunk.objects["key"][run["object"]]],
+        )
         for run in chunk.runs
-    ]  # fmt: skip
+    ]
 
 
 def random_facts(seed: int, version: int, count: int) -> list[Fact]:
@@ -98,9 +102,11 @@ def test_merging_streams_all_living_runs(runs_max: int) -> None:
     tombstones["base_queue_offset"], tombstones["version"] = dead[1], dead[2]
     state = CatalogState(tombstones=tombstones)
     state = CatalogState(
-        directory=state.directory.extended(0, queues), table=np.zeros(1, state.table.dtype),
-        tombstones=tombstones, pages=tuple(pages),
-    )  # fmt: skip
+        directory=state.directory.extended(0, queues),
+        table=np.zeros(1, state.table.dtype),
+        tombstones=tombstones,
+        pages=tuple(pages),
+    )
     sequences = sequence_to_merge(pages, merging(4, 4))
     assert [sequence[0].from_version for sequence in sequences] == [1, 2, 3, 4]
     refs = merge(RunIndex(store), state, sequences, runs_max, put)

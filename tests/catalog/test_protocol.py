@@ -301,8 +301,12 @@ def test_of_two_claimants_one_wins_and_the_other_is_fenced(memory: MemoryStore) 
         outcomes: list[str] = []
         barrier = threading.Barrier(2)
 
-        def compete(name: str, store: MemoryStore = store, barrier: threading.Barrier = barrier,
-                    outcomes: list[str] = outcomes) -> None:  # fmt: skip
+        def compete(
+            name: str,
+            store: MemoryStore = store,
+            barrier: threading.Barrier = barrier,
+            outcomes: list[str] = outcomes,
+        ) -> None:
             contender = writer(store, instance=name)
             contender.load()
             barrier.wait()

@@ -81,9 +81,13 @@ class LogWorld(World):
         elif choice < 0.54:
             self.now_ms += source.randrange(20) * DAY_MS
             run_gc(
-                self.memory, load(self.memory), apply=True, grace_ms=3 * DAY_MS, diverged_grace_ms=GRACE_MS,
+                self.memory,
+                load(self.memory),
+                apply=True,
+                grace_ms=3 * DAY_MS,
+                diverged_grace_ms=GRACE_MS,
                 clock=lambda: self.now_ms,
-            )  # fmt: skip
+            )
         self.owner.act()
 
     def expire(self) -> None:
@@ -105,13 +109,21 @@ class LogWorld(World):
             floors[0] = (0, floor, gone["rows"].sum())
             garbage = self.compactor.unneeded(state, key, gone, names)
             draft = CommitDraft(
-                CommitKind.MAINTENANCE, queues=[key], floors=floors, pending_deletions=garbage,
-                reason="expired", created_ms=self.now_ms,
-            )  # fmt: skip
+                CommitKind.MAINTENANCE,
+                queues=[key],
+                floors=floors,
+                pending_deletions=garbage,
+                reason="expired",
+                created_ms=self.now_ms,
+            )
             writer = CatalogWriter(
-                self.memory, cluster="c", broker="b", instance="expiry", kind="maintenance",
+                self.memory,
+                cluster="c",
+                broker="b",
+                instance="expiry",
+                kind="maintenance",
                 clock_ms=lambda: self.now_ms,
-            )  # fmt: skip
+            )
             writer.maintain(once(draft))
 
     # -- what must hold ---------------------------------------------------------------------------------------
@@ -185,9 +197,16 @@ class LogOwner(Uploader):
         world = self.world
         self.attempts = 0
         self.writer = writer = CatalogWriter(
-            world.memory, cluster="c", broker="b", instance=self.name, kind="run", clock_ms=lambda: world.now_ms,
-            limits=world.limits, random=random.Random(world.source.random()), wait=lambda _: None,
-        )  # fmt: skip
+            world.memory,
+            cluster="c",
+            broker="b",
+            instance=self.name,
+            kind="run",
+            clock_ms=lambda: world.now_ms,
+            limits=world.limits,
+            random=random.Random(world.source.random()),
+            wait=lambda _: None,
+        )
         writer.load()
         writer.claim(take_over=True)
         state = writer.state

@@ -191,8 +191,11 @@ def test_unit_file_is_valid(path: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "SYSTEMD_LOG_LEVEL": "warning"}
     done = subprocess.run(
         [verify, "verify", "--man=no", str(tmp_path / path.name)],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     # Older systemd versions warn about newer options.
     known_later = ("RestartSteps", "RestartMaxDelaySec")
     complaints = [
@@ -205,13 +208,27 @@ def test_unit_file_is_valid(path: Path, tmp_path: Path) -> None:
 
 SERVICES = [path for path in UNITS if path.suffix == ".service"]
 HARDENED = {
-    "UMask": "0077", "NoNewPrivileges": "yes", "CapabilityBoundingSet": "", "ProtectSystem": "strict",
-    "ProtectProc": "invisible", "ProtectClock": "yes", "ProtectHostname": "yes", "ProtectKernelLogs": "yes",
-    "ProtectKernelModules": "yes", "ProtectKernelTunables": "yes", "ProtectControlGroups": "yes",
-    "PrivateDevices": "yes", "PrivateTmp": "yes", "RestrictNamespaces": "yes", "RestrictRealtime": "yes",
-    "RestrictSUIDSGID": "yes", "RemoveIPC": "yes", "KeyringMode": "private", "SystemCallArchitectures": "native",
+    "UMask": "0077",
+    "NoNewPrivileges": "yes",
+    "CapabilityBoundingSet": "",
+    "ProtectSystem": "strict",
+    "ProtectProc": "invisible",
+    "ProtectClock": "yes",
+    "ProtectHostname": "yes",
+    "ProtectKernelLogs": "yes",
+    "ProtectKernelModules": "yes",
+    "ProtectKernelTunables": "yes",
+    "ProtectControlGroups": "yes",
+    "PrivateDevices": "yes",
+    "PrivateTmp": "yes",
+    "RestrictNamespaces": "yes",
+    "RestrictRealtime": "yes",
+    "RestrictSUIDSGID": "yes",
+    "RemoveIPC": "yes",
+    "KeyringMode": "private",
+    "SystemCallArchitectures": "native",
     "SystemCallErrorNumber": "EPERM",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)
@@ -330,9 +347,13 @@ def test_the_writer_may_delete_only_the_objects_of_its_checks() -> None:
 def test_collector_may_delete_garbage_only() -> None:
     """Also for a broker named like a folder of an archive."""
     garbage = [
-        data_key(QueueKey("orders", 0, 0), 0, epoch=3, attempt=1), set_key("0001_2", epoch=3, attempt=1),
-        page_key("root", 9, 3, "id"), index_key(0, 1, 3, "id"), state_key("topics", 3, 1, "digest"), timer_key(3, 1),
-    ]  # fmt: skip
+        data_key(QueueKey("orders", 0, 0), 0, epoch=3, attempt=1),
+        set_key("0001_2", epoch=3, attempt=1),
+        page_key("root", 9, 3, "id"),
+        index_key(0, 1, 3, "id"),
+        state_key("topics", 3, 1, "digest"),
+        timer_key(3, 1),
+    ]
     assert {f"{key.split('/')[0]}/" for key in garbage} == set(COLLECTED)
     kept = [catalog_key(9), f"{SERVE_PREFIX}{9:020}", f"{SERVE_PREFIX}retry/{9:020}"]
     for archive in ("cluster/broker", "data/index", "state/state", "a-b-c-d/pages"):

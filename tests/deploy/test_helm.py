@@ -25,18 +25,26 @@ CHART = ROOT / "deploy" / "helm" / "rocketmq-tiered"
 REQUIRED = {"archive": {"url": "s3://logs/rmq"}, "broker": {"nameServers": "namesrv:9876"}}
 FULL = {
     "archive": {
-        "url": "s3://logs/rmq", "region": "eu-central-1", "endpointUrl": "http://minio:9000", "trustedNetwork": True,
+        "url": "s3://logs/rmq",
+        "region": "eu-central-1",
+        "endpointUrl": "http://minio:9000",
+        "trustedNetwork": True,
     },
     "accounts": {
-        "sidecar": {"secret": "tiered-sidecar"}, "collector": {"secret": "tiered-gc"},
+        "sidecar": {"secret": "tiered-sidecar"},
+        "collector": {"secret": "tiered-gc"},
         "serve": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/serve"}},
     },
-    "broker": {"nameServers": "namesrv:9876", "config": "fileReservedTime = 48", "storage": {"className": "fast"}},
+    "broker": {
+        "nameServers": "namesrv:9876",
+        "config": "fileReservedTime = 48",
+        "storage": {"className": "fast"},
+    },
     "sidecar": {"environment": {"TIERED_OFFLOAD__BATCH_AGE_MS": "10s"}},
     "serve": {"enabled": True, "advertise": "archive.example:9876"},
     "settings": '[retention]\nttl = "30d"\n[[topics.rules]]\npattern = "audit"\nttl = "forever"\n',
     "imagePullSecrets": [{"name": "registry"}],
-}  # fmt: skip
+}
 SERVE_ALONE = {"archive": {"url": "s3://logs/rmq"}, "broker": {"enabled": False}, "serve": {"enabled": True}}
 KUBERNETES = ("--kube-version", "1.31.0")
 DOCUMENTS = {"v1": "api__v1", "apps/v1": "apis__apps__v1", "batch/v1": "apis__batch__v1"}
@@ -231,11 +239,15 @@ def test_own_broker_chart_includes_the_sidecar_as_the_page_says(tmp_path: Path) 
     shutil.copytree(CHART, own / "charts" / CHART.name)
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
     (own / "Chart.yaml").write_text(
-        json.dumps({
-            "apiVersion": "v2", "name": "own", "version": "1.0.0",
-            "dependencies": [{"name": CHART.name, "version": version}],
-        })
-    )  # fmt: skip
+        json.dumps(
+            {
+                "apiVersion": "v2",
+                "name": "own",
+                "version": "1.0.0",
+                "dependencies": [{"name": CHART.name, "version": version}],
+            }
+        )
+    )
     indented = textwrap.indent(textwrap.dedent(block), 6 * " ")
     (own / "templates" / "broker.yaml").write_text(OWN_BROKER % indented)
     values = {CHART.name: {**FULL, "broker": {"enabled": False}}}

@@ -44,7 +44,9 @@ def test_the_manual_page_is_readable() -> None:
     done = subprocess.run(
         [man, "--warnings", "-l", str(SHARE / "man" / "man1" / "tiered.1")],
         env={"PATH": "/usr/bin:/bin", "MANPAGER": "cat", "MANWIDTH": "100", "LANG": "C.UTF-8"},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert not done.stderr
     assert all(f"tiered {verb}" in done.stdout for verb in VERBS)

@@ -37,9 +37,11 @@ from tiered.settings.sections import Settings
 
 HOT = "t_compact_hot"
 LAST_OFFSETS = {  # of each queue, that a round of the broker compacted
-    ("H", "after1"): (7995, 5996), ("H", "after2"): (15991, 13992),
-    ("H2", "after1"): (1998, 1998), ("H2", "after2"): (5996, 5996),
-}  # fmt: skip
+    ("H", "after1"): (7995, 5996),
+    ("H", "after2"): (15991, 13992),
+    ("H2", "after1"): (1998, 1998),
+    ("H2", "after2"): (5996, 5996),
+}
 PHYSICAL_OFFSET = slice(28, 36)
 EVERYTHING = 1 << 40
 
@@ -61,9 +63,13 @@ def compact(store: ObjectStore, cuts: dict[QueueKey, int], spool: Path) -> None:
         if planned is None:
             return
         result = run_round(
-            store, maintenance.state, planned, RewriteOptions(spool, 1 << 30), clock=store.clock_ms,
+            store,
+            maintenance.state,
+            planned,
+            RewriteOptions(spool, 1 << 30),
+            clock=store.clock_ms,
             maintenance=maintenance,
-        )  # fmt: skip
+        )
         assert result is not None
         found.made |= set(result.object_keys)
 
@@ -109,14 +115,23 @@ def check_edges(store: ObjectStore, path: Path, *, is_last: bool) -> None:
         if not is_last:
             if len(line["recQueueOffsets"]) == line["maxMsgNums"]:
                 assert (offsets, reply.next_offset, reply.min_offset) == (
-                    line["recQueueOffsets"], line["next"], line["min"],
-                )  # fmt: skip
+                    line["recQueueOffsets"],
+                    line["next"],
+                    line["min"],
+                )
                 compared += 1
             continue
-        names = {PullStatus.FOUND: "FOUND", PullStatus.OFFSET_OVERFLOW_ONE: "OFFSET_OVERFLOW_ONE",
-                 PullStatus.OFFSET_OVERFLOW_BADLY: "OFFSET_OVERFLOW_BADLY"}  # fmt: skip
+        names = {
+            PullStatus.FOUND: "FOUND",
+            PullStatus.OFFSET_OVERFLOW_ONE: "OFFSET_OVERFLOW_ONE",
+            PullStatus.OFFSET_OVERFLOW_BADLY: "OFFSET_OVERFLOW_BADLY",
+        }
         assert (names[reply.status], offsets, reply.next_offset, reply.min_offset, reply.max_offset) == (
-            line["remark"], line["recQueueOffsets"], line["next"], line["min"], line["max"],
-        ), line  # fmt: skip
+            line["remark"],
+            line["recQueueOffsets"],
+            line["next"],
+            line["min"],
+            line["max"],
+        ), line
         compared += 1
     assert compared >= 6

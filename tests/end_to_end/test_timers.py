@@ -40,8 +40,12 @@ def test_timers_are_committed_with_their_messages(tmp_path: Path) -> None:
     assert files.hours(state) == {0: 1, (NOW + 50 * HOUR) // HOUR: 3, (NOW + 9000 * HOUR) // HOUR: 1}
     table = next(files.pending(state, 0, NEVER_MS)).table
     assert [(row["kind"], row["queue_offset"]) for row in table] == [
-        (EntryKind.REFUSED, 1), (EntryKind.TIMER, 0), (EntryKind.CANCEL, 3), (EntryKind.TIMER, 2), (EntryKind.TIMER, 3),
-    ]  # fmt: skip
+        (EntryKind.REFUSED, 1),
+        (EntryKind.TIMER, 0),
+        (EntryKind.CANCEL, 3),
+        (EntryKind.TIMER, 2),
+        (EntryKind.TIMER, 3),
+    ]
     assert table["key_hash"][0] == Refusal.NO_TOPIC
     assert files.find(state, "C").table["queue_offset"].tolist() == [2]
     assert not len(files.find(state, "A").table)

@@ -29,8 +29,14 @@ from uploader.bound_source import no_offsets
 from uploader.offload import ObjectOptions, Offloader, OffloadIdentity
 
 MOMENTS = (
-    "scan", "data put", "between put and commit", "commit sent", "reply lost", "page merge", "index build",
-)  # fmt: skip
+    "scan",
+    "data put",
+    "between put and commit",
+    "commit sent",
+    "reply lost",
+    "page merge",
+    "index build",
+)
 INSIDE_S = 0.002
 
 

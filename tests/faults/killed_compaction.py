@@ -103,9 +103,14 @@ class MergedBeside(StoreWrapper):
         super().__init__(store)
         limits = CatalogLimits(root_every=64, page_runs_max=9, merge_sequences=2, merge_spills=2)
         self._owner = CatalogWriter(
-            DyingStore(store, MERGE), cluster="cluster", broker="broker", instance="test", kind="run",
-            clock_ms=lambda: NOW_MS, limits=limits,
-        )  # fmt: skip
+            DyingStore(store, MERGE),
+            cluster="cluster",
+            broker="broker",
+            instance="test",
+            kind="run",
+            clock_ms=lambda: NOW_MS,
+            limits=limits,
+        )
         self._owner.claim(take_over=True)
         self._work = threading.Thread(target=self._merge, daemon=True)
 

@@ -28,8 +28,12 @@ def test_killed(moment: str, tmp_path: Path, minio_url: RunningStore) -> None:
     environment = {**os.environ, **minio_url.environment(), "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
         [sys.executable, "-m", "tests.faults.killed_compaction", url, str(tmp_path), moment],
-        env=environment, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
     scene.check()
     if moment == MERGE:

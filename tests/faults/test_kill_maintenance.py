@@ -43,12 +43,17 @@ class Commands:
     def __init__(self, server: RunningStore, url: str, output: Path) -> None:
         self.url, self._output = url, output
         environment = {
-            **os.environ, **server.environment(), "PYTHONPATH": str(Path(__file__).parents[2]),
-        }  # fmt: skip
+            **os.environ,
+            **server.environment(),
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+        }
         self._parent = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.killed_maintenance"],
-            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def __enter__(self) -> Commands:
         return self

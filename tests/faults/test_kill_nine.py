@@ -37,9 +37,21 @@ def kill_repeatedly(directory: Path, url: str, server: RunningStore, moment: str
     early = 1 if moment == "index build" else 3  # fewer index files are left with each life
     for nth in [*([early] * kills), 1_000_000]:
         done = subprocess.run(
-            [sys.executable, "-m", "tests.faults.killed_child", str(directory / "store"), url, moment, str(nth)],
-            env=environment, capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "tests.faults.killed_child",
+                str(directory / "store"),
+                url,
+                moment,
+                str(nth),
+            ],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         assert done.returncode in (0, -signal.SIGKILL), done.stderr[-2000:]
         killed += done.returncode == -signal.SIGKILL
     assert done.returncode == 0

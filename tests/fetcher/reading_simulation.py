@@ -35,9 +35,14 @@ QUEUES = [QueueKey(f"topic-{number}", number % 3, 0) for number in range(8)]
 LMQ = QueueKey("%LMQ%light", 0, 0)
 
 FETCH = FetchSettings(
-    memory_bytes=4 << 20, cache_bytes=2 << 20, index_cache_bytes=1 << 20, unread_expiry_ms=20_000,
-    piece_bytes=64 << 10, get_max_bytes=256 << 10, memory_wait_ms=5_000,
-)  # fmt: skip
+    memory_bytes=4 << 20,
+    cache_bytes=2 << 20,
+    index_cache_bytes=1 << 20,
+    unread_expiry_ms=20_000,
+    piece_bytes=64 << 10,
+    get_max_bytes=256 << 10,
+    memory_wait_ms=5_000,
+)
 PREFETCH = PrefetchSettings(window_max_bytes=256 << 10, memory_bytes=1 << 20, buffered_bytes=1 << 20)
 
 
@@ -116,15 +121,24 @@ class Simulation:
         executor = InlineExecutor()
         self.budget = ByteBudget(fetch.memory_bytes)
         self.source = SegmentSource(
-            self.store, fetch, self.budget, clock_s=self.clock.now_s, decode_pool=executor, timer=self.clock,
+            self.store,
+            fetch,
+            self.budget,
+            clock_s=self.clock.now_s,
+            decode_pool=executor,
+            timer=self.clock,
             on_unread_dropped=self._unread_dropped,
-        )  # fmt: skip
+        )
         state = load(builder.store)
         catalog = CatalogView(builder.store, state, executor=executor, clock_s=self.clock.now_s)
         self.fetcher = TieredMessageFetcher(
-            self.source, catalog, prefetch, executor=executor, clock_s=self.clock.now_s,
+            self.source,
+            catalog,
+            prefetch,
+            executor=executor,
+            clock_s=self.clock.now_s,
             unread_ms=fetch.unread_expiry_ms,
-        )  # fmt: skip
+        )
         self.budget.add_reclaimer(self.fetcher.readers.reclaim)
         self.consumers: list[Consumer] = []
 

@@ -44,10 +44,47 @@ n between -6 and 6|n<TRUE|n < (n=5)|(n=5) = (a='x')|(n=5)=t|n = NULL|NULL = NULL
 """.strip()
 
 _VALUES = [
-    "x", "5", "5.0", "-5", "+5", " 5 ", "true", "TRUE", "abc", "3000000000", "1e3", "0x1p3", "NaN", "Infinity", "-0.0",
-    "0.0", "0", "1d", "2f", "it's", "9223372036854775808", "٥", "é", "xyz", "1e", "false", "-0", "1e400", "-Infinity",
-    "0x1p99999", "-0x.8p1", "1_000", "\t7\n", "５", "𝟓", "1.e1", ".", "", "++1", "tRuE",
-]  # fmt: skip
+    "x",
+    "5",
+    "5.0",
+    "-5",
+    "+5",
+    " 5 ",
+    "true",
+    "TRUE",
+    "abc",
+    "3000000000",
+    "1e3",
+    "0x1p3",
+    "NaN",
+    "Infinity",
+    "-0.0",
+    "0.0",
+    "0",
+    "1d",
+    "2f",
+    "it's",
+    "9223372036854775808",
+    "٥",
+    "é",
+    "xyz",
+    "1e",
+    "false",
+    "-0",
+    "1e400",
+    "-Infinity",
+    "0x1p99999",
+    "-0x.8p1",
+    "1_000",
+    "\t7\n",
+    "５",
+    "𝟓",
+    "1.e1",
+    ".",
+    "",
+    "++1",
+    "tRuE",
+]
 _NAMES = ["a", "b", "c", "$x_1", "TAGS"]
 
 
@@ -55,10 +92,15 @@ def fixed_questions() -> list[Question]:
     """Every ordinary and odd case, with several messages each."""
     texts = [text for block in (ORDINARY, CORNERS) for line in block.split("\n") for text in line.split("|")]
     messages = [
-        {}, HELLO, {"a": "3", "b": "5", "c": "6", "d": "1"}, {"a": "4", "b": "4", "c": "3", "d": "10"},
-        {"a": "10", "b": "20", "up": "up", "low": "low", "key": "con"}, {"a": "hello", "n": "-5", "t": "FALSE"},
-        {"a": "true", "b": "false", "n": "5.0", "z": "x"}, {"a": "31415000000.0", "n": "abc", "key": "50"},
-    ]  # fmt: skip
+        {},
+        HELLO,
+        {"a": "3", "b": "5", "c": "6", "d": "1"},
+        {"a": "4", "b": "4", "c": "3", "d": "10"},
+        {"a": "10", "b": "20", "up": "up", "low": "low", "key": "con"},
+        {"a": "hello", "n": "-5", "t": "FALSE"},
+        {"a": "true", "b": "false", "n": "5.0", "z": "x"},
+        {"a": "31415000000.0", "n": "abc", "key": "50"},
+    ]
     return [(text, message) for text in texts for message in messages]
 
 

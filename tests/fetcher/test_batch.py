@@ -19,8 +19,15 @@ def batch_of(rows: list[tuple[int, int, int]], pieces: list[bytes], first: int =
     ones = np.ones(count, np.int32)
     return MessageBatch(
         [np.frombuffer(data, np.uint8) for data in pieces],
-        piece, starts, sizes, offsets, ones, offsets * 100, offsets * 7, offsets + 1000,
-    )  # fmt: skip
+        piece,
+        starts,
+        sizes,
+        offsets,
+        ones,
+        offsets * 100,
+        offsets * 7,
+        offsets + 1000,
+    )
 
 
 ROWS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 90), st.integers(1, 10)), max_size=12)

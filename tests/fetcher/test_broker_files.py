@@ -66,8 +66,10 @@ def test_pulls_at_and_beyond_the_ends_are_answered_as_by_the_broker(
             )
             assert result.status.value == line["remark"], line
             assert (result.next_offset, result.min_offset, result.max_offset) == (
-                line["next"], line["min"], line["max"]
-            ), line  # fmt: skip
+                line["next"],
+                line["min"],
+                line["max"],
+            ), line
             assert len(result.batch) == len(line["recQueueOffsets"]), line
             answers += 1
     assert answers >= 10

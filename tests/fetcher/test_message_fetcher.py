@@ -57,9 +57,14 @@ def rows_of(result: PullResult) -> list[Stored]:
     """What the batch holds, row by row."""
     batch = result.batch
     columns = zip(
-        batch.queue_offsets.tolist(), batch.inner_num.tolist(), map(bytes, batch.records()), batch.phys.tolist(),
-        batch.tags_code.tolist(), batch.store_timestamp.tolist(), strict=True,
-    )  # fmt: skip
+        batch.queue_offsets.tolist(),
+        batch.inner_num.tolist(),
+        map(bytes, batch.records()),
+        batch.phys.tolist(),
+        batch.tags_code.tolist(),
+        batch.store_timestamp.tolist(),
+        strict=True,
+    )
     return [Stored(*row) for row in columns]
 
 
@@ -67,9 +72,9 @@ def hundred(tags: Callable[[int], str] = lambda offset: "") -> ArchiveBuilder:
     """Messages 100 to 199 of PLAIN, in four commits."""
     builder = ArchiveBuilder(MemoryStore())
     for begin in range(100, 200, 25):
-        builder.commit([
-            Sent(PLAIN, b"x" * 50, offset=offset, tags=tags(offset)) for offset in range(begin, begin + 25)
-        ])  # fmt: skip
+        builder.commit(
+            [Sent(PLAIN, b"x" * 50, offset=offset, tags=tags(offset)) for offset in range(begin, begin + 25)]
+        )
     return builder
 
 

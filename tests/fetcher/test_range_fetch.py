@@ -175,9 +175,7 @@ def test_many_readers_share_prefetched_blocks_without_falling_back_to_small_requ
 
 def test_blocks_of_one_object_are_requested_together_whatever_run_they_belong_to() -> None:
     builder = ArchiveBuilder(MemoryStore(), codec=BlockCodec(block_bytes=1 * KIB))
-    builder.commit([
-        Sent(queue, b"m" * 100, lmq=[LMQ]) for _ in range(20) for queue in QUEUES
-    ])  # fmt: skip
+    builder.commit([Sent(queue, b"m" * 100, lmq=[LMQ]) for _ in range(20) for queue in QUEUES])
     source = PlainSource(builder.store)
     fetcher = plain_fetcher(builder.store, source)
     result = run_sync(fetcher.pull(PullRequest(*LMQ[:2], 0, count=80, max_bytes=1 << 30)))

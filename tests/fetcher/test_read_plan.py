@@ -49,15 +49,18 @@ class Stored:
         kind = RunKind.PLAIN if self.spans == (1,) else RunKind.BATCH
         runs = [
             RunSpec(
-                run, FIRST_OFFSET,
+                run,
+                FIRST_OFFSET,
                 [
-                    RowSpec(record, inner_num=self.inner_num(run, row), tags_code=row, store_timestamp=1000 + row)
+                    RowSpec(
+                        record, inner_num=self.inner_num(run, row), tags_code=row, store_timestamp=1000 + row
+                    )
                     for row, record in enumerate(self.records(run))
                 ],
                 kind,
             )
             for run in range(len(self.sizes))
-        ]  # fmt: skip
+        ]
         encoded = build(queues, runs).encode(BlockCodec(block_bytes=self.block_bytes))
         content = whole(encoded)
         return content, SegmentIndex(KEY, len(content), content[-encoded.tail_bytes :])
@@ -66,10 +69,19 @@ class Stored:
         content, index = self.object
         row = index.runs[run]
         return RunPlace(
-            index.queue_of(run), KEY, len(content), len(content) - index.tail_offset, run, int(row["kind"]),
-            int(row["base_queue_offset"]), int(row["end_queue_offset"]), int(row["first_row"]), int(row["rows"]),
-            int(row["base_byte"]), int(row["byte_count"]),
-        )  # fmt: skip
+            index.queue_of(run),
+            KEY,
+            len(content),
+            len(content) - index.tail_offset,
+            run,
+            int(row["kind"]),
+            int(row["base_queue_offset"]),
+            int(row["end_queue_offset"]),
+            int(row["first_row"]),
+            int(row["rows"]),
+            int(row["base_byte"]),
+            int(row["byte_count"]),
+        )
 
     def block(self, run: int, number: int) -> np.ndarray:
         content, index = self.object

@@ -305,8 +305,11 @@ def test_the_broker_is_read_while_the_object_store_is_away(scene: Scene) -> None
     scene.archive.look = refused  # type: ignore[method-assign]
     scene.archive.error = UnavailableError("away")
     assert [scene.pull(offset).status for offset in (0, 299, 300, 400)] == [
-        S.FOUND, S.FOUND, S.FOUND, S.OFFSET_OVERFLOW_ONE
-    ]  # fmt: skip
+        S.FOUND,
+        S.FOUND,
+        S.FOUND,
+        S.OFFSET_OVERFLOW_ONE,
+    ]
 
 
 def test_a_file_deleted_between_look_and_read_sends_to_the_archive(scene: Scene) -> None:

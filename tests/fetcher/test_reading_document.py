@@ -31,10 +31,12 @@ def orders() -> Iterator[ObjectStore]:
     store = open_store(URL)
     builder = ArchiveBuilder(PrefixedStore(store, "cluster/broker"))
     queue = QueueKey("orders", 0, 0)
-    builder.commit([
-        Sent(queue, b"one", tags="paid", stored_ms=STORED_MS),
-        Sent(queue, b"two", stored_ms=STORED_MS + 1),
-    ])  # fmt: skip
+    builder.commit(
+        [
+            Sent(queue, b"one", tags="paid", stored_ms=STORED_MS),
+            Sent(queue, b"two", stored_ms=STORED_MS + 1),
+        ]
+    )
     yield store
 
 

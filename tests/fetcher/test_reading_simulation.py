@@ -164,10 +164,12 @@ def test_many_seeds(seed: int) -> None:
         stall = rand.choice([1 << 30, 7, 20])
         simulation.add(
             Consumer(
-                f"c{number}", queue, lambda pull, s=think, n=stall: 45.0 if pull % n == 0 else s,  # type: ignore[misc]
+                f"c{number}",
+                queue,
+                lambda pull, s=think, n=stall: 45.0 if pull % n == 0 else s,  # type: ignore[misc]
                 count=rand.choice([1, 8, 32, 100]),
             )
-        )  # fmt: skip
+        )
     simulation.run()
     assert_all_delivered(simulation)
     assert simulation.source.statistics().peak_bytes <= FETCH.memory_bytes

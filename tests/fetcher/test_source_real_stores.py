@@ -70,9 +70,14 @@ class Opened:
         self.timer = ThreadTimer()
         self.budget = ByteBudget(settings.get("memory_bytes", 64 << 20))
         self.source = SegmentSource(
-            reader, FetchSettings(**settings), self.budget, clock_s=time.monotonic, decode_pool=self.pool,
-            timer=self.timer, disk=disk,
-        )  # fmt: skip
+            reader,
+            FetchSettings(**settings),
+            self.budget,
+            clock_s=time.monotonic,
+            decode_pool=self.pool,
+            timer=self.timer,
+            disk=disk,
+        )
 
     def __enter__(self) -> Opened:
         return self

@@ -34,11 +34,19 @@ class Run:
     def __init__(self, seed: int, *, failing: float, damaging: float, disk: Path | None = None) -> None:
         self.rng = rng = random.Random(seed)
         self.bench = SourceBench(
-            OBJECTS, disk=disk, disk_cache_bytes=100_000, piece_bytes=64 * 1024, user_requests=3,
-            prefetch_requests=2, background_requests=1, read_expiry_ms=500, unread_expiry_ms=3000,
-            memory_wait_ms=1000, bytes_per_s=rng.choice([0, 0, 2_000_000]),
+            OBJECTS,
+            disk=disk,
+            disk_cache_bytes=100_000,
+            piece_bytes=64 * 1024,
+            user_requests=3,
+            prefetch_requests=2,
+            background_requests=1,
+            read_expiry_ms=500,
+            unread_expiry_ms=3000,
+            memory_wait_ms=1000,
+            bytes_per_s=rng.choice([0, 0, 2_000_000]),
             **{**TIGHT, "cache_bytes": rng.choice([0, 20, 100, 200]) * 1024},
-        )  # fmt: skip
+        )
         self._failing, self._damaging = failing, damaging
         self.errors: set[type[TieredError]] = set()
         self.answers = 0

@@ -88,9 +88,16 @@ def test_the_example_of_the_documentation_as_the_broker_itself_answers_it() -> N
     """40, 50, 50, 50, 60, 60, 70 at offsets 10 to 16. The Java tiered store differs where no message has the time."""
     stamps = [(stamp, 1) for stamp in (40, 50, 50, 50, 60, 60, 70)]
     expected = {
-        35: (10, 10), 40: (10, 10), 45: (11, 10), 50: (11, 13), 55: (14, 13), 60: (14, 15), 65: (16, 15),
-        70: (16, 16), 75: (17, 16),
-    }  # fmt: skip
+        35: (10, 10),
+        40: (10, 10),
+        45: (11, 10),
+        50: (11, 13),
+        55: (14, 13),
+        60: (14, 15),
+        65: (16, 15),
+        70: (16, 16),
+        75: (17, 16),
+    }
     for cut in range(1, 7):
         rows = queue_of([stamps[:cut], stamps[cut:]], base=10)
         found = {t: (rows.find(t, LOWER), rows.find(t, UPPER)) for t in expected}
@@ -171,9 +178,12 @@ def java_search(
 
 
 @given(
-    queues(ascending=False, with_gaps=False), st.integers(0, 6), st.integers(-1, 31), st.sampled_from(Boundary),
+    queues(ascending=False, with_gaps=False),
+    st.integers(0, 6),
+    st.integers(-1, 31),
+    st.sampled_from(Boundary),
     st.integers(1, 20),
-)  # fmt: skip
+)
 def test_times_in_any_order_are_searched_as_the_broker_does(
     rows: Rows, expired: int, timestamp_ms: int, boundary: Boundary, file_rows: int
 ) -> None:

@@ -30,11 +30,15 @@ def page_runs(draw: st.DrawFn) -> list[PageRun]:
     for _ in range(draw(st.integers(1, 5))):
         kind = draw(st.sampled_from(list(RunKind)))
         row = st.builds(
-            PageRow, I32, I64, I64, I64,
+            PageRow,
+            I32,
+            I64,
+            I64,
+            I64,
             I32 if kind == RunKind.BATCH else st.just(1),
             st.integers(0, (1 << 31) - 1) if kind == RunKind.LMQ else st.just(-1),
             I64 if kind == RunKind.LMQ else st.just(-1),
-        )  # fmt: skip
+        )
         runs.append(PageRun(int(kind), draw(I64), draw(I64), draw(st.lists(row, min_size=1, max_size=8))))
     return runs
 

@@ -60,9 +60,13 @@ def write(directory: Path) -> None:
     key = state_key("topics", builder.state.epoch, 1, "0123456789abcdef")
     builder.store.put_if_absent(key, [encode_container(STATE_KIND, STATE_DOCUMENT, {})])
     index = IndexBuilder(
-        builder.store, builder.writer, IndexSettings(day_files_max=2), clock_ms=lambda: NOW_MS, log=lambda *_: None,
+        builder.store,
+        builder.writer,
+        IndexSettings(day_files_max=2),
+        clock_ms=lambda: NOW_MS,
+        log=lambda *_: None,
         random_source=random.Random(2),
-    )  # fmt: skip
+    )
     for cycle in range(9):
         builder.commit(
             _messages(cycle), as_set=cycle % 3 != 2, state_objects={"topics": key} if cycle == 0 else None
@@ -81,15 +85,18 @@ def _expected(builder: ArchiveBuilder) -> dict[str, Any]:
             "gaps": truth.gaps,
             "rows": [
                 {
-                    "offset": row.offset, "inner_num": row.inner_num, "phys": row.phys,
-                    "tags_code": row.tags_code, "store_timestamp": row.store_timestamp,
+                    "offset": row.offset,
+                    "inner_num": row.inner_num,
+                    "phys": row.phys,
+                    "tags_code": row.tags_code,
+                    "store_timestamp": row.store_timestamp,
                     "record": base64.b64encode(row.record).decode(),
                 }
                 for row in truth.rows
             ],
         }
         for queue, truth in builder.truth.items()
-    ]  # fmt: skip
+    ]
     return {"version": builder.state.version, "phys": builder.state.cursor.phys, "queues": queues}
 
 

@@ -123,12 +123,19 @@ def _add_run(
         phys += len(row.content)
     stamps = [row.store_timestamp for row in spec.rows]
     values = {
-        "queue": spec.queue, "ordinal": index, "kind": spec.kind, "base_queue_offset": spec.base,
-        "end_queue_offset": offset, "rows": len(spec.rows), "base_byte": 0 if is_lmq else spec.base_byte,
+        "queue": spec.queue,
+        "ordinal": index,
+        "kind": spec.kind,
+        "base_queue_offset": spec.base,
+        "end_queue_offset": offset,
+        "rows": len(spec.rows),
+        "base_byte": 0 if is_lmq else spec.base_byte,
         "byte_count": 0 if is_lmq else sum(len(row.content) for row in spec.rows),
-        "min_store_timestamp": min(stamps), "max_store_timestamp": max(stamps),
-        "min_phys": first_phys, "end_phys": phys,
-    }  # fmt: skip
+        "min_store_timestamp": min(stamps),
+        "max_store_timestamp": max(stamps),
+        "min_phys": first_phys,
+        "end_phys": phys,
+    }
     for name, value in values.items():
         run[name] = value
 

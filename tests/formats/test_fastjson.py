@@ -44,9 +44,23 @@ def test_reads_what_fastjson_writes(text: str | bytes, value: Any) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "{1", "{1:", '{"a":tru}', '{"a":"', '{"a":"\\q"}', "{1:2}x", "{1 2}", "[1 2]", "{1:2x}",
-     '"\\u00g0"', "{:1}", "{[}"],
-)  # fmt: skip
+    [
+        "",
+        "{",
+        "{1",
+        "{1:",
+        '{"a":tru}',
+        '{"a":"',
+        '{"a":"\\q"}',
+        "{1:2}x",
+        "{1 2}",
+        "[1 2]",
+        "{1:2x}",
+        '"\\u00g0"',
+        "{:1}",
+        "{[}",
+    ],
+)
 def test_refuses_what_is_not_json_and_says_where(text: str) -> None:
     with pytest.raises(FastjsonError, match=r"bad JSON at character \d+") as caught:
         loads(text)

@@ -87,10 +87,15 @@ def test_tables_have_these_columns(title: str) -> None:
 
 @pytest.mark.parametrize(
     ("prefix", "kind", "title"),
-    [("index/", INDEX_FOOTER_KIND, "Index file"), ("catalog/", COMMIT_KIND, "Commit"),
-     ("root", ROOT_KIND, "Root page"),
-     ("pages/runs", PAGE_KIND, "Run page"), ("state/", STATE_KIND, "State object"), ("sets/", FOOTER_KIND, "Segment")],
-)  # fmt: skip
+    [
+        ("index/", INDEX_FOOTER_KIND, "Index file"),
+        ("catalog/", COMMIT_KIND, "Commit"),
+        ("root", ROOT_KIND, "Root page"),
+        ("pages/runs", PAGE_KIND, "Run page"),
+        ("state/", STATE_KIND, "State object"),
+        ("sets/", FOOTER_KIND, "Segment"),
+    ],
+)
 def test_headers_have_these_fields(prefix: str, kind: bytes, title: str) -> None:
     store = FileStore(GOLDEN / "1.0" / "archive")
     key = load(store).root.key if prefix == "root" else next(iter(store.list(prefix))).key

@@ -62,12 +62,16 @@ def test_every_message_of_the_golden_archive_comes_back() -> None:
             for i in range(len(batch)):
                 start = int(batch.starts[i])
                 record = batch.data[start : start + int(batch.sizes[i])].tobytes()
-                found.append({
-                    "offset": int(batch.queue_offsets[i]), "inner_num": int(batch.inner_num[i]),
-                    "phys": int(batch.phys[i]), "tags_code": int(batch.tags_code[i]),
-                    "store_timestamp": int(batch.store_timestamp[i]),
-                    "record": base64.b64encode(record).decode(),
-                })  # fmt: skip
+                found.append(
+                    {
+                        "offset": int(batch.queue_offsets[i]),
+                        "inner_num": int(batch.inner_num[i]),
+                        "phys": int(batch.phys[i]),
+                        "tags_code": int(batch.tags_code[i]),
+                        "store_timestamp": int(batch.store_timestamp[i]),
+                        "record": base64.b64encode(record).decode(),
+                    }
+                )
         assert (found, gaps) == (item["rows"], item["gaps"])
 
 

@@ -227,9 +227,16 @@ def test_equal_input_gives_equal_bytes_with_a_scratch_used_before() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("size", 99), ("size", 0), ("queue_offset", 3), ("inner_num", 2), ("inner_num", 0), ("position", -1),
-     ("position", 1 << 40)],
-)  # fmt: skip
+    [
+        ("size", 99),
+        ("size", 0),
+        ("queue_offset", 3),
+        ("inner_num", 2),
+        ("inner_num", 0),
+        ("position", -1),
+        ("position", 1 << 40),
+    ],
+)
 def test_rows_that_contradict_their_run_are_refused(field: str, value: int) -> None:
     segment = build(QUEUES, [_plain(3)])
     getattr(segment.rows, field)[1] = value

@@ -32,13 +32,16 @@ def segment(seed: int, rows: int) -> Segment:
         found = [
             RowSpec(
                 (b"text " if rng.random() < 0.5 else rng.randbytes(5)) * rng.randint(1, 60),
-                rng.getrandbits(31), 1_700_000_000_000 + rng.randint(0, 10**6), rng.randint(0, 900),
+                rng.getrandbits(31),
+                1_700_000_000_000 + rng.randint(0, 10**6),
+                rng.randint(0, 900),
                 rng.randint(1, 5) if kind == RunKind.BATCH else 1,
                 [] if kind == RunKind.LMQ else [rng.getrandbits(64) for _ in range(rng.randint(0, 2))],
-                0, rng.randint(0, 999),
+                0,
+                rng.randint(0, 999),
             )
             for _ in range(rng.randint(1, rows))
-        ]  # fmt: skip
+        ]
         specs.append(
             RunSpec(queue, rng.randint(0, 1000), found, kind, 0 if kind == RunKind.LMQ else 77, 4096)
         )

@@ -23,9 +23,19 @@ from tiered.remoting.command import RemotingCommand
 from tiered.remoting.credentials import Credentials
 
 OTHERS: Final = (
-    *range(10, 64), *range(100, 107), *range(200, 231), *range(300, 330), *range(340, 372), *range(400, 404),
-    *range(500, 516), *range(900, 913), *range(1001, 1013), *range(3001, 3011), *range(200_050, 200_057), 200_151,
-)  # fmt: skip
+    *range(10, 64),
+    *range(100, 107),
+    *range(200, 231),
+    *range(300, 330),
+    *range(340, 372),
+    *range(400, 404),
+    *range(500, 516),
+    *range(900, 913),
+    *range(1001, 1013),
+    *range(3001, 3011),
+    *range(200_050, 200_057),
+    200_151,
+)
 """Ranges of RocketMQ's RequestCode: the codes of 4.9 and 5.3, and some that neither knows."""
 PUSHED: Final = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, RequestCode.RESET_CONSUMER_CLIENT_OFFSET}
 
@@ -33,9 +43,13 @@ PUSHED: Final = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, RequestCode.RESET_CONS
 def codes() -> list[int]:
     """All that a client can send: those with handlers, those that are relayed, and others of RocketMQ."""
     relayed = {
-        *relay.READS_OF_NAME_SERVERS, *relay.WRITES_OF_NAME_SERVERS, *relay.AMONG_SERVERS,
-        *RELAYED, *ACKNOWLEDGED, *BETWEEN_REPLICAS,
-    }  # fmt: skip
+        *relay.READS_OF_NAME_SERVERS,
+        *relay.WRITES_OF_NAME_SERVERS,
+        *relay.AMONG_SERVERS,
+        *RELAYED,
+        *ACKNOWLEDGED,
+        *BETWEEN_REPLICAS,
+    }
     return sorted({*map(int, RequestCode), *relayed, *OTHERS} - PUSHED)
 
 
@@ -57,24 +71,90 @@ class Target:
 
     def _fields(self) -> dict[str, str]:
         plain = {
-            "topic": self.topic, "consumerGroup": self.group, "group": self.group, "groupName": self.group,
-            "producerGroup": self.group, "originTopic": self.topic, "queueId": 0, "queueOffset": 0, "sysFlag": 4,
-            "subscription": "*", "expressionType": "TAG", "subVersion": 1, "maxMsgNums": 32, "commitOffset": 7,
-            "suspendTimeoutMillis": 0, "offset": self.phys, "timestamp": 0, "isForce": "true", "key": "k", "maxNum": 32,
-            "beginTimestamp": 0, "endTimestamp": 1 << 62, "index": 0, "count": 1, "clientID": "second", "clientId":
-            "second", "delayLevel": 1, "invisibleTime": 1000, "pollTime": 0, "initMode": 0, "bornTime": 1,
-            "extraInfo": "0 1 1000 0 0 b 0 0", "defaultTopic": "TBW102", "defaultTopicQueueNums": 1, "flag": 0,
-            "bornTimestamp": 1, "properties": "", "batch": "false", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6,
-            "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": "false", "transactionId": "t", "msgId": "m",
-            "tranStateTableOffset": 0, "commitLogOffset": self.phys, "commitOrRollback": 8, "fromTransactionCheck":
-            "false", "brokerName": self.broker, "brokerAddr": "127.0.0.1:1", "clusterName": "c", "brokerId": 9,
-            "haServerAddr": "127.0.0.1:2", "namespace": "ORDER_TOPIC_CONFIG", "value": "changed", "cluster":
-            "DefaultCluster", "accessKey": "made-by-second", "secretKey": "made-by-second", "admin": "true",
-            "username": "second-made", "subject": "User:second-made", "policyType": "Custom", "srcGroup": self.group,
-            "destGroup": "second", "statsName": "TOPIC_PUT_NUMS", "statsKey": self.topic, "b": self.topic,
-            "a": self.group, "c": "TBW102", "d": 1, "e": 0, "f": 0, "g": 1, "h": 0, "i": "", "j": 0, "k": "false",
-            "m": "false", "jstackEnable": "false", "lastDeliverTime": 0, "committed": "true",
-        }  # fmt: skip
+            "topic": self.topic,
+            "consumerGroup": self.group,
+            "group": self.group,
+            "groupName": self.group,
+            "producerGroup": self.group,
+            "originTopic": self.topic,
+            "queueId": 0,
+            "queueOffset": 0,
+            "sysFlag": 4,
+            "subscription": "*",
+            "expressionType": "TAG",
+            "subVersion": 1,
+            "maxMsgNums": 32,
+            "commitOffset": 7,
+            "suspendTimeoutMillis": 0,
+            "offset": self.phys,
+            "timestamp": 0,
+            "isForce": "true",
+            "key": "k",
+            "maxNum": 32,
+            "beginTimestamp": 0,
+            "endTimestamp": 1 << 62,
+            "index": 0,
+            "count": 1,
+            "clientID": "second",
+            "clientId": "second",
+            "delayLevel": 1,
+            "invisibleTime": 1000,
+            "pollTime": 0,
+            "initMode": 0,
+            "bornTime": 1,
+            "extraInfo": "0 1 1000 0 0 b 0 0",
+            "defaultTopic": "TBW102",
+            "defaultTopicQueueNums": 1,
+            "flag": 0,
+            "bornTimestamp": 1,
+            "properties": "",
+            "batch": "false",
+            "readQueueNums": 1,
+            "writeQueueNums": 1,
+            "perm": 6,
+            "topicFilterType": "SINGLE_TAG",
+            "topicSysFlag": 0,
+            "order": "false",
+            "transactionId": "t",
+            "msgId": "m",
+            "tranStateTableOffset": 0,
+            "commitLogOffset": self.phys,
+            "commitOrRollback": 8,
+            "fromTransactionCheck": "false",
+            "brokerName": self.broker,
+            "brokerAddr": "127.0.0.1:1",
+            "clusterName": "c",
+            "brokerId": 9,
+            "haServerAddr": "127.0.0.1:2",
+            "namespace": "ORDER_TOPIC_CONFIG",
+            "value": "changed",
+            "cluster": "DefaultCluster",
+            "accessKey": "made-by-second",
+            "secretKey": "made-by-second",
+            "admin": "true",
+            "username": "second-made",
+            "subject": "User:second-made",
+            "policyType": "Custom",
+            "srcGroup": self.group,
+            "destGroup": "second",
+            "statsName": "TOPIC_PUT_NUMS",
+            "statsKey": self.topic,
+            "b": self.topic,
+            "a": self.group,
+            "c": "TBW102",
+            "d": 1,
+            "e": 0,
+            "f": 0,
+            "g": 1,
+            "h": 0,
+            "i": "",
+            "j": 0,
+            "k": "false",
+            "m": "false",
+            "jstackEnable": "false",
+            "lastDeliverTime": 0,
+            "committed": "true",
+        }
         return {name: str(value) for name, value in plain.items()}
 
     def body_of(self, code: int) -> bytes:
@@ -87,23 +167,45 @@ class Target:
             "subVersion": 1 << 50,
         }
         consumer = {
-            "groupName": self.group, "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
-            "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "subscriptionDataSet": [subscription],
-        }  # fmt: skip
+            "groupName": self.group,
+            "consumeType": "CONSUME_PASSIVELY",
+            "messageModel": "CLUSTERING",
+            "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
+            "subscriptionDataSet": [subscription],
+        }
         lock = {"consumerGroup": self.group, "clientId": "second", "mqSet": [queue]}
-        ack = {"c": self.group, "t": self.topic, "r": "0", "q": 0, "rq": 0, "so": 0, "st": 0, "pt": 1, "it": 1000,
-               "b": base64.b64encode(b"\1").decode()}  # fmt: skip
+        ack = {
+            "c": self.group,
+            "t": self.topic,
+            "r": "0",
+            "q": 0,
+            "rq": 0,
+            "so": 0,
+            "st": 0,
+            "pt": 1,
+            "it": 1000,
+            "b": base64.b64encode(b"\1").decode(),
+        }
         named = {"topic": self.topic, "consumerGroup": self.group}
         assignment = {**named, "clientId": "second", "strategyName": "AVG", "messageModel": "CLUSTERING"}
         mode = {**named, "mode": "POP", "popShareQueueNum": 0}
         documents: Mapping[int, object] = {
             RequestCode.HEART_BEAT: {"clientID": "second", "consumerDataSet": [consumer]},
-            RequestCode.LOCK_BATCH_MQ: lock, RequestCode.UNLOCK_BATCH_MQ: lock,
-            RequestCode.CHECK_CLIENT_CONFIG: {"clientId": "s", "group": self.group, "subscriptionData": subscription},
-            RequestCode.QUERY_ASSIGNMENT: assignment, RequestCode.SET_MESSAGE_REQUEST_MODE: mode,
+            RequestCode.LOCK_BATCH_MQ: lock,
+            RequestCode.UNLOCK_BATCH_MQ: lock,
+            RequestCode.CHECK_CLIENT_CONFIG: {
+                "clientId": "s",
+                "group": self.group,
+                "subscriptionData": subscription,
+            },
+            RequestCode.QUERY_ASSIGNMENT: assignment,
+            RequestCode.SET_MESSAGE_REQUEST_MODE: mode,
             RequestCode.BATCH_ACK_MESSAGE: {"brokerName": self.broker, "acks": [ack]},
-            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: {"groupName": self.group, "consumeEnable": False},
-        }  # fmt: skip
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: {
+                "groupName": self.group,
+                "consumeEnable": False,
+            },
+        }
         if code in documents:
             return json.dumps(documents[code]).encode()
         return b"traceTopicName=changed\n" if code in (RequestCode.UPDATE_BROKER_CONFIG, 318) else b"{}"

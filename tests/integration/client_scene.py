@@ -37,9 +37,10 @@ Line = tuple[int, int]
 def broker_config() -> dict[str, object]:
     """Of a broker with small files, that deletes on command and not by the hour."""
     return {
-        "mappedFileSizeCommitLog": 1 << 20, "mappedFileSizeConsumeQueue": 20 * 200,
+        "mappedFileSizeCommitLog": 1 << 20,
+        "mappedFileSizeConsumeQueue": 20 * 200,
         "deleteWhen": f"{(time.localtime().tm_hour + 12) % 24:02d}",
-    }  # fmt: skip
+    }
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,16 @@ class Job:
     def arguments(self, output: Path) -> list[str]:
         """As Consume.java takes them, after the name server."""
         return [
-            self.mode, self.group, self.topic, self.expression, str(self.wanted), str(self.idle_s), str(output),
-            str(self.failures), str(self.times_max),
-        ]  # fmt: skip
+            self.mode,
+            self.group,
+            self.topic,
+            self.expression,
+            str(self.wanted),
+            str(self.idle_s),
+            str(output),
+            str(self.failures),
+            str(self.times_max),
+        ]
 
 
 @dataclass

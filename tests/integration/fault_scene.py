@@ -30,9 +30,11 @@ LIMIT_S = 30
 """Within which every surface names a fault."""
 WATCHED_S = 60
 SMALL_FILES = {
-    "mappedFileSizeCommitLog": 1 << 20, "mappedFileSizeConsumeQueue": 20 * 200, "brokerIP2": "127.0.0.1",
+    "mappedFileSizeCommitLog": 1 << 20,
+    "mappedFileSizeConsumeQueue": 20 * 200,
+    "brokerIP2": "127.0.0.1",
     "deleteWhen": f"{(time.localtime().tm_hour + 12) % 24:02d}",
-}  # fmt: skip
+}
 """Configuration of a broker that deletes on command, and replicates on this host."""
 
 

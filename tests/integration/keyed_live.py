@@ -28,10 +28,14 @@ BLOCK_BYTES = 46 * 100
 def compacting_broker() -> dict[str, object]:
     """Of a broker that compacts small files every few seconds."""
     return broker_config() | {
-        "enableCompaction": "true", "compactionScheduleInternal": 2000, "compactionThreadNum": 1,
-        "maxOffsetMapSize": 1 << 20, "compactionCqMappedFileSize": BLOCK_BYTES,
-        "compactionMappedFileSize": 5 * BLOCK_BYTES, "mappedFileSizeCommitLog": 256 << 10,
-    }  # fmt: skip
+        "enableCompaction": "true",
+        "compactionScheduleInternal": 2000,
+        "compactionThreadNum": 1,
+        "maxOffsetMapSize": 1 << 20,
+        "compactionCqMappedFileSize": BLOCK_BYTES,
+        "compactionMappedFileSize": 5 * BLOCK_BYTES,
+        "mappedFileSizeCommitLog": 256 << 10,
+    }
 
 
 class Reply(NamedTuple):
@@ -77,10 +81,20 @@ class Reader:
 def pulled(address: str, offset: int, count: int = 8) -> tuple[Reply, dict[int, tuple[str, bytes]]]:
     """One pull of queue 0, and key and body of what came."""
     answer = ask(
-        address, RequestCode.PULL_MESSAGE, consumerGroup="G_keyed", topic=KEYED, queueId=0, queueOffset=offset,
-        maxMsgNums=count, sysFlag=4, commitOffset=0, suspendTimeoutMillis=0, subVersion=0, subscription="*",
+        address,
+        RequestCode.PULL_MESSAGE,
+        consumerGroup="G_keyed",
+        topic=KEYED,
+        queueId=0,
+        queueOffset=offset,
+        maxMsgNums=count,
+        sysFlag=4,
+        commitOffset=0,
+        suspendTimeoutMillis=0,
+        subVersion=0,
+        subscription="*",
         expressionType="TAG",
-    )  # fmt: skip
+    )
     found = {}
     at = 0
     while answer.code == 0 and at < len(answer.body):

@@ -85,10 +85,23 @@ class Sidecar:
         """Start following."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*self.command, "run", "--store", str(self.broker.store), "--url", self.url, "--state-dir",
-                 str(self.directory / "state"), "--broker-conf", str(self.broker.broker_conf), *self.arguments],
-                env=self._run_environment(), stdout=log, stderr=log,
-            )  # fmt: skip
+                [
+                    *self.command,
+                    "run",
+                    "--store",
+                    str(self.broker.store),
+                    "--url",
+                    self.url,
+                    "--state-dir",
+                    str(self.directory / "state"),
+                    "--broker-conf",
+                    str(self.broker.broker_conf),
+                    *self.arguments,
+                ],
+                env=self._run_environment(),
+                stdout=log,
+                stderr=log,
+            )
 
     def stop(self) -> int:
         """SIGTERM; its exit code."""

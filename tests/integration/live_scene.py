@@ -97,12 +97,23 @@ class Producer:
         with output.open("wb") as out:
             self._process = subprocess.Popen(
                 broker.java_command(
-                    "Load", broker.name_server_address, BROKER, str(scene.topics), str(scene.queues),
-                    str(load.messages), str(load.body_bytes), str(load.threads), str(load.per_second),
-                    str(load.batch), str(load.pool_bytes), str(load.warm_up_s),
+                    "Load",
+                    broker.name_server_address,
+                    BROKER,
+                    str(scene.topics),
+                    str(scene.queues),
+                    str(load.messages),
+                    str(load.body_bytes),
+                    str(load.threads),
+                    str(load.per_second),
+                    str(load.batch),
+                    str(load.pool_bytes),
+                    str(load.warm_up_s),
                 ),
-                stdin=subprocess.PIPE, stdout=out, stderr=out,
-            )  # fmt: skip
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=out,
+            )
 
     def __enter__(self) -> Producer:
         try:

@@ -119,9 +119,15 @@ class MountScene:
         """Arguments of `tiered detach` for a broker."""
         found = self.brokers[broker]
         return [
-            "--store", str(found.store), "--url", self.url, "--broker-conf", str(found.broker_conf),
-            "--broker", broker,
-        ]  # fmt: skip
+            "--store",
+            str(found.store),
+            "--url",
+            self.url,
+            "--broker-conf",
+            str(found.broker_conf),
+            "--broker",
+            broker,
+        ]
 
     def detach(self, broker: str, *more: str) -> subprocess.Popen[bytes]:
         """`tiered detach` as a child that waits for the broker's end; its output is ``detach-BROKER.txt``."""
@@ -144,16 +150,29 @@ class MountScene:
         """Start a node."""
         log = self.directory / f"node-{name}.log"
         command = [
-            sys.executable, "-m", "rocketmq_tiered.cli", "mount", self.url, "--name-servers", self.name_server,
-            "--node", name, "--advertise", "127.0.0.1", "--set", "mount.bind=127.0.0.1",
-            "--set", f"mount.first_port={free_port_block(6)}",
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "rocketmq_tiered.cli",
+            "mount",
+            self.url,
+            "--name-servers",
+            self.name_server,
+            "--node",
+            name,
+            "--advertise",
+            "127.0.0.1",
+            "--set",
+            "mount.bind=127.0.0.1",
+            "--set",
+            f"mount.first_port={free_port_block(6)}",
+        ]
         environment = self.environment()
         if (keys := self.node_keys) is not None:
             environment |= {
-                "AWS_ACCESS_KEY_ID": keys.access_key, "AWS_SECRET_ACCESS_KEY": keys.secret_key,
+                "AWS_ACCESS_KEY_ID": keys.access_key,
+                "AWS_SECRET_ACCESS_KEY": keys.secret_key,
                 "AWS_SESSION_TOKEN": keys.session_token or "",
-            }  # fmt: skip
+            }
         with log.open("ab") as out:
             process = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
         self.children.append(process)

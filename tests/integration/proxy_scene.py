@@ -37,10 +37,20 @@ class ProxyScene(ClientScene):
         return self.directory / "tiered.toml"
 
     def consume(
-        self, mode: str, group: str, wanted: int, *, topic: str = "live0", idle_s: int = 30, failures: int = 0,
-        times_max: int = 16, version: str = "5.3.3", expression: str = "*", real: bool = False,
+        self,
+        mode: str,
+        group: str,
+        wanted: int,
+        *,
+        topic: str = "live0",
+        idle_s: int = 30,
+        failures: int = 0,
+        times_max: int = 16,
+        version: str = "5.3.3",
+        expression: str = "*",
+        real: bool = False,
         flags: Sequence[str] = (),
-    ) -> Consumer:  # fmt: skip
+    ) -> Consumer:
         """Start a Java consumer behind the tiered proxy, or by the ``real`` name server."""
         output = self.output(group)
         job = Job(mode, group, wanted, topic, expression, idle_s, failures, times_max)
@@ -56,9 +66,14 @@ class ProxyScene(ClientScene):
         rows = ["\t".join(job.arguments(output)) for job, output in zip(jobs, outputs, strict=True)]
         path.write_text("\n".join(rows) + "\n", "utf-8")
         run_java(
-            version, self.directory, "Consume", self._dialled(real), f"@{path}", flags=("-Xmx1g", *flags),
+            version,
+            self.directory,
+            "Consume",
+            self._dialled(real),
+            f"@{path}",
+            flags=("-Xmx1g", *flags),
             timeout_s=200,
-        )  # fmt: skip
+        )
         return [[line.split() for line in output.read_text("utf-8").splitlines()] for output in outputs]
 
     def mqadmin(self, *arguments: str, real: bool = False) -> str:
@@ -84,14 +99,22 @@ class ProxyScene(ClientScene):
 
 @contextmanager
 def proxy_beside_broker(
-    directory: Path, objects: RunningStore | StoreDirectory, config: Mapping[str, object],
-    settings: Mapping[str, object], *, topics: int = 2, host: str = "127.0.0.1", version: str = "5.3.3",
-) -> Iterator[ProxyScene]:  # fmt: skip
+    directory: Path,
+    objects: RunningStore | StoreDirectory,
+    config: Mapping[str, object],
+    settings: Mapping[str, object],
+    *,
+    topics: int = 2,
+    host: str = "127.0.0.1",
+    version: str = "5.3.3",
+) -> Iterator[ProxyScene]:
     """A broker that deletes on command, and a tiered proxy at ``host`` beside it, being started."""
     address = f"{host}:{free_port()}"
     environment = {
-        "TIERED_SERVE__BIND": address, "TIERED_SERVE__ADVERTISE": address, "TIERED_OFFLOAD__BATCH_AGE_MS": 500,
-    }  # fmt: skip
+        "TIERED_SERVE__BIND": address,
+        "TIERED_SERVE__ADVERTISE": address,
+        "TIERED_OFFLOAD__BATCH_AGE_MS": 500,
+    }
     scene = Scene(
         version=version,
         topics=topics,

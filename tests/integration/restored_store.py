@@ -32,8 +32,11 @@ def tiered(*arguments: object, code: int = 0) -> str:
     """What a command prints, in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "rocketmq_tiered.cli", *map(str, arguments)],
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
     assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout if code == 0 else done.stderr
 
@@ -179,8 +182,12 @@ class RestoredBroker:
         """Physical offsets that the broker finds by a key."""
         client = BrokerClient(self.server.broker_address, 10)
         fields = {
-            "topic": topic, "key": key, "maxNum": "64", "beginTimestamp": "0", "endTimestamp": str(ALWAYS_MS),
-        }  # fmt: skip
+            "topic": topic,
+            "key": key,
+            "maxNum": "64",
+            "beginTimestamp": "0",
+            "endTimestamp": str(ALWAYS_MS),
+        }
         try:
             body, at, found = client.call(QUERY_MESSAGE, fields).body, 0, set()
         finally:

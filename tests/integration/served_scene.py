@@ -63,10 +63,19 @@ class Served:
     def job_arguments(self, *jobs: Job) -> tuple[str, str]:
         """Arguments of Consume.java for these jobs."""
         rows = [
-            (*job[:1], job.group, job.topic, job.expression, job.wanted, job.idle_s,
-             self.directory / f"consumed-{number}.txt", job.failures, job.times_max)
+            (
+                *job[:1],
+                job.group,
+                job.topic,
+                job.expression,
+                job.wanted,
+                job.idle_s,
+                self.directory / f"consumed-{number}.txt",
+                job.failures,
+                job.times_max,
+            )
             for number, job in enumerate(jobs)
-        ]  # fmt: skip
+        ]
         # Who watches the outputs must not take an earlier test's lines for these jobs'.
         for number in range(len(jobs)):
             (self.directory / f"consumed-{number}.txt").unlink(missing_ok=True)

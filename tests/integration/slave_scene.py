@@ -114,10 +114,16 @@ class Slave(ClientScene):
     def create_group(self, group: str, broker_id_when_slow: int = 1) -> None:
         """A group whose slow consumers are sent to the broker of that id."""
         config = {
-            "groupName": group, "consumeEnable": True, "consumeBroadcastEnable": True, "consumeFromMinEnable": True,
-            "retryQueueNums": 1, "retryMaxTimes": 16, "brokerId": 0, "notifyConsumerIdsChangedEnable": True,
+            "groupName": group,
+            "consumeEnable": True,
+            "consumeBroadcastEnable": True,
+            "consumeFromMinEnable": True,
+            "retryQueueNums": 1,
+            "retryMaxTimes": 16,
+            "brokerId": 0,
+            "notifyConsumerIdsChangedEnable": True,
             "whichBrokerWhenConsumeSlowly": broker_id_when_slow,
-        }  # fmt: skip
+        }
         code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
         assert ask(self.broker.broker_address, code, orjson.dumps(config)).code == 0
 
@@ -150,16 +156,23 @@ def got(consumer: Consumer) -> Counter[Message]:
 
 @contextmanager
 def standing(
-    version: str, directory: Path, minio: RunningStore, messages: int = 4000, topics: int = 2, name_servers: int = 1,
+    version: str,
+    directory: Path,
+    minio: RunningStore,
+    messages: int = 4000,
+    topics: int = 2,
+    name_servers: int = 1,
     **config: object,
-) -> Iterator[Slave]:  # fmt: skip
+) -> Iterator[Slave]:
     """A broker with ``messages`` in two topics, and a sidecar beside it that is not started yet."""
     address = f"127.0.0.1:{free_port()}"
     config = {**broker_config(), "slaveReadEnable": "true", "registerNameServerPeriod": 10_000, **config}
     settings = {
-        "TIERED_SLAVE__BIND": address, "TIERED_SLAVE__ADVERTISE": address, "TIERED_SLAVE__BROKER_ID": SLAVE_ID,
+        "TIERED_SLAVE__BIND": address,
+        "TIERED_SLAVE__ADVERTISE": address,
+        "TIERED_SLAVE__BROKER_ID": SLAVE_ID,
         "TIERED_OFFLOAD__BATCH_AGE_MS": 500,
-    }  # fmt: skip
+    }
     scene = Scene(version, topics, QUEUES, config, settings, name_servers=name_servers)
 
     def made(sidecar: Sidecar) -> Slave:

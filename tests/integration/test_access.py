@@ -47,12 +47,22 @@ GROUP, ORDERED = "G-owned", "G-ordered"
 PLAIN: dict[str, Any] = {
     "accounts": [
         {"accessKey": OWNER.access_key, "secretKey": OWNER.secret_key, "admin": True},
-        {"accessKey": SECOND.access_key, "secretKey": SECOND.secret_key, "defaultTopicPerm": "DENY",
-         "defaultGroupPerm": "DENY"},
-        {"accessKey": READER.access_key, "secretKey": READER.secret_key, "defaultTopicPerm": "DENY",
-         "defaultGroupPerm": "DENY", "topicPerms": ["live0=SUB"], "groupPerms": [f"{ORDERED}=SUB"]},
+        {
+            "accessKey": SECOND.access_key,
+            "secretKey": SECOND.secret_key,
+            "defaultTopicPerm": "DENY",
+            "defaultGroupPerm": "DENY",
+        },
+        {
+            "accessKey": READER.access_key,
+            "secretKey": READER.secret_key,
+            "defaultTopicPerm": "DENY",
+            "defaultGroupPerm": "DENY",
+            "topicPerms": ["live0=SUB"],
+            "groupPerms": [f"{ORDERED}=SUB"],
+        },
     ],
-}  # fmt: skip
+}
 USERS: dict[str, Any] = {
     "users": [
         {"username": OWNER.access_key, "password": OWNER.secret_key, "userType": "Super"},
@@ -60,15 +70,22 @@ USERS: dict[str, Any] = {
     ],
 }
 STATE = {
-    RequestCode.GET_ALL_TOPIC_CONFIG, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, RequestCode.GET_BROKER_CONFIG,
-    RequestCode.GET_ALL_CONSUMER_OFFSET, RequestCode.GET_TOPIC_STATS_INFO, RequestCode.GET_CONSUMER_CONNECTION_LIST,
-    RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
-}  # fmt: skip
+    RequestCode.GET_ALL_TOPIC_CONFIG,
+    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+    RequestCode.GET_BROKER_CONFIG,
+    RequestCode.GET_ALL_CONSUMER_OFFSET,
+    RequestCode.GET_TOPIC_STATS_INFO,
+    RequestCode.GET_CONSUMER_CONNECTION_LIST,
+    RequestCode.QUERY_CONSUMER_OFFSET,
+    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+}
 """Requests whose replies change with what the attempts try to change."""
 ANSWERED = {
-    RequestCode.CHECK_CLIENT_CONFIG, RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO,
+    RequestCode.CHECK_CLIENT_CONFIG,
+    RequestCode.GET_ROUTEINFO_BY_TOPIC,
+    RequestCode.GET_BROKER_CLUSTER_INFO,
     RequestCode.QUERY_ASSIGNMENT,
-}  # fmt: skip
+}
 """Routes, the check of a filter, an empty assignment: the only ones with success for the second account."""
 VOLATILE = {"dataVersion", "lastUpdateTimestamp", "topicPutTps", "timestamp"}
 
@@ -99,9 +116,18 @@ def state_of(address: str, target: Target) -> dict[int, Any]:
 
 def pull_of(offset: int, topic: str, **others: object) -> dict[str, str]:
     fields = {
-        "consumerGroup": GROUP, "topic": topic, "queueId": 0, "queueOffset": offset, "maxMsgNums": 32, "sysFlag": 4,
-        "subscription": "*", "expressionType": "TAG", "commitOffset": 0, "subVersion": 1, "suspendTimeoutMillis": 0,
-    } | others  # fmt: skip
+        "consumerGroup": GROUP,
+        "topic": topic,
+        "queueId": 0,
+        "queueOffset": offset,
+        "maxMsgNums": 32,
+        "sysFlag": 4,
+        "subscription": "*",
+        "expressionType": "TAG",
+        "commitOffset": 0,
+        "subVersion": 1,
+        "suspendTimeoutMillis": 0,
+    } | others
     return {name: str(value) for name, value in fields.items()}
 
 
@@ -126,10 +152,18 @@ def served(archive: Path, rules: dict[str, Any], directory: Path) -> Iterator[st
     (directory / "rules.yml").write_text(yaml.safe_dump(rules))
     port = free_port()
     command = [
-        sys.executable, "-m", "rocketmq_tiered.cli", "serve", f"file://{archive}", "--bind", f"127.0.0.1:{port}",
-        "--set", "admin.port=0",
-        "--set", f"serve.acl_file={directory}/rules.yml",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "rocketmq_tiered.cli",
+        "serve",
+        f"file://{archive}",
+        "--bind",
+        f"127.0.0.1:{port}",
+        "--set",
+        "admin.port=0",
+        "--set",
+        f"serve.acl_file={directory}/rules.yml",
+    ]
     root = {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
     server = ChildServer("tiered serve", command, root, directory / "serve.log", lambda: _listens(port))
     server.start()
@@ -181,9 +215,12 @@ def guarded(
     account = directory / "owner.yml"
     account.write_text(f'accessKey: {OWNER.access_key}\nsecretKey: "{OWNER.secret_key}"\n')
     settings = {
-        "TIERED_SERVE__BIND": address, "TIERED_SERVE__ADVERTISE": address, "TIERED_OFFLOAD__BATCH_AGE_MS": 500,
-        "TIERED_READ__POLICY": "FORCE", "TIERED_BROKER__CREDENTIALS_FILE": account,
-    }  # fmt: skip
+        "TIERED_SERVE__BIND": address,
+        "TIERED_SERVE__ADVERTISE": address,
+        "TIERED_OFFLOAD__BATCH_AGE_MS": 500,
+        "TIERED_READ__POLICY": "FORCE",
+        "TIERED_BROKER__CREDENTIALS_FILE": account,
+    }
     scene = Scene(version=version, topics=2, queues=QUEUES, config=broker_config(), settings=settings)
 
     def made(sidecar: Sidecar) -> Guarded:
@@ -226,18 +263,25 @@ def archived(scene: Guarded) -> int:
 def heartbeat(client: str, expression: str, version: int) -> bytes:
     data = {"topic": "live0", "subString": expression, "expressionType": "TAG", "subVersion": version}
     consumer = {
-        "groupName": GROUP, "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
-        "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "subscriptionDataSet": [data],
-    }  # fmt: skip
+        "groupName": GROUP,
+        "consumeType": "CONSUME_PASSIVELY",
+        "messageModel": "CLUSTERING",
+        "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
+        "subscriptionDataSet": [data],
+    }
     return json.dumps({"clientID": client, "consumerDataSet": [consumer]}).encode()
 
 
 def test_an_unsigned_heartbeat_does_not_move_a_signed_pull(guarded: Guarded) -> None:
     """A pull without an expression, of a group that another client claims to be in with another tag."""
     code = RequestCode.HEART_BEAT
-    direct, victim = (partial(BrokerClient, timeout_s=5, credentials=OWNER)(a) for a in (
-        guarded.broker.broker_address, guarded.address,
-    ))  # fmt: skip
+    direct, victim = (
+        partial(BrokerClient, timeout_s=5, credentials=OWNER)(a)
+        for a in (
+            guarded.broker.broker_address,
+            guarded.address,
+        )
+    )
     attackers = [BrokerClient(guarded.address, 5, credentials) for credentials in (None, SECOND)]
     try:
         for client in (direct, victim):  # as a real client does, to every broker of a route
@@ -313,9 +357,15 @@ def test_a_retry_beside_access_control_needs_a_pull_of_the_messages_own_topic(gu
         assert client.call(RequestCode.PULL_MESSAGE, pull_of(0, "live0")).code == 0
         for topic, code in (("live1", 16), ("live0", 0)):
             fields = {
-                "group": GROUP, "offset": str(phys[topic]), "delayLevel": "0", "originTopic": "live0",
-                "originMsgId": "X", "maxReconsumeTimes": "16", "unitMode": "false", "bname": BROKER,
-            }  # fmt: skip
+                "group": GROUP,
+                "offset": str(phys[topic]),
+                "delayLevel": "0",
+                "originTopic": "live0",
+                "originMsgId": "X",
+                "maxReconsumeTimes": "16",
+                "unitMode": "false",
+                "bname": BROKER,
+            }
             found = client.call(RequestCode.CONSUMER_SEND_MSG_BACK, fields)
             assert found.code == code, found
     finally:
@@ -335,10 +385,13 @@ def test_an_orderly_consumer_reads_everything_in_order_and_others_lock_no_queue(
     wanted = everything(ends)
     consumer = guarded.consume("orderly", ORDERED, len(wanted), idle_s=60, version="4.9.7", flags=keys)
     consumer.wait_for(1)
-    lock = json.dumps({
-        "consumerGroup": ORDERED, "clientId": "thief",
-        "mqSet": [{"brokerName": BROKER, "queueId": queue, "topic": "live0"} for queue in range(QUEUES)],
-    }).encode()  # fmt: skip
+    lock = json.dumps(
+        {
+            "consumerGroup": ORDERED,
+            "clientId": "thief",
+            "mqSet": [{"brokerName": BROKER, "queueId": queue, "topic": "live0"} for queue in range(QUEUES)],
+        }
+    ).encode()
     reply = second.ask(guarded.address, RequestCode.LOCK_BATCH_MQ, {}, lock)
     assert is_refusal(reply), reply
     lines = consumer.finish()

@@ -30,9 +30,19 @@ def browser(directory: Path, url: str, *flags: str) -> str:
     """What Chromium makes of a page, after its script has run."""
     assert CHROMIUM is not None
     done = subprocess.run(
-        [CHROMIUM, *FLAGS, f"--user-data-dir={directory}/chromium", "--virtual-time-budget=2000", *flags, url],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+        [
+            CHROMIUM,
+            *FLAGS,
+            f"--user-data-dir={directory}/chromium",
+            "--virtual-time-budget=2000",
+            *flags,
+            url,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert "Content Security Policy" not in done.stderr, done.stderr
     return done.stdout
 

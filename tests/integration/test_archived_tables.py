@@ -26,14 +26,30 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 VERSION = "5.3.3"
 UNIQUE_KEY = "FD00000000000000000000000000000224AA5FFD2B2767806D93AEDC"
 COMMANDS = (
-    "topicList", "topicList -c", "topicRoute -t t_keys", "topicRoute -t t_idle", "topicStatus -t t_one",
-    "topicStatus -t t_idle", "topicClusterList -t t_idle", "consumerProgress", "consumerProgress -g G_part", "statsAll",
-    "brokerConsumeStats -b ADDRESS", "getConsumerConfig -g G_part", "queryMsgByOffset -b fx-a -t t_one -i 0 -o 0",
-    "topicRoute -t t_keys -l", "topicClusterList -t t_keys", "topicStatus -t %RETRY%G_part", "statsAll -t t_keys",
-    "queryMsgByOffset -b fx-a -t t_keys -i 0 -o 2", f"queryMsgByUniqueKey -t t_keys -i {UNIQUE_KEY}",
-    "queryCq -t t_one -q 0 -i 0 -c 5 -b ADDRESS", "allocateMQ -t t_keys -i 127.0.0.1,127.0.0.2",
-    "printMsgByQueue -t t_one -a fx-a -i 0 -p true", "consumeMessage -t t_keys -b fx-a -i 0 -o 0 -c 3",
-)  # fmt: skip
+    "topicList",
+    "topicList -c",
+    "topicRoute -t t_keys",
+    "topicRoute -t t_idle",
+    "topicStatus -t t_one",
+    "topicStatus -t t_idle",
+    "topicClusterList -t t_idle",
+    "consumerProgress",
+    "consumerProgress -g G_part",
+    "statsAll",
+    "brokerConsumeStats -b ADDRESS",
+    "getConsumerConfig -g G_part",
+    "queryMsgByOffset -b fx-a -t t_one -i 0 -o 0",
+    "topicRoute -t t_keys -l",
+    "topicClusterList -t t_keys",
+    "topicStatus -t %RETRY%G_part",
+    "statsAll -t t_keys",
+    "queryMsgByOffset -b fx-a -t t_keys -i 0 -o 2",
+    f"queryMsgByUniqueKey -t t_keys -i {UNIQUE_KEY}",
+    "queryCq -t t_one -q 0 -i 0 -c 5 -b ADDRESS",
+    "allocateMQ -t t_keys -i 127.0.0.1,127.0.0.2",
+    "printMsgByQueue -t t_one -a fx-a -i 0 -p true",
+    "consumeMessage -t t_keys -b fx-a -i 0 -o 0 -c 3",
+)
 NOT_ARCHIVED = (
     "whichBrokerWhenConsumeSlowly",
     "rmq_sys_REVIVE_LOG",
@@ -143,8 +159,16 @@ def test_the_time_to_live_of_a_topic_is_the_attribute_of_its_broker(
 
 def test_a_message_that_is_sent_is_refused(printed: Printed) -> None:
     fields = {
-        "producerGroup": "G_send", "topic": "t_idle", "defaultTopic": "TBW102", "defaultTopicQueueNums": 4,
-        "queueId": 0, "sysFlag": 0, "bornTimestamp": 0, "flag": 0, "properties": "", "reconsumeTimes": 0,
-    }  # fmt: skip
+        "producerGroup": "G_send",
+        "topic": "t_idle",
+        "defaultTopic": "TBW102",
+        "defaultTopicQueueNums": 4,
+        "queueId": 0,
+        "sysFlag": 0,
+        "bornTimestamp": 0,
+        "flag": 0,
+        "properties": "",
+        "reconsumeTimes": 0,
+    }
     answer = ask(printed.address, RequestCode.SEND_MESSAGE, b"body", **fields)
     assert answer.code == ResponseCode.NO_PERMISSION

@@ -27,11 +27,19 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 OWNER = Credentials("the-owner", "a-secret-of-the-owner")
 READER = Credentials("the-reader", "secret-of-the-reader")
 GROUP, VICTIM = "G-own", "G-victim"
-RULES = {"accounts": [
-    {"accessKey": OWNER.access_key, "secretKey": OWNER.secret_key, "admin": True},
-    {"accessKey": READER.access_key, "secretKey": READER.secret_key, "defaultTopicPerm": "DENY",
-     "defaultGroupPerm": "DENY", "topicPerms": ["live0=PUB|SUB"], "groupPerms": [f"{GROUP}=SUB"]},
-]}  # fmt: skip
+RULES = {
+    "accounts": [
+        {"accessKey": OWNER.access_key, "secretKey": OWNER.secret_key, "admin": True},
+        {
+            "accessKey": READER.access_key,
+            "secretKey": READER.secret_key,
+            "defaultTopicPerm": "DENY",
+            "defaultGroupPerm": "DENY",
+            "topicPerms": ["live0=PUB|SUB"],
+            "groupPerms": [f"{GROUP}=SUB"],
+        },
+    ]
+}
 PREPARED, COMMIT = 4, 8
 
 
@@ -44,9 +52,11 @@ def ruled(
     rules.write_text(yaml.safe_dump(RULES))
     rules.chmod(0o600)
     settings = {
-        "TIERED_SERVE__BIND": address, "TIERED_SERVE__ADVERTISE": address, "TIERED_OFFLOAD__BATCH_AGE_MS": 500,
+        "TIERED_SERVE__BIND": address,
+        "TIERED_SERVE__ADVERTISE": address,
+        "TIERED_OFFLOAD__BATCH_AGE_MS": 500,
         "TIERED_SERVE__ACL_FILE": rules,
-    }  # fmt: skip
+    }
     scene = Scene(version=request.param, topics=2, queues=QUEUES, config=broker_config(), settings=settings)
 
     def made(sidecar: Sidecar) -> ProxyScene:
@@ -74,9 +84,18 @@ def ask(
 def message_of(scene: ProxyScene, topic: str) -> int:
     """The physical offset of its first message, as the broker has it."""
     fields = {
-        "consumerGroup": "G-any", "topic": topic, "queueId": 0, "queueOffset": 0, "maxMsgNums": 1, "sysFlag": 4,
-        "subscription": "*", "commitOffset": 0, "subVersion": 1, "suspendTimeoutMillis": 0, "expressionType": "TAG",
-    }  # fmt: skip
+        "consumerGroup": "G-any",
+        "topic": topic,
+        "queueId": 0,
+        "queueOffset": 0,
+        "maxMsgNums": 1,
+        "sysFlag": 4,
+        "subscription": "*",
+        "commitOffset": 0,
+        "subVersion": 1,
+        "suspendTimeoutMillis": 0,
+        "expressionType": "TAG",
+    }
     reply = ask(scene.broker.broker_address, None, Code.PULL_MESSAGE, fields)
     assert reply.code == 0, reply
     return decode_record(reply.body).physical_offset
@@ -85,10 +104,12 @@ def message_of(scene: ProxyScene, topic: str) -> int:
 def test_no_other_spelling_makes_a_member(ruled: ProxyScene) -> None:
     def heartbeat(name: str, group: str) -> bytes:
         consumer = {
-            "groupName": group, "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
+            "groupName": group,
+            "consumeType": "CONSUME_PASSIVELY",
+            "messageModel": "CLUSTERING",
             "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
             "subscriptionDataSet": [{"topic": "live1", "subString": "*", "subVersion": 1}],
-        }  # fmt: skip
+        }
         return json.dumps({"clientID": f"client-of-{name}", name: [consumer]}).encode()
 
     broker = ruled.broker.broker_address
@@ -117,9 +138,14 @@ def test_no_other_spelling_makes_a_member(ruled: ProxyScene) -> None:
 def test_a_message_goes_back_to_readers_of_its_own_topic_only(ruled: ProxyScene) -> None:
     def back(phys: int) -> RemotingCommand:
         fields = {
-            "group": GROUP, "offset": phys, "delayLevel": 0, "originTopic": "live0", "originMsgId": "X",
-            "maxReconsumeTimes": 16, "unitMode": "false",
-        }  # fmt: skip
+            "group": GROUP,
+            "offset": phys,
+            "delayLevel": 0,
+            "originTopic": "live0",
+            "originMsgId": "X",
+            "maxReconsumeTimes": 16,
+            "unitMode": "false",
+        }
         return ask(ruled.address, READER, Code.CONSUMER_SEND_MSG_BACK, fields)
 
     assert back(message_of(ruled, "live1")).code == 16
@@ -130,20 +156,40 @@ def test_a_message_goes_back_to_readers_of_its_own_topic_only(ruled: ProxyScene)
 def prepared(scene: ProxyScene, topic: str) -> dict[str, object]:
     """A half message at the broker, and the fields that commit it."""
     unique = f"7F00000100002A9F{time.monotonic_ns() & 0xFFFFFFFFFFFFFFFF:016X}"
-    properties = "".join(f"{name}\x01{value}\x02" for name, value in {
-        "TRAN_MSG": "true", "PGROUP": "PG", "UNIQ_KEY": unique, "WAIT": "true",
-    }.items())  # fmt: skip
+    properties = "".join(
+        f"{name}\x01{value}\x02"
+        for name, value in {
+            "TRAN_MSG": "true",
+            "PGROUP": "PG",
+            "UNIQ_KEY": unique,
+            "WAIT": "true",
+        }.items()
+    )
     fields = {
-        "a": "PG", "b": topic, "c": "TBW102", "d": 4, "e": 0, "f": PREPARED, "g": time.time_ns() // 1_000_000, "h": 0,
-        "i": properties, "j": 0, "k": "false", "m": "false",
-    }  # fmt: skip
+        "a": "PG",
+        "b": topic,
+        "c": "TBW102",
+        "d": 4,
+        "e": 0,
+        "f": PREPARED,
+        "g": time.time_ns() // 1_000_000,
+        "h": 0,
+        "i": properties,
+        "j": 0,
+        "k": "false",
+        "m": "false",
+    }
     sent = ask(scene.broker.broker_address, None, Code.SEND_MESSAGE_V2, fields, b"half")
     assert sent.code == 0, sent
     return {
-        "producerGroup": "PG", "tranStateTableOffset": sent.ext_fields["queueOffset"],
-        "commitLogOffset": int(sent.ext_fields["msgId"][16:], 16), "commitOrRollback": COMMIT,
-        "fromTransactionCheck": "false", "msgId": unique, "transactionId": sent.ext_fields.get("transactionId", unique),
-    }  # fmt: skip
+        "producerGroup": "PG",
+        "tranStateTableOffset": sent.ext_fields["queueOffset"],
+        "commitLogOffset": int(sent.ext_fields["msgId"][16:], 16),
+        "commitOrRollback": COMMIT,
+        "fromTransactionCheck": "false",
+        "msgId": unique,
+        "transactionId": sent.ext_fields.get("transactionId", unique),
+    }
 
 
 def test_a_transaction_is_committed_by_who_may_publish_to_its_topic(ruled: ProxyScene) -> None:

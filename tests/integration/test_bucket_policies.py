@@ -96,9 +96,13 @@ class Bucket:
         store = PrefixedStore(open_store(self.url, self.server.options()), ARCHIVE)
         store.put_if_absent(key, [b"garbage"])
         writer = CatalogWriter(
-            store, cluster=CLUSTER, broker=BROKER, instance="test", kind="maintenance",
+            store,
+            cluster=CLUSTER,
+            broker=BROKER,
+            instance="test",
+            kind="maintenance",
             clock_ms=lambda: time.time_ns() // 1_000_000,
-        )  # fmt: skip
+        )
         writer.maintain(
             lambda _state: CommitDraft(CommitKind.MAINTENANCE, pending_deletions=(key,), created_ms=1)
         )
@@ -149,9 +153,12 @@ def archived(bucket: Bucket) -> Bucket:
     """With the archive, made by the writer's account."""
     done = subprocess.run(
         [*TIERED, "backfill", str(bucket.store), bucket.url, *NAMES],
-        env=os.environ | bucket.account(bucket.policy("writer")), capture_output=True, text=True, check=False,
+        env=os.environ | bucket.account(bucket.policy("writer")),
+        capture_output=True,
+        text=True,
+        check=False,
         timeout=120,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     return bucket
 
@@ -225,9 +232,18 @@ def test_the_writers_policy_suffices_to_run(archived: Bucket, tmp_path: Path) ->
     environment = os.environ | archived.account(archived.policy("writer"))
     url = f"s3://{archived.name}/{PREFIX}/run"
     command = (
-        *TIERED, "run", "--store", str(archived.store), "--url", url, "--state-dir", str(tmp_path / "state"),
-        "--set", "admin.port=0", *NAMES,
-    )  # fmt: skip
+        *TIERED,
+        "run",
+        "--store",
+        str(archived.store),
+        "--url",
+        url,
+        "--state-dir",
+        str(tmp_path / "state"),
+        "--set",
+        "admin.port=0",
+        *NAMES,
+    )
     log = tmp_path / "run.log"
     with log.open("wb") as stream, subprocess.Popen(command, env=environment, stderr=stream) as process:
         try:

@@ -35,9 +35,11 @@ def proxy(
     broker = RocketMq(VERSION, tmp_path / "mq", recorded_settings(original / "broker.conf"))
     address = f"127.0.0.1:{free_port()}"
     settings = {
-        "TIERED_SERVE__BIND": address, "TIERED_SERVE__ADVERTISE": address, "TIERED_READ__POLICY": "FORCE",
+        "TIERED_SERVE__BIND": address,
+        "TIERED_SERVE__ADVERTISE": address,
+        "TIERED_READ__POLICY": "FORCE",
         "TIERED_OFFLOAD__BATCH_AGE_MS": 500,
-    }  # fmt: skip
+    }
     objects = StoreDirectory(tmp_path / "objects")
     sidecar = Sidecar(broker, objects, f"{objects.fresh_bucket()}/live", tmp_path, settings=settings)
     broker.start()
@@ -61,10 +63,20 @@ def pulled(address: str, topic: str, queue_id: int) -> list[tuple[int, dict[str,
     offset, replies = 0, []
     while True:
         answer = ask(
-            address, RequestCode.PULL_MESSAGE, consumerGroup="G_compact", topic=topic, queueId=queue_id,
-            queueOffset=offset, maxMsgNums=32, sysFlag=4, commitOffset=0, suspendTimeoutMillis=0, subVersion=0,
-            subscription="*", expressionType="TAG",
-        )  # fmt: skip
+            address,
+            RequestCode.PULL_MESSAGE,
+            consumerGroup="G_compact",
+            topic=topic,
+            queueId=queue_id,
+            queueOffset=offset,
+            maxMsgNums=32,
+            sysFlag=4,
+            commitOffset=0,
+            suspendTimeoutMillis=0,
+            subVersion=0,
+            subscription="*",
+            expressionType="TAG",
+        )
         replies.append(visible(answer))
         following = int(answer.ext_fields.get("nextBeginOffset", offset))
         if answer.code != ResponseCode.SUCCESS or following <= offset:

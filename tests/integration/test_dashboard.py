@@ -31,15 +31,31 @@ REQUESTS = (
     (RequestCode.GET_MIN_OFFSET, QUEUE),
     (RequestCode.QUERY_CONSUMER_OFFSET, QUEUE | {"consumerGroup": "G"}),
     (RequestCode.SEND_MESSAGE, QUEUE | {"producerGroup": "P"}),
-    (RequestCode.PULL_MESSAGE, QUEUE | {
-        "consumerGroup": "G", "queueOffset": "0", "maxMsgNums": "1", "sysFlag": "0", "commitOffset": "0",
-        "suspendTimeoutMillis": "0", "subVersion": "0", "subscription": "*",
-    }),
+    (
+        RequestCode.PULL_MESSAGE,
+        QUEUE
+        | {
+            "consumerGroup": "G",
+            "queueOffset": "0",
+            "maxMsgNums": "1",
+            "sysFlag": "0",
+            "commitOffset": "0",
+            "suspendTimeoutMillis": "0",
+            "subVersion": "0",
+            "subscription": "*",
+        },
+    ),
     (RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "none"}),
-    (RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, {
-        "topic": "live0", "group": "G", "timestamp": "0", "isForce": "true",
-    }),
-)  # fmt: skip
+    (
+        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+        {
+            "topic": "live0",
+            "group": "G",
+            "timestamp": "0",
+            "isForce": "true",
+        },
+    ),
+)
 
 
 def queries() -> dict[str, str]:
@@ -80,9 +96,13 @@ def test_every_panel_has_data(
         found = opened.enter_context(case(tmp_path / "sidecar", broker, minio_url))
         proxy, slave = (f"127.0.0.1:{free_port()}" for _ in range(2))
         found.set(
-            SERVE__BIND=proxy, SERVE__ADVERTISE=proxy, SLAVE__BIND=slave, SLAVE__ADVERTISE=slave,
-            SLAVE__BROKER_ID=7, GC__EVERY_MS=5000,
-        )  # fmt: skip
+            SERVE__BIND=proxy,
+            SERVE__ADVERTISE=proxy,
+            SLAVE__BIND=slave,
+            SLAVE__ADVERTISE=slave,
+            SLAVE__BROKER_ID=7,
+            GC__EVERY_MS=5000,
+        )
         found.sidecar.start()
         found.sidecar.wait_until_following(60)
         port = free_port()

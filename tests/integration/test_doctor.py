@@ -157,11 +157,13 @@ def test_rules_of_the_bucket_are_reported(minio_url: RunningStore, doctor: Docto
     assert failures(checks) == ["bucket-versioning"] and code == 1
     rules = [
         {
-            "ID": "old", "Status": "Enabled", "Filter": {"Prefix": ""},
+            "ID": "old",
+            "Status": "Enabled",
+            "Filter": {"Prefix": ""},
             "NoncurrentVersionExpiration": {"NoncurrentDays": 14},
         },
         {"ID": "tidy", "Status": "Enabled", "Filter": {"Prefix": "some/"}, "Expiration": {"Days": 30}},
-    ]  # fmt: skip
+    ]
     client.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration={"Rules": rules})
     code, checks = doctor(minio_url, f"s3://{bucket}/{PREFIX}")
     assert "14 days (rule old)" in checks["bucket-versioning"]["detail"]

@@ -18,10 +18,21 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 def examine(sidecar: Sidecar, *more: str) -> tuple[int, dict[str, dict[str, str]]]:
     """Exit code and checks by id, with the options of `tiered run`."""
     done = sidecar.tiered(
-        "doctor", sidecar.url, "--store", str(sidecar.broker.store), "--broker-conf",
-        str(sidecar.broker.broker_conf), "--state-dir", str(sidecar.directory / "state"),
-        "--set", "pins.create_below_ratio=0.99", "--set", "pins.release_above_ratio=1", "--json", *more,
-    )  # fmt: skip
+        "doctor",
+        sidecar.url,
+        "--store",
+        str(sidecar.broker.store),
+        "--broker-conf",
+        str(sidecar.broker.broker_conf),
+        "--state-dir",
+        str(sidecar.directory / "state"),
+        "--set",
+        "pins.create_below_ratio=0.99",
+        "--set",
+        "pins.release_above_ratio=1",
+        "--json",
+        *more,
+    )
     assert done.stdout, done.stderr
     document = json.loads(done.stdout)
     return done.returncode, {check["id"]: check for check in document["checks"]}

@@ -43,9 +43,12 @@ class Case:
         """What the broker itself answers, in its order."""
         client = BrokerClient(self.broker.broker_address, 10.0)
         fields = {
-            "topic": topic, "key": key, "maxNum": str(BROKER_MAX), "beginTimestamp": str(begin),
+            "topic": topic,
+            "key": key,
+            "maxNum": str(BROKER_MAX),
+            "beginTimestamp": str(begin),
             "endTimestamp": str(end),
-        }  # fmt: skip
+        }
         answer = client.call(QUERY_MESSAGE, fields)
         client.close()
         assert answer.code in (0, QUERY_NOT_FOUND), answer.remark
@@ -134,10 +137,13 @@ def test_the_broker_answers_every_recorded_query_from_exported_files(case: Case)
 
 def test_mqadmin_finds_messages_and_the_broker_continues_in_the_last_file(case: Case) -> None:
     line = next(
-        line for line in case.truth()
-        if line["topic"] == "t_keys" and is_whole_time(line) and len(line["brokerPhys"]) == 1
+        line
+        for line in case.truth()
+        if line["topic"] == "t_keys"
+        and is_whole_time(line)
+        and len(line["brokerPhys"]) == 1
         and line["key"].isascii()
-    )  # fmt: skip
+    )
     (record,) = case.query("t_keys", line["key"])
     assert record.uniq_key is not None
     name_server = ("-n", case.broker.name_server_address)

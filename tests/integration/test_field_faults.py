@@ -273,9 +273,10 @@ def test_a_missing_object_is_named_by_server_and_owner_and_the_rest_is_read(
 
 
 KEEPING = {
-    "RETENTION__TTL": "1s", "RETENTION__MIN_ARCHIVED": "1ms",
+    "RETENTION__TTL": "1s",
+    "RETENTION__MIN_ARCHIVED": "1ms",
     "TOPICS__RULES": '[{"pattern": "live0", "ttl": "forever"}]',
-}  # fmt: skip
+}
 """Only the rule keeps the topic."""
 
 
@@ -293,9 +294,16 @@ def read_all(address: str) -> None:
     """Pull each queue from its begin until a pull does not advance."""
     for queue in range(4):
         fields = {
-            "consumerGroup": "G", "topic": "live0", "queueId": queue, "maxMsgNums": 32, "sysFlag": 0, "commitOffset": 0,
-            "suspendTimeoutMillis": 0, "subVersion": 0, "subscription": "*",
-        }  # fmt: skip
+            "consumerGroup": "G",
+            "topic": "live0",
+            "queueId": queue,
+            "maxMsgNums": 32,
+            "sysFlag": 0,
+            "commitOffset": 0,
+            "suspendTimeoutMillis": 0,
+            "subVersion": 0,
+            "subscription": "*",
+        }
         offset, following = -1, 0
         while following > offset:
             offset = following

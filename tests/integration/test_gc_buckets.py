@@ -79,9 +79,11 @@ def test_a_versioned_bucket_keeps_what_is_deleted_and_it_is_said(
     client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
     if days:
         rule = {
-            "ID": "old", "Status": "Enabled", "Filter": {"Prefix": ""},
+            "ID": "old",
+            "Status": "Enabled",
+            "Filter": {"Prefix": ""},
             "NoncurrentVersionExpiration": {"NoncurrentDays": days},
-        }  # fmt: skip
+        }
         client.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration={"Rules": [rule]})
     url = archived(minio_url, url, real_store("F"))
     _, collected = expired_and_collected(command, minio_url, url)

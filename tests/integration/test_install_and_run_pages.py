@@ -47,9 +47,21 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMq]:
     try:
         running.create_topic("orders", 1)
         running.run_java(
-            MQADMIN, "sendMessage", "-n", running.name_server_address, "-t", "orders", "-b", BROKER, "-i", "0",
-            "-k", "order-1", "-p", "first message",
-        )  # fmt: skip
+            MQADMIN,
+            "sendMessage",
+            "-n",
+            running.name_server_address,
+            "-t",
+            "orders",
+            "-b",
+            BROKER,
+            "-i",
+            "0",
+            "-k",
+            "order-1",
+            "-p",
+            "first message",
+        )
         yield running
     finally:
         running.stop()

@@ -27,14 +27,18 @@ def keyed(tmp_path: Path) -> Iterator[Keyed]:
     need_clients("5.3.3")
     address = f"127.0.0.1:{free_port()}"
     settings = {
-        "TIERED_SERVE__BIND": address, "TIERED_SERVE__ADVERTISE": address, "TIERED_READ__POLICY": "FORCE",
+        "TIERED_SERVE__BIND": address,
+        "TIERED_SERVE__ADVERTISE": address,
+        "TIERED_READ__POLICY": "FORCE",
         "TIERED_OFFLOAD__BATCH_AGE_MS": 300,
-    }  # fmt: skip
+    }
     scene = Scene(topics=1, config=compacting_broker(), settings=settings)
     with beside_clients(
-        scene, tmp_path, StoreDirectory(tmp_path / "objects"),
+        scene,
+        tmp_path,
+        StoreDirectory(tmp_path / "objects"),
         lambda sidecar: ClientScene(sidecar, address, scene, tmp_path),
-    ) as clients:  # fmt: skip
+    ) as clients:
         found = Keyed(clients)
         found.create()
         yield found

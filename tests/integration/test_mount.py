@@ -246,8 +246,9 @@ def _act(scene: MountScene, act: Callable[[Node], object], push: Path, wanted: i
     count = len(lines(push))
     until(
         lambda: len(lines(push)) > count or len(consumed(push)) == wanted,
-        f"no consumption after {act.__name__}", 90,
-    )  # fmt: skip
+        f"no consumption after {act.__name__}",
+        90,
+    )
     if act is Node.pause:
         node.resume()
     else:

@@ -52,8 +52,9 @@ def test_routes_show_the_sidecar_before_the_broker(tiered_proxy: ProxyScene) -> 
     assert real["brokerDatas"][0]["brokerAddrs"] == {"0": tiered_proxy.broker.broker_address}
     assert route["queueDatas"] == real["queueDatas"]
     assert [line.split()[:4] for line in cluster.splitlines() if line.startswith(CLUSTER)] == [
-        [CLUSTER, BROKER, "0", tiered_proxy.address], [CLUSTER, BROKER, "1", tiered_proxy.broker.broker_address],
-    ]  # fmt: skip
+        [CLUSTER, BROKER, "0", tiered_proxy.address],
+        [CLUSTER, BROKER, "1", tiered_proxy.broker.broker_address],
+    ]
 
 
 def test_two_members_share_the_queues_and_are_listed_once_each(tiered_proxy: ProxyScene) -> None:

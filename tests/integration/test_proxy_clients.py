@@ -48,8 +48,12 @@ class Asked:
 def tiered_proxy(tmp_path_factory: pytest.TempPathFactory, minio_url: RunningStore) -> Iterator[ProxyScene]:
     need_clients(*VERSIONS)
     # A commitlog file has to hold a message of 4 MiB.
-    config = {"mappedFileSizeCommitLog": 8 << 20, "enableLmq": "true", "enableMultiDispatch": "true",
-              "cleanResourceInterval": 1000}  # fmt: skip
+    config = {
+        "mappedFileSizeCommitLog": 8 << 20,
+        "enableLmq": "true",
+        "enableMultiDispatch": "true",
+        "cleanResourceInterval": 1000,
+    }
     with proxy_beside_broker(tmp_path_factory.mktemp("clients"), minio_url, config, {}) as found:
         found.fill(200, 80)
         send_odd(found, SENDS, LARGE)
@@ -98,9 +102,14 @@ def messages(found: Sequence[Sequence[str]]) -> Counter[str]:
 
 
 OF_MESSAGES = (
-    "queryMsgById unique", "queryMsgByKey", "queryMsgByUniqueKey", "queryMsgByOffset", "printMsg", "printMsgByQueue",
+    "queryMsgById unique",
+    "queryMsgByKey",
+    "queryMsgByUniqueKey",
+    "queryMsgByOffset",
+    "printMsg",
+    "printMsgByQueue",
     "consumeMessage",
-)  # fmt: skip
+)
 
 
 def mqadmin_commands(tiered_proxy: ProxyScene, found: Sequence[str], address: str) -> dict[str, str]:

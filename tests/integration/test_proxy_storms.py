@@ -132,9 +132,13 @@ def test_nothing_is_missing_whatever_goes_away(tiered_proxy: ProxyScene) -> None
         missed=limits(
             killed_mid_replay=all(cold), orderly_stays_ordered=not jumped, nothing_made_up=not any(extra)
         ),
-        messages=len(wanted), missing=0, repeated=again, order_broken=len(jumped), sends_failed=sent.failed,
+        messages=len(wanted),
+        missing=0,
+        repeated=again,
+        order_broken=len(jumped),
+        sends_failed=sent.failed,
         outages_s=[SHORT_OUTAGE_S, LONG_OUTAGE_S],
-    )  # fmt: skip
+    )
 
 
 def delete_steadily(tiered_proxy: ProxyScene, until: threading.Event) -> None:
@@ -205,18 +209,25 @@ def test_hand_over_while_the_broker_deletes(tiered_proxy: ProxyScene) -> None:
         consumer.wait_for_all(expected, 120)
         lines = consumer.lines()
         group = groups[f"H-{name}"]
-        missed += [f"{name}: {text}" for text in limits(
-            nothing_twice=repeated(lines) == 0, nothing_made_up=set(lines) == expected,
-            from_both=min(group["archivePulls"], group["brokerPulls"]) > stalls,
-        )]  # fmt: skip
+        missed += [
+            f"{name}: {text}"
+            for text in limits(
+                nothing_twice=repeated(lines) == 0,
+                nothing_made_up=set(lines) == expected,
+                from_both=min(group["archivePulls"], group["brokerPulls"]) > stalls,
+            )
+        ]
     if jumped := jumps(consumers["orderly"].lines()):
         missed.append(f"orderly: {len(jumped)} out of order")
     publish(
         "proxy_hand_over",
-        missed=missed, messages=len(wanted), stalls=stalls, sends_failed=sent.failed,
+        missed=missed,
+        messages=len(wanted),
+        stalls=stalls,
+        sends_failed=sent.failed,
         repeated={name: repeated(consumer.lines()) for name, consumer in consumers.items()},
         pulls={name: [group["archivePulls"], group["brokerPulls"]] for name, group in groups.items()},
-    )  # fmt: skip
+    )
 
 
 def test_archived_messages_come_again_and_end_as_dead_letters(tiered_proxy: ProxyScene) -> None:
@@ -237,12 +248,15 @@ def test_archived_messages_come_again_and_end_as_dead_letters(tiered_proxy: Prox
     publish(
         "proxy_dead_letters",
         missed=limits(
-            dead_letters_complete=found == wanted, given_back_twice=min(attempts.values()) >= 2,
+            dead_letters_complete=found == wanted,
+            given_back_twice=min(attempts.values()) >= 2,
             retried_complete=consumed == wanted,
         ),
-        messages=len(wanted), archived_only=broker_minimum(tiered_proxy, "live1"), dead_letters=len(letters),
+        messages=len(wanted),
+        archived_only=broker_minimum(tiered_proxy, "live1"),
+        dead_letters=len(letters),
         retried=len(again.fields()),
-    )  # fmt: skip
+    )
 
 
 def send_for(tiered_proxy: ProxyScene, seconds: int) -> Sent:

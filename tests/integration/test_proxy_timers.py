@@ -87,9 +87,10 @@ def timers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         proxy.sidecar.wait_until_archived(60)
         assert proxy.sidecar.stop() == 0, proxy.sidecar.log.read_text()[-2000:]
         for command in (
-            ("verify", proxy.sidecar.url, "--full", "--strict"), ("gc", proxy.sidecar.url, "--apply", "--grace", "0s"),
             ("verify", proxy.sidecar.url, "--full", "--strict"),
-        ):  # fmt: skip
+            ("gc", proxy.sidecar.url, "--apply", "--grace", "0s"),
+            ("verify", proxy.sidecar.url, "--full", "--strict"),
+        ):
             done = proxy.sidecar.tiered(*command)
             assert done.returncode == 0, done.stdout + done.stderr
 
@@ -136,9 +137,21 @@ def test_a_grpc_client_sends_timers_through_the_proxy_of_rocketmq(timers: Timers
     if not broker.version.startswith("5"):
         pytest.skip("the proxy of RocketMQ needs a 5.x broker")
     broker.run_java(
-        MQADMIN, "updateTopic", "-b", broker.broker_address, "-t", GRPC_TOPIC, "-r", "4", "-w", "4", "-a",
-        "+message.type=DELAY", "-n", broker.name_server_address,
-    )  # fmt: skip
+        MQADMIN,
+        "updateTopic",
+        "-b",
+        broker.broker_address,
+        "-t",
+        GRPC_TOPIC,
+        "-r",
+        "4",
+        "-w",
+        "4",
+        "-a",
+        "+message.type=DELAY",
+        "-n",
+        broker.name_server_address,
+    )
     try:
         proxy = RocketMqProxy(timers.proxy.directory / "proxy", timers.proxy.address, CLUSTER)
     except NotInstallableError as error:

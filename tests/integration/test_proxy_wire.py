@@ -69,20 +69,47 @@ def signed(code: int, fields: Mapping[str, object], body: bytes = b"") -> Remoti
 
 def pull(offset: int, commit: int) -> RemotingCommand:
     """A push consumer's pull with a commit."""
-    return signed(RequestCode.PULL_MESSAGE, {
-        "consumerGroup": GROUP, "topic": TOPIC, "queueId": 0, "queueOffset": offset, "maxMsgNums": 32, "sysFlag": 7,
-        "commitOffset": commit, "suspendTimeoutMillis": 1000, "subVersion": 0, "subscription": "*",
-        "expressionType": "TAG",
-    })  # fmt: skip
+    return signed(
+        RequestCode.PULL_MESSAGE,
+        {
+            "consumerGroup": GROUP,
+            "topic": TOPIC,
+            "queueId": 0,
+            "queueOffset": offset,
+            "maxMsgNums": 32,
+            "sysFlag": 7,
+            "commitOffset": commit,
+            "suspendTimeoutMillis": 1000,
+            "subVersion": 0,
+            "subscription": "*",
+            "expressionType": "TAG",
+        },
+    )
 
 
 async def send(upstream: RemotingUpstream) -> None:
     for number in range(MESSAGES):
-        answer = await upstream.call(signed(RequestCode.SEND_MESSAGE, {
-            "producerGroup": "p", "topic": TOPIC, "defaultTopic": "TBW102", "defaultTopicQueueNums": 1, "queueId": 0,
-            "sysFlag": 0, "bornTimestamp": 1, "flag": 0, "properties": "TAGS\1a\2", "reconsumeTimes": 0,
-            "unitMode": "false", "batch": "false",
-        }, b"message %d" % number), 10)  # fmt: skip
+        answer = await upstream.call(
+            signed(
+                RequestCode.SEND_MESSAGE,
+                {
+                    "producerGroup": "p",
+                    "topic": TOPIC,
+                    "defaultTopic": "TBW102",
+                    "defaultTopicQueueNums": 1,
+                    "queueId": 0,
+                    "sysFlag": 0,
+                    "bornTimestamp": 1,
+                    "flag": 0,
+                    "properties": "TAGS\1a\2",
+                    "reconsumeTimes": 0,
+                    "unitMode": "false",
+                    "batch": "false",
+                },
+                b"message %d" % number,
+            ),
+            10,
+        )
         assert answer.code == 0, answer
 
 

@@ -66,9 +66,13 @@ def execute(
     """Run a command line to its end."""
     regions = {"AWS_DEFAULT_REGION": region} if region else {}
     return subprocess.run(
-        [*command, *arguments], env={**os.environ, **server.environment(), **SETTINGS, **regions},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        [*command, *arguments],
+        env={**os.environ, **server.environment(), **SETTINGS, **regions},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def complaint(done: subprocess.CompletedProcess[str]) -> str:
@@ -102,8 +106,13 @@ def check_refused_midway(
     """A backfill that is refused from some moment on: exit code 2, one line, and what was committed stays true."""
     with FaultProxy(server.endpoint, Later(action)) as proxy:
         done = execute(
-            TIERED, "backfill", str(directory / "store"), url, *NAMES, server=replace(server, endpoint=proxy.endpoint)
-        )  # fmt: skip
+            TIERED,
+            "backfill",
+            str(directory / "store"),
+            url,
+            *NAMES,
+            server=replace(server, endpoint=proxy.endpoint),
+        )
         refused = [one for one in proxy.requests if one.action is action]
     assert done.returncode == 2, done.stderr
     for word in (*words, url):
@@ -147,9 +156,17 @@ def check_run_refused(
     """`tiered run` ends with code 2 and one error line that says it all."""
     shutil.rmtree(state / "state", ignore_errors=True)
     done = execute(
-        command, "run", "--store", str(directory / "store"), "--url", url, "--state-dir", str(state / "state"), *NAMES,
+        command,
+        "run",
+        "--store",
+        str(directory / "store"),
+        "--url",
+        url,
+        "--state-dir",
+        str(state / "state"),
+        *NAMES,
         server=server,
-    )  # fmt: skip
+    )
     assert done.returncode == 2, done.stderr
     lines = [orjson.loads(line) for line in done.stderr.splitlines()]
     (failed,) = [line for line in lines if line["level"] in ("error", "critical")]
@@ -164,8 +181,12 @@ def test_a_region_that_is_wrong(
     directory = real_store(NAME)
     url = f"{minio_url.fresh_bucket()}/region"
     part = check_refused_midway(
-        Action.WRONG_REGION, ("AuthorizationHeaderMalformed", "object_store.region"), directory, url, minio_url
-    )  # fmt: skip
+        Action.WRONG_REGION,
+        ("AuthorizationHeaderMalformed", "object_store.region"),
+        directory,
+        url,
+        minio_url,
+    )
     with FaultProxy(minio_url.endpoint, lambda _request: Action.WRONG_REGION) as proxy:
         elsewhere = replace(minio_url, endpoint=proxy.endpoint)
         check_run_refused(

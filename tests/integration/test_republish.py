@@ -31,11 +31,31 @@ QUEUES = 4
 KILLS = 5
 REPEATS_MAX = 200
 ACTED_ON = {
-    "DELAY", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_OUT_MS", "TIMER_ENQUEUE_MS", "REAL_QID",
-    "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES", "REAL_TOPIC", "TRAN_MSG", "PGROUP", "__transactionId__", "WAIT",
-    "INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET", "INNER_NUM", "INNER_BASE", "TRANSACTION_CHECK_TIMES",
-    "TRAN_PREPARED_QUEUE_OFFSET", "RETRY_TOPIC", "CLUSTER", "MSG_REGION", "TRACE_ON",
-}  # fmt: skip
+    "DELAY",
+    "TIMER_DELIVER_MS",
+    "TIMER_DELAY_SEC",
+    "TIMER_DELAY_MS",
+    "TIMER_OUT_MS",
+    "TIMER_ENQUEUE_MS",
+    "REAL_QID",
+    "TIMER_DEQUEUE_MS",
+    "TIMER_ROLL_TIMES",
+    "REAL_TOPIC",
+    "TRAN_MSG",
+    "PGROUP",
+    "__transactionId__",
+    "WAIT",
+    "INNER_MULTI_DISPATCH",
+    "INNER_MULTI_QUEUE_OFFSET",
+    "INNER_NUM",
+    "INNER_BASE",
+    "TRANSACTION_CHECK_TIMES",
+    "TRAN_PREPARED_QUEUE_OFFSET",
+    "RETRY_TOPIC",
+    "CLUSTER",
+    "MSG_REGION",
+    "TRACE_ON",
+}
 OWN = {"CLUSTER": CLUSTER, "MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 
 
@@ -86,9 +106,15 @@ class Target:
         client = BrokerClient(self.server.broker_address, 10)
         for topic in self.topics.values():
             fields = {
-                "topic": topic, "defaultTopic": "TBW102", "readQueueNums": QUEUES, "writeQueueNums": QUEUES, "perm": 6,
-                "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": "false",
-            }  # fmt: skip
+                "topic": topic,
+                "defaultTopic": "TBW102",
+                "readQueueNums": QUEUES,
+                "writeQueueNums": QUEUES,
+                "perm": 6,
+                "topicFilterType": "SINGLE_TAG",
+                "topicSysFlag": 0,
+                "order": "false",
+            }
             answer = client.call(
                 RequestCode.UPDATE_AND_CREATE_TOPIC, {name: str(value) for name, value in fields.items()}
             )
@@ -103,13 +129,20 @@ class Target:
         """Every message of every target queue, in order, by a Java pull consumer."""
         directory = self.server.directory
         jobs = directory / "jobs.txt"
-        jobs.write_text("".join(
-            f"pull\tG_{topic}\t{topic}\t*\t0\t1\t{directory / topic}.out\n" for topic in self.topics.values()
-        ))  # fmt: skip
+        jobs.write_text(
+            "".join(
+                f"pull\tG_{topic}\t{topic}\t*\t0\t1\t{directory / topic}.out\n"
+                for topic in self.topics.values()
+            )
+        )
         run_java(
-            VERSION, directory, "Consume", self.server.name_server_address, f"@{jobs}",
+            VERSION,
+            directory,
+            "Consume",
+            self.server.name_server_address,
+            f"@{jobs}",
             flags=["-Dconsume.everything=true"],
-        )  # fmt: skip
+        )
         found: dict[tuple[str, int], list[Seen]] = {}
         for topic in self.topics.values():
             for line in (directory / f"{topic}.out").read_text("utf-8").splitlines():

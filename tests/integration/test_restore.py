@@ -17,9 +17,18 @@ from tests.servers.rocketmq import java_classes
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 CASES = [
-    ("G", "file"), ("A", "file"), ("C", "rocksdb"), ("E", "file"),
-    ("B", "file"), ("D", "rocksdb"), ("K", "none"), ("A", "none"), ("G", "rocksdb"), ("A", "rocksdb"), ("C", "file"),
-]  # fmt: skip
+    ("G", "file"),
+    ("A", "file"),
+    ("C", "rocksdb"),
+    ("E", "file"),
+    ("B", "file"),
+    ("D", "rocksdb"),
+    ("K", "none"),
+    ("A", "none"),
+    ("G", "rocksdb"),
+    ("A", "rocksdb"),
+    ("C", "file"),
+]
 
 
 @pytest.fixture(params=CASES, ids="-".join)
@@ -77,11 +86,14 @@ SELECTIONS = [
     (version, *arguments)
     for version in ("5.3.3", "4.9.7", "5.5.0")
     for arguments in (
-        ("--consume-queue", "file"), ("--consume-queue", "rocksdb"), ("--layout", "compact"), ("--topics", "t1"),
+        ("--consume-queue", "file"),
+        ("--consume-queue", "rocksdb"),
+        ("--layout", "compact"),
+        ("--topics", "t1"),
         ("--since", "1700000001500"),
     )
     if (version, arguments[1]) != ("4.9.7", "rocksdb")
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("selection", SELECTIONS, ids=" ".join)

@@ -157,16 +157,37 @@ def test_mqadmin_reads_everything_it_asks_for(served: Served) -> None:
     assert unique is not None
     served.consume("5.3.3", Job("push", "t_one", 9_000, "G_progress"))
     (
-        topics, route, status, clusters, broker, progress, by_id, by_key, by_unique, by_offset, printed, of_queue,
-        consumed, rows,
+        topics,
+        route,
+        status,
+        clusters,
+        broker,
+        progress,
+        by_id,
+        by_key,
+        by_unique,
+        by_offset,
+        printed,
+        of_queue,
+        consumed,
+        rows,
     ) = served.mqadmin(
-        "5.3.3", "topicList", "topicRoute -t t_keys", "topicStatus -t t_one", "clusterList",
-        f"brokerStatus -b {served.address}", "consumerProgress -g G_progress", f"queryMsgById -t t_keys -i {unique}",
-        f"queryMsgByKey -t t_keys -k {key}", f"queryMsgByUniqueKey -t t_keys -i {unique}",
-        f"queryMsgByOffset -b {BROKER} -t t_keys -i 0 -o {offset}", "printMsg -t t_order -d true",
-        f"printMsgByQueue -t t_order -a {BROKER} -i 0 -p true", f"consumeMessage -t t_keys -b {BROKER} -i 0 -c 5",
+        "5.3.3",
+        "topicList",
+        "topicRoute -t t_keys",
+        "topicStatus -t t_one",
+        "clusterList",
+        f"brokerStatus -b {served.address}",
+        "consumerProgress -g G_progress",
+        f"queryMsgById -t t_keys -i {unique}",
+        f"queryMsgByKey -t t_keys -k {key}",
+        f"queryMsgByUniqueKey -t t_keys -i {unique}",
+        f"queryMsgByOffset -b {BROKER} -t t_keys -i 0 -o {offset}",
+        "printMsg -t t_order -d true",
+        f"printMsgByQueue -t t_order -a {BROKER} -i 0 -p true",
+        f"consumeMessage -t t_keys -b {BROKER} -i 0 -c 5",
         f"queryCq -t t_keys -q 0 -i 5 -c 3 -b {served.address}",
-    )  # fmt: skip
+    )
     assert "t_keys" in topics.splitlines()
     assert served.address in route and BROKER in route
     assert [line.split()[:4] for line in status.splitlines() if BROKER in line] == [

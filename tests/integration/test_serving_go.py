@@ -38,9 +38,17 @@ class Served:
         with rocketmq_tiered.open(self.url) as archive:
             queues = str(1 + max((queue.queue_id for queue in archive.queues(topic)), default=0))
         command = [
-            str(self.program), mode, self.address, group, topic, str(wanted), str(idle_s), str(output), BROKER,
+            str(self.program),
+            mode,
+            self.address,
+            group,
+            topic,
+            str(wanted),
+            str(idle_s),
+            str(output),
+            BROKER,
             queues,
-        ]  # fmt: skip
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
         return [tuple(line.split(" ")) for line in output.read_text("utf-8").splitlines()]
@@ -58,9 +66,13 @@ class Served:
 def _line(message: rocketmq_tiered.Message) -> tuple[str, ...]:
     pairs = sorted(f"{name}={value}".encode() for name, value in message.properties.items())
     numbers = (
-        message.queue_id, message.queue_offset, zlib.crc32(message.body), len(message.body),
-        message.record.store_timestamp, message.record.reconsume_times,
-    )  # fmt: skip
+        message.queue_id,
+        message.queue_offset,
+        zlib.crc32(message.body),
+        len(message.body),
+        message.record.store_timestamp,
+        message.record.reconsume_times,
+    )
     return (*map(str, numbers), b"\0".join(pairs).hex())
 
 

@@ -104,9 +104,21 @@ def test_a_remoting_client_consumes_through_the_proxy(served: Served) -> None:
 def test_a_group_in_pop_mode_gets_everything_and_again_what_failed(served: Served) -> None:
     expected = served.expected("t_props")
     run_java(
-        PROXY_VERSION, served.directory, MQADMIN, "setConsumeMode", "-n", served.address, "-b", served.address,
-        "-t", "t_props", "-g", "G_pop", "-m", "POP",
-    )  # fmt: skip
+        PROXY_VERSION,
+        served.directory,
+        MQADMIN,
+        "setConsumeMode",
+        "-n",
+        served.address,
+        "-b",
+        served.address,
+        "-t",
+        "t_props",
+        "-g",
+        "G_pop",
+        "-m",
+        "POP",
+    )
     output = served.directory / "pop.txt"
     arguments = ("pop", "G_pop", "t_props", "*", str(expected.total()), "20", str(output), "1")
     run_java(PROXY_VERSION, served.directory, "Consume", served.address, *arguments)

@@ -80,9 +80,13 @@ def guarded(real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPath
     rules = directory / "rules.yml"
     rules.write_text(RULES["plain"])
     places = {
-        "acl_file": rules, "tls_certificate": directory / "server.pem", "tls_key": directory / "server.key",
-        "tls_client_ca": directory / "ca.pem", "tls_client_required": "false", "audit_interval_ms": 1000,
-    }  # fmt: skip
+        "acl_file": rules,
+        "tls_certificate": directory / "server.pem",
+        "tls_key": directory / "server.key",
+        "tls_client_ca": directory / "ca.pem",
+        "tls_client_required": "false",
+        "audit_interval_ms": 1000,
+    }
     settings = [word for name, value in places.items() for word in ("--set", f"serve.{name}={value}")]
     command = [
         sys.executable,

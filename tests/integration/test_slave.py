@@ -180,8 +180,9 @@ def test_the_same_beside_other_versions(version: str, tmp_path: Path, minio_url:
         read_all_of_it(slave)
         printed = slave.mqadmin("clusterList")
         assert [line.split()[:4] for line in printed.splitlines() if line.startswith(CLUSTER)] == [
-            [CLUSTER, BROKER, "0", slave.broker.broker_address], [CLUSTER, BROKER, str(SLAVE_ID), slave.address],
-        ]  # fmt: skip
+            [CLUSTER, BROKER, "0", slave.broker.broker_address],
+            [CLUSTER, BROKER, str(SLAVE_ID), slave.address],
+        ]
         assert "brokerVersionDesc" in slave.mqadmin("brokerStatus", "-b", slave.address)
         redirect_and_return(slave)
         come_and_go(slave)
@@ -252,20 +253,38 @@ def replicated(request: pytest.FixtureRequest, tmp_path: Path, minio_url: Runnin
         (directory / "conf").mkdir(parents=True)
         (directory / "conf" / "logback_broker.xml").write_text("<configuration/>")
         conf = {
-            "brokerClusterName": CLUSTER, "brokerName": BROKER, "brokerId": 1, "brokerRole": "SLAVE",
-            "brokerIP1": "127.0.0.1", "listenPort": port + 4, "haListenPort": port + 5,
-            "namesrvAddr": mq.name_server_address, "mappedFileSizeCommitLog": 1 << 20,
-            "mappedFileSizeConsumeQueue": 20 * 200, "storePathRootDir": directory / "store",
+            "brokerClusterName": CLUSTER,
+            "brokerName": BROKER,
+            "brokerId": 1,
+            "brokerRole": "SLAVE",
+            "brokerIP1": "127.0.0.1",
+            "listenPort": port + 4,
+            "haListenPort": port + 5,
+            "namesrvAddr": mq.name_server_address,
+            "mappedFileSizeCommitLog": 1 << 20,
+            "mappedFileSizeConsumeQueue": 20 * 200,
+            "storePathRootDir": directory / "store",
             "storePathCommitLog": directory / "store" / "commitlog",
-        }  # fmt: skip
+        }
         (directory / "broker.conf").write_text("".join(f"{name}={value}\n" for name, value in conf.items()))
         log = directory / "out"
         server = ChildServer(
             "slave broker",
-            ["java", "-Xmx512m", *JAVA_OPENS, f"-Duser.home={directory}", "-cp", f"{mq.jars}/*",
-             "org.apache.rocketmq.broker.BrokerStartup", "-c", str(directory / "broker.conf")],
-            {"ROCKETMQ_HOME": str(directory)}, log, lambda: b"boot success" in log.read_bytes(),
-        )  # fmt: skip
+            [
+                "java",
+                "-Xmx512m",
+                *JAVA_OPENS,
+                f"-Duser.home={directory}",
+                "-cp",
+                f"{mq.jars}/*",
+                "org.apache.rocketmq.broker.BrokerStartup",
+                "-c",
+                str(directory / "broker.conf"),
+            ],
+            {"ROCKETMQ_HOME": str(directory)},
+            log,
+            lambda: b"boot success" in log.read_bytes(),
+        )
         server.start()
         try:
             until(lambda: "1" in found.listed(), "the real slave is not listed", 60)

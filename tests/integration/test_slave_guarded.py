@@ -79,9 +79,17 @@ def allow_moving(slave: Slave) -> None:
 def moved(slave: Slave, account: Path) -> subprocess.CompletedProcess[str]:
     """`tiered reset-offset` of the group to the broker's first messages, by the sidecar's account."""
     return slave.sidecar.tiered(
-        "reset-offset", "--serve", slave.broker.name_server_address, "--group", GROUP, "--topic", "live0", "--earliest",
-        "--set", f"broker.credentials_file={account}",
-    )  # fmt: skip
+        "reset-offset",
+        "--serve",
+        slave.broker.name_server_address,
+        "--group",
+        GROUP,
+        "--topic",
+        "live0",
+        "--earliest",
+        "--set",
+        f"broker.credentials_file={account}",
+    )
 
 
 def test_an_acl_enabled_broker_is_followed_and_relieved(slave: Slave, tmp_path: Path) -> None:
@@ -107,11 +115,22 @@ def test_an_acl_enabled_broker_is_followed_and_relieved(slave: Slave, tmp_path: 
     assigned.kill()
     assert sorted(assigned.lines()) == sorted(everything(ends))
     stranger = BrokerClient(slave.address, 5)
-    answer = stranger.call(RequestCode.PULL_MESSAGE, {
-        "consumerGroup": "G-other", "topic": "live0", "queueId": "0", "queueOffset": "0", "maxMsgNums": "32",
-        "sysFlag": "4", "subscription": "*", "expressionType": "TAG", "commitOffset": "0", "subVersion": "0",
-        "suspendTimeoutMillis": "0",
-    })  # fmt: skip
+    answer = stranger.call(
+        RequestCode.PULL_MESSAGE,
+        {
+            "consumerGroup": "G-other",
+            "topic": "live0",
+            "queueId": "0",
+            "queueOffset": "0",
+            "maxMsgNums": "32",
+            "sysFlag": "4",
+            "subscription": "*",
+            "expressionType": "TAG",
+            "commitOffset": "0",
+            "subVersion": "0",
+            "suspendTimeoutMillis": "0",
+        },
+    )
     assert is_refusal(answer) and not answer.body, answer
     stranger.close()
     assert moved(slave, account).returncode == 4, "it is allowed nothing"

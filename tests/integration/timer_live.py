@@ -98,10 +98,19 @@ class OwnTimers:
             time.sleep(max(0.0, int(at) / 1000 - OWN_BEFORE_S - time.time()))
             properties = {"UNIQ_KEY": f"OWN{key}", "TIMER_DELIVER_MS": at}
             fields = {
-                "a": "P_own", "b": OWN_TARGET, "c": OWN_TARGET, "d": "4", "e": str(number % QUEUES), "f": "0",
-                "g": str(int(time.time() * 1000)), "h": "0", "j": "0", "k": "false", "m": "false",
+                "a": "P_own",
+                "b": OWN_TARGET,
+                "c": OWN_TARGET,
+                "d": "4",
+                "e": str(number % QUEUES),
+                "f": "0",
+                "g": str(int(time.time() * 1000)),
+                "h": "0",
+                "j": "0",
+                "k": "false",
+                "m": "false",
                 "i": "".join(f"{name}\x01{value}\x02" for name, value in properties.items()),
-            }  # fmt: skip
+            }
             answer = client.call(SEND_V2, fields, b"own timer")
             if answer.code == 0 and time.time() * 1000 < int(at) - 1000:
                 self.taken[f"OWN{key}"] = at

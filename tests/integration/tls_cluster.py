@@ -55,16 +55,20 @@ class TlsCluster:
     def dialling(self) -> dict[str, str]:
         """Settings by which the sidecar dials them."""
         return {
-            "broker.tls": "true", "broker.tls_ca": str(self.ca),
-            "broker.tls_certificate": str(self.own.certificate), "broker.tls_key": str(self.own.key),
-        }  # fmt: skip
+            "broker.tls": "true",
+            "broker.tls_ca": str(self.ca),
+            "broker.tls_certificate": str(self.own.certificate),
+            "broker.tls_key": str(self.own.key),
+        }
 
     def serving(self) -> dict[str, str]:
         """Settings by which it serves their clients."""
         return {
-            "serve.tls_certificate": str(self.server.certificate), "serve.tls_key": str(self.server.key),
-            "serve.tls_client_ca": str(self.ca), "serve.tls_only": "true",
-        }  # fmt: skip
+            "serve.tls_certificate": str(self.server.certificate),
+            "serve.tls_key": str(self.server.key),
+            "serve.tls_client_ca": str(self.ca),
+            "serve.tls_only": "true",
+        }
 
 
 def as_environment(settings: dict[str, str]) -> dict[str, str]:

@@ -87,9 +87,13 @@ def case(directory: Path, broker: RocketMq, minio: RunningStore) -> Iterator[Cas
         proxy = opened.enter_context(FaultProxy(minio.endpoint))
         port = free_port()
         sidecar = Sidecar(
-            broker, minio, f"{minio.fresh_bucket()}/live", directory,
-            settings={**STARTED, "TIERED_ADMIN__PORT": str(port)}, endpoint=proxy.endpoint,
-        )  # fmt: skip
+            broker,
+            minio,
+            f"{minio.fresh_bucket()}/live",
+            directory,
+            settings={**STARTED, "TIERED_ADMIN__PORT": str(port)},
+            endpoint=proxy.endpoint,
+        )
         opened.callback(_end, sidecar)
         yield Case(directory, broker, minio, proxy, sidecar, port, opened)
 
@@ -326,9 +330,13 @@ def _garbage(found: Case) -> None:
     key = data_key(QueueKey("orphan", 0, 0), 1, epoch=1, attempt=900)
     store.put_if_absent(key, [b"garbage"])
     writer = CatalogWriter(
-        store, cluster=CLUSTER, broker=BROKER, instance="test", kind="maintenance",
+        store,
+        cluster=CLUSTER,
+        broker=BROKER,
+        instance="test",
+        kind="maintenance",
         clock_ms=lambda: time.time_ns() // 1_000_000,
-    )  # fmt: skip
+    )
     writer.maintain(
         lambda _state: CommitDraft(CommitKind.MAINTENANCE, pending_deletions=(key,), created_ms=1)
     )
@@ -399,9 +407,17 @@ def _frozen(name: str, prepare: Callable[[Case], None], cause: str) -> Trouble:
 
 
 def _attention(
-    name: str, about: str, cause: str, step: str, alert: str, make: Callable[[Case], None] | None = None,
-    prepare: Callable[[Case], None] = _nothing, *, harms_broker: bool = False, mend: Callable[[Case], None] = _nothing,
-) -> Trouble:  # fmt: skip
+    name: str,
+    about: str,
+    cause: str,
+    step: str,
+    alert: str,
+    make: Callable[[Case], None] | None = None,
+    prepare: Callable[[Case], None] = _nothing,
+    *,
+    harms_broker: bool = False,
+    mend: Callable[[Case], None] = _nothing,
+) -> Trouble:
     signs = Signs(cause, step, attention(about))
     return Trouble(name, signs, alert, make, prepare, 200, harms_broker=harms_broker, mend=mend)
 

@@ -61,7 +61,9 @@ def test_kernels_that_another_user_can_write_are_not_used(package_copy: Path) ->
         [sys.executable, "-c", COMPILES + CALL + "; print(count.started)"],
         cwd=package_copy,
         env={**os.environ, "NUMBA_CACHE_DIR": "/dev/null", "PYTHONPATH": str(package_copy)},
-        check=False, capture_output=True, text=True,
-    )  # fmt: skip
+        check=False,
+        capture_output=True,
+        text=True,
+    )
     assert done.stdout.split() == ["3", "2"]
     assert "not used" in done.stderr and f"chmod 700 {ahead}" in done.stderr

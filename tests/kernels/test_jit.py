@@ -107,8 +107,10 @@ def test_compiled_code_that_another_user_has_altered_does_not_run(package_copy: 
         [sys.executable, "-c", CALL],
         cwd=package_copy,
         env={**os.environ, "NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": str(package_copy)},
-        check=False, capture_output=True, text=True,
-    )  # fmt: skip
+        check=False,
+        capture_output=True,
+        text=True,
+    )
     assert not marker.exists() and done.stdout.split() == ["3"]
     assert "kernels are compiled in every process" in done.stderr and f"chmod 700 {cache}" in done.stderr
 

@@ -63,11 +63,17 @@ def test_every_field_is_that_of_the_plain_decoder(messages: list[Message]) -> No
     assert (fields[Number.VALID] == 1).all()
     expected = [decode_record(record) for record in records]
     for number, name in (
-        (Number.BODY_CRC, "body_crc"), (Number.QUEUE_ID, "queue_id"), (Number.FLAG, "flag"),
-        (Number.QUEUE_OFFSET, "queue_offset"), (Number.PHYS, "physical_offset"), (Number.SYS_FLAG, "sys_flag"),
-        (Number.BORN_TIMESTAMP, "born_timestamp"), (Number.STORE_TIMESTAMP, "store_timestamp"),
-        (Number.RECONSUME_TIMES, "reconsume_times"), (Number.PT_OFFSET, "prepared_transaction_offset"),
-    ):  # fmt: skip
+        (Number.BODY_CRC, "body_crc"),
+        (Number.QUEUE_ID, "queue_id"),
+        (Number.FLAG, "flag"),
+        (Number.QUEUE_OFFSET, "queue_offset"),
+        (Number.PHYS, "physical_offset"),
+        (Number.SYS_FLAG, "sys_flag"),
+        (Number.BORN_TIMESTAMP, "born_timestamp"),
+        (Number.STORE_TIMESTAMP, "store_timestamp"),
+        (Number.RECONSUME_TIMES, "reconsume_times"),
+        (Number.PT_OFFSET, "prepared_transaction_offset"),
+    ):
         assert fields[number].tolist() == [getattr(record, name) for record in expected], name
     assert (fields[Number.MAGIC] & 0xFFFFFFFF).tolist() == [record.magic for record in expected]
     assert slices(data, fields, Number.BODY_AT) == [record.stored_body for record in expected]

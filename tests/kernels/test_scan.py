@@ -435,11 +435,22 @@ SOME_TEXT = st.one_of(
 )
 NAMES = st.one_of(
     TEXT,
-    st.sampled_from([
-        b"TAGS", b"KEYS", b"UNIQ_KEY", b"DELAY", b"INNER_NUM", b"INNER_BASE", b"INNER_MULTI_DISPATCH",
-        b"INNER_MULTI_QUEUE_OFFSET", b"INNER_MULTI_DISPATCX", b"WAIT", b"UNIQ_KEZ",
-    ]),
-)  # fmt: skip
+    st.sampled_from(
+        [
+            b"TAGS",
+            b"KEYS",
+            b"UNIQ_KEY",
+            b"DELAY",
+            b"INNER_NUM",
+            b"INNER_BASE",
+            b"INNER_MULTI_DISPATCH",
+            b"INNER_MULTI_QUEUE_OFFSET",
+            b"INNER_MULTI_DISPATCX",
+            b"WAIT",
+            b"UNIQ_KEZ",
+        ]
+    ),
+)
 PROPERTIES = st.one_of(
     st.lists(st.tuples(NAMES, SOME_TEXT), max_size=8).map(lambda pairs: properties(*pairs)),
     st.lists(st.sampled_from([b"\x01", b"\x02", b"TAGS", b"KEYS", b"a", b" ", b"UNIQ_KEY"]), max_size=30).map(

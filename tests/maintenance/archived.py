@@ -101,8 +101,18 @@ def contents(store: ObjectStore, candidates: Candidates) -> dict[QueueKey, list[
         for run in candidates.runs[candidates.runs["object"] == number]:
             ordinal = int(run["ordinal"])
             assert reader.index.queue_of(ordinal) == candidates.queues[int(run["queue"])]
-            for name in ("base_queue_offset", "end_queue_offset", "rows", "base_byte", "byte_count", "min_phys",
-                         "end_phys", "min_store_timestamp", "max_store_timestamp", "kind"):  # fmt: skip
+            for name in (
+                "base_queue_offset",
+                "end_queue_offset",
+                "rows",
+                "base_byte",
+                "byte_count",
+                "min_phys",
+                "end_phys",
+                "min_store_timestamp",
+                "max_store_timestamp",
+                "kind",
+            ):
                 assert run[name] == reader.index.runs[name][ordinal], name
             rows = _rows(reader, ordinal, keys.hashes, key_ends, keys.counts)
             found.setdefault(candidates.queues[int(run["queue"])], []).extend(rows)
@@ -119,14 +129,19 @@ def _rows(
     for at in range(len(columns)):
         if records is None:
             record: bytes | tuple[QueueKey, int] = (
-                reader.queues[int(columns.parent[at])], int(columns.parent_queue_offset[at])
-            )  # fmt: skip
+                reader.queues[int(columns.parent[at])],
+                int(columns.parent_queue_offset[at]),
+            )
         else:
             begin = int(records.starts[at])
             record = records.data[begin : begin + int(records.sizes[at])].tobytes()
         end = int(key_ends[first + at])
         yield Row(
-            int(columns.queue_offset[at]), int(columns.inner_num[at]), record, int(columns.tags_code[at]),
-            int(columns.store_timestamp[at]), int(columns.phys[at]),
+            int(columns.queue_offset[at]),
+            int(columns.inner_num[at]),
+            record,
+            int(columns.tags_code[at]),
+            int(columns.store_timestamp[at]),
+            int(columns.phys[at]),
             tuple(hashes[end - int(counts[first + at]) : end].tolist()),
-        )  # fmt: skip
+        )

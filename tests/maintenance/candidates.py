@@ -23,7 +23,7 @@ FIXTURE_G = (
     "S0[0,20) S1[30,60) S2[30,60)",
     "S0[20,25) S1[60,120)",
     "S1[400,500) S2[230,270)",
-)  # fmt: skip
+)
 
 
 def candidates_of(objects: Sequence[str], floors: Mapping[str, int] | None = None) -> Candidates:

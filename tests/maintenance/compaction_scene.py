@@ -26,9 +26,14 @@ from tiered.object_store.memory import MemoryStore
 QUEUES = [QueueKey(f"topic{number}", 0, 0) for number in range(5)]
 LMQ = QueueKey("%LMQ%a", 0, 0)
 LIMITS = CompactionLimits(
-    memory_bytes=30_000, split_bytes=20_000, block_bytes=600, object_bytes_max=60_000, set_bytes_max=60_000,
-    row_bytes=8, run_bytes=0,
-)  # fmt: skip
+    memory_bytes=30_000,
+    split_bytes=20_000,
+    block_bytes=600,
+    object_bytes_max=60_000,
+    set_bytes_max=60_000,
+    row_bytes=8,
+    run_bytes=0,
+)
 EVERYTHING = 1 << 40
 
 
@@ -53,8 +58,12 @@ class Scene:
     ) -> None:
         self.store = store or MemoryStore()
         values: dict[str, int] = {
-            "root_every": 4, "spill_runs": 12, "page_runs_max": 9, "merge_sequences": 6, "merge_spills": 6,
-        }  # fmt: skip
+            "root_every": 4,
+            "spill_runs": 12,
+            "page_runs_max": 9,
+            "merge_sequences": 6,
+            "merge_spills": 6,
+        }
         self.owner = ArchiveBuilder(self.store, limits=CatalogLimits(**(values | limits)))
         self.rng = random.Random(3)
         self.spool = spool
@@ -64,11 +73,14 @@ class Scene:
         for _ in range(cycles):
             sent = [
                 Sent(
-                    queue := self.rng.choice(QUEUES), self.rng.randbytes(60), keys=[str(self.rng.random())],
-                    lmq=[LMQ] if queue == QUEUES[0] else [], inner_num=2 if queue == QUEUES[1] else 1,
+                    queue := self.rng.choice(QUEUES),
+                    self.rng.randbytes(60),
+                    keys=[str(self.rng.random())],
+                    lmq=[LMQ] if queue == QUEUES[0] else [],
+                    inner_num=2 if queue == QUEUES[1] else 1,
                 )
                 for _ in range(self.rng.randint(3, 9))
-            ]  # fmt: skip
+            ]
             self.owner.commit(sent)
 
     @property

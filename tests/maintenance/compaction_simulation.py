@@ -60,9 +60,12 @@ class World:
         self.now_ms = NOW_MS
         self.store = MemoryStore(f"memory://{seed}", clock_ms=lambda: self.now_ms)
         self.limits = CatalogLimits(
-            root_every=4, spill_runs=self.random.choice((8, 16, 10**6)), page_runs_max=PAGE_RUNS,
-            merge_sequences=self.random.choice((3, 6)), spill_deletions=self.random.choice((6, 512)),
-        )  # fmt: skip
+            root_every=4,
+            spill_runs=self.random.choice((8, 16, 10**6)),
+            page_runs_max=PAGE_RUNS,
+            merge_sequences=self.random.choice((3, 6)),
+            spill_deletions=self.random.choice((6, 512)),
+        )
         self.owner = ArchiveBuilder(self.store, limits=self.limits)
         self.readers: list[tuple[CatalogState, int]] = []
         self.ends: list[tuple[int, int]] = []
@@ -87,9 +90,13 @@ class World:
         """One actor acts."""
         self.now_ms += 1000
         actors: list[tuple[Callable[[], None], int]] = [
-            (self.grow, 5), (self.read, 4), (self.expire, 1), (self.collect, 1), (self.restart, 1),
+            (self.grow, 5),
+            (self.read, 4),
+            (self.expire, 1),
+            (self.collect, 1),
+            (self.restart, 1),
             (self.cut_log, self.cut_weight),
-        ]  # fmt: skip
+        ]
         if not self.is_in_round:
             actors.append((self.compact, 3))
         self.random.choices([act for act, _ in actors], [weight for _, weight in actors])[0]()
@@ -100,20 +107,30 @@ class World:
         """The owner commits a cycle, mostly of shared objects."""
         sent = [
             Sent(
-                queue := self.random.choice(QUEUES), self.random.randbytes(60), stored_ms=self.now_ms,
-                lmq=[LMQ] if queue == QUEUES[0] else [], inner_num=2 if queue == QUEUES[1] else 1,
+                queue := self.random.choice(QUEUES),
+                self.random.randbytes(60),
+                stored_ms=self.now_ms,
+                lmq=[LMQ] if queue == QUEUES[0] else [],
+                inner_num=2 if queue == QUEUES[1] else 1,
             )
             for _ in range(self.random.randint(1, 7))
-        ]  # fmt: skip
+        ]
         state = self.owner.commit(sent, as_set=self.random.random() < 0.8)
         self.ends.append((state.version, state.cursor.phys))
 
     def restart(self) -> None:
         """Another process takes the archive over."""
         self.owner.writer = CatalogWriter(
-            self.store, cluster="cluster", broker="broker", instance="test", kind="run", clock_ms=lambda: NOW_MS,
-            limits=self.limits, random=random.Random(self.random.random()), wait=lambda seconds: None,
-        )  # fmt: skip
+            self.store,
+            cluster="cluster",
+            broker="broker",
+            instance="test",
+            kind="run",
+            clock_ms=lambda: NOW_MS,
+            limits=self.limits,
+            random=random.Random(self.random.random()),
+            wait=lambda seconds: None,
+        )
         self.owner.writer.claim(take_over=True)
 
     def cut_log(self) -> None:
@@ -200,11 +217,16 @@ class World:
         self.is_in_round = True
         try:
             result = rounds.run_round(
-                store, state, planned, options, clock=lambda: self.now_ms, page_runs_max=PAGE_RUNS,
+                store,
+                state,
+                planned,
+                options,
+                clock=lambda: self.now_ms,
+                page_runs_max=PAGE_RUNS,
                 maintenance=MaintenanceCommit(self.store, self.owner.writer, lambda: self.now_ms)
                 if own
                 else None,
-            )  # fmt: skip
+            )
             self.rounds += result is not None
             self.void += result is None
         except (DiedError, UnavailableError):

@@ -71,10 +71,12 @@ class Sound:
                 found["block"].append((key, int(begin + end) // 2))
         named = {
             "commit": map(catalog_key, range(max(1, state.version - COMMITS + 1), state.version + 1)),
-            "root": dict.fromkeys(roots), "page": sorted({page.key.partition(":")[0] for page in state.pages}),
-            "list": (one.key for one in state.deletion_lists), "index": (one.key for one in state.indexes),
+            "root": dict.fromkeys(roots),
+            "page": sorted({page.key.partition(":")[0] for page in state.pages}),
+            "list": (one.key for one in state.deletion_lists),
+            "index": (one.key for one in state.indexes),
             "table": state.state_objects.values(),
-        }  # fmt: skip
+        }
         return found | {kind: [(key, size[key] // 2) for key in keys] for kind, keys in named.items()}
 
     def flipped_and_repaired(self, kind: str, place: Place, *, runs_dry: bool = True) -> Repair:
@@ -195,6 +197,10 @@ def empty_cycle(state: CatalogState) -> CommitDraft:
     """A cycle without messages."""
     cursor = state.cursor
     return CommitDraft(
-        CommitKind.APPEND, history=cursor.history, from_phys=cursor.phys, to_phys=cursor.phys,
-        check=cursor.check, created_ms=NOW_MS,
-    )  # fmt: skip
+        CommitKind.APPEND,
+        history=cursor.history,
+        from_phys=cursor.phys,
+        to_phys=cursor.phys,
+        check=cursor.check,
+        created_ms=NOW_MS,
+    )

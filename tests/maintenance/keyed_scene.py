@@ -78,9 +78,16 @@ class Table:
     def restart(self) -> None:
         """Another process takes the archive over."""
         self.owner.writer = CatalogWriter(
-            self.store, cluster="cluster", broker="broker", instance="test", kind="run", clock_ms=lambda: NOW_MS,
-            limits=LIMITS_OF_CATALOG, random=random.Random(self.random.random()), wait=lambda seconds: None,
-        )  # fmt: skip
+            self.store,
+            cluster="cluster",
+            broker="broker",
+            instance="test",
+            kind="run",
+            clock_ms=lambda: NOW_MS,
+            limits=LIMITS_OF_CATALOG,
+            random=random.Random(self.random.random()),
+            wait=lambda seconds: None,
+        )
         self.owner.writer.claim(take_over=True)
 
     def cut_log(self) -> None:

@@ -21,9 +21,17 @@ from tiered.formats.keys import COMPACTION_ATTEMPTS_FROM, data_key, is_compacted
 from tiered.model.queue import QueueKey
 
 LIMITS = CompactionLimits(
-    memory_bytes=10_000, split_bytes=800, block_bytes=0, object_bytes_max=1000, set_bytes_max=1000, row_bytes=0,
-    run_bytes=0, joined_bytes_min=500, growth_min=32, dead_share_min=0.5,
-)  # fmt: skip
+    memory_bytes=10_000,
+    split_bytes=800,
+    block_bytes=0,
+    object_bytes_max=1000,
+    set_bytes_max=1000,
+    row_bytes=0,
+    run_bytes=0,
+    joined_bytes_min=500,
+    growth_min=32,
+    dead_share_min=0.5,
+)
 
 DAYS = 150
 
@@ -90,9 +98,13 @@ def test_sources_that_other_rounds_share_count_in_parts() -> None:
     candidates = candidates_of([f"{queue}[0,1)10" for queue in "abcd"])
     ranges = np.array([(0, 0, 10), (1, 0, 10), (2, 0, 10), (3, 0, 10)], RANGE_DTYPE)
     plan = RewritePlan(
-        1, 4, np.arange(4), np.zeros(0, np.int64), outputs=[PlannedOutput(True, 0, 4)] * 2,
+        1,
+        4,
+        np.arange(4),
+        np.zeros(0, np.int64),
+        outputs=[PlannedOutput(True, 0, 4)] * 2,
         iterations=[[OutputPart(0, ranges[:2]), OutputPart(1, ranges[2:])]],
-    )  # fmt: skip
+    )
     assert gains(candidates, plan)
     assert not gains(replace(candidates, share=np.full(4, 0.9)), plan)
 

@@ -33,9 +33,14 @@ G = candidates_of(FIXTURE_G)
 
 def test_fixture_f_in_one_iteration() -> None:
     plan = plan_rewrite(F, limits(100))
-    assert described(F, plan) == [[
-        "SO 1: S1[25,120)205", "SO 2: S1[400,500)135", "SO 3: S2[30,60)65", "SSO 0: S0[0,20)89 S2[230,270)75",
-    ]]  # fmt: skip
+    assert described(F, plan) == [
+        [
+            "SO 1: S1[25,120)205",
+            "SO 2: S1[400,500)135",
+            "SO 3: S2[30,60)65",
+            "SSO 0: S0[0,20)89 S2[230,270)75",
+        ]
+    ]
     assert sources(plan) == [0, 1, 2]
     assert plan is not None
     assert (plan.first_version, plan.last_version, len(plan.kept)) == (1, 3, 0)
@@ -51,8 +56,12 @@ def test_fixture_f_in_two_iterations() -> None:
 def test_fixture_f_of_stream_objects_alone() -> None:
     (iteration,) = described(F, plan_rewrite(F, limits(30)))
     assert [text.split(": ")[1] for text in iteration] == [
-        "S0[0,20)89", "S1[25,120)205", "S1[400,500)135", "S2[30,60)65", "S2[230,270)75",
-    ]  # fmt: skip
+        "S0[0,20)89",
+        "S1[25,120)205",
+        "S1[400,500)135",
+        "S2[30,60)65",
+        "S2[230,270)75",
+    ]
     assert all(text.startswith("SO") for text in iteration)
 
 
@@ -260,9 +269,17 @@ def test_level_2_waits_for_enough_objects() -> None:
 @st.composite
 def any_candidates(draw: st.DrawFn) -> Candidates:
     """Cycles of an uploader: each object holds at most one run of a queue; some have gaps, floors, other kinds."""
-    cycles = draw(st.lists(st.dictionaries(
-        st.integers(0, 5), st.tuples(st.integers(1, 40), st.integers(0, 9), st.integers(1, 9)), min_size=1
-    ), min_size=1, max_size=12))  # fmt: skip
+    cycles = draw(
+        st.lists(
+            st.dictionaries(
+                st.integers(0, 5),
+                st.tuples(st.integers(1, 40), st.integers(0, 9), st.integers(1, 9)),
+                min_size=1,
+            ),
+            min_size=1,
+            max_size=12,
+        )
+    )
     ends: dict[int, int] = {}
     texts = []
     for cycle in cycles:
@@ -288,12 +305,17 @@ def any_candidates(draw: st.DrawFn) -> Candidates:
 
 LIMITS = st.builds(
     CompactionLimits,
-    memory_bytes=st.integers(60, 3000), split_bytes=st.integers(0, 500),
-    block_bytes=st.integers(1, 50), object_bytes_max=st.integers(50, 500), set_bytes_max=st.integers(50, 1000),
+    memory_bytes=st.integers(60, 3000),
+    split_bytes=st.integers(0, 500),
+    block_bytes=st.integers(1, 50),
+    object_bytes_max=st.integers(50, 500),
+    set_bytes_max=st.integers(50, 1000),
     object_rows_max=st.sampled_from([40, 10_000]),
-    row_bytes=st.integers(0, 3), run_bytes=st.just(0),
-    outputs_max=st.sampled_from([3, 1000]), set_queues_max=st.sampled_from([2, 1000]),
-)  # fmt: skip
+    row_bytes=st.integers(0, 3),
+    run_bytes=st.just(0),
+    outputs_max=st.sampled_from([3, 1000]),
+    set_queues_max=st.sampled_from([2, 1000]),
+)
 
 
 def moved_and_kept(candidates: Candidates, plan: RewritePlan) -> None:

@@ -89,8 +89,11 @@ def test_rounds_take_a_part_of_a_large_sequence_and_nothing_is_lost(scene: Scene
 
 def test_a_source_is_deleted_by_the_last_round_that_moves_its_runs(scene: Scene) -> None:
     planned = next(plan_rounds(scene.store, scene.state, SMALL, before_version=EVERYTHING))
-    shared = [key for key, share in zip(planned.candidates.object_keys, planned.candidates.share, strict=True)
-              if share < 1]  # fmt: skip
+    shared = [
+        key
+        for key, share in zip(planned.candidates.object_keys, planned.candidates.share, strict=True)
+        if share < 1
+    ]
     assert shared
     a_round(scene.store, scene.state, planned, scene.spool)
     assert not scene.state.pending_deletions.keys() & set(shared)
@@ -216,7 +219,7 @@ def test_a_later_part_of_similar_sequences_may_be_the_first_that_is_worth_a_roun
         FaultRule(Fault.THROTTLED, frozenset({"put"}), "pages/*", skip=2),
     ],
     ids=["source", "output", "page"],
-)  # fmt: skip
+)
 def test_a_refused_request_ends_a_round_that_merges_sequences_and_the_next_one_completes(
     similar: Scene, rule: FaultRule
 ) -> None:

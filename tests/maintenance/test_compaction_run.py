@@ -36,9 +36,14 @@ IDENTITY = OutputIdentity("cluster", "broker", 1, 0, 99, 1_700_000_000_000, 10**
 QUEUES = [QueueKey(f"topic{number}", number % 2, 0) for number in range(6)]
 LMQ = QueueKey("%LMQ%a", 0, 0)
 SMALL = CompactionLimits(
-    memory_bytes=20_000, split_bytes=6000, block_bytes=600, object_bytes_max=15_000, set_bytes_max=30_000,
-    row_bytes=8, run_bytes=0,
-)  # fmt: skip
+    memory_bytes=20_000,
+    split_bytes=6000,
+    block_bytes=600,
+    object_bytes_max=15_000,
+    set_bytes_max=30_000,
+    row_bytes=8,
+    run_bytes=0,
+)
 
 
 def archive(
@@ -56,14 +61,18 @@ def archive(
             known = builder.truth.get(queue)
             skip = 3 if known is not None and gaps and rng.random() < 0.01 else 0
             pending = sum(one.queue == queue for one in sent)
-            sent.append(Sent(
-                queue, rng.randbytes(rng.randint(1, body)), tags=rng.choice(["", "a", "b"]),
-                offset=None if not skip or pending else known.end + skip,
-                keys=[f"k{rng.random()}" for _ in range(rng.randint(0, 3))],
-                inner_num=3 if queue == QUEUES[2] else 1,
-                lmq=[LMQ] if queue == QUEUES[0] and rng.random() < 0.3 else [],
-                stored_ms=stored_ms,
-            ))  # fmt: skip
+            sent.append(
+                Sent(
+                    queue,
+                    rng.randbytes(rng.randint(1, body)),
+                    tags=rng.choice(["", "a", "b"]),
+                    offset=None if not skip or pending else known.end + skip,
+                    keys=[f"k{rng.random()}" for _ in range(rng.randint(0, 3))],
+                    inner_num=3 if queue == QUEUES[2] else 1,
+                    lmq=[LMQ] if queue == QUEUES[0] and rng.random() < 0.3 else [],
+                    stored_ms=stored_ms,
+                )
+            )
         builder.commit(sent)
     return store
 
@@ -145,9 +154,13 @@ def test_memory_follows_the_limit_and_not_the_archive(tmp_path: Path) -> None:
         del memory
         tracemalloc.start()
         compacted(
-            store, before, plan, tmp_path / f"spool-{cycles}", codec=BlockCodec(block_bytes=16 << 10),
+            store,
+            before,
+            plan,
+            tmp_path / f"spool-{cycles}",
+            codec=BlockCodec(block_bytes=16 << 10),
             in_flight_bytes=limits.memory_bytes,
-        )  # fmt: skip
+        )
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < peaks[0] * 1.3

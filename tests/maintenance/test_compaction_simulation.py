@@ -113,9 +113,13 @@ def changes_ignored() -> Iterator[None]:
 
 
 DEFECTS = (
-    no_sources_deleted, outputs_not_taken_back, unannounced, sources_deleted_at_once, kept_runs_forgotten,
+    no_sources_deleted,
+    outputs_not_taken_back,
+    unannounced,
+    sources_deleted_at_once,
+    kept_runs_forgotten,
     changes_ignored,
-)  # fmt: skip
+)
 
 
 @pytest.mark.integration

@@ -146,9 +146,13 @@ def test_what_a_ttl_changes() -> None:
 def test_what_a_longer_batch_age_changes() -> None:
     """A commit each 5 s with one object: half of the PUTs are commits; index files do not depend on cycles."""
     index = index_key(0, 1, 1, "x").split("/")[0] + "/"
-    use = written({
-        "catalog/": Use(17_280, 1, 17_280), "sets/": Use(17_280, 1, 17_280), index: Use(10, 1, 10),
-    })  # fmt: skip
+    use = written(
+        {
+            "catalog/": Use(17_280, 1, 17_280),
+            "sets/": Use(17_280, 1, 17_280),
+            index: Use(10, 1, 10),
+        }
+    )
     costs = {one.value: one.month for one in batch_age_costs(use, PRICES, 5_000, 100)}
     assert list(costs) == [15_000, 60_000, 300_000]
     assert costs[60_000] == pytest.approx((1_440 * 2 + 10) * 30 * 0.005 / 1000)

@@ -59,12 +59,15 @@ def built(store: Bucket, cycles: int = 12, **limits: float) -> ArchiveBuilder:
     )
     for hour in range(cycles):
         store.now_ms = NOW_MS + hour * HOUR_MS
-        made.commit([
-            Sent(A, b"a%d" % hour, stored_ms=store.now_ms, lmq=[LMQ]),
-            Sent(A, b"A%d" % hour, stored_ms=store.now_ms),
-            Sent(B, b"b%d" % hour, stored_ms=store.now_ms),
-            Sent(KEPT, b"k%d" % hour, stored_ms=store.now_ms),
-        ], as_set=hour % 3 != 1)  # fmt: skip
+        made.commit(
+            [
+                Sent(A, b"a%d" % hour, stored_ms=store.now_ms, lmq=[LMQ]),
+                Sent(A, b"A%d" % hour, stored_ms=store.now_ms),
+                Sent(B, b"b%d" % hour, stored_ms=store.now_ms),
+                Sent(KEPT, b"k%d" % hour, stored_ms=store.now_ms),
+            ],
+            as_set=hour % 3 != 1,
+        )
     return made
 
 
@@ -323,9 +326,15 @@ class World:
     def take_over(self) -> None:
         made = self.made
         made.writer = CatalogWriter(
-            self.store, cluster="cluster", broker="broker", instance=f"w{self.rand.getrandbits(20)}", kind="run",
-            clock_ms=lambda: self.store.now_ms, limits=SMALL_LIMITS, wait=lambda seconds: None,
-        )  # fmt: skip
+            self.store,
+            cluster="cluster",
+            broker="broker",
+            instance=f"w{self.rand.getrandbits(20)}",
+            kind="run",
+            clock_ms=lambda: self.store.now_ms,
+            limits=SMALL_LIMITS,
+            wait=lambda seconds: None,
+        )
         made.writer.load()
         made.writer.claim(take_over=True)
 
@@ -368,9 +377,13 @@ def test_no_message_younger_than_its_time_to_live_is_ever_unreadable(seed: int, 
     """Nor is one readable whose two times passed before the last pass. Floors only rise within a log history."""
     world = World(seed)
     events = {
-        world.expire: 0.5, world.collect: 0.2, world.reload: 0.2, world.recreate: 0.1, world.take_over: 0.1,
+        world.expire: 0.5,
+        world.collect: 0.2,
+        world.reload: 0.2,
+        world.recreate: 0.1,
+        world.take_over: 0.1,
         world.diverge: 0.1,
-    }  # fmt: skip
+    }
     for _ in range(steps):
         world.store.now_ms += world.rand.choice([1, 1, 5, 20]) * HOUR_MS
         world.commit()

@@ -87,9 +87,13 @@ def test_one_object_that_cannot_be_deleted_costs_one_object() -> None:
     store.locked = {keys[1_234]}
     seen: list[tuple[int, int]] = []
     plan = run_gc(
-        store, load(store), apply=True, grace_ms=0, clock=lambda: NOW_MS,
+        store,
+        load(store),
+        apply=True,
+        grace_ms=0,
+        clock=lambda: NOW_MS,
         deletions=Deletions(progress=lambda done, total: seen.append((done, total))),
-    )  # fmt: skip
+    )
     assert list(plan.failed) == [keys[1_234]] and "is locked" in plan.failed[keys[1_234]]
     assert [info.key for info in store.list("sets/00/x-")] == [keys[1_234]]
     assert seen[0] == (0, len(plan.delete)) and seen[-1] == (len(plan.delete), len(plan.delete))
@@ -161,9 +165,13 @@ def test_deletion_keeps_to_its_rate_and_ends_when_stopped() -> None:
     _, keys = with_garbage(store, 2_500)
     waits: list[float] = []
     run_gc(
-        store, load(store), apply=True, grace_ms=0, clock=lambda: NOW_MS,
+        store,
+        load(store),
+        apply=True,
+        grace_ms=0,
+        clock=lambda: NOW_MS,
         deletions=Deletions(1_000, sleep=waits.append, is_stopped=lambda: len(waits) == 2),
-    )  # fmt: skip
+    )
     assert [round(wait) for wait in waits] == [1, 1]
     assert len(list(store.list("sets/00/x-"))) == 500
     assert keys

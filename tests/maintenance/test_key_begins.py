@@ -53,9 +53,12 @@ class Broker:
         if at not in self.records:
             key, body = self.table.sent[at]
             message = Message(
-                topic=KEYED.topic.encode(), queue_offset=at, body=body, properties=properties((b"KEYS", key.encode())),
+                topic=KEYED.topic.encode(),
+                queue_offset=at,
+                body=body,
+                properties=properties((b"KEYS", key.encode())),
                 store_timestamp=1_600_000_000_000 + at,
-            )  # fmt: skip
+            )
             self.records[at] = encode(message, 77 * at)
         return self.records[at]
 

@@ -25,9 +25,12 @@ def test_the_latest_message_of_each_key_stays(tmp_path: Path) -> None:
     table.write(60)
     before = table.check()
     (queue,) = keyed_queues(
-        RunIndex(table.store), load(table.store), lambda topic: topic == "keyed",
-        before_version=EVERYTHING, runs_max=1 << 20,
-    )  # fmt: skip
+        RunIndex(table.store),
+        load(table.store),
+        lambda topic: topic == "keyed",
+        before_version=EVERYTHING,
+        runs_max=1 << 20,
+    )
     assert isinstance(queue, KeyedQueue)
     dry = table.compact(apply=False)
     assert not dry.is_applied and table.check() == before

@@ -268,8 +268,10 @@ def test_clamped_offsets_and_lmqs() -> None:
     }
     made = configuration(tables, Selection(queues), 1, keeps_compaction=False, may_batch=False)
     assert [(one.group, one.queue_id, one.offset, one.end_offset) for one in made.clamped] == [
-        ("g", 0, 7, 5), ("g", 0, 12, 10), ("g", 1, 3, 0),
-    ]  # fmt: skip
+        ("g", 0, 7, 5),
+        ("g", 0, 12, 10),
+        ("g", 1, 3, 0),
+    ]
     lmq = made.documents["lmqConsumerOffset.json"]
     assert lmq["lmqOffsetTable"] == {"%LMQ%a@g": 5}
     assert lmq["offsetTable"] == {"t@g": {"0": 10, "1": 0}, "t@h": {"0": 9}}

@@ -21,9 +21,14 @@ class Clock:
         self.memory = MemoryStore()
         self.memory.put_if_absent("a", [bytes(MIB)])
         self.store = YieldingStore(
-            self.memory, bytes_per_s=MIB, requests_per_s=10, share=self.share,
-            is_stopped=lambda: self.now_s >= self.stop_s, clock_s=lambda: self.now_s, sleep=self.sleep,
-        )  # fmt: skip
+            self.memory,
+            bytes_per_s=MIB,
+            requests_per_s=10,
+            share=self.share,
+            is_stopped=lambda: self.now_s >= self.stop_s,
+            clock_s=lambda: self.now_s,
+            sleep=self.sleep,
+        )
 
     def share(self) -> float:
         return self.shares[max(at for at in self.shares if at <= self.now_s)]

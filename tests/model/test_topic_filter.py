@@ -10,10 +10,14 @@ from tiered.model.queue import TopicFilter
 @pytest.mark.parametrize(
     "topic",
     [
-        "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC",
-        "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC", "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC",
+        "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC",
+        "SCHEDULE_TOPIC_XXXX",
+        "rmq_sys_wheel_timer",
     ],
-)  # fmt: skip
+)
 def test_the_brokers_own_topics_are_archived_only_on_request(topic: str) -> None:
     assert not TopicFilter().admits(topic)
     assert TopicFilter(include_system=True).admits(topic)

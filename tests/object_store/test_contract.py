@@ -117,14 +117,17 @@ class S3Contract(StoreContract):
         part_store.compose_if_absent(
             "data/composed",
             [
-                ObjectRange("data/source", 0, 5 * MIB), ObjectRange("data/source", 5 * MIB, 2 * MIB + 1),
-                FileRange(str(spooled), 3, 6 * MIB), ObjectRange("data/source", 9, 100),
-                ObjectRange("data/source", 2 * MIB, 14 * MIB), b"tail",
+                ObjectRange("data/source", 0, 5 * MIB),
+                ObjectRange("data/source", 5 * MIB, 2 * MIB + 1),
+                FileRange(str(spooled), 3, 6 * MIB),
+                ObjectRange("data/source", 9, 100),
+                ObjectRange("data/source", 2 * MIB, 14 * MIB),
+                b"tail",
             ],
-        )  # fmt: skip
-        expected = b"".join([
-            content[: 7 * MIB + 1], content[3 : 6 * MIB + 3], content[9:109], content[2 * MIB :], b"tail"
-        ])  # fmt: skip
+        )
+        expected = b"".join(
+            [content[: 7 * MIB + 1], content[3 : 6 * MIB + 3], content[9:109], content[2 * MIB :], b"tail"]
+        )
         assert part_store.get("data/composed") == expected
         assert _etag(server, bucket_url, "data/composed").endswith("-5")
 

@@ -62,8 +62,12 @@ def test_nothing_is_listed_through_links_and_each_is_named_once(
         assert keys(store) == ["data/a/own"]
     assert keys(store, "data/b/") == []
     assert sorted(line.split(" is a link")[0].removeprefix(store.url) for line in caplog.messages) == [
-        "/data/a/gone", "/data/a/loop", "/data/a/pipe", "/data/b", "/data/c",
-    ]  # fmt: skip
+        "/data/a/gone",
+        "/data/a/loop",
+        "/data/a/pipe",
+        "/data/b",
+        "/data/c",
+    ]
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "socket", "device"])
@@ -85,9 +89,10 @@ def test_a_name_that_is_no_regular_file_is_refused_at_once_and_left(
         except PermissionError:
             pytest.skip("needs root to make a device")
     for attempt in (
-        lambda: store.get("data/a/odd"), lambda: store.get_range("data/a/odd", 0, 1),
+        lambda: store.get("data/a/odd"),
+        lambda: store.get_range("data/a/odd", 0, 1),
         lambda: store.delete(["data/a/odd"]),
-    ):  # fmt: skip
+    ):
         with pytest.raises(RefusedRequestError, match="not a regular file"):
             attempt()
     with pytest.raises(AlreadyExistsError):

@@ -41,7 +41,10 @@ def source(length: int, offset: int = 0, key: str = "a") -> ObjectRange:
         ([source(4 * MIB)], [("send", 4 * MIB)]),
         ([b"h" * 16, source(12 * MIB)], [("send", 5 * MIB), ("copy", 7 * MIB + 16)]),
         ([b"h" * 16, source(9 * MIB)], [("send", 9 * MIB + 16)]),
-        ([source(6 * MIB), source(6 * MIB, key="b"), b"tail"], [("copy", 6 * MIB), ("copy", 6 * MIB), ("send", 4)]),
+        (
+            [source(6 * MIB), source(6 * MIB, key="b"), b"tail"],
+            [("copy", 6 * MIB), ("copy", 6 * MIB), ("send", 4)],
+        ),
         ([source(6 * MIB), source(6 * MIB, offset=6 * MIB)], [("copy", 12 * MIB)]),
         ([source(1 * MIB), source(20 * MIB, key="b")], [("send", 5 * MIB), ("copy", 16 * MIB)]),
         ([source(MIB, key=str(key)) for key in range(20)], [("send", 16 * MIB), ("send", 4 * MIB)]),
@@ -49,7 +52,7 @@ def source(length: int, offset: int = 0, key: str = "a") -> ObjectRange:
         ([FileRange("f", 0, 40 * MIB)], [("send", 16 * MIB), ("send", 16 * MIB), ("send", 8 * MIB)]),
         ([FileRange("f", 0, 7 * MIB), source(8 * MIB)], [("send", 7 * MIB), ("copy", 8 * MIB)]),
     ],
-)  # fmt: skip
+)
 def test_shapes(pieces: list[Piece], expected: list[tuple[str, int]]) -> None:
     assert shape(pieces) == expected
 
@@ -69,14 +72,22 @@ def units(pieces: Body | list[Piece]) -> list[object]:
 HALF = MIB // 2
 PIECES = st.lists(
     st.one_of(
-        st.builds(ObjectRange, st.sampled_from("ab"), st.integers(0, 20).map(lambda n: n * HALF),
-                  st.integers(0, 40).map(lambda n: n * HALF)),
-        st.builds(FileRange, st.just("f"), st.integers(0, 3).map(lambda n: n * HALF),
-                  st.integers(0, 12).map(lambda n: n * HALF)),
+        st.builds(
+            ObjectRange,
+            st.sampled_from("ab"),
+            st.integers(0, 20).map(lambda n: n * HALF),
+            st.integers(0, 40).map(lambda n: n * HALF),
+        ),
+        st.builds(
+            FileRange,
+            st.just("f"),
+            st.integers(0, 3).map(lambda n: n * HALF),
+            st.integers(0, 12).map(lambda n: n * HALF),
+        ),
         st.integers(0, 6).map(lambda n: bytes([n]) * (n * HALF)),
     ),
     max_size=12,
-)  # fmt: skip
+)
 
 
 @given(pieces=PIECES, part_mib=st.sampled_from([5, 8, 16]))

@@ -114,9 +114,11 @@ class ScriptedServer:
     def settings(self) -> ObjectStoreSettings:
         """Of a store here; bodies above 5 MiB go in parts."""
         return ObjectStoreSettings(
-            endpoint_url=f"http://127.0.0.1:{self._server.server_port}", region="us-east-1",
-            multipart_threshold_bytes=5 * MIB, multipart_part_bytes=5 * MIB,
-        )  # fmt: skip
+            endpoint_url=f"http://127.0.0.1:{self._server.server_port}",
+            region="us-east-1",
+            multipart_threshold_bytes=5 * MIB,
+            multipart_part_bytes=5 * MIB,
+        )
 
     def close(self) -> None:
         """Stop."""

@@ -211,9 +211,22 @@ def test_addresses(url: str, address: StoreAddress) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["", "/tmp/x", "http://bucket", "s3://", "s3:///x", "file://host/x", "file://x", "s3://b/ü", "s3://b/../x",
-     "s3://b?x=1", "s4://a[", "s3://a]", "s3://a℀"],
-)  # fmt: skip
+    [
+        "",
+        "/tmp/x",
+        "http://bucket",
+        "s3://",
+        "s3:///x",
+        "file://host/x",
+        "file://x",
+        "s3://b/ü",
+        "s3://b/../x",
+        "s3://b?x=1",
+        "s4://a[",
+        "s3://a]",
+        "s3://a℀",
+    ],
+)
 def test_impossible_addresses(url: str) -> None:
     with pytest.raises(UsageError):
         parse_url(url)

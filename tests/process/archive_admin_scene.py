@@ -24,13 +24,16 @@ class Scene:
         self.audited = {"refused": 3, "reset": 1}
         service: Any = SimpleNamespace(
             status=lambda: ArchiveStatus(5, [("a", 2), ("b", 1)], self.offsets.holds_lease),
-            offsets=self.offsets, audited=self.audited, refused_proxy_headers=7,
-        )  # fmt: skip
+            offsets=self.offsets,
+            audited=self.audited,
+            refused_proxy_headers=7,
+        )
         self.unreadable = UnreadableRanges()
         access: Any = SimpleNamespace(
-            title="c/b in file:///a", state=SimpleNamespace(version=9),
+            title="c/b in file:///a",
+            state=SimpleNamespace(version=9),
             fetcher=SimpleNamespace(unreadable=self.unreadable),
-        )  # fmt: skip
+        )
         self.source = ArchiveAdminSource(access, service, lambda: self.problem, lambda: self.now_s)
 
     def metrics(self) -> dict[tuple[str, ...], float]:

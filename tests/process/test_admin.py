@@ -24,9 +24,19 @@ from tiered.object_store.request_metrics import StoreMetrics
 
 QUEUE = QueueReport("orders", 3, lag_messages=10, lag_bytes=1000, lag_seconds=2.5)
 REPORT = dataclasses.replace(
-    NOTHING_HAPPENED, state="following", cluster="C", bound_phys=None, bound_reason="frozen", lag_messages=10,
-    lag_bytes=1000, lag_seconds=2.5, gaps=1, errors=2, last_error="x", queues=(QUEUE,),
-)  # fmt: skip
+    NOTHING_HAPPENED,
+    state="following",
+    cluster="C",
+    bound_phys=None,
+    bound_reason="frozen",
+    lag_messages=10,
+    lag_bytes=1000,
+    lag_seconds=2.5,
+    gaps=1,
+    errors=2,
+    last_error="x",
+    queues=(QUEUE,),
+)
 
 
 class Source:
@@ -139,10 +149,17 @@ def _status_for(url: str, *hosts: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     "host",
     [
-        "localhost", "LocalHost:10919", "127.0.0.1", "127.0.0.1:80", "[::1]:10919", "[::1]", "10.1.2.3:10919",
-        "sidecar.example:10919", "SIDECAR.example.",
+        "localhost",
+        "LocalHost:10919",
+        "127.0.0.1",
+        "127.0.0.1:80",
+        "[::1]:10919",
+        "[::1]",
+        "10.1.2.3:10919",
+        "sidecar.example:10919",
+        "SIDECAR.example.",
     ],
-)  # fmt: skip
+)
 def test_hosts_that_no_foreign_page_can_name_are_accepted(host: str) -> None:
     server = AdminServer("127.0.0.1", 0, Source(), host_names=("sidecar.example",))
     try:
@@ -155,11 +172,20 @@ def test_hosts_that_no_foreign_page_can_name_are_accepted(host: str) -> None:
 @pytest.mark.parametrize(
     "hosts",
     [
-        ("rebound.attacker.example",), ("rebound.attacker.example:10919",), ("localhost.attacker.example",),
-        ("127.0.0.1.attacker.example",), ("sidecar.example",), ("",), ("[::1",), ("2130706433",), ("0x7f.1",),
-        ("localhost", "rebound.attacker.example"), ("localhost:1:2",), ("a" * 5000 + "\x1b",),
+        ("rebound.attacker.example",),
+        ("rebound.attacker.example:10919",),
+        ("localhost.attacker.example",),
+        ("127.0.0.1.attacker.example",),
+        ("sidecar.example",),
+        ("",),
+        ("[::1",),
+        ("2130706433",),
+        ("0x7f.1",),
+        ("localhost", "rebound.attacker.example"),
+        ("localhost:1:2",),
+        ("a" * 5000 + "\x1b",),
     ],
-)  # fmt: skip
+)
 def test_a_page_whose_name_was_rebound_to_this_host_reads_nothing(
     hosts: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:

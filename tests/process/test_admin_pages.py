@@ -56,12 +56,20 @@ def scene(archive: str) -> Iterator[PageScene]:
 @pytest.mark.parametrize(
     "target",
     [
-        "/", "/topics", "/topics?filter=%22%3E%3Cimg&order=%3Cb%3E", "/queues?topic={}", "/messages?topic={}&value={}",
-        "/messages?topic={}&value={}&by=time", "/messages?by=id&value={}", "/settings",
-        "/messages?topic={}&by=offset&queue=0&value=0", "/messages?topic={}&by=time&value=0",
-        "/messages?topic={}&by=offset&queue=0&value=0&form=hex", "/messages?by={}&value=1",
+        "/",
+        "/topics",
+        "/topics?filter=%22%3E%3Cimg&order=%3Cb%3E",
+        "/queues?topic={}",
+        "/messages?topic={}&value={}",
+        "/messages?topic={}&value={}&by=time",
+        "/messages?by=id&value={}",
+        "/settings",
+        "/messages?topic={}&by=offset&queue=0&value=0",
+        "/messages?topic={}&by=time&value=0",
+        "/messages?topic={}&by=offset&queue=0&value=0&form=hex",
+        "/messages?by={}&value=1",
     ],
-)  # fmt: skip
+)
 def test_names_keys_and_bodies_add_no_markup(scene: PageScene, target: str) -> None:
     quoted = "%22%3E%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E%E2%80%AE"
     answer = scene.answer(target.replace("{}", quoted))
@@ -120,16 +128,16 @@ def test_topics_have_their_figures(scene: PageScene) -> None:
 @pytest.mark.parametrize(
     ("query", "shown"),
     [
-        ("by=key&value=k7", '{&quot;order&quot;: 7}'),
-        ("by=key&value=k7&queue=1", '{&quot;order&quot;: 7}'),
+        ("by=key&value=k7", "{&quot;order&quot;: 7}"),
+        ("by=key&value=k7&queue=1", "{&quot;order&quot;: 7}"),
         ("by=key&value=all&whole=1", "the first 20"),
-        ("by=offset&queue=1&value=2", '{&quot;order&quot;: 5}'),
+        ("by=offset&queue=1&value=2", "{&quot;order&quot;: 5}"),
         (f"by=time&value={STORED}", "the first 20"),
         ("by=time&value=2023-11-14T22:13:48Z", "3 found"),
         ("by=offset&queue=0&value=15", "000000f0  f0 f1 f2"),
         ("by=offset&queue=0&value=0&form=hex", "00000000  7b 22 6f 72 64 65 72"),
     ],
-)  # fmt: skip
+)
 def test_messages_are_found(scene: PageScene, query: str, shown: str) -> None:
     assert shown in scene.html(f"/messages?topic=orders&{query}")
 

@@ -50,17 +50,28 @@ def test_status_and_metrics_have_clients_groups_and_audit(monkeypatch: pytest.Mo
     monkeypatch.setattr(SHORTAGES, "count", 4)
     status = json.loads(scene.source.status_json())
     assert status == {
-        "archive": "c/b in file:///a", "address": "h:1", "catalogVersion": 9, "storeProblem": "", "ownsGroups": True,
-        "connections": 5, "groups": [{"name": "a", "members": 2}, {"name": "b", "members": 1}],
-        "audited": {"refused": 3, "reset": 1}, "unreadable": [],
-    }  # fmt: skip
+        "archive": "c/b in file:///a",
+        "address": "h:1",
+        "catalogVersion": 9,
+        "storeProblem": "",
+        "ownsGroups": True,
+        "connections": 5,
+        "groups": [{"name": "a", "members": 2}, {"name": "b", "members": 1}],
+        "audited": {"refused": 3, "reset": 1},
+        "unreadable": [],
+    }
     found = scene.metrics()
     expected = {
-        ("serve_connections",): 5, ("serve_consumers",): 3, ("serve_owns_groups",): 1, ("serve_store_blocked",): 0,
+        ("serve_connections",): 5,
+        ("serve_consumers",): 3,
+        ("serve_owns_groups",): 1,
+        ("serve_store_blocked",): 0,
         ("serve_catalog_version",): 9,
-        ("serve_refused_proxy_headers_total",): 7, ("serve_audited_total", "refused"): 3,
-        ("serve_audited_total", "reset"): 1, ("decode_memory_shortages_total", "blob", "tiered"): 4,
-    }  # fmt: skip
+        ("serve_refused_proxy_headers_total",): 7,
+        ("serve_audited_total", "refused"): 3,
+        ("serve_audited_total", "reset"): 1,
+        ("decode_memory_shortages_total", "blob", "tiered"): 4,
+    }
     assert expected.items() <= found.items()
     assert any(name.startswith("process_") for name, *_ in found)
 

@@ -21,15 +21,23 @@ from tests.process.imported import STARTING, imported, libraries
 
 ROOT = Path(__file__).parents[2]
 LIBRARIES_OF = {
-    "run": frozenset({"prometheus_client", "yaml"}), "serve": frozenset({"prometheus_client", "yaml"}),
-    "mount": frozenset({"prometheus_client", "yaml"}), "detach": frozenset({"prometheus_client", "yaml"}),
+    "run": frozenset({"prometheus_client", "yaml"}),
+    "serve": frozenset({"prometheus_client", "yaml"}),
+    "mount": frozenset({"prometheus_client", "yaml"}),
+    "detach": frozenset({"prometheus_client", "yaml"}),
     "cost": frozenset({"prometheus_client"}),
-    "backfill": frozenset({"tqdm"}), "verify": frozenset({"tqdm"}), "repair": frozenset({"tqdm"}),
+    "backfill": frozenset({"tqdm"}),
+    "verify": frozenset({"tqdm"}),
+    "repair": frozenset({"tqdm"}),
     "index": frozenset({"tqdm"}),
-    "compact": frozenset({"tqdm"}), "consumequeue": frozenset({"tqdm"}), "republish": frozenset({"tqdm"}),
-    "restore": frozenset({"tqdm"}), "export": frozenset({"tqdm"}), "gc": frozenset({"tqdm"}),
+    "compact": frozenset({"tqdm"}),
+    "consumequeue": frozenset({"tqdm"}),
+    "republish": frozenset({"tqdm"}),
+    "restore": frozenset({"tqdm"}),
+    "export": frozenset({"tqdm"}),
+    "gc": frozenset({"tqdm"}),
     "compact-keys": frozenset({"tqdm"}),
-}  # fmt: skip
+}
 
 
 def test_help_lists_every_verb_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:

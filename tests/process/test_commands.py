@@ -464,9 +464,16 @@ def test_run_archives_also_when_the_disk_of_its_state_directory_is_full(
     monkeypatch.setattr(Service, "handle_signals", lambda _: None)
     monkeypatch.setattr(Service, "serve", serve)
     code, _, error = run(
-        "run", "--store", killed / "store", "--url", f"file://{tmp_path}/archive",
-        "--state-dir", tmp_path / "state", "--set", "admin.port=0",
-    )  # fmt: skip
+        "run",
+        "--store",
+        killed / "store",
+        "--url",
+        f"file://{tmp_path}/archive",
+        "--state-dir",
+        tmp_path / "state",
+        "--set",
+        "admin.port=0",
+    )
     assert code == 0 and served
     assert "instance description not written" in error and "No space left" in error
 
@@ -486,11 +493,17 @@ def test_ls_lists_the_archives_of_a_url(tmp_path: Path, capsys: pytest.CaptureFi
         return json.loads(capsys.readouterr().out)
 
     assert [(one["cluster"], one["broker"]) for one in listed()["archives"]] == [
-        ("c", "a"), ("c", "b"), ("d", "a"),
-    ]  # fmt: skip
+        ("c", "a"),
+        ("c", "b"),
+        ("d", "a"),
+    ]
     assert listed()["archives"][0] | {"cluster": "", "broker": ""} == {
-        "cluster": "", "broker": "", "queueCount": 0, "messages": 0, "committedMs": 7,
-    }  # fmt: skip
+        "cluster": "",
+        "broker": "",
+        "queueCount": 0,
+        "messages": 0,
+        "committedMs": 7,
+    }
     assert [one["broker"] for one in listed("--cluster", "c")["archives"]] == ["a", "b"]
     assert listed("--cluster", "d")["queues"] == listed("--cluster", "c", "--broker", "b")["queues"] == []
     assert main(["ls", url]) == 0 and "3 archives; --cluster and --broker" in capsys.readouterr().out

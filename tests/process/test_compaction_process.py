@@ -44,14 +44,21 @@ def test_a_child_writes_the_outputs(tmp_path: Path) -> None:
     place = ChildStore(store.url, StoreOptions(), SETTINGS.compaction, "INFO")
     stopping, writer = Stopping(), scene.owner.writer
     task = CompactionTask(
-        store, writer, SETTINGS, tmp_path / "spool", Throttle(lambda: load[0]), stopping,
-        clock_ms=lambda: NOW_MS + 1000, writing=lambda share: writing_in_child(place, share, metrics),
-    )  # fmt: skip
+        store,
+        writer,
+        SETTINGS,
+        tmp_path / "spool",
+        Throttle(lambda: load[0]),
+        stopping,
+        clock_ms=lambda: NOW_MS + 1000,
+        writing=lambda share: writing_in_child(place, share, metrics),
+    )
     loop = TaskLoop(task, writer.refresh)
     task._store._share = lambda: 1.0  # its own reads, of pages, do not wait
     for end, error, text in (
-        (kill_child, UnavailableError, "exit code -9; "), (stopping.stopped.set, StoppedError, None),
-    ):  # fmt: skip
+        (kill_child, UnavailableError, "exit code -9; "),
+        (stopping.stopped.set, StoppedError, None),
+    ):
         thread = threading.Thread(target=at_child, args=(end,))
         thread.start()
         with pytest.raises(error, match=text):

@@ -38,11 +38,15 @@ from tiered.settings.sections import OffloadSettings, Settings
 HOUR_MS = 3_600_000
 SETTINGS = Settings(
     compaction=CompactionSettings(
-        every_ms=20, min_age_ms=0, split_bytes=20_000, object_bytes=60_000, bytes_per_s=1 << 40,
+        every_ms=20,
+        min_age_ms=0,
+        split_bytes=20_000,
+        object_bytes=60_000,
+        bytes_per_s=1 << 40,
         requests_per_s=1 << 30,
     ),
     offload=OffloadSettings(block_bytes=600),
-)  # fmt: skip
+)
 
 
 class Beside:
@@ -58,9 +62,14 @@ class Beside:
         self.stopping = Stopping()
         writer = self.scene.owner.writer
         self.task = CompactionTask(
-            store or self.scene.store, writer, settings, self.spool, Throttle(lambda: self.load), self.stopping,
+            store or self.scene.store,
+            writer,
+            settings,
+            self.spool,
+            Throttle(lambda: self.load),
+            self.stopping,
             clock_ms=lambda: self.now_ms,
-        )  # fmt: skip
+        )
 
         def owned_state() -> CatalogState | None:
             state = writer.refresh()

@@ -72,15 +72,20 @@ def test_a_check_whose_condition_failed_is_not_checked_and_says_why() -> None:
     def broken() -> Any:
         raise UnavailableError("nothing answers", hint="start it")
 
-    results = results_of([
-        Check("one", "first", broken),
-        Check("two", "second", lambda: ok(""), ("one",)),
-        Check("three", "third", lambda: ok(""), ("two",)),
-        Check("four", "fourth", lambda: ok("")),
-    ])  # fmt: skip
+    results = results_of(
+        [
+            Check("one", "first", broken),
+            Check("two", "second", lambda: ok(""), ("one",)),
+            Check("three", "third", lambda: ok(""), ("two",)),
+            Check("four", "fourth", lambda: ok("")),
+        ]
+    )
     assert [result.finding.outcome for result in results.values()] == [
-        Outcome.FAILED, Outcome.NOT_CHECKED, Outcome.NOT_CHECKED, Outcome.OK,
-    ]  # fmt: skip
+        Outcome.FAILED,
+        Outcome.NOT_CHECKED,
+        Outcome.NOT_CHECKED,
+        Outcome.OK,
+    ]
     assert results["one"].finding.fix == "start it"
     assert results["two"].finding.detail == "first failed"
     assert results["three"].finding.detail == "second was not checked"
@@ -91,16 +96,22 @@ def test_exit_codes() -> None:
     good, skipped, bad = ok(""), not_checked(""), failed("", "")
     away = replace(bad, is_temporary=True)
     for findings, code in (
-        ([good, skipped], 0), ([good, bad], 1), ([away, bad], 1), ([good, away], 4), ([], 0),
-    ):  # fmt: skip
+        ([good, skipped], 0),
+        ([good, bad], 1),
+        ([away, bad], 1),
+        ([good, away], 4),
+        ([], 0),
+    ):
         assert exit_code([Result("id", "title", finding) for finding in findings]) == code
 
 
 def test_policy_lines_are_statements_of_iam() -> None:
     lines = PolicyLines("logs", "rmq/")
     assert json.loads(lines.line("s3:PutObject")) == {
-        "Effect": "Allow", "Action": "s3:PutObject", "Resource": "arn:aws:s3:::logs/rmq/*",
-    }  # fmt: skip
+        "Effect": "Allow",
+        "Action": "s3:PutObject",
+        "Resource": "arn:aws:s3:::logs/rmq/*",
+    }
     assert json.loads(lines.line("s3:ListBucket"))["Condition"] == {"StringLike": {"s3:prefix": ["rmq/*"]}}
     assert "Condition" not in json.loads(PolicyLines("logs").line("s3:ListBucket"))
 
@@ -171,9 +182,13 @@ def test_lifecycle_rules_that_destroy_an_archive_are_failures() -> None:
     delete = lifecycle_rule({"ID": "tidy", "Filter": {"Prefix": ""}, "Expiration": {"Days": 30}})
     found = judge_lifecycle([delete], "rmq/", is_aws=True)
     assert found.outcome is Outcome.FAILED and "rule tidy deletes objects after 30 days" in found.detail
-    move = lifecycle_rule({
-        "ID": "cold", "Prefix": "rmq/", "Transitions": [{"Days": 90, "StorageClass": "DEEP_ARCHIVE"}],
-    })  # fmt: skip
+    move = lifecycle_rule(
+        {
+            "ID": "cold",
+            "Prefix": "rmq/",
+            "Transitions": [{"Days": 90, "StorageClass": "DEEP_ARCHIVE"}],
+        }
+    )
     assert judge_lifecycle([move], "rmq/", is_aws=False).outcome is Outcome.FAILED
     elsewhere = replace(delete, prefix="other/")
     abort = lifecycle_rule(
@@ -272,9 +287,10 @@ class _Client:
 
     def runtime_info(self) -> dict[str, str]:
         return {
-            "brokerVersionDesc": "V5_3_3", "bootTimestamp": str(NOW_MS - 65_000),
+            "brokerVersionDesc": "V5_3_3",
+            "bootTimestamp": str(NOW_MS - 65_000),
             "runtime": "[ 0 days, 0 hours, 1 minutes, 5 seconds ]",
-        }  # fmt: skip
+        }
 
     def call(self, code: int) -> RemotingCommand:
         self._reach()

@@ -198,10 +198,12 @@ def test_expiry_and_collection_repeat_until_they_are_stopped(run: Run, url: str)
     children = [
         subprocess.Popen(
             [sys.executable, "-m", "rocketmq_tiered.cli", *command, url, "--apply", "--every", "200ms"],
-            stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
         )
         for command in commands
-    ]  # fmt: skip
+    ]
     try:
         deadline_s = time.monotonic() + 60
         while data_objects(url):

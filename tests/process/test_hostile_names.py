@@ -50,13 +50,16 @@ def archive(store: WrittenStore, tmp_path_factory: pytest.TempPathFactory) -> st
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("cat", "{url}", f"absent{NAME}"), ("offset", "{url}", f"absent{NAME}", "--time", 0),
-        ("ls", "{url}", "--topic", f"absent{NAME}"), ("query", "{url}", "--topic", NAME, "--key", "none"),
-        ("status", "{url}", f"--{NAME}"), ("verify", f"file:///no/such{NAME}"),
+        ("cat", "{url}", f"absent{NAME}"),
+        ("offset", "{url}", f"absent{NAME}", "--time", 0),
+        ("ls", "{url}", "--topic", f"absent{NAME}"),
+        ("query", "{url}", "--topic", NAME, "--key", "none"),
+        ("status", "{url}", f"--{NAME}"),
+        ("verify", f"file:///no/such{NAME}"),
         ("reset-offset", "--serve", NAME, "--group", "g", "--topic", "t", "--earliest"),
     ],
     ids=lambda arguments: arguments[0],
-)  # fmt: skip
+)
 def test_an_error_is_one_clean_line(run: Run, archive: str, arguments: tuple[object, ...]) -> None:
     code, out, error = run(*(str(one).replace("{url}", archive) for one in arguments))
     assert (code != 0, out) == (True, "")
@@ -66,12 +69,17 @@ def test_an_error_is_one_clean_line(run: Run, archive: str, arguments: tuple[obj
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("ls", "{url}", "--due"), ("ls", "{url}", "--by-topic", "--due"), ("ls", "{url}", "--topic", "*"),
-        ("cost", "{url}"), ("expire", "{url}", "--topic", NAME, "--all"),
-        ("compact", "{url}"), ("gc", "{url}"), ("doctor", "{url}", "--store", "{store}"),
+        ("ls", "{url}", "--due"),
+        ("ls", "{url}", "--by-topic", "--due"),
+        ("ls", "{url}", "--topic", "*"),
+        ("cost", "{url}"),
+        ("expire", "{url}", "--topic", NAME, "--all"),
+        ("compact", "{url}"),
+        ("gc", "{url}"),
+        ("doctor", "{url}", "--store", "{store}"),
     ],
     ids=lambda arguments: " ".join(arguments[:1] + arguments[2:3]),
-)  # fmt: skip
+)
 def test_what_lists_topics_is_clean_as_text_and_as_json(
     run: Run, archive: str, store: WrittenStore, arguments: tuple[str, ...]
 ) -> None:

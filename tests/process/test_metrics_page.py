@@ -62,9 +62,12 @@ def exported() -> Iterator[Metric]:
         SlaveCounters(),
     )
     for collector in (
-        StatusCollector(lambda: FULL), ObjectStoreCollector(store), DecodingCollector(), ServingCollector(proxy),
+        StatusCollector(lambda: FULL),
+        ObjectStoreCollector(store),
+        DecodingCollector(),
+        ServingCollector(proxy),
         ServingCollector(slave),
-    ):  # fmt: skip
+    ):
         yield from collector.collect()
     for source in (Scene().source, MountAdminSource([])):
         served = text_string_to_metric_families(source.metrics().decode())

@@ -48,9 +48,14 @@ def store(tmp_path: Path) -> FileStore:
 def test_every_broker_is_in_a_state(store: FileStore) -> None:
     found = [(row.record.broker, row.state) for row in mount_rows(store)]
     assert found == [
-        ("b0", "served"), ("b1", "leaving"), ("b1", "not served"), ("b2", "not registered"),
-        ("b3", "not registered"), ("b4", "late"), ("b5", "not served"),
-    ]  # fmt: skip
+        ("b0", "served"),
+        ("b1", "leaving"),
+        ("b1", "not served"),
+        ("b2", "not registered"),
+        ("b3", "not registered"),
+        ("b4", "late"),
+        ("b5", "not served"),
+    ]
     assert {state for _, state in found} == set(STATES)
 
 

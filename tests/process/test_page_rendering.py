@@ -96,9 +96,13 @@ def test_the_archive_names_the_last_passes_and_what_is_to_be_deleted() -> None:
     pending |= {name: PendingDeletion(1, 5, Reason.INTENT) for name in "cde"}
     listed = DeletionList("k", Reason.COMPACTED, 1500, 1, 5, 5, 9)
     state = CatalogState(pending_deletions=pending, deletion_lists=(listed,))
-    report = replace(REPORT, tasks=(
-        TaskStatus("expiry", last_ms=60_000), TaskStatus("garbage collection", last_ms=120_000, problem="denied"),
-    ))  # fmt: skip
+    report = replace(
+        REPORT,
+        tasks=(
+            TaskStatus("expiry", last_ms=60_000),
+            TaskStatus("garbage collection", last_ms=120_000, problem="denied"),
+        ),
+    )
     assert dict(_upkeep(state, report)) == {
         "Last expiry": "1970-01-01 00:01:00, done",
         "Last garbage collection": "1970-01-01 00:02:00, denied",

@@ -46,9 +46,19 @@ class Sidecar:
         self.state_dir = home / name
         self.log = home / f"{name}.log"
         command = (
-            "run", "--store", str(home / "store"), "--url", f"file://{home}/archive", "--state-dir",
-            str(self.state_dir), "--broker-conf", str(home / "broker.conf"), "--set", "admin.port=0", *arguments,
-        )  # fmt: skip
+            "run",
+            "--store",
+            str(home / "store"),
+            "--url",
+            f"file://{home}/archive",
+            "--state-dir",
+            str(self.state_dir),
+            "--broker-conf",
+            str(home / "broker.conf"),
+            "--set",
+            "admin.port=0",
+            *arguments,
+        )
         with self.log.open("ab") as log:
             environment = {k: v for k, v in os.environ.items() if not k.startswith("TIERED_")}
             environment["PYTHONPATH"] = str(ROOT)
@@ -211,11 +221,20 @@ def test_no_other_user_reads_what_run_and_serve_write(home: Path, no_umask: None
         assert sidecar.end(signal.SIGTERM) == 0
     served = subprocess.Popen(
         [
-            *TIERED, "serve", f"file://{home}/archive", "--bind", "127.0.0.1:0", "--set", "admin.port=0",
-            "--set", f"fetch.disk_cache_path={home}/cache",
+            *TIERED,
+            "serve",
+            f"file://{home}/archive",
+            "--bind",
+            "127.0.0.1:0",
+            "--set",
+            "admin.port=0",
+            "--set",
+            f"fetch.disk_cache_path={home}/cache",
         ],
-        stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
     with served:
         assert served.stderr is not None
         assert any(line.startswith("serving ") for line in served.stderr)

@@ -141,9 +141,12 @@ def test_all_time_of_an_archive_without_topics_costs_nothing(
 
 
 def test_exported_files_answer_as_the_broker_s_do(
-    url: str, real_store: Callable[[str], Path], message: dict[str, str], tmp_path: Path,
+    url: str,
+    real_store: Callable[[str], Path],
+    message: dict[str, str],
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     slots, items = broker_settings(real_store("F"))
     target = tmp_path / "index"
     arguments = ["index", "export", url, str(target), "--slots", str(slots), "--items", str(items), "--json"]

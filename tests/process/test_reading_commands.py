@@ -59,9 +59,10 @@ def lines(text: str) -> list[dict[str, Any]]:
 
 def test_offset_prints_what_the_broker_answered(run: Run, archive: str, batch_store: Path) -> None:
     asked = [
-        line for line in read_lines(batch_store / "truth" / "search_offset.jsonl.zst")
+        line
+        for line in read_lines(batch_store / "truth" / "search_offset.jsonl.zst")
         if (line["topic"], line["queueId"]) in (("t_one", 0), ("t_bcq", 0))
-    ]  # fmt: skip
+    ]
     assert len(asked) > 20
     for line in asked[:: len(asked) // 20]:
         place = ("offset", archive, line["topic"], "--queue", 0, "--time", line["timestamp"])

@@ -97,11 +97,15 @@ def test_addresses_come_from_settings_or_else_from_broker_conf() -> None:
         ("[::]:9876", {}, "not an address that clients can dial"),
         ("h:9876", {"namesrvAddr": "n:1"}, "requires the broker's address"),
         ("h:9876", {"brokerIP1": "10.0.0.1"}, "requires name servers"),
-        ("h:9876", {"brokerIP1": "10.0.0.1", "namesrvAddr": "h:9876"}, "address of the broker or of a name server"),
+        (
+            "h:9876",
+            {"brokerIP1": "10.0.0.1", "namesrvAddr": "h:9876"},
+            "address of the broker or of a name server",
+        ),
         ("10.0.0.1:10911", {"brokerIP1": "10.0.0.1", "namesrvAddr": "n:1"}, "address of the broker"),
         ("h:9876", {"brokerIP1": "10.0.0.1", "namesrvAddr": "n"}, "broker.name_servers"),
     ],
-)  # fmt: skip
+)
 def test_impossible_addresses_are_refused(advertise: str, properties: dict[str, str], complaint: str) -> None:
     settings = Settings(serve=ServeSettings(advertise=advertise))
     with pytest.raises(UsageError, match=complaint):

@@ -41,13 +41,19 @@ from tiered.settings.sections import (
     ServeSettings,
     Settings,
     SlaveSettings,
-)  # fmt: skip
+)
 
 CONF = {"brokerIP1": "10.0.0.1", "listenPort": "10911", "namesrvAddr": "10.0.0.8:9876;10.0.0.9:9876"}
 STATUS = SlaveStatus(
-    "h:10931", 3, True, (GroupReading("g", 2, 30, 4, 5),), 7, True, False,
+    "h:10931",
+    3,
+    True,
+    (GroupReading("g", 2, 30, 4, 5),),
+    7,
+    True,
+    False,
     (("10.0.0.8:9876", "registered"), ("10.0.0.9:9876", "not registered: id 7 is taken")),
-)  # fmt: skip
+)
 
 
 def settings(advertise: str, **others: object) -> Settings:
@@ -96,21 +102,26 @@ def test_a_loopback_port_with_an_address_for_other_hosts_is_refused() -> None:
 
 def test_an_id_without_an_address_and_an_address_without_an_id_are_contradictions() -> None:
     for slave, key in (
-        (SlaveSettings(advertise="h:1"), "slave.broker_id"), (SlaveSettings(broker_id=3), "slave.advertise"),
-    ):  # fmt: skip
+        (SlaveSettings(advertise="h:1"), "slave.broker_id"),
+        (SlaveSettings(broker_id=3), "slave.advertise"),
+    ):
         assert [found for found, _ in contradictions(Settings(slave=slave))] == [key]
     assert contradictions(Settings(slave=SlaveSettings(broker_id=3, advertise="h:1"))) == []
 
 
 def test_archived_messages_come_from_the_archive_unless_disabled() -> None:
     patterns = (
-        ("a*", ReadPolicy.DISABLE), ("b", ReadPolicy.FORCE), ("c", ReadPolicy.NOT_IN_DISK),
-    )  # fmt: skip
+        ("a*", ReadPolicy.DISABLE),
+        ("b", ReadPolicy.FORCE),
+        ("c", ReadPolicy.NOT_IN_DISK),
+    )
     found = ReadPolicies(ReadPolicy.NOT_IN_MEM, patterns).for_slave()
     assert found.default is ReadPolicy.FORCE
     assert found.patterns == (
-        ("a*", ReadPolicy.DISABLE), ("b", ReadPolicy.FORCE), ("c", ReadPolicy.FORCE),
-    )  # fmt: skip
+        ("a*", ReadPolicy.DISABLE),
+        ("b", ReadPolicy.FORCE),
+        ("c", ReadPolicy.FORCE),
+    )
     assert ReadPolicies(ReadPolicy.DISABLE).for_slave().default is ReadPolicy.DISABLE
 
 
@@ -126,8 +137,9 @@ def test_it_is_part_of_the_status_document_and_of_the_metrics(
     families = {family.name: family for family in ServingCollector(service).collect()}
     registered = families["rocketmq_tiered_store_slave_registered"].samples
     assert {sample.labels["name_server"]: sample.value for sample in registered} == {
-        "10.0.0.8:9876": 1, "10.0.0.9:9876": 0,
-    }  # fmt: skip
+        "10.0.0.8:9876": 1,
+        "10.0.0.9:9876": 0,
+    }
     status_command._print(report)
     printed = capsys.readouterr().out
     assert "id 7 at h:10931, 3 connected; the master redirects no consumers (slaveReadEnable)" in printed
@@ -152,10 +164,11 @@ def test_proxy_and_slave_share_one_thread_and_one_archive(
         master.answers[11] = RemotingCommand(21, 0, ext_fields=fields)
         url, broker = f"file://{tmp_path}/archive", BrokerSettings(store_path=str(real_store("A") / "store"))
         wanted = Settings(
-            archive=ArchiveSettings(url=url), serve=ServeSettings(bind="127.0.0.1:0", advertise="127.0.0.1:9"),
+            archive=ArchiveSettings(url=url),
+            serve=ServeSettings(bind="127.0.0.1:0", advertise="127.0.0.1:9"),
             slave=SlaveSettings(broker_id=7, advertise="127.0.0.1:8", bind="127.0.0.1:0"),
             broker=replace(broker, address=master.address, name_servers=(name_server.address,)),
-        )  # fmt: skip
+        )
         backfill(real_store("A") / "store", FileStore(tmp_path / "archive"))
         names = BrokerNames(CLUSTER, BROKER)
         name_server.names = BROKER, CLUSTER
@@ -177,10 +190,17 @@ def test_proxy_and_slave_share_one_thread_and_one_archive(
             assert proxy.status().is_archive_open and slave.status().is_archive_open and len(accesses) == 1
             client = RemotingUpstream(f"{bound[1][0]}:{bound[1][1]}", InflightLimit())
             fields = {
-                "topic": "t_four", "queueId": "0", "queueOffset": "0", "consumerGroup": "g", "maxMsgNums": "5",
-                "sysFlag": "4", "subscription": "*", "suspendTimeoutMillis": "0", "commitOffset": "0",
+                "topic": "t_four",
+                "queueId": "0",
+                "queueOffset": "0",
+                "consumerGroup": "g",
+                "maxMsgNums": "5",
+                "sysFlag": "4",
+                "subscription": "*",
+                "suspendTimeoutMillis": "0",
+                "commitOffset": "0",
                 "subVersion": "0",
-            }  # fmt: skip
+            }
             found = await client.call(RemotingCommand(11, 0, ext_fields=fields), 10)
             assert found.code == 0 and found.ext_fields["suggestWhichBrokerId"] == "7", found.remark
             client.close()

@@ -40,8 +40,10 @@ class Child:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", TELL_WHEN_BEGUN, *arguments],
-                stdout=subprocess.PIPE, stderr=log, env=environment | {"PYTHONPATH": str(ROOT)},
-            )  # fmt: skip
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment | {"PYTHONPATH": str(ROOT)},
+            )
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == b"begun\n"
         self.wait_until(lambda: self.catches(signal.SIGHUP))
@@ -99,9 +101,20 @@ def command(request: Any, tmp_path: Path) -> tuple[str, ...]:
     store = WrittenStore(tmp_path / "store")
     store.put("t", 0, b"body")
     return (
-        "run", "--store", str(store.path), "--url", f"file://{tmp_path}/archive", "--cluster", "c", "--broker", "b",
-        "--state-dir", str(tmp_path / "state"), "--set", "admin.port=0",
-    )  # fmt: skip
+        "run",
+        "--store",
+        str(store.path),
+        "--url",
+        f"file://{tmp_path}/archive",
+        "--cluster",
+        "c",
+        "--broker",
+        "b",
+        "--state-dir",
+        str(tmp_path / "state"),
+        "--set",
+        "admin.port=0",
+    )
 
 
 STARTED = {"run": "started", "serve": "serving"}

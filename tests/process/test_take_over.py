@@ -29,9 +29,12 @@ URL = "memory://taken-over"
 def settings(real_store: Callable[[str], Path], tmp_path: Path) -> Settings:
     shutil.copytree(real_store("F") / "store", tmp_path / "store")
     flags: dict[str, tuple[str, object]] = {
-        "archive.take_over": ("flag", True), "archive.url": ("flag", URL), "archive.cluster": ("flag", "c"),
-        "archive.broker": ("flag", "b"), "broker.store_path": ("flag", str(tmp_path / "store")),
-    }  # fmt: skip
+        "archive.take_over": ("flag", True),
+        "archive.url": ("flag", URL),
+        "archive.cluster": ("flag", "c"),
+        "archive.broker": ("flag", "b"),
+        "broker.store_path": ("flag", str(tmp_path / "store")),
+    }
     return load_settings(flags=flags).settings
 
 

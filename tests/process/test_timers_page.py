@@ -42,10 +42,15 @@ def scene(archive: str) -> Iterator[PageScene]:
     found.close()
 
 
-@pytest.mark.parametrize(("key", "words"), [
-    ("U0", ["pending", "2023-12-14 22:13:20", "orders&lt;b&gt;", "order-7"]), ("U1", ["cancelled"]),
-    ("C", [f"cancels {DUE_MS + HOUR_MS} U1"]), ("R", ["refused: its TIERED_DELIVER_MS is not a time"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("U0", ["pending", "2023-12-14 22:13:20", "orders&lt;b&gt;", "order-7"]),
+        ("U1", ["cancelled"]),
+        ("C", [f"cancels {DUE_MS + HOUR_MS} U1"]),
+        ("R", ["refused: its TIERED_DELIVER_MS is not a time"]),
+    ],
+)
 def test_a_timer_is_found_by_its_unique_key(scene: PageScene, key: str, words: list[str]) -> None:
     page = scene.html(f"/timers?key={key}")
     assert all(word in page for word in words) and "<b>" not in page

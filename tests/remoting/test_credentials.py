@@ -32,9 +32,16 @@ def test_a_file_as_mqadmin_has_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "accessKey: a", f"accessKey: a\nsecretKey: [{SECRET}]", f"accessKey: a\nsecretKey: {SECRET}: x", "\0",
-     "accessKey: a\nsecretKey: ''"],
-)  # fmt: skip
+    [
+        "",
+        "[]",
+        "accessKey: a",
+        f"accessKey: a\nsecretKey: [{SECRET}]",
+        f"accessKey: a\nsecretKey: {SECRET}: x",
+        "\0",
+        "accessKey: a\nsecretKey: ''",
+    ],
+)
 def test_what_names_no_account_is_an_error_that_quotes_nothing(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError, match=r"broker\.credentials_file") as raised:
         read_credentials(written(tmp_path, text))

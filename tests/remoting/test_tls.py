@@ -63,9 +63,10 @@ GOOD: dict[str, Callable[[Papers], tuple[Serve, TlsOptions]]] = {
     "any certificate": lambda p: (answering(shows(p.own)), trusting(None, verify="none")),
     "our certificate": lambda p: (answering(shows(p.server, asks=p.ca)), trusting(p.ca, p.client)),
     "ours, TLS 1.2": lambda p: (
-        answering(shows(p.server, asks=p.ca, newest=False)), trusting(p.ca, p.client)
+        answering(shows(p.server, asks=p.ca, newest=False)),
+        trusting(p.ca, p.client),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -80,44 +81,55 @@ def test_a_trusted_server_gets_the_request(name: str, papers: Papers) -> None:
 BAD: dict[str, tuple[Callable[[Papers], tuple[Serve, TlsOptions | None]], str, type[TieredError]]] = {
     "another CA": (
         lambda p: (answering(shows(p.server)), trusting(p.other_ca)),
-        r"its certificate is not signed by a CA in .*other-ca.pem; add its CA, .* to broker.tls_ca", UsageError,
+        r"its certificate is not signed by a CA in .*other-ca.pem; add its CA, .* to broker.tls_ca",
+        UsageError,
     ),
     "no CA": (
         lambda p: (answering(shows(p.own)), trusting(None)),
-        "its certificate is not signed by a CA of this system; .*broker.tls_ca", UsageError,
+        "its certificate is not signed by a CA of this system; .*broker.tls_ca",
+        UsageError,
     ),
     "another host": (
         lambda p: (answering(shows(p.elsewhere)), trusting(p.ca)),
-        'its certificate is not for 127.0.0.1; broker.tls_verify = "ca"', UsageError,
+        'its certificate is not for 127.0.0.1; broker.tls_verify = "ca"',
+        UsageError,
     ),
     "expired": (
-        lambda p: (answering(shows(p.expired)), trusting(p.ca)), "certificate, .* has expired; renew",
+        lambda p: (answering(shows(p.expired)), trusting(p.ca)),
+        "certificate, .* has expired; renew",
         UsageError,
     ),
     "wants ours": (
         lambda p: (answering(shows(p.server, asks=p.ca)), trusting(p.ca)),
-        "requires a client certificate.*broker.tls_certificate", UsageError,
+        "requires a client certificate.*broker.tls_certificate",
+        UsageError,
     ),
     "wants ours, TLS 1.2": (
         lambda p: (answering(shows(p.server, asks=p.ca, newest=False)), trusting(p.ca)),
-        "requires? a client certificate.*broker.tls_certificate", UsageError,
+        "requires? a client certificate.*broker.tls_certificate",
+        UsageError,
     ),
     "not ours": (
         lambda p: (answering(shows(p.server, asks=p.ca)), trusting(p.ca, p.stranger)),
-        "rejects the certificate in .*stranger.pem", UsageError,
+        "rejects the certificate in .*stranger.pem",
+        UsageError,
     ),
     "something else": (
-        lambda p: (http, trusting(p.ca)), "does not support TLS; check the port", UsageError,
+        lambda p: (http, trusting(p.ca)),
+        "does not support TLS; check the port",
+        UsageError,
     ),
     "plain only": (
         lambda p: (hanging_up_on(HANDSHAKE), trusting(p.ca)),
-        "closed the connection; .*tls.server.mode=disabled", UnavailableError,
+        "closed the connection; .*tls.server.mode=disabled",
+        UnavailableError,
     ),
     "TLS only": (
         lambda p: (hanging_up_on(FRAME), None),
-        "; .*tls.server.mode=enforcing.*broker.tls = true", UnavailableError,
+        "; .*tls.server.mode=enforcing.*broker.tls = true",
+        UnavailableError,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)

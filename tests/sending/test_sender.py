@@ -61,8 +61,9 @@ def test_a_broker_that_is_away_is_waited_for_and_said_once(caplog: pytest.LogCap
     assert send(scripted).unanswered == 0
     assert len(scripted.requests) == 5
     assert [record.message.split(";")[0].split(" after")[0] for record in caplog.records] == [
-        "b cannot be reached", "sending continues",
-    ]  # fmt: skip
+        "b cannot be reached",
+        "sending continues",
+    ]
 
 
 def test_a_send_without_an_answer_is_repeated_and_counted() -> None:

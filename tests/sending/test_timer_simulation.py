@@ -155,12 +155,23 @@ def the_position_of_another_hour(patch: pytest.MonkeyPatch) -> None:
 
 
 DEFECTS: Sequence[Patch] = (
-    off_by_one_hour, a_delivery_time_of_the_hour, progress_before_the_send, a_cancellation_after_the_plan_is_not_seen,
-    the_wheel_topic_is_not_asked, the_real_topic_is_not_asked, asked_before_dispatch_caught_up,
-    asked_while_sends_may_still_land, asked_while_the_other_owner_may_send, doubt_is_not_asked, rounded_down_to_seconds,
-    catching_up_out_of_order, the_longest_delay_by_the_wrong_clock, a_cancelled_one_is_sent_after_a_restart,
-    a_cancellation_ends_later_timers_too, the_position_of_another_hour,
-)  # fmt: skip
+    off_by_one_hour,
+    a_delivery_time_of_the_hour,
+    progress_before_the_send,
+    a_cancellation_after_the_plan_is_not_seen,
+    the_wheel_topic_is_not_asked,
+    the_real_topic_is_not_asked,
+    asked_before_dispatch_caught_up,
+    asked_while_sends_may_still_land,
+    asked_while_the_other_owner_may_send,
+    doubt_is_not_asked,
+    rounded_down_to_seconds,
+    catching_up_out_of_order,
+    the_longest_delay_by_the_wrong_clock,
+    a_cancelled_one_is_sent_after_a_restart,
+    a_cancellation_ends_later_timers_too,
+    the_position_of_another_hour,
+)
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.__name__)

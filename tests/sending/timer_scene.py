@@ -118,9 +118,13 @@ class Scene:
         self._messages, store = TimerMessages(self._access), store or self.store
         self.commits = MaintenanceCommit.opened(store, load(store), "timers", lambda: self.now_ms)
         self.task = TimerDelivery(
-            self.commits, self.settings, self.target, self._read, clock_ms=lambda: self.now_ms + self.skew_ms,
+            self.commits,
+            self.settings,
+            self.target,
+            self._read,
+            clock_ms=lambda: self.now_ms + self.skew_ms,
             monotonic_s=lambda: self.now_ms / 1000,
-        )  # fmt: skip
+        )
 
     def _access(self):  # type: ignore[no-untyped-def]
         from fetcher.access import open_access

@@ -209,16 +209,26 @@ class Process:
         self.world = world
         clock = world.clock
         self.writer = CatalogWriter(
-            world.store, cluster="c", broker="b", instance=f"p{number}", kind="run", clock_ms=lambda: clock.ms,
-            random=Random(number), wait=lambda _: None, root_every=10,
-        )  # fmt: skip
+            world.store,
+            cluster="c",
+            broker="b",
+            instance=f"p{number}",
+            kind="run",
+            clock_ms=lambda: clock.ms,
+            random=Random(number),
+            wait=lambda _: None,
+            root_every=10,
+        )
         self.writer.claim(take_over=True)
         self.epoch = self.writer.state.epoch
         self.task = TimerDelivery(
             MaintenanceCommit(world.store, self.writer, lambda: clock.ms),
-            TimerSettings(ahead_ms=AHEAD_MS, rate_per_s=1), world.broker, world.read,
-            clock_ms=lambda: clock.ms, monotonic_s=lambda: clock.s,
-        )  # fmt: skip
+            TimerSettings(ahead_ms=AHEAD_MS, rate_per_s=1),
+            world.broker,
+            world.read,
+            clock_ms=lambda: clock.ms,
+            monotonic_s=lambda: clock.s,
+        )
 
     def state(self) -> CatalogState | None:
         """As the owner's tasks see it."""

@@ -9,16 +9,34 @@ from typing import Any
 from rocketmq_tiered.server.security.permissions import BODIES
 
 SECRET, VICTIM = "12345678-secret", "victim"
-ACL_1 = {"accounts": [{
-    "accessKey": "reader1", "secretKey": SECRET, "defaultTopicPerm": "DENY", "defaultGroupPerm": "DENY",
-    "topicPerms": ["own=PUB|SUB"], "groupPerms": ["own=SUB"],
-}]}  # fmt: skip
+ACL_1 = {
+    "accounts": [
+        {
+            "accessKey": "reader1",
+            "secretKey": SECRET,
+            "defaultTopicPerm": "DENY",
+            "defaultGroupPerm": "DENY",
+            "topicPerms": ["own=PUB|SUB"],
+            "groupPerms": ["own=SUB"],
+        }
+    ]
+}
 ACL_5 = {
     "users": [{"username": "reader1", "password": SECRET}],
-    "acls": [{"subject": "User:reader1", "policies": [{"entries": [
-        {"resource": f"{kind}:own", "actions": ["All"], "decision": "Allow"} for kind in ("Topic", "Group")
-    ]}]}],
-}  # fmt: skip
+    "acls": [
+        {
+            "subject": "User:reader1",
+            "policies": [
+                {
+                    "entries": [
+                        {"resource": f"{kind}:own", "actions": ["All"], "decision": "Allow"}
+                        for kind in ("Topic", "Group")
+                    ]
+                }
+            ],
+        }
+    ],
+}
 OWN_FIELDS = dict.fromkeys(
     ("topic", "b", "consumerGroup", "group", "groupName", "originTopic", "producerGroup"), "own"
 )

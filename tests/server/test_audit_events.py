@@ -78,9 +78,14 @@ def test_a_refusal_is_one_line_with_account_address_request_and_result(
     (line,) = events_of(caplog)
     assert line["message"] == "refused" and line["levelno"] == logging.WARNING
     assert {name: line[name] for name in FIELDS} == {
-        "client": "10.9.0.7:4711", "account": "RocketMQ", "code": 11, "request": "PULL_MESSAGE", "group": "g",
-        "topic": "t_no", "result": "NO_PERMISSION",
-    }  # fmt: skip
+        "client": "10.9.0.7:4711",
+        "account": "RocketMQ",
+        "code": 11,
+        "request": "PULL_MESSAGE",
+        "group": "g",
+        "topic": "t_no",
+        "result": "NO_PERMISSION",
+    }
     assert "t_no" in line["reason"] and SECRET not in str(line)
     assert authorizer.audited == {"refused": 1, "reset": 0, "commit": 0, "reload": 0, "reload_failed": 0}
 
@@ -208,9 +213,25 @@ def test_reloads_are_counted_with_their_result(tmp_path: Path, caplog: pytest.Lo
     rules, certificate, key = tmp_path / "acl.yml", tmp_path / "cert.pem", tmp_path / "key.pem"
     rules.write_text(RULES)
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=x",
-         "-keyout", key, "-out", certificate], check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+            "-subj",
+            "/CN=x",
+            "-keyout",
+            key,
+            "-out",
+            certificate,
+        ],
+        check=True,
+        capture_output=True,
+    )
     options = server_options(
         ServeSettings(
             bind="127.0.0.1:0", acl_file=str(rules), tls_certificate=str(certificate), tls_key=str(key)
@@ -226,6 +247,7 @@ def test_reloads_are_counted_with_their_result(tmp_path: Path, caplog: pytest.Lo
     counts = options.authorizer.audited
     assert (counts["reload"], counts["reload_failed"]) == (2, 1)
     assert [text for text in caplog.messages if "certificate" in text or "rules" in text] == [
-        "certificates for clients reloaded", "access rules reloaded",
+        "certificates for clients reloaded",
+        "access rules reloaded",
         "changed certificates for clients do not load: the old ones stay in use",
-    ]  # fmt: skip
+    ]

@@ -89,7 +89,7 @@ DIALECTS = {
     "control character": f'{{"consumerGroup":"own\t",{LOCK}}}',
     "list": '["own"]',
     "deep": "[" * 5_000,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -86,11 +86,18 @@ def test_heartbeats_fill_no_memory(what: str) -> None:
     table.heartbeat(heartbeat("c", "another", "t"))
 
 
-@pytest.mark.parametrize("sent", [
-    heartbeat("c" * (NAME_CHARS_MAX + 1), "g", "t"), heartbeat("c", "g" * (NAME_CHARS_MAX + 1), "t"),
-    heartbeat("c", "g", "t" * (NAME_CHARS_MAX + 1)), request(34, PEER, {"clientID": "c", "consumerDataSet": [7]}),
-    request(34, PEER, {"clientID": "c", "consumerDataSet": [{"groupName": "g", "subscriptionDataSet": ["t"]}]}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "sent",
+    [
+        heartbeat("c" * (NAME_CHARS_MAX + 1), "g", "t"),
+        heartbeat("c", "g" * (NAME_CHARS_MAX + 1), "t"),
+        heartbeat("c", "g", "t" * (NAME_CHARS_MAX + 1)),
+        request(34, PEER, {"clientID": "c", "consumerDataSet": [7]}),
+        request(
+            34, PEER, {"clientID": "c", "consumerDataSet": [{"groupName": "g", "subscriptionDataSet": ["t"]}]}
+        ),
+    ],
+)
 def test_what_is_no_heartbeat_is_refused_and_leaves_nothing(sent: Any) -> None:
     table = ClientTable(lambda: 0.0)
     with pytest.raises(BadRequestError):
@@ -101,8 +108,10 @@ def test_what_is_no_heartbeat_is_refused_and_leaves_nothing(sent: Any) -> None:
 def place(what: str, number: int) -> tuple[str, str, int]:
     """A queue of a group that differs in one respect from others."""
     return {
-        "groups": (f"g{number}", "t", 0), "topics": ("g", f"t{number}", 0), "queues": ("g", "t", number),
-    }[what]  # fmt: skip
+        "groups": (f"g{number}", "t", 0),
+        "topics": ("g", f"t{number}", 0),
+        "queues": ("g", "t", number),
+    }[what]
 
 
 @pytest.mark.parametrize("what", ["groups", "topics", "queues"])
@@ -193,11 +202,18 @@ ILLEGAL = ["g" * 256, "my.group", "a group", "gruppe-ä", "", "g\n"]
 
 
 @pytest.mark.parametrize("group", ILLEGAL)
-@pytest.mark.parametrize("code", [
-    RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.UPDATE_CONSUMER_OFFSET,
-    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RequestCode.POP_MESSAGE, RequestCode.CONSUMER_SEND_MSG_BACK,
-    RequestCode.SET_MESSAGE_REQUEST_MODE,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "code",
+    [
+        RequestCode.PULL_MESSAGE,
+        RequestCode.LITE_PULL_MESSAGE,
+        RequestCode.UPDATE_CONSUMER_OFFSET,
+        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+        RequestCode.POP_MESSAGE,
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+        RequestCode.SET_MESSAGE_REQUEST_MODE,
+    ],
+)
 def test_a_group_that_cannot_be_does_not_exist(code: RequestCode, group: str) -> None:
     async def run() -> None:
         archive: Any = Archive()
@@ -207,9 +223,17 @@ def test_a_group_that_cannot_be_does_not_exist(code: RequestCode, group: str) ->
         await service.start()
         table = service.table
         fields = {
-            "topic": "t", "consumerGroup": group, "group": group, "queueId": 0, "queueOffset": 0, "offset": 0,
-            "commitOffset": 1, "timestamp": 0, "invisibleTime": 1, "delayLevel": 0,
-        }  # fmt: skip
+            "topic": "t",
+            "consumerGroup": group,
+            "group": group,
+            "queueId": 0,
+            "queueOffset": 0,
+            "offset": 0,
+            "commitOffset": 1,
+            "timestamp": 0,
+            "invisibleTime": 1,
+            "delayLevel": 0,
+        }
         body = {"topic": "t", "consumerGroup": group, "mode": "POP"}
         handler = table.find(code)
         assert handler is not None

@@ -109,9 +109,14 @@ def test_no_offset_of_a_queue_that_the_archive_does_not_have_is_committed(flag: 
         archive: Any = OneQueue()
         handlers = OffsetHandlers(archive, RouteTable(archive, "h:1"), ClientTable(lambda: 0.0), offsets)
         for topic, queue_id, is_there in (
-            ("t", 0, True), ("t", 1, False), ("t", -1, False), ("no topic", 0, False),
-            ("%RETRY%g", 0, True), ("%RETRY%g", 1, False), ("%RETRY%no group", 0, False),
-        ):  # fmt: skip
+            ("t", 0, True),
+            ("t", 1, False),
+            ("t", -1, False),
+            ("no topic", 0, False),
+            ("%RETRY%g", 0, True),
+            ("%RETRY%g", 1, False),
+            ("%RETRY%no group", 0, False),
+        ):
             fields = {"consumerGroup": "g", "topic": topic, "queueId": str(queue_id), "commitOffset": "12"}
             sent = RemotingCommand(RequestCode.UPDATE_CONSUMER_OFFSET, 7, flag=flag, ext_fields=fields)
             response = await handlers.update(Request(sent, RecordingPeer()))

@@ -46,8 +46,18 @@ def test_a_pull_has_the_filter_of_its_own_connection_only(kind: str) -> None:
         clients = ClientTable(lambda: 0.0)
         offsets = GroupOffsets(GroupLog(MemoryStore(), "one", lambda: 1), lease_ms=60_000)
         service = PullService(archive, RouteTable(archive, "h:1"), clients, offsets)
-        pull = request(RequestCode.PULL_MESSAGE, VICTIM, topic="t", consumerGroup="g", queueId=0, queueOffset=0,
-                       sysFlag=SUSPEND, suspendTimeoutMillis=0, subVersion=5, expressionType=kind)  # fmt: skip
+        pull = request(
+            RequestCode.PULL_MESSAGE,
+            VICTIM,
+            topic="t",
+            consumerGroup="g",
+            queueId=0,
+            queueOffset=0,
+            sysFlag=SUSPEND,
+            suspendTimeoutMillis=0,
+            subVersion=5,
+            expressionType=kind,
+        )
         clients.heartbeat(heartbeat("victim", VICTIM, "a", 5, kind))
         for client in ("other", "victim"):
             clients.heartbeat(heartbeat(client, ATTACKER, "none", 1 << 40, kind))

@@ -32,10 +32,15 @@ async def route_address(service: ArchiveService) -> str:
     return found
 
 
-@pytest.mark.parametrize(("bind", "own", "expected"), [
-    ("0.0.0.0:0", "10.1.2.3", "10.1.2.3"), ("[::]:0", "10.1.2.3", "10.1.2.3"), ("127.0.0.1:0", None, "127.0.0.1"),
-    ("[::]:0", "fd00::7", "[fd00::7]"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("bind", "own", "expected"),
+    [
+        ("0.0.0.0:0", "10.1.2.3", "10.1.2.3"),
+        ("[::]:0", "10.1.2.3", "10.1.2.3"),
+        ("127.0.0.1:0", None, "127.0.0.1"),
+        ("[::]:0", "fd00::7", "[fd00::7]"),
+    ],
+)
 def test_routes_never_name_every_address(
     bind: str,
     own: str | None,

@@ -51,10 +51,18 @@ COUNT = 100
 def message(offset: int, sys_flag: int = 0, properties: bytes = b"") -> bytes:
     """A record at ``offset``."""
     host = bytes([10, 0, 0, 1]) + struct.pack(">i", 10911)
-    tail = b"".join((
-        host, struct.pack(">q", 5), host, struct.pack(">iqi", 0, 0, 1), b"x",
-        b"\x01t", struct.pack(">h", len(properties)), properties,
-    ))  # fmt: skip
+    tail = b"".join(
+        (
+            host,
+            struct.pack(">q", 5),
+            host,
+            struct.pack(">iqi", 0, 0, 1),
+            b"x",
+            b"\x01t",
+            struct.pack(">h", len(properties)),
+            properties,
+        )
+    )
     return struct.pack(">iIIiiqqiq", 48 + len(tail), 0xDAA320A7, 0, 0, 0, offset, 777, sys_flag, 4) + tail
 
 
@@ -139,8 +147,10 @@ def test_receipts_and_offsets_as_java_writes_them() -> None:
         with pytest.raises(UsageError):
             handle_of(text)
     assert offset_fields({1: [4, 5], 0: [9]}) == {
-        "startOffsetInfo": "0 1 4;0 0 9", "msgOffsetInfo": "0 1 4,5;0 0 9", "orderCountInfo": "",
-    }  # fmt: skip
+        "startOffsetInfo": "0 1 4;0 0 9",
+        "msgOffsetInfo": "0 1 4,5;0 0 9",
+        "orderCountInfo": "",
+    }
 
 
 class Clock:
@@ -429,9 +439,12 @@ def test_assignments_by_mode() -> None:
             data = {"clientID": name, "consumerDataSet": [{"groupName": "g", "subscriptionDataSet": []}]}
             clients.heartbeat(request(RequestCode.HEART_BEAT, body=data))
         asked = {
-            "topic": "t", "consumerGroup": "g", "clientId": "y", "strategyName": "AVG",
+            "topic": "t",
+            "consumerGroup": "g",
+            "clientId": "y",
+            "strategyName": "AVG",
             "messageModel": "CLUSTERING",
-        }  # fmt: skip
+        }
 
         async def ask(code: int, **changes: str) -> Response:
             handler = table.find(code)

@@ -106,9 +106,14 @@ class Scene:
 
 def asked(**ext: object) -> Request:
     fields = {
-        "topic": "t", "queueId": 0, "queueOffset": 10, "consumerGroup": "g", "maxMsgNums": 32, "sysFlag": SUSPEND,
+        "topic": "t",
+        "queueId": 0,
+        "queueOffset": 10,
+        "consumerGroup": "g",
+        "maxMsgNums": 32,
+        "sysFlag": SUSPEND,
         "suspendTimeoutMillis": 50,
-    } | ext  # fmt: skip
+    } | ext
     given: Any = {name: value for name, value in fields.items() if value is not None}
     return request(RequestCode.PULL_MESSAGE, **given)
 
@@ -121,20 +126,53 @@ def pull(answers: Sequence[PullResult], **ext: object) -> tuple[Response, Script
     return asyncio.run(run())
 
 
-ODD = st.sampled_from([
-    None, "", "0", "1", "3", "4", "-1", "00", "+2", " 1", "\u0663", "1e3", "x", "5", "9" * 19, "9" * 30, "t", "g", "*",
-    "a", "all", "known", "other", "TAG", "SQL92", "nothing",
-])  # fmt: skip
+ODD = st.sampled_from(
+    [
+        None,
+        "",
+        "0",
+        "1",
+        "3",
+        "4",
+        "-1",
+        "00",
+        "+2",
+        " 1",
+        "\u0663",
+        "1e3",
+        "x",
+        "5",
+        "9" * 19,
+        "9" * 30,
+        "t",
+        "g",
+        "*",
+        "a",
+        "all",
+        "known",
+        "other",
+        "TAG",
+        "SQL92",
+        "nothing",
+    ]
+)
 
 
 @given(st.data())
 def test_what_is_answered_at_once_is_what_the_handler_answers(data: st.DataObject) -> None:
     usual: dict[str, list[object]] = {
-        "topic": ["t"], "consumerGroup": ["g", "all", "known"], "queueId": [0, 3], "queueOffset": [10],
-        "sysFlag": [0, 4, 6, 7], "subscription": ["*", None, "a"], "maxMsgNums": [32, None, 0],
-        "maxMsgBytes": [None, 1000, 0], "expressionType": ["TAG", None], "subVersion": [0, 5, 6],
+        "topic": ["t"],
+        "consumerGroup": ["g", "all", "known"],
+        "queueId": [0, 3],
+        "queueOffset": [10],
+        "sysFlag": [0, 4, 6, 7],
+        "subscription": ["*", None, "a"],
+        "maxMsgNums": [32, None, 0],
+        "maxMsgBytes": [None, 1000, 0],
+        "expressionType": ["TAG", None],
+        "subVersion": [0, 5, 6],
         "commitOffset": [4, None],
-    }  # fmt: skip
+    }
     ext = {name: data.draw(st.sampled_from(values)) for name, values in usual.items()}
     for name in data.draw(st.lists(st.sampled_from(sorted(usual)), max_size=2)):
         ext[name] = data.draw(ODD)

@@ -79,9 +79,14 @@ def test_a_message_comes_again_as_a_broker_writes_it() -> None:
         "10.0.0.1:10911",
     )
     assert record.properties == {
-        "KEYS": "k", "TAGS": "a", "RETRY_TOPIC": "t", "WAIT": "false", "REAL_TOPIC": RETRY, "REAL_QID": "0",
+        "KEYS": "k",
+        "TAGS": "a",
+        "RETRY_TOPIC": "t",
+        "WAIT": "false",
+        "REAL_TOPIC": RETRY,
+        "REAL_QID": "0",
         "ORIGIN_MESSAGE_ID": decode_record(original()).offset_msg_id,
-    }  # fmt: skip
+    }
     second, twice = again(record.data, delay_level=2)
     assert (second.delay_ms, twice.reconsume_times) == (5_000, 2)
     assert twice.properties == record.properties  # its origin stays the first
@@ -308,8 +313,12 @@ def test_what_was_acknowledged_survives_and_keeps_its_offset() -> None:
         await one.until_end(16)
         before = await one.pull(13)
         assert before[:4] + before[5:6] == (
-            PullStatus.FOUND, 16, 10, 16, 3,
-        )  # fmt: skip
+            PullStatus.FOUND,
+            16,
+            10,
+            16,
+            3,
+        )
         assert [decode_record(data).queue_offset for data in before.body] == [13, 14, 15]
         assert (await one.pull(11)).body == (b"archived",)  # the dead broker's own come first
         assert (await one.pull(3)).next_offset == 10

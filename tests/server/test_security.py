@@ -31,15 +31,30 @@ PLAIN: dict[str, Any] = {
     "globalWhiteRemoteAddresses": ["10.10.*.*", "192.168.0.{7,9}"],
     "accounts": [
         {
-            "accessKey": "RocketMQ", "secretKey": SECRET, "whiteRemoteAddress": None, "admin": False,
-            "defaultTopicPerm": "DENY", "defaultGroupPerm": "SUB",
-            "topicPerms": ["t_a=SUB", "t_pub=PUB"], "groupPerms": ["g_no=DENY"],
+            "accessKey": "RocketMQ",
+            "secretKey": SECRET,
+            "whiteRemoteAddress": None,
+            "admin": False,
+            "defaultTopicPerm": "DENY",
+            "defaultGroupPerm": "SUB",
+            "topicPerms": ["t_a=SUB", "t_pub=PUB"],
+            "groupPerms": ["g_no=DENY"],
         },
-        {"accessKey": "rocketmq2", "secretKey": 987654321, "whiteRemoteAddress": "172.16.0.1-9", "admin": True},
-        {"accessKey": "bound-admin", "secretKey": SECRET, "admin": True, "defaultGroupPerm": "SUB",
-         "topicPerms": ["t_a=SUB"]},
+        {
+            "accessKey": "rocketmq2",
+            "secretKey": 987654321,
+            "whiteRemoteAddress": "172.16.0.1-9",
+            "admin": True,
+        },
+        {
+            "accessKey": "bound-admin",
+            "secretKey": SECRET,
+            "admin": True,
+            "defaultGroupPerm": "SUB",
+            "topicPerms": ["t_a=SUB"],
+        },
     ],
-}  # fmt: skip
+}
 UNDECLARED = 9999
 USERS: dict[str, Any] = {
     "users": [
@@ -47,14 +62,29 @@ USERS: dict[str, Any] = {
         {"username": "reader", "password": SECRET, "userType": "Normal", "userStatus": "enable"},
         {"username": "left", "password": SECRET, "userType": "Normal", "userStatus": "disable"},
     ],
-    "acls": [{"subject": "User:reader", "policies": [{"policyType": "Custom", "entries": [
-        {"resource": "Topic:*", "actions": ["Sub", "Get"], "decision": "Allow"},
-        {"resource": "Topic:secret*", "actions": ["All"], "decision": "Deny"},
-        {"resource": "Topic:secret-but-open", "actions": ["Sub"], "decision": "Allow"},
-        {"resource": "Topic:no-pulls", "actions": ["Sub"], "decision": "Deny"},
-        {"resource": "Group:g_*", "actions": ["Sub"], "sourceIps": ["127.0.0.0/8"], "decision": "Allow"},
-    ]}]}],
-}  # fmt: skip
+    "acls": [
+        {
+            "subject": "User:reader",
+            "policies": [
+                {
+                    "policyType": "Custom",
+                    "entries": [
+                        {"resource": "Topic:*", "actions": ["Sub", "Get"], "decision": "Allow"},
+                        {"resource": "Topic:secret*", "actions": ["All"], "decision": "Deny"},
+                        {"resource": "Topic:secret-but-open", "actions": ["Sub"], "decision": "Allow"},
+                        {"resource": "Topic:no-pulls", "actions": ["Sub"], "decision": "Deny"},
+                        {
+                            "resource": "Group:g_*",
+                            "actions": ["Sub"],
+                            "sourceIps": ["127.0.0.0/8"],
+                            "decision": "Allow",
+                        },
+                    ],
+                }
+            ],
+        }
+    ],
+}
 
 
 def asked(
@@ -111,14 +141,25 @@ def test_old_clients_add_a_field_after_signing() -> None:
 @pytest.mark.parametrize(
     ("pattern", "host", "expected"),
     [
-        ("", "1.2.3.4", False), ("*", "1.2.3.4", True), ("1.2.3.4", "1.2.3.4", True), ("1.2.*.*", "1.2.9.9", True),
-        ("1.2.*.*", "1.3.9.9", False), ("1.2.3.{4,6}", "1.2.3.6", True), ("1.2.3.{4,6}", "1.2.3.5", False),
-        ("1.2.3.4-9", "1.2.3.7", True), ("1.2.3.4-9", "1.2.3.10", False), ("9.9.9.9,1.2.3.4", "1.2.3.4", True),
-        ("10.0.0.0/8", "10.200.1.1", True), ("10.0.0.0/8", "11.0.0.1", False), ("::1", "::1", True),
+        ("", "1.2.3.4", False),
+        ("*", "1.2.3.4", True),
+        ("1.2.3.4", "1.2.3.4", True),
+        ("1.2.*.*", "1.2.9.9", True),
+        ("1.2.*.*", "1.3.9.9", False),
+        ("1.2.3.{4,6}", "1.2.3.6", True),
+        ("1.2.3.{4,6}", "1.2.3.5", False),
+        ("1.2.3.4-9", "1.2.3.7", True),
+        ("1.2.3.4-9", "1.2.3.10", False),
+        ("9.9.9.9,1.2.3.4", "1.2.3.4", True),
+        ("10.0.0.0/8", "10.200.1.1", True),
+        ("10.0.0.0/8", "11.0.0.1", False),
+        ("::1", "::1", True),
         ("fe80:*:*:*:*:*:*:1-f", "fe80::7", True),
-        ("*.*.*.*", "fe80::7", True), ("*", "no address", True), ("1.2.3.4", "no address", False),
+        ("*.*.*.*", "fe80::7", True),
+        ("*", "no address", True),
+        ("1.2.3.4", "no address", False),
     ],
-)  # fmt: skip
+)
 def test_address_patterns(pattern: str, host: str, expected: bool) -> None:
     assert addresses.is_valid(pattern) or pattern == ""
     assert addresses.matches(pattern, host) is expected
@@ -146,7 +187,7 @@ def test_address_patterns(pattern: str, host: str, expected: bool) -> None:
         (UNDECLARED, {}, True),
         (Code.POP_MESSAGE, {"topic": "t_b", "consumerGroup": "g"}, True),
     ],
-)  # fmt: skip
+)
 def test_acl_1_permissions(tmp_path: Path, code: int, fields: dict[str, Any], refused: bool) -> None:
     authorizer = authorizer_of(tmp_path, PLAIN)
     answer = authorizer.refusal(asked(code, "RocketMQ", SECRET, **fields))
@@ -254,8 +295,9 @@ def test_a_refused_request_reaches_no_handler(tmp_path: Path) -> None:
     fields = {"consumerGroup": "none", "topic": "none", "subscription": "x || " * 1_000}
     named = asked(Code.PULL_MESSAGE, "reader", SECRET, **fields)
     for answer in (
-        asyncio.run(dispatcher.answer(named, is_authorized=False)), dispatcher.at_once(at_once, named),
-    ):  # fmt: skip
+        asyncio.run(dispatcher.answer(named, is_authorized=False)),
+        dispatcher.at_once(at_once, named),
+    ):
         assert answer is not None and answer.code == 16
 
 
@@ -327,7 +369,7 @@ def test_a_heartbeat_needs_every_topic_and_group(tmp_path: Path) -> None:
         ("left", SECRET, 105, {"topic": "open"}, True),
         ("reader", "no", 105, {"topic": "open"}, True),
     ],
-)  # fmt: skip
+)
 def test_users_and_policies(
     tmp_path: Path, user: str, secret: str, code: int, fields: dict[str, Any], refused: bool
 ) -> None:
@@ -392,15 +434,27 @@ def read_rules_of(tmp_path: Path) -> Any:
         {"accounts": [{"accessKey": "RocketMQ", "secretKey": SECRET, "topicPerms": ["t=READ"]}]},
         {"accounts": [{"accessKey": "RocketMQ", "secretKey": SECRET, "topicPerms": ["t"]}]},
         {"accounts": [{"accessKey": "RocketMQ", "secretKey": SECRET}] * 2},
-        {"accounts": {"a": 1}}, {"accounts": [1]}, {"globalWhiteRemoteAddresses": ["1.2.3"]},
-        {"users": [{"username": "u"}]}, {"users": [{"username": "u", "password": "p", "userType": "King"}]},
+        {"accounts": {"a": 1}},
+        {"accounts": [1]},
+        {"globalWhiteRemoteAddresses": ["1.2.3"]},
+        {"users": [{"username": "u"}]},
+        {"users": [{"username": "u", "password": "p", "userType": "King"}]},
         {"users": [], "acls": [{"subject": "User:u", "policies": [{"entries": [{"resource": "Topic"}]}]}]},
-        {"users": [], "acls": [{"subject": "User:u", "policies": [
-            {"entries": [{"resource": "Topic:a", "decision": "Maybe"}]}]}]},
-        {"users": [], "acls": [1]}, {"users": [], "acls": [{"subject": "User:u", "policies": [1]}]},
-        [], 7,
+        {
+            "users": [],
+            "acls": [
+                {
+                    "subject": "User:u",
+                    "policies": [{"entries": [{"resource": "Topic:a", "decision": "Maybe"}]}],
+                }
+            ],
+        },
+        {"users": [], "acls": [1]},
+        {"users": [], "acls": [{"subject": "User:u", "policies": [1]}]},
+        [],
+        7,
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_meant_is_an_error_at_the_start(tmp_path: Path, document: Any) -> None:
     path = tmp_path / "acl.yml"
     path.write_text(yaml.safe_dump(document))
@@ -425,9 +479,14 @@ def test_the_audit_log_sums_pulls(caplog: pytest.LogCaptureFixture) -> None:
         for name in ("client", "group", "topic", "queue", "offsets", "reads", "bytes")
     }
     assert said == {
-        "client": "127.0.0.1", "group": "g", "topic": "t", "queue": "1", "offsets": "0-320",
-        "reads": 10, "bytes": 10_000,
-    }  # fmt: skip
+        "client": "127.0.0.1",
+        "group": "g",
+        "topic": "t",
+        "queue": "1",
+        "offsets": "0-320",
+        "reads": 10,
+        "bytes": 10_000,
+    }
     authorizer.close()
     assert len(caplog.records) == 1
 

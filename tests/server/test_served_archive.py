@@ -54,9 +54,14 @@ def on_another_disk(store: Path, root: FileStore) -> None:
     with open_broker_store(store) as opened:
         identity = OffloadIdentity(CLUSTER, BROKER, "second", "run")
         offloader = Offloader(
-            opened, root, identity, SMALL, topic_filter=FILTER, offsets_source=no_offsets,
+            opened,
+            root,
+            identity,
+            SMALL,
+            topic_filter=FILTER,
+            offsets_source=no_offsets,
             log_limits=LogLimits(replace_log=True),
-        )  # fmt: skip
+        )
         offloader.run(threading.Event(), follow=False)
 
 
@@ -279,10 +284,14 @@ def test_what_queries_by_key_hold_at_once_is_bounded(tmp_path: Path) -> None:
             return await find(*arguments)
 
         access.find_by_key = read
-        queries = asyncio.gather(*(
-            archive.messages_by_key("t", f"k{number}", is_unique=False, count=64, begin_ms=0, end_ms=1 << 60)
-            for number in range(3 * QUERIES_MAX)
-        ))  # fmt: skip
+        queries = asyncio.gather(
+            *(
+                archive.messages_by_key(
+                    "t", f"k{number}", is_unique=False, count=64, begin_ms=0, end_ms=1 << 60
+                )
+                for number in range(3 * QUERIES_MAX)
+            )
+        )
         await asyncio.sleep(0.1)
         assert asked == [FOUND_BYTES_MAX] * QUERIES_MAX
         found.set_result(None)

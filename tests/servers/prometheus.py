@@ -44,9 +44,11 @@ class Prometheus:
         address = f"127.0.0.1:{free_port()}"
         self._url = f"http://{address}"
         command = [
-            program, f"--config.file={self.directory}/prometheus.yml", f"--web.listen-address={address}",
+            program,
+            f"--config.file={self.directory}/prometheus.yml",
+            f"--web.listen-address={address}",
             f"--storage.tsdb.path={self.directory}/data",
-        ]  # fmt: skip
+        ]
         log = self.directory / "prometheus.log"
         self.server = ChildServer("Prometheus", command, {}, log, lambda: answers(f"{self._url}/-/ready"))
 

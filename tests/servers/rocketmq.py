@@ -21,10 +21,14 @@ CLUSTER, BROKER = "LiveCluster", "live-a"
 JAVA_OPENS = [
     f"--add-{kind}=java.base/{package}=ALL-UNNAMED"
     for kind, package in (
-        ("opens", "java.nio"), ("opens", "sun.nio.ch"), ("opens", "java.lang"), ("opens", "jdk.internal.ref"),
-        ("exports", "jdk.internal.ref"), ("exports", "sun.nio.ch"),
+        ("opens", "java.nio"),
+        ("opens", "sun.nio.ch"),
+        ("opens", "java.lang"),
+        ("opens", "jdk.internal.ref"),
+        ("exports", "jdk.internal.ref"),
+        ("exports", "sun.nio.ch"),
     )
-]  # fmt: skip
+]
 _QUICK = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
 """For what ends before the second compiler pays: half a name server's CPU is its compiling, a sixth of a tool's."""
 _MEASURED = ("Load", "PullSpeed")
@@ -78,9 +82,16 @@ def _fetch(artifacts: Mapping[str, str], jars: Path, timeout_s: float) -> None:
     )
     pom.write_text(_POM.format("".join(dependency.format(*artifact) for artifact in artifacts.items())))
     command = [
-        "mvn", "-q", "-B", "--strict-checksums", "-f", str(pom), f"{COPY_PLUGIN}:copy-dependencies",
-        f"-DoutputDirectory={jars}", "-DincludeScope=runtime",
-    ]  # fmt: skip
+        "mvn",
+        "-q",
+        "-B",
+        "--strict-checksums",
+        "-f",
+        str(pom),
+        f"{COPY_PLUGIN}:copy-dependencies",
+        f"-DoutputDirectory={jars}",
+        "-DincludeScope=runtime",
+    ]
     run_installer(command, timeout_s)
 
 
@@ -112,11 +123,20 @@ def java_command(
     """The command line of a program of ``java/``, or of a main class of the jars; it logs into ``directory``."""
     compilers = [] if program in _MEASURED else _QUICK
     return [
-        "java", "-Xmx256m", *compilers, *JAVA_OPENS, f"-Drocketmq.client.logRoot={directory}/clientlogs",
-        "-Drocketmq.client.logLevel=ERROR", f"-Duser.home={directory}",
-        *([_SILENT] if program in _PRINTED else []), *flags, "-cp",
-        f"{java_classes(version)}:{rocketmq_jars(version)}/*", program, *arguments,
-    ]  # fmt: skip
+        "java",
+        "-Xmx256m",
+        *compilers,
+        *JAVA_OPENS,
+        f"-Drocketmq.client.logRoot={directory}/clientlogs",
+        "-Drocketmq.client.logLevel=ERROR",
+        f"-Duser.home={directory}",
+        *([_SILENT] if program in _PRINTED else []),
+        *flags,
+        "-cp",
+        f"{java_classes(version)}:{rocketmq_jars(version)}/*",
+        program,
+        *arguments,
+    ]
 
 
 def run_java(
@@ -262,26 +282,48 @@ class RocketMq:
             (self.directory / f"namesrv-{port}.conf").write_text("\n".join([f"listenPort={port}", *bind, ""]))
         listen = int(self.broker_address.rpartition(":")[2])
         settings: dict[str, object] = {
-            "brokerClusterName": CLUSTER, "brokerName": BROKER, "brokerId": 0, "brokerRole": "ASYNC_MASTER",
-            "flushDiskType": "ASYNC_FLUSH", "brokerIP1": "127.0.0.1", "autoCreateTopicEnable": "false",
-            "mappedFileSizeCommitLog": 64 << 20, "mappedFileSizeConsumeQueue": 600_000, "maxHashSlotNum": 50_000,
-            "maxIndexNum": 200_000, "traceTopicEnable": "false",
+            "brokerClusterName": CLUSTER,
+            "brokerName": BROKER,
+            "brokerId": 0,
+            "brokerRole": "ASYNC_MASTER",
+            "flushDiskType": "ASYNC_FLUSH",
+            "brokerIP1": "127.0.0.1",
+            "autoCreateTopicEnable": "false",
+            "mappedFileSizeCommitLog": 64 << 20,
+            "mappedFileSizeConsumeQueue": 600_000,
+            "maxHashSlotNum": 50_000,
+            "maxIndexNum": 200_000,
+            "traceTopicEnable": "false",
             # Else a broker deletes whatever it can when the disk of all tests is 85 % full, in the middle of a test.
-            "diskMaxUsedSpaceRatio": 95, "cleanFileForciblyEnable": "false",
-            "waitTimeMillsInSendQueue": 5000, "osPageCacheBusyTimeOutMills": 5000,
-            "listenPort": listen, "haListenPort": listen + 1, "namesrvAddr": ";".join(self.name_server_addresses),
-            "storePathRootDir": self.store, "storePathCommitLog": self.store / "commitlog",
-            **({"bindAddress": "127.0.0.1"} if is_5 else {}), **self.config,
-        }  # fmt: skip
+            "diskMaxUsedSpaceRatio": 95,
+            "cleanFileForciblyEnable": "false",
+            "waitTimeMillsInSendQueue": 5000,
+            "osPageCacheBusyTimeOutMills": 5000,
+            "listenPort": listen,
+            "haListenPort": listen + 1,
+            "namesrvAddr": ";".join(self.name_server_addresses),
+            "storePathRootDir": self.store,
+            "storePathCommitLog": self.store / "commitlog",
+            **({"bindAddress": "127.0.0.1"} if is_5 else {}),
+            **self.config,
+        }
         self.broker_conf.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
 
     def _server(self, name: str, main: str, conf: str, flags: Sequence[str]) -> ChildServer:
         log = self.directory / f"{name}.out"
         command = [
-            "java", "-Xms128m", *flags, "-XX:MaxDirectMemorySize=512m", *JAVA_OPENS,
-            f"-Duser.home={self.directory}", "-cp", f"{self.jars}/*", f"org.apache.rocketmq.{main}", "-c",
+            "java",
+            "-Xms128m",
+            *flags,
+            "-XX:MaxDirectMemorySize=512m",
+            *JAVA_OPENS,
+            f"-Duser.home={self.directory}",
+            "-cp",
+            f"{self.jars}/*",
+            f"org.apache.rocketmq.{main}",
+            "-c",
             str(self.directory / conf),
-        ]  # fmt: skip
+        ]
         return ChildServer(name, command, {"ROCKETMQ_HOME": str(self.directory)}, log, _SaysBootSuccess(log))
 
 

@@ -51,9 +51,16 @@ class RocketMqProxy:
             )
         )
         command = [
-            "java", "-Xmx512m", *JAVA_OPENS, f"-Duser.home={directory}", "-cp", f"{self._jars}/*",
-            "org.apache.rocketmq.proxy.ProxyStartup", "-pc", str(configuration),
-        ]  # fmt: skip
+            "java",
+            "-Xmx512m",
+            *JAVA_OPENS,
+            f"-Duser.home={directory}",
+            "-cp",
+            f"{self._jars}/*",
+            "org.apache.rocketmq.proxy.ProxyStartup",
+            "-pc",
+            str(configuration),
+        ]
         environment = {"RMQ_PROXY_HOME": str(directory), "ROCKETMQ_HOME": str(directory)}
         self.server = ChildServer("proxy", command, environment, directory / "proxy.out", self._listens)
 
@@ -85,9 +92,16 @@ class RocketMqProxy:
     def command(self, program: str, *arguments: str, flags: Sequence[str] = ()) -> list[str]:
         """The command line of a program of ``java/grpc``."""
         return [
-            "java", "-Xmx256m", f"-Duser.home={self._directory}", *flags, "-cp",
-            f"{self._programs}:{self._client}/*", program, self.address, *arguments,
-        ]  # fmt: skip
+            "java",
+            "-Xmx256m",
+            f"-Duser.home={self._directory}",
+            *flags,
+            "-cp",
+            f"{self._programs}:{self._client}/*",
+            program,
+            self.address,
+            *arguments,
+        ]
 
     def run(self, program: str, *arguments: str, timeout_s: float = 90) -> str:
         """Run a program of ``java/grpc`` to its end; what it printed."""

@@ -80,9 +80,17 @@ def _daemon(
 ) -> ChildServer:
     name, *rest = arguments
     command = [
-        "env", "-i", *(f"{key}={value}" for key, value in environment.items()), str(SPARK_HOME / "bin" / "spark-class"),
-        f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1", "--webui-port", "0", *rest,
-    ]  # fmt: skip
+        "env",
+        "-i",
+        *(f"{key}={value}" for key, value in environment.items()),
+        str(SPARK_HOME / "bin" / "spark-class"),
+        f"org.apache.spark.deploy.{name}",
+        "--host",
+        "127.0.0.1",
+        "--webui-port",
+        "0",
+        *rest,
+    ]
     return ChildServer(name, command, {}, log, lambda: is_ready(log.read_text("utf-8", "replace")))
 
 

@@ -25,9 +25,13 @@ are TOML lists or comma-separated text. `tiered config check` prints the effecti
 Settings marked ↻ require a restart; SIGHUP applies all others after the running uploads are finished."""
 
 _TYPE_NAMES: dict[Any, str] = {
-    int: "integer", float: "number", bool: "boolean", str: "text", tuple[str, ...]: "list",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    str: "text",
+    tuple[str, ...]: "list",
     tuple[RuleEntry, ...]: "tables",
-}  # fmt: skip
+}
 
 
 def settings_document() -> str:

@@ -44,8 +44,10 @@ def settings(tmp_path: Path) -> Settings:
     )
     subprocess.run(
         ["openssl", *words.split(), "-addext", "subjectAltName=IP:127.0.0.1", "-out", "sidecar.pem"],
-        cwd=tmp_path, check=True, capture_output=True,
-    )  # fmt: skip
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+    )
     (tmp_path / "ca.pem").write_bytes((tmp_path / "sidecar.pem").read_bytes())
     (tmp_path / "plain_acl.yml").write_text(block("yaml"))
     (tmp_path / "tiered.toml").write_text(block("toml").replace("/etc/rocketmq-tiered", str(tmp_path)))
@@ -75,9 +77,12 @@ def test_the_rules_give_each_account_its_own_only(settings: Settings) -> None:
     assert isinstance(authorizer, RulesAuthorizer)
     assert refusal(authorizer, "billing-consumer", SECRET) is None
     for account, secret, fields in (
-        ("billing-consumer", SECRET, {"topic": "payments"}), ("billing-consumer", SECRET, {"consumerGroup": "audit"}),
-        ("billing-consumer", "wrong", {}), ("tiered-sidecar", "CHANGE-ME-1", {}), ("unknown-account", "", {}),
-    ):  # fmt: skip
+        ("billing-consumer", SECRET, {"topic": "payments"}),
+        ("billing-consumer", SECRET, {"consumerGroup": "audit"}),
+        ("billing-consumer", "wrong", {}),
+        ("tiered-sidecar", "CHANGE-ME-1", {}),
+        ("unknown-account", "", {}),
+    ):
         refused = refusal(authorizer, account, secret, **fields)
         assert refused is not None and refused.code == ResponseCode.NO_PERMISSION, (account, fields)
     assert not any(one.is_super for one in read_rules(Path(settings.serve.acl_file)).accounts.values())
@@ -109,9 +114,12 @@ def test_a_server_with_it_answers_only_accounts_with_tls_and_a_certificate(
         listener = Listener(table, server_options(settings.serve))
         host, port = await listener.start()
         ways = (
-            (with_certificate, account), (with_certificate, other), (with_certificate, None),
-            (TlsOptions(ca=ca), account), (None, account),
-        )  # fmt: skip
+            (with_certificate, account),
+            (with_certificate, other),
+            (with_certificate, None),
+            (TlsOptions(ca=ca), account),
+            (None, account),
+        )
         try:
             return [await asyncio.to_thread(result, f"{host}:{port}", *way) for way in ways]
         finally:

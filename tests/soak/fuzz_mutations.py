@@ -7,13 +7,48 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 ODD_NUMBERS = (
-    0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 1 << 31, (1 << 31) - 1, (1 << 32) - 1, 1 << 62, (1 << 63) - 1, 1 << 63,
+    0,
+    1,
+    0x7F,
+    0x80,
+    0xFF,
+    0x7FFF,
+    0xFFFF,
+    1 << 31,
+    (1 << 31) - 1,
+    (1 << 32) - 1,
+    1 << 62,
+    (1 << 63) - 1,
+    1 << 63,
     (1 << 64) - 1,
-)  # fmt: skip
+)
 ODD_VALUES: tuple[Any, ...] = (
-    None, True, -1, 0, 1, 1 << 31, 1 << 32, -(1 << 63), 1 << 63, 1 << 64, 1 << 200, 1.5, float("inf"), "", "x", "-1",
-    "\ud800".encode("utf-8", "replace").decode(), "../../x", "\x00", [], [[]], {}, {"a": {}}, [1, 2, 3], ["x"] * 50,
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    1,
+    1 << 31,
+    1 << 32,
+    -(1 << 63),
+    1 << 63,
+    1 << 64,
+    1 << 200,
+    1.5,
+    float("inf"),
+    "",
+    "x",
+    "-1",
+    "\ud800".encode("utf-8", "replace").decode(),
+    "../../x",
+    "\x00",
+    [],
+    [[]],
+    {},
+    {"a": {}},
+    [1, 2, 3],
+    ["x"] * 50,
+)
 
 
 class Mutation(NamedTuple):

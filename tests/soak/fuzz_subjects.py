@@ -300,10 +300,18 @@ def _frames(documents: Sequence[bytes]) -> list[bytes]:
     return found
 
 
-_HEADER = orjson.dumps({
-    "code": 11, "flag": 0, "language": "JAVA", "opaque": 7, "serializeTypeCurrentRPC": "JSON", "version": 409,
-    "remark": "r", "extFields": {"topic": "t", "queueId": "3", "commitOffset": 5},
-})  # fmt: skip
+_HEADER = orjson.dumps(
+    {
+        "code": 11,
+        "flag": 0,
+        "language": "JAVA",
+        "opaque": 7,
+        "serializeTypeCurrentRPC": "JSON",
+        "version": 409,
+        "remark": "r",
+        "extFields": {"topic": "t", "queueId": "3", "commitOffset": 5},
+    }
+)
 
 
 def _odd_header(samples: Sequence[bytes], number: int, mutations: Sequence[Mutation]) -> bytes:

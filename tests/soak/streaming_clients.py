@@ -79,9 +79,11 @@ def java_consumers(served: Served, topics: Sequence[str]) -> Iterator[JavaConsum
     slow = served.directory / "slow"
     slow.touch()
     flags = (
-        "-Xmx512m", f"-Dconsume.pause.ms={PAUSE_MS}", f"-Dconsume.pause.while={slow}",
+        "-Xmx512m",
+        f"-Dconsume.pause.ms={PAUSE_MS}",
+        f"-Dconsume.pause.while={slow}",
         f"-Dconsume.pull.size={PULL_SIZE}",
-    )  # fmt: skip
+    )
     command = java_command(VERSION, served.directory, "Consume", *served.job_arguments(*jobs), flags=flags)
     with (served.directory / "consumers.log").open("wb") as log:
         child = subprocess.Popen(command, stdout=log, stderr=log)
@@ -100,9 +102,12 @@ class ArchiveQuery:
         self._out, self._checkpoint = directory / "out", directory / "checkpoint"
         self._url = url
         self._options: dict[str, str | int] = {
-            "endpoint": server.endpoint, "region": REGION, "accessKey": server.access_key,
-            "secretKey": server.secret_key, "columns": ",".join(COLUMNS),
-        }  # fmt: skip
+            "endpoint": server.endpoint,
+            "region": REGION,
+            "accessKey": server.access_key,
+            "secretKey": server.secret_key,
+            "columns": ",".join(COLUMNS),
+        }
         self._query = self._start(maxRowsPerTrigger=BATCH_ROWS)
 
     def _start(self, **others: int) -> StreamingQuery:

@@ -70,14 +70,22 @@ def test_the_page_under_load(tmp_path: Path, minio_url: RunningStore) -> None:
     publish(
         "admin page",
         missed=limits(
-            first_paint=max(painted_ms.values()) <= PAINT_MS_MAX, ready=ready_s <= READY_S_MAX,
-            idle=cores <= CORES_MAX, p99=beside <= P99_RATIO_MAX * without, none_failed=sent.failed == 0,
+            first_paint=max(painted_ms.values()) <= PAINT_MS_MAX,
+            ready=ready_s <= READY_S_MAX,
+            idle=cores <= CORES_MAX,
+            p99=beside <= P99_RATIO_MAX * without,
+            none_failed=sent.failed == 0,
         ),
-        queues=TOPICS * QUEUES, per_second=round(sent.acked / sent.seconds), ready_s=round(ready_s, 2),
+        queues=TOPICS * QUEUES,
+        per_second=round(sent.acked / sent.seconds),
+        ready_s=round(ready_s, 2),
         first_paint_ms={path: round(value) for path, value in painted_ms.items()},
-        send_p99_us_without=without, send_p99_us_beside=beside, idle_cores=round(cores, 4),
-        idle_cores_without_page=round(alone_cores, 4), first_paint_ms_of_a_plain_page=round(plain_ms),
-    )  # fmt: skip
+        send_p99_us_without=without,
+        send_p99_us_beside=beside,
+        idle_cores=round(cores, 4),
+        idle_cores_without_page=round(alone_cores, 4),
+        first_paint_ms_of_a_plain_page=round(plain_ms),
+    )
 
 
 def _cores(pid: int) -> float:

@@ -48,9 +48,13 @@ class Fuzzer:
         phases = [Phase.explicit, Phase.generate, Phase.shrink]
 
         @settings(
-            max_examples=cases, deadline=None, database=None, derandomize=same_each_time, phases=phases,
+            max_examples=cases,
+            deadline=None,
+            database=None,
+            derandomize=same_each_time,
+            phases=phases,
             suppress_health_check=list(HealthCheck),
-        )  # fmt: skip
+        )
         @given(st.integers(0, len(self._subject.samples) - 1), MUTATIONS)
         def check(number: int, mutations: list[Mutation]) -> None:
             self._check(number, mutations)
@@ -82,10 +86,22 @@ class Fuzzer:
 
 
 NAMES = [
-    "container", "container, resealed", "commit", "commit, resealed", "page, resealed", "root page, resealed",
-    "deletion list, resealed", "catalog, resealed", "catalog of every commit, resealed", "segment", "index file",
-    "record", "fastjson", "remoting frame", "remoting frame, odd header",
-]  # fmt: skip
+    "container",
+    "container, resealed",
+    "commit",
+    "commit, resealed",
+    "page, resealed",
+    "root page, resealed",
+    "deletion list, resealed",
+    "catalog, resealed",
+    "catalog of every commit, resealed",
+    "segment",
+    "index file",
+    "record",
+    "fastjson",
+    "remoting frame",
+    "remoting frame, odd header",
+]
 SHARE = -(-CASES // len(NAMES))
 
 

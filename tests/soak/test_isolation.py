@@ -65,8 +65,11 @@ def companion(sidecar: Sidecar, reads: Reads, module: str, *words: str) -> Itera
     """A process with idle priority, while the context lasts."""
     child = subprocess.Popen(
         [sys.executable, "-m", f"tests.soak.{module}", *words],
-        env=sidecar.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        env=sidecar.environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert child.stdin is not None and child.stdout is not None
     try:
         assert child.stdout.readline() == "READING\n"

@@ -253,15 +253,21 @@ def test_java_consumers_and_a_streaming_query(
         for job, lines in found
     ]
     publish(
-        "clients across compactions", compactions=COMPACTIONS, rounds=compactions.rounds, made=compactions.made,
-        deleted=compactions.deleted, consumers=len(found), consumed=sum(lines.total() for _, lines in found),
-        streamed=rows.total(), verified=verified,
+        "clients across compactions",
+        compactions=COMPACTIONS,
+        rounds=compactions.rounds,
+        made=compactions.made,
+        deleted=compactions.deleted,
+        consumers=len(found),
+        consumed=sum(lines.total() for _, lines in found),
+        streamed=rows.total(),
+        verified=verified,
         missed=limits(
             every_message_is_consumed_once=all(consumed_once),
             every_message_is_streamed_once=rows == expected,
             verify_is_clean=code == 0,
         ),
-    )  # fmt: skip
+    )
 
 
 def _rows(archive: Archive) -> Counter[Row]:

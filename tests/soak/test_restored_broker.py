@@ -33,11 +33,17 @@ def test_what_a_restored_broker_lost_stays_readable(
         lost = Load((lost_mib << 20) // BODY_BYTES, BODY_BYTES)
         found = a_broker_is_restored(sidecar, scene, Load(5_000, body_bytes=500), lost)
     publish(
-        "restored broker", lost_mib=lost_mib, limit_mib=LIMIT_MIB, messages=lost.messages, equal=found.lost,
-        alert_s=round(found.alert_s, 1), stopped=found.stopped, deleted=found.deleted,
+        "restored broker",
+        lost_mib=lost_mib,
+        limit_mib=LIMIT_MIB,
+        messages=lost.messages,
+        equal=found.lost,
+        alert_s=round(found.alert_s, 1),
+        stopped=found.stopped,
+        deleted=found.deleted,
         missed=limits(
             stops_and_asks_above_the_limit_only=found.stopped == (lost_mib > LIMIT_MIB),
             an_alert_holds_at_once=found.alert_s < ALERT_S_MAX,
             nothing_is_lost=found.lost >= lost.messages * 0.99,
         ),
-    )  # fmt: skip
+    )

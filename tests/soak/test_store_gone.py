@@ -135,7 +135,8 @@ def test_the_broker_does_not_notice_and_nothing_is_lost(tmp_path: Path, minio_ur
         send_p50_us=[without.p50_us, beside.p50_us],
         send_p999_us=[without.p999_us, beside.p999_us],
         median_p99_us_of_a_second=[
-            quantile(without_by_second[WARM_UP_S:], 0.5), quantile(beside_by_second[WARM_UP_S:], 0.5),
+            quantile(without_by_second[WARM_UP_S:], 0.5),
+            quantile(beside_by_second[WARM_UP_S:], 0.5),
         ],
         budget_used_max_mib=watch.budget_used_max >> 20,
         budget_mib=watch.budget_bytes >> 20,
@@ -144,4 +145,4 @@ def test_the_broker_does_not_notice_and_nothing_is_lost(tmp_path: Path, minio_ur
         cores_meanwhile=round(cores, 3),
         caught_up_s=round(caught_up_s),
         caught_up_mb_per_s=round(megabytes / caught_up_s),
-    )  # fmt: skip
+    )

@@ -107,16 +107,24 @@ def test_400_days(tmp_path: Path) -> None:
     late_ms.sort()
     counts, kills = scene.target.counts, sum(seen[name] for name in seen if name.startswith("killed"))
     missed = limits(
-        each_once=len(counts) == count and set(counts.values()) == {1}, none_early=not early,
-        nothing_left=scene.state.timers == (), kills=kills >= knob("TIMER_KILLS", 50),
-    )  # fmt: skip
+        each_once=len(counts) == count and set(counts.values()) == {1},
+        none_early=not early,
+        nothing_left=scene.state.timers == (),
+        kills=kills >= knob("TIMER_KILLS", 50),
+    )
     scene.check()
     scene.close()
     publish(
-        "timers over virtual days", missed=missed, timers=count, days=days, kills=kills, seen=dict(seen),
-        handed_over_late=sum(ms > 0 for ms in late_ms), late_max_hours=round(late_ms[-1] / HOUR, 1),
+        "timers over virtual days",
+        missed=missed,
+        timers=count,
+        days=days,
+        kills=kills,
+        seen=dict(seen),
+        handed_over_late=sum(ms > 0 for ms in late_ms),
+        late_max_hours=round(late_ms[-1] / HOUR, 1),
         cpu_seconds=round(time.process_time() - begun_s),
-    )  # fmt: skip
+    )
 
 
 def _times(rng: Random, count: int, days: int) -> list[int]:
@@ -193,13 +201,19 @@ def test_live(version: str, tmp_path: Path, minio_url: RunningStore) -> None:
         missed = limits(
             each_once=set(found) == {*sent, *calm} and set(found.values()) == {1},
             none_early=min(late + calm_late) >= 0,
-        )  # fmt: skip
+        )
         sidecar.wait_until_archived(120)
         assert sidecar.stop() == 0
         report = verify_archive(sidecar.open_archive(), full=True)
         assert not report.anomalies and not report.counts.get("timers")
     publish(
-        f"timers beside {version}", missed=missed, timers=count, kills=kills, kills_s=round(killed_s),
-        late_ms=quantiles(late), late_ms_without_kills=quantiles(calm_late),
-        late_ms_of_the_broker_s_own=[quantiles(one) for one in own_late], load=os.getloadavg(),
-    )  # fmt: skip
+        f"timers beside {version}",
+        missed=missed,
+        timers=count,
+        kills=kills,
+        kills_s=round(killed_s),
+        late_ms=quantiles(late),
+        late_ms_without_kills=quantiles(calm_late),
+        late_ms_of_the_broker_s_own=[quantiles(one) for one in own_late],
+        load=os.getloadavg(),
+    )

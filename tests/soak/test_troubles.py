@@ -172,9 +172,10 @@ class Troubles:
         if not troubles:
             return
         config = {
-            "mappedFileSizeCommitLog": 1 << 20, "mappedFileSizeConsumeQueue": 20 * 200,
+            "mappedFileSizeCommitLog": 1 << 20,
+            "mappedFileSizeConsumeQueue": 20 * 200,
             "deleteWhen": f"{(time.localtime().tm_hour + 12) % 24:02d}",
-        }  # fmt: skip
+        }
         broker = RocketMq("5.3.3", self._directory / name, config)
         broker.start()
         self._opened.callback(broker.stop)
@@ -236,5 +237,7 @@ def test_no_trouble_looks_healthy(tmp_path: Path, minio_url: RunningStore) -> No
     publish(
         "troubles",
         missed=[*missed, *limits(at_least_25_troubles=len(rows) >= 25 or len(chosen) < len(TROUBLES))],
-        troubles=len(rows), named=len(rows) - len(missed), slowest_s=round(max(times, default=0), 1),
-    )  # fmt: skip
+        troubles=len(rows),
+        named=len(rows) - len(missed),
+        slowest_s=round(max(times, default=0), 1),
+    )

@@ -62,15 +62,25 @@ def test_two_live_writers_take_over_once_at_most(tmp_path: Path, minio_url: Runn
                 if one.process is not None and one.process.poll() is None:
                     one.kill()
     publish(
-        "two live writers", minutes=MINUTES, lag_ms=LAG_MS, outage_s=OUTAGE_S, sent=sent.acked, failed=sent.failed,
-        shown=shown, takeovers=epochs - 1, standby_behind_s=[following_s, hung_s], standby_margin_s=margin_s,
-        owner_behind_in_outage_s=outage_behind_s, standby_in_outage=standby_state,
+        "two live writers",
+        minutes=MINUTES,
+        lag_ms=LAG_MS,
+        outage_s=OUTAGE_S,
+        sent=sent.acked,
+        failed=sent.failed,
+        shown=shown,
+        takeovers=epochs - 1,
+        standby_behind_s=[following_s, hung_s],
+        standby_margin_s=margin_s,
+        owner_behind_in_outage_s=outage_behind_s,
+        standby_in_outage=standby_state,
         missed=limits(
             at_most_one_takeover=epochs <= 2,
             a_hang_below_the_lag_moves_nothing=epoch_after_hang == 1,
-            the_standby_shows_the_lag=(following_s or 0) < HANG_S / 2 <= (hung_s or 0) and margin_s is not None,
+            the_standby_shows_the_lag=(following_s or 0) < HANG_S / 2 <= (hung_s or 0)
+            and margin_s is not None,
             the_owner_shows_an_outage=(outage_behind_s or 0) >= OUTAGE_S / 2,
             the_standby_shows_an_outage=standby_state == "blocked: object store",
             nothing_lost_or_twice=sent.acked <= shown <= sent.acked + sent.failed,
         ),
-    )  # fmt: skip
+    )

@@ -47,11 +47,24 @@ def submit(client: Path, cluster: Cluster, keys: dict[str, str], *arguments: obj
     """As docs/SPARK.md has it."""
     (main,) = (client / "job").glob("lib/python3*/site-packages/rocketmq_tiered/spark/__main__.py")
     command = [
-        str(SPARK_HOME / "bin" / "spark-submit"), "--master", cluster.url, "--archives", "job.tar.gz#job",
-        "--executor-memory", "512m", "--conf", "spark.sql.shuffle.partitions=2", "--conf", "spark.ui.enabled=false",
-        "--conf", "spark.driver.host=127.0.0.1", "--conf", f"spark.local.dir={client / 'local'}",
-        str(main), *map(str, arguments),
-    ]  # fmt: skip
+        str(SPARK_HOME / "bin" / "spark-submit"),
+        "--master",
+        cluster.url,
+        "--archives",
+        "job.tar.gz#job",
+        "--executor-memory",
+        "512m",
+        "--conf",
+        "spark.sql.shuffle.partitions=2",
+        "--conf",
+        "spark.ui.enabled=false",
+        "--conf",
+        "spark.driver.host=127.0.0.1",
+        "--conf",
+        f"spark.local.dir={client / 'local'}",
+        str(main),
+        *map(str, arguments),
+    ]
     environment = BARE | keys | {"PYSPARK_PYTHON": "./job/bin/python", "HOME": str(client)}
     return subprocess.run(
         command, cwd=client, env=environment, capture_output=True, text=True, timeout=400, check=False
@@ -68,9 +81,14 @@ def sources_of(executor: Path) -> list[Path]:
 
 
 def test_the_recipe_runs_a_job_on_executors_that_have_nothing_of_the_project(
-    cluster: Cluster, client: Path, keys: dict[str, str], minio_url: RunningStore, small_archive: Path,
-    real_store: RealStore, tmp_path: Path,
-) -> None:  # fmt: skip
+    cluster: Cluster,
+    client: Path,
+    keys: dict[str, str],
+    minio_url: RunningStore,
+    small_archive: Path,
+    real_store: RealStore,
+    tmp_path: Path,
+) -> None:
     truth = [line for lines in load_truth(real_store("K"), "K", FILTER).queues.values() for line in lines]
     wanted = Counter(line["topic"] for line in truth)
     bucket = minio_url.fresh_bucket()
@@ -81,9 +99,19 @@ def test_the_recipe_runs_a_job_on_executors_that_have_nothing_of_the_project(
 
     query = "SELECT topic, count(*) AS n, count_if(bodyCrcOk) AS good FROM messages GROUP BY topic"
     child = submit(
-        client, cluster, keys, "search", f"{bucket}/archives", "--sql", query, "--json",
-        "--endpoint-url", minio_url.endpoint, "--region", REGION,
-    )  # fmt: skip
+        client,
+        cluster,
+        keys,
+        "search",
+        f"{bucket}/archives",
+        "--sql",
+        query,
+        "--json",
+        "--endpoint-url",
+        minio_url.endpoint,
+        "--region",
+        REGION,
+    )
     assert child.returncode == 0, child.stderr[-3000:]
     rows = [json.loads(line) for line in child.stdout.splitlines() if line.startswith("{")]
     found = {row["topic"]: row["n"] for row in rows}

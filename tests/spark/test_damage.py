@@ -140,9 +140,14 @@ def test_a_broker_store_is_read_as_it_is_archived_stale_checksums_and_all(
     real_store: Callable[[str], Path], tmp_path: Path
 ) -> None:
     victim, _ = copy_with_stale_checksum(real_store("B"), tmp_path / "store")
-    options = parse_options({
-        "path": str(tmp_path / "store"), "source": "store", "cluster": CLUSTER, "broker": BROKER,
-    })  # fmt: skip
+    options = parse_options(
+        {
+            "path": str(tmp_path / "store"),
+            "source": "store",
+            "cluster": CLUSTER,
+            "broker": BROKER,
+        }
+    )
     wanted = chosen(["topic", "queueId", "queueOffset"])
     schema: pa.Schema = to_arrow_schema(schema_of(wanted), timezone="UTC")
     rows = [

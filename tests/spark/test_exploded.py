@@ -58,8 +58,11 @@ def test_rows_are_what_the_consumers_got(
         row = rows[place]
         body = None if row["body"] is None else hashlib.sha256(row["body"]).hexdigest()
         assert (row["tags"], row["keys"], dict(row["properties"]), body) == (
-            item["tags"], item["keys"], item["properties"], item["bodySha256"],
-        )  # fmt: skip
+            item["tags"],
+            item["keys"],
+            item["properties"],
+            item["bodySha256"],
+        )
         assert row["innerNum"] == 1 and row["flag"] == item["flag"]
         inner += "storeSize" not in item
     assert inner > 10

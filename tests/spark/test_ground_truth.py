@@ -22,8 +22,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SPARK_COLUMNS = [
-    "brokerName", "topic", "queueId", "queueOffset", "commitLogOffset", "tags", "properties", "bodySha256", "recCrc32",
-]  # fmt: skip
+    "brokerName",
+    "topic",
+    "queueId",
+    "queueOffset",
+    "commitLogOffset",
+    "tags",
+    "properties",
+    "bodySha256",
+    "recCrc32",
+]
 
 
 @pytest.mark.parametrize("name", sweep(STORES, fast=["D", "H2", "K"], rest="integration"))

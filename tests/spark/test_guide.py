@@ -66,10 +66,14 @@ def test_the_code_runs(
     def run(code: str) -> None:
         url = in_bucket if "minio" in code else f"file://{archive}"
         places = {
-            URL: url, URL.replace("s3:", "s3a:"): in_bucket.replace("s3:", "s3a:"), "/data": str(tmp_path),
-            "http://minio:9000": minio_url.endpoint, '"us-east-1"': f'"{REGION}"',
-            '"KEY"': f'"{minio_url.access_key}"', '"SECRET"': f'"{minio_url.secret_key}"',
-        }  # fmt: skip
+            URL: url,
+            URL.replace("s3:", "s3a:"): in_bucket.replace("s3:", "s3a:"),
+            "/data": str(tmp_path),
+            "http://minio:9000": minio_url.endpoint,
+            '"us-east-1"': f'"{REGION}"',
+            '"KEY"': f'"{minio_url.access_key}"',
+            '"SECRET"': f'"{minio_url.secret_key}"',
+        }
         for place, own in places.items():
             code = code.replace(place, own)
         exec(compile(code, str(PAGE), "exec"), names)

@@ -19,9 +19,13 @@ def test_lmqs_of_a_store_directory_equal_those_of_its_broker(
     directory = real_store(name)
     truth = truth_of(directory, EVERYTHING)
     options = {
-        "path": str(directory / "store"), "source": "store", "cluster": CLUSTER, "broker": BROKER,
-        "brokerConf": str(directory / "broker.conf"), "topic": ",".join(sorted({topic for topic, _ in truth})),
-    }  # fmt: skip
+        "path": str(directory / "store"),
+        "source": "store",
+        "cluster": CLUSTER,
+        "broker": BROKER,
+        "brokerConf": str(directory / "broker.conf"),
+        "topic": ",".join(sorted({topic for topic, _ in truth})),
+    }
     found: Units = {}
     for batch in read_without_spark(options, ["topic", "queueId", "queueOffset", "commitLogOffset"]):
         for row in batch.to_pylist():

@@ -37,9 +37,13 @@ def big_archive(root: Path, log_bytes: int) -> int:
     totals = write_store(store, StoreSpec(4, 4, BODY_BYTES), log_bytes=log_bytes)
     with open_broker_store(store) as broker_store:
         Offloader(
-            broker_store, FileStore(root), OffloadIdentity("BenchCluster", "big", "soak", "backfill"),
-            OffloadSettings(), topic_filter=TopicFilter(), offsets_source=no_offsets,
-        ).run(threading.Event(), follow=False)  # fmt: skip
+            broker_store,
+            FileStore(root),
+            OffloadIdentity("BenchCluster", "big", "soak", "backfill"),
+            OffloadSettings(),
+            topic_filter=TopicFilter(),
+            offsets_source=no_offsets,
+        ).run(threading.Event(), follow=False)
     shutil.rmtree(store)
     return totals.messages
 

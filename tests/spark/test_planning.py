@@ -102,9 +102,13 @@ def test_a_large_queue_is_read_by_many_tasks(spark: SparkSession, tmp_path: Path
     counted = frame.selectExpr("*", "spark_partition_id() AS task").cache()
     try:
         tasks = {row["task"]: row["count"] for row in counted.groupBy("task").count().collect()}
-        (large,) = counted.where("brokerName = 'skewed'").selectExpr(
-            "count(*) AS rows", "count(DISTINCT queueOffset) AS offsets", "count(DISTINCT task) AS tasks"
-        ).collect()  # fmt: skip
+        (large,) = (
+            counted.where("brokerName = 'skewed'")
+            .selectExpr(
+                "count(*) AS rows", "count(DISTINCT queueOffset) AS offsets", "count(DISTINCT task) AS tasks"
+            )
+            .collect()
+        )
         assert (large["rows"], large["offsets"]) == (30_000, 30_000)
         assert large["tasks"] >= 8
         assert sum(tasks.values()) == 30_160
@@ -132,10 +136,18 @@ def test_actions_on_one_dataframe_see_one_version(
 
 
 def test_options_are_checked() -> None:
-    good = parse_options({
-        "path": "s3://b/p", "Topic": "a, b*", "MODE": "permissive", "partitionbytes": str(MIB),
-        "accessKey": "A", "secretKey": "S", "startingOffsets": "timestamp", "startingTimestamp": "20261121",
-    })  # fmt: skip
+    good = parse_options(
+        {
+            "path": "s3://b/p",
+            "Topic": "a, b*",
+            "MODE": "permissive",
+            "partitionbytes": str(MIB),
+            "accessKey": "A",
+            "secretKey": "S",
+            "startingOffsets": "timestamp",
+            "startingTimestamp": "20261121",
+        }
+    )
     assert (good.topics, good.mode, good.source) == (("a", "b*"), Mode.PERMISSIVE, Source.ARCHIVE)
     assert parse_options({"path": "/x", "source": "STORE"}).source is Source.STORE
     dated = parse_options({"path": "p", "since": "2026-11-21T02:21:48.020Z", "until": "1795227708021"})

@@ -44,10 +44,15 @@ def test_a_list_of_paths() -> None:
 
 
 def test_names_of_the_kafka_source_and_of_delta() -> None:
-    options = parse_options({
-        "path": "s3://b", "subscribe": "orders,paid_*", "maxOffsetsPerTrigger": "10", "versionAsOf": "7",
-        "endingOffsets": "latest",
-    })  # fmt: skip
+    options = parse_options(
+        {
+            "path": "s3://b",
+            "subscribe": "orders,paid_*",
+            "maxOffsetsPerTrigger": "10",
+            "versionAsOf": "7",
+            "endingOffsets": "latest",
+        }
+    )
     assert (options.topics, options.max_rows_per_trigger, options.version) == (("orders", "paid_*"), 10, 7)
     assert options.ends == {}
     assert parse_options({"path": "s3://b", "subscribePattern": "o.+s"}).wants("orders")

@@ -30,9 +30,13 @@ def test_rows_are_at_their_own_offsets(real_store: Callable[[str], Path], tmp_pa
         own = replace(settings.key_compaction, min_age_ms=-(10**12))
         options = RewriteOptions(tmp_path / "spool", 1 << 30)
         report = compact_keys(
-            store, load(store), replace(settings, key_compaction=own), options, lambda topic: topic == HOT,
+            store,
+            load(store),
+            replace(settings, key_compaction=own),
+            options,
+            lambda topic: topic == HOT,
             apply=True,
-        )  # fmt: skip
+        )
         assert report.rounds
     with rocketmq_tiered.open(url) as archive:
         expected = [

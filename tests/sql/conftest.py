@@ -33,13 +33,18 @@ def orders(tmp_path_factory: pytest.TempPathFactory) -> str:
     root = tmp_path_factory.mktemp("orders")
     builder = ArchiveBuilder(PrefixedStore(FileStore(root), "cluster/broker"))
     for part in range(4):
-        builder.commit([
-            Sent(
-                QueueKey("orders", number % 2, 0), b'{"id": %d, "amount": %d}' % (number, number % 10),
-                tags=f"t{number % 3}", keys=[f"k{number}"], stored_ms=STORED_MS + number * 60_000,
-            )
-            for number in range(part * 50, part * 50 + 50)
-        ])  # fmt: skip
+        builder.commit(
+            [
+                Sent(
+                    QueueKey("orders", number % 2, 0),
+                    b'{"id": %d, "amount": %d}' % (number, number % 10),
+                    tags=f"t{number % 3}",
+                    keys=[f"k{number}"],
+                    stored_ms=STORED_MS + number * 60_000,
+                )
+                for number in range(part * 50, part * 50 + 50)
+            ]
+        )
     bodies = b'{"id": 7}', b"no json \xff", b""
     builder.commit([Sent(QueueKey("pay-ments", 0, 0), body, stored_ms=STORED_MS) for body in bodies])
     builder.commit([Sent(QueueKey("payments", 0, 0), b'{"order": 9}', stored_ms=STORED_MS)])

@@ -57,9 +57,12 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path.endswith("/tables"):
             wanted = CreateTableRequest.model_validate_json(body)
             made = new_table_metadata(
-                wanted.table_schema, wanted.partition_spec or UNPARTITIONED_PARTITION_SPEC,
-                wanted.write_order or UNSORTED_SORT_ORDER, wanted.location or "", wanted.properties,
-            )  # fmt: skip
+                wanted.table_schema,
+                wanted.partition_spec or UNPARTITIONED_PARTITION_SPEC,
+                wanted.write_order or UNSORTED_SORT_ORDER,
+                wanted.location or "",
+                wanted.properties,
+            )
             if not wanted.stage_create:
                 self.tables[wanted.name] = made
             return self._answer(200, self._table(made))

@@ -29,9 +29,18 @@ QUESTIONS = {
     "count(DISTINCT born_time) FROM one WHERE queue_id IN (0, 1, 2) AND (tags IS NULL OR tags <> 'R0')",
 }
 COLUMNS = (
-    "queueId", "queueOffset", "storeTime", "bornTime", "storeSize", "tags", "keys", "properties", "body", "text",
+    "queueId",
+    "queueOffset",
+    "storeTime",
+    "bornTime",
+    "storeSize",
+    "tags",
+    "keys",
+    "properties",
+    "body",
+    "text",
     "topic",
-)  # fmt: skip
+)
 """What they need, in the message table's names."""
 Answers = dict[str, list[tuple[Any, ...]]]
 

@@ -55,11 +55,13 @@ def _rows(target: Path) -> Counter[tuple[str, int, int]]:
 
 
 def _grow(builder: ArchiveBuilder, day: int, count: int = 30) -> None:
-    builder.commit([
-        Sent(QueueKey(topic, number % 2, 0), b"x" * number, stored_ms=STORED_MS + day * DAY_MS)
-        for number in range(count)
-        for topic in ("orders", "a-topic-with-a-name-longer-than-statistics", "%RETRY%g")
-    ])  # fmt: skip
+    builder.commit(
+        [
+            Sent(QueueKey(topic, number % 2, 0), b"x" * number, stored_ms=STORED_MS + day * DAY_MS)
+            for number in range(count)
+            for topic in ("orders", "a-topic-with-a-name-longer-than-statistics", "%RETRY%g")
+        ]
+    )
 
 
 def test_an_iceberg_table_grows_by_batches(run: Run, tmp_path: Path) -> None:

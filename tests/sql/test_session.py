@@ -24,18 +24,34 @@ from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
 
 CONDITIONS = [
-    "queue_id = 1", "queue_id IN (0, 7)", "queue_id = 0 OR queue_id = 1", "queue_offset BETWEEN 10 AND 20",
-    "queue_offset > 90 AND queue_id <> 1", "NOT queue_id = 1 AND tags = 't1'", "tags IN ('t0', 't2')",
-    "tags LIKE 't%' AND queue_offset < 5", "tags IS NULL", "tags = 'it''s \"t1\" and (queue_id = 1)' OR queue_id = 0",
+    "queue_id = 1",
+    "queue_id IN (0, 7)",
+    "queue_id = 0 OR queue_id = 1",
+    "queue_offset BETWEEN 10 AND 20",
+    "queue_offset > 90 AND queue_id <> 1",
+    "NOT queue_id = 1 AND tags = 't1'",
+    "tags IN ('t0', 't2')",
+    "tags LIKE 't%' AND queue_offset < 5",
+    "tags IS NULL",
+    "tags = 'it''s \"t1\" and (queue_id = 1)' OR queue_id = 0",
     "store_time >= '2026-11-21 01:00:00' AND store_time < TIMESTAMPTZ '2026-11-21 02:00:00+00'",
-    "store_time > '2026-11-21 00:59:59.9995'", "store_time = '2026-11-21 00:07:00'",
-    "date_trunc('hour', store_time) = TIMESTAMP '2026-11-21 02:00:00'", "store_time::date = DATE '2026-11-21'",
-    "store_timestamp % 7 = 0 AND store_timestamp < 1795220000000", "keys = 'k17'", "text->>'$.amount' = '3'",
-    "json->>'$.amount' IN ('3', '4')", "properties['KEYS'] = 'k4'", "body = '{\"id\": 5, \"amount\": 5}'::BLOB",
-    "queue_offset IN (SELECT queue_offset FROM orders WHERE tags = 't1' AND queue_id = 0)", "store_time > now()",
+    "store_time > '2026-11-21 00:59:59.9995'",
+    "store_time = '2026-11-21 00:07:00'",
+    "date_trunc('hour', store_time) = TIMESTAMP '2026-11-21 02:00:00'",
+    "store_time::date = DATE '2026-11-21'",
+    "store_timestamp % 7 = 0 AND store_timestamp < 1795220000000",
+    "keys = 'k17'",
+    "text->>'$.amount' = '3'",
+    "json->>'$.amount' IN ('3', '4')",
+    "properties['KEYS'] = 'k4'",
+    'body = \'{"id": 5, "amount": 5}\'::BLOB',
+    "queue_offset IN (SELECT queue_offset FROM orders WHERE tags = 't1' AND queue_id = 0)",
+    "store_time > now()",
     "queue_offset IN (1, 5, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43, 45, 47, 49, 51)",
-    "tags IN ('t0', 'x\",\n  \"t1', 'a\"b')", "tags > 't1'", "commit_log_offset >= 0 AND store_size > 10",
-]  # fmt: skip
+    "tags IN ('t0', 'x\",\n  \"t1', 'a\"b')",
+    "tags > 't1'",
+    "commit_log_offset >= 0 AND store_size > 10",
+]
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +100,9 @@ def test_joins_repeats_and_temporary_tables(orders: str) -> None:
     with rocketmq_tiered.open(orders) as archive:
         archive.sql("CREATE TEMP TABLE firsts AS FROM orders SELECT queue_offset, keys WHERE queue_id = 0")
         found = archive.sql(
-            'WITH o AS (SELECT * FROM orders WHERE queue_offset < 30) SELECT count(*) FROM o a JOIN o b USING (keys) '
-            'JOIN firsts f ON f.keys = a.keys JOIN "pay-ments" p ON (p.json->>\'$.id\') = \'7\''
-        )  # fmt: skip
+            "WITH o AS (SELECT * FROM orders WHERE queue_offset < 30) SELECT count(*) FROM o a JOIN o b USING (keys) "
+            "JOIN firsts f ON f.keys = a.keys JOIN \"pay-ments\" p ON (p.json->>'$.id') = '7'"
+        )
         assert found is not None
         assert found.fetchall() == found.fetchall() == [(30,)]
         bodies = archive.sql('SELECT text, json, octet_length(body) FROM "pay-ments" ORDER BY queue_offset')

@@ -102,8 +102,21 @@ def test_an_archive_and_its_exports_answer_alike(name: str, made: Made, tmp_path
     assert all(rows for question, rows in expected.items() if question != "top keys")
     assert expected["count"][0][0] > 100
     for form in ("parquet", "iceberg"):
-        assert main(["export", url, f"file://{tmp_path}/{form}", "--format", form, "--json",
-                     "--columns", ",".join(COLUMNS)]) == 0  # fmt: skip
+        assert (
+            main(
+                [
+                    "export",
+                    url,
+                    f"file://{tmp_path}/{form}",
+                    "--format",
+                    form,
+                    "--json",
+                    "--columns",
+                    ",".join(COLUMNS),
+                ]
+            )
+            == 0
+        )
     files = sorted(map(str, (tmp_path / "parquet").rglob("*.parquet")))
     assert of_files(files, topics, since, until) == expected
     catalog = load_catalog("tiered", type="sql", uri=f"sqlite:///{tmp_path}/iceberg/catalog.db")

@@ -35,8 +35,13 @@ def test_every_message_of_a_real_store(archive_k: str, real_store: Callable[[str
                     assert row["text"] == row["body"].decode("utf-8", "replace")
                     assert dict(row["properties"]) == line["properties"]
                     assert row["store_time"].timestamp() * 1000 == pytest.approx(line["storeTimestamp"])
-                    for column, field in (("tags", "tags"), ("keys", "keys"), ("offset_msg_id", "offsetMsgId"),
-                                          ("born_host", "bornHost"), ("born_timestamp", "bornTimestamp")):  # fmt: skip
+                    for column, field in (
+                        ("tags", "tags"),
+                        ("keys", "keys"),
+                        ("offset_msg_id", "offsetMsgId"),
+                        ("born_host", "bornHost"),
+                        ("born_timestamp", "bornTimestamp"),
+                    ):
                         assert row[column] == line[field], line
             assert not rows
     assert compared == truth.messages > 200

@@ -76,7 +76,12 @@ def archived(store_path: Path, name: str) -> tuple[OffloadResult, list[Mapping[s
 
     with open_broker_store(store_path) as store:
         result = Offloader(
-            store, memory, OffloadIdentity(CLUSTER, BROKER, "test", "backfill"), SMALL,
-            topic_filter=FILTER, offsets_source=no_offsets, environment=Environment(log=log),
-        ).run(threading.Event(), follow=False)  # fmt: skip
+            store,
+            memory,
+            OffloadIdentity(CLUSTER, BROKER, "test", "backfill"),
+            SMALL,
+            topic_filter=FILTER,
+            offsets_source=no_offsets,
+            environment=Environment(log=log),
+        ).run(threading.Event(), follow=False)
     return result, said, PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))

@@ -30,9 +30,15 @@ class Bench:
         self.closed: DoubleBuffer[LogBatch] = DoubleBuffer(capacity=count)
         self.feed = LogFeed(self.log, QueueTable(), TopicFilter(), delay_levels_ms=None)
         self.dispatcher = TieredDispatcher(
-            self.feed, self.pool, self.closed, start_phys=0, batch_bytes=batch_bytes, batch_age_ms=age_ms,
-            range_bytes_max=FILE_BYTES, clock_ms=lambda: self.now_ms,
-        )  # fmt: skip
+            self.feed,
+            self.pool,
+            self.closed,
+            start_phys=0,
+            batch_bytes=batch_bytes,
+            batch_age_ms=age_ms,
+            range_bytes_max=FILE_BYTES,
+            clock_ms=lambda: self.now_ms,
+        )
 
     def write(self, count: int, *, topic: bytes = b"t", body_bytes: int = 100) -> None:
         """Append records; a full file ends with the blank marker."""

@@ -49,11 +49,14 @@ class JoinedScene:
         queues = [*QUEUES, *QUEUES, *OTHERS]
         sent = [
             Sent(
-                queue := self.random.choice(queues), self.random.randbytes(60), keys=[str(self.random.random())],
-                lmq=[LMQ] if queue == QUEUES[0] else [], inner_num=2 if queue == QUEUES[1] else 1,
+                queue := self.random.choice(queues),
+                self.random.randbytes(60),
+                keys=[str(self.random.random())],
+                lmq=[LMQ] if queue == QUEUES[0] else [],
+                inner_num=2 if queue == QUEUES[1] else 1,
             )
             for _ in range(self.random.randint(1, 3))
-        ]  # fmt: skip
+        ]
         state = self.builder.commit(sent)
         self.ends.append((state.version, state.cursor.phys))
         return state
@@ -89,9 +92,16 @@ class JoinedScene:
     def owner(self, store: ObjectStore) -> CatalogWriter:
         """The archive's writer after a restart."""
         return CatalogWriter(
-            store, cluster="cluster", broker="broker", instance="test", kind="run", clock_ms=lambda: NOW_MS,
-            limits=self.limits, random=random.Random(2), wait=lambda _seconds: None,
-        )  # fmt: skip
+            store,
+            cluster="cluster",
+            broker="broker",
+            instance="test",
+            kind="run",
+            clock_ms=lambda: NOW_MS,
+            limits=self.limits,
+            random=random.Random(2),
+            wait=lambda _seconds: None,
+        )
 
     def diverge(self, version: int, phys: int, store: ObjectStore | None = None) -> CatalogState:
         """The owner claims the archive and begins a log history at ``phys``, through ``store``."""
@@ -124,9 +134,13 @@ class JoinedScene:
     def collect(self, *, diverged_grace_ms: int = 0) -> list[str]:
         """Garbage collection without grace."""
         return run_gc(
-            self.store, load(self.store), apply=True, grace_ms=0, diverged_grace_ms=diverged_grace_ms,
+            self.store,
+            load(self.store),
+            apply=True,
+            grace_ms=0,
+            diverged_grace_ms=diverged_grace_ms,
             clock=lambda: self.store.clock_ms() + 10,
-        ).delete  # fmt: skip
+        ).delete
 
     def check(self) -> None:
         """The archive is sound, and queues have what was sent."""

@@ -23,8 +23,9 @@ class LivingBroker:
         """Lag of the dispatch; None: not reported."""
         self._process = subprocess.Popen(
             [sys.executable, "-c", HOLD_LOCK, str(store / "lock")],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"held\n"
 
@@ -40,5 +41,10 @@ class LivingBroker:
 def offloader_of(store: object, memory: MemoryStore, broker: LivingBroker) -> Offloader:
     identity = OffloadIdentity(CLUSTER, BROKER, "test", "run")
     return Offloader(
-        store, memory, identity, SMALL, topic_filter=FILTER, offsets_source=broker.offsets  # type: ignore[arg-type]
-    )  # fmt: skip
+        store,
+        memory,
+        identity,
+        SMALL,
+        topic_filter=FILTER,
+        offsets_source=broker.offsets,  # type: ignore[arg-type]
+    )

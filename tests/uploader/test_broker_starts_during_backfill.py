@@ -30,8 +30,13 @@ def test_a_backfill_takes_nothing_that_a_broker_appends(
         pytest.raises(UnavailableError, match="a broker was started"),
     ):
         Offloader(
-            store, memory, OffloadIdentity(CLUSTER, BROKER, "test", "backfill"), SMALL,
-            topic_filter=FILTER, offsets_source=no_offsets, environment=Environment(committed=lambda _: broker.start()),
-        ).run(threading.Event(), follow=False)  # fmt: skip
+            store,
+            memory,
+            OffloadIdentity(CLUSTER, BROKER, "test", "backfill"),
+            SMALL,
+            topic_filter=FILTER,
+            offsets_source=no_offsets,
+            environment=Environment(committed=lambda _: broker.start()),
+        ).run(threading.Event(), follow=False)
     state = load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)))
     assert 0 < state.cursor.phys <= end_phys

@@ -38,9 +38,14 @@ def write(store: Path, memory: MemoryStore, kind: str, rules: Mapping[str, Any])
         stop.set()
     with open_broker_store(store) as opened:
         Offloader(
-            opened, memory, OffloadIdentity(CLUSTER, BROKER, "test", kind), SMALL,
-            topic_filter=FILTER, offsets_source=no_offsets, options=ObjectOptions(rules_document=rules),
-        ).run(stop, follow=kind == "run")  # fmt: skip
+            opened,
+            memory,
+            OffloadIdentity(CLUSTER, BROKER, "test", kind),
+            SMALL,
+            topic_filter=FILTER,
+            offsets_source=no_offsets,
+            options=ObjectOptions(rules_document=rules),
+        ).run(stop, follow=kind == "run")
 
 
 def rules_of(memory: MemoryStore) -> object:

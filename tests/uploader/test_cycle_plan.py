@@ -122,10 +122,14 @@ def test_an_excluded_row_leaves_a_gap_in_its_queue_and_in_lmqs() -> None:
 def test_inner_batches_count_by_inner_num() -> None:
     batch = properties((b"INNER_BASE", b"10"), (b"INNER_NUM", b"4"))
     writer = Writer()
-    plan = writer.plan_and_apply([
-        message(b"a", 10, sys_flag=0x80, properties=batch), message(b"a", 14, sys_flag=0x80,
-        properties=properties((b"INNER_BASE", b"14"), (b"INNER_NUM", b"2"))),
-    ])  # fmt: skip
+    plan = writer.plan_and_apply(
+        [
+            message(b"a", 10, sys_flag=0x80, properties=batch),
+            message(
+                b"a", 14, sys_flag=0x80, properties=properties((b"INNER_BASE", b"14"), (b"INNER_NUM", b"2"))
+            ),
+        ]
+    )
     assert runs_of(plan) == {QueueKey("a", 0, 0): [(10, 16)]}
     assert plan.objects[0].runs["kind"].tolist() == [RunKind.BATCH]
     assert plan.objects[0].runs["rows"].tolist() == [2]
@@ -190,9 +194,16 @@ def test_a_queue_of_own_records_and_of_references_stays_in_log_order() -> None:
     """A producer may send to an LMQ's name directly: out of order the catalog refuses the cycle, and archiving ends."""
     writer = Writer()
     own = [message(b"%LMQ%x", offset) for offset in (7, 9, 0)]
-    plan = writer.plan_and_apply([
-        own[0], in_lmq(b"p", 0, 8), own[1], in_lmq(b"p", 1, 10), own[2], in_lmq(b"p", 2, 1),
-    ])  # fmt: skip
+    plan = writer.plan_and_apply(
+        [
+            own[0],
+            in_lmq(b"p", 0, 8),
+            own[1],
+            in_lmq(b"p", 1, 10),
+            own[2],
+            in_lmq(b"p", 2, 1),
+        ]
+    )
     found = runs_of(plan)
     assert found[QueueKey("%LMQ%x", 0, 0)] == [(7, 11)]
     assert found[QueueKey("%LMQ%x", 0, 1)] == [(0, 2)]
@@ -281,11 +292,15 @@ def test_a_reverted_plan_can_be_planned_again() -> None:
 @settings(max_examples=examples(150), deadline=None)
 @given(
     st.lists(
-        st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["next", "next", "next", "jump", "reset"]),
-                           st.booleans()), max_size=25),
+        st.lists(
+            st.tuples(
+                st.integers(0, 3), st.sampled_from(["next", "next", "next", "jump", "reset"]), st.booleans()
+            ),
+            max_size=25,
+        ),
         max_size=5,
     )
-)  # fmt: skip
+)
 def test_every_row_lands_in_exactly_one_run_whatever_the_log_says(
     cycles: list[list[tuple[int, str, bool]]],
 ) -> None:

@@ -71,17 +71,30 @@ class Bench:
         self.pool = LogBatchPool(batch_bytes=1 << 20, count=4)
         self.closed: DoubleBuffer[LogBatch] = DoubleBuffer(capacity=4)
         self.context = UploadContext(
-            archive=data or archive, writer=self.writer,
+            archive=data or archive,
+            writer=self.writer,
             planner=CyclePlanner(self.table, self.tails, split_bytes=1),
-            header_check=HeaderCheck(self.table, lambda: None, CommitLog([])), tails=self.tails, pool=self.pool,
-            codec=BlockCodec(), policy=AttemptPolicy(timeout_ms_min=200, timeout_ms_max=200, backoff_ms_first=1),
-            cluster="c", broker="b", writer_name="i", clock_ms=lambda: 1_700_000_000_000,
-            monotonic_s=time.monotonic, jitter=lambda: 0.0, claim=lambda: None, log=lambda _message, _fields: None,
-        )  # fmt: skip
+            header_check=HeaderCheck(self.table, lambda: None, CommitLog([])),
+            tails=self.tails,
+            pool=self.pool,
+            codec=BlockCodec(),
+            policy=AttemptPolicy(timeout_ms_min=200, timeout_ms_max=200, backoff_ms_first=1),
+            cluster="c",
+            broker="b",
+            writer_name="i",
+            clock_ms=lambda: 1_700_000_000_000,
+            monotonic_s=time.monotonic,
+            jitter=lambda: 0.0,
+            claim=lambda: None,
+            log=lambda _message, _fields: None,
+        )
         self.uploader = CycleUploader(
-            self.context, self.closed, upload_threads=threads, extend=lambda _batch: False,
+            self.context,
+            self.closed,
+            upload_threads=threads,
+            extend=lambda _batch: False,
             state_archive=BrokerStateArchive(archive, dict),
-        )  # fmt: skip
+        )
         self.phys = 0
 
     def close_batch(self, messages: Sequence[Message], *, is_damaged: bool = False) -> None:

@@ -8,8 +8,13 @@ from uploader.follow import Every
 def test_once_per_period_and_the_first_time_at_once() -> None:
     every = Every(100)
     assert [every.is_due(now_ms) for now_ms in (50, 51, 149, 150, 151, 1000)] == [
-        True, False, False, True, False, True,
-    ]  # fmt: skip
+        True,
+        False,
+        False,
+        True,
+        False,
+        True,
+    ]
 
 
 def test_a_clock_that_is_set_back_stops_nothing() -> None:

@@ -36,9 +36,13 @@ def test_messages_do_not_wait_for_the_brokers_tables(real_store: Callable[[str],
     )
     with open_broker_store(real_store("F") / "store") as store:
         offloader = Offloader(
-            store, stalling, OffloadIdentity(CLUSTER, BROKER, "test", "run"), SMALL,
-            topic_filter=FILTER, offsets_source=no_offsets,
-        )  # fmt: skip
+            store,
+            stalling,
+            OffloadIdentity(CLUSTER, BROKER, "test", "run"),
+            SMALL,
+            topic_filter=FILTER,
+            offsets_source=no_offsets,
+        )
         thread = threading.Thread(target=offloader.run, args=(stop,), kwargs={"follow": True})
         thread.start()
         deadline_s = time.monotonic() + TIMEOUT_S / 2
@@ -82,9 +86,14 @@ def follow_to_the_end(
     stop = threading.Event()
     with open_broker_store(store) as opened:
         offloader = Offloader(
-            opened, memory, OffloadIdentity(CLUSTER, BROKER, "test", "run"), replace(SMALL, batch_age_ms=100),
-            topic_filter=FILTER, offsets_source=broker.offsets, pins=pins,
-        )  # fmt: skip
+            opened,
+            memory,
+            OffloadIdentity(CLUSTER, BROKER, "test", "run"),
+            replace(SMALL, batch_age_ms=100),
+            topic_filter=FILTER,
+            offsets_source=broker.offsets,
+            pins=pins,
+        )
         thread = threading.Thread(target=offloader.run, args=(stop,), kwargs={"follow": True})
         thread.start()
         deadline_s = time.monotonic() + TIMEOUT_S / 3

@@ -183,10 +183,14 @@ def judged(
     ordinals = [table.ordinal(topic, queue_id) for topic, queue_id, _ in claims]
     count = len(claims)
     columns = SimpleNamespace(
-        rows=count, phys=BEGIN_PHYS + RECORD_BYTES * np.arange(count), size=np.full(count, RECORD_BYTES, np.int32),
-        queue=np.array(ordinals, np.int32), queue_offset=np.array([offset for *_, offset in claims]),
-        inner_num=np.ones(count, np.int32), flags=np.zeros(count, np.uint32),
-    )  # fmt: skip
+        rows=count,
+        phys=BEGIN_PHYS + RECORD_BYTES * np.arange(count),
+        size=np.full(count, RECORD_BYTES, np.int32),
+        queue=np.array(ordinals, np.int32),
+        queue_offset=np.array([offset for *_, offset in claims]),
+        inner_num=np.ones(count, np.int32),
+        flags=np.zeros(count, np.uint32),
+    )
 
     def read(phys: int, _count: int) -> bytes:
         return struct.pack(">12xi4xq", *claims[(phys - BEGIN_PHYS) // RECORD_BYTES][1:])
@@ -209,8 +213,12 @@ def test_a_unit_left_over_from_another_history_of_the_log_is_no_contradiction() 
     """Of another queue at another offset, or in more than one byte: no flipped byte makes one of the other."""
     claims = [("other", 0, 50), ("other", 0, 51)]
     for name, offset in (
-        (("quiet", 0), 9), (("quiet", 3), 51), (("others", 0), 51), (("other", 0x101), 51), (("other", 0), 0x133),
-    ):  # fmt: skip
+        (("quiet", 0), 9),
+        (("quiet", 3), 51),
+        (("others", 0), 51),
+        (("other", 0x101), 51),
+        (("other", 0), 0x133),
+    ):
         assert judged(claims, {name: {offset: 1}}, {"other": UNKNOWN}) == [], name
 
 

@@ -57,17 +57,23 @@ A, B = QueueKey("a", 0, 0), QueueKey("b", 3, 0)
 def builder_of(store: ObjectStore, writer: CatalogWriter, **settings: Any) -> IndexBuilder:
     """A builder with small bounds."""
     return IndexBuilder(
-        store, writer, IndexSettings(**{"unindexed_objects_max": 4, "day_files_max": 3} | settings),
-        clock_ms=lambda: NOW_MS, log=lambda *_: None, random_source=random.Random(next(_seeds)),
-    )  # fmt: skip
+        store,
+        writer,
+        IndexSettings(**{"unindexed_objects_max": 4, "day_files_max": 3} | settings),
+        clock_ms=lambda: NOW_MS,
+        log=lambda *_: None,
+        random_source=random.Random(next(_seeds)),
+    )
 
 
 def commit(archive: ArchiveBuilder, number: int) -> None:
     """Two messages with keys of their own and one they share."""
-    archive.commit([
-        Sent(A, b"a%d" % number, keys=(f"a-{number}", "shared")),
-        Sent(B, b"b%d" % number, keys=(f"b-{number}",)),
-    ])  # fmt: skip
+    archive.commit(
+        [
+            Sent(A, b"a%d" % number, keys=(f"a-{number}", "shared")),
+            Sent(B, b"b%d" % number, keys=(f"b-{number}",)),
+        ]
+    )
 
 
 def found(store: ObjectStore, topic: str, key: str) -> list[bytes]:
@@ -224,9 +230,14 @@ def test_a_crash_at_each_request_leaves_a_whole_archive() -> None:
             with pytest.raises(CrashError):
                 run_until_crash(store)
             writer = CatalogWriter(
-                memory, cluster="cluster", broker="broker", instance="test", kind="run",
-                clock_ms=lambda: NOW_MS, wait=lambda seconds: None,
-            )  # fmt: skip
+                memory,
+                cluster="cluster",
+                broker="broker",
+                instance="test",
+                kind="run",
+                clock_ms=lambda: NOW_MS,
+                wait=lambda seconds: None,
+            )
             writer.claim()
             builder_of(memory, writer).run_to_end(threading.Event())
             assert not builder_of(memory, writer).is_due(is_final=True)
@@ -384,11 +395,13 @@ class Damaged:
 
     def builder(self, **settings: Any) -> IndexBuilder:
         return IndexBuilder(
-            self.store, self.archive.writer,
+            self.store,
+            self.archive.writer,
             IndexSettings(**{"unindexed_objects_max": 4, "day_files_max": 3} | settings),
-            clock_ms=lambda: NOW_MS, log=lambda _, fields: self.said.append(fields),
+            clock_ms=lambda: NOW_MS,
+            log=lambda _, fields: self.said.append(fields),
             random_source=random.Random(next(_seeds)),
-        )  # fmt: skip
+        )
 
     def check_others(self) -> None:
         """Nothing else suffers."""
@@ -509,11 +522,13 @@ class Indexed:
 
     def builder(self, **settings: Any) -> IndexBuilder:
         return IndexBuilder(
-            self.store, self.archive.writer,
+            self.store,
+            self.archive.writer,
             IndexSettings(**{"unindexed_objects_max": 2, "day_files_max": 3} | settings),
-            clock_ms=lambda: NOW_MS, log=lambda message, fields: self.said.append((message, fields)),
+            clock_ms=lambda: NOW_MS,
+            log=lambda message, fields: self.said.append((message, fields)),
             random_source=random.Random(next(_seeds)),
-        )  # fmt: skip
+        )
 
     def damage(self, key: str, what: str) -> None:
         data = self.store.get(key)

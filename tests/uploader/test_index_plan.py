@@ -145,9 +145,10 @@ def test_merging_ends_with_few_files(
         assert refs[first : first + len(merging)] == merging
         assert len({found.end_ms // DAY_MS for found in merging}) == 1
         merged = merging[-1]._replace(
-            key=f"{merging[0].key}+", level=1 + max(found.level for found in merging),
+            key=f"{merging[0].key}+",
+            level=1 + max(found.level for found in merging),
             size_bytes=sum(found.size_bytes for found in merging),
-        )  # fmt: skip
+        )
         refs[first : first + len(merging)] = [merged]
     else:
         raise AssertionError("merging does not end")

@@ -149,9 +149,7 @@ class Asked:
     def __init__(self, *messages: Message) -> None:
         log = np.frombuffer(build_log(messages, 1 << 20), np.uint8)
         self.table, self.columns = QueueTable(), RecordColumns(1, 1, 1)
-        scan_log(
-            log, 0, len(log), 1 << 20, 1 << 40, self.table, self.columns, delay_levels_ms=None
-        )  # fmt: skip
+        scan_log(log, 0, len(log), 1 << 20, 1 << 40, self.table, self.columns, delay_levels_ms=None)
         self.table.admitted[:] = 1
         self.index: PlayedUnits | None = None
 
@@ -211,8 +209,10 @@ def test_places_are_those_of_the_units_not_those_that_were_counted() -> None:
 def test_a_record_of_an_earlier_generation_of_the_queue_is_believed() -> None:
     log = Asked(named("t", "%LMQ%a", "1"), named("t", "%LMQ%a", "0"), named("t", "%LMQ%a", "1"))
     assert log.made({("%LMQ%a", 0): {0: 1, 1: 2}}) == [
-        (0, "%LMQ%a", 0, 1), (1, "%LMQ%a", 0, 0), (2, "%LMQ%a", 0, 1),
-    ]  # fmt: skip
+        (0, "%LMQ%a", 0, 1),
+        (1, "%LMQ%a", 0, 0),
+        (2, "%LMQ%a", 0, 1),
+    ]
 
 
 def test_a_copied_name_in_a_queue_of_others_is_no_entry() -> None:
@@ -270,8 +270,11 @@ def test_what_the_broker_last_said_of_its_configuration_is_kept(tmp_path: Path) 
 def test_offsets_that_lie_far_apart_are_looked_up_one_by_one() -> None:
     """A record may claim any offset: units between are not read, and one that is not there is no new generation."""
     log = Asked(
-        named("t", "%LMQ%a", "0"), named("copied", "%LMQ%a", f"{1 << 58}"), named("t", "%LMQ%a,%LMQ%a", "1,1"),
-        named("%RETRY%g", "%LMQ%a", "1"), named("t", "%LMQ%a", "3"),
-    )  # fmt: skip
+        named("t", "%LMQ%a", "0"),
+        named("copied", "%LMQ%a", f"{1 << 58}"),
+        named("t", "%LMQ%a,%LMQ%a", "1,1"),
+        named("%RETRY%g", "%LMQ%a", "1"),
+        named("t", "%LMQ%a", "3"),
+    )
     assert [offset for *_, offset in log.made({("%LMQ%a", 0): {0: 0, 1: 2, 2: 4}})] == [0, 1, 2]
     assert [offset for *_, offset in log.made()] == [0, 1 << 58, 1, 2]

@@ -25,10 +25,20 @@ HEAD = LogHead({("a", 0): 60, ("b", 1): 7}, 1_000, "10.0.0.1:10911")
 TABLE = [
     (LogFacts(Shared.END), RUN, Step.CONTINUE, ""),
     (LogFacts(Shared.END_DELETED), RUN, Step.CONTINUE, ""),
-    (LogFacts(Shared.END_DELETED, misfit="it is older"), RUN, Step.STOP, "no bytes in common with the archive, and"),
+    (
+        LogFacts(Shared.END_DELETED, misfit="it is older"),
+        RUN,
+        Step.STOP,
+        "no bytes in common with the archive, and",
+    ),
     (LogFacts(Shared.END_DELETED, misfit="it is older"), BACKFILL, Step.STOP, "it is older"),
     (LogFacts(Shared.EARLIER, lost_bytes=100), RUN, Step.NEW_HISTORY, ""),
-    (LogFacts(Shared.EARLIER, lost_bytes=101), RUN, Step.STOP, r"101 bytes, more than archive.truncate_max_bytes"),
+    (
+        LogFacts(Shared.EARLIER, lost_bytes=101),
+        RUN,
+        Step.STOP,
+        r"101 bytes, more than archive.truncate_max_bytes",
+    ),
     (LogFacts(Shared.EARLIER, lost_bytes=101), BACKFILL, Step.NEW_HISTORY, ""),
     (LogFacts(Shared.EARLIER, is_older_copy=True), BACKFILL, Step.STOP, "an older copy"),
     (LogFacts(Shared.EARLIER_DELETED, lost_bytes=1), RUN, Step.NEW_HISTORY, ""),
@@ -36,7 +46,7 @@ TABLE = [
     (LogFacts(Shared.EARLIER_DELETED, misfit="it is older"), RUN, Step.STOP, "it is older"),
     (LogFacts(Shared.NOTHING), RUN, Step.STOP, "shares nothing"),
     (LogFacts(Shared.NOTHING), BACKFILL, Step.STOP, "shares nothing"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("facts", "limits", "step", "why"), TABLE)
@@ -64,10 +74,13 @@ MISFITS = [
     (LogHead({("a", 0): 50, ("new", 0): 0}, 1_000, "10.0.0.1:10911"), ""),
     (LogHead(), "no record"),
     (LogHead(HEAD.begins, 999, HEAD.host), "older than the archive's newest"),
-    (LogHead(HEAD.begins, 1_000, "10.0.0.2:10911"), "are of 10.0.0.2:10911, but those of the archive of 10.0.0.1"),
+    (
+        LogHead(HEAD.begins, 1_000, "10.0.0.2:10911"),
+        "are of 10.0.0.2:10911, but those of the archive of 10.0.0.1",
+    ),
     (LogHead({("c", 0): 0}, 1_000, HEAD.host), "none of the archive's queues"),
     (LogHead({("a", 0): 49, ("b", 1): 7}, 1_000, HEAD.host), "a queue 0 begins at 49 there, and ends at 50"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("head", "why"), MISFITS)

@@ -61,9 +61,14 @@ def started(
         is_idle=True, commit_metadata=commit_metadata, next_attempt=lambda: 2, has_new_settings=lambda: False
     )
     commits = MetadataCommits(
-        broker, made, uploader, tables,  # type: ignore[arg-type]
-        claim=lambda: None, log=lambda message, fields: None, wait=lambda seconds: None,
-    )  # fmt: skip
+        broker,
+        made,
+        uploader,
+        tables,  # type: ignore[arg-type]
+        claim=lambda: None,
+        log=lambda message, fields: None,
+        wait=lambda seconds: None,
+    )
     return commits, hidden
 
 

@@ -56,17 +56,26 @@ def store(real_store: Callable[[str], Path], tmp_path: Path) -> Path:
 
 def offloader_of(store: BrokerStore, archive: ObjectStore, disk: Disk) -> Offloader:
     return Offloader(
-        store, archive, OffloadIdentity(CLUSTER, BROKER, "mine", "run"), SMALL,
-        topic_filter=FILTER, offsets_source=no_offsets, pins=disk.keeper,
-    )  # fmt: skip
+        store,
+        archive,
+        OffloadIdentity(CLUSTER, BROKER, "mine", "run"),
+        SMALL,
+        topic_filter=FILTER,
+        offsets_source=no_offsets,
+        pins=disk.keeper,
+    )
 
 
 def test_a_standby_keeps_no_pin_on_a_full_disk(store: Path, tmp_path: Path) -> None:
     memory, disk = MemoryStore("memory://standby"), Disk(tmp_path)
     CatalogWriter(
         PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)),
-        cluster=CLUSTER, broker=BROKER, instance="other", kind="run", clock_ms=lambda: 1,
-    ).claim()  # fmt: skip
+        cluster=CLUSTER,
+        broker=BROKER,
+        instance="other",
+        kind="run",
+        clock_ms=lambda: 1,
+    ).claim()
     with open_broker_store(store, pinned=disk.keeper.files) as broker_store:
         disk.keeper.step(broker_store.commit_log.files, 0)
         pinned = disk.pins

@@ -26,10 +26,14 @@ def test_archived_files_are_let_go(real_store: Callable[[str], Path], tmp_path: 
     pins = PinKeeper([tmp_path / "pins"], PinLimits(0.999, 0.9999))
     with open_broker_store(tmp_path / "store", pinned=pins.files) as store:
         offloader = Offloader(
-            store, MemoryStore("memory://pins-at-the-end"), OffloadIdentity(CLUSTER, BROKER, "test", "run"),
+            store,
+            MemoryStore("memory://pins-at-the-end"),
+            OffloadIdentity(CLUSTER, BROKER, "test", "run"),
             replace(SMALL, batch_age_ms=100),
-            topic_filter=FILTER, offsets_source=no_offsets, pins=pins,
-        )  # fmt: skip
+            topic_filter=FILTER,
+            offsets_source=no_offsets,
+            pins=pins,
+        )
         thread = threading.Thread(target=offloader.run, args=(stop,), kwargs={"follow": True})
         thread.start()
         deadline_s = time.monotonic() + 60

@@ -75,9 +75,14 @@ def follow_a_while(
     stop = threading.Event()
     with open_broker_store(directory) as store:
         offloader = Offloader(
-            store, memory, OffloadIdentity(CLUSTER, BROKER, "test", "run"), SETTINGS,
-            topic_filter=FILTER, offsets_source=no_offsets, log_limits=limits,
-        )  # fmt: skip
+            store,
+            memory,
+            OffloadIdentity(CLUSTER, BROKER, "test", "run"),
+            SETTINGS,
+            topic_filter=FILTER,
+            offsets_source=no_offsets,
+            log_limits=limits,
+        )
         thread = threading.Thread(target=offloader.run, args=(stop,), kwargs={"follow": True})
         thread.start()
         deadline_s = time.monotonic() + 60
@@ -109,9 +114,14 @@ def test_a_run_beside_a_much_shorter_log_stops_and_one_beside_a_little_shorter_c
         lost_bytes = before.cursor.phys - store.commit_log.max_file_end
     with open_broker_store(tmp_path / "copy") as store:
         offloader = Offloader(
-            store, memory, OffloadIdentity(CLUSTER, BROKER, "test", "run"), SETTINGS,
-            topic_filter=FILTER, offsets_source=no_offsets, log_limits=LogLimits(truncate_max_bytes=lost_bytes // 2),
-        )  # fmt: skip
+            store,
+            memory,
+            OffloadIdentity(CLUSTER, BROKER, "test", "run"),
+            SETTINGS,
+            topic_filter=FILTER,
+            offsets_source=no_offsets,
+            log_limits=LogLimits(truncate_max_bytes=lost_bytes // 2),
+        )
         with pytest.raises(
             LogDivergedError, match=r"more than archive.truncate_max_bytes .*archive.replace_log"
         ):
@@ -197,9 +207,14 @@ def test_long_history_costs_a_new_disk_few_requests(
     counted = FaultStore(memory)
     with open_broker_store(tmp_path / "store") as store:
         offloader = Offloader(
-            store, counted, OffloadIdentity(CLUSTER, BROKER, "test", "run"), SETTINGS,
-            topic_filter=FILTER, offsets_source=no_offsets, log_limits=LogLimits(replace_log=True),
-        )  # fmt: skip
+            store,
+            counted,
+            OffloadIdentity(CLUSTER, BROKER, "test", "run"),
+            SETTINGS,
+            topic_filter=FILTER,
+            offsets_source=no_offsets,
+            log_limits=LogLimits(replace_log=True),
+        )
         assert offloader._owner.open(claim_now=True) == 0
     operations = Counter(request.operation for request in counted.requests)
     assert operations.total() < COMMITS // 10, operations

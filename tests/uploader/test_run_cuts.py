@@ -298,8 +298,10 @@ def test_a_floor_inside_a_run_stays_above_the_cut(scenes: dict[tuple[str, int], 
     phys = np.where(runs["min_phys"] < run["end_phys"], runs["end_phys"], runs["min_phys"])
     rows = RunCuts(scene.store).rows(
         page.chunk.object_keys[int(page.chunk.objects["key"][run["object"]])],
-        page.chunk.objects[run["object"]], page.queues[int(run["queue"])], run,
-    )  # fmt: skip
+        page.chunk.objects[run["object"]],
+        page.queues[int(run["queue"])],
+        run,
+    )
     at = int(np.flatnonzero(runs == run)[0])
     phys[at] = rows.phys[2]
     for floor, expected in ((0, 2), (int(rows.queue_offset[2]) - 1, 2), (int(rows.queue_offset[2]), 0)):

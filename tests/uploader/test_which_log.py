@@ -60,10 +60,16 @@ def follow(
     stop.set()
     with open_broker_store(store) as opened:
         Offloader(
-            opened, memory, OffloadIdentity(CLUSTER, BROKER, instance, "run"), SMALL,
-            topic_filter=FILTER, offsets_source=no_offsets, log_limits=limits, environment=environment,
+            opened,
+            memory,
+            OffloadIdentity(CLUSTER, BROKER, instance, "run"),
+            SMALL,
+            topic_filter=FILTER,
+            offsets_source=no_offsets,
+            log_limits=limits,
+            environment=environment,
             take_over=take_over,
-        ).run(stop, follow=True)  # fmt: skip
+        ).run(stop, follow=True)
 
 
 def state_of(memory: MemoryStore) -> CatalogState:
@@ -147,9 +153,13 @@ def test_a_disk_that_is_not_mounted_is_waited_for(
         shutil.rmtree(broker.path / "commitlog")
         (broker.path / "commitlog").mkdir()
         offloader = Offloader(
-            opened, memory, OffloadIdentity(CLUSTER, BROKER, "test", "run"), SMALL,
-            topic_filter=FILTER, offsets_source=no_offsets,
-        )  # fmt: skip
+            opened,
+            memory,
+            OffloadIdentity(CLUSTER, BROKER, "test", "run"),
+            SMALL,
+            topic_filter=FILTER,
+            offsets_source=no_offsets,
+        )
         with pytest.raises(UnavailableError, match="no commitlog file"):
             offloader.run(threading.Event(), follow=True)
     assert shown(memory) == {"orders": 200}
@@ -177,8 +187,14 @@ def test_a_sidecar_that_was_away_longer_than_the_broker_keeps_files_continues_au
     ],
 )
 def test_a_log_that_begins_above_the_archives_end_must_fit(
-    broker: SmallBroker, memory: MemoryStore, tmp_path: Path, port: int, first_offset: int, store_ms: int, why: str
-) -> None:  # fmt: skip
+    broker: SmallBroker,
+    memory: MemoryStore,
+    tmp_path: Path,
+    port: int,
+    first_offset: int,
+    store_ms: int,
+    why: str,
+) -> None:
     backfill(broker.path, memory)
     other = SmallBroker(
         tmp_path / "other", port=port, start_phys=1 << 20, first_offset=first_offset, store_ms=store_ms
@@ -232,9 +248,13 @@ def test_stores_of_two_brokers_with_the_same_names_are_not_mixed(
 def idle_owner(memory: MemoryStore) -> int:
     """Another sidecar claims the archive and is idle; its epoch."""
     made = CatalogWriter(
-        PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)), cluster=CLUSTER, broker=BROKER, instance="owner",
-        kind="run", clock_ms=lambda: STARTED_MS,
-    )  # fmt: skip
+        PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)),
+        cluster=CLUSTER,
+        broker=BROKER,
+        instance="owner",
+        kind="run",
+        clock_ms=lambda: STARTED_MS,
+    )
     return made.claim(take_over=True).epoch
 
 

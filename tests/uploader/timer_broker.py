@@ -29,7 +29,12 @@ class TimerBroker(SmallBroker):
 
     def _record(self, topic: str, offset: int, text: str) -> bytes:
         message = Message(
-            topic.encode(), 0, offset, f"{text} {offset}".encode(), getattr(self, "_properties", b""),
-            getattr(self, "_sys_flag", 0), self.store_ms,
-        )  # fmt: skip
+            topic.encode(),
+            0,
+            offset,
+            f"{text} {offset}".encode(),
+            getattr(self, "_properties", b""),
+            getattr(self, "_sys_flag", 0),
+            self.store_ms,
+        )
         return encode(message, self.phys)

@@ -21,12 +21,16 @@ from tiered.formats.run_part import RunPart
 from tiered.kernels.record_fields import Number, record_fields
 from tiered.model.tables import Table, concatenated, picked
 
-ENTRY_DTYPE: Final = np.dtype([
-    ("high", "<u8"), ("low", "<u8"),  # MD5 of KEYS
-    ("offset", "<i8"), ("size", "<i4"),
-    ("is_tombstone", "u1"),           # the body is empty: the key was deleted
-    ("has_key", "u1"),
-])  # fmt: skip
+ENTRY_DTYPE: Final = np.dtype(
+    [
+        ("high", "<u8"),
+        ("low", "<u8"),  # MD5 of KEYS
+        ("offset", "<i8"),
+        ("size", "<i4"),
+        ("is_tombstone", "u1"),  # the body is empty: the key was deleted
+        ("has_key", "u1"),
+    ]
+)
 """A message; ``size`` of its record."""
 _WORK_FACTOR = 4
 _PARTS = 256

@@ -45,12 +45,21 @@ LOG_BYTES = 32 << 20
 RECORD_HEAD = np.dtype([("size", ">i4"), ("magic", ">u4"), ("rest", "V20"), ("phys", ">i8")])
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
-ROW_DTYPE = np.dtype([
-    ("begin", "<i8"), ("end", "<i8"),  # queue offsets that it spans, of a sparse run with the hole before it
-    ("position", "<i8"),               # in the salvaged records; -1: an LMQ row
-    ("size", "<i4"), ("tags_code", "<i8"), ("store_timestamp", "<i8"), ("phys", "<i8"),
-    ("key_first", "<i8"), ("key_count", "<u2"), ("parent", "<i4"), ("parent_queue_offset", "<i8"),
-])  # fmt: skip
+ROW_DTYPE = np.dtype(
+    [
+        ("begin", "<i8"),
+        ("end", "<i8"),  # queue offsets that it spans, of a sparse run with the hole before it
+        ("position", "<i8"),  # in the salvaged records; -1: an LMQ row
+        ("size", "<i4"),
+        ("tags_code", "<i8"),
+        ("store_timestamp", "<i8"),
+        ("phys", "<i8"),
+        ("key_first", "<i8"),
+        ("key_count", "<u2"),
+        ("parent", "<i4"),
+        ("parent_queue_offset", "<i8"),
+    ]
+)
 NO_ROWS = np.zeros(0, ROW_DTYPE)
 Lost = tuple[QueueKey, int, int]
 """Queue, first offset, one past the last."""
@@ -164,10 +173,18 @@ def _row_table(rows: Table, hashes: NDArray[Any]) -> RowTable:
     counts = rows["key_count"].astype(np.int64)
     places = np.repeat(rows["key_first"] - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
     return RowTable(
-        rows["position"], rows["size"], rows["tags_code"], rows["store_timestamp"], rows["phys"], rows["begin"],
-        (rows["end"] - rows["begin"]).astype(np.int32), rows["key_count"], rows["parent"],
-        rows["parent_queue_offset"], hashes[places],
-    )  # fmt: skip
+        rows["position"],
+        rows["size"],
+        rows["tags_code"],
+        rows["store_timestamp"],
+        rows["phys"],
+        rows["begin"],
+        (rows["end"] - rows["begin"]).astype(np.int32),
+        rows["key_count"],
+        rows["parent"],
+        rows["parent_queue_offset"],
+        hashes[places],
+    )
 
 
 def _pieces(rows: Table) -> list[Table]:
@@ -396,9 +413,11 @@ def _match(
         low, high = int(run["base_queue_offset"]), int(run["end_queue_offset"])
         is_inside = (phys >= run["min_phys"]) & (phys < run["end_phys"])
         own = np.flatnonzero(
-            is_inside & (columns.queue[:count] == ordinal) & (columns.queue_offset[:count] >= low)
+            is_inside
+            & (columns.queue[:count] == ordinal)
+            & (columns.queue_offset[:count] >= low)
             & (columns.queue_offset[:count] < high)
-        )  # fmt: skip
+        )
         taken = NO_ROWS
         if int(run["kind"]) != RunKind.LMQ and len(own):
             taken = found.take_records(data, columns, own)
@@ -434,10 +453,11 @@ def _parent(found: Salvage, table: QueueTable, ordinal: int) -> int:
 def _add_logged(log: CommitLog, found: Salvage) -> None:
     """Rows that are missing, from the broker's log or its pins."""
     runs = [
-        number for number in range(len(found.runs))
+        number
+        for number in range(len(found.runs))
         if found.missing(number)
         and (found.runs["kind"][number] != RunKind.SPARSE or found.wanted[number] is not None)
-    ]  # fmt: skip
+    ]
     if not runs:
         return
     phys, end_phys = int(found.runs["min_phys"][runs].min()), int(found.runs["end_phys"][runs].max())

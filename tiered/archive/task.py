@@ -22,9 +22,14 @@ from tiered.timestamps import wall_ms
 logger = logging.getLogger(__name__)
 
 EXPIRY, GARBAGE_COLLECTION, COMPACTION, KEY_COMPACTION, INDEX_BUILDING, TIMER_DELIVERY, SCRUB = (
-    "expiry", "garbage collection", "compaction", "key compaction", "index building", "timer delivery",
+    "expiry",
+    "garbage collection",
+    "compaction",
+    "key compaction",
+    "index building",
+    "timer delivery",
     "scrub",
-)  # fmt: skip
+)
 """Names of tasks."""
 
 P = TypeVar("P")

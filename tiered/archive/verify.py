@@ -126,9 +126,12 @@ def verifying(
     check_catalog_objects(store, state, report)
     check_state_objects(store, state, report)
     report.counts = {
-        "versions": current.version, "queues": state.queue_count, "objects": len(named), **report.counts,
+        "versions": current.version,
+        "queues": state.queue_count,
+        "objects": len(named),
+        **report.counts,
         "pending_deletions": current.pending_deletions,
-    }  # fmt: skip
+    }
     is_clean = not report.anomalies and not report.unchecked
     saved.end(state.put_id, is_clean=is_clean and full and share >= 1)
     return report

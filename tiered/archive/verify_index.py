@@ -214,9 +214,12 @@ def _expected(store: ObjectStore, segments: Sequence[_Segment], hashes: tuple[in
     for segment in segments:
         try:
             index, keys = read_keys(
-                store, segment.key, size_bytes=int(segment.place["size_bytes"]),
-                tail_bytes=int(segment.place["tail_bytes"]), rows=int(segment.place["rows"]),
-            )  # fmt: skip
+                store,
+                segment.key,
+                size_bytes=int(segment.place["size_bytes"]),
+                tail_bytes=int(segment.place["tail_bytes"]),
+                rows=int(segment.place["rows"]),
+            )
             if not all(map(index.has_rows_of, segment.runs)):
                 continue
             items = items_of_segment(index, keys, segment.runs)

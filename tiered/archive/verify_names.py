@@ -69,9 +69,12 @@ def verify_names(
         report.add(AnomalyKind.MISSING, key, "is in the catalog, but does not exist")
     check_state_objects(store, state, report)
     report.counts = {
-        "versions": current.version, "queues": state.queue_count, "objects": len(named),
-        "rows": int(state.table["row_count"].sum()), "pending_deletions": current.pending_deletions,
-    }  # fmt: skip
+        "versions": current.version,
+        "queues": state.queue_count,
+        "objects": len(named),
+        "rows": int(state.table["row_count"].sum()),
+        "pending_deletions": current.pending_deletions,
+    }
     saved.end(state.put_id, is_clean=not report.anomalies)
     return report
 

@@ -26,14 +26,20 @@ TOPICS: Final = "topics"
 SUBSCRIPTION_GROUPS: Final = "subscriptionGroups"
 CONSUMER_OFFSETS: Final = "consumerOffsets"
 _JSON_FILES: Final = (
-    "topics.json", "subscriptionGroup.json", "consumerOffset.json", "lmqConsumerOffset.json",
-    "delayOffset.json", "topicQueueMapping.json",
-)  # fmt: skip
+    "topics.json",
+    "subscriptionGroup.json",
+    "consumerOffset.json",
+    "lmqConsumerOffset.json",
+    "delayOffset.json",
+    "topicQueueMapping.json",
+)
 _UNIFIED: Final = "metadata"
 """5.5, useSingleRocksDBForAllConfigs: one RocksDB with a family for each table. Those of before stay as they were."""
 _FAMILIES: Final = {
-    TOPICS: "topic", SUBSCRIPTION_GROUPS: "subscriptionGroup", CONSUMER_OFFSETS: "consumerOffset",
-}  # fmt: skip
+    TOPICS: "topic",
+    SUBSCRIPTION_GROUPS: "subscriptionGroup",
+    CONSUMER_OFFSETS: "consumerOffset",
+}
 Document = dict[str, Any]
 
 

@@ -71,8 +71,22 @@ def _filler(phys: int, size: int, stored_ms: int, *, has_crc: bool) -> Iterator[
     body = size - filler_bytes_min(has_crc=has_crc)
     tail = bytes((len(topic),)) + topic + (RESERVED_CRC_BYTES if has_crc else 0).to_bytes(2, "big")
     head = _HEAD.pack(
-        size, MAGIC_V1, _zeros_crc(body), 0, 0, 0, phys, _ROLLED_BACK, stored_ms, _HOST, stored_ms, _HOST, 0, 0, body,
-    )  # fmt: skip
+        size,
+        MAGIC_V1,
+        _zeros_crc(body),
+        0,
+        0,
+        0,
+        phys,
+        _ROLLED_BACK,
+        stored_ms,
+        _HOST,
+        stored_ms,
+        _HOST,
+        0,
+        0,
+        body,
+    )
     if has_crc:
         tail += crc_property(zlib.crc32(tail, zlib.crc32(memoryview(_ZEROS)[:body], zlib.crc32(head))))
     # The head last: a filler that has its head is whole.

@@ -58,11 +58,13 @@ def _broker(topics: Mapping[str, Mapping[str, Any]], cluster: str) -> str:
     if members:
         return _only(members)
     # 4.9 has no such topic, but one of the broker's name: a single queue whose permissions others inherit.
-    return _only([
-        name
-        for name, config in topics.items()
-        if name not in SYSTEM_TOPICS and name != cluster and _is_named_after_broker(config)
-    ])  # fmt: skip
+    return _only(
+        [
+            name
+            for name, config in topics.items()
+            if name not in SYSTEM_TOPICS and name != cluster and _is_named_after_broker(config)
+        ]
+    )
 
 
 def _is_named_after_broker(config: Mapping[str, Any]) -> bool:

@@ -162,9 +162,15 @@ def _new_history(state: CatalogState, commit: Commit, history_state: CatalogStat
     history = (draft.history, draft.to_phys, draft.common_version, commit.version, root.key)
     cursor = history_state.cursor
     wanted = (commit.version, state.epoch, state.owner, history, root, draft.check, draft.created_ms)
-    found = (history_state.version, history_state.epoch, history_state.owner,
-             history_state.log_histories[-1][:5] if history_state.log_histories else None, history_state.root,
-             cursor.check, history_state.created_ms)  # fmt: skip
+    found = (
+        history_state.version,
+        history_state.epoch,
+        history_state.owner,
+        history_state.log_histories[-1][:5] if history_state.log_histories else None,
+        history_state.root,
+        cursor.check,
+        history_state.created_ms,
+    )
     if wanted != found or (cursor.history, cursor.phys) != (draft.history, draft.to_phys):
         raise CommitInvalidError(f"root page of the new log history is {found}, expected {wanted}")
     return replace(history_state, put_id=commit.put_id)

@@ -344,9 +344,15 @@ class CatalogWriter:
             draft, history = built
             state = self._state
             place = CommitPlace(
-                state.version + 1, state.epoch + epoch_step, state.put_id, self._instance, self._cluster, self._broker,
-                state.root, state.kept_roots[-1] if state.kept_roots else NO_ROOT,
-            )  # fmt: skip
+                state.version + 1,
+                state.epoch + epoch_step,
+                state.put_id,
+                self._instance,
+                self._cluster,
+                self._broker,
+                state.root,
+                state.kept_roots[-1] if state.kept_roots else NO_ROOT,
+            )
             commit, container = encode_commit(draft, place, self._nonce)
             next_state = apply(state, commit, None if history is None else history.state)
             self._pending = _Pending(source, commit, [container], next_state)

@@ -285,30 +285,54 @@ def _content(draft: CommitDraft, place: CommitPlace) -> tuple[dict[str, Any], di
     topics, queues = queue_table(draft.queues)
     pages = draft.pages
     header = {
-        "kind": draft.kind, "log_history": draft.history, "from_phys": draft.from_phys, "to_phys": draft.to_phys,
-        "check": draft.check, "topics": topics, "object_keys": list(draft.object_keys),
-        "hide": list(draft.hide), "unhide": list(draft.unhide), "state_objects": dict(draft.state_objects),
-        "settings": dict(draft.settings), "pending_deletions": list(draft.pending_deletions),
-        "restored": list(draft.restored), "purged": list(draft.purged), "reason": draft.reason,
+        "kind": draft.kind,
+        "log_history": draft.history,
+        "from_phys": draft.from_phys,
+        "to_phys": draft.to_phys,
+        "check": draft.check,
+        "topics": topics,
+        "object_keys": list(draft.object_keys),
+        "hide": list(draft.hide),
+        "unhide": list(draft.unhide),
+        "state_objects": dict(draft.state_objects),
+        "settings": dict(draft.settings),
+        "pending_deletions": list(draft.pending_deletions),
+        "restored": list(draft.restored),
+        "purged": list(draft.purged),
+        "reason": draft.reason,
         "deletions": {
-            "spilled": list(draft.deletions.spilled), "added": list(draft.deletions.added),
+            "spilled": list(draft.deletions.spilled),
+            "added": list(draft.deletions.added),
             "removed": list(draft.deletions.removed),
         },
-        "created_ms": draft.created_ms, "owner": draft.owner,
+        "created_ms": draft.created_ms,
+        "owner": draft.owner,
         "common_version": draft.common_version,
         "pages": {
-            "root": pages.root, "spilled_version": pages.spilled_version, "added": list(pages.added),
-            "removed": list(pages.removed), "resolved_version": pages.resolved_version,
+            "root": pages.root,
+            "spilled_version": pages.spilled_version,
+            "added": list(pages.added),
+            "removed": list(pages.removed),
+            "resolved_version": pages.resolved_version,
         },
         "index": {"added": list(draft.index.added), "removed": list(draft.index.removed)},
-        "version": place.version, "epoch": place.epoch, "predecessor_put_id": place.predecessor_put_id,
-        "actor": place.actor, "cluster": place.cluster, "broker": place.broker, "root": place.root,
+        "version": place.version,
+        "epoch": place.epoch,
+        "predecessor_put_id": place.predecessor_put_id,
+        "actor": place.actor,
+        "cluster": place.cluster,
+        "broker": place.broker,
+        "root": place.root,
         "kept_root": place.kept_root,
-    }  # fmt: skip
+    }
     tables = {
-        "queues": queues, "runs": draft.runs, "removed": draft.removed,
-        "objects": draft.objects, "gaps": draft.gaps, "floors": draft.floors,
-    }  # fmt: skip
+        "queues": queues,
+        "runs": draft.runs,
+        "removed": draft.removed,
+        "objects": draft.objects,
+        "gaps": draft.gaps,
+        "floors": draft.floors,
+    }
     if draft.timers:
         tables["timers"] = timer_table(draft.timers)
     return header, tables

@@ -104,10 +104,22 @@ def _part(state: CatalogState, queues: Sequence[QueueKey], table: Table) -> Cata
     gaps = state.gaps[[row in numbers for row in state.gaps["queue"].tolist()]].copy()
     gaps["queue"] = [numbers[row] for row in gaps["queue"].tolist()]
     return replace(
-        state, directory=QueueDirectory(queues), table=table, gaps=gaps, chunks=(), pages=(),
-        tombstones=np.zeros(0, REMOVED_DTYPE), root=NO_ROOT, kept_roots=(), log_histories=(), state_objects={},
-        pending_deletions={}, deletion_lists=(), indexes=(), timers=(),
-    )  # fmt: skip
+        state,
+        directory=QueueDirectory(queues),
+        table=table,
+        gaps=gaps,
+        chunks=(),
+        pages=(),
+        tombstones=np.zeros(0, REMOVED_DTYPE),
+        root=NO_ROOT,
+        kept_roots=(),
+        log_histories=(),
+        state_objects={},
+        pending_deletions={},
+        deletion_lists=(),
+        indexes=(),
+        timers=(),
+    )
 
 
 def _row(state: CatalogState, queue: QueueKey) -> int:

@@ -134,9 +134,15 @@ def with_history(
 ) -> CatalogState:
     """``after`` ``state``, with the history that hides ``hidden``."""
     history = LogHistory(
-        after.cursor.history, start.phys, common_version, after.version, start.root_key,
-        start.hidden_key, message_count(hidden), start.now_ms,
-    )  # fmt: skip
+        after.cursor.history,
+        start.phys,
+        common_version,
+        after.version,
+        start.root_key,
+        start.hidden_key,
+        message_count(hidden),
+        start.now_ms,
+    )
     return replace(after, log_histories=(*state.log_histories, history))
 
 

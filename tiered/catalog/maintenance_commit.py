@@ -49,9 +49,13 @@ class MaintenanceCommit:
         """Commits on top of ``state``, which was read before, as an actor named after ``what``."""
         nonce = f"{random.SystemRandom().getrandbits(48):012x}"
         writer = CatalogWriter(
-            store, cluster=state.cluster, broker=state.broker, instance=f"{what}-{nonce}", kind="maintenance",
+            store,
+            cluster=state.cluster,
+            broker=state.broker,
+            instance=f"{what}-{nonce}",
+            kind="maintenance",
             clock_ms=clock_ms,
-        )  # fmt: skip
+        )
         return cls(store, writer.begin_at(state), clock_ms)
 
     @property

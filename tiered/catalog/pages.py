@@ -165,11 +165,19 @@ def write_pages(pages: Iterator[Page], level: int, versions: tuple[int, int], pu
         base = page.chunk.runs["base_queue_offset"]
         refs.append(
             PageRef(
-                key, level, *versions, len(page.chunk.runs), len(data), page.queues[0], page.queues[-1],
-                int(base[0]), int(base[-1]), int(page.chunk.runs["min_store_timestamp"].min()),
+                key,
+                level,
+                *versions,
+                len(page.chunk.runs),
+                len(data),
+                page.queues[0],
+                page.queues[-1],
+                int(base[0]),
+                int(base[-1]),
+                int(page.chunk.runs["min_store_timestamp"].min()),
                 int(page.chunk.runs["max_store_timestamp"].max()),
             )
-        )  # fmt: skip
+        )
     return refs
 
 
@@ -376,8 +384,12 @@ class RunIndex:
     def runs_from(self, state: CatalogState, key: QueueKey, timestamp_ms: int) -> RunChunk:
         """Like ``runs_of``, but pages are read only up to the first run with a message stored at or after
         ``timestamp_ms``, and none with earlier messages alone."""
-        return self._runs_by_time(state, key, (ref for ref in self._in_order(state, key) if ref.max_ms >= timestamp_ms),
-                                  lambda runs: runs["max_store_timestamp"] >= timestamp_ms)  # fmt: skip
+        return self._runs_by_time(
+            state,
+            key,
+            (ref for ref in self._in_order(state, key) if ref.max_ms >= timestamp_ms),
+            lambda runs: runs["max_store_timestamp"] >= timestamp_ms,
+        )
 
     def runs_until(self, state: CatalogState, key: QueueKey, timestamp_ms: int) -> RunChunk:
         """Like ``runs_of``, but pages are read only back to the last run with a message stored at or before
@@ -388,8 +400,12 @@ class RunIndex:
         ):
             return state.memory_chunk_of(row)
         newest_first = reversed(list(self._in_order(state, key)))
-        return self._runs_by_time(state, key, (ref for ref in newest_first if ref.min_ms <= timestamp_ms),
-                                  lambda runs: runs["min_store_timestamp"] <= timestamp_ms)  # fmt: skip
+        return self._runs_by_time(
+            state,
+            key,
+            (ref for ref in newest_first if ref.min_ms <= timestamp_ms),
+            lambda runs: runs["min_store_timestamp"] <= timestamp_ms,
+        )
 
     def runs_across(self, state: CatalogState, key: QueueKey, timestamp_ms: int) -> RunChunk:
         """Like ``runs_of``, without what pages are known to have of other times only: messages before the first run

@@ -42,21 +42,37 @@ def encode_root(state: CatalogState) -> bytes:
     table["topic"] = queues["topic"]
     memory = state.memory
     header = {
-        "version": state.version, "epoch": state.epoch, "put_id": state.put_id,
-        "owner": state.owner, "cluster": state.cluster, "broker": state.broker,
-        "log_history": state.cursor.history, "phys": state.cursor.phys, "check": state.cursor.check,
-        "started": state.started, "advanced_ms": state.advanced_ms, "created_ms": state.created_ms,
-        "topics": topics, "object_keys": list(memory.object_keys),
-        "pages": list(state.pages), "root": state.root, "kept_roots": list(state.kept_roots),
+        "version": state.version,
+        "epoch": state.epoch,
+        "put_id": state.put_id,
+        "owner": state.owner,
+        "cluster": state.cluster,
+        "broker": state.broker,
+        "log_history": state.cursor.history,
+        "phys": state.cursor.phys,
+        "check": state.cursor.check,
+        "started": state.started,
+        "advanced_ms": state.advanced_ms,
+        "created_ms": state.created_ms,
+        "topics": topics,
+        "object_keys": list(memory.object_keys),
+        "pages": list(state.pages),
+        "root": state.root,
+        "kept_roots": list(state.kept_roots),
         "log_histories": list(state.log_histories),
-        "state_objects": dict(state.state_objects), "settings": dict(state.settings),
-        "pending_deletions": dict(state.pending_deletions), "deletion_lists": list(state.deletion_lists),
+        "state_objects": dict(state.state_objects),
+        "settings": dict(state.settings),
+        "pending_deletions": dict(state.pending_deletions),
+        "deletion_lists": list(state.deletion_lists),
         "indexes": list(state.indexes),
-    }  # fmt: skip
+    }
     tables = {
-        "queues": table, "gaps": state.gaps, "tombstones": state.tombstones,
-        "runs": memory.runs, "objects": memory.objects,
-    }  # fmt: skip
+        "queues": table,
+        "gaps": state.gaps,
+        "tombstones": state.tombstones,
+        "runs": memory.runs,
+        "objects": memory.objects,
+    }
     if state.timers:
         tables["timers"] = timer_table(state.timers)
     return encode_container(ROOT_KIND, header, tables, is_packed=True)
@@ -135,13 +151,32 @@ def describe(state: CatalogState) -> dict[str, object]:
     queues = {QueueKey(*key): tuple(row.tolist())[3:] for key, row in state.queues()}
     gaps = sorted((*state.key_of(int(gap["queue"])), *gap.tolist()[1:]) for gap in state.gaps)
     tombstones = sorted((*state.key_of(int(run["queue"])), *run.tolist()[1:]) for run in state.tombstones)
-    plain = (state.version, state.epoch, state.put_id, state.owner, state.cluster, state.broker, state.cursor,
-             state.started, state.advanced_ms, state.created_ms, state.root, state.kept_roots,
-             state.log_histories)  # fmt: skip
+    plain = (
+        state.version,
+        state.epoch,
+        state.put_id,
+        state.owner,
+        state.cluster,
+        state.broker,
+        state.cursor,
+        state.started,
+        state.advanced_ms,
+        state.created_ms,
+        state.root,
+        state.kept_roots,
+        state.log_histories,
+    )
     return {
-        "plain": plain, "queues": queues, "runs": runs, "gaps": gaps, "tombstones": tombstones,
-        "pages": sorted(state.pages), "state_objects": dict(state.state_objects),
-        "settings": json.loads(json.dumps(state.settings)), "pending_deletions": dict(state.pending_deletions),
-        "deletion_lists": state.deletion_lists, "indexes": state.indexes,
+        "plain": plain,
+        "queues": queues,
+        "runs": runs,
+        "gaps": gaps,
+        "tombstones": tombstones,
+        "pages": sorted(state.pages),
+        "state_objects": dict(state.state_objects),
+        "settings": json.loads(json.dumps(state.settings)),
+        "pending_deletions": dict(state.pending_deletions),
+        "deletion_lists": state.deletion_lists,
+        "indexes": state.indexes,
         "timers": state.timers,
-    }  # fmt: skip
+    }

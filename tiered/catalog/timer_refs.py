@@ -46,9 +46,16 @@ class TimerRef(NamedTuple):
     def of(cls, encoded: EncodedTimers, epoch: int, number: int) -> TimerRef:
         """A new object."""
         return cls(
-            epoch, number, encoded.begin_ms, encoded.end_ms, encoded.entries, 0, 0,
-            encoded.size_bytes, encoded.tail_bytes,
-        )  # fmt: skip
+            epoch,
+            number,
+            encoded.begin_ms,
+            encoded.end_ms,
+            encoded.entries,
+            0,
+            0,
+            encoded.size_bytes,
+            encoded.tail_bytes,
+        )
 
     def moved(self, done: int, claimed: int) -> TimerRef:
         """With other progress."""

@@ -138,9 +138,13 @@ def parse_data_key(key: str) -> DataKeyParts | None:
     if found is None:
         return None
     return DataKeyParts(
-        unescape(found["topic"]), int(found["queue_id"]), int(found["generation"]),
-        int(found["base"]), int(found["epoch"]), int(found["attempt"]),
-    )  # fmt: skip
+        unescape(found["topic"]),
+        int(found["queue_id"]),
+        int(found["generation"]),
+        int(found["base"]),
+        int(found["epoch"]),
+        int(found["attempt"]),
+    )
 
 
 def set_key(batch_id: str, epoch: int, attempt: int) -> str:

@@ -48,9 +48,14 @@ class CatalogRun(NamedTuple):
     def of(cls, run: np.void) -> CatalogRun:
         """``run`` is a row of RUN_DTYPE."""
         return cls(
-            int(run["ordinal"]), int(run["first_row"]), int(run["rows"]), int(run["base_queue_offset"]),
-            int(run["end_queue_offset"]), int(run["base_byte"]), int(run["byte_count"]),
-        )  # fmt: skip
+            int(run["ordinal"]),
+            int(run["first_row"]),
+            int(run["rows"]),
+            int(run["base_queue_offset"]),
+            int(run["end_queue_offset"]),
+            int(run["base_byte"]),
+            int(run["byte_count"]),
+        )
 
 
 def cut_run(run: np.void, rows: RowTable, first: int, end: int) -> np.void:

@@ -207,9 +207,16 @@ def warm_up() -> None:
 def _check(queues: Sequence[QueueKey], runs: Table, view: RunView, rows: RowTable) -> None:
     count = len(rows)
     columns = (
-        rows.position, rows.tags_code, rows.store_timestamp, rows.phys, rows.queue_offset, rows.inner_num,
-        rows.key_count, rows.parent, rows.parent_queue_offset,
-    )  # fmt: skip
+        rows.position,
+        rows.tags_code,
+        rows.store_timestamp,
+        rows.phys,
+        rows.queue_offset,
+        rows.inner_num,
+        rows.key_count,
+        rows.parent,
+        rows.parent_queue_offset,
+    )
     if len(runs) == 0 or any(len(column) != count for column in columns):
         raise ValueError("a segment needs a run, and columns of equal length")
     if int(runs["rows"].min()) < 1 or int(view.first_row[-1]) != count:
@@ -219,10 +226,18 @@ def _check(queues: Sequence[QueueKey], runs: Table, view: RunView, rows: RowTabl
     if int(rows.key_count.sum(dtype=np.int64)) != len(rows.key_hashes):
         raise ValueError("key counts and key hashes differ")
     bad = check_rows(
-        view.first_row, view.kind, runs["base_queue_offset"].astype(np.int64),
-        runs["end_queue_offset"].astype(np.int64), runs["byte_count"].astype(np.int64), len(queues),
-        _i8(rows.position), _i4(rows.size), _i8(rows.queue_offset), _i4(rows.inner_num), _i4(rows.parent),
-    )  # fmt: skip
+        view.first_row,
+        view.kind,
+        runs["base_queue_offset"].astype(np.int64),
+        runs["end_queue_offset"].astype(np.int64),
+        runs["byte_count"].astype(np.int64),
+        len(queues),
+        _i8(rows.position),
+        _i4(rows.size),
+        _i8(rows.queue_offset),
+        _i4(rows.inner_num),
+        _i4(rows.parent),
+    )
     if bad >= 0:
         run = view.run_at(min(int(bad), count - 1))
         raise ValueError(f"row {bad} contradicts run {run}, of {queues[int(runs['queue'][run])]}")
@@ -235,8 +250,18 @@ def _cut_blocks(
     block_rows = np.empty(len(size), np.uint32)
     block_raw = np.empty(len(size), np.int64)
     blocks_of_run = np.zeros(len(view), np.uint32)
-    count = int(cut_blocks(view.first_row, is_lmq.astype(np.uint8), _i4(size), block_bytes,
-                           SHARED_BLOCK_BYTES, block_rows, block_raw, blocks_of_run))  # fmt: skip
+    count = int(
+        cut_blocks(
+            view.first_row,
+            is_lmq.astype(np.uint8),
+            _i4(size),
+            block_bytes,
+            SHARED_BLOCK_BYTES,
+            block_rows,
+            block_raw,
+            blocks_of_run,
+        )
+    )
     blocks = np.zeros(count, BLOCK_DTYPE)
     blocks["rows"] = block_rows[:count]
     blocks["raw_bytes"] = block_raw[:count]
@@ -259,9 +284,17 @@ def _encode_pages(
     """Column pages of PAGE_ROWS rows each; a page holds rows of many runs, a long run spans pages."""
     compressor = zstandard.ZstdCompressor(level=level)
     columns: list[Any] = [
-        *view.columns, _i4(rows.size), _i8(rows.tags_code), _i8(rows.store_timestamp), _i8(rows.phys),
-        _i4(rows.inner_num), _i4(rows.parent), _i8(rows.parent_queue_offset), scratch.streams, scratch.page,
-    ]  # fmt: skip
+        *view.columns,
+        _i4(rows.size),
+        _i8(rows.tags_code),
+        _i8(rows.store_timestamp),
+        _i8(rows.phys),
+        _i4(rows.inner_num),
+        _i4(rows.parent),
+        _i8(rows.parent_queue_offset),
+        scratch.streams,
+        scratch.page,
+    ]
     starts = range(0, len(rows), PAGE_ROWS)
     table = np.zeros(len(starts), PAGE_DTYPE)
     pages: list[bytes] = []

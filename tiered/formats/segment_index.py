@@ -51,9 +51,11 @@ CATALOG_RUN_FIELDS = ("kind", "base_queue_offset", "end_queue_offset", "rows", "
 """Fields of a run that the catalog and its object must agree on, unless the catalog names a part of it."""
 
 _PART_AT = operator.itemgetter(
-    *map((SEGMENT_RUN_DTYPE.names or ()).index, ("kind", "base_queue_offset", "end_queue_offset", "first_row", "rows",
-                                                 "base_byte", "byte_count"))
-)  # fmt: skip
+    *map(
+        (SEGMENT_RUN_DTYPE.names or ()).index,
+        ("kind", "base_queue_offset", "end_queue_offset", "first_row", "rows", "base_byte", "byte_count"),
+    )
+)
 
 _decoded = PageCache()
 
@@ -404,10 +406,15 @@ class SegmentIndex:
         offset, raw = int(self._block_offset[first]), int(self._block_raw[first])
         row_base, raw_base, rows = self._extent(run)
         return BlockSpan(
-            first, end, offset, int(self._block_offset[end]) - offset,
-            max(0, int(self._block_row[first]) - row_base), min(rows, int(self._block_row[end]) - row_base),
-            raw - raw_base, int(self._block_raw[end]) - raw,
-        )  # fmt: skip
+            first,
+            end,
+            offset,
+            int(self._block_offset[end]) - offset,
+            max(0, int(self._block_row[first]) - row_base),
+            min(rows, int(self._block_row[end]) - row_base),
+            raw - raw_base,
+            int(self._block_raw[end]) - raw,
+        )
 
     def spans_of_single_blocks(self, run: int, numbers: Sequence[int]) -> list[BlockSpan]:
         """Like ``span_of_blocks``, a span for each of the blocks ``numbers``."""
@@ -421,11 +428,17 @@ class SegmentIndex:
         )
         return [
             BlockSpan(
-                number, number + 1, offset, end - offset, max(0, row - row_base), min(rows, end_row - row_base),
-                raw - raw_base, end_raw - raw,
+                number,
+                number + 1,
+                offset,
+                end - offset,
+                max(0, row - row_base),
+                min(rows, end_row - row_base),
+                raw - raw_base,
+                end_raw - raw,
             )
             for number, offset, end, row, end_row, raw, end_raw in zip(numbers, *bounds, strict=True)
-        ]  # fmt: skip
+        ]
 
     @property
     def block_offsets(self) -> NDArray[Any]:

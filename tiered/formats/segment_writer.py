@@ -39,9 +39,14 @@ from tiered.model.queue import QueueKey
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, RunKind, Table, concatenated, copied, picked
 
 _COLUMNS = {
-    "size": np.int32, "tags_code": np.int64, "store_timestamp": np.int64, "phys": np.int64,
-    "inner_num": np.int32, "parent": np.int32, "parent_queue_offset": np.int64,
-}  # fmt: skip
+    "size": np.int32,
+    "tags_code": np.int64,
+    "store_timestamp": np.int64,
+    "phys": np.int64,
+    "inner_num": np.int32,
+    "parent": np.int32,
+    "parent_queue_offset": np.int64,
+}
 """In the order of the parameters of ``encode_page``."""
 
 
@@ -227,9 +232,14 @@ class SegmentWriter:
         tail = b"".join([*self._pages, footer, encode_trailer(tail_offset, footer_offset, footer)])
         assert len(tail) == footer_offset - tail_offset + len(footer) + TRAILER_BYTES
         return WrittenSegment(
-            queues=self._queues, runs=runs, blocks_bytes=self._blocks_bytes, keys=keys, tail=tail,
-            tail_crc32c=fastcrc.crc32.iscsi(tail), rows=int(runs["rows"].sum()),
-        )  # fmt: skip
+            queues=self._queues,
+            runs=runs,
+            blocks_bytes=self._blocks_bytes,
+            keys=keys,
+            tail=tail,
+            tail_crc32c=fastcrc.crc32.iscsi(tail),
+            rows=int(runs["rows"].sum()),
+        )
 
     def _number(self, queue: QueueKey) -> int:
         number = self._numbers.setdefault(queue, len(self._queues))

@@ -23,14 +23,16 @@ from tiered.model.timer import HOUR_MS
 PAGE_KIND, FOOTER_KIND = b"RMQTTIMP", b"RMQTTIMF"
 PAGE_ROWS = 8_192
 
-ENTRY_DTYPE = np.dtype([
-    ("deliver_ms", "<i8"),           # when it is delivered; of a cancellation, when its timer is; 0: refused
-    ("key_hash", "<u8"),             # XXH64 of the unique key; of a refused message, the Refusal
-    ("order", "<i8"),                # physical offset of its message, or one more than that of what it changes
-    ("queue_offset", "<i8"),         # of the message
-    ("queue", "<u4"),                # row of the footer's table ``queues``
-    ("kind", "<u4"),                 # EntryKind
-])  # fmt: skip
+ENTRY_DTYPE = np.dtype(
+    [
+        ("deliver_ms", "<i8"),  # when it is delivered; of a cancellation, when its timer is; 0: refused
+        ("key_hash", "<u8"),  # XXH64 of the unique key; of a refused message, the Refusal
+        ("order", "<i8"),  # physical offset of its message, or one more than that of what it changes
+        ("queue_offset", "<i8"),  # of the message
+        ("queue", "<u4"),  # row of the footer's table ``queues``
+        ("kind", "<u4"),  # EntryKind
+    ]
+)
 """One entry. Entries of an object are sorted by its first three fields."""
 
 HOUR_DTYPE = np.dtype([("hour", "<i8"), ("rows", "<i8")])
@@ -97,12 +99,14 @@ def encode_timers(entries: Iterator[Table], queues: Sequence[QueueKey]) -> Encod
         FOOTER_KIND,
         {"topics": topics},
         {
-            "queues": table, "offsets": offsets, "pages": np.array(pages, PAGE_DTYPE),
+            "queues": table,
+            "offsets": offsets,
+            "pages": np.array(pages, PAGE_DTYPE),
             "hours": _runs(every["hour"], every["rows"]),
         },
         is_packed=True,
         level=1,
-    )  # fmt: skip
+    )
     body.append(footer)
     size = sum(map(len, body))
     return EncodedTimers(body, size, len(footer), pages[0][2], pages[-1][3], int(every["rows"].sum()))

@@ -71,11 +71,37 @@ class Number(IntEnum):
 
 _FIELDS = len(Number)
 (
-    _VALID, _MAGIC, _BODY_CRC, _QUEUE_ID, _FLAG, _QUEUE_OFFSET, _PHYS, _SYS_FLAG, _BORN, _STORED, _RECONSUMED,
-    _PT_OFFSET, _BORN_HOST, _BORN_HOST_BYTES, _STORE_HOST, _STORE_HOST_BYTES, _BODY, _BODY_BYTES, _TOPIC,
-    _TOPIC_BYTES, _PROPERTIES, _PROPERTIES_BYTES, _TAGS, _TAGS_BYTES, _KEYS, _KEYS_BYTES, _UNIQ_KEY,
-    _UNIQ_KEY_BYTES, _PAIRS, _IS_TEXT,
-) = range(_FIELDS)  # fmt: skip
+    _VALID,
+    _MAGIC,
+    _BODY_CRC,
+    _QUEUE_ID,
+    _FLAG,
+    _QUEUE_OFFSET,
+    _PHYS,
+    _SYS_FLAG,
+    _BORN,
+    _STORED,
+    _RECONSUMED,
+    _PT_OFFSET,
+    _BORN_HOST,
+    _BORN_HOST_BYTES,
+    _STORE_HOST,
+    _STORE_HOST_BYTES,
+    _BODY,
+    _BODY_BYTES,
+    _TOPIC,
+    _TOPIC_BYTES,
+    _PROPERTIES,
+    _PROPERTIES_BYTES,
+    _TAGS,
+    _TAGS_BYTES,
+    _KEYS,
+    _KEYS_BYTES,
+    _UNIQ_KEY,
+    _UNIQ_KEY_BYTES,
+    _PAIRS,
+    _IS_TEXT,
+) = range(_FIELDS)
 
 _HEX_DIGITS = np.frombuffer("".join(f"{byte:02X}" for byte in range(256)).encode(), np.uint16).copy()
 """The two digits of each byte, in memory order."""

@@ -82,9 +82,16 @@ def scan_log(
     address = arena.ctypes.data
     while True:
         outcome = _scan(
-            address, begin, end, phys_begin, file_end_phys, table.address, out.address,
-            levels.ctypes.data, len(levels),
-        )  # fmt: skip
+            address,
+            begin,
+            end,
+            phys_begin,
+            file_end_phys,
+            table.address,
+            out.address,
+            levels.ctypes.data,
+            len(levels),
+        )
         if outcome < GROW_ROWS:
             return ScanStop(StopReason(outcome), out.stop_position, out.stop_detail)
         if outcome == GROW_QUEUES:

@@ -35,9 +35,21 @@ DIALECT_BYTES_MAX = 1024
 """Limit of a header or request body that is not strict JSON: it takes a thousand times as long to parse. Clients write
 strict JSON."""
 LANGUAGES = (
-    "JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS", "RUST",
+    "JAVA",
+    "CPP",
+    "DOTNET",
+    "PYTHON",
+    "DELPHI",
+    "ERLANG",
+    "RUBY",
+    "OTHER",
+    "HTTP",
+    "GO",
+    "PHP",
+    "OMS",
+    "RUST",
     "NODE_JS",
-)  # fmt: skip
+)
 VERSION = 409
 """4.9.8: supported by every broker since 4.9."""
 _INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
@@ -103,9 +115,14 @@ def encode_head(command: RemotingCommand, body_bytes: int) -> bytes:
     if command.serialize_type != _JSON:
         return _framed(_binary_header(command), body_bytes, _ROCKETMQ)
     header = _json_header(
-        command.code, command.flag, command.language, command.opaque, command.version, command.remark,
+        command.code,
+        command.flag,
+        command.language,
+        command.opaque,
+        command.version,
+        command.remark,
         command.ext_fields,
-    )  # fmt: skip
+    )
     return _framed(header, body_bytes, _JSON)
 
 

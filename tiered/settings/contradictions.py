@@ -17,11 +17,13 @@ def contradictions(settings: Settings) -> list[tuple[str, str]]:
     offload, pins = settings.offload, settings.pins
     found: list[tuple[str, str]] = []
     if offload.memory_budget_bytes < 3 * offload.batch_bytes:
-        found.append((
-            "offload.memory_budget_bytes",
-            f"must be at least 3 × offload.batch_bytes = {3 * offload.batch_bytes}: one batch each is read, encoded, "
-            "uploaded",
-        ))  # fmt: skip
+        found.append(
+            (
+                "offload.memory_budget_bytes",
+                f"must be at least 3 × offload.batch_bytes = {3 * offload.batch_bytes}: one batch each is read, "
+                "encoded, uploaded",
+            )
+        )
     if pins.create_below_ratio >= pins.release_above_ratio:
         found.append(("pins.create_below_ratio", "must be less than pins.release_above_ratio"))
     if settings.broker.time_zone:
@@ -31,8 +33,13 @@ def contradictions(settings: Settings) -> list[tuple[str, str]]:
             found.append(("broker.time_zone", str(error)))
     found += [(key, _ADDRESS) for key, text in _addresses(settings) if host_and_port(text) is None]
     for section in (
-        settings.serve, settings.broker, settings.read, settings.retention, settings.slave, settings.object_store,
-    ):  # fmt: skip
+        settings.serve,
+        settings.broker,
+        settings.read,
+        settings.retention,
+        settings.slave,
+        settings.object_store,
+    ):
         found += section.complaints()
     return found
 

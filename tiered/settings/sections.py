@@ -406,9 +406,11 @@ class ServeSettings:
         restart=True,
     )
     audit_interval_ms: int = setting(
-        60_000, "interval of the audit log: one line for each reader of a queue; 0: reads are not logged",
-        minimum=0, restart=True,
-    )  # fmt: skip
+        60_000,
+        "interval of the audit log: one line for each reader of a queue; 0: reads are not logged",
+        minimum=0,
+        restart=True,
+    )
 
     def complaints(self) -> list[tuple[str, str]]:
         """(key, complaint) pairs, as in ``contradictions``: settings without the protection that their user expects."""
@@ -418,11 +420,13 @@ class ServeSettings:
                 (f"serve.{name}", "requires serve.tls_certificate") for name in names if getattr(self, name)
             ]
         elif self.tls_client_ca and self.tls_client_required and not self.tls_only:
-            found = [(
-                "serve.tls_only",
-                "serve.tls_client_required has no effect on clients without TLS: set serve.tls_only = true, or "
-                "serve.tls_client_required = false",
-            )]  # fmt: skip
+            found = [
+                (
+                    "serve.tls_only",
+                    "serve.tls_client_required has no effect on clients without TLS: set serve.tls_only = true, or "
+                    "serve.tls_client_required = false",
+                )
+            ]
         else:
             found = []
         try:

@@ -54,11 +54,14 @@ class TopicRule:
     def to_json(self) -> dict[str, Any]:
         """Fields of a queue in `tiered ls --json`. A time to live of null is forever."""
         return {
-            "ttlMs": self.ttl_ms, "ttlFrom": self.ttl_from,
-            "maxBytes": self.max_bytes, "maxBytesFrom": self.max_bytes_from,
-            "readPolicy": self.read_policy, "readPolicyFrom": self.read_policy_from,
+            "ttlMs": self.ttl_ms,
+            "ttlFrom": self.ttl_from,
+            "maxBytes": self.max_bytes,
+            "maxBytesFrom": self.max_bytes_from,
+            "readPolicy": self.read_policy,
+            "readPolicyFrom": self.read_policy_from,
             "keyCompaction": self.key_compaction,
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)
@@ -74,9 +77,11 @@ class TopicRules:
     def of(settings: Settings) -> TopicRules:
         """The rules of checked settings."""
         return TopicRules(
-            settings.topics.rules, settings.retention, settings.read.default_policy(),
+            settings.topics.rules,
+            settings.retention,
+            settings.read.default_policy(),
             settings.key_compaction.from_broker,
-        )  # fmt: skip
+        )
 
     def of_topic(self, topic: str, table: Mapping[str, Any] | None = None) -> TopicRule:
         """The rule of ``topic``. ``table``: the broker's topic table, as archived; None: unknown."""

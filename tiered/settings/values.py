@@ -85,9 +85,13 @@ def _split_list(item: SettingField, raw: str) -> Any:
 
 
 _CONVERTERS: dict[Any, Any] = {
-    int: _integer, float: _number, bool: _boolean, str: _text, tuple[str, ...]: _texts,
+    int: _integer,
+    float: _number,
+    bool: _boolean,
+    str: _text,
+    tuple[str, ...]: _texts,
     tuple[RuleEntry, ...]: lambda _, raw: parse_rules(raw),
-}  # fmt: skip
+}
 
 
 def _checked(item: SettingField, value: Any) -> Any:
@@ -129,7 +133,9 @@ def _expectation(item: SettingField) -> str:
             return 'use a whole number of milliseconds, or text such as "5s"'
         return "use a whole number"
     words = {
-        float: "use a number", bool: "use true or false", str: "use text",
-        tuple[str, ...]: "use a list of strings, such as [\"orders-*\"]",
-    }  # fmt: skip
+        float: "use a number",
+        bool: "use true or false",
+        str: "use text",
+        tuple[str, ...]: 'use a list of strings, such as ["orders-*"]',
+    }
     return words[item.type]

@@ -160,15 +160,27 @@ def apply_repair(repair: Repair) -> CatalogState:
             repair.survey.state.root.key, PendingDeletion(repair.now_ms, version, Reason.REPLACED)
         )
     state = replace(
-        state, version=version, epoch=epoch, put_id="", root=root, unread_root=NO_ROOT, created_ms=repair.now_ms,
-        owner=Owner(actor, "repair", "", repair.now_ms, True), pending_deletions=pending,
+        state,
+        version=version,
+        epoch=epoch,
+        put_id="",
+        root=root,
+        unread_root=NO_ROOT,
+        created_ms=repair.now_ms,
+        owner=Owner(actor, "repair", "", repair.now_ms, True),
+        pending_deletions=pending,
         settings={**state.settings, REPAIRED: _record(repair)},
-    )  # fmt: skip
+    )
     repair.put(root.key, [encode_root(state)])
     draft = CommitDraft(
-        CommitKind.REPAIR, history=state.cursor.history, from_phys=state.cursor.phys, to_phys=state.cursor.phys,
-        check=state.cursor.check, created_ms=repair.now_ms, pages=PageChange(root=root),
-    )  # fmt: skip
+        CommitKind.REPAIR,
+        history=state.cursor.history,
+        from_phys=state.cursor.phys,
+        to_phys=state.cursor.phys,
+        check=state.cursor.check,
+        created_ms=repair.now_ms,
+        pages=PageChange(root=root),
+    )
     before = repair.survey.state
     place = CommitPlace(version, epoch, before.put_id, actor, state.cluster, state.broker, NO_ROOT)
     commit, data = encode_commit(draft, place, nonce)
@@ -184,10 +196,13 @@ def apply_repair(repair: Repair) -> CatalogState:
 def _record(repair: Repair) -> dict[str, object]:
     before = repair.state.repaired_version
     return {
-        "version": before if repair.survey.is_chain_whole else repair.version, "repair": repair.version,
-        "ms": repair.now_ms, "unknown": repair.unknown, "messages": repair.lost_messages,
+        "version": before if repair.survey.is_chain_whole else repair.version,
+        "repair": repair.version,
+        "ms": repair.now_ms,
+        "unknown": repair.unknown,
+        "messages": repair.lost_messages,
         "lost": [[*queue, begin, end] for queue, begin, end in repair.lost[:NAMED_MAX]],
-    }  # fmt: skip
+    }
 
 
 # -- what cannot be read --------------------------------------------------------------------------------------
@@ -226,11 +241,14 @@ def _drop_unreadable(repair: Repair, report: VerifyReport) -> None:
     whole = tuple(page for page in state.pages if page.key not in runs.unreadable)
     repair.quarantined |= pages - {object_of(page.key) for page in whole}
     repair.state = replace(
-        state, timers=timers, pages=whole, log_histories=histories,
+        state,
+        timers=timers,
+        pages=whole,
+        log_histories=histories,
         kept_roots=tuple(root for root in state.kept_roots if root.key not in bad),
         deletion_lists=tuple(one for one in state.deletion_lists if one.key not in bad),
         state_objects={name: key for name, key in state.state_objects.items() if key not in bad},
-    )  # fmt: skip
+    )
 
 
 def _exists(store: ObjectStore, key: str) -> bool:
@@ -317,9 +335,10 @@ def _queues_of(state: CatalogState, objects: Iterable[FoundObject]) -> set[Queue
     """Queues that may continue: no generation is newer."""
     queues = {queue for one in objects for queue in one.queues}
     return {
-        queue for queue in queues
+        queue
+        for queue in queues
         if queue.generation >= (state.current_generation(queue.topic, queue.queue_id) or 0)
-    }  # fmt: skip
+    }
 
 
 def _holes(store: ObjectStore, state: CatalogState) -> dict[QueueKey, list[Span]]:

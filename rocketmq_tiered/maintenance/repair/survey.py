@@ -119,10 +119,18 @@ def _bridged(state: CatalogState, commit: Commit) -> CatalogState:
         if len(bytes_of):
             table["end_byte"][row] = bytes_of.min()
     return replace(
-        state, version=place.version - 1, epoch=place.epoch - (draft.kind == CommitKind.CLAIM), owner=owner,
-        put_id=place.predecessor_put_id, cluster=place.cluster, broker=place.broker, cursor=cursor,
-        root=place.root, table=table, gaps=np.concatenate(gaps),
-    )  # fmt: skip
+        state,
+        version=place.version - 1,
+        epoch=place.epoch - (draft.kind == CommitKind.CLAIM),
+        owner=owner,
+        put_id=place.predecessor_put_id,
+        cluster=place.cluster,
+        broker=place.broker,
+        cursor=cursor,
+        root=place.root,
+        table=table,
+        gaps=np.concatenate(gaps),
+    )
 
 
 def _check_commits(store: ObjectStore, versions: list[int], found: Survey) -> None:

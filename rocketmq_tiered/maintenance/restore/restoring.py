@@ -140,9 +140,11 @@ class Restoring:
             log, layout, moved = self._written_log(order, selection)
             done, total = order.total_bytes, self._total(order)
             last_ms = log.seal(
-                layout.begin_phys, layout.end_phys, self._clock_ms(),
+                layout.begin_phys,
+                layout.end_phys,
+                self._clock_ms(),
                 lambda phys: self._progress(min(done + phys - layout.begin_phys, total), total),
-            )  # fmt: skip
+            )
             units = self._write_queues(order, selection, layout, tables, moved)
             if units.gaps:
                 # Also of LMQs whose messages are gone.
@@ -150,9 +152,12 @@ class Restoring:
                 same_layout(layout.begin_phys, layout.end_phys, layout.file_bytes, needs)
                 log.seal(layout.lead_phys, layout.begin_phys, last_ms)
             found = configuration(
-                tables, selection, self._clock_ms(),
-                keeps_compaction=request.queues is None, may_batch=self._may_batch,
-            )  # fmt: skip
+                tables,
+                selection,
+                self._clock_ms(),
+                keeps_compaction=request.queues is None,
+                may_batch=self._may_batch,
+            )
             self._write_rest(log, layout, found, last_ms)
             self._finish(log)
             _move(request.building, request.target)
@@ -266,9 +271,15 @@ class _Notes:
         self._path = request.building / NOTES
         state = request.state
         self._restore = [
-            state.cluster, state.broker, state.version, state.put_id, request.sizes.commitlog, list(request.topics),
-            request.since_ms, request.is_compact,
-        ]  # fmt: skip
+            state.cluster,
+            state.broker,
+            state.version,
+            state.put_id,
+            request.sizes.commitlog,
+            list(request.topics),
+            request.since_ms,
+            request.is_compact,
+        ]
         self.objects, self.has_crc = 0, False
         if not self._path.exists():
             if any(self._path.parent.iterdir()):

@@ -69,13 +69,17 @@ def configuration(
     documents: dict[str, Any] = {
         "topics.json": {"dataVersion": version, "topicConfigTable": topics or _topics_of(selection)},
         "subscriptionGroup.json": {
-            "dataVersion": version, "subscriptionGroupTable": dict(groups), "forbiddenTable": {},
+            "dataVersion": version,
+            "subscriptionGroupTable": dict(groups),
+            "forbiddenTable": {},
         },
         "consumerOffset.json": {"dataVersion": version, "offsetTable": offsets},
         "lmqConsumerOffset.json": {
-            "dataVersion": version, "offsetTable": offsets, "lmqOffsetTable": lmq_offsets,
+            "dataVersion": version,
+            "offsetTable": offsets,
+            "lmqOffsetTable": lmq_offsets,
         },
-    }  # fmt: skip
+    }
     if any(key.topic == SCHEDULE_TOPIC for key in selection.queues):
         delays = {
             level: min(int(offset), ends.get((SCHEDULE_TOPIC, int(level) - 1), 0))
@@ -201,9 +205,12 @@ def select(state: CatalogState, topics: Sequence[str], since_ms: int, *, in_file
             absent.add(key.topic)
             continue
         found[key] = ShownQueue(
-            int(row["min_queue_offset"]), int(row["end_queue_offset"]), is_batch, bool(flags & QUEUE_LMQ),
+            int(row["min_queue_offset"]),
+            int(row["end_queue_offset"]),
+            is_batch,
+            bool(flags & QUEUE_LMQ),
             chosen.admits(key.topic),
-        )  # fmt: skip
+        )
     return Selection(found, since_ms, sorted(absent))
 
 

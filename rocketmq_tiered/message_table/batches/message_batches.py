@@ -127,10 +127,16 @@ def _record(stored: bytes, body: tuple[int, int], topic_end: int, offset: int, i
     """The message as a stored record."""
     _, magic, _, queue_id, _, _, phys, sys_flag, born = _HEAD.unpack_from(stored)
     names = "".join(f"{name}\x01{value}\x02" for name, value in item.properties.items()).encode()
-    rest = b"".join((
-        stored[_HEAD.size : body[0] - 4], struct.pack(">i", len(item.body)), item.body,
-        stored[sum(body) : topic_end], struct.pack(">H", len(names)), names,
-    ))  # fmt: skip
+    rest = b"".join(
+        (
+            stored[_HEAD.size : body[0] - 4],
+            struct.pack(">i", len(item.body)),
+            item.body,
+            stored[sum(body) : topic_end],
+            struct.pack(">H", len(names)),
+            names,
+        )
+    )
     sys_flag &= ~(_BATCH | SYS_COMPRESSED | _COMPRESSION_TYPE)
     crc = zlib.crc32(item.body) & 0x7FFFFFFF
     size = _HEAD.size + len(rest)
@@ -234,10 +240,14 @@ class _Damage:
 
 
 _TYPES: dict[str, pa.DataType] = {
-    "string": pa.string(), "int": pa.int32(), "bigint": pa.int64(), "boolean": pa.bool_(), "binary": pa.binary(),
+    "string": pa.string(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "boolean": pa.bool_(),
+    "binary": pa.binary(),
     "timestamp": pa.timestamp("us", "UTC"),
     "map<string,string>": pa.map_(pa.string(), pa.field("value", pa.string(), nullable=False)),
-}  # fmt: skip
+}
 _TYPES[INNER] = pa.list_(
     pa.field(
         "element", pa.struct([(item.name, _TYPES[SPARK_TYPES[item.kind]]) for item in INNER_FIELD_TABLE])
@@ -248,17 +258,23 @@ _TYPES[INNER] = pa.list_(
 def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
     """The schema of ``columns``. With _corrupt_record all are nullable, as rows that report damage are mostly null."""
     reports = any(column.name == CORRUPT_RECORD for column in columns)
-    return pa.schema([
-        pa.field(column.name, _TYPES[column.spark_type], nullable=column.is_nullable or reports)
-        for column in columns
-    ])  # fmt: skip
+    return pa.schema(
+        [
+            pa.field(column.name, _TYPES[column.spark_type], nullable=column.is_nullable or reports)
+            for column in columns
+        ]
+    )
 
 
 _PROPERTY_COLUMNS = frozenset({"tags", "keys", "uniqKey", "properties"})
 _NUMBERS = {
-    "bornTimestamp": Number.BORN_TIMESTAMP, "sysFlag": Number.SYS_FLAG, "flag": Number.FLAG,
-    "reconsumeTimes": Number.RECONSUME_TIMES, "ptOffset": Number.PT_OFFSET, "bodyCRC": Number.BODY_CRC,
-}  # fmt: skip
+    "bornTimestamp": Number.BORN_TIMESTAMP,
+    "sysFlag": Number.SYS_FLAG,
+    "flag": Number.FLAG,
+    "reconsumeTimes": Number.RECONSUME_TIMES,
+    "ptOffset": Number.PT_OFFSET,
+    "bodyCRC": Number.BODY_CRC,
+}
 _TEXTS = {"tags": Number.TAGS_AT, "keys": Number.KEYS_AT, "uniqKey": Number.UNIQ_KEY_AT}
 
 
@@ -409,9 +425,13 @@ class _Columns:
     def _footer_column(self, name: str) -> pa.Array | None:
         chunk = self._chunk
         numbers: dict[str, NDArray[Any]] = {
-            "queueOffset": chunk.queue_offset, "commitLogOffset": chunk.phys, "storeSize": chunk.size,
-            "storeTimestamp": chunk.store_timestamp, "tagsCode": chunk.tags_code, "innerNum": chunk.inner_num,
-        }  # fmt: skip
+            "queueOffset": chunk.queue_offset,
+            "commitLogOffset": chunk.phys,
+            "storeSize": chunk.size,
+            "storeTimestamp": chunk.store_timestamp,
+            "tagsCode": chunk.tags_code,
+            "innerNum": chunk.inner_num,
+        }
         if name in numbers:
             return pa.array(numbers[name])
         if name == "storeTime":

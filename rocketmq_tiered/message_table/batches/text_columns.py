@@ -122,9 +122,13 @@ class BodyReader:
                 failures.append((row, body.message))
         part = slice(begin, end)
         return Bodies(
-            end, self._chunk.data, self._fields[Number.BODY_AT][part], self._fields[Number.BODY_BYTES][part],
-            inflated, failures,
-        )  # fmt: skip
+            end,
+            self._chunk.data,
+            self._fields[Number.BODY_AT][part],
+            self._fields[Number.BODY_BYTES][part],
+            inflated,
+            failures,
+        )
 
     def _end(self, limit: int, begin: int) -> int:
         return max(int(np.searchsorted(self._ends, limit, side="right")), begin + 1)
@@ -215,10 +219,7 @@ def host_strings(data: NDArray[np.uint8], fields: RecordFields, at: Number) -> p
     else:
         known: dict[bytes, int] = {}
         whole, bounds = stored.tobytes(), offsets.tolist()
-        index = np.array([
-            known.setdefault(whole[begin:end], len(known))
-            for begin, end in pairwise(bounds)
-        ])  # fmt: skip
+        index = np.array([known.setdefault(whole[begin:end], len(known)) for begin, end in pairwise(bounds)])
         names = [host_text(host) for host in known]
     return pa.array(names, pa.string()).take(pa.array(index))
 

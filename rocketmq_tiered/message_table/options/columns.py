@@ -10,9 +10,14 @@ from tiered.errors import UsageError
 from tiered.formats.fields import FIELD_TABLE, Field
 
 SPARK_TYPES = {
-    "string": "string", "hex": "string", "int32": "int", "int64": "bigint", "uint32": "bigint",
-    "bool": "boolean", "map<string,string>": "map<string,string>",
-}  # fmt: skip
+    "string": "string",
+    "hex": "string",
+    "int32": "int",
+    "int64": "bigint",
+    "uint32": "bigint",
+    "bool": "boolean",
+    "map<string,string>": "map<string,string>",
+}
 
 
 class Cost(IntEnum):
@@ -40,29 +45,88 @@ class Column:
 
 
 DEFAULT_NAMES = (
-    "cluster", "brokerName", "topic", "generation", "queueId", "queueOffset", "commitLogOffset", "storeSize",
-    "storeTimestamp", "storeTime", "bornTimestamp", "bornTime", "bornHost", "storeHost", "sysFlag", "flag",
-    "reconsumeTimes", "ptOffset", "tags", "keys", "uniqKey", "properties", "body", "bodyCRC",
-    "bodyCrcOk", "recCrc32", "offsetMsgId",
-)  # fmt: skip
+    "cluster",
+    "brokerName",
+    "topic",
+    "generation",
+    "queueId",
+    "queueOffset",
+    "commitLogOffset",
+    "storeSize",
+    "storeTimestamp",
+    "storeTime",
+    "bornTimestamp",
+    "bornTime",
+    "bornHost",
+    "storeHost",
+    "sysFlag",
+    "flag",
+    "reconsumeTimes",
+    "ptOffset",
+    "tags",
+    "keys",
+    "uniqKey",
+    "properties",
+    "body",
+    "bodyCRC",
+    "bodyCrcOk",
+    "recCrc32",
+    "offsetMsgId",
+)
 
 CORRUPT_RECORD = "_corrupt_record"
 CHANGE_TYPE = "_change_type"
 
-NEVER_NULL = frozenset({
-    "cluster", "brokerName", "topic", "queueId", "queueOffset", "commitLogOffset", "storeSize", "storeTimestamp",
-    "tagsCode", "innerNum", "bornTimestamp", "bornHost", "storeHost", "sysFlag", "flag", "reconsumeTimes", "ptOffset",
-    "properties", CHANGE_TYPE, "bodyCRC", "bodyCrcOk", "recCrc32", "offsetMsgId", "magic",
-})  # fmt: skip
+NEVER_NULL = frozenset(
+    {
+        "cluster",
+        "brokerName",
+        "topic",
+        "queueId",
+        "queueOffset",
+        "commitLogOffset",
+        "storeSize",
+        "storeTimestamp",
+        "tagsCode",
+        "innerNum",
+        "bornTimestamp",
+        "bornHost",
+        "storeHost",
+        "sysFlag",
+        "flag",
+        "reconsumeTimes",
+        "ptOffset",
+        "properties",
+        CHANGE_TYPE,
+        "bodyCRC",
+        "bodyCrcOk",
+        "recCrc32",
+        "offsetMsgId",
+        "magic",
+    }
+)
 """Columns that every message has. Spark checks each value of any other column for null, twice."""
 
 _COSTS = {
-    "cluster": Cost.CATALOG, "brokerName": Cost.CATALOG, "topic": Cost.CATALOG, "generation": Cost.CATALOG,
-    "queueId": Cost.CATALOG, CORRUPT_RECORD: Cost.CATALOG,
-    "queueOffset": Cost.FOOTER, "commitLogOffset": Cost.FOOTER, "storeSize": Cost.FOOTER,
-    "storeTimestamp": Cost.FOOTER, "storeTime": Cost.FOOTER, "tagsCode": Cost.FOOTER, "innerNum": Cost.FOOTER,
-    "body": Cost.BODY, "text": Cost.BODY, "bodyLen": Cost.BODY, "bodySha256": Cost.BODY, "inner": Cost.BODY,
-}  # fmt: skip
+    "cluster": Cost.CATALOG,
+    "brokerName": Cost.CATALOG,
+    "topic": Cost.CATALOG,
+    "generation": Cost.CATALOG,
+    "queueId": Cost.CATALOG,
+    CORRUPT_RECORD: Cost.CATALOG,
+    "queueOffset": Cost.FOOTER,
+    "commitLogOffset": Cost.FOOTER,
+    "storeSize": Cost.FOOTER,
+    "storeTimestamp": Cost.FOOTER,
+    "storeTime": Cost.FOOTER,
+    "tagsCode": Cost.FOOTER,
+    "innerNum": Cost.FOOTER,
+    "body": Cost.BODY,
+    "text": Cost.BODY,
+    "bodyLen": Cost.BODY,
+    "bodySha256": Cost.BODY,
+    "inner": Cost.BODY,
+}
 _OWN_FIELDS = (
     Field("cluster", "string", "cluster of the archive"),
     Field("brokerName", "string", "broker of the archive"),

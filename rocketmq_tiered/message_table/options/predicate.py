@@ -17,9 +17,15 @@ from tiered.model.queue import SCHEDULE_TOPIC
 
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 NUMBER_COLUMNS = (
-    "queueId", "generation", "queueOffset", "storeTimestamp", "commitLogOffset", "storeSize", "innerNum",
+    "queueId",
+    "generation",
+    "queueOffset",
+    "storeTimestamp",
+    "commitLogOffset",
+    "storeSize",
+    "innerNum",
     "tagsCode",
-)  # fmt: skip
+)
 """Columns decided exactly for every row: they are never null in an archive."""
 
 Filter = Any

@@ -292,32 +292,57 @@ def _offsets(default: str) -> Parse:
 
 
 _PARSERS: dict[str, tuple[str, Parse]] = {
-    "source": ("source", _choice(Source)), "topic": ("topics", _names), "subscribePattern": ("topic_regex", _regex),
-    "cluster": ("cluster", _text), "broker": ("broker", _text), "generation": ("generation", _generation),
-    "version": ("version", _number(1)), "timestampAsOf": ("version_ms", _instant), "since": ("since_ms", _instant),
-    "until": ("until_ms", _instant), "columns": ("columns", _names), "view": ("view", _choice(View)),
-    "explodeBatches": ("explode_batches", _flag), "pushFilters": ("push_filters", _flag),
+    "source": ("source", _choice(Source)),
+    "topic": ("topics", _names),
+    "subscribePattern": ("topic_regex", _regex),
+    "cluster": ("cluster", _text),
+    "broker": ("broker", _text),
+    "generation": ("generation", _generation),
+    "version": ("version", _number(1)),
+    "timestampAsOf": ("version_ms", _instant),
+    "since": ("since_ms", _instant),
+    "until": ("until_ms", _instant),
+    "columns": ("columns", _names),
+    "view": ("view", _choice(View)),
+    "explodeBatches": ("explode_batches", _flag),
+    "pushFilters": ("push_filters", _flag),
     "mode": ("mode", _choice(Mode)),
     "partitionBytes": ("partition_bytes", _number(MIB)),
-    "batchBytes": ("batch_bytes", _number(64 << 10, BATCH_BYTES_MAX)), "brokerConf": ("broker_conf", _text),
-    "endingOffsets": ("ends", _offsets("latest")), "maxRowsPerTrigger": ("max_rows_per_trigger", _number(1)),
-    "maxBytesPerTrigger": ("max_bytes_per_trigger", _number(1)), "failOnDataLoss": ("fail_on_data_loss", _flag),
-    "endpoint": ("endpoint", _text), "region": ("region", _text), "addressingStyle": ("addressing_style", _text),
-}  # fmt: skip
+    "batchBytes": ("batch_bytes", _number(64 << 10, BATCH_BYTES_MAX)),
+    "brokerConf": ("broker_conf", _text),
+    "endingOffsets": ("ends", _offsets("latest")),
+    "maxRowsPerTrigger": ("max_rows_per_trigger", _number(1)),
+    "maxBytesPerTrigger": ("max_bytes_per_trigger", _number(1)),
+    "failOnDataLoss": ("fail_on_data_loss", _flag),
+    "endpoint": ("endpoint", _text),
+    "region": ("region", _text),
+    "addressingStyle": ("addressing_style", _text),
+}
 """Option -> field of SourceOptions, and how its text is read."""
 _NAMES = (
-    "path", "paths", *_PARSERS, "startingOffsets", "startingTimestamp", "accessKey", "secretKey", "sessionToken",
-)  # fmt: skip
+    "path",
+    "paths",
+    *_PARSERS,
+    "startingOffsets",
+    "startingTimestamp",
+    "accessKey",
+    "secretKey",
+    "sessionToken",
+)
 _ALIASES = {
-    "subscribe": "topic", "maxOffsetsPerTrigger": "maxRowsPerTrigger", "versionAsOf": "version",
-}  # fmt: skip
+    "subscribe": "topic",
+    "maxOffsetsPerTrigger": "maxRowsPerTrigger",
+    "versionAsOf": "version",
+}
 """Names of the Kafka source and of Delta."""
 OPTION_NAMES = {name.lower(): name for name in (*_NAMES, *_ALIASES)}
 """Lower case -> name: Spark's options are case-insensitive."""
 _OF_ARCHIVES = ("generation", "version", "timestampAsOf", "startingOffsets", "endingOffsets", "view")
 _EXCLUSIVE = (
-    ("maxRowsPerTrigger", "maxBytesPerTrigger"), ("version", "timestampAsOf"), ("topic", "subscribePattern"),
-)  # fmt: skip
+    ("maxRowsPerTrigger", "maxBytesPerTrigger"),
+    ("version", "timestampAsOf"),
+    ("topic", "subscribePattern"),
+)
 
 
 def parse_options(given: Mapping[str, str]) -> SourceOptions:
@@ -336,9 +361,15 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
             raise UsageError(f"{name} requires source={other.value}, not source={source.value}")
     starting, timestamp, starts = _starting(options)
     found = SourceOptions(
-        first, **values, more_paths=tuple(others), starting=starting, starting_timestamp=timestamp, starts=starts,
-        all_generations=options.get("generation", "").lower() == "all", credentials=_credentials(options),
-    )  # fmt: skip
+        first,
+        **values,
+        more_paths=tuple(others),
+        starting=starting,
+        starting_timestamp=timestamp,
+        starts=starts,
+        all_generations=options.get("generation", "").lower() == "all",
+        credentials=_credentials(options),
+    )
     if found.since_ms is not None and found.until_ms is not None and found.since_ms >= found.until_ms:
         raise UsageError("since is not before until", hint="until is exclusive")
     return found

@@ -21,15 +21,17 @@ ROW_BYTES = 64
 LMQ_ROW_BYTES = 1024
 """Minimum weight of an LMQ row, whose message is in another run and of unknown size."""
 
-SLICE_DTYPE = np.dtype([
-    ("queue", "<u4"),     # index into the partition's queues
-    ("object", "<u4"),    # index into the partition's objects
-    ("ordinal", "<u4"),   # run in the object
-    ("kind", "<u4"),      # RunKind
-    ("begin", "<i8"),     # rows whose queue offset is in [begin, end)
-    ("end", "<i8"),
-    ("weight", "<i8"),    # approximate bytes
-])  # fmt: skip
+SLICE_DTYPE = np.dtype(
+    [
+        ("queue", "<u4"),  # index into the partition's queues
+        ("object", "<u4"),  # index into the partition's objects
+        ("ordinal", "<u4"),  # run in the object
+        ("kind", "<u4"),  # RunKind
+        ("begin", "<i8"),  # rows whose queue offset is in [begin, end)
+        ("end", "<i8"),
+        ("weight", "<i8"),  # approximate bytes
+    ]
+)
 
 
 @dataclass(frozen=True)

@@ -64,17 +64,30 @@ class RowChunk:
         topics = {self.queues[number].topic for number in np.unique(self.queue).tolist()}
         predicate = predicate.without_tags() if is_lmq else predicate.for_topics(topics)
         ids = np.array([queue.queue_id for queue in self.queues] or [0], np.int64)
-        mask = predicate.mask({
-            "queueId": ids[self.queue], "queueOffset": self.queue_offset, "storeTimestamp": self.store_timestamp,
-            "commitLogOffset": self.phys, "storeSize": self.size, "innerNum": self.inner_num,
-            "tagsCode": self.tags_code,
-        })  # fmt: skip
+        mask = predicate.mask(
+            {
+                "queueId": ids[self.queue],
+                "queueOffset": self.queue_offset,
+                "storeTimestamp": self.store_timestamp,
+                "commitLogOffset": self.phys,
+                "storeSize": self.size,
+                "innerNum": self.inner_num,
+                "tagsCode": self.tags_code,
+            }
+        )
         return self if mask is None or mask.all() else self.taken(np.flatnonzero(mask))
 
 
 ROW_COLUMNS = (
-    "queue", "queue_offset", "inner_num", "phys", "size", "store_timestamp", "tags_code", "is_batch",
-)  # fmt: skip
+    "queue",
+    "queue_offset",
+    "inner_num",
+    "phys",
+    "size",
+    "store_timestamp",
+    "tags_code",
+    "is_batch",
+)
 
 
 @dataclass(frozen=True)
@@ -151,9 +164,18 @@ def catalog_chunks(part: Slices) -> Iterator[RowChunk]:
         queue = np.repeat(table["queue"][mine], rows[mine])
         zeros = np.broadcast_to(np.int64(0), len(queue))
         yield RowChunk(
-            part.archive.cluster, part.archive.broker, part.queues, queue,
-            zeros, zeros, zeros, zeros, zeros, zeros, zeros,
-        )  # fmt: skip
+            part.archive.cluster,
+            part.archive.broker,
+            part.queues,
+            queue,
+            zeros,
+            zeros,
+            zeros,
+            zeros,
+            zeros,
+            zeros,
+            zeros,
+        )
 
 
 WINDOW_ROWS = 65_536
@@ -343,10 +365,16 @@ class ObjectRows:
     ) -> NDArray[np.bool_] | None:
         size, tags_code, stamp, phys, inner = columns[:5]
         topics = {self._part.queues[number].topic for number in self.queue_of_run[np.unique(run)].tolist()}
-        return self._predicate.for_topics(topics).mask({
-            "queueOffset": offset, "storeTimestamp": stamp, "commitLogOffset": phys, "storeSize": size,
-            "innerNum": inner, "tagsCode": tags_code,
-        })  # fmt: skip
+        return self._predicate.for_topics(topics).mask(
+            {
+                "queueOffset": offset,
+                "storeTimestamp": stamp,
+                "commitLogOffset": phys,
+                "storeSize": size,
+                "innerNum": inner,
+                "tagsCode": tags_code,
+            }
+        )
 
     def _spans(self, rows: NDArray[np.int64]) -> list[BlockSpan]:
         """The blocks of ``rows``, neighbours merged."""
@@ -360,6 +388,12 @@ class ObjectRows:
         """Blocks [first, end)."""
         offset, raw = int(self._block_offset[first]), int(self._block_raw[first])
         return BlockSpan(
-            first, end, offset, int(self._block_offset[end]) - offset,
-            int(self._block_row[first]), int(self._block_row[end]), raw, int(self._block_raw[end]) - raw,
-        )  # fmt: skip
+            first,
+            end,
+            offset,
+            int(self._block_offset[end]) - offset,
+            int(self._block_row[first]),
+            int(self._block_row[end]),
+            raw,
+            int(self._block_raw[end]) - raw,
+        )

@@ -133,9 +133,11 @@ class ArchiveService(Service):
         RouteHandlers(routes).register(table)
         register_client_handlers(table, self.clients, self.heard)
         register_lock_handlers(
-            table, self._locks, self.grants_locks,
+            table,
+            self._locks,
+            self.grants_locks,
             lambda queue: queue.broker == archive.broker and routes.has_queue(*queue[1:]),
-        )  # fmt: skip
+        )
         OffsetHandlers(archive, routes, self.clients, self.offsets).register(table)
         PullService(archive, routes, self.clients, self.offsets, limits).register(table)
         LookupHandlers(archive, routes).register(table)

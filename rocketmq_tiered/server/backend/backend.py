@@ -47,10 +47,15 @@ class TopicConfig:
     def document(self) -> dict[str, Any]:
         """As Java writes it."""
         return {
-            "attributes": self.attributes, "order": self.order, "perm": self.perm,
-            "readQueueNums": self.read_queues, "topicFilterType": "SINGLE_TAG", "topicName": self.name,
-            "topicSysFlag": 0, "writeQueueNums": self.write_queues,
-        }  # fmt: skip
+            "attributes": self.attributes,
+            "order": self.order,
+            "perm": self.perm,
+            "readQueueNums": self.read_queues,
+            "topicFilterType": "SINGLE_TAG",
+            "topicName": self.name,
+            "topicSysFlag": 0,
+            "writeQueueNums": self.write_queues,
+        }
 
 
 class Backend(Protocol):

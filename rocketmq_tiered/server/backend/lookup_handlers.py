@@ -25,10 +25,15 @@ UNIQUE_KEY_COUNT = 32
 KEY_COUNT_MAX = 64
 ROWS_MAX = 1024
 REFUSED = (
-    RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2,
-    RequestCode.END_TRANSACTION, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
-    RequestCode.DELETE_SUBSCRIPTIONGROUP, RequestCode.DELETE_TOPIC_IN_BROKER, RequestCode.UPDATE_BROKER_CONFIG,
-)  # fmt: skip
+    RequestCode.SEND_BATCH_MESSAGE,
+    RequestCode.SEND_REPLY_MESSAGE,
+    RequestCode.SEND_REPLY_MESSAGE_V2,
+    RequestCode.END_TRANSACTION,
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+    RequestCode.DELETE_SUBSCRIPTIONGROUP,
+    RequestCode.DELETE_TOPIC_IN_BROKER,
+    RequestCode.UPDATE_BROKER_CONFIG,
+)
 
 
 class LookupHandlers:
@@ -95,8 +100,10 @@ class LookupHandlers:
             low, high = (bounds.minimum, bounds.maximum) if bounds is not None else (0, 0)
             last_ms = self._archive.last_stored_ms(topic, queue_id) if high > low else 0
             table[MessageQueue(self._archive.broker, topic, queue_id)] = {
-                "lastUpdateTimestamp": last_ms, "maxOffset": high, "minOffset": low,
-            }  # fmt: skip
+                "lastUpdateTimestamp": last_ms,
+                "maxOffset": high,
+                "minOffset": low,
+            }
         return Response(body=(queue_map(table, {"topicPutTps": 0.0}),))
 
     async def rows(self, request: Request) -> Response:
@@ -160,6 +167,10 @@ async def records_by_key(archive: Backend, request: Request) -> list[bytes]:
     # mqadmin's queryMsgById searches three days by a unique key. A message in an archive is usually older.
     begin_ms = 0 if is_unique else request.number("beginTimestamp", 0)
     return await archive.messages_by_key(
-        request.text("topic"), request.text("key"), is_unique=is_unique, count=key_count(request),
-        begin_ms=begin_ms, end_ms=request.number("endTimestamp", (1 << 63) - 1),
-    )  # fmt: skip
+        request.text("topic"),
+        request.text("key"),
+        is_unique=is_unique,
+        count=key_count(request),
+        begin_ms=begin_ms,
+        end_ms=request.number("endTimestamp", (1 << 63) - 1),
+    )

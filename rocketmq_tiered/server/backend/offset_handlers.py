@@ -119,8 +119,11 @@ class OffsetHandlers:
             stored_ms = max(0, await self._archive.stored_ms(topic, queue_id, offset - 1))
         consumed = offset if offset is not None else 0
         return {
-            "brokerOffset": maximum, "consumerOffset": consumed, "lastTimestamp": stored_ms, "pullOffset": consumed,
-        }  # fmt: skip
+            "brokerOffset": maximum,
+            "consumerOffset": consumed,
+            "lastTimestamp": stored_ms,
+            "pullOffset": consumed,
+        }
 
     def _topics_of(self, group: str) -> list[str]:
         online = self._clients.group(group)
@@ -191,8 +194,10 @@ class OffsetHandlers:
 def push_reset(members: Iterable[Member], request: Request, offsets: Mapping[MessageQueue, int]) -> None:
     """Notify members of a reset (RESET_CONSUMER_CLIENT_OFFSET)."""
     ext = {
-        "topic": request.text("topic"), "group": request.text("group"), "timestamp": request.text("timestamp", "0"),
+        "topic": request.text("topic"),
+        "group": request.text("group"),
+        "timestamp": request.text("timestamp", "0"),
         "isForce": request.text("isForce", "true"),
-    }  # fmt: skip
+    }
     for member in members:
         member.peer.push(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, offsets_for(member.language, offsets))

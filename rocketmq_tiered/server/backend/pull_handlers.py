@@ -85,9 +85,15 @@ class PullService:
         get = request.command.ext_fields.get
         try:
             plain = self._plain(
-                get("topic"), get("consumerGroup"), get("queueId"), get("sysFlag"), get("maxMsgNums"),
-                get("maxMsgBytes"), get("expressionType"), get("subVersion"),
-            )  # fmt: skip
+                get("topic"),
+                get("consumerGroup"),
+                get("queueId"),
+                get("sysFlag"),
+                get("maxMsgNums"),
+                get("maxMsgBytes"),
+                get("expressionType"),
+                get("subVersion"),
+            )
         except _TooLongError:
             return None
         if plain is None:
@@ -196,18 +202,28 @@ class PullService:
         return None
 
     def _parse_plain(
-        self, topic: str | None, group: str | None, queue_id: str | None, flags: str | None, count: str | None,
-        max_bytes: str | None, expression_type: str | None, version: str | None,
-    ) -> _PlainPull | None:  # fmt: skip
+        self,
+        topic: str | None,
+        group: str | None,
+        queue_id: str | None,
+        flags: str | None,
+        count: str | None,
+        max_bytes: str | None,
+        expression_type: str | None,
+        version: str | None,
+    ) -> _PlainPull | None:
         """The fields a client repeats with each pull of a queue; None where one is unusual. Raises _TooLongError for
         text too long to cache."""
         fields = topic, group, queue_id, flags, count, max_bytes, expression_type, version
         if sum(len(text) for text in fields if text is not None) > PLAIN_CHARS_MAX:
             raise _TooLongError
         numbers = (
-            "" if queue_id is None else queue_id, "0" if flags is None else flags, "32" if count is None else count,
-            "0" if max_bytes is None else max_bytes, "0" if version is None else version,
-        )  # fmt: skip
+            "" if queue_id is None else queue_id,
+            "0" if flags is None else flags,
+            "32" if count is None else count,
+            "0" if max_bytes is None else max_bytes,
+            "0" if version is None else version,
+        )
         if not topic or not group or not is_legal_group(group) or expression_type not in _TAGS:
             return None
         if not all(text.isascii() and text.isdecimal() and len(text) <= DIGITS_MAX for text in numbers):

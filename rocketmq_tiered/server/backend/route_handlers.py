@@ -22,10 +22,16 @@ PERM_READ = 4
 PERM_READ_WRITE = 6
 PROXY_TOPIC = "DefaultHeartBeatSyncerTopic"
 """A RocketMQ 5 proxy needs it to start, and creates it; it is kept in memory."""
-LIVE_GROUP_SETTINGS = frozenset({
-    "brokerId", "consumeBroadcastEnable", "consumeEnable", "consumeFromMinEnable", "notifyConsumerIdsChangedEnable",
-    "whichBrokerWhenConsumeSlowly",
-})  # fmt: skip
+LIVE_GROUP_SETTINGS = frozenset(
+    {
+        "brokerId",
+        "consumeBroadcastEnable",
+        "consumeEnable",
+        "consumeFromMinEnable",
+        "notifyConsumerIdsChangedEnable",
+        "whichBrokerWhenConsumeSlowly",
+    }
+)
 """Settings of a group that are about reading from the live broker, such as whether it may consume there: not copied."""
 MADE_QUEUES_MAX = 16
 """A proxy creates one. Replies about a topic go through all its queues."""
@@ -90,8 +96,10 @@ class RouteTable:
     def broker_data(self) -> dict[str, Any]:
         """BrokerData: one broker, id 0."""
         return {
-            "brokerAddrs": {"0": self.address}, "brokerName": self.archive.broker, "cluster": self.archive.cluster,
-        }  # fmt: skip
+            "brokerAddrs": {"0": self.address},
+            "brokerName": self.archive.broker,
+            "cluster": self.archive.cluster,
+        }
 
     def route(self, topic: str) -> dict[str, Any] | None:
         """TopicRouteData, or None for an unknown topic. A proxy asks for cluster and broker names as topics."""
@@ -101,20 +109,32 @@ class RouteTable:
         if config is None:
             return None
         queue_data = {
-            "brokerName": self.archive.broker, "perm": config.perm, "readQueueNums": config.read_queues,
-            "topicSysFlag": 0, "writeQueueNums": config.write_queues,
-        }  # fmt: skip
+            "brokerName": self.archive.broker,
+            "perm": config.perm,
+            "readQueueNums": config.read_queues,
+            "topicSysFlag": 0,
+            "writeQueueNums": config.write_queues,
+        }
         return {"brokerDatas": [self.broker_data()], "filterServerTable": {}, "queueDatas": [queue_data]}
 
     def group_config(self, group: str) -> dict[str, Any]:
         """The archived configuration of a group, which may always read the archive, or a default one."""
         default = {
-            "brokerId": 0, "consumeBroadcastEnable": True, "consumeEnable": True, "consumeFromMinEnable": True,
-            "consumeMessageOrderly": False, "groupName": group, "groupSysFlag": 0,
-            "notifyConsumerIdsChangedEnable": True, "retryMaxTimes": 16, "retryQueueNums": 1,
-            "whichBrokerWhenConsumeSlowly": 0, "attributes": {}, "consumeTimeoutMinute": 15,
+            "brokerId": 0,
+            "consumeBroadcastEnable": True,
+            "consumeEnable": True,
+            "consumeFromMinEnable": True,
+            "consumeMessageOrderly": False,
+            "groupName": group,
+            "groupSysFlag": 0,
+            "notifyConsumerIdsChangedEnable": True,
+            "retryMaxTimes": 16,
+            "retryQueueNums": 1,
+            "whichBrokerWhenConsumeSlowly": 0,
+            "attributes": {},
+            "consumeTimeoutMinute": 15,
             "groupRetryPolicy": {"type": "CUSTOMIZED"},
-        }  # fmt: skip
+        }
         archived = self.archive.subscription_groups().get(group, {})
         return default | {name: value for name, value in archived.items() if name not in LIVE_GROUP_SETTINGS}
 
@@ -189,9 +209,13 @@ class RouteHandlers:
     async def all_groups(self, request: Request) -> Response:
         routes = self._routes
         groups = {name: routes.group_config(name) for name in routes.archive.subscription_groups()}
-        return json_response({
-            "dataVersion": _data_version(routes), "forbiddenTable": {}, "subscriptionGroupTable": groups,
-        })  # fmt: skip
+        return json_response(
+            {
+                "dataVersion": _data_version(routes),
+                "forbiddenTable": {},
+                "subscriptionGroupTable": groups,
+            }
+        )
 
     async def topic_config(self, request: Request) -> Response:
         config = self._routes.find(request.text("topic"))
@@ -207,9 +231,13 @@ class RouteHandlers:
         """GET_BROKER_CONFIG, as lines of text."""
         archive = self._routes.archive
         lines = {
-            "brokerClusterName": archive.cluster, "brokerName": archive.broker, "brokerId": "0",
-            "brokerRole": "ASYNC_MASTER", "brokerPermission": "4", "slaveReadEnable": "false",
-        }  # fmt: skip
+            "brokerClusterName": archive.cluster,
+            "brokerName": archive.broker,
+            "brokerId": "0",
+            "brokerRole": "ASYNC_MASTER",
+            "brokerPermission": "4",
+            "slaveReadEnable": "false",
+        }
         return Response(body=("".join(f"{name}={value}\n" for name, value in lines.items()).encode(),))
 
     async def runtime(self, request: Request) -> Response:
@@ -225,18 +253,39 @@ def runtime_table(started_ms: int, earliest_ms: int = 0) -> dict[str, str]:
     hours since the earliest message."""
     rates = ("putTps", "getTransferedTps", "getTransferredTps", "getFoundTps", "getMissTps", "getTotalTps")
     zeros = (
-        "sendThreadPoolQueueSize", "pullThreadPoolQueueSize", "ackThreadPoolQueueSize", "queryThreadPoolQueueSize",
-        "sendThreadPoolQueueHeadWaitTimeMills", "pullThreadPoolQueueHeadWaitTimeMills",
-        "queryThreadPoolQueueHeadWaitTimeMills", "ackThreadPoolQueueHeadWaitTimeMills", "pageCacheLockTimeMills",
-        "timerReadBehind", "timerOffsetBehind", "timerCongestNum", "timerEnqueueTps",
-        "timerDequeueTps", "EndTransactionQueueSize", "EndTransactionThreadPoolQueueCapacity",
-        "msgPutTotalYesterdayMorning", "msgPutTotalTodayMorning", "msgPutTotalTodayNow",
-        "msgGetTotalYesterdayMorning", "msgGetTotalTodayMorning", "msgGetTotalTodayNow", "commitLogMinOffset",
-        "commitLogMaxOffset", "commitLogDiskRatio", "dispatchBehindBytes",
-    )  # fmt: skip
+        "sendThreadPoolQueueSize",
+        "pullThreadPoolQueueSize",
+        "ackThreadPoolQueueSize",
+        "queryThreadPoolQueueSize",
+        "sendThreadPoolQueueHeadWaitTimeMills",
+        "pullThreadPoolQueueHeadWaitTimeMills",
+        "queryThreadPoolQueueHeadWaitTimeMills",
+        "ackThreadPoolQueueHeadWaitTimeMills",
+        "pageCacheLockTimeMills",
+        "timerReadBehind",
+        "timerOffsetBehind",
+        "timerCongestNum",
+        "timerEnqueueTps",
+        "timerDequeueTps",
+        "EndTransactionQueueSize",
+        "EndTransactionThreadPoolQueueCapacity",
+        "msgPutTotalYesterdayMorning",
+        "msgPutTotalTodayMorning",
+        "msgPutTotalTodayNow",
+        "msgGetTotalYesterdayMorning",
+        "msgGetTotalTodayMorning",
+        "msgGetTotalTodayNow",
+        "commitLogMinOffset",
+        "commitLogMaxOffset",
+        "commitLogDiskRatio",
+        "dispatchBehindBytes",
+    )
     table = dict.fromkeys(rates, "0.0 0.0 0.0") | dict.fromkeys(zeros, "0")
     return table | {
-        "brokerVersionDesc": VERSION_TEXT, "brokerVersion": "409", "brokerActive": "true",
+        "brokerVersionDesc": VERSION_TEXT,
+        "brokerVersion": "409",
+        "brokerActive": "true",
         "earliestMessageTimeStamp": str(earliest_ms or started_ms),
-        "bootTimestamp": str(started_ms), "runtime": "[ 0 days ]",
-    }  # fmt: skip
+        "bootTimestamp": str(started_ms),
+        "runtime": "[ 0 days ]",
+    }

@@ -83,9 +83,13 @@ TAG, SQL92 = "TAG", "SQL92"
 CONSUME_TYPES = "CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP"
 MESSAGE_MODELS = "BROADCASTING", "CLUSTERING"
 CONSUME_FROM = (
-    "CONSUME_FROM_LAST_OFFSET", "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST", "CONSUME_FROM_MIN_OFFSET",
-    "CONSUME_FROM_MAX_OFFSET", "CONSUME_FROM_FIRST_OFFSET", "CONSUME_FROM_TIMESTAMP",
-)  # fmt: skip
+    "CONSUME_FROM_LAST_OFFSET",
+    "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
+    "CONSUME_FROM_MIN_OFFSET",
+    "CONSUME_FROM_MAX_OFFSET",
+    "CONSUME_FROM_FIRST_OFFSET",
+    "CONSUME_FROM_TIMESTAMP",
+)
 
 
 @dataclass(frozen=True)
@@ -108,10 +112,14 @@ class Subscription:
             [] if self.expression in ("", "*") or self.expression_type != TAG else self.expression.split("||")
         )
         return {
-            "classFilterMode": False, "codeSet": [], "expressionType": self.expression_type,
-            "subString": self.expression, "subVersion": self.version,
-            "tagsSet": [tag.strip() for tag in tags if tag.strip()], "topic": self.topic,
-        }  # fmt: skip
+            "classFilterMode": False,
+            "codeSet": [],
+            "expressionType": self.expression_type,
+            "subString": self.expression,
+            "subVersion": self.version,
+            "tagsSet": [tag.strip() for tag in tags if tag.strip()],
+            "topic": self.topic,
+        }
 
 
 @dataclass
@@ -255,9 +263,17 @@ class ClientTable:
             if not without_subscriptions:
                 subscriptions = _merged(known, data.get("subscriptionDataSet") or [])
             member = Member(
-                client_id, request.peer, request.command.language[:16], request.command.version, self._now_s(),
-                {topic: one for topic, one in subscriptions.items() if accepts is None or accepts(name, topic)},
-            )  # fmt: skip
+                client_id,
+                request.peer,
+                request.command.language[:16],
+                request.command.version,
+                self._now_s(),
+                {
+                    topic: one
+                    for topic, one in subscriptions.items()
+                    if accepts is None or accepts(name, topic)
+                },
+            )
             group = self._groups.get(name) or Group(name)
             consume_type = _named(data, "consumeType", group.consume_type, CONSUME_TYPES)
             message_model = _named(data, "messageModel", group.message_model, MESSAGE_MODELS)
@@ -455,19 +471,23 @@ def register_client_handlers(
         group = clients.group(name)
         if group is None:
             return Response(ResponseCode.CONSUMER_NOT_ONLINE, remark=f"the consumer group[{name}] not online")
-        return json_response({
-            "connectionSet": [
-                {
-                    "clientAddr": member.peer.address, "clientId": member.client_id,
-                    "language": member.language, "version": member.version,
-                }
-                for member in group.members.values()
-            ],
-            "subscriptionTable": {s.topic: s.document() for s in group.subscriptions.values()},
-            "consumeType": group.consume_type,
-            "messageModel": group.message_model,
-            "consumeFromWhere": group.consume_from,
-        })  # fmt: skip
+        return json_response(
+            {
+                "connectionSet": [
+                    {
+                        "clientAddr": member.peer.address,
+                        "clientId": member.client_id,
+                        "language": member.language,
+                        "version": member.version,
+                    }
+                    for member in group.members.values()
+                ],
+                "subscriptionTable": {s.topic: s.document() for s in group.subscriptions.values()},
+                "consumeType": group.consume_type,
+                "messageModel": group.message_model,
+                "consumeFromWhere": group.consume_from,
+            }
+        )
 
 
 GROUP_CHARS_MAX: Final = 255

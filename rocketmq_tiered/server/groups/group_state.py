@@ -84,10 +84,16 @@ def encode_snapshot(snapshot: GroupSnapshot) -> bytes:
         [group, topic, sorted(queues.items())] for (group, topic), queues in sorted(snapshot.offsets.items())
     ]
     header = {
-        "version": snapshot.version, "owner": snapshot.owner, "owner_name": snapshot.owner_name,
-        "renewed_ms": snapshot.renewed_ms, "released": snapshot.released, "offsets": rows,
-        "first_version": snapshot.first_version, "lease": snapshot.lease, "locks": snapshot.locks,
-    }  # fmt: skip
+        "version": snapshot.version,
+        "owner": snapshot.owner,
+        "owner_name": snapshot.owner_name,
+        "renewed_ms": snapshot.renewed_ms,
+        "released": snapshot.released,
+        "offsets": rows,
+        "first_version": snapshot.first_version,
+        "lease": snapshot.lease,
+        "locks": snapshot.locks,
+    }
     return encode_container(KIND, header, {})
 
 
@@ -100,10 +106,16 @@ def decode_snapshot(data: bytes, *, source: str) -> GroupSnapshot:
             for group, topic, queues in header["offsets"]
         }
         return GroupSnapshot(
-            int(header["version"]), str(header["owner"]), str(header["owner_name"]), int(header["renewed_ms"]),
-            bool(header["released"]), offsets, int(header["first_version"]), str(header["lease"]),
+            int(header["version"]),
+            str(header["owner"]),
+            str(header["owner_name"]),
+            int(header["renewed_ms"]),
+            bool(header["released"]),
+            offsets,
+            int(header["first_version"]),
+            str(header["lease"]),
             None if header["locks"] is None else tuple(HeldLock(*lock) for lock in header["locks"]),
-        )  # fmt: skip
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptionError(f"{source}: snapshot of consumer groups does not parse: {error!r}") from error
 
@@ -217,9 +229,16 @@ class GroupLog:
         version = self._last.version + 1
         copied = {key: dict(queues) for key, queues in offsets.items()}
         snapshot = GroupSnapshot(
-            version, self._owner, self._owner_name, self._clock_ms(), released, copied, self._first_version,
-            self._lease, self.locks if released else None,
-        )  # fmt: skip
+            version,
+            self._owner,
+            self._owner_name,
+            self._clock_ms(),
+            released,
+            copied,
+            self._first_version,
+            self._lease,
+            self.locks if released else None,
+        )
         try:
             self._store.put_if_absent(snapshot_key(version), [encode_snapshot(snapshot)])
         except AlreadyExistsError:

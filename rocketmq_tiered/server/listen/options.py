@@ -103,8 +103,11 @@ def kept_tls(
     """A function that returns the TLS context, reloaded after a certificate was renewed; None: no TLS. Raises as
     ``tls_context``."""
     paths = (
-        settings.tls_certificate, settings.tls_key, settings.tls_key_password_file, settings.tls_client_ca,
-    )  # fmt: skip
+        settings.tls_certificate,
+        settings.tls_key,
+        settings.tls_key_password_file,
+        settings.tls_client_ca,
+    )
     kept = TlsContextCache(paths, lambda: tls_context(settings), "clients", on_reload)
     return kept.now if settings.tls_certificate else None
 

@@ -86,7 +86,8 @@ def registered_topics(
     system = TopicFilter(cluster=cluster, broker=broker)
     names = {cluster: TopicConfig(cluster, 1, 1), broker: TopicConfig(broker, 1, 1)}
     kept = {
-        name: config for name, config in topics.items()
+        name: config
+        for name, config in topics.items()
         if not name.startswith(LMQ_PREFIX) and not system.is_system(name)
-    }  # fmt: skip
+    }
     return {name: {**config.document(), "perm": PERM_READ} for name, config in sorted((kept | names).items())}

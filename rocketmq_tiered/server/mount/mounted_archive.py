@@ -75,9 +75,13 @@ class MountedArchive:
         memory = MemoryShares(max(SERVE_BYTES_MIN, settings.memory_bytes // place.shares()))
         owner = f"node {member.node} of tiered mount"
         log = GroupLog(
-            access.store, owner, wall_ms, generation_of=access.generation, lease=member.lease,
+            access.store,
+            owner,
+            wall_ms,
+            generation_of=access.generation,
+            lease=member.lease,
             has_lapsed=lapsed_leases(place.store),
-        )  # fmt: skip
+        )
         self._lease = member.lease
         self._offsets = GroupOffsets(
             log, lease_ms=settings.lease_ms, bytes_max=memory.offsets, node_holds=self._node_holds
@@ -125,10 +129,12 @@ class MountedArchive:
             raise FencedError("consumer groups of this archive are served by another server")
         mount, place = self._place.settings.mount, self._place
         serve = replace(
-            self._settings, bind=f"{mount.bind}:{port}", advertise=f"{place.host}:{port}",
+            self._settings,
+            bind=f"{mount.bind}:{port}",
+            advertise=f"{place.host}:{port}",
             refresh_ms=int(REFRESH_S * 1000),
             memory_bytes=max(SERVE_BYTES_MIN, self._settings.memory_bytes // place.shares()),
-        )  # fmt: skip
+        )
         service = ArchiveService(self._archive, self._offsets, self._retries, serve)
         if self._offsets.claimed_locks is None:  # of a crashed node or of the broker: clients may trust any
             service.locks_from_s = time.monotonic() + TRUST_S
@@ -139,10 +145,12 @@ class MountedArchive:
         self._make_retry_topics()
         config = SlaveConfig(self.name.broker, "", place.name_servers, self.address, MASTER_ID, place.tls)
         self.registrar = MountRegistrar(
-            config, self.name.cluster, service.topics,
+            config,
+            self.name.cluster,
+            service.topics,
             holds=lambda: self._offsets.holds_lease and not self.is_leaving,
             holders=lambda: place.membership.addresses_of(self.name),
-        )  # fmt: skip
+        )
         self.registrar.start()
         self._tasks = [
             asyncio.create_task(self._archive.watch(REFRESH_S)),
@@ -221,11 +229,17 @@ class MountedArchive:
         service, state = self.service, self._access.state
         groups = [] if service is None else service.status().groups
         return MountRecord(
-            *self.name, self.address, self.since_ms, queues=len(state.table),
-            consumers=sum(members for _, members in groups), groups=len(self._offsets.groups()), lag=self._lag,
-            stored_bytes=self._stored_bytes, is_leaving=self._is_released,
+            *self.name,
+            self.address,
+            self.since_ms,
+            queues=len(state.table),
+            consumers=sum(members for _, members in groups),
+            groups=len(self._offsets.groups()),
+            lag=self._lag,
+            stored_bytes=self._stored_bytes,
+            is_leaving=self._is_released,
             problem="" if self.is_leaving else self.problem(),
-        )  # fmt: skip
+        )
 
     # -- end --------------------------------------------------------------------------------------------------
 

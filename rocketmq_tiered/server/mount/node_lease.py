@@ -140,9 +140,15 @@ class NodeLog:
         own = self._own
         if own is None:
             raise FencedError(f"node {self.node} has no lease")
-        self._put(replace(
-            own, version=own.version + 1, state=state, renewed_ms=self._clock_ms(), mounts=tuple(mounts),
-        ))  # fmt: skip
+        self._put(
+            replace(
+                own,
+                version=own.version + 1,
+                state=state,
+                renewed_ms=self._clock_ms(),
+                mounts=tuple(mounts),
+            )
+        )
 
     def _put(self, wanted: NodeLease) -> None:
         key = lease_key(self.node, wanted.version)

@@ -74,8 +74,9 @@ def decide(me: str, leases: Mapping[str, NodeLease], announced: Mapping[BrokerNa
     """What node ``me`` does now. ``announced``: brokers to be mounted, with their queues."""
     held = {
         node: [record for record in lease.mounts if not record.is_leaving]
-        for node, lease in leases.items() if lease.is_living
-    }  # fmt: skip
+        for node, lease in leases.items()
+        if lease.is_living
+    }
     mine = held.get(me, [])
     gone = tuple(record.name for record in mine if record.name not in announced)
     mine = [record for record in mine if record.name in announced]

@@ -401,6 +401,13 @@ class PopDelivery:
         self, wanted: PopRequest, queue_id: int, offset: int, count: int, expression: str, kind: str
     ) -> PullRequest:
         return PullRequest(
-            wanted.topic, queue_id, offset, count, self._bytes_max, wanted.group, expression, kind,
+            wanted.topic,
+            queue_id,
+            offset,
+            count,
+            self._bytes_max,
+            wanted.group,
+            expression,
+            kind,
             client=wanted.client,
-        )  # fmt: skip
+        )

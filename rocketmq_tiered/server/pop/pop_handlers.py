@@ -96,11 +96,14 @@ class AssignmentHandlers:
             else:
                 queues = strategy(queues, sorted(members.members), str(document.get("clientId", "")))
         broker = self._routes.archive.broker
-        return json_response({
-            "messageQueueAssignments": [
-                {"messageQueue": MessageQueue(broker, topic, queue_id).document(), "mode": mode} for queue_id in queues
-            ],
-        })  # fmt: skip
+        return json_response(
+            {
+                "messageQueueAssignments": [
+                    {"messageQueue": MessageQueue(broker, topic, queue_id).document(), "mode": mode}
+                    for queue_id in queues
+                ],
+            }
+        )
 
     async def set_mode(self, request: Request) -> Response:
         document = request.document()
@@ -197,9 +200,12 @@ class PopHandlers:
 
     def _response(self, wanted: PopRequest, answer: PopBatch) -> Response:
         ext = {
-            "popTime": str(self._popped_ms(wanted, answer)), "invisibleTime": str(wanted.invisible_ms), "reviveQid":
-            "0", "restNum": str(answer.rest), **offset_fields(answer.offsets),
-        }  # fmt: skip
+            "popTime": str(self._popped_ms(wanted, answer)),
+            "invisibleTime": str(wanted.invisible_ms),
+            "reviveQid": "0",
+            "restNum": str(answer.rest),
+            **offset_fields(answer.offsets),
+        }
         code = ResponseCode.SUCCESS if answer.body else ResponseCode.POLLING_TIMEOUT
         return Response(code, ext, answer.body)
 

@@ -27,27 +27,50 @@ ACCEPTED_S: Final = 60.0
 ACCEPTED_MAX: Final = 1_000
 """Limit for one connection; a client that reads more queues is checked more often."""
 JUDGE_S: Final = 3.0
-READS: Final = frozenset({
-    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, RequestCode.GET_MAX_OFFSET, RequestCode.GET_MIN_OFFSET,
-    RequestCode.GET_EARLIEST_MSG_STORETIME, RequestCode.GET_TOPIC_STATS_INFO, RequestCode.GET_CONSUME_STATS,
-    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, RequestCode.QUERY_CONSUME_QUEUE,
-    RequestCode.GET_CONSUMER_CONNECTION_LIST, RequestCode.QUERY_CONSUMER_OFFSET,
-})  # fmt: skip
+READS: Final = frozenset(
+    {
+        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+        RequestCode.GET_MAX_OFFSET,
+        RequestCode.GET_MIN_OFFSET,
+        RequestCode.GET_EARLIEST_MSG_STORETIME,
+        RequestCode.GET_TOPIC_STATS_INFO,
+        RequestCode.GET_CONSUME_STATS,
+        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+        RequestCode.QUERY_TOPIC_CONSUME_BY_WHO,
+        RequestCode.QUERY_CONSUME_QUEUE,
+        RequestCode.GET_CONSUMER_CONNECTION_LIST,
+        RequestCode.QUERY_CONSUMER_OFFSET,
+    }
+)
 """Codes with a topic or group in their fields that ACL 1.0 does not check."""
 SENDS: Final = frozenset({RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2})
 """Not judged by either."""
-ADMINISTRATION: Final = frozenset({
-    RequestCode.GET_ALL_TOPIC_CONFIG, RequestCode.UPDATE_BROKER_CONFIG, RequestCode.GET_BROKER_CONFIG,
-    RequestCode.GET_BROKER_RUNTIME_INFO, RequestCode.GET_ALL_CONSUMER_OFFSET, RequestCode.GET_ALL_DELAY_OFFSET,
-    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
-    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, RequestCode.SET_MESSAGE_REQUEST_MODE,
-    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, RequestCode.GET_TOPICS_BY_CLUSTER, RequestCode.GET_KV_CONFIG,
-    RequestCode.GET_BROKER_CONSUME_STATS,
-})  # fmt: skip
+ADMINISTRATION: Final = frozenset(
+    {
+        RequestCode.GET_ALL_TOPIC_CONFIG,
+        RequestCode.UPDATE_BROKER_CONFIG,
+        RequestCode.GET_BROKER_CONFIG,
+        RequestCode.GET_BROKER_RUNTIME_INFO,
+        RequestCode.GET_ALL_CONSUMER_OFFSET,
+        RequestCode.GET_ALL_DELAY_OFFSET,
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+        RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER,
+        RequestCode.SET_MESSAGE_REQUEST_MODE,
+        RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+        RequestCode.GET_TOPICS_BY_CLUSTER,
+        RequestCode.GET_KV_CONFIG,
+        RequestCode.GET_BROKER_CONSUME_STATS,
+    }
+)
 """Not judged by one of them or both, or sent to name servers; without a topic or group in their fields."""
-BY_BODY: Final = frozenset({
-    RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ, RequestCode.BATCH_ACK_MESSAGE,
-})  # fmt: skip
+BY_BODY: Final = frozenset(
+    {
+        RequestCode.LOCK_BATCH_MQ,
+        RequestCode.UNLOCK_BATCH_MQ,
+        RequestCode.BATCH_ACK_MESSAGE,
+    }
+)
 """Their groups are in the body: accepted with an earlier request, or sent by an administrator."""
 JUDGED: Final = READS | SENDS | ADMINISTRATION | BY_BODY
 _ADMIN: Final = None, None

@@ -85,10 +85,13 @@ async def query_record(command: RemotingCommand, upstream: Upstream, offset_fiel
     body if it is an error. Fields are renamed in the same order, so that a signature over values and body holds."""
     fields = {offset_field: ""} | dict(command.ext_fields)
     renamed = {
-        name if not name[:1].islower() else
-        "offset" if name == offset_field else f"{'a' if name < offset_field else 'p'}{name}": value
+        name
+        if not name[:1].islower()
+        else "offset"
+        if name == offset_field
+        else f"{'a' if name < offset_field else 'p'}{name}": value
         for name, value in fields.items()
-    }  # fmt: skip
+    }
     asked = replace(command, code=int(RequestCode.VIEW_MESSAGE_BY_ID), flag=0, ext_fields=renamed)
     answer = await upstream.call(asked, ASK_TIMEOUT_S)
     if answer.code == ResponseCode.SYSTEM_BUSY:

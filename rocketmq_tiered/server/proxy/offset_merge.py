@@ -28,10 +28,14 @@ INNER_BATCH_FLAG: Final = 0x80
 OFFSET_RESET: Final = "OFFSET_RESET"
 """Remark of a broker that resets a group's offset on an operator's request (5.x, useServerSideResetOffset)."""
 _HEAD = struct.Struct(">iI12xqqi")
-PULL_CODES: Final = frozenset({
-    ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY,
-    ResponseCode.PULL_OFFSET_MOVED,
-})  # fmt: skip
+PULL_CODES: Final = frozenset(
+    {
+        ResponseCode.SUCCESS,
+        ResponseCode.PULL_NOT_FOUND,
+        ResponseCode.PULL_RETRY_IMMEDIATELY,
+        ResponseCode.PULL_OFFSET_MOVED,
+    }
+)
 """Replies with a next offset; all others are errors to a client and move nothing."""
 
 

@@ -46,17 +46,26 @@ from tiered.settings.sections import ServeSettings
 
 logger = logging.getLogger(__name__)
 
-MERGED_CODES = frozenset({
-    RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET,
-    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, RequestCode.GET_EARLIEST_MSG_STORETIME, RequestCode.VIEW_MESSAGE_BY_ID,
-    RequestCode.QUERY_MESSAGE, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
-})  # fmt: skip
+MERGED_CODES = frozenset(
+    {
+        RequestCode.PULL_MESSAGE,
+        RequestCode.LITE_PULL_MESSAGE,
+        RequestCode.GET_MIN_OFFSET,
+        RequestCode.GET_MAX_OFFSET,
+        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+        RequestCode.GET_EARLIEST_MSG_STORETIME,
+        RequestCode.VIEW_MESSAGE_BY_ID,
+        RequestCode.QUERY_MESSAGE,
+        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+    }
+)
 """The broker's reply alone would be wrong for these: clients retry them until the archive is open."""
 
 
 NAMED_BY_OFFSET: Mapping[int, str] = {
-    RequestCode.CONSUMER_SEND_MSG_BACK: "offset", RequestCode.END_TRANSACTION: "commitLogOffset",
-}  # fmt: skip
+    RequestCode.CONSUMER_SEND_MSG_BACK: "offset",
+    RequestCode.END_TRANSACTION: "commitLogOffset",
+}
 """Fields with the physical offset of a message, which the broker copies whatever topic the request names."""
 
 

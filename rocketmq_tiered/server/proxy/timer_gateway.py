@@ -201,10 +201,17 @@ class TimerGateway:
         found = await self._ask(upstream, RequestCode.GET_TOPIC_STATS_INFO, topic=topic)
         if found.code == ResponseCode.TOPIC_NOT_EXIST:
             found = await self._ask(
-                upstream, RequestCode.UPDATE_AND_CREATE_TOPIC, topic=topic, defaultTopic=topic,
-                readQueueNums=str(QUEUES), writeQueueNums=str(QUEUES), perm="6", topicFilterType="SINGLE_TAG",
-                topicSysFlag="0", order="false",
-            )  # fmt: skip
+                upstream,
+                RequestCode.UPDATE_AND_CREATE_TOPIC,
+                topic=topic,
+                defaultTopic=topic,
+                readQueueNums=str(QUEUES),
+                writeQueueNums=str(QUEUES),
+                perm="6",
+                topicFilterType="SINGLE_TAG",
+                topicSysFlag="0",
+                order="false",
+            )
         if found.code != ResponseCode.SUCCESS:
             raise RefusedTimerError(
                 f"topic {topic} for timers cannot be created: {found.remark or found.code}; create it with mqadmin "

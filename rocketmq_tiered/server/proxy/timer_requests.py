@@ -87,9 +87,12 @@ class AskedTimer:
             queue_id = text.get(self.fields.queue_id, "")
             kept |= {QUEUE: queue_id} if queue_id.isdecimal() else {}
         fields = {
-            **text, self.fields.topic: gateway_topic, self.fields.default_topic: gateway_topic,
-            self.fields.queue_id: "-1", self.fields.properties: _text(kept),
-        }  # fmt: skip
+            **text,
+            self.fields.topic: gateway_topic,
+            self.fields.default_topic: gateway_topic,
+            self.fields.queue_id: "-1",
+            self.fields.properties: _text(kept),
+        }
         return replace(self.command, ext_fields=unsigned(fields)), unique_key
 
 
@@ -173,7 +176,17 @@ def cancel_send(handle: Handle, group: str, gateway_topic: str, now_ms: int) -> 
     """The send to the gateway topic that cancels a timer. It has a body: 5.x brokers fail without one."""
     properties = {UNIQUE_KEY: uuid.uuid4().hex.upper(), CANCEL: f"{handle.deliver_ms} {handle.unique_key}"}
     fields = {
-        "a": group, "b": gateway_topic, "c": gateway_topic, "d": "4", "e": "-1", "f": "0", "g": str(now_ms), "h": "0",
-        "i": _text(properties), "j": "0", "k": "false", "m": "false",
-    }  # fmt: skip
+        "a": group,
+        "b": gateway_topic,
+        "c": gateway_topic,
+        "d": "4",
+        "e": "-1",
+        "f": "0",
+        "g": str(now_ms),
+        "h": "0",
+        "i": _text(properties),
+        "j": "0",
+        "k": "false",
+        "m": "false",
+    }
     return RemotingCommand(int(RequestCode.SEND_MESSAGE_V2), 0, ext_fields=fields, body=b"0")

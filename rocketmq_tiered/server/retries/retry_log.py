@@ -112,9 +112,16 @@ def _encode(source: Record, topic: str, properties: dict[str, str], host: bytes 
         store_host = host
         sys_flag = sys_flag & ~SYS_STORE_HOST_V6 | (SYS_STORE_HOST_V6 if len(host) == 20 else 0)
     return encode_record(
-        topic, encoded, source.stored_body, (born_host, store_host), flag=source.flag, sys_flag=sys_flag,
-        born_ms=source.born_timestamp, body_crc=source.body_crc, times=source.reconsume_times + 1,
-    )  # fmt: skip
+        topic,
+        encoded,
+        source.stored_body,
+        (born_host, store_host),
+        flag=source.flag,
+        sys_flag=sys_flag,
+        born_ms=source.born_timestamp,
+        body_crc=source.body_crc,
+        times=source.reconsume_times + 1,
+    )
 
 
 def encode_record(
@@ -132,11 +139,19 @@ def encode_record(
     """A record without its place, as a broker stores it. ``hosts``: born and store host; ``times``: reconsumed."""
     name = topic.encode()
     magic = MAGIC_V1 if len(name) <= _V1_TOPIC_BYTES_MAX else MAGIC_V2
-    tail = b"".join((
-        hosts[0], bytes(8), hosts[1], struct.pack(">iqi", times, 0, len(body)), body,
-        struct.pack(">b" if magic == MAGIC_V1 else ">h", len(name)), name,
-        struct.pack(">h", len(properties)), properties,
-    ))  # fmt: skip
+    tail = b"".join(
+        (
+            hosts[0],
+            bytes(8),
+            hosts[1],
+            struct.pack(">iqi", times, 0, len(body)),
+            body,
+            struct.pack(">b" if magic == MAGIC_V1 else ">h", len(name)),
+            name,
+            struct.pack(">h", len(properties)),
+            properties,
+        )
+    )
     size = _HEAD.size + len(tail)
     return _HEAD.pack(size, magic, body_crc, 0, flag, 0, PHYS_BASE, sys_flag, born_ms) + tail
 
@@ -333,12 +348,18 @@ def assign_offsets(
 def encode_object(found: RetryObject) -> bytes:
     """The object's bytes."""
     header = {
-        "version": found.version, "owner": found.owner, "owner_name": found.owner_name,
+        "version": found.version,
+        "owner": found.owner,
+        "owner_name": found.owner_name,
         "next_number": found.next_number,
-        "added": [[m.number, m.topic, m.due_ms, m.queue_offset, m.stored_ms, len(m.data)] for m in found.added],
+        "added": [
+            [m.number, m.topic, m.due_ms, m.queue_offset, m.stored_ms, len(m.data)] for m in found.added
+        ],
         "deliveries": [[d.number, d.queue_offset, d.stored_ms] for d in found.deliveries],
-        "queues": None if found.queues is None else {topic: list(pair) for topic, pair in found.queues.items()},
-    }  # fmt: skip
+        "queues": None
+        if found.queues is None
+        else {topic: list(pair) for topic, pair in found.queues.items()},
+    }
     data = np.frombuffer(b"".join(m.data for m in found.added), np.uint8)
     return encode_container(KIND, header, {"records": data.view([("byte", np.uint8)])})
 
@@ -360,10 +381,14 @@ def decode_object(data: bytes, *, source: str) -> RetryObject:
         deliveries = tuple(Delivery(int(a), int(b), int(c)) for a, b, c in header["deliveries"])
         queues = header["queues"]
         return RetryObject(
-            int(header["version"]), str(header["owner"]), str(header["owner_name"]), int(header["next_number"]),
-            tuple(added), deliveries,
+            int(header["version"]),
+            str(header["owner"]),
+            str(header["owner_name"]),
+            int(header["next_number"]),
+            tuple(added),
+            deliveries,
             None if queues is None else {str(topic): (int(a), int(b)) for topic, (a, b) in queues.items()},
-        )  # fmt: skip
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptionError(f"{source}: retry messages do not parse: {error}") from error
 

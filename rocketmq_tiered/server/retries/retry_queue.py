@@ -141,9 +141,13 @@ class RetryQueues(DeliveredQueues):
         if added or due:
             nexts = {message.topic: self._next_offset(message.topic) for message in due}
             written = RetryObject(
-                self._log.version + 1, self._log.owner, self._log.owner_name,
-                self.state.next_number + len(added), added, tuple(assign_offsets(due, nexts, now_ms)),
-            )  # fmt: skip
+                self._log.version + 1,
+                self._log.owner,
+                self._log.owner_name,
+                self.state.next_number + len(added),
+                added,
+                tuple(assign_offsets(due, nexts, now_ms)),
+            )
             await self._write(written, [future for *_, future in queued])
             self._queued_bytes -= sum(byte_count for _, byte_count, _ in queued)
             self.state.apply(written)

@@ -285,15 +285,21 @@ class ProxyTopic(DeliveredQueues):
             return Response(ResponseCode.SYSTEM_ERROR, remark="message too large")
         flag, sys_flag = request.number(names["flag"], 0), request.number(names["sysFlag"], 0)
         data = encode_record(
-            PROXY_TOPIC, properties, body, (_host(request.peer.address), _host("")), flag=flag & 0x7FFF_FFFF,
-            sys_flag=sys_flag & 0x7FFF_FFCF, born_ms=request.number(names["bornTimestamp"], 0),
+            PROXY_TOPIC,
+            properties,
+            body,
+            (_host(request.peer.address), _host("")),
+            flag=flag & 0x7FFF_FFFF,
+            sys_flag=sys_flag & 0x7FFF_FFCF,
+            born_ms=request.number(names["bornTimestamp"], 0),
             body_crc=zlib.crc32(body) & 0x7FFF_FFFF,
-        )  # fmt: skip
+        )
         message = self._keep(data)
         ext = {
-            "msgId": decode_record(message.data).offset_msg_id, "queueId": "0",
+            "msgId": decode_record(message.data).offset_msg_id,
+            "queueId": "0",
             "queueOffset": str(message.queue_offset),
-        }  # fmt: skip
+        }
         return Response(ext=ext)
 
     def _keep(self, data: bytes) -> RetryMessage:

@@ -25,10 +25,15 @@ logger = logging.getLogger(__name__)
 ENTRIES_MAX = 20_000
 NAME_CHARS = 262
 """Limit of one name: the retry topic of the longest group has so many."""
-_READS = frozenset({
-    RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.POP_MESSAGE, RequestCode.QUERY_MESSAGE,
-    RequestCode.VIEW_MESSAGE_BY_ID,
-})  # fmt: skip
+_READS = frozenset(
+    {
+        RequestCode.PULL_MESSAGE,
+        RequestCode.LITE_PULL_MESSAGE,
+        RequestCode.POP_MESSAGE,
+        RequestCode.QUERY_MESSAGE,
+        RequestCode.VIEW_MESSAGE_BY_ID,
+    }
+)
 
 
 class _Sums:
@@ -85,11 +90,16 @@ class Audit:
             logger.info(
                 "read",
                 extra={
-                    "client": host, "account": account, "group": group, "topic": topic, "queue": queue_id,
-                    "offsets": offsets, "reads": sum_.reads,
+                    "client": host,
+                    "account": account,
+                    "group": group,
+                    "topic": topic,
+                    "queue": queue_id,
+                    "offsets": offsets,
+                    "reads": sum_.reads,
                     "bytes": sum_.body_bytes,
                 },
-            )  # fmt: skip
+            )
 
 
 event_log = logging.getLogger("rocketmq_tiered.audit")
@@ -171,9 +181,13 @@ class AuditEvents:
         get = request.command.ext_fields.get
         group = get("consumerGroup") or get("group") or get("groupName", "")
         seen = (
-            host_of(request.peer.address), get(ACCESS_KEY, "")[:ACCOUNT_CHARS], request.code, group[:NAME_CHARS],
-            (get("topic") or get("originTopic", ""))[:NAME_CHARS], "" if response is None else _result(response.code),
-        )  # fmt: skip
+            host_of(request.peer.address),
+            get(ACCESS_KEY, "")[:ACCOUNT_CHARS],
+            request.code,
+            group[:NAME_CHARS],
+            (get("topic") or get("originTopic", ""))[:NAME_CHARS],
+            "" if response is None else _result(response.code),
+        )
         repeats = self._repeats[event]
         if seen in repeats:
             repeats[seen] += 1
@@ -236,7 +250,14 @@ def _log(event: AuditEvent, seen: _Seen, count: int, *, client: str, **details: 
         logging.WARNING if event == AuditEvent.REFUSED else logging.INFO,
         _MESSAGES[event],
         extra={
-            "client": client, "account": account, "code": code, "request": _REQUESTS.get(code, ""), "group": group,
-            "topic": topic, "result": result, "count": count, **details,
+            "client": client,
+            "account": account,
+            "code": code,
+            "request": _REQUESTS.get(code, ""),
+            "group": group,
+            "topic": topic,
+            "result": result,
+            "count": count,
+            **details,
         },
-    )  # fmt: skip
+    )

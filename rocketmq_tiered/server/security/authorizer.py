@@ -60,8 +60,10 @@ class RulesAuthorizer:
         self._audit = Audit(audit_interval_s, now_s())
         self._events = events or AuditEvents(now_s=now_s)
         self.audited, self.is_outside, self.record = (
-            self._events.counts, self._events.is_outside, self._events.record,
-        )  # fmt: skip
+            self._events.counts,
+            self._events.is_outside,
+            self._events.record,
+        )
 
     def refusal(self, request: Request) -> Response | None:
         """See Authorizer. Raises BadRequestError."""

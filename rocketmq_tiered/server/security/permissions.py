@@ -40,13 +40,22 @@ Shape = str | Mapping[str, Any] | list[Any]
 
 _QUEUE: Final = {"topic": TEXT, "brokerName": TEXT, "queueId": PLAIN}
 _SUBSCRIPTION: Final = {
-    "topic": TEXT, "subString": TEXT, "expressionType": TEXT, "subVersion": PLAIN, "tagsSet": PLAIN,
-    "codeSet": PLAIN, "classFilterMode": PLAIN,
-}  # fmt: skip
+    "topic": TEXT,
+    "subString": TEXT,
+    "expressionType": TEXT,
+    "subVersion": PLAIN,
+    "tagsSet": PLAIN,
+    "codeSet": PLAIN,
+    "classFilterMode": PLAIN,
+}
 _CONSUMER: Final = {
-    "groupName": TEXT, "consumeType": PLAIN, "messageModel": PLAIN, "consumeFromWhere": PLAIN, "unitMode": PLAIN,
+    "groupName": TEXT,
+    "consumeType": PLAIN,
+    "messageModel": PLAIN,
+    "consumeFromWhere": PLAIN,
+    "unitMode": PLAIN,
     "subscriptionDataSet": [_SUBSCRIPTION],
-}  # fmt: skip
+}
 _LOCKS: Final[Mapping[str, Shape]] = {
     "consumerGroup": TEXT,
     "clientId": TEXT,
@@ -54,33 +63,62 @@ _LOCKS: Final[Mapping[str, Shape]] = {
     "onlyThisBroker": PLAIN,
 }
 _ACK: Final = {
-    "c": TEXT, "t": TEXT, "r": TEXT, "so": PLAIN, "q": PLAIN, "rq": PLAIN, "st": PLAIN, "pt": PLAIN, "it": PLAIN,
-    "b": PLAIN, "bs": PLAIN,
-}  # fmt: skip
+    "c": TEXT,
+    "t": TEXT,
+    "r": TEXT,
+    "so": PLAIN,
+    "q": PLAIN,
+    "rq": PLAIN,
+    "st": PLAIN,
+    "pt": PLAIN,
+    "it": PLAIN,
+    "b": PLAIN,
+    "bs": PLAIN,
+}
 _ASSIGNMENT: Final = {
-    "topic": TEXT, "consumerGroup": TEXT, "clientId": TEXT, "strategyName": TEXT, "messageModel": PLAIN,
-}  # fmt: skip
+    "topic": TEXT,
+    "consumerGroup": TEXT,
+    "clientId": TEXT,
+    "strategyName": TEXT,
+    "messageModel": PLAIN,
+}
 BODIES: Final[Mapping[int, Mapping[str, Shape]]] = {
     R.HEART_BEAT: {
-        "clientID": TEXT, "consumerDataSet": [_CONSUMER], "producerDataSet": [{"groupName": TEXT}],
-        "heartbeatFingerprint": PLAIN, "withoutSub": PLAIN,
+        "clientID": TEXT,
+        "consumerDataSet": [_CONSUMER],
+        "producerDataSet": [{"groupName": TEXT}],
+        "heartbeatFingerprint": PLAIN,
+        "withoutSub": PLAIN,
     },
     R.LOCK_BATCH_MQ: _LOCKS,
     R.UNLOCK_BATCH_MQ: _LOCKS,
     R.CHECK_CLIENT_CONFIG: {
-        "clientId": TEXT, "group": TEXT, "namespace": TEXT, "subscriptionData": _SUBSCRIPTION,
+        "clientId": TEXT,
+        "group": TEXT,
+        "namespace": TEXT,
+        "subscriptionData": _SUBSCRIPTION,
     },
     R.QUERY_ASSIGNMENT: _ASSIGNMENT,
     R.SET_MESSAGE_REQUEST_MODE: {
-        "topic": TEXT, "consumerGroup": TEXT, "mode": PLAIN, "popShareQueueNum": PLAIN,
+        "topic": TEXT,
+        "consumerGroup": TEXT,
+        "mode": PLAIN,
+        "popShareQueueNum": PLAIN,
     },
     R.BATCH_ACK_MESSAGE: {"brokerName": TEXT, "acks": [_ACK]},
-}  # fmt: skip
+}
 """Bodies that name topics or groups."""
-OPAQUE: Final = frozenset({
-    R.SEND_MESSAGE, R.SEND_MESSAGE_V2, R.SEND_BATCH_MESSAGE, R.SEND_REPLY_MESSAGE, R.SEND_REPLY_MESSAGE_V2,
-    R.UPDATE_BROKER_CONFIG, R.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
-})  # fmt: skip
+OPAQUE: Final = frozenset(
+    {
+        R.SEND_MESSAGE,
+        R.SEND_MESSAGE_V2,
+        R.SEND_BATCH_MESSAGE,
+        R.SEND_REPLY_MESSAGE,
+        R.SEND_REPLY_MESSAGE_V2,
+        R.UPDATE_BROKER_CONFIG,
+        R.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+    }
+)
 """Codes with a body of which access does not depend: messages, and settings of the whole broker."""
 
 

@@ -117,8 +117,12 @@ def _list(document: Mapping[str, Any], name: str) -> list[Any]:
 
 # -- ACL 1.0 ------------------------------------------------------------------------------------------------------
 
-_WORDS = {"PUB": frozenset({Action.PUB}), "SUB": frozenset({Action.SUB}), "DENY": frozenset[Action](),
-            "ANY": frozenset({Action.PUB, Action.SUB})}  # fmt: skip
+_WORDS = {
+    "PUB": frozenset({Action.PUB}),
+    "SUB": frozenset({Action.SUB}),
+    "DENY": frozenset[Action](),
+    "ANY": frozenset({Action.PUB, Action.SUB}),
+}
 
 _YES = frozenset({"true", "1", "y", "t"})
 """As fastjson casts to boolean, also from strings."""
@@ -159,9 +163,11 @@ class PlainAcl(Rules):
             account = _plain_account(entry)
             self._add(account, "access key")
             self._grants[account.name] = Grants(
-                _granted(entry.get("defaultTopicPerm") or "DENY"), _granted(entry.get("defaultGroupPerm") or "DENY"),
-                _named(_list(entry, "topicPerms")), _named(_list(entry, "groupPerms")),
-            )  # fmt: skip
+                _granted(entry.get("defaultTopicPerm") or "DENY"),
+                _granted(entry.get("defaultGroupPerm") or "DENY"),
+                _named(_list(entry, "topicPerms")),
+                _named(_list(entry, "groupPerms")),
+            )
 
     def is_trusted(self, host: str) -> bool:
         return any(addresses.matches(pattern, host) for pattern in self._trusted)
@@ -215,8 +221,9 @@ def _named(entries: list[Any]) -> dict[str, frozenset[Action]]:
 # -- ACL 2.0 ------------------------------------------------------------------------------------------------------
 
 _ACTIONS = {action.value.lower(): frozenset({action}) for action in Action} | {
-    "all": frozenset(Action), "any": frozenset(Action),
-}  # fmt: skip
+    "all": frozenset(Action),
+    "any": frozenset(Action),
+}
 _KINDS = {kind.value.lower(): kind for kind in Kind}
 
 

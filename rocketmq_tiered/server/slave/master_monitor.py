@@ -155,8 +155,12 @@ class MasterMonitor:
 
     def _enter(self, has_answered: bool, why: str) -> None:
         if has_answered != self._has_answered:
-            logger.log(logging.INFO if has_answered else logging.WARNING, "the master %s",
-                       "answers" if has_answered else "does not answer", extra={"why": why})  # fmt: skip
+            logger.log(
+                logging.INFO if has_answered else logging.WARNING,
+                "the master %s",
+                "answers" if has_answered else "does not answer",
+                extra={"why": why},
+            )
         self._has_answered, self.failure = has_answered, why
 
 

@@ -111,9 +111,13 @@ class SlavePulls:
         self._counters = context.counters
 
     def handlers(self) -> ProxyHandlers:
-        return {code: self._wrapped(self._pulls[code]) for code in (
-            RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE,
-        )}  # fmt: skip
+        return {
+            code: self._wrapped(self._pulls[code])
+            for code in (
+                RequestCode.PULL_MESSAGE,
+                RequestCode.LITE_PULL_MESSAGE,
+            )
+        }
 
     def _wrapped(self, handler: ProxyHandler) -> ProxyHandler:
         async def pull(request: Request, upstream: Upstream) -> Response | None:

@@ -144,8 +144,11 @@ class _Session:
 
     def __init__(self, registrar: Registrar, address: str, period_s: float) -> None:
         self._registrar, self._slave, self._address, self._period_s = (
-            registrar, registrar.slave, address, period_s,
-        )  # fmt: skip
+            registrar,
+            registrar.slave,
+            address,
+            period_s,
+        )
         events = LinkEvents(on_lost=self._lost)
         self._link = RemotingUpstream(address, InflightLimit(), events, registrar.slave.tls)
         self.progress = Progress()
@@ -248,6 +251,9 @@ class _Session:
             return
         level = logging.INFO if progress.state is RegistrationState.REGISTERED else logging.WARNING
         logger.log(
-            level, "%s %s", self._registrar.what, progress.state.value,
+            level,
+            "%s %s",
+            self._registrar.what,
+            progress.state.value,
             extra={"name_server": self._address, "id": self._slave.broker_id, "why": progress.why},
-        )  # fmt: skip
+        )

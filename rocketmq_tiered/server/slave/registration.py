@@ -70,9 +70,10 @@ def parse_listing(body: bytes, broker: str) -> Listing:
         table = (document or {}).get("brokerAddrTable") or {}
         others = {
             str(address): f"id {number} of {name}"
-            for name, data in table.items() if name != broker
+            for name, data in table.items()
+            if name != broker
             for number, address in ((data or {}).get("brokerAddrs") or {}).items()
-        }  # fmt: skip
+        }
         data = table.get(broker)
         if data is None:
             return Listing(others=others)
@@ -177,9 +178,12 @@ def register_command(
     topic.) ``version`` of the topics; 0 is older than any broker's and replaces none."""
     data_version = {"counter": version, "stateVersion": 0, "timestamp": version}
     wrapper = {
-        "dataVersion": data_version, "mappingDataVersion": data_version, "topicConfigTable": topics or {},
-        "topicQueueMappingDetailMap": {}, "topicQueueMappingInfoMap": {},
-    }  # fmt: skip
+        "dataVersion": data_version,
+        "mappingDataVersion": data_version,
+        "topicConfigTable": topics or {},
+        "topicQueueMappingDetailMap": {},
+        "topicQueueMappingInfoMap": {},
+    }
     document = {"filterServerList": [], "topicConfigSerializeWrapper": wrapper}
     body = json.dumps(document, separators=(",", ":")).encode()
     host, _, port = slave.advertise.rpartition(":")

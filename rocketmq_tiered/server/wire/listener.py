@@ -77,9 +77,15 @@ class Listener:
         self._on_connection_close = on_close
         self.accounts = BufferAccounts(options.limits)
         self._context = ConnectionContext(
-            handlers, options.limits, self.accounts, options.version, self._opened, self._closed,
-            options.authorizer, log=CountedLog(logger),
-        )  # fmt: skip
+            handlers,
+            options.limits,
+            self.accounts,
+            options.version,
+            self._opened,
+            self._closed,
+            options.authorizer,
+            log=CountedLog(logger),
+        )
         self._log = self._context.log
         self._listener: socket.socket | None = None
         self._connections: set[Connection] = set()

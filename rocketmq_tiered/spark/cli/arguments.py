@@ -43,9 +43,13 @@ def add_spark(parser: argparse.ArgumentParser) -> None:
         "--master", metavar="URL", help="Spark master (default: spark-submit's, else local[*])"
     )
     parser.add_argument(
-        "--conf", dest="spark_conf", metavar="KEY=VALUE", action="append", default=[],
+        "--conf",
+        dest="spark_conf",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
         help="Spark setting; may be repeated",
-    )  # fmt: skip
+    )
     add_setting_flags(parser, STORE_FLAGS)
 
 
@@ -68,9 +72,13 @@ def add_source(parser: argparse.ArgumentParser, *, columns: bool = False) -> Non
     )
     parser.add_argument("--permissive", action="store_true", help="skip and report damage instead of failing")
     parser.add_argument(
-        "--option", dest="source_options", metavar="NAME=VALUE", action="append", default=[],
+        "--option",
+        dest="source_options",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
         help=f"option of the data source: {', '.join(_OPTIONS)}; may be repeated",
-    )  # fmt: skip
+    )
     if columns:
         parser.add_argument("--columns", metavar="NAMES", default="", help="columns, comma-separated")
 
@@ -80,13 +88,17 @@ def add_compaction(parser: argparse.ArgumentParser, age_setting: str) -> None:
     parser.add_argument("url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix")
     parser.add_argument("--apply", action="store_true", help="compact (default: list only)")
     parser.add_argument(
-        "--older-than", dest=age_setting, metavar="DURATION",
+        "--older-than",
+        dest=age_setting,
+        metavar="DURATION",
         help="compact only what was committed before this time, such as 24h",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--spool", metavar="DIRECTORY", default="",
+        "--spool",
+        metavar="DIRECTORY",
+        default="",
         help="directory of each worker for objects in progress (default: its temporary directory)",
-    )  # fmt: skip
+    )
     add_flags(parser, NAME_FLAGS)
     add_spark(parser)
 

@@ -137,12 +137,22 @@ def _print_stats(found: Stats) -> None:
     print_table(
         ["topic", "queues", "messages", "bytes", "stored", "ratio", "p50", "p99", "largest", "first", "last"],
         [
-            [one.topic, one.queues, one.messages, size_text(one.message_bytes),
-             size_text(one.stored_bytes) if one.stored_bytes else "–", f"{one.ratio:.1f}" if one.ratio else "–",
-             one.p50_bytes, one.p99_bytes, one.max_bytes, time_text(one.first_ms), time_text(one.last_ms)]
+            [
+                one.topic,
+                one.queues,
+                one.messages,
+                size_text(one.message_bytes),
+                size_text(one.stored_bytes) if one.stored_bytes else "–",
+                f"{one.ratio:.1f}" if one.ratio else "–",
+                one.p50_bytes,
+                one.p99_bytes,
+                one.max_bytes,
+                time_text(one.first_ms),
+                time_text(one.last_ms),
+            ]
             for one in found.topics
         ],
-    )  # fmt: skip
+    )
 
 
 def add_diff(parser: argparse.ArgumentParser) -> None:

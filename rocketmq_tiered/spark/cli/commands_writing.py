@@ -44,9 +44,10 @@ def add_backfill(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix")
     parser.add_argument(
-        "--list", metavar="FILE",
+        "--list",
+        metavar="FILE",
         help='more stores: a JSON list of {"store", "cluster", "broker", "brokerConf"}; only "store" is required',
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--cluster", metavar="NAME", default="", help="cluster name, if the store does not contain it"
     )

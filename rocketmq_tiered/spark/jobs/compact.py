@@ -294,11 +294,15 @@ class DistributedRewrite:
         groups = list(output_groups(plan, self._task_bytes))
         tasks = [
             CompactTask(
-                self._target, *part_of(candidates, plan, group), identity, options.codec,
-                str(options.spool_directory), options.spool_bytes_max,
+                self._target,
+                *part_of(candidates, plan, group),
+                identity,
+                options.codec,
+                str(options.spool_directory),
+                options.spool_bytes_max,
             )
             for group in groups
-        ]  # fmt: skip
+        ]
         results: list[RewriteResult] = []
         step, done_bytes = TASKS_PER_STAGE * self._runner.parallelism, 0
         for first in range(0, len(tasks), step):

@@ -179,11 +179,14 @@ def _aggregates() -> list[Column]:
     from pyspark.sql.functions import sum as total
 
     return [
-        total("archived").alias("archived"), total("stored").alias("stored"),
+        total("archived").alias("archived"),
+        total("stored").alias("stored"),
         most(coalesce("innerNum", lit(1))).alias("messages"),
-        least("recCrc32").alias("crcLow"), most("recCrc32").alias("crcHigh"),
-        least("storeSize").alias("sizeLow"), most("storeSize").alias("sizeHigh"),
-    ]  # fmt: skip
+        least("recCrc32").alias("crcLow"),
+        most("recCrc32").alias("crcHigh"),
+        least("storeSize").alias("sizeLow"),
+        most("storeSize").alias("sizeHigh"),
+    ]
 
 
 def _kind(begin_phys: int) -> Column:

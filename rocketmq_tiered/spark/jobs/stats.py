@@ -31,9 +31,36 @@ if TYPE_CHECKING:
 BUCKETS = 96
 _S, _MIN, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
 _WIDTHS_MS = (
-    1, 2, 5, 10, 20, 50, 100, 200, 500, _S, 2 * _S, 5 * _S, 10 * _S, 15 * _S, 30 * _S, _MIN, 2 * _MIN, 5 * _MIN,
-    10 * _MIN, 15 * _MIN, 30 * _MIN, _HOUR, 2 * _HOUR, 4 * _HOUR, 6 * _HOUR, 12 * _HOUR, _DAY, 2 * _DAY, 7 * _DAY,
-)  # fmt: skip
+    1,
+    2,
+    5,
+    10,
+    20,
+    50,
+    100,
+    200,
+    500,
+    _S,
+    2 * _S,
+    5 * _S,
+    10 * _S,
+    15 * _S,
+    30 * _S,
+    _MIN,
+    2 * _MIN,
+    5 * _MIN,
+    10 * _MIN,
+    15 * _MIN,
+    30 * _MIN,
+    _HOUR,
+    2 * _HOUR,
+    4 * _HOUR,
+    6 * _HOUR,
+    12 * _HOUR,
+    _DAY,
+    2 * _DAY,
+    7 * _DAY,
+)
 PERCENTILES = (0.5, 0.9, 0.99)
 _QUEUE_COLUMNS = ("cluster", "brokerName", "topic", "queueId", "storeSize", "innerNum")
 NAMES_SHOWN = 50
@@ -116,13 +143,17 @@ def stats(spark: SparkSession, source: SourceOptions, *, headers_only: bool = Fa
     versions = pinned_versions(source) if source.source is Source.ARCHIVE else {}
     names = ("topic", "queueId", "storeSize", "storeTimestamp", "innerNum")
     headers = frame_of(spark, replace(source, columns=names), versions)
-    topics = headers.groupBy("topic").agg(
-        *_sums(),
-        functions.percentile_approx("storeSize", list(PERCENTILES)).alias("sizes"),
-        functions.max("storeSize").alias("largest"),
-        functions.min("storeTimestamp").alias("first"),
-        functions.max("storeTimestamp").alias("last"),
-    ).collect()  # fmt: skip
+    topics = (
+        headers.groupBy("topic")
+        .agg(
+            *_sums(),
+            functions.percentile_approx("storeSize", list(PERCENTILES)).alias("sizes"),
+            functions.max("storeSize").alias("largest"),
+            functions.min("storeTimestamp").alias("first"),
+            functions.max("storeTimestamp").alias("last"),
+        )
+        .collect()
+    )
     queues = _queues(frame_of(spark, replace(source, columns=_QUEUE_COLUMNS), versions))
     queue_count = Counter(one.topic for one in queues)
     is_whole = source.source is Source.ARCHIVE and source.since_ms is None and source.until_ms is None
@@ -145,15 +176,22 @@ def stats(spark: SparkSession, source: SourceOptions, *, headers_only: bool = Fa
             for row in topics
         ),
         key=lambda one: (-one.message_bytes, one.topic),
-    )  # fmt: skip
+    )
     first = min((one.first_ms for one in found), default=0)
     last = max((one.last_ms for one in found), default=0)
     width = bucket_width_ms(first, last)
     tags, keys = ([], []) if headers_only or not found else _names(spark, source, versions)
     return Stats(
-        source.path, found, queues, _buckets(headers, width), width, _sizes(headers), tags, keys,
+        source.path,
+        found,
+        queues,
+        _buckets(headers, width),
+        width,
+        _sizes(headers),
+        tags,
+        keys,
         has_records=not headers_only,
-    )  # fmt: skip
+    )
 
 
 def _sums() -> list[Column]:

@@ -192,6 +192,8 @@ class PushingReader(MessageReader):
         task = TaskContext.get()
         if self._frame and task is not None:
             note_scan(
-                self._frame, f"partition-{number}", f"task-{task.stageId()}-{task.partitionId()}",
+                self._frame,
+                f"partition-{number}",
+                f"task-{task.stageId()}-{task.partitionId()}",
                 task.taskAttemptId(),
-            )  # fmt: skip
+            )

@@ -28,9 +28,13 @@ from tiered.errors import UsageError
 from tiered.formats.fields import INNER_FIELD_TABLE
 
 _TYPES: dict[str, DataType] = {
-    "string": StringType(), "int": IntegerType(), "bigint": LongType(), "boolean": BooleanType(),
-    "binary": BinaryType(), "map<string,string>": MapType(StringType(), StringType(), valueContainsNull=False),
-}  # fmt: skip
+    "string": StringType(),
+    "int": IntegerType(),
+    "bigint": LongType(),
+    "boolean": BooleanType(),
+    "binary": BinaryType(),
+    "map<string,string>": MapType(StringType(), StringType(), valueContainsNull=False),
+}
 _TYPES[TIMESTAMP] = TimestampType()
 _TYPES[INNER] = ArrayType(
     StructType([StructField(item.name, _TYPES[SPARK_TYPES[item.kind]]) for item in INNER_FIELD_TABLE])
@@ -40,10 +44,12 @@ _TYPES[INNER] = ArrayType(
 def schema_of(columns: list[Column]) -> StructType:
     """The schema of ``columns``. With _corrupt_record all are nullable, as rows that report damage are mostly null."""
     reports = any(column.name == CORRUPT_RECORD for column in columns)
-    return StructType([
-        StructField(column.name, _TYPES[column.spark_type], nullable=column.is_nullable or reports)
-        for column in columns
-    ])  # fmt: skip
+    return StructType(
+        [
+            StructField(column.name, _TYPES[column.spark_type], nullable=column.is_nullable or reports)
+            for column in columns
+        ]
+    )
 
 
 def columns_of(schema: StructType) -> list[Column]:

@@ -46,9 +46,13 @@ def items_of(rows: Sequence[tuple[int, int, int, int, int]]) -> Table:
 
 
 def build(
-    items: Table, *, key: str = KEY, covered: Covered = NOTHING, items_expected: int | None = None,
+    items: Table,
+    *,
+    key: str = KEY,
+    covered: Covered = NOTHING,
+    items_expected: int | None = None,
     chunk: int = 1000,
-) -> IndexBytes:  # fmt: skip
+) -> IndexBytes:
     """An index file of ``items`` in any order."""
     ordered = sorted_items(items)
     sink = io.BytesIO()

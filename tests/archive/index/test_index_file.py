@@ -34,8 +34,9 @@ TIMES = st.one_of(
 )
 """A record's time is in no checksum of most records: one flipped bit makes it any."""
 ROWS = st.lists(
-    st.tuples(HASHES, st.integers(0, 5), TIMES, st.integers(-1, 1), st.integers(0, 1)), max_size=400,
-)  # fmt: skip
+    st.tuples(HASHES, st.integers(0, 5), TIMES, st.integers(-1, 1), st.integers(0, 1)),
+    max_size=400,
+)
 
 
 def find(
@@ -48,9 +49,10 @@ def find(
 def expected(items: Table, hash_: int, begin_ms: int, end_ms: int) -> list[Any]:
     """Slow and obvious."""
     inside = [
-        item for item in {tuple(row.tolist()) for row in items}
+        item
+        for item in {tuple(row.tolist()) for row in items}
         if item[0] == hash_ and begin_ms <= item[2] <= end_ms
-    ]  # fmt: skip
+    ]
     return sorted(inside, key=lambda item: (-item[2], item[3], item[4], -item[1]))
 
 
@@ -219,9 +221,13 @@ def test_items_out_of_order_are_never_written() -> None:
         sink = bytearray()
         with pytest.raises(ValueError, match="not in file order"):
             write_index(
-                type("Sink", (), {"write": sink.extend})(), KEY, chunks, META,
-                Covered(np.zeros(0, COVERED_DTYPE), ()), Form(0, Widths(8, 8, 5, 4), 0),
-            )  # fmt: skip
+                type("Sink", (), {"write": sink.extend})(),
+                KEY,
+                chunks,
+                META,
+                Covered(np.zeros(0, COVERED_DTYPE), ()),
+                Form(0, Widths(8, 8, 5, 4), 0),
+            )
 
 
 @settings(max_examples=examples(60))

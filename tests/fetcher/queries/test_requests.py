@@ -46,9 +46,13 @@ def archive_of(cycles: int, *, index_every: int = 0) -> tuple[MemoryStore, Archi
 def index_builder(store: MemoryStore, archive: ArchiveBuilder) -> IndexBuilder:
     """Of what is in ``archive``."""
     return IndexBuilder(
-        store, archive.writer, IndexSettings(day_files_max=64), clock_ms=lambda: NOW_MS, log=lambda *_: None,
+        store,
+        archive.writer,
+        IndexSettings(day_files_max=64),
+        clock_ms=lambda: NOW_MS,
+        log=lambda *_: None,
         random_source=random.Random(1),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("cycles", sweep([40, 400], fast=[40]))
@@ -81,9 +85,13 @@ def test_an_id_takes_at_most_four_requests_among_ten_thousand_segments(
     store = MemoryStore()
     archive = ArchiveBuilder(store, limits=CatalogLimits(root_every=8, spill_runs=runs, page_runs_max=runs))
     index = IndexBuilder(
-        store, archive.writer, IndexSettings(day_files_max=8), clock_ms=lambda: NOW_MS, log=lambda *_: None,
+        store,
+        archive.writer,
+        IndexSettings(day_files_max=8),
+        clock_ms=lambda: NOW_MS,
+        log=lambda *_: None,
         random_source=random.Random(1),
-    )  # fmt: skip
+    )
     queues = [QueueKey("t", number, 0) for number in range(cycles)]
     for number in range(cycles):
         archive.commit([Sent(queue, b"%d" % number) for queue in queues], as_set=False)
@@ -177,10 +185,12 @@ def test_a_message_by_key_or_id_takes_as_many_requests_however_many_pages_its_qu
     archive = ArchiveBuilder(store, limits=limits)
     for number in range(300):
         at_ms = NOW_MS + number
-        archive.commit([
-            Sent(A, b"%d" % number, keys=(f"k{number}",), stored_ms=at_ms),
-            Sent(B, b"b", keys=("same",), stored_ms=at_ms),
-        ])  # fmt: skip
+        archive.commit(
+            [
+                Sent(A, b"%d" % number, keys=(f"k{number}",), stored_ms=at_ms),
+                Sent(B, b"b", keys=("same",), stored_ms=at_ms),
+            ]
+        )
     index_builder(store, archive).run_to_end(threading.Event())
     state = load(store)
     assert len(state.pages) > 25 and len(state.indexes) == 2

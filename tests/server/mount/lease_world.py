@@ -133,9 +133,12 @@ class SimulatedNode:
     def take(self, name: BrokerName) -> None:
         member, lease = self.member, self.member.lease
         log = GroupLog(
-            PrefixedStore(self.store, "/".join(name)), self.name, lambda: int(self.now_s() * 1000), lease=lease,
+            PrefixedStore(self.store, "/".join(name)),
+            self.name,
+            lambda: int(self.now_s() * 1000),
+            lease=lease,
             has_lapsed=lapsed_leases(self.store),
-        )  # fmt: skip
+        )
         acknowledged = self.world.acknowledged.get(name, 0)
         try:
             log.claim(60_000)

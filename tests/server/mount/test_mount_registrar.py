@@ -27,9 +27,12 @@ def story(tell: Callable[[Scene], Awaitable[None]], *, listed: str | None, holds
             "TBW102": TopicConfig("TBW102", 8, 8),
         }
         registrar = MountRegistrar(
-            SlaveConfig(BROKER, "", (server.address,), OURS, 0), CLUSTER, lambda: topics, holds=lambda: holds,
+            SlaveConfig(BROKER, "", (server.address,), OURS, 0),
+            CLUSTER,
+            lambda: topics,
+            holds=lambda: holds,
             holders=lambda: {OURS, EARLIER},
-        )  # fmt: skip
+        )
         registrar.start()
         try:
             async with asyncio.timeout(20):

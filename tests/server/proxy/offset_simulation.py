@@ -68,9 +68,16 @@ class Simulation:
         """One pull of the consumer, checked."""
         world, offset = self.world, self.offset
         ext = {
-            "topic": "t", "queueId": 0, "queueOffset": offset, "consumerGroup": "g", "maxMsgNums": COUNT,
-            "sysFlag": SUSPEND, "suspendTimeoutMillis": 2000, "commitOffset": 0, "subVersion": 0,
-        }  # fmt: skip
+            "topic": "t",
+            "queueId": 0,
+            "queueOffset": offset,
+            "consumerGroup": "g",
+            "maxMsgNums": COUNT,
+            "sysFlag": SUSPEND,
+            "suspendTimeoutMillis": 2000,
+            "commitOffset": 0,
+            "subVersion": 0,
+        }
         self.pulls += 1
         try:
             response = await self._pulls.pull(request(R.PULL_MESSAGE, **ext), self._broker)  # type: ignore[arg-type]

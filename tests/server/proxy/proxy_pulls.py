@@ -65,14 +65,28 @@ class Scene:
     is_away: bool = False
 
     async def pull(
-        self, offset: int, *, flags: int = SUSPEND, hold_ms: int = 50, count: int = 32, topic: str = "t",
-        code: int = RequestCode.PULL_MESSAGE, **fields: object,
-    ) -> Response:  # fmt: skip
+        self,
+        offset: int,
+        *,
+        flags: int = SUSPEND,
+        hold_ms: int = 50,
+        count: int = 32,
+        topic: str = "t",
+        code: int = RequestCode.PULL_MESSAGE,
+        **fields: object,
+    ) -> Response:
         """One pull."""
         ext = {
-            "topic": topic, "queueId": 0, "queueOffset": offset, "consumerGroup": "g", "maxMsgNums": count,
-            "sysFlag": flags, "suspendTimeoutMillis": hold_ms, "commitOffset": 0, "subVersion": 0,
-        } | fields  # fmt: skip
+            "topic": topic,
+            "queueId": 0,
+            "queueOffset": offset,
+            "consumerGroup": "g",
+            "maxMsgNums": count,
+            "sysFlag": flags,
+            "suspendTimeoutMillis": hold_ms,
+            "commitOffset": 0,
+            "subVersion": 0,
+        } | fields
         if flags & SUBSCRIPTION:
             ext.setdefault("subscription", "*")
         return await self.pulls.pull(request(code, **ext), self.upstream)
@@ -167,9 +181,20 @@ async def beside_a_broker(
     context = PullContext(archive, views, subscriptions)
     upstream = RemotingUpstream(broker.address, InflightLimit())
     scene = Scene(
-        store, root, broker, archive, router, views, ProxyPulls(router, context, PullLimits(hold_s_max=1.5)), context,
-        MergedOffsets(router, archive, views), MergedLookups(router, archive), upstream, subscriptions, hot,
-    )  # fmt: skip
+        store,
+        root,
+        broker,
+        archive,
+        router,
+        views,
+        ProxyPulls(router, context, PullLimits(hold_s_max=1.5)),
+        context,
+        MergedOffsets(router, archive, views),
+        MergedLookups(router, archive),
+        upstream,
+        subscriptions,
+        hot,
+    )
     try:
         yield scene
     finally:

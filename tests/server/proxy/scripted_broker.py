@@ -116,9 +116,15 @@ class ScriptedBroker:
             self.commits.append(int(fields["commitOffset"]))
             return RemotingCommand(0, 0)
         if code == R.GET_BROKER_RUNTIME_INFO:
-            oldest = min((phys_of(records[number]) for (place, records) in self.store.records.items()
-                          for number in records if number >= max(self.minimum.get(place, 0), self.lost.get(place, 0))),
-                         default=0)  # fmt: skip
+            oldest = min(
+                (
+                    phys_of(records[number])
+                    for (place, records) in self.store.records.items()
+                    for number in records
+                    if number >= max(self.minimum.get(place, 0), self.lost.get(place, 0))
+                ),
+                default=0,
+            )
             return RemotingCommand(0, 0, body=b'{"table":{"commitLogMinOffset":"%d"}}' % oldest)
         if code in (R.VIEW_MESSAGE_BY_ID, R.QUERY_MESSAGE):
             return self._lookup(code, fields)
@@ -146,8 +152,12 @@ class ScriptedBroker:
         return RemotingCommand(3, 0, remark="not supported")
 
     def _lookup(self, code: int, fields: dict[str, str]) -> RemotingCommand:
-        kept = [record for place, records in self.store.records.items() for number, record in records.items()
-                if number >= self.minimum.get(place, 0)]  # fmt: skip
+        kept = [
+            record
+            for place, records in self.store.records.items()
+            for number, record in records.items()
+            if number >= self.minimum.get(place, 0)
+        ]
         if code == R.VIEW_MESSAGE_BY_ID:
             found = [record for record in kept if phys_of(record) == int(fields["offset"])]
             return RemotingCommand(0 if found else 1, 0, body=b"".join(found))
@@ -195,7 +205,10 @@ class ScriptedBroker:
     ) -> RemotingCommand:
         _, minimum, maximum, _ = self.queue(fields)
         ext = {
-            "suggestWhichBrokerId": "3", "nextBeginOffset": str(next_offset), "minOffset": str(minimum),
-            "maxOffset": str(maximum), "topicSysFlag": "0",
-        }  # fmt: skip
+            "suggestWhichBrokerId": "3",
+            "nextBeginOffset": str(next_offset),
+            "minOffset": str(minimum),
+            "maxOffset": str(maximum),
+            "topicSysFlag": "0",
+        }
         return RemotingCommand(code, 0, remark=remark, ext_fields=ext, body=body)

@@ -79,16 +79,28 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(advertise: str = ADVERTISED, waits: frozenset[int] = frozenset(), name_servers: int = 1,
-                handlers: ProxyHandlers | None = None,
-                checks_clients: bool = False,
-                judges_locks: bool = False, acl_file: str = "",
-                timers: GatewayConfig | None = None) -> AsyncIterator[Scene]:  # fmt: skip
+async def scene(
+    advertise: str = ADVERTISED,
+    waits: frozenset[int] = frozenset(),
+    name_servers: int = 1,
+    handlers: ProxyHandlers | None = None,
+    checks_clients: bool = False,
+    judges_locks: bool = False,
+    acl_file: str = "",
+    timers: GatewayConfig | None = None,
+) -> AsyncIterator[Scene]:
     broker = Peer(waits=waits)
     route = Response(body=(json.dumps(ROUTE).encode(),))
     names = [Peer({105: route}) for _ in range(name_servers)]
-    place = ProxyConfig("b", await broker.start(), [await name.start() for name in names], advertise,
-                        checks_clients=checks_clients, judges_locks=judges_locks, timers=timers)  # fmt: skip
+    place = ProxyConfig(
+        "b",
+        await broker.start(),
+        [await name.start() for name in names],
+        advertise,
+        checks_clients=checks_clients,
+        judges_locks=judges_locks,
+        timers=timers,
+    )
     service = ProxyService(place, ServeSettings(bind="127.0.0.1:0", acl_file=acl_file), ReadPolicies())
     _, port = await service.start()
     if handlers is not None:

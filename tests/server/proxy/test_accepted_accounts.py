@@ -7,8 +7,10 @@ from rocketmq_tiered.server.security.permissions import ADMIN, NEEDS
 from rocketmq_tiered.server.wire.codes import RequestCode
 
 JUDGED_BY_BROKERS = {
-    RequestCode.UPDATE_AND_CREATE_TOPIC, RequestCode.DELETE_TOPIC_IN_BROKER, RequestCode.DELETE_SUBSCRIPTIONGROUP,
-}  # fmt: skip
+    RequestCode.UPDATE_AND_CREATE_TOPIC,
+    RequestCode.DELETE_TOPIC_IN_BROKER,
+    RequestCode.DELETE_SUBSCRIPTIONGROUP,
+}
 """By 4.9.7 with ACL 1.0 and 5.3.3 with ACL 5.x alike."""
 ROUTES = {RequestCode.GET_BROKER_CLUSTER_INFO}
 

@@ -94,11 +94,19 @@ async def consume(
             while offset < len(found):
                 response = await pulls.pull(
                     request(
-                        RequestCode.PULL_MESSAGE, topic=topic, queueId=queue_id, queueOffset=offset, sysFlag=2,
-                        consumerGroup="g", maxMsgNums=32, suspendTimeoutMillis=100, commitOffset=0, subVersion=0,
+                        RequestCode.PULL_MESSAGE,
+                        topic=topic,
+                        queueId=queue_id,
+                        queueOffset=offset,
+                        sysFlag=2,
+                        consumerGroup="g",
+                        maxMsgNums=32,
+                        suspendTimeoutMillis=100,
+                        commitOffset=0,
+                        subVersion=0,
                     ),
                     upstream,
-                )  # fmt: skip
+                )
                 assert response.code == 0, (topic, queue_id, offset, response)
                 data = b"".join(map(bytes, response.body))
                 while data:

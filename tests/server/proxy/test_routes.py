@@ -71,8 +71,16 @@ def test_cluster_information_agrees_with_the_routes() -> None:
     assert cluster["clusterAddrTable"] == {"C": ["broker-a", "broker-b"]}
 
 
-@pytest.mark.parametrize("body", [b"{}", b"[]", b'{"brokerDatas":null}', b'{"brokerDatas":[null,3]}',
-                                  b'{"brokerDatas":[{"brokerName":"broker-a"}]}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{}",
+        b"[]",
+        b'{"brokerDatas":null}',
+        b'{"brokerDatas":[null,3]}',
+        b'{"brokerDatas":[{"brokerName":"broker-a"}]}',
+    ],
+)
 def test_unexpected_documents_pass_unchanged(body: bytes) -> None:
     assert fastjson.loads(rewritten(body, OURS)) == fastjson.loads(body)
 

@@ -27,9 +27,14 @@ BACK = {
     "originMsgId": "X",
 }
 END = {
-    "producerGroup": "own", "tranStateTableOffset": "3", "commitOrRollback": "8", "fromTransactionCheck": "false",
-    "msgId": "X", "transactionId": "Y", "bname": "b",
-}  # fmt: skip
+    "producerGroup": "own",
+    "tranStateTableOffset": "3",
+    "commitOrRollback": "8",
+    "fromTransactionCheck": "false",
+    "msgId": "X",
+    "transactionId": "Y",
+    "bname": "b",
+}
 HALF = b"RMQ_SYS_TRANS_HALF_TOPIC"
 
 

@@ -30,8 +30,15 @@ def test_a_relayed_request_arrives_whole_and_its_answer_too(kind: SerializeType)
     async def story() -> None:
         async with scene() as made:
             client = await made.client()
-            sent = RemotingCommand(310, 4711, language="GO", version=441, ext_fields={"a": "T", "i": "p\x01q"},
-                                   body=b"hello", serialize_type=kind)  # fmt: skip
+            sent = RemotingCommand(
+                310,
+                4711,
+                language="GO",
+                version=441,
+                ext_fields={"a": "T", "i": "p\x01q"},
+                body=b"hello",
+                serialize_type=kind,
+            )
             await client.send(sent)
             answer = await client.receive()
             assert (answer.code, answer.opaque, answer.flag & 1, answer.serialize_type) == (0, 4711, 1, kind)
@@ -39,8 +46,11 @@ def test_a_relayed_request_arrives_whole_and_its_answer_too(kind: SerializeType)
             assert answer.version == BROKER_VERSION
             (seen,) = made.broker.seen
             assert (seen.ext_fields, seen.body, seen.language, seen.version) == (
-                sent.ext_fields, sent.body, "GO", 441,
-            )  # fmt: skip
+                sent.ext_fields,
+                sent.body,
+                "GO",
+                441,
+            )
 
     run(story())
 
@@ -331,12 +341,15 @@ async def as_is(request: Request, upstream: Upstream) -> Response:
     return relayed(await upstream.call(request.command, 5))
 
 
-@pytest.mark.parametrize(("code", "body"), [
-    (41, {"consumerGroup": "g", "consumer_group": "victim", "clientId": "c", "mqSet": []}),
-    (42, {"consumerGroup": "g", "ConsumerGroup": "victim", "clientId": "c", "mqSet": []}),
-    (200_151, {"brokerName": "b", "acks": [{"c": "g", "t": "T", "consumerGroup": "victim"}]}),
-    (200_151, {"brokerName": "b", "acks": [], "ACKS": [{"c": "victim", "t": "T"}]}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("code", "body"),
+    [
+        (41, {"consumerGroup": "g", "consumer_group": "victim", "clientId": "c", "mqSet": []}),
+        (42, {"consumerGroup": "g", "ConsumerGroup": "victim", "clientId": "c", "mqSet": []}),
+        (200_151, {"brokerName": "b", "acks": [{"c": "g", "t": "T", "consumerGroup": "victim"}]}),
+        (200_151, {"brokerName": "b", "acks": [], "ACKS": [{"c": "victim", "t": "T"}]}),
+    ],
+)
 def test_beside_access_control_a_body_that_java_may_read_otherwise_needs_an_administrator(
     code: int, body: dict[str, Any]
 ) -> None:

@@ -37,14 +37,29 @@ def at(days: float) -> int:
 async def sent(
     client: Client, text: str, code: int = 310, body: bytes = b"hello", **more: str
 ) -> RemotingCommand:
-    fields = {"a": "P", "b": "T", "c": "TBW102", "d": "4", "e": "2", "f": "0", "g": "11", "h": "7", "i": text, "j": "0",
-              "k": "false", "m": "false"}  # fmt: skip
+    fields = {
+        "a": "P",
+        "b": "T",
+        "c": "TBW102",
+        "d": "4",
+        "e": "2",
+        "f": "0",
+        "g": "11",
+        "h": "7",
+        "i": text,
+        "j": "0",
+        "k": "false",
+        "m": "false",
+    }
     return await client.ask(code, body, **{**fields, **more})
 
 
 def gateway_sends(made: Scene) -> list[RemotingCommand]:
-    return [one for one in made.broker.seen if one.ext_fields.get("b", one.ext_fields.get("topic")) == CONFIG.topic
-            and one.code in (10, 310, 320)]  # fmt: skip
+    return [
+        one
+        for one in made.broker.seen
+        if one.ext_fields.get("b", one.ext_fields.get("topic")) == CONFIG.topic and one.code in (10, 310, 320)
+    ]
 
 
 def during(story: Callable[[Scene, Client], Awaitable[None]], config: bytes = WHEEL, **options: Any) -> None:
@@ -88,9 +103,20 @@ def test_a_timer_beyond_the_limit_goes_to_the_gateway_topic_and_the_answer_is_th
 def test_the_old_form_of_a_send_too_and_a_message_without_a_unique_key_gets_one() -> None:
     async def story(made: Scene, client: Client) -> None:
         text = properties(TIMER_DELIVER_MS=at(60))
-        answer = await client.ask(10, b"x", producerGroup="P", topic="T", defaultTopic="TBW102", queueId="0",
-                                  defaultTopicQueueNums="4", sysFlag="0", bornTimestamp="1", flag="0",
-                                  reconsumeTimes="0", properties=text)  # fmt: skip
+        answer = await client.ask(
+            10,
+            b"x",
+            producerGroup="P",
+            topic="T",
+            defaultTopic="TBW102",
+            queueId="0",
+            defaultTopicQueueNums="4",
+            sysFlag="0",
+            bornTimestamp="1",
+            flag="0",
+            reconsumeTimes="0",
+            properties=text,
+        )
         assert answer.code == 0
         (gateway,) = gateway_sends(made)
         found = parse_properties(gateway.ext_fields["properties"].encode())
@@ -101,11 +127,18 @@ def test_the_old_form_of_a_send_too_and_a_message_without_a_unique_key_gets_one(
     during(story)
 
 
-@pytest.mark.parametrize("text", [
-    properties(TIMER_DELAY_SEC=3 * 86_400), properties(TIMER_DELIVER_MS=at(-1)), properties(color="TIMER_DELAY_SEC"),
-    properties(DELAY=3, TIMER_DELIVER_MS=at(60)), properties(TIMER_OUT_MS=5, TIMER_DELIVER_MS=at(60)),
-    properties(TIMER_DELAY_SEC=5, TIMER_DELIVER_MS=at(60)),
-], ids=["near", "past", "a value", "a delay level", "TIMER_OUT_MS", "two times"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        properties(TIMER_DELAY_SEC=3 * 86_400),
+        properties(TIMER_DELIVER_MS=at(-1)),
+        properties(color="TIMER_DELAY_SEC"),
+        properties(DELAY=3, TIMER_DELIVER_MS=at(60)),
+        properties(TIMER_OUT_MS=5, TIMER_DELIVER_MS=at(60)),
+        properties(TIMER_DELAY_SEC=5, TIMER_DELIVER_MS=at(60)),
+    ],
+    ids=["near", "past", "a value", "a delay level", "TIMER_OUT_MS", "two times"],
+)
 def test_what_the_broker_takes_is_relayed_unchanged(text: str) -> None:
     async def story(made: Scene, client: Client) -> None:
         assert (await sent(client, text)).code == 0
@@ -126,12 +159,20 @@ def test_a_broker_without_timers_gets_none(config: bytes) -> None:
     during(story, config)
 
 
-@pytest.mark.parametrize(("text", "sys_flag", "remark"), [
-    (properties(TIMER_DELIVER_MS=at(800)), "0", "timer too far ahead: at most 730 days (timers.max_delay_ms)"),
-    (properties(TIMER_DELIVER_MS="soon"), "0", "TIMER_DELIVER_MS = soon is not a number of ms"),
-    (properties(TIMER_DELAY_SEC="9" * 30), "0", f"TIMER_DELAY_SEC = {'9' * 30} is not a number of s"),
-    (properties(TIMER_DELAY_SEC=5), "4", "a transactional message cannot be a timer: remove one of both"),
-], ids=["too far", "no number", "too large", "transaction"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "sys_flag", "remark"),
+    [
+        (
+            properties(TIMER_DELIVER_MS=at(800)),
+            "0",
+            "timer too far ahead: at most 730 days (timers.max_delay_ms)",
+        ),
+        (properties(TIMER_DELIVER_MS="soon"), "0", "TIMER_DELIVER_MS = soon is not a number of ms"),
+        (properties(TIMER_DELAY_SEC="9" * 30), "0", f"TIMER_DELAY_SEC = {'9' * 30} is not a number of s"),
+        (properties(TIMER_DELAY_SEC=5), "4", "a transactional message cannot be a timer: remove one of both"),
+    ],
+    ids=["too far", "no number", "too large", "transaction"],
+)
 def test_what_cannot_be_delivered_is_refused_in_one_line(text: str, sys_flag: str, remark: str) -> None:
     async def story(made: Scene, client: Client) -> None:
         answer = await sent(client, text, f=sys_flag)

@@ -108,9 +108,13 @@ def archived_queue(state: list[Row], topic: str, queue_id: int) -> ArchivedQueue
     generation = rows[0].generation
     ends = [row.offset + 1 for row in state if row.generation < generation]
     return ArchivedQueue(
-        OffsetRange(0, len(rows)), rows[-1].phys + RECORD_BYTES, dispatched, rows[0].phys, generation,
+        OffsetRange(0, len(rows)),
+        rows[-1].phys + RECORD_BYTES,
+        dispatched,
+        rows[0].phys,
+        generation,
         max(ends, default=0),
-    )  # fmt: skip
+    )
 
 
 class Files:
@@ -260,9 +264,16 @@ class TwoGenerations(RuleBasedStateMachine):
         world.during = [lambda event=event: self._during(event) for event in during]  # type: ignore[misc]
         self._doubt()
         ext = {
-            "topic": "t", "queueId": 0, "queueOffset": offset, "consumerGroup": "g", "maxMsgNums": COUNT,
-            "sysFlag": SUSPEND, "suspendTimeoutMillis": 2000, "commitOffset": 0, "subVersion": 0,
-        }  # fmt: skip
+            "topic": "t",
+            "queueId": 0,
+            "queueOffset": offset,
+            "consumerGroup": "g",
+            "maxMsgNums": COUNT,
+            "sysFlag": SUSPEND,
+            "suspendTimeoutMillis": 2000,
+            "commitOffset": 0,
+            "subVersion": 0,
+        }
         with patch("fetcher.policy.read_router.archived_queue", archived_queue):
             response = self.loop.run_until_complete(
                 self.pulls.pull(request(R.PULL_MESSAGE, **ext), Broker(world))  # type: ignore[arg-type]

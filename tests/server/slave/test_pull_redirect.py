@@ -30,10 +30,16 @@ OWN = 7
 FORCE, DISABLE = ReadPolicy.FORCE, ReadPolicy.DISABLE
 ranges = st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda pair: OffsetRange(min(pair), max(pair)))
 situations = st.builds(
-    Situation, offset=st.integers(0, 60), is_system=st.booleans(), archived=st.none() | ranges,
-    broker=st.sampled_from(BrokerSide), local=st.none() | ranges, is_local_record=st.booleans(),
-    is_archive_behind=st.booleans(), is_expiring=st.booleans(),
-)  # fmt: skip
+    Situation,
+    offset=st.integers(0, 60),
+    is_system=st.booleans(),
+    archived=st.none() | ranges,
+    broker=st.sampled_from(BrokerSide),
+    local=st.none() | ranges,
+    is_local_record=st.booleans(),
+    is_archive_behind=st.booleans(),
+    is_expiring=st.booleans(),
+)
 
 
 @given(situations, st.sampled_from(ReadPolicy), st.booleans())
@@ -96,9 +102,19 @@ class Sent:
         self, offset: int, *, flags: int = SUSPEND, hold_ms: int = 50, topic: str = "t"
     ) -> Response:
         pulled = request(
-            RequestCode.PULL_MESSAGE, self.peer, topic=topic, queueId=0, queueOffset=offset, consumerGroup="g",
-            maxMsgNums=32, sysFlag=flags, suspendTimeoutMillis=hold_ms, commitOffset=0, subVersion=0, subscription="*",
-        )  # fmt: skip
+            RequestCode.PULL_MESSAGE,
+            self.peer,
+            topic=topic,
+            queueId=0,
+            queueOffset=offset,
+            consumerGroup="g",
+            maxMsgNums=32,
+            sysFlag=flags,
+            suspendTimeoutMillis=hold_ms,
+            commitOffset=0,
+            subVersion=0,
+            subscription="*",
+        )
         found = await self.pulls.handlers()[RequestCode.PULL_MESSAGE](pulled, self.scene.upstream)
         assert found is not None
         return found

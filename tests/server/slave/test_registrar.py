@@ -29,9 +29,10 @@ class MasterStatus:
 
 
 def story(
-    tell: Callable[[SlaveRegistrar, list[NameServerDouble], MasterStatus], Awaitable[None]], *servers: NameServerDouble,
+    tell: Callable[[SlaveRegistrar, list[NameServerDouble], MasterStatus], Awaitable[None]],
+    *servers: NameServerDouble,
     period_s: float = 0.05,
-) -> None:  # fmt: skip
+) -> None:
     async def whole() -> None:
         for server in servers:
             await server.start()

@@ -123,10 +123,15 @@ def test_a_registration_has_no_topics_a_right_checksum_and_says_nothing_of_actin
     assert wrapper["topicConfigTable"] == {}
     assert wrapper["dataVersion"] == {"counter": 0, "stateVersion": 0, "timestamp": 0}
     assert command.ext_fields == {
-        "brokerName": BROKER, "brokerAddr": OURS, "clusterName": CLUSTER, "brokerId": "7",
-        "haServerAddr": "10.0.0.5:10932", "bodyCrc32": str(zlib.crc32(command.body) & 0x7FFFFFFF),
-        "compressed": "false", "__ZONE_NAME": "z1",
-    }  # fmt: skip
+        "brokerName": BROKER,
+        "brokerAddr": OURS,
+        "clusterName": CLUSTER,
+        "brokerId": "7",
+        "haServerAddr": "10.0.0.5:10932",
+        "bodyCrc32": str(zlib.crc32(command.body) & 0x7FFFFFFF),
+        "compressed": "false",
+        "__ZONE_NAME": "z1",
+    }
     assert "__ZONE_NAME" not in register_command(PLACE, MASTER).ext_fields
 
 

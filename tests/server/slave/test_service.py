@@ -38,9 +38,10 @@ from tiered.settings.sections import ServeSettings
 
 ADVERTISED = "127.0.0.1:10931"
 HEARTBEAT = {
-    "clientID": "c1", "consumerDataSet": [{"groupName": "g", "subscriptionDataSet": [{"topic": "t"}]}],
+    "clientID": "c1",
+    "consumerDataSet": [{"groupName": "g", "subscriptionDataSet": [{"topic": "t"}]}],
     "producerDataSet": [],
-}  # fmt: skip
+}
 
 
 async def pulled(request: Request, upstream: Upstream) -> Response:
@@ -111,9 +112,13 @@ async def on_stage(
 
 
 def story(
-    tell: Callable[[Stage], Awaitable[None]], master: MasterDouble | None = None,
-    file: dict[str, str] | None = None, *, is_open: bool = True, acl_file: str = "",
-) -> None:  # fmt: skip
+    tell: Callable[[Stage], Awaitable[None]],
+    master: MasterDouble | None = None,
+    file: dict[str, str] | None = None,
+    *,
+    is_open: bool = True,
+    acl_file: str = "",
+) -> None:
     async def whole() -> None:
         async with on_stage(master or MasterDouble(), file, is_open=is_open, acl_file=acl_file) as stage:
             async with asyncio.timeout(20):

@@ -24,10 +24,23 @@ public class Admin {
             topic.setWriteQueueNums(Integer.parseInt(a[5]));
             topic.setPerm(6);
             admin.createAndUpdateTopicConfig(a[1], topic);
+            awaitRoute(admin, a[4]);
         } else {
             admin.deleteTopicInBroker(java.util.Set.of(a[1]), a[4]);
             admin.deleteTopicInNameServer(java.util.Set.of(a[0]), a[3], a[4]);
         }
         admin.shutdown();
+    }
+
+    /** A name server may refuse a broker's first registration; the next one comes seconds later. */
+    static void awaitRoute(DefaultMQAdminExt admin, String topic) throws InterruptedException {
+        for (int tries = 0; tries < 150; tries++) {
+            try {
+                admin.examineTopicRouteInfo(topic);
+                return;
+            } catch (Exception e) {
+                Thread.sleep(200);
+            }
+        }
     }
 }

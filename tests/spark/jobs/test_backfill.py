@@ -40,8 +40,12 @@ def test_the_archive_equals_that_of_a_single_backfill(real_store: RealStore, tmp
     single = backfill_alone(directory / "store", FileStore(tmp_path / "single"))
     assert truth_of(tmp_path / "bulk") == truth_of(tmp_path / "single")
     assert (report.messages, report.raw_bytes, report.commits, report.hidden, report.to_phys) == (
-        single.messages, single.raw_bytes, single.commits, single.hidden, single.to_phys,
-    )  # fmt: skip
+        single.messages,
+        single.raw_bytes,
+        single.commits,
+        single.hidden,
+        single.to_phys,
+    )
     assert check_against_truth(FileStore(tmp_path / "bulk"), directory, "K") > 400
     found = verify_archive(own_archive(tmp_path / "bulk"), full=True)
     assert (found.anomalies, found.leftovers) == ([], [])
@@ -154,9 +158,13 @@ def test_several_stores_at_a_time(real_store: RealStore, tmp_path: Path) -> None
     stores = [StoreToBackfill(str(real_store(name) / "store"), CLUSTER, name) for name in names]
     done: dict[str, tuple[int, int]] = {}
     reports = backfill(
-        NO_SPARK, stores, f"file://{tmp_path}", options=OPTIONS, tasks=InlineTasks(),
+        NO_SPARK,
+        stores,
+        f"file://{tmp_path}",
+        options=OPTIONS,
+        tasks=InlineTasks(),
         report=lambda path, so_far, total: done.__setitem__(path, (so_far, total)),
-    )  # fmt: skip
+    )
     assert [report.broker for report in reports] == names
     assert all(so_far == total > 0 for so_far, total in done.values())
     for name, report in zip(names, reports, strict=True):
@@ -170,9 +178,13 @@ def test_progress_is_read_from_the_catalog(
     monkeypatch.setattr(backfill_module, "PROGRESS_S", 0.01)
     seen: list[tuple[int, int]] = []
     backfill(
-        NO_SPARK, [StoreToBackfill(str(real_store("A") / "store"), CLUSTER, BROKER)], f"file://{tmp_path}",
-        options=OPTIONS, tasks=InlineTasks(), report=lambda path, so_far, total: seen.append((so_far, total)),
-    )  # fmt: skip
+        NO_SPARK,
+        [StoreToBackfill(str(real_store("A") / "store"), CLUSTER, BROKER)],
+        f"file://{tmp_path}",
+        options=OPTIONS,
+        tasks=InlineTasks(),
+        report=lambda path, so_far, total: seen.append((so_far, total)),
+    )
     assert len({total for _, total in seen}) == 1
     assert sorted(seen) == seen
     assert any(0 < so_far < total for so_far, total in seen)

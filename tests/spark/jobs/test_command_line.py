@@ -55,15 +55,37 @@ def chosen(*arguments: str) -> SourceOptions:
 
 def test_flags_become_options_of_the_data_source() -> None:
     found = chosen(
-        "--endpoint-url", "http://127.0.0.1:9000", "--region", "eu-west-1", "--topic", "a,b*", "--permissive",
-        "--generation", "all", "--option", "batchbytes=100000", "--option", "addressingStyle=path",
-        "--at-version", "7", "--partition-bytes", "2000000",
-    )  # fmt: skip
+        "--endpoint-url",
+        "http://127.0.0.1:9000",
+        "--region",
+        "eu-west-1",
+        "--topic",
+        "a,b*",
+        "--permissive",
+        "--generation",
+        "all",
+        "--option",
+        "batchbytes=100000",
+        "--option",
+        "addressingStyle=path",
+        "--at-version",
+        "7",
+        "--partition-bytes",
+        "2000000",
+    )
     assert found == SourceOptions(
-        URL, Source.ARCHIVE, ("a", "b*"), all_generations=True, version=7, mode=Mode.PERMISSIVE,
-        partition_bytes=2_000_000, batch_bytes=100_000, endpoint="http://127.0.0.1:9000", region="eu-west-1",
+        URL,
+        Source.ARCHIVE,
+        ("a", "b*"),
+        all_generations=True,
+        version=7,
+        mode=Mode.PERMISSIVE,
+        partition_bytes=2_000_000,
+        batch_bytes=100_000,
+        endpoint="http://127.0.0.1:9000",
+        region="eu-west-1",
         addressing_style="path",
-    )  # fmt: skip
+    )
     assert chosen() == SourceOptions(URL)
     assert chosen("--option", "version=7").version == 7
     assert chosen("--option", "mode=PERMISSIVE", "--partition-bytes", "1048576").mode is Mode.PERMISSIVE
@@ -128,11 +150,15 @@ def test_an_impossible_address_is_wrong_usage(
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["stats", "{}/nothing"], ["verify", "file://{}"], ["search", "{}/x", "--source", "store"],
-        ["export", "{}", "file://{}/table"], ["diff", "{}", "{}"], ["compact-keys", "{}"],
+        ["stats", "{}/nothing"],
+        ["verify", "file://{}"],
+        ["search", "{}/x", "--source", "store"],
+        ["export", "{}", "file://{}/table"],
+        ["diff", "{}", "{}"],
+        ["compact-keys", "{}"],
         ["backfill", "{}/store", "file://{}/archive"],
     ],
-)  # fmt: skip
+)
 def test_what_does_not_exist_starts_no_spark(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,13 +186,18 @@ def test_invalid_arguments_are_wrong_usage(arguments: list[str], capsys: pytest.
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("o1.getResult.\n: SparkException: x\nCaused by: [DIVIDE_BY_ZERO] Division by zero.\nUse y. SQLSTATE: 22012\n",
-         "the query failed: [DIVIDE_BY_ZERO] Division by zero. Use y. SQLSTATE: 22012"),
-        ("Caused by: java.util.regex.PatternSyntaxException: Unclosed character class near index 0\n[\n^",
-         "the query failed: Unclosed character class near index 0"),
+        (
+            "o1.getResult.\n: SparkException: x\n"
+            "Caused by: [DIVIDE_BY_ZERO] Division by zero.\nUse y. SQLSTATE: 22012\n",
+            "the query failed: [DIVIDE_BY_ZERO] Division by zero. Use y. SQLSTATE: 22012",
+        ),
+        (
+            "Caused by: java.util.regex.PatternSyntaxException: Unclosed character class near index 0\n[\n^",
+            "the query failed: Unclosed character class near index 0",
+        ),
         ("[TASK_FAILED] lost. SQLSTATE: 58030", None),
     ],
-)  # fmt: skip
+)
 def test_errors_of_query_values_are_usage_errors(text: str, said: str | None) -> None:
     found = fault_of_the_question(RuntimeError(text))
     assert (found and found.message) == said

@@ -86,9 +86,14 @@ def test_tasks_write_and_the_driver_commits_each_round_once(
     runner = InlineTasks(lambda task: tasks.append(task) if isinstance(task, CompactTask) else None)
     version = load(store).version
     found = compact(
-        no_spark, url, SETTINGS, apply=True, spool=str(tmp_path / "spool"), tasks=runner,
+        no_spark,
+        url,
+        SETTINGS,
+        apply=True,
+        spool=str(tmp_path / "spool"),
+        tasks=runner,
         report=lambda done, total: steps.append((done, total)),
-    )  # fmt: skip
+    )
     assert (found.cluster, found.broker) == (CLUSTER, BROKER)
     rounds = found.report.rounds
     assert found.report.is_applied

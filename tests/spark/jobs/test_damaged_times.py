@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 USUAL_MS = 1_700_000_000_000
 STAMPS_MS = (USUAL_MS, -1, 1 << 62, 1 - (1 << 63), (1 << 63) - 1, 253_402_300_800_000, USUAL_MS)
 DAYS = {
-    date(2023, 11, 14): [0, 6], date(1969, 12, 31): [1], date.min: [3], date.max: [2, 4, 5],
-}  # fmt: skip
+    date(2023, 11, 14): [0, 6],
+    date(1969, 12, 31): [1],
+    date.min: [3],
+    date.max: [2, 4, 5],
+}
 
 
 @pytest.fixture

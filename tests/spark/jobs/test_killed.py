@@ -34,9 +34,18 @@ def start(*arguments: object, master: str = "local[2]") -> subprocess.Popen[byte
 def backfill_arguments(directory: Path, target: Path) -> tuple[object, ...]:
     """Small cycles, so that there are many commits to be killed between."""
     return (
-        "backfill", directory / "store", f"file://{target / 'bulk'}", "--cluster", CLUSTER, "--broker", BROKER,
-        "--set", "offload.batch_bytes=1048576", "--set", "offload.split_bytes=262144",
-    )  # fmt: skip
+        "backfill",
+        directory / "store",
+        f"file://{target / 'bulk'}",
+        "--cluster",
+        CLUSTER,
+        "--broker",
+        BROKER,
+        "--set",
+        "offload.batch_bytes=1048576",
+        "--set",
+        "offload.split_bytes=262144",
+    )
 
 
 def kill_when(process: subprocess.Popen[bytes], is_time: Callable[[], bool]) -> bool:

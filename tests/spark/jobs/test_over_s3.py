@@ -117,9 +117,22 @@ def test_every_job_works_over_s3(
 def check_delta_export(server: RunningStore, url: str, work: Path, target: str, rows: int) -> None:
     """The command line with keys from the environment; input and Delta table in a bucket."""
     command = [
-        sys.executable, "-m", "rocketmq_tiered.spark", "export", url, target, "--format", "delta",
-        "--endpoint-url", server.endpoint, "--region", REGION, "--master", "local[2]", "--json",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "rocketmq_tiered.spark",
+        "export",
+        url,
+        target,
+        "--format",
+        "delta",
+        "--endpoint-url",
+        server.endpoint,
+        "--region",
+        REGION,
+        "--master",
+        "local[2]",
+        "--json",
+    ]
     keys = {
         "AWS_ACCESS_KEY_ID": server.access_key,
         "AWS_SECRET_ACCESS_KEY": server.secret_key,

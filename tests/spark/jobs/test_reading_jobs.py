@@ -130,9 +130,13 @@ def test_dropped_by_key_compaction_is_no_difference(
     settings = Settings()
     own = replace(settings.key_compaction, min_age_ms=-(10**12))
     dropped = compact_keys(
-        archive, load(archive), replace(settings, key_compaction=own),
-        RewriteOptions(tmp_path / "spool", 1 << 30), lambda topic: topic == "t_compact_hot", apply=True,
-    )  # fmt: skip
+        archive,
+        load(archive),
+        replace(settings, key_compaction=own),
+        RewriteOptions(tmp_path / "spool", 1 << 30),
+        lambda topic: topic == "t_compact_hot",
+        apply=True,
+    )
     lost = dropped.figures.messages - dropped.figures.new_messages
     store = SourceOptions(str(real_store("H2") / "store"), source=Source.STORE, cluster=CLUSTER, broker="H2")
     report = diff(spark, SourceOptions(f"file://{tmp_path / 'archive'}"), store)
@@ -311,9 +315,11 @@ def test_a_search_finds_by_header_body_and_time(
 def test_an_invalid_query_is_wrong_usage(spark: SparkSession, small_archive: Path) -> None:
     source = SourceOptions(f"file://{small_archive}")
     for question in (
-        Question(sql="SELECT 1", where="true"), Question(where="nonsense = 3"), Question(sql="SELEKT"),
+        Question(sql="SELECT 1", where="true"),
+        Question(where="nonsense = 3"),
+        Question(sql="SELEKT"),
         Question(select=("nothing",)),
-    ):  # fmt: skip
+    ):
         with pytest.raises(UsageError):
             search(spark, source, question).collect()
 
@@ -369,8 +375,18 @@ def test_backfill_verb_archives_its_store(
     spark: SparkSession, real_store: RealStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = real_store("K") / "store"
-    arguments = ("backfill", store, f"file://{tmp_path}", "--cluster", CLUSTER, "--broker", "K",
-                 "--set", "offload.batch_bytes=1048576", "--json")  # fmt: skip
+    arguments = (
+        "backfill",
+        store,
+        f"file://{tmp_path}",
+        "--cluster",
+        CLUSTER,
+        "--broker",
+        "K",
+        "--set",
+        "offload.batch_bytes=1048576",
+        "--json",
+    )
     code, out, _ = run(capsys, *arguments)
     (report,) = json.loads(out)
     assert (code, report["damaged"], report["messages"] > 5000, report["commits"] > 3) == (0, 0, True, True)

@@ -14,12 +14,15 @@ from numpy.typing import NDArray
 
 from tiered.model.tables import Table
 
-ITEM_DTYPE = np.dtype([
-    ("hash", "<u8"),               # XXH64 of topic#key
-    ("queue_offset", "<i8"),       # base offset of the message's row
-    ("store_timestamp", "<i8"),    # ms since the epoch
-    ("queue_id", "<i4"), ("generation", "<u4"),
-])  # fmt: skip
+ITEM_DTYPE = np.dtype(
+    [
+        ("hash", "<u8"),  # XXH64 of topic#key
+        ("queue_offset", "<i8"),  # base offset of the message's row
+        ("store_timestamp", "<i8"),  # ms since the epoch
+        ("queue_id", "<i4"),
+        ("generation", "<u4"),
+    ]
+)
 """One key of one message, in memory. The topic, which is hashed with the key, is not part of it."""
 
 HASH_BYTES = 8

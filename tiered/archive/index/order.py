@@ -17,9 +17,7 @@ _COLUMNS = (("hash", 1), ("store_timestamp", -1), ("queue_id", 1), ("generation"
 
 def sorted_items(items: Table) -> Table:
     """``items`` in file order, equal ones once."""
-    order: NDArray[np.int64] = np.lexsort([
-        _rising(items[name], sign) for name, sign in reversed(_COLUMNS)
-    ])  # fmt: skip
+    order: NDArray[np.int64] = np.lexsort([_rising(items[name], sign) for name, sign in reversed(_COLUMNS)])
     ordered = items[order]
     if len(ordered) < 2:
         return ordered

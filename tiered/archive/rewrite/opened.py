@@ -36,22 +36,29 @@ COPIED_RAW_BYTES_MIN = SHARED_BLOCK_BYTES // 2
 
 WANTED_DTYPE = np.dtype([*RANGE_DTYPE.descr, ("iteration", "<i4"), ("ordinal", "<i8")])
 """A range, its iteration, and its number there."""
-PLACE_DTYPE = np.dtype([
-    *WANTED_DTYPE.descr,
-    ("in_sources", "<i8"),  # ordinal of the run
-    ("first_row", "<i8"), ("end_row", "<i8"),  # in the object's run
-    ("first_block", "<i8"), ("end_block", "<i8"),  # in the sources; equal for an LMQ
-    ("raw_begin", "<i8"), ("raw_end", "<i8"),  # in the raw bytes of the sources
-    ("begin_byte", "<i8"),  # in the catalog's run
-    ("base_queue_offset", "<i8"),  # where its first row begins to span; -1: not known yet
-])  # fmt: skip
+PLACE_DTYPE = np.dtype(
+    [
+        *WANTED_DTYPE.descr,
+        ("in_sources", "<i8"),  # ordinal of the run
+        ("first_row", "<i8"),
+        ("end_row", "<i8"),  # in the object's run
+        ("first_block", "<i8"),
+        ("end_block", "<i8"),  # in the sources; equal for an LMQ
+        ("raw_begin", "<i8"),
+        ("raw_end", "<i8"),  # in the raw bytes of the sources
+        ("begin_byte", "<i8"),  # in the catalog's run
+        ("base_queue_offset", "<i8"),  # where its first row begins to span; -1: not known yet
+    ]
+)
 """Where the rows and blocks of a range are."""
 
 
-SOURCE_RUN_DTYPE = np.dtype([
-    *((name, SEGMENT_RUN_DTYPE[name]) for name in CATALOG_RUN_FIELDS),
-    ("queue", "<u8"),  # its hash
-])  # fmt: skip
+SOURCE_RUN_DTYPE = np.dtype(
+    [
+        *((name, SEGMENT_RUN_DTYPE[name]) for name in CATALOG_RUN_FIELDS),
+        ("queue", "<u8"),  # its hash
+    ]
+)
 """What is checked of a run, and needed of it."""
 _OFFSETS = ("base_queue_offset", "end_queue_offset")
 _HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
@@ -280,9 +287,13 @@ class OpenedSources:
                 int(places["in_sources"][at]), int(places["first_row"][at])
             )
         return FoundRanges(
-            ranges=found, rows=rows, hashes=hashes,
-            chunks=chunks.table, blocks=chunks.blocks, data=chunks.data,
-        )  # fmt: skip
+            ranges=found,
+            rows=rows,
+            hashes=hashes,
+            chunks=chunks.table,
+            blocks=chunks.blocks,
+            data=chunks.data,
+        )
 
     def _rows(self, first: int, end: int) -> SourceRows:
         """Rows [first, end) of all objects."""

@@ -315,9 +315,16 @@ class _Rewriting:
     def _meta(self, attempt: int) -> SegmentMeta:
         own = self._identity
         return SegmentMeta(
-            own.cluster, own.broker, own.epoch, own.first_attempt + attempt, own.history, own.catalog_version,
-            *self._phys, own.created_ms, "compact",
-        )  # fmt: skip
+            own.cluster,
+            own.broker,
+            own.epoch,
+            own.first_attempt + attempt,
+            own.history,
+            own.catalog_version,
+            *self._phys,
+            own.created_ms,
+            "compact",
+        )
 
     def _record(self, segment: WrittenSegment, key: str, output: int) -> None:
         runs = segment.runs.copy()
@@ -334,9 +341,12 @@ class _Rewriting:
     def _result(self) -> RewriteResult:
         self._cost.gets, self._cost.bytes_read = self._sources.gets, self._sources.bytes_read
         return RewriteResult(
-            runs=concatenated(self._runs, RUN_DTYPE), objects=concatenated(self._objects, OBJECT_DTYPE),
-            object_keys=self._keys, abandoned=self._abandoned, cost=self._cost,
-        )  # fmt: skip
+            runs=concatenated(self._runs, RUN_DTYPE),
+            objects=concatenated(self._objects, OBJECT_DTYPE),
+            object_keys=self._keys,
+            abandoned=self._abandoned,
+            cost=self._cost,
+        )
 
 
 def _sequence_heads(candidates: Candidates, plan: RewritePlan) -> tuple[NDArray[np.int64], Table]:

@@ -22,11 +22,13 @@ LMQ_ROWS_PER_CUT = 4096
 Selection = Callable[[QueueKey, NDArray[np.int64]], NDArray[np.bool_]]
 """Which of a queue's rows, by their ascending queue offsets, are kept. Pure, and can be pickled."""
 
-RANGE_DTYPE = np.dtype([
-    ("run", "<i8"),   # index into the candidates' runs
-    ("begin", "<i8"), # in the run's bytes; of an LMQ: in its rows
-    ("end", "<i8"),
-])  # fmt: skip
+RANGE_DTYPE = np.dtype(
+    [
+        ("run", "<i8"),  # index into the candidates' runs
+        ("begin", "<i8"),  # in the run's bytes; of an LMQ: in its rows
+        ("end", "<i8"),
+    ]
+)
 """A part of a run that one iteration moves to one output. The blocks that begin inside it belong to it."""
 
 

@@ -21,18 +21,31 @@ from tiered.formats.segment import RowTable
 from tiered.formats.segment_layout import BLOCK_DTYPE
 from tiered.model.tables import Table, begins, concatenated, copied, picked, positions
 
-FOUND_DTYPE = np.dtype([
-    ("iteration", "<i4"),
-    ("rows", "<i4"), ("chunks", "<i4"), ("blocks", "<i4"), ("hashes", "<i4"),
-    ("ordinal", "<i8"),            # among the ranges of the iteration's parts
-    ("base_queue_offset", "<i8"),  # of its first row
-    ("begin_byte", "<i8"),         # where that row's record begins in its run
-])  # fmt: skip
+FOUND_DTYPE = np.dtype(
+    [
+        ("iteration", "<i4"),
+        ("rows", "<i4"),
+        ("chunks", "<i4"),
+        ("blocks", "<i4"),
+        ("hashes", "<i4"),
+        ("ordinal", "<i8"),  # among the ranges of the iteration's parts
+        ("base_queue_offset", "<i8"),  # of its first row
+        ("begin_byte", "<i8"),  # where that row's record begins in its run
+    ]
+)
 """A range that was read, and how much of the other tables is its own."""
-ROW_DTYPE = np.dtype([
-    ("size", "<i4"), ("tags_code", "<i8"), ("store_timestamp", "<i8"), ("phys", "<i8"), ("inner_num", "<i4"),
-    ("parent", "<i4"), ("parent_queue_offset", "<i8"), ("key_count", "<u2"),
-])  # fmt: skip
+ROW_DTYPE = np.dtype(
+    [
+        ("size", "<i4"),
+        ("tags_code", "<i8"),
+        ("store_timestamp", "<i8"),
+        ("phys", "<i8"),
+        ("inner_num", "<i4"),
+        ("parent", "<i4"),
+        ("parent_queue_offset", "<i8"),
+        ("key_count", "<u2"),
+    ]
+)
 BUFFERS_MAX = 1024
 """Buffers that one system call writes: IOV_MAX."""
 CHUNK_DTYPE = np.dtype([("rows", "<i4"), ("blocks", "<i4"), ("size_bytes", "<i8")])
@@ -74,9 +87,13 @@ class FoundRanges:
         for first, last in pairwise(bounds):
             rows, chunks, blocks, hashes = (slice(ends[name][first], ends[name][last]) for name in _COUNTS)
             yield FoundRanges(
-                self.ranges[first:last], self.rows[rows], self.hashes[hashes], self.chunks[chunks],
-                self.blocks[blocks], self.data[chunks],
-            )  # fmt: skip
+                self.ranges[first:last],
+                self.rows[rows],
+                self.hashes[hashes],
+                self.chunks[chunks],
+                self.blocks[blocks],
+                self.data[chunks],
+            )
 
     def without_holes(self) -> FoundRanges:
         """The ranges, all of one sparse run: the first row of each spans the offsets from the range before on."""
@@ -123,9 +140,13 @@ class FoundRanges:
         chunks = np.append(firsts, len(self.chunks))
         blocks = begins(self.chunks["blocks"])[chunks]
         for number, first_row, end_row, own, place in zip(
-            run.tolist(), (rows[chunks[:-1]] + shift).tolist(), (rows[chunks[1:]] + shift).tolist(),
-            pairwise(blocks.tolist()), pairwise(chunks.tolist()), strict=True,
-        ):  # fmt: skip
+            run.tolist(),
+            (rows[chunks[:-1]] + shift).tolist(),
+            (rows[chunks[1:]] + shift).tolist(),
+            pairwise(blocks.tolist()),
+            pairwise(chunks.tolist()),
+            strict=True,
+        ):
             yield Batch(number, first_row, end_row, self.blocks[slice(*own)], self.data[slice(*place)])
 
 
