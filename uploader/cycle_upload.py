@@ -147,14 +147,15 @@ class CycleUploader:
         """Whether settings of the archive wait for a commit."""
         return bool(self._context.new_settings(self._context.writer.state))
 
-    def commit_metadata(self, *, hide: list[QueueKey]) -> None:
-        """Commit queues to hide and broker tables, without a range.
+    def commit_metadata(self, *, hide: list[QueueKey], unhide: list[QueueKey]) -> None:
+        """Commit queues to hide and to show again, and broker tables, without a range.
 
         Raises CommitInvalidError when a cycle was committed at the same moment: retry later.
         """
         draft = replace(
             draft_in_place(self._context.writer.state, self._context.clock_ms()),
             hide=hide,
+            unhide=unhide,
             state_objects=self._state_archive.pending(),
             settings=self._context.new_settings(self._context.writer.state),
         )

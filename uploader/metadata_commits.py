@@ -5,10 +5,10 @@ Owns when tables are read and which queues are hidden. The rules of visibility a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
-from tiered.broker_store.config import state_fingerprint, topic_names_backup
+from tiered.broker_store.config import BrokerState, state_fingerprint, topic_names_backup
 from tiered.broker_store.store import BrokerStore
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.claims import BACKFILL
@@ -16,10 +16,10 @@ from tiered.catalog.commit import CommitInvalidError
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, TieredError, UnavailableError
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_HIDDEN
+from tiered.model.tables import QUEUE_HIDDEN, QUEUE_SUPERSEDED
 from uploader.broker_state_archive import BrokerStateArchive
 from uploader.cycle_upload import CycleUploader
-from uploader.visibility import DeletedTopics, hidden_queues
+from uploader.visibility import DeletedTopics, shown_again, without_units
 
 TABLE_NAMES = ("topics", "subscription_groups", "consumer_offsets", "delay_offsets", "topic_queue_mappings")
 TABLE_ATTEMPTS = 5
@@ -27,10 +27,9 @@ TABLE_WAIT_S = 0.2
 """Wait before the first retry of a backfill; doubled each time."""
 
 
-def broker_tables(store: BrokerStore) -> Mapping[str, Any]:
-    """The broker's tables as documents, by TABLE_NAMES: keys under ``state/``."""
-    state = store.state()
-    return {name: getattr(state, name) for name in TABLE_NAMES}
+def broker_tables(state: BrokerState) -> Mapping[str, Any]:
+    """The broker's readable tables as documents, by TABLE_NAMES: keys under ``state/``."""
+    return {name: getattr(state, name) for name in TABLE_NAMES if name not in state.damaged}
 
 
 class MetadataCommits:
@@ -61,8 +60,13 @@ class MetadataCommits:
         self._deleted_topics = DeletedTopics()
         self._has_archived_topics = False
         self._hide: list[QueueKey] = []
+        self._unhide: list[QueueKey] = []
         self.hidden = 0
         """Queues hidden so far."""
+        self.shown_again = 0
+        """Queues shown again so far."""
+        self.missing: list[QueueKey] = []
+        """Queues of topics in the broker's table that have messages in the log and no consume queue."""
 
     def step(self, now_ms: int) -> None:
         """Following: archive changed tables and hide queues of deleted topics, even if no message arrives."""
@@ -73,7 +77,7 @@ class MetadataCommits:
         self._commit_when_idle()
 
     def finish(self, with_units: set[tuple[str, int]], proven_phys: Callable[[], int]) -> None:
-        """End of a backfill: hide queues that the broker does not have, archive its tables.
+        """End of a backfill: hide queues of deleted topics, show those that are back, archive the broker's tables.
 
         ``with_units``: (topic, queue id) of the broker's queues. Above ``proven_phys``, the end of the last unit, the
         recovery of a killed broker will add units: queues there stay visible. Called only if a queue has no unit.
@@ -82,7 +86,7 @@ class MetadataCommits:
         if state is None:
             return
         hidden: list[QueueKey] = []
-        if hidden_queues(state.visible_queues(), with_units):
+        if any((key.topic, key.queue_id) not in with_units for key in state.visible_queues()):
             limit_phys = proven_phys()
             # A queue whose last record is no longer in the log has no unit because the broker expired it.
             self._store.commit_log.refresh()
@@ -92,15 +96,35 @@ class MetadataCommits:
                 for key, row in state.current_queues()
                 if not row["flags"] & QUEUE_HIDDEN and begin_phys < row["end_phys"] <= limit_phys
             ]
-            hidden = hidden_queues(current, with_units)
-        self.hidden = len(hidden)
+            hidden, self.missing = without_units(current, with_units, self._known_topics())
+        again = self._shown_again(state, {topic for topic, _ in with_units})
+        self.hidden, self.shown_again = len(hidden), len(again)
         if not self._writer.is_claimed and self._are_tables_outdated(state):
             self._claim()
         if self._writer.is_claimed:
             self._refresh(following=False)
-        if hidden or self._state_archive.pending():
+        if hidden or again or self._state_archive.pending():
             self._claim()
-            self._uploader.commit_metadata(hide=hidden)
+            self._uploader.commit_metadata(hide=hidden, unhide=again)
+
+    def _known_topics(self) -> set[str]:
+        """The broker's topic table and its backup; empty if it cannot be read: then no topic counts as deleted."""
+        try:
+            table = self._store.topics()
+            return table.keys() | topic_names_backup(self._store.path) if table else set()
+        except (UnavailableError, CorruptionError) as error:
+            self._log("topic table not readable this time: no queue is hidden", error=str(error))
+            return set()
+
+    def _shown_again(self, state: CatalogState, topics: Set[str]) -> list[QueueKey]:
+        """Hidden queues of ``topics`` that are back at the broker."""
+        index = self._store.consume_queues()
+        hidden = (
+            (key, row)
+            for key, row in state.current_queues()
+            if row["flags"] & (QUEUE_HIDDEN | QUEUE_SUPERSEDED) == QUEUE_HIDDEN and key.topic in topics
+        )
+        return [] if index is None else shown_again(hidden, index)
 
     def _are_tables_outdated(self, state: CatalogState) -> bool:
         """Whether an earlier backfill ended between the last messages and the tables, or the tables changed since.
@@ -149,7 +173,7 @@ class MetadataCommits:
         if state is None or (self._store.conf is not None and self._store.conf.is_slave):
             return
         try:
-            table = set(self._store.state().topics)
+            table = set(self._store.topics())
             backup = topic_names_backup(self._store.path)
         except (UnavailableError, CorruptionError) as error:
             self._log("topic table not readable this time", error=str(error))
@@ -164,20 +188,26 @@ class MetadataCommits:
             )
         gone = [key for key in state.visible_queues() if key.topic in verdict.deleted]
         self._hide += [key for key in gone if key not in self._hide]
+        self._unhide = self._shown_again(state, with_queues)
 
     def _commit_when_idle(self) -> None:
         if not (self._writer.is_claimed and self._writer.state.started and self._uploader.is_idle):
             return
-        if not (self._hide or self._state_archive.pending() or self._uploader.has_new_settings()):
+        if not (
+            self._hide or self._unhide or self._state_archive.pending() or self._uploader.has_new_settings()
+        ):
             return
         try:
-            self._uploader.commit_metadata(hide=self._hide)
+            self._uploader.commit_metadata(hide=self._hide, unhide=self._unhide)
         except CommitInvalidError:
             return  # a cycle was committed at the same moment; the next step retries
         if self._hide:
             self._log("queues of deleted topics hidden", queues=len(self._hide))
+        if self._unhide:
+            self._log("hidden queues shown again: the broker has them", queues=len(self._unhide))
         self.hidden += len(self._hide)
-        self._hide = []
+        self.shown_again += len(self._unhide)
+        self._hide, self._unhide = [], []
 
     def _refresh(self, *, following: bool) -> None:
         """Archive the broker's tables if they changed; the next commit names them.

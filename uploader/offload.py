@@ -137,6 +137,7 @@ class Offloader:
         self._started_s = time.monotonic()
         self._is_open = False
         self._excluded_before: list[str] = []
+        self._damaged_tables: tuple[str, ...] = ()
         self._wait_s = SHORT_WAIT_S
 
     # -- start ------------------------------------------------------------------------------------------------
@@ -254,9 +255,17 @@ class Offloader:
         return BrokerFacts(*sizes, self._bound_source.version)
 
     def _broker_tables(self) -> Mapping[str, Any]:
-        tables = broker_tables(self._store)
-        self._ttl_classes.adopt(tables["topics"])
-        return tables
+        state = self._store.state()
+        damaged = tuple(f"{name} ({why})" for name, why in state.damaged.items())
+        if damaged and damaged != self._damaged_tables:
+            self._environment.log(
+                "the broker's damaged tables are not archived: their earlier copies stay current",
+                {"error": "; ".join(damaged)},
+            )
+        self._damaged_tables = damaged
+        if "topics" not in state.damaged:
+            self._ttl_classes.adopt(state.topics)
+        return broker_tables(state)
 
     def _read_topic_attributes(self) -> None:
         """Read them before the first cycle. Without them the cycle's objects are only grouped worse."""
@@ -434,7 +443,7 @@ class Offloader:
             time.sleep(SHORT_WAIT_S / 5)
 
     def _finish_backfill(self) -> None:
-        """Report a truncated log, hide queues that the broker does not have, archive its tables."""
+        """Report a truncated log, hide queues of deleted topics, archive the broker's tables."""
         with_units = self._bound_source.shown_queues()
         if with_units is not None:
             self._excluded_before = self._absent_topics(with_units)
@@ -494,9 +503,12 @@ class Offloader:
             damaged=counters.damaged_ranges,
             lost=counters.lost_ranges,
             hidden=self._metadata.hidden,
+            shown_again=self._metadata.shown_again,
+            missing=len(self._metadata.missing),
             duration_s=time.monotonic() - self._started_s,
             excluded=tuple(sorted(self._feed.excluded)),
             excluded_before=tuple(self._excluded_before),
+            damaged_tables=self._damaged_tables,
         )
 
     # -- status -----------------------------------------------------------------------------------------------
@@ -540,6 +552,7 @@ class Offloader:
             store_problem=self._store_problem(),
             excluded=tuple(sorted(self._feed.excluded.copy())),
             catalog=state,
+            damaged_tables=self._damaged_tables,
         )
 
     def _store_problem(self) -> str:

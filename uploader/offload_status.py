@@ -25,11 +25,15 @@ class OffloadResult:
     damaged: int
     lost: int
     hidden: int
+    shown_again: int
+    missing: int
     duration_s: float
     excluded: tuple[str, ...] = ()
     """Topics that topics.include and topics.exclude exclude, if the log has messages of them."""
     excluded_before: tuple[str, ...] = ()
     """Topics that are selected now, and are not archived because earlier starts excluded them."""
+    damaged_tables: tuple[str, ...] = ()
+    """The broker's tables that could not be read, each with the reason."""
 
 
 @dataclass(frozen=True)
@@ -55,5 +59,7 @@ class OffloadStatus:
     """Damaged index files rebuilt by this process."""
     excluded: tuple[str, ...] = ()
     """Topics that topics.include and topics.exclude exclude, if messages of them were read."""
+    damaged_tables: tuple[str, ...] = ()
+    """The broker's tables that could not be read, each with the reason."""
     store_problem: str = ""
     """Why uploads or commits are being retried; empty if none is."""

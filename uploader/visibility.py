@@ -1,7 +1,9 @@
-"""Decides which archived queues to hide because the broker deleted them. Nothing is erased. Pure.
+"""Decides which archived queues to hide because the broker deleted them, and which to show again. Nothing is erased.
 
-A topic deleted before a backfill left records in the commitlog, but no consume queue. A queue without records in the
-commitlog is kept: expired records have no units either.
+A topic deleted before a backfill left records in the commitlog, but no consume queue and no row in the topic table. A
+queue whose topic is in the table has lost its files: it stays visible. A queue without records in the commitlog is
+kept: expired records have no units either. A hidden queue is shown again once the broker's queue refers to its last
+archived record.
 
 While following, a topic is deleted once it was in the master's table, as read or as archived before the start, and is
 absent from table, backup and consume queues for an hour while others are present. Losing a tenth of all topics at once
@@ -13,6 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
+import numpy as np
+
+from tiered.consume_queue.index import ConsumeQueueIndex
 from tiered.model.queue import LMQ_PREFIX, QueueKey
 
 ABSENT_MS_MIN = 3_600_000
@@ -20,13 +25,30 @@ MASS_DELETION_RATIO = 0.1
 MASS_DELETION_TOPICS_MIN = 3
 
 
-def hidden_queues(archived: Iterable[QueueKey], shown: Set[tuple[str, int]]) -> list[QueueKey]:
-    """Current generations whose queue has no consume-queue unit at the broker.
+def without_units(
+    archived: Iterable[QueueKey], shown: Set[tuple[str, int]], topics: Set[str]
+) -> tuple[list[QueueKey], list[QueueKey]]:
+    """Queues without a consume-queue unit at the broker: those of deleted topics, and those that lost their files.
 
-    ``shown``: (topic, queue id) of every queue with units. A queue of a recreated topic without a new message has none:
-    its records belong to the earlier generation.
+    ``shown``: (topic, queue id) of every queue with units. ``topics``: the broker's topic table and its backup; empty
+    where they are not known, and then no topic counts as deleted. LMQs are never in the table.
     """
-    return [key for key in archived if (key.topic, key.queue_id) not in shown]
+    deleted, missing = [], []
+    for key in archived:
+        if (key.topic, key.queue_id) not in shown:
+            is_deleted = key.topic not in topics and (bool(topics) or key.topic.startswith(LMQ_PREFIX))
+            (deleted if is_deleted else missing).append(key)
+    return deleted, missing
+
+
+def shown_again(hidden: Iterable[tuple[QueueKey, np.void]], index: ConsumeQueueIndex) -> list[QueueKey]:
+    """Hidden queues, with their rows in the catalog, to whose last archived record the broker's queue refers."""
+    found = []
+    for key, row in hidden:
+        for unit in index.units(key.topic, key.queue_id, max(int(row["end_queue_offset"]) - 1, 0), 1):
+            if unit["phys"] + unit["size"] == row["end_phys"]:
+                found.append(key)
+    return found
 
 
 @dataclass(frozen=True)

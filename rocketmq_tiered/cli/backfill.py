@@ -56,7 +56,7 @@ def execute(options: argparse.Namespace) -> int:
     print_result(options, camel_names(asdict(result)) | {"interrupted": stop.is_set()}, lines)
     if stop.is_set():
         return EXIT_INTERRUPTED
-    return EXIT_ANOMALIES if result.damaged or result.lost else 0
+    return EXIT_ANOMALIES if result.damaged or result.lost or result.damaged_tables else 0
 
 
 def _run(

@@ -10,7 +10,7 @@ from typing import Any
 from rocketmq_tiered.cli.arguments import SERVE_FLAGS, add_json, add_places, add_writer_flags, settings_of
 from rocketmq_tiered.process.broker_side import read_conf, topic_filter_of
 from rocketmq_tiered.process.loaded_archive import archived_topic_table, open_for_reading
-from tiered.broker_store.config import read_broker_state
+from tiered.broker_store.config import read_topics
 from tiered.broker_store.names import find_names
 from tiered.console import print_json, print_lines, print_table
 from tiered.model.ttl_class import FOREVER_CLASS, ttl_class
@@ -103,7 +103,7 @@ def _topic_table(topic: str, loaded: LoadedSettings) -> tuple[Mapping[str, Any],
     table: Mapping[str, Any] = {}
     place = None
     if store_path:
-        table, place = read_broker_state(Path(store_path)).topics, store_path
+        table, place = read_topics(Path(store_path)), store_path
         found = find_names(conf, table)
         cluster, broker = cluster or found.cluster, broker or found.broker
     elif url:

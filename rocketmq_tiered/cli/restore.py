@@ -43,6 +43,7 @@ from tiered.errors import UsageError
 from tiered.formats.record import decode_record
 from tiered.model.queue import SCHEDULE_TOPIC
 from tiered.model.tables import QUEUE_HIDDEN
+from uploader.metadata_commits import TABLE_NAMES
 
 QUEUES = {"file": StoreKind.FILE, "rocksdb": StoreKind.ROCKSDB, "none": None}
 OWNER_LIVES_MS = 5 * 60_000
@@ -244,6 +245,9 @@ class _Summary:
         yield f"messages that were not archived: those above physical offset {state.cursor.phys}"
         if not any(key.topic == SCHEDULE_TOPIC for key in report.selection.queues):
             yield NOT_ARCHIVED
+        for name in TABLE_NAMES:
+            if name not in state.state_objects:
+                yield f"{name}: the archive has no copy of this table of the broker"
         hidden = sum(bool(row["flags"] & QUEUE_HIDDEN) for _, row in state.queues())
         if hidden:
             yield f"{counted(hidden, 'hidden queue')}: deleted topics and earlier generations"

@@ -17,7 +17,7 @@ from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.pins import PinLimits
 from tiered.broker_store.retention import DiskUse, short_margin_s
 from tiered.broker_store.store import BrokerStore
-from tiered.console import duration_text, size_text
+from tiered.console import counted, duration_text, size_text
 from tiered.private_directory import make_private
 
 FILES_CHECKED_MAX = 20_000
@@ -55,6 +55,7 @@ def store_checks(subject: StoreSubject, access: StoreAccess) -> list[Check]:
             lambda: permissions(subject.opened(), access),
             needs,
         ),
+        Check("broker-tables", "the broker's tables", lambda: tables(subject.opened()), needs),
         Check("pins", "pins (hard links)", lambda: pins(subject, access), needs),
         Check("disk-space", "disk space", lambda: disk_space(subject, access), needs),
     ]
@@ -86,6 +87,15 @@ def permissions(store: BrokerStore, access: StoreAccess) -> Finding:
                 f"run as the broker's user, or allow it: setfacl -R -m u:{os.geteuid()}:rX {store.path}",
             )
     return ok(f"user {os.geteuid()} can read {count:,} files and directories")
+
+
+def tables(store: BrokerStore) -> Finding:
+    """Whether the broker's tables (topics, groups, offsets) can be read."""
+    state = store.state()
+    if state.damaged:
+        what = "; ".join(f"{name}: {why}" for name, why in state.damaged.items())
+        return failed(f"damaged: {what}", "let the broker write them again, or put back their .bak files")
+    return ok(f"{counted(len(state.topics), 'topic')}, {counted(len(state.subscription_groups), 'group')}")
 
 
 def _paths(store: BrokerStore) -> Iterator[Path]:

@@ -207,6 +207,7 @@ ABOUT = (
     "broker-down",
     "retention-margin",
     "gaps",
+    "broker-tables",
     "diverged-log",
     "expiry",
     "garbage",
@@ -322,6 +323,11 @@ def _of_the_archive(report: StatusReport) -> list[Finding]:
         found.append(of_unreadable(report.unreadable, report.broker_min_phys))
     if report.gaps:
         found.append(_gaps(report.gaps))
+    if report.damaged_tables:
+        what = f"damaged tables of the broker are not archived: {'; '.join(report.damaged_tables)}"
+        found.append(
+            Finding("broker-tables", what, "let the broker write them again, or put back their .bak files")
+        )
     if report.hidden_messages or report.diverged_objects:
         hidden = counted(report.hidden_messages, "archived message")
         found.append(

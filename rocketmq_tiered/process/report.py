@@ -77,6 +77,8 @@ class StatusReport:
     """Gaps recorded by this process."""
     excluded: tuple[str, ...] = ()
     """Topics that topics.include and topics.exclude exclude, if this process has read messages of them."""
+    damaged_tables: tuple[str, ...] = ()
+    """The broker's tables that cannot be read, each with the reason."""
     errors: int = 0
     last_error: str = ""
     budget_used_bytes: int = 0

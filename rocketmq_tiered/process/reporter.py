@@ -130,6 +130,7 @@ class Reporter:
             bound_reason=status.bound_reason,
             new_gaps=status.counters.gaps,
             excluded=status.excluded,
+            damaged_tables=status.damaged_tables,
             errors=status.counters.attempts_abandoned,
             last_error=status.last_error,
             budget_used_bytes=status.memory_used_bytes,

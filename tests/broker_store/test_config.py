@@ -14,6 +14,7 @@ from tests.broker_store.mapping_documents import MAPPINGS
 from tiered.broker_store.config import (
     BrokerState,
     read_broker_state,
+    read_topics,
     refuse_unknown_configuration,
     state_fingerprint,
     topic_names_backup,
@@ -62,17 +63,19 @@ def test_file_wins_over_its_backup(config: Path) -> None:
 def test_broken_file_and_broken_backup_name_file_and_position(config: Path) -> None:
     (config / "topics.json").write_text('{"topicConfigTable":tru}')
     (config / "topics.json.bak").write_text("{")
+    (config / "consumerOffset.json").write_text('{"offsetTable":{"t@g":{0:5}}}')
+    found = state(config)
+    assert found.damaged.keys() == {"topics"} and found.consumer_offsets == {"t@g": {0: 5}}
     with pytest.raises(CorruptionError, match=r"config/topics\.json: bad JSON at character 20"):
-        state(config)
+        read_topics(config.parent)
 
 
 @pytest.mark.parametrize(
     "text", ['{"offsetTable":{"t@g":{0:"x"}}}', '{"offsetTable":{"t@g":{"a":1}}}', '{"offsetTable":[]}']
 )
-def test_wrong_shape_is_corruption(config: Path, text: str) -> None:
+def test_wrong_shape_is_damage(config: Path, text: str) -> None:
     (config / "consumerOffset.json").write_text(text)
-    with pytest.raises(CorruptionError, match=r"consumerOffset\.json: expected"):
-        state(config)
+    assert "consumerOffset.json: expected" in state(config).damaged["consumer_offsets"]
 
 
 def test_lmq_offsets(config: Path) -> None:

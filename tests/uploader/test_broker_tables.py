@@ -130,7 +130,24 @@ def test_damaged_tables_are_reported_and_do_not_fail_a_backfill_with_nothing_to_
     environment = Environment(log=lambda message, _: lines.append(message))
     assert backfill(tmp_path / "store", memory, environment=environment).messages == 0
     assert tables_of(memory) == set(TABLE_NAMES)
-    assert lines == ["broker tables not archived this time"]
+    assert lines == ["the broker's damaged tables are not archived: their earlier copies stay current"]
+
+
+@pytest.mark.parametrize("file, table", [("topics", 0), ("consumerOffset", 2), ("delayOffset", 3)])
+def test_a_damaged_table_takes_no_other_table_down(
+    real_store: RealStore, tmp_path: Path, file: str, table: int
+) -> None:
+    """A power loss leaves zeros of the file's length."""
+    store, memory = tmp_path / "store", MemoryStore("memory://tables")
+    shutil.copytree(real_store("F") / "store", store)
+    path = store / "config" / f"{file}.json"
+    path.with_name(f"{path.name}.bak").unlink(missing_ok=True)
+    path.write_bytes(bytes(path.stat().st_size))
+    result = backfill(store, memory)
+    assert result.messages and result.hidden == 0
+    (damaged,) = result.damaged_tables
+    assert damaged.startswith(TABLE_NAMES[table]) and path.name in damaged
+    assert tables_of(memory) == set(TABLE_NAMES) - {TABLE_NAMES[table]}
 
 
 def test_a_copy_without_tables_claims_nothing(real_store: RealStore, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""What a backfill hides: queues of deleted topics, never those that the broker has merely expired."""
+"""What a backfill hides: queues of deleted topics, never those that the broker has merely expired or lost."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,14 @@ def without_units(store: Path, queue: QueueKey) -> None:
     shutil.rmtree(store / "consumequeue" / queue.topic / str(queue.queue_id), ignore_errors=True)
 
 
+def without_topic(store: Path, topic: str) -> None:
+    """What deleting a topic does to the broker's table."""
+    for path in (store / "config").glob("topics.json*"):
+        document = json.loads(path.read_text("utf-8"))
+        document["topicConfigTable"].pop(topic, None)
+        path.write_text(json.dumps(document), "utf-8")
+
+
 def test_a_queue_that_the_broker_has_expired_stays_visible_and_a_deleted_one_does_not(
     real_store: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -45,9 +54,36 @@ def test_a_queue_that_the_broker_has_expired_stays_visible_and_a_deleted_one_doe
     deleted = max(visible - expired)
     for queue in (*expired, deleted):
         without_units(store, queue)
+    without_topic(store, deleted.topic)
 
     assert backfill(store, memory).hidden == 1
     assert set(load(archive).visible_queues()) == visible - {deleted}
+
+
+def test_a_queue_that_lost_its_files_is_missing_and_one_hidden_by_mistake_is_shown_again(
+    real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """A topic in the broker's table is not deleted, whatever became of its consume queue."""
+    store, memory = tmp_path / "store", MemoryStore("memory://lost")
+    shutil.copytree(real_store("B") / "store", store)
+    archive = PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
+    shutil.move(store / "consumequeue" / "t_one", tmp_path / "t_one")
+    lost = backfill(store, memory)
+    visible = load(archive).visible_queues()
+    assert (lost.hidden, lost.missing, lost.shown_again) == (3, 1, 0)  # three queues of deleted topics
+    assert "t_one" in {queue.topic for queue in visible}
+
+    topics = (store / "config" / "topics.json").read_bytes()
+    without_topic(store, "t_one")
+    assert backfill(store, memory).hidden == 1
+    assert "t_one" not in {queue.topic for queue in load(archive).visible_queues()}
+
+    (store / "config" / "topics.json").write_bytes(topics)
+    without_its_queue = backfill(store, memory)
+    assert (without_its_queue.hidden, without_its_queue.shown_again) == (0, 0)
+    shutil.move(tmp_path / "t_one", store / "consumequeue" / "t_one")
+    assert backfill(store, memory).shown_again == 1
+    assert load(archive).visible_queues() == visible
 
 
 @pytest.mark.parametrize("store_type", ["default", "defaultRocksDB"])

@@ -50,11 +50,10 @@ def started(
     names: dict[str, Any] = {name: {} for name in table}
     tables = BrokerStateArchive(store, lambda: {"topics": names})
     tables.adopt(made.state.state_objects)
-    broker = SimpleNamespace(
-        path=path, conf=None, state=lambda: SimpleNamespace(topics=names), consume_queues=lambda: None
-    )
+    broker = SimpleNamespace(path=path, conf=None, topics=lambda: names, consume_queues=lambda: None)
 
-    def commit_metadata(*, hide: Sequence[QueueKey]) -> None:
+    def commit_metadata(*, hide: Sequence[QueueKey], unhide: Sequence[QueueKey]) -> None:
+        assert not unhide
         hidden.extend(hide)
 
     uploader = SimpleNamespace(

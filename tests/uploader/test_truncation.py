@@ -63,6 +63,8 @@ def test_of_a_topic_that_was_deleted_and_created_again(tmp_path: Path) -> None:
     store, end_phys = store_without_end(tmp_path / "store", ("t", 0), "files")
     units = store / "consumequeue" / "t" / "0"
     shutil.move(units, tmp_path)
+    (store / "config").mkdir()
+    (store / "config" / "topics.json").write_text('{"topicConfigTable":{"other":{}}}')
     memory = MemoryStore("memory://lost")
     assert backfill(store, memory).hidden == 1
     shutil.move(tmp_path / "0", units)

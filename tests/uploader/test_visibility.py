@@ -1,14 +1,17 @@
 """Absent is not deleted; backfill shows what the broker would show."""
 
 from tiered.model.queue import QueueKey
-from uploader.visibility import ABSENT_MS_MIN, DeletedTopics, hidden_queues
+from uploader.visibility import ABSENT_MS_MIN, DeletedTopics, without_units
 
 TOPICS = frozenset(f"t{i}" for i in range(20))
 
 
-def test_backfill_hides_records_without_a_unit() -> None:
+def test_a_queue_without_units_is_deleted_only_if_its_topic_is_not_in_a_table_that_is_known() -> None:
     kept, gone, emptied = QueueKey("kept", 0, 1), QueueKey("gone", 0, 0), QueueKey("recreated", 3, 0)
-    assert hidden_queues([kept, gone, emptied], {("kept", 0), ("recreated", 0)}) == [gone, emptied]
+    lmq = QueueKey("%LMQ%gone", 0, 0)
+    queues, units = [kept, gone, emptied, lmq], {("kept", 0), ("recreated", 0)}
+    assert without_units(queues, units, {"kept", "recreated"}) == ([gone, lmq], [emptied])
+    assert without_units(queues, units, set()) == ([lmq], [gone, emptied])
 
 
 def test_absent_is_not_deleted() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -50,7 +50,8 @@ class BrokerState:
     ``topics`` and ``subscription_groups`` map a name to its configuration as the broker stores it;
     ``consumer_offsets`` maps "topic@group" to the next offset per queue id (0 for an LMQ); ``delay_offsets`` maps a
     delay level to its progress; ``topic_queue_mappings`` maps a static topic to the brokers of its logical queues, as
-    the broker stores it; ``source`` maps each of these to its file.
+    the broker stores it; ``source`` maps each of these to its file. ``damaged`` maps the field of each table that could
+    not be read to the reason: the field is empty, and says nothing about the broker.
     """
 
     topics: Mapping[str, Document] = field(default_factory=dict)
@@ -59,38 +60,31 @@ class BrokerState:
     delay_offsets: Mapping[int, int] = field(default_factory=dict)
     topic_queue_mappings: Mapping[str, Document] = field(default_factory=dict)
     source: Mapping[str, str] = field(default_factory=dict)
+    damaged: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_broker_state(store_path: Path, *, is_broker_dead: bool = False) -> BrokerState:
-    """Read all parts. A part without a file is empty, as at a fresh broker.
+    """Read all parts, each on its own. A part without a file is empty, as at a fresh broker; one whose file and
+    ``.bak`` are both broken is ``damaged``.
 
-    Raises CorruptionError naming file and position when a file and its ``.bak`` are both broken, AccessDeniedError,
-    UnavailableError.
+    Raises AccessDeniedError, UnavailableError.
     """
     config = store_path / "config"
     source: dict[str, str] = {}
-    topics = _topics(config, is_broker_dead, source)
-    groups = _table(
-        config,
-        SUBSCRIPTION_GROUPS,
-        "subscriptionGroup.json",
-        "subscriptionGroupTable",
-        is_broker_dead,
-        source,
-    )
-    offsets = _consumer_offsets(config, is_broker_dead, source)
-    delays, path = _read_json(config / "delayOffset.json")
-    source["delayOffsets"] = str(path or "")
-    delay_offsets = _int_map(delays.get("offsetTable"), path or config)
-    mappings, path = _read_json(
-        config / "topicQueueMapping.json"
-    )  # also used by brokers with tables in RocksDB
-    source["topicQueueMappings"] = str(path or "")
-    static = {
-        name: _as_map(value, path or config)
-        for name, value in _as_map(mappings.get("topicQueueMappingInfoMap"), path or config).items()
+    readers: dict[str, Callable[[Path, bool, dict[str, str]], Any]] = {
+        "topics": _topics,
+        "subscription_groups": _subscription_groups,
+        "consumer_offsets": _consumer_offsets,
+        "delay_offsets": _delay_offsets,
+        "topic_queue_mappings": _topic_queue_mappings,
     }
-    return BrokerState(topics, groups, offsets, delay_offsets, static, {k: v for k, v in source.items() if v})
+    tables, damaged = {}, {}
+    for name, read in readers.items():
+        try:
+            tables[name] = read(config, is_broker_dead, source)
+        except CorruptionError as error:
+            damaged[name] = error.message
+    return BrokerState(**tables, source={k: v for k, v in source.items() if v}, damaged=damaged)
 
 
 def read_topics(store_path: Path, *, is_broker_dead: bool = False) -> dict[str, Document]:
@@ -158,6 +152,25 @@ def refuse_unknown_configuration(store_path: Path) -> None:
 
 def _topics(config: Path, is_broker_dead: bool, source: dict[str, str]) -> dict[str, Document]:
     return _table(config, TOPICS, "topics.json", "topicConfigTable", is_broker_dead, source)
+
+
+def _subscription_groups(config: Path, is_broker_dead: bool, source: dict[str, str]) -> dict[str, Document]:
+    file, key = "subscriptionGroup.json", "subscriptionGroupTable"
+    return _table(config, SUBSCRIPTION_GROUPS, file, key, is_broker_dead, source)
+
+
+def _delay_offsets(config: Path, _: bool, source: dict[str, str]) -> dict[int, int]:
+    document, path = _read_json(config / "delayOffset.json")
+    source["delayOffsets"] = str(path or "")
+    return _int_map(document.get("offsetTable"), path or config)
+
+
+def _topic_queue_mappings(config: Path, _: bool, source: dict[str, str]) -> dict[str, Document]:
+    """Of static topics; brokers with tables in RocksDB use the file as well."""
+    document, path = _read_json(config / "topicQueueMapping.json")
+    source["topicQueueMappings"] = str(path or "")
+    table = _as_map(document.get("topicQueueMappingInfoMap"), path or config)
+    return {name: _as_map(value, path or config) for name, value in table.items()}
 
 
 def _table(

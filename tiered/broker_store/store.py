@@ -126,7 +126,7 @@ class BrokerStore:
         """Names of cluster and broker; empty if unknown."""
         if self.conf is not None and self.conf.cluster and self.conf.broker:
             return BrokerNames(self.conf.cluster, self.conf.broker)
-        return find_names(self.conf, self.state().topics)
+        return find_names(self.conf, self.topics())
 
     def consume_queues(self) -> ConsumeQueueIndex | None:
         """The consume queues; None where they are invisible (RocksDB, unless the broker is proven dead).
