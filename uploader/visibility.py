@@ -33,7 +33,8 @@ def without_units(
     ``shown``: (topic, queue id) of every queue with units. ``topics``: the broker's topic table and its backup; empty
     where they are not known, and then no topic counts as deleted. LMQs are never in the table.
     """
-    deleted, missing = [], []
+    deleted: list[QueueKey] = []
+    missing: list[QueueKey] = []
     for key in archived:
         if (key.topic, key.queue_id) not in shown:
             is_deleted = key.topic not in topics and (bool(topics) or key.topic.startswith(LMQ_PREFIX))
