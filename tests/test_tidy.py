@@ -222,6 +222,6 @@ def test_decisions_have_a_title_a_status_and_one_line_in_the_index() -> None:
 
 
 def test_the_first_pages_stay_short() -> None:
-    limits = {"README.md": 120, "CHANGELOG.md": 60}
+    limits = {"README.md": 120, "CHANGELOG.md": 80}
     lines = {name: len((ROOT / name).read_text("utf-8").splitlines()) for name in limits}
     assert all(lines[name] <= limit for name, limit in limits.items()), lines

@@ -69,7 +69,7 @@ class FollowLoop:
         alive, pin = Every(ASK_EVERY_MS), Every(PIN_EVERY_MS)
         ask_end = Every(ASK_END_EVERY_MS)
         broker = self._store.liveness()
-        result = StepResult.CAUGHT_UP
+        result, pinned_end_phys = StepResult.CAUGHT_UP, -1
         while not stop.is_set():
             self._check_failure()
             now_ms = self._clock_ms()
@@ -86,11 +86,15 @@ class FollowLoop:
             if (wants_more or source.last is None) and ask.is_due(now_ms):
                 source.ask(dispatcher.cursor)
                 self._refuse_overwritten_log()
-            result = dispatcher.dispatch_step(source.feed) if self._has_more() else StepResult.CAUGHT_UP
-            if result == StepResult.BUSY or self._is_behind():
+            has_more = self._has_more()
+            result = dispatcher.dispatch_step(source.feed) if has_more else StepResult.CAUGHT_UP
+            # The bound of a dead broker is the end of its last file: zeros are no lag.
+            if result == StepResult.BUSY or (has_more and self._is_behind()):
                 self._behind.set()
             dispatcher.close_if_due()
-            if pin.is_due(now_ms):
+            # A file may live for a shorter time than the period.
+            if pin.is_due(now_ms) or self._log.max_file_end != pinned_end_phys:
+                pinned_end_phys = self._log.max_file_end
                 self.step_pins()
             stop.wait(poll.next_wait_ms(progressed=result == StepResult.HANDED_OVER) / 1000)
         self._behind.clear()

@@ -18,7 +18,10 @@ import fastcrc
 
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.damage import record_size
-from tiered.catalog.state import LogCheck
+from tiered.broker_store.store import BrokerStore
+from tiered.catalog.restored_check import restored_check
+from tiered.catalog.state import CatalogState, LogCheck
+from tiered.object_store.interface import ObjectStore
 
 WRITTEN_BYTES = 64
 """Records contain so many zeros in a row only if their body is zeros."""
@@ -74,6 +77,13 @@ def compare(log: CommitLog, check: LogCheck, reported_end_phys: int | None = Non
             return CheckResult.DIFFERENT
         filled += got
     return CheckResult.SAME if fastcrc.crc32.iscsi(bytes(data)) == check.crc32c else CheckResult.DIFFERENT
+
+
+def matches_archive(store: BrokerStore, archive: ObjectStore, state: CatalogState) -> CheckResult:
+    """Whether the log of ``store`` has the bytes below the end of ``archive``, whose state is ``state``. A writer stops
+    or begins a log history where they differ. Raises UnavailableError if the log may not be mounted."""
+    check = restored_check(store.path, archive).of(state.cursor.check)
+    return compare(store.commit_log, check)
 
 
 Check = tuple[int, LogCheck, int]

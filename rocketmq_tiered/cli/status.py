@@ -25,7 +25,7 @@ from rocketmq_tiered.cli.arguments import (
 )
 from rocketmq_tiered.process.admin_client import fetch_status
 from rocketmq_tiered.process.broker_side import open_store_of, read_conf, topic_filter_of
-from rocketmq_tiered.process.findings import TROUBLE, of_report, word_of
+from rocketmq_tiered.process.findings import TROUBLE, Condition, RunState, of_report, word_of
 from rocketmq_tiered.process.instance import (
     InstanceDescription,
     running_instance,
@@ -55,6 +55,7 @@ from tiered.errors import NotFoundError, UnavailableError, UsageError
 from tiered.settings.retention_sections import GcSettings
 from tiered.settings.sections import Settings
 from tiered.timestamps import wall_ms
+from uploader.log_divergence import CheckResult, matches_archive
 
 WATCH_S = 2.0
 QUEUES_SHOWN = 20
@@ -149,9 +150,11 @@ def _from_archive(settings: Settings) -> StatusReport:
             end = store.commit_log.max_file_end
             lag = measure_lag(store.commit_log, store.consume_queues, topics, committed, end)
             margin_s = retention_margin_s(store, committed, lag.end_phys, 0.0)
-            return replace(
-                _report(archive, settings.gc, lag, lag.end_phys, margin_s), deletion_zone=str(store.zone())
-            )
+            report = _report(archive, settings.gc, lag, lag.end_phys, margin_s)
+            if matches_archive(store, archive.store, archive.state) is CheckResult.DIFFERENT:
+                why = f"the broker's log differs from the archive below physical offset {committed:,}"
+                report = replace(report, state=Condition(RunState.DIVERGED, why).text)
+            return replace(report, deletion_zone=str(store.zone()))
 
 
 def _report(

@@ -17,8 +17,11 @@ from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.pins import PinLimits
 from tiered.broker_store.retention import DiskUse, short_margin_s
 from tiered.broker_store.store import BrokerStore
+from tiered.catalog.state import CatalogState
 from tiered.console import counted, duration_text, size_text
+from tiered.object_store.interface import ObjectStore
 from tiered.private_directory import make_private
+from uploader.log_divergence import CheckResult, matches_archive
 
 FILES_CHECKED_MAX = 20_000
 
@@ -34,13 +37,13 @@ class StoreAccess:
 
 @dataclass(frozen=True)
 class StoreSubject:
-    """What is checked. ``opened`` returns the store, or raises what opening raises. ``archived_phys``: the end of the
-    archived log; None: there is no archive yet."""
+    """What is checked. ``opened`` returns the store, or raises what opening raises. ``archived``: the archive and its
+    state; None: there is no archive yet."""
 
     opened: Callable[[], BrokerStore]
     pin_directories: tuple[Path, ...]
     limits: PinLimits
-    archived_phys: Callable[[], int | None]
+    archived: Callable[[], tuple[ObjectStore, CatalogState] | None]
     has_pins: bool = True
 
 
@@ -173,15 +176,36 @@ def disk_space(subject: StoreSubject, access: StoreAccess) -> Finding:
     return ok(text)
 
 
+def continuation_check(subject: StoreSubject) -> Check:
+    """Whether `tiered run` would continue the archive with this log."""
+    needs = ("broker-store", "bucket-list", "bucket-read")
+    return Check("log-continues", "log of the broker", lambda: continuation(subject), needs)
+
+
+def continuation(subject: StoreSubject) -> Finding:
+    """Compare the log with the archive's end."""
+    archived = subject.archived()
+    if archived is None:
+        return not_checked("there is no archive of this broker yet")
+    archive, state = archived
+    if matches_archive(subject.opened(), archive, state) is CheckResult.DIFFERENT:
+        return failed(
+            f"it differs from the archive below physical offset {state.cursor.phys:,}: another broker's log, a "
+            "replaced disk, or a truncated log",
+            "compare archive.url and the broker's name; tiered run says what log and archive share",
+        )
+    return ok(f"it has the archive's bytes below physical offset {state.cursor.phys:,}, or deleted them")
+
+
 def margin(subject: StoreSubject) -> Finding:
     """The time until the broker deletes messages that are not archived."""
-    archived_phys = subject.archived_phys()
-    if archived_phys is None:
+    archived = subject.archived()
+    if archived is None:
         return not_checked("there is no archive of this broker yet")
     store = subject.opened()
     store.commit_log.refresh()
     end_phys = store.commit_log.data_end_phys()
-    left_s = retention_margin_s(store, archived_phys, end_phys, 0.0)
+    left_s = retention_margin_s(store, archived[1].cursor.phys, end_phys, 0.0)
     if left_s is None:
         return ok("no unarchived message is about to be deleted")
     zone = f"deleteWhen in {store.zone()}"

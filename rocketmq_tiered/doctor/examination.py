@@ -12,7 +12,13 @@ from functools import cache
 from pathlib import Path
 
 from rocketmq_tiered.doctor.broker import BrokerSubject, broker_checks
-from rocketmq_tiered.doctor.broker_store import StoreAccess, StoreSubject, margin_check, store_checks
+from rocketmq_tiered.doctor.broker_store import (
+    StoreAccess,
+    StoreSubject,
+    continuation_check,
+    margin_check,
+    store_checks,
+)
 from rocketmq_tiered.doctor.bucket_rules import rule_checks
 from rocketmq_tiered.doctor.check import Check, Finding, PolicyLines, Result, not_checked, ok, run_checks
 from rocketmq_tiered.doctor.host import host_checks
@@ -35,6 +41,7 @@ from tiered.broker_store.pins import PinLimits, measure_disk
 from tiered.broker_store.store import BrokerStore
 from tiered.catalog.archives import list_archives
 from tiered.catalog.catalog_reader import head_version, load
+from tiered.catalog.state import CatalogState
 from tiered.errors import TieredError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.bucket_probe import open_probe
@@ -89,7 +96,7 @@ class Examination:
         checks += broker_checks(self._broker_subject(names), wall_ms)
         checks += self._bucket_checks(names)
         if subject is not None:
-            checks.append(margin_check(subject))
+            checks += [continuation_check(subject), margin_check(subject)]
         return run_checks(checks, self._policy)
 
     # -- names and paths --------------------------------------------------------------------------------------
@@ -152,15 +159,15 @@ class Examination:
             self._broker_store,
             tuple(places),
             limits.below_broker(self._conf or BrokerConf()),
-            lambda: self._archived_phys(names),
+            lambda: self._archived(names),
             settings.enabled,
         )
 
-    def _archived_phys(self, names: BrokerNames) -> int | None:
+    def _archived(self, names: BrokerNames) -> tuple[ObjectStore, CatalogState] | None:
         if self._root is None or not (names.cluster and names.broker):
             return None
         archive = PrefixedStore(self._root, archive_prefix(*_pair(names)))
-        return load(archive).cursor.phys if head_version(archive) else None
+        return (archive, load(archive)) if head_version(archive) else None
 
     def _liveness(self) -> LivenessReport | None:
         return ask_liveness(store_path(self._settings, self._conf)) if self._has_store() else None

@@ -381,6 +381,19 @@ def test_the_command_prints_a_line_each_and_ends_with_0(
     assert len({check["id"] for check in document["checks"]}) == len(document["checks"]) > 20
 
 
+def test_a_log_that_the_archive_does_not_continue_with_is_named_by_doctor_and_status(
+    run: Run, real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    url, names = f"file://{tmp_path}/archive", ("--cluster", "c", "--broker", "b")
+    own, foreign = ("--store", real_store("F") / "store"), ("--store", real_store("E") / "store")
+    assert run("backfill", own[1], url, *names)[0] == 0
+    doctored, shown = run("doctor", url, *names, *foreign), run("status", url, *foreign)
+    assert doctored[0] == 1 and "FAIL log of the broker: it differs from the archive" in doctored[1]
+    assert shown[0] == 1 and "diverged" in shown[1].splitlines()[0]
+    assert "ok   log of the broker" in run("doctor", url, *names, *own)[1]
+    assert run("status", url, *own)[0] == 0
+
+
 def test_a_bucket_that_does_not_answer_is_one_failure(
     run: Run, real_store: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

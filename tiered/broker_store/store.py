@@ -233,11 +233,12 @@ def _commitlog_dirs(path: Path, conf: BrokerConf | None) -> tuple[Path, ...]:
     if configured:
         raise MissingBrokerFileError(
             f"commitlog directory {missing[0]} of broker.conf does not exist",
-            hint="set broker.commitlog_paths (--set broker.commitlog_paths=DIRECTORY)",
+            hint="mount its disk; if it is elsewhere, set broker.commitlog_paths "
+            "(--set broker.commitlog_paths=DIRECTORY)",
         )
     raise StoreLayoutError(
         f"{path} has no commitlog directory",
-        hint="use the broker's storePathRootDir; for a separate commitlog add --broker-conf or "
+        hint="mount its disk, or use the broker's storePathRootDir; for a separate commitlog add --broker-conf or "
         "--set broker.commitlog_paths=DIRECTORY",
     )
 
