@@ -19,9 +19,11 @@ from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_HIDDEN, QUEUE_SUPERSEDED
 from uploader.broker_state_archive import BrokerStateArchive
 from uploader.cycle_upload import CycleUploader
+from uploader.follow import Every
 from uploader.visibility import DeletedTopics, shown_again, without_units
 
 TABLE_NAMES = ("topics", "subscription_groups", "consumer_offsets", "delay_offsets", "topic_queue_mappings")
+DELETIONS_EVERY_MS = 60_000
 TABLE_ATTEMPTS = 5
 TABLE_WAIT_S = 0.2
 """Wait before the first retry of a backfill; doubled each time."""
@@ -58,6 +60,7 @@ class MetadataCommits:
         self._wait = wait
         self._fingerprint: tuple[tuple[str, int, int], ...] = ()
         self._deleted_topics = DeletedTopics()
+        self._watch = Every(DELETIONS_EVERY_MS)
         self._has_archived_topics = False
         self._hide: list[QueueKey] = []
         self._unhide: list[QueueKey] = []
@@ -73,7 +76,8 @@ class MetadataCommits:
         if not self._has_archived_topics and not self._adopt_archived_topics():
             return  # the next step retries: the table of this broker must not replace it before
         self._refresh(following=True)
-        self._watch_deletions(now_ms)
+        if self._watch.is_due(now_ms):
+            self._watch_deletions(now_ms)
         self._commit_when_idle()
 
     def finish(self, with_units: set[tuple[str, int]], proven_phys: Callable[[], int]) -> None:

@@ -73,7 +73,8 @@ __all__ = [
 SHORT_WAIT_S = 0.05
 IDLE_WAIT_S = 0.25
 """Longest wait of an idle part before it notices the end; a backfill uses the short one."""
-METADATA_EVERY_S = 60.0
+TABLES_CPU_SHARE = 0.02
+"""Of a core: with many thousands of queues, reading and comparing the broker's tables takes seconds."""
 TIMER_SLACK_MS = 3_600_000
 """Servers that refuse timers too far ahead before they answer have clocks of their own."""
 ARENA_SLACK = 0.25
@@ -400,8 +401,10 @@ class Offloader:
     def _metadata_loop(self) -> None:
         """A thread of its own: these commits wait for the object store, the dispatch loop does not."""
         while not self._stop_metadata.is_set():
+            began_s = time.thread_time()
             self._metadata.step(self._environment.clock_ms())
-            self._stop_metadata.wait(METADATA_EVERY_S)
+            cost_s = time.thread_time() - began_s
+            self._stop_metadata.wait(max(self._settings.tables_every_ms / 1000, cost_s / TABLES_CPU_SHARE))
 
     def _await_metadata(self, thread: threading.Thread) -> None:
         """No metadata is committed once the epoch is released."""

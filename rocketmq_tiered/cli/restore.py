@@ -36,7 +36,7 @@ from tiered.broker_store.restored_log import RestoredLog
 from tiered.catalog.broker_facts import recorded_facts
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
-from tiered.console import camel_names, counted
+from tiered.console import camel_names, counted, time_text
 from tiered.consume_queue.file_store import FileSizes
 from tiered.consume_queue.store import StoreKind
 from tiered.errors import UsageError
@@ -224,6 +224,10 @@ class _Summary:
             yield f"{counted(units.ended, 'queue')} without messages: they keep their offsets"
         if units.gaps:
             yield f"{counted(units.gaps, 'offset')} missing inside queues, as in the archive: consumers pass over them"
+        if offsets := self._request.state.state_objects.get("consumer_offsets"):
+            for stored in self._archive.store.list(offsets, limit=1):
+                archived = time_text(stored.modified_ms)
+                yield f"offsets of groups are those of {archived}: messages consumed later are delivered again"
         yield from (f"not restored: {what}" for what in self._missing())
         for one in report.configuration.clamped[:CLAMPED_SHOWN]:
             yield (

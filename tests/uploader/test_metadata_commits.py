@@ -16,7 +16,7 @@ from tiered.errors import UnavailableError
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
 from uploader.broker_state_archive import BrokerStateArchive
-from uploader.metadata_commits import MetadataCommits
+from uploader.metadata_commits import DELETIONS_EVERY_MS, MetadataCommits
 from uploader.visibility import ABSENT_MS_MIN
 
 TOPICS = ["kept", "deleted", *(f"t{number}" for number in range(20))]
@@ -82,7 +82,7 @@ def test_a_topic_deleted_while_no_process_watched_is_hidden_after_an_hour(
     made = archived(store)
     commits, hidden = started(store, made, tmp_path, [name for name in TOPICS if name != "deleted"])
     commits.step(0)
-    commits.step(ABSENT_MS_MIN - 1)
+    commits.step(ABSENT_MS_MIN - DELETIONS_EVERY_MS)
     assert not hidden
     commits.step(ABSENT_MS_MIN)
     assert hidden == [queue("deleted")]

@@ -173,6 +173,13 @@ class OffloadSettings:
         "limit of all buffers together; message keys add 8 bytes each where messages have thousands",
         minimum=32 * MIB,
     )
+    tables_every_ms: int = setting(
+        5_000,
+        "how often the broker's changed tables are archived, group offsets among them: after a restore, messages "
+        "consumed since are delivered again",
+        minimum=1_000,
+        maximum=HOUR_MS,
+    )
     compress_threads: int = 2
     """Compression threads: enough for a broker's disk, and the broker keeps the other cores."""
     poll_min_ms: int = 1
