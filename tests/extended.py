@@ -35,6 +35,7 @@ EXTENDED = {
     "integration/test_compose_accounts.py": ALL,
     "integration/test_consumequeue_brokers.py": r".*\[(4|5\.5|5\.3\.3-[AG])",
     "integration/test_dashboard.py": ALL,
+    "integration/test_detach.py": r".*\[(4|5\.5|5\.3\.3-3)",
     "integration/test_doctor.py": r"test_a_missing_permission|test_emulators",
     "integration/test_doctor_live.py": ALL,
     "integration/test_exported_index.py": r"test_mqadmin_finds",

@@ -30,7 +30,9 @@ from rocketmq_tiered.server.mount.node_lease import BrokerName, announce_archive
 from tiered.broker_store.names import BrokerNames
 from tiered.catalog.archives import open_archive
 from tiered.catalog.catalog_reader import load
+from tiered.catalog.claims import BACKFILL, refusal
 from tiered.catalog.retirement import retired_since
+from tiered.catalog.state import Owner
 from tiered.console import print_json, print_lines
 from tiered.errors import NotFoundError, UnavailableError, UsageError
 from tiered.object_store.interface import ObjectStore
@@ -40,6 +42,7 @@ from tiered.object_store.store_options import StoreOptions
 from tiered.remoting.client import BrokerClient
 from tiered.settings.quantities import duration_ms
 from tiered.settings.sections import Settings
+from tiered.timestamps import wall_ms
 from uploader.outcome_text import outcome_text
 
 TIMEOUT_S = 10.0
@@ -129,7 +132,7 @@ class _Command:
                         "the broker was stopped before its groups had settled",
                         hint="start it and run tiered detach, or give --force: groups may repeat or lack messages",
                     )
-                self._archive()
+                self._archive(root)
             self._say(Step("archived", "done: to the end, and retired"))
             name = BrokerName(self.names.cluster, self.names.broker)
             announce_archive(root, name, load(open_archive(root, *name).store).queue_count)
@@ -156,17 +159,34 @@ class _Command:
             time.sleep(LOOK_S)
         self._say(Step("stopped", "done"))
 
-    def _archive(self) -> None:
+    def _archive(self, root: ObjectStore) -> None:
         self._end_instance()
-        writer = Writer(
-            backfill_instance(str(store_path(self._settings, self._conf))),
-            "backfill",
-            self._settings.archive.take_over,
-            retires=True,
-        )
+        instance = backfill_instance(str(store_path(self._settings, self._conf)))
+        writer = Writer(instance, BACKFILL, self._awaited_release(root, instance), retires=True)
         job = UploaderJob(self._settings, writer, StoreMetrics())
         result = job.offload(threading.Event(), follow=False)
         self._say(Step("last part", f"done: {outcome_text(result)}"))
+
+    def _awaited_release(self, root: ObjectStore, instance: str) -> bool:
+        """Wait until the archive may be claimed: its writer released it, or was one of this host and has ended without
+        that, as `tiered run` does when its broker stops at the same moment. Whether to take it over from such a one.
+        """
+        host, waits, ends_s = os.uname().nodename, False, time.monotonic() + self._wait_s
+        while True:
+            try:
+                state = load(open_archive(root, self.names.cluster, self.names.broker).store)
+            except NotFoundError:
+                return self._settings.archive.take_over
+            owner = state.owner
+            may_take_over = self._settings.archive.take_over or (owner is not None and owner.host == host)
+            claimant = Owner(instance, BACKFILL, host, wall_ms(), False)
+            why = refusal(state, claimant, take_over=may_take_over, now_ms=claimant.claimed_ms)
+            if not why or time.monotonic() >= ends_s:
+                return may_take_over
+            if not waits:
+                self._say(Step("tiered run", f"waits for its release: {why}"))
+            waits = True
+            time.sleep(LOOK_S)
 
     def _end_instance(self) -> None:
         """Stop a `tiered run` of this host beside the store: it owns the archive."""
