@@ -13,7 +13,7 @@ import tempfile
 
 from pyspark.sql import functions
 
-from rocketmq_tiered.spark import Question, SourceOptions, export, read, search, session, stats
+from rocketmq_tiered.spark import SourceOptions, export, read, session
 
 URL, TOPIC = sys.argv[1:3]
 
@@ -47,15 +47,12 @@ messages.createOrReplaceTempView("messages")
 spark.sql("SELECT count(*) AS messages, max(storeSize) AS largest FROM messages WHERE queueId = 0").show()
 
 # %% Search in bodies
-source = SourceOptions(URL, topics=(TOPIC,))
-question = Question(body="[0-9]{3}", select=("queueOffset", "tags", "text"), limit=3)
-search(spark, source, question).show(truncate=60)
-
-# %% Statistics of the topic
-for topic in stats(spark, source).topics:
-    print(f"{topic.topic}: {topic.messages} messages, {topic.message_bytes} bytes, {topic.ratio:.1f} : 1")
+read(spark, URL, topic=TOPIC, columns=["queueOffset", "tags", "text"]).where("text RLIKE '[0-9]{3}'").limit(
+    3
+).show()
 
 # %% Export as Parquet files by topic and day. A second export adds later messages, here none
+source = SourceOptions(URL, topics=(TOPIC,))
 with tempfile.TemporaryDirectory() as directory:
     for _ in range(2):
         print(f"exported {export(spark, source, f'file://{directory}').rows} rows")

@@ -38,7 +38,6 @@ EXTENDED = {
     "integration/test_detach.py": r".*\[(4|5\.5|5\.3\.3-3)",
     "integration/test_doctor.py": r"test_a_missing_permission|test_emulators",
     "integration/test_doctor_live.py": ALL,
-    "integration/test_exported_index.py": r"test_mqadmin_finds",
     "integration/test_field_faults.py": r".*\[(4|5\.5)|test_(an_emptied|an_older|a_second|a_sidecar|a_slave)",
     "integration/test_gc_buckets.py": r"test_one_key_of_thousands",
     "integration/test_ground_truth_servers.py": r".*(localstack\[[A-EGH]|minio\[[ACDEGH])",

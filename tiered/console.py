@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -65,11 +65,6 @@ def print_marked(is_good: bool | None, line: str) -> None:
         print(f"\033[{color}m{mark}\033[0m {printable(line)}", flush=True)
     else:
         print(f"{word} {printable(line)}", flush=True)
-
-
-def print_fields(values: Iterable[str]) -> None:
-    """``values`` as one line, separated by tabs."""
-    print("\t".join(map(printable, values)))
 
 
 RECORD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}

@@ -40,7 +40,6 @@ VERBS: dict[str, tuple[str, str]] = {
     "query": ("rocketmq_tiered.cli.query", "find messages by key, unique key or offsetMsgId"),
     "sql": ("rocketmq_tiered.cli.sql", "query topics with SQL (DuckDB)"),
     "export": ("rocketmq_tiered.cli.export", "export an archive as Parquet files or an Iceberg table"),
-    "index": ("rocketmq_tiered.cli.index_export", "export RocketMQ index files for a broker"),
     "serve": ("rocketmq_tiered.cli.serve", "serve an archive to RocketMQ clients and mqadmin"),
     "detach": (
         "rocketmq_tiered.cli.detach",

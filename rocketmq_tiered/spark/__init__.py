@@ -12,10 +12,7 @@ if TYPE_CHECKING:
     from rocketmq_tiered.message_table.options.source_options import Mode, Source, SourceOptions
     from rocketmq_tiered.spark.jobs.backfill import BackfillOptions, BackfillReport, StoreToBackfill, backfill
     from rocketmq_tiered.spark.jobs.compact import ArchiveCompaction, compact, compact_keys
-    from rocketmq_tiered.spark.jobs.diff import Difference, DifferenceKind, DiffReport, diff
     from rocketmq_tiered.spark.jobs.export import delta_conf, export
-    from rocketmq_tiered.spark.jobs.search import Question, search
-    from rocketmq_tiered.spark.jobs.stats import Stats, stats
     from rocketmq_tiered.spark.jobs.verify import ArchiveReport, verify
     from rocketmq_tiered.spark.source.reading import read, with_json
     from rocketmq_tiered.spark.source.session import register, session
@@ -25,27 +22,19 @@ __all__ = [
     "ArchiveReport",
     "BackfillOptions",
     "BackfillReport",
-    "DiffReport",
-    "Difference",
-    "DifferenceKind",
     "ExportReport",
     "Mode",
-    "Question",
     "Source",
     "SourceOptions",
-    "Stats",
     "StoreToBackfill",
     "backfill",
     "compact",
     "compact_keys",
     "delta_conf",
-    "diff",
     "export",
     "read",
     "register",
-    "search",
     "session",
-    "stats",
     "verify",
     "with_json",
 ]
@@ -58,11 +47,8 @@ _HOMES = {
         "backfill",
     ),
     "rocketmq_tiered.spark.jobs.compact": ("ArchiveCompaction", "compact", "compact_keys"),
-    "rocketmq_tiered.spark.jobs.diff": ("DiffReport", "Difference", "DifferenceKind", "diff"),
     "rocketmq_tiered.export.export_job": ("ExportReport",),
     "rocketmq_tiered.spark.jobs.export": ("delta_conf", "export"),
-    "rocketmq_tiered.spark.jobs.search": ("Question", "search"),
-    "rocketmq_tiered.spark.jobs.stats": ("Stats", "stats"),
     "rocketmq_tiered.spark.jobs.verify": ("ArchiveReport", "verify"),
     "rocketmq_tiered.message_table.options.source_options": ("Mode", "Source", "SourceOptions"),
     "rocketmq_tiered.spark.source.reading": ("read", "with_json"),

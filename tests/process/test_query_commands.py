@@ -1,4 +1,4 @@
-"""`tiered query` and `tiered index export` as a user meets them."""
+"""`tiered query` as a user meets it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 import rocketmq_tiered
 from rocketmq_tiered.cli import main
 from tests.archive.archive_builder import ArchiveBuilder, Sent
-from tests.archive.index.broker_index import BrokerIndex, broker_settings
 from tests.end_to_end.offloading import SMALL, backfill
 from tiered.errors import UnavailableError
 from tiered.formats.keys import archive_prefix
@@ -138,40 +137,6 @@ def test_all_time_of_an_archive_without_topics_costs_nothing(
     assert main(["query", url, "--unique-key", "x", "--all-time"]) == 3
     shown = capsys.readouterr()
     assert "about 0 requests" in shown.err and "has no message" in shown.err
-
-
-def test_exported_files_answer_as_the_broker_s_do(
-    url: str,
-    real_store: Callable[[str], Path],
-    message: dict[str, str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    slots, items = broker_settings(real_store("F"))
-    target = tmp_path / "index"
-    arguments = ["index", "export", url, str(target), "--slots", str(slots), "--items", str(items), "--json"]
-    assert main(arguments) == 0
-    document = json.loads(capsys.readouterr().out)
-    theirs = sorted((real_store("F") / "store" / "index").iterdir())
-    assert [Path(path).read_bytes() for path in document["files"]][:1] == [theirs[0].read_bytes()]
-    found = BrokerIndex(target, slots).query(message["topic"], message["uniqKey"], 0, 1 << 62, 64)
-    assert found == [message["commitLogOffset"]]
-    assert main(arguments) == 2  # nothing is overwritten
-    assert "not empty" in capsys.readouterr().err
-
-
-def test_an_export_that_cannot_be_written_is_said_in_one_line(
-    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").touch()
-    for target, options, says in (
-        (tmp_path / "file", (), "File exists"),
-        (tmp_path / "file" / "below", (), "Not a directory"),
-        (tmp_path / "large", ("--slots", "999999999999"), "no broker reads them"),
-    ):
-        assert main(["index", "export", url, str(target), *options]) == 2
-        said = capsys.readouterr().err
-        assert said.startswith("tiered: ") and says in said and said.count("\n") == 1
 
 
 def test_messages_whose_time_is_damaged_hide_no_others_and_are_found(

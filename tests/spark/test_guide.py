@@ -60,7 +60,7 @@ def test_the_code_runs(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    _, archive = written
+    store, archive = written
     in_bucket = uploaded(archive, minio_url)
 
     def run(code: str) -> None:
@@ -68,8 +68,10 @@ def test_the_code_runs(
         places = {
             URL: url,
             URL.replace("s3:", "s3a:"): in_bucket.replace("s3:", "s3a:"),
+            "/data/store": str(store),
             "/data": str(tmp_path),
             "http://minio:9000": minio_url.endpoint,
+            "broker-a": "a",
             '"us-east-1"': f'"{REGION}"',
             '"KEY"': f'"{minio_url.access_key}"',
             '"SECRET"': f'"{minio_url.secret_key}"',
@@ -79,7 +81,7 @@ def test_the_code_runs(
         exec(compile(code, str(PAGE), "exec"), names)
 
     names: dict[str, Any] = {}
-    first, second, server, stream, views = blocks("python")
+    first, second, server, stream, views, search, statistics, comparison = blocks("python")
     run(first)
     shown = capfd.readouterr().out
     assert "|paid|   20|" in shown and "|Aachen|   30|" in shown and "|  Bonn|   10|" in shown
@@ -87,6 +89,15 @@ def test_the_code_runs(
     assert "|paid|      20|" in capfd.readouterr().out
     run(server)
     assert capfd.readouterr().out == "40\n"
+    run(search)
+    found = capfd.readouterr().out
+    assert '"id": 31' in found and '"id": 30' not in found and '"id": 32' not in found
+    run(statistics)
+    shown = capfd.readouterr().out
+    assert "|orders|     2|      40|" in shown and "|prices|     1|      40|" in shown
+    assert "| p1|       4|" in shown
+    run(comparison)
+    assert capfd.readouterr().out == "0 missing or different, 0 extra or different\n"
     run(stream)
     assert spark.read.parquet(str(tmp_path / "orders")).count() == 40
     merged: list[tuple[str, str, str]] = []
@@ -113,7 +124,7 @@ def test_the_commands_run(
     spark: SparkSession, written: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store, archive = written
-    assert len(commands()) >= 8
+    assert len(commands()) >= 5
     for command in commands():
         line = command.replace(URL, f"file://{archive}").replace("/data/store", str(store))
         line = line.replace("s3://lake", f"file://{tmp_path}").replace("/data/", f"{tmp_path}/")

@@ -171,10 +171,6 @@ class SourceOptions:
     generation: int | None = None
     """Generation of recreated topics; None means the one shown by default."""
     all_generations: bool = False
-    with_superseded: bool = True
-    """Include generations that ended when the log was replaced. Set by jobs; not an option."""
-    with_deleted: bool = False
-    """Of a store directory, include records of deleted topics. Set by jobs; not an option."""
     version: int | None = None
     """Catalog version to read; None means the newest when the DataFrame is created."""
     version_ms: int | None = None

@@ -30,7 +30,7 @@ from tiered.errors import NotFoundError, SnapshotExpiredError, UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.model.lru import Lru
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_HIDDEN, QUEUE_SUPERSEDED, RUN_DTYPE, Table
+from tiered.model.tables import QUEUE_HIDDEN, RUN_DTYPE, Table
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
@@ -397,8 +397,6 @@ def wanted_queues(state: CatalogState, options: SourceOptions) -> Layer:
             is_selected = queue.generation == options.generation
         else:
             is_selected = options.all_generations or not int(row["flags"]) & QUEUE_HIDDEN
-        if not options.with_superseded and int(row["flags"]) & QUEUE_SUPERSEDED:
-            continue
         if is_selected and options.wants(queue.topic):
             found[queue] = OffsetRange(int(row["min_queue_offset"]), int(row["end_queue_offset"]))
     known = {(queue.topic, queue.queue_id) for queue in found} if options.starts or options.ends else set()

@@ -54,7 +54,7 @@ def plan_ranges(options: SourceOptions) -> list[LogRange]:
     """
     path = store_path(options)
     with open_store_of(options) as store:
-        shown = None if options.with_deleted else BoundSource(store, no_offsets).shown_queues()
+        shown = BoundSource(store, no_offsets).shown_queues()
         if shown is not None:
             require_topics(options, {topic for topic, _ in shown})
         limit, proven = _bound(store)
@@ -144,7 +144,7 @@ class _CurrentQueues:
 
     def __init__(self, store: BrokerStore, options: SourceOptions, proven_phys: int) -> None:
         self._options, self._proven_phys = options, proven_phys
-        self._index = None if options.with_deleted else store.consume_queues()
+        self._index = store.consume_queues()
         self._shown = BoundSource(store, no_offsets).shown_queues() if self._index is not None else None
         self._begins: dict[QueueKey, int] = {}
 

@@ -18,9 +18,8 @@ from rocketmq_tiered.cli.arguments import (
     add_topic,
     add_version,
 )
-from rocketmq_tiered.message_table.options.source_options import Mode, Source, SourceOptions, parse_options
+from rocketmq_tiered.message_table.options.source_options import Mode, SourceOptions, parse_options
 from rocketmq_tiered.message_table.plan.archive_plan import check_archives
-from rocketmq_tiered.message_table.scan.store_scan import plan_ranges
 from rocketmq_tiered.spark.source.session import session
 from tiered.errors import UsageError
 from tiered.object_store.open_store import check_addresses
@@ -59,8 +58,8 @@ def add_names(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--broker", metavar="NAME", help="broker name (default: all)")
 
 
-def add_source(parser: argparse.ArgumentParser, *, columns: bool = False) -> None:
-    """Add flags that select what is read."""
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """Add flags that select what is exported."""
     add_names(parser)
     add_topic(parser)
     parser.add_argument(
@@ -79,8 +78,7 @@ def add_source(parser: argparse.ArgumentParser, *, columns: bool = False) -> Non
         default=[],
         help=f"option of the data source: {', '.join(_OPTIONS)}; may be repeated",
     )
-    if columns:
-        parser.add_argument("--columns", metavar="NAMES", default="", help="columns, comma-separated")
+    parser.add_argument("--columns", metavar="NAMES", default="", help="columns, comma-separated")
 
 
 def add_compaction(parser: argparse.ArgumentParser, age_setting: str) -> None:
@@ -103,15 +101,9 @@ def add_compaction(parser: argparse.ArgumentParser, age_setting: str) -> None:
     add_spark(parser)
 
 
-def add_times(parser: argparse.ArgumentParser) -> None:
-    """Add ``--since`` and ``--until``."""
-    parser.add_argument("--since", metavar="TIME", help="stored at or after: ISO 8601 (UTC) or ms")
-    parser.add_argument("--until", metavar="TIME", help="stored before")
-
-
 def session_of(options: argparse.Namespace, verb: str, *sources: SourceOptions, **conf: str) -> SparkSession:
-    """The Spark session, after ``sources`` were checked: raises NotFoundError for an archive, store or topic that does
-    not exist. ``--conf`` takes precedence over ``conf``."""
+    """The Spark session, after ``sources`` were checked: raises NotFoundError for an archive or topic that does not
+    exist. ``--conf`` takes precedence over ``conf``."""
     given = {}
     for assignment in options.spark_conf:
         name, equals, value = assignment.partition("=")
@@ -123,28 +115,20 @@ def session_of(options: argparse.Namespace, verb: str, *sources: SourceOptions, 
     if not options.debug:  # PySpark logs errors as pages of JSON; the error is reported anyway
         logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     for source in sources:
-        if source.source is Source.STORE:
-            plan_ranges(source)
-        else:
-            check_archives(source)
+        check_archives(source)
     return session(f"rocketmq-tiered {verb}", **(_QUIET | conf | given))
 
 
-def source_of(
-    options: argparse.Namespace, url: str, store: ObjectStoreSettings, *, source: Source = Source.ARCHIVE
-) -> SourceOptions:
+def source_of(options: argparse.Namespace, url: str, store: ObjectStoreSettings) -> SourceOptions:
     """What the command line selects at ``url``. Keys come from the SDK's own chain, here and on executors. Raises
     UsageError for an impossible address."""
     given = {
         "path": url,
-        "source": source.value,
         "topic": getattr(options, "topic", ""),
         "cluster": options.cluster,
         "broker": options.broker,
         "generation": getattr(options, "generation", None),
         "version": getattr(options, "at_version", None),
-        "since": getattr(options, "since", None),
-        "until": getattr(options, "until", None),
         "columns": getattr(options, "columns", ""),
         "mode": Mode.PERMISSIVE.value if getattr(options, "permissive", False) else None,
         "partitionBytes": getattr(options, "partition_bytes", None),
@@ -154,8 +138,7 @@ def source_of(
     }
     texts = {name: str(value) for name, value in given.items() if value is not None}
     parsed = parse_options(texts | _named_options(getattr(options, "source_options", [])))
-    if source is Source.ARCHIVE:
-        check_addresses(parsed.path, store.endpoint_url)
+    check_addresses(parsed.path, store.endpoint_url)
     return parsed
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from rocketmq_tiered.message_table.plan.archive_plan import pinned_versions, plan
 from rocketmq_tiered.spark.jobs.export import batch_frame
-from rocketmq_tiered.spark.jobs.stats import stats
 from tests.end_to_end.offloading import backfill
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.spark.jobs.export_runs import exported, run, source
@@ -56,8 +55,3 @@ def test_a_delta_table_has_the_same_days(spark: SparkSession, archive: Path) -> 
     for row in frame.orderBy("queueOffset").collect():
         found.setdefault(row["date"], []).append(row["queueOffset"])
     assert found == DAYS
-
-
-def test_stats_count_them(spark: SparkSession, archive: Path) -> None:
-    found = stats(spark, source(archive))
-    assert sum(bucket.messages for bucket in found.buckets) == len(STAMPS_MS)

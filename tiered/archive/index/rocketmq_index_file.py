@@ -4,8 +4,8 @@
     slots 4 each: number of the newest item of the slot | items 20 each: hash, physical offset, seconds since the
     begin timestamp, number of the item before in the same slot; item 0 is not used
 
-Used for export; the archive's index has another format (layout.py). Source: org.apache.rocketmq.store.index.IndexFile,
-IndexHeader, IndexService.
+`tiered restore --index` writes it; the archive's index has another format (layout.py). Source:
+org.apache.rocketmq.store.index.IndexFile, IndexHeader, IndexService.
 """
 
 from __future__ import annotations

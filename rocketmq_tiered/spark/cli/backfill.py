@@ -1,0 +1,112 @@
+"""`tiered-spark backfill`: archive many store directories, each by one Spark task."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from rocketmq_tiered.cli.arguments import add_topics, print_result, settings_of
+from rocketmq_tiered.process.progress import Progress
+from rocketmq_tiered.spark.cli.arguments import add_spark, session_of
+from rocketmq_tiered.spark.jobs.backfill import BackfillOptions, StoreToBackfill, backfill
+from tiered.console import camel_names
+from tiered.errors import UsageError
+from tiered.object_store.store_options import StoreOptions
+from tiered.settings.topic_rules import TopicRules
+from uploader.outcome_text import outcome_text
+
+EXIT_ANOMALIES = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``backfill``."""
+    parser.add_argument(
+        "stores", metavar="STORE", nargs="*", help="store directories of stopped brokers, or copies"
+    )
+    parser.add_argument("url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix")
+    parser.add_argument(
+        "--list",
+        metavar="FILE",
+        help='more stores: a JSON list of {"store", "cluster", "broker", "brokerConf"}; only "store" is required',
+    )
+    parser.add_argument(
+        "--cluster", metavar="NAME", default="", help="cluster name, if the store does not contain it"
+    )
+    parser.add_argument(
+        "--broker", metavar="NAME", default="", help="broker name, if the store does not contain it"
+    )
+    parser.add_argument("--broker-conf", metavar="FILE", default="", help="the broker's broker.conf")
+    parser.add_argument(
+        "--take-over",
+        action="store_true",
+        help="become the writer even if another one has not released the archive",
+    )
+    parser.add_argument(
+        "--replace-log",
+        action="store_true",
+        help="continue even if the store's log lacks archived messages, all or the last ones; they are hidden",
+    )
+    add_topics(parser)
+    add_spark(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Archive all stores. Exit code 1 if there was damage."""
+    stores = _stores(options)
+    settings = settings_of(options).settings
+    given = BackfillOptions(
+        topics=settings.topics.topic_filter("", ""),
+        settings=settings.offload,
+        index=settings.index,
+        rules=TopicRules.of(settings),
+        store=StoreOptions(settings.object_store),
+        outage_limit_s=settings.process.patience_ms / 1000,
+        take_over=options.take_over or settings.archive.take_over,
+        replace_log=options.replace_log or settings.archive.replace_log,
+        same_broker=settings.archive.same_broker,
+    )
+    with Progress("backfill", 0, quiet=options.json) as progress:
+        reports = backfill(
+            lambda: session_of(options, "backfill"),
+            stores,
+            options.url,
+            options=given,
+            report=lambda path, done, total: progress.update(done, total, path),
+        )
+    lines = (f"{one.cluster}/{one.broker} in {options.url}: {outcome_text(one)}" for one in reports)
+    print_result(options, [camel_names(asdict(report)) for report in reports], lines)
+    return EXIT_ANOMALIES if any(report.damaged or report.lost for report in reports) else 0
+
+
+def _stores(options: argparse.Namespace) -> list[StoreToBackfill]:
+    named = bool(options.cluster or options.broker or options.broker_conf)
+    listed = _listed(Path(options.list)) if options.list else []
+    if named and len(options.stores) + len(listed) > 1:
+        raise UsageError(
+            "--cluster, --broker and --broker-conf apply to a single store", hint="use --list for several"
+        )
+    stores = [
+        StoreToBackfill(path, options.cluster, options.broker, options.broker_conf) for path in options.stores
+    ]
+    if not stores and not listed:
+        raise UsageError("STORE is missing", hint="use STORE … ARCHIVE_URL or --list FILE")
+    return stores + listed
+
+
+def _listed(path: Path) -> list[StoreToBackfill]:
+    names = {"store": "path", "cluster": "cluster", "broker": "broker", "brokerConf": "conf_path"}
+    try:
+        entries: Any = orjson.loads(path.read_bytes())
+        return [
+            StoreToBackfill(**{names[name]: str(value) for name, value in entry.items()}) for entry in entries
+        ]
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{path} is not a list of stores: {error}", hint='write [{"store": "/data/broker-a/store"}]'
+        ) from error
