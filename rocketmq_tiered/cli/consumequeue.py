@@ -25,6 +25,11 @@ from tiered.consume_queue.store import StoreKind
 from tiered.errors import UsageError
 
 EXIT_ANOMALIES = 1
+_CONFIGURATION = {
+    StoreKind.FILE: "storeType=default",
+    StoreKind.ROCKSDB: "storeType=defaultRocksDB",
+    StoreKind.BOTH: "storeType=default, rocksdbCQDoubleWriteEnable=true",
+}
 _WRITERS = {"build": build, "convert": convert}
 
 
@@ -49,7 +54,7 @@ def execute(options: argparse.Namespace) -> int:
     if (options.to is None) is (options.action in _WRITERS):
         raise UsageError(
             f"consumequeue {options.action} {'requires' if options.to is None else 'has no'} --to",
-            hint="--to file or --to rocksdb chooses what build and convert write",
+            hint="--to file, rocksdb or both chooses what build and convert write",
         )
     conf = read_conf(settings)
     with (
@@ -70,11 +75,11 @@ def execute(options: argparse.Namespace) -> int:
 def _written(store: Path, kind: str, written: Written) -> Iterator[str]:
     yield (
         f"{store}: {counted(written.units, 'unit')} of {counted(written.queues, 'consume queue')} written, "
-        f"{'storeType=defaultRocksDB' if kind == 'rocksdb' else 'storeType=default'}"
+        f"{_CONFIGURATION[StoreKind(kind)]}"
     )
     if written.skipped:
         yield f"skipped {names_text(written.skipped)}: RocksDB has no BatchCQ"
-    if kind == StoreKind.FILE.value and has_tables_in_rocksdb(store):
+    if kind != StoreKind.ROCKSDB.value and has_tables_in_rocksdb(store):
         yield "export topics, groups and offsets before the start: mqadmin rocksDBConfigToJson"
     if kind == StoreKind.ROCKSDB.value and has_compaction_logs(store):
         yield "5.5 brokers start with RocksDB and compaction topics only with enableCompaction=false"

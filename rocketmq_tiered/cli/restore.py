@@ -45,7 +45,7 @@ from tiered.model.queue import SCHEDULE_TOPIC
 from tiered.model.tables import QUEUE_HIDDEN
 from uploader.metadata_commits import TABLE_NAMES
 
-QUEUES = {"file": StoreKind.FILE, "rocksdb": StoreKind.ROCKSDB, "none": None}
+QUEUES = {kind.value: kind for kind in StoreKind} | {"none": None}
 OWNER_LIVES_MS = 5 * 60_000
 CLAMPED_SHOWN = 20
 NOT_ARCHIVED = (
@@ -63,8 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--consume-queue",
         choices=list(QUEUES),
-        default="file",
-        help="write consume queues in files (default) or in RocksDB; none: the broker builds them at its start",
+        help="where to write consume queues (default: as broker.conf says, else in files); none: the broker builds "
+        "them at its start",
     )
     parser.add_argument(
         "--layout",
@@ -100,7 +100,7 @@ def execute(options: argparse.Namespace) -> int:
             target,
             state,
             _sizes(state, conf),
-            QUEUES[options.consume_queue],
+            _queue_kind(options.consume_queue, conf),
             tuple(filter(None, options.topics.split(","))),
             options.since,
             is_compact=options.layout == "compact",
@@ -134,6 +134,12 @@ def _state(archive: LoadedArchive, target: Path, at_version: int | None) -> Cata
                 hint=f"stop it, or restore what there is now with --at-version {state.version}",
             )
     return state
+
+
+def _queue_kind(chosen: str | None, conf: BrokerConf | None) -> StoreKind | None:
+    if chosen is not None:
+        return QUEUES[chosen]
+    return StoreKind.FILE if conf is None else conf.queue_kind
 
 
 def _sizes(state: CatalogState, conf: BrokerConf | None) -> FileBytes:
@@ -280,7 +286,9 @@ class _Summary:
         }
         if request.queues is StoreKind.ROCKSDB:
             found["storeType"] = "defaultRocksDB"
-        else:
+        if request.queues is StoreKind.BOTH:
+            found["rocksdbCQDoubleWriteEnable"] = "true"
+        if request.queues is not StoreKind.ROCKSDB:
             found["mappedFileSizeConsumeQueue"] = str(sizes.queues.plain_bytes)
         if any(queue.is_batch for queue in queues):
             found["mapperFileSizeBatchConsumeQueue"] = str(sizes.queues.batch_bytes)

@@ -167,7 +167,8 @@ class _Rewrite:
     def from_queues(self, target: ConsumeQueueStore) -> None:
         """The units that the store's queues have, one queue after the other."""
         source = self._store.consume_queues()
-        if source is None or self._store.has_rocksdb_queues is (self._plan.kind is StoreKind.ROCKSDB):
+        own = StoreKind.ROCKSDB if self._store.has_rocksdb_queues else StoreKind.FILE
+        if source is None or own is self._plan.kind:
             raise UsageError(
                 f"the consume queues of {self._store.path} are in {self._plan.kind.value} already",
                 hint="tiered consumequeue build writes them again",
@@ -190,7 +191,7 @@ class _Rewrite:
 
     def _refuse_hole(self, key: tuple[str, int], count: int, places: int) -> None:
         """LMQs may have holes in RocksDB."""
-        if self._plan.kind is StoreKind.FILE and count < places and key[0] not in self._batch_topics:
+        if self._plan.kind is not StoreKind.ROCKSDB and count < places and key[0] not in self._batch_topics:
             raise UsageError(
                 f"consume queue {key[0]}/{key[1]} has no unit at {places - count} of its offsets: files cannot hold it",
                 hint="write the queues from the commitlog: tiered consumequeue build",

@@ -67,7 +67,7 @@ def place(run: Run, tmp_path: Path) -> Place:
     return Place(run, tmp_path)
 
 
-@pytest.mark.parametrize("queues", ["file", "rocksdb"])
+@pytest.mark.parametrize("queues", ["file", "rocksdb", "both"])
 def test_every_archived_record_is_at_its_place_with_its_unit(place: Place, queues: str) -> None:
     store = written(place.directory / "store")
     archived(store, place.directory / "archive")

@@ -93,7 +93,7 @@ def test_written_queues_equal_the_brokers_in_both_kinds(copied: Callable[[str], 
     path = copied(name)
     own, batches = queues_of(path), ("t_bcq",)
     assert checked(path).is_good
-    for kind in StoreKind:
+    for kind, other in FILE_TO_ROCKSDB.items():
         result = written(path, kind, build)
         assert not result.damaged
         assert not result.unknown_ends
@@ -109,9 +109,23 @@ def test_written_queues_equal_the_brokers_in_both_kinds(copied: Callable[[str], 
             assert_equal(found, expected)
         after = checked(path)
         assert (after.is_good, after.undispatched) == (True, 0)
-        written(path, FILE_TO_ROCKSDB[kind], convert)
+        written(path, other, convert)
         assert_equal(queues_of(path), {key: queue for key, queue in found.items() if key[0] not in batches})
         assert checked(path).is_good or name in ("A", "B", "G", "K")  # without BatchCQ, files miss those
+
+
+def test_both_kinds_are_written_in_one_pass_and_equal_also_after_a_kill(
+    copied: Callable[[str], Path],
+) -> None:
+    """A broker with rocksdbCQDoubleWriteEnable may go back to either."""
+    path = copied("K")
+    own = queues_of(path)
+    kill_at(path, "build", StoreKind.BOTH, event="report", at=2)
+    written(path, StoreKind.BOTH, build)
+    assert_equal(queues_of(path), own)
+    with (path / "broker.conf").open("a") as conf:
+        conf.write("\nstoreType=defaultRocksDB\n")
+    assert_equal(queues_of(path, but=("t_bcq",)), {key: own[key] for key in own if key[0] != "t_bcq"})
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from tiered.consume_queue.store import StoreKind
 from tiered.errors import AccessDeniedError, NotFoundError, UsageError
 
 DELAY_LEVELS_DEFAULT: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
@@ -71,6 +72,13 @@ class BrokerConf:
         if is_true(self.properties, "rocksdbCQDoubleWriteEnable"):
             wanted = self.properties.get("combineCQPreferCQType", "").strip() or wanted
         return wanted.lower() == "defaultrocksdb"
+
+    @property
+    def queue_kind(self) -> StoreKind:
+        """Where the broker writes its consume queues."""
+        if is_true(self.properties, "rocksdbCQDoubleWriteEnable"):
+            return StoreKind.BOTH
+        return StoreKind.ROCKSDB if self.reads_rocksdb_queues else StoreKind.FILE
 
     @property
     def keeps_lmqs_in_rocksdb(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+from tiered.consume_queue.both_stores import BothQueueStores
 from tiered.consume_queue.file_store import FileQueueStore, FileSizes
 from tiered.consume_queue.rocksdb_store import RocksdbQueueStore
 from tiered.consume_queue.store import ConsumeQueueStore, LogView, StoreKind
@@ -24,4 +25,7 @@ def open_for_writing(
     """
     if kind is StoreKind.ROCKSDB:
         return RocksdbQueueStore(store_path / "consumequeue", log)
-    return FileQueueStore(store_path, log, sizes=sizes, batch_topics=batch_topics)
+    files = FileQueueStore(store_path, log, sizes=sizes, batch_topics=batch_topics)
+    if kind is StoreKind.FILE:
+        return files
+    return BothQueueStores(files, RocksdbQueueStore(store_path / "consumequeue", log), batch_topics)

@@ -26,10 +26,11 @@ UNITS_AT_ONCE = 64 * 1024
 
 
 class StoreKind(Enum):
-    """Where a broker keeps its consume queues: ``storeType``."""
+    """Where a broker keeps its consume queues: ``storeType``, or both with ``rocksdbCQDoubleWriteEnable``."""
 
     FILE = "file"
     ROCKSDB = "rocksdb"
+    BOTH = "both"
 
 
 class LogView(NamedTuple):
