@@ -302,7 +302,7 @@ def test_wrong_calls_are_one_line(run: Run, tmp_path: Path) -> None:
     store = small_store(tmp_path / "store")
     assert run("consumequeue", "build", str(store))[::2] == (
         2,
-        "tiered: consumequeue build requires --to; --to file or --to rocksdb chooses what build and convert write\n",
+        "tiered: consumequeue build requires --to; --to file, rocksdb or both chooses what build and convert write\n",
     )
     assert run("consumequeue", "verify", str(store), "--to", "file")[0] == 2
     assert run("consumequeue", "build", str(store), "--to", "file")[0] == 0
