@@ -33,6 +33,7 @@ from rocketmq_tiered.process.instance import (
     default_state_dir,
     state_root,
 )
+from rocketmq_tiered.process.known_figures import KnownFigures
 from rocketmq_tiered.process.lifecycle import EXIT_NOT_DRAINED, Service
 from rocketmq_tiered.process.logs import log_service
 from rocketmq_tiered.process.metrics import (
@@ -92,7 +93,11 @@ def execute(options: argparse.Namespace) -> int:
             metrics,
         )
         factory = _Factory(state, metrics, partial(_committed, view, thread), partial(_reads, thread))
-        on_reload, extended = partial(_reloaded, current, thread), partial(_extended, services, thread)
+        figures = KnownFigures(state.path, (settings.archive.url, names.cluster, names.broker))
+        on_reload, extended = (
+            partial(_reloaded, current, thread),
+            partial(_extended, figures, services, thread),
+        )
         service = Service(
             loaded, factory=factory, reload=current.reload, on_reload=on_reload, extended=extended
         )
@@ -187,9 +192,13 @@ def _process(
 
 
 def _extended(
-    services: Sequence[RelayService[Any]], thread: ServingThread | None, report: StatusReport
+    figures: KnownFigures,
+    services: Sequence[RelayService[Any]],
+    thread: ServingThread | None,
+    report: StatusReport,
 ) -> StatusReport:
-    """With the status of proxy and slave mode, and what their clients could not read."""
+    """With the last known figures, the status of proxy and slave mode, and what their clients could not read."""
+    report = figures.completed(report)
     if thread is not None and thread.access is not None:
         unreadable = {*report.unreadable, *thread.access.fetcher.unreadable.ranges()}
         report = replace(report, unreadable=tuple(sorted(unreadable)))

@@ -107,6 +107,13 @@ FIGURES = (
     (
         "",
         GAUGE,
+        "figures_age_seconds",
+        "measured_seconds",
+        "Age in seconds of lag, retention margin and catalog figures: the last ones that were known.",
+    ),
+    (
+        "",
+        GAUGE,
         "retention_margin_seconds",
         "retention_margin_seconds",
         "Seconds until the broker deletes messages not archived yet.",

@@ -40,7 +40,9 @@ def status_lines(report: StatusReport) -> Iterator[Line]:
     )
     measured = f" (measured {duration_text(report.measured_seconds)} ago)" if report.is_old else ""
     yield "writer", report.writer or "none"
-    yield "archived", f"to {report.committed_phys:,} of {bound} ({report.bound_reason or 'bound unknown'})"
+    is_known = report.committed_phys or report.lag_bytes is not None
+    archived = f"to {report.committed_phys:,}" if is_known else "unknown"
+    yield "archived", f"{archived} of {bound} ({report.bound_reason or 'bound unknown'}){measured}"
     yield "behind", f"{messages}, {lag_bytes}, {duration_text(report.lag_seconds)}{measured}"
     yield "retention", _margin(report)
     yield "gaps", f"{report.gaps:,}"

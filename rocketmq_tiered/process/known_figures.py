@@ -1,0 +1,99 @@
+"""Keeps the last figures of a report that were known, in memory and in the state directory.
+
+During an outage, before the first look at the archive, and while a log diverges, lag, retention margin and the counts
+of the catalog are not known. Status, page and metrics then show the last ones with their age, never zeros.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from rocketmq_tiered.process.report import StatusReport, decode_report, encode_report
+from tiered.timestamps import wall_ms
+from tiered.whole_file import replace_whole
+
+logger = logging.getLogger(__name__)
+
+FILE: Final = "figures.json"
+SAVED_EVERY_MS: Final = 30_000
+KEPT: Final = (
+    "archive_url",
+    "cluster",
+    "broker",
+    "committed_phys",
+    "bound_phys",
+    "bound_reason",
+    "lag_messages",
+    "is_lag_estimated",
+    "lag_bytes",
+    "lag_seconds",
+    "retention_margin_seconds",
+    "deletion_zone",
+    "short_retention_margin_seconds",
+    "gaps",
+    "unindexed_objects",
+    "pending_deletions",
+    "oldest_pending_deletion_seconds",
+    "garbage_overdue_seconds",
+    "gc_interval_seconds",
+    "diverged_objects",
+    "hidden_messages",
+)
+"""Members of a report that are known together."""
+
+
+class KnownFigures:
+    """The last known figures of the archive ``place``: its URL, cluster and broker. Thread-safe."""
+
+    def __init__(
+        self, directory: Path, place: tuple[str, str, str], *, clock_ms: Callable[[], int] = wall_ms
+    ) -> None:
+        self._path, self._clock_ms = directory / FILE, clock_ms
+        self._lock = threading.Lock()
+        self._last, self._known_ms = StatusReport(), 0
+        self._saved_ms = 0
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            document = orjson.loads(self._path.read_bytes())
+            found = decode_report(document["report"])
+            if (found.archive_url, found.cluster, found.broker) == place:
+                self._last, self._known_ms = found, int(document["knownMs"])
+
+    def completed(self, report: StatusReport) -> StatusReport:
+        """``report``, with the last known figures and their age where it has none."""
+        now_ms = self._clock_ms()
+        with self._lock:
+            if report.lag_bytes is not None:
+                age_ms = round(report.measured_seconds * 1000)
+                self._last, self._known_ms = report, now_ms - age_ms
+                if abs(now_ms - self._saved_ms) >= SAVED_EVERY_MS:
+                    self._saved_ms = now_ms
+                    self._save()
+                return report
+            if not self._known_ms:
+                return report
+            return replace(report, **self._aged(max(0, now_ms - self._known_ms) / 1000))
+
+    def _aged(self, age_s: float) -> dict[str, Any]:
+        """The last figures ``age_s`` later: what was not archived is older, and its deletion nearer."""
+        found = {name: getattr(self._last, name) for name in KEPT} | {"measured_seconds": age_s}
+        if self._last.lag_bytes and self._last.lag_seconds is not None:
+            found["lag_seconds"] = self._last.lag_seconds + age_s
+        if self._last.retention_margin_seconds is not None:
+            found["retention_margin_seconds"] = max(0.0, self._last.retention_margin_seconds - age_s)
+        return found
+
+    def _save(self) -> None:
+        head = StatusReport(**{name: getattr(self._last, name) for name in KEPT})
+        content = b'{"knownMs":%d,"report":%s}' % (self._known_ms, encode_report(head).strip())
+        try:
+            replace_whole(self._path, content)
+        except OSError as error:  # a full disk: they are known in memory
+            logger.debug("figures not saved: %s", error)
