@@ -74,7 +74,7 @@ class UploadContext:
     new_settings: Callable[[CatalogState], dict[str, Any]] = lambda _state: {}
     """Settings of the archive that differ from those of a state: the next commit has them."""
     max_delay_ms: int = 0
-    """See timers.max_delay_ms."""
+    """A timer farther ahead is none."""
 
 
 @dataclass

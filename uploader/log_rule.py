@@ -99,9 +99,7 @@ def _why_not(facts: LogFacts, limits: LogLimits) -> tuple[str, bool]:
         return "ends before the archive and matches it until there: an older copy, or a truncated log", False
     maximum = limits.truncate_max_bytes
     if maximum is not None and facts.lost_bytes > maximum:
-        why = (
-            f"was truncated by {facts.lost_bytes} bytes, more than archive.truncate_max_bytes ({maximum:.0f})"
-        )
+        why = f"was truncated by {facts.lost_bytes} bytes, more than {maximum:.0f} bytes"
         return why, False
     return "", False
 

@@ -5,11 +5,13 @@ bounded_run.py applies it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tiered.errors import UnavailableError
 from uploader.offload_status import OffloadStatus
 
+PATIENCE_S = 60.0
+"""A backfill ends after the object store has refused all requests for this long: somebody waits for the command."""
 AGAIN = "the same command continues where it stopped"
 
 
@@ -17,8 +19,8 @@ AGAIN = "the same command continues where it stopped"
 class OutageLimit:
     """Limits of an outage, and of the drain after a stop."""
 
-    outage_s_max: float
     drain_s_max: float
+    outage_s_max: float = field(default_factory=lambda: PATIENCE_S)
     _failing_since_s: float | None = None
     _stopping_since_s: float | None = None
 

@@ -216,8 +216,7 @@ def add_rewriting(parser: argparse.ArgumentParser, section: str, verb: str, *, a
         "--spool",
         metavar="DIRECTORY",
         default=os.environ.get("TMPDIR") or tempfile.gettempdir(),
-        help=f"directory for objects in progress, up to compaction.spool_bytes{also} "
-        "(default: the temporary directory)",
+        help=f"directory for objects in progress, up to 4 GiB{also} (default: the temporary directory)",
     )
 
 

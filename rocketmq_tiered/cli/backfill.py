@@ -48,8 +48,7 @@ def execute(options: argparse.Namespace) -> int:
     job = UploaderJob(settings, writer, StoreMetrics())
     stop = threading.Event()
     with _set_by_signals(stop), Progress("backfill", 0, quiet=options.json) as progress:
-        limits = settings.process
-        outage_limit = OutageLimit(limits.patience_ms / 1000, limits.drain_timeout_ms / 1000)
+        outage_limit = OutageLimit(drain_s_max=settings.process.drain_timeout_ms / 1000)
         result = _run(job, stop, progress, outage_limit)
     title = f"{job.names.cluster}/{job.names.broker} in {settings.archive.url}"
     lines = [f"{title}: {outcome_text(result)}", *([INTERRUPTED] if stop.is_set() else ())]

@@ -129,7 +129,9 @@ def _row(queue: object, row: object, message: Message | None) -> dict[str, objec
 def _cancel(archive: LoadedArchive, settings: Settings, options: argparse.Namespace) -> None:
     now_ms = wall_ms()
     if options.at is not None and not 0 < options.at - now_ms <= settings.timers.max_delay_ms:
-        raise UsageError("--at is past, or beyond timers.max_delay_ms", hint="give a time in the future")
+        raise UsageError(
+            "--at is past, or more than two years ahead", hint="give a time in the next two years"
+        )
     commits = MaintenanceCommit.opened(archive.store, archive.state, "timers", wall_ms)
     was_ms = change_timer(commits, options.key, at_ms=options.at)
     if options.json:

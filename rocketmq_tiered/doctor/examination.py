@@ -154,11 +154,10 @@ class Examination:
         if state_dir is not None:
             usual.insert(0, state_dir / "pins")
         places = [Path(settings.directory)] if settings.directory else usual
-        limits = PinLimits(settings.create_below_ratio, settings.release_above_ratio)
         return StoreSubject(
             self._broker_store,
             tuple(places),
-            limits.below_broker(self._conf or BrokerConf()),
+            PinLimits().below_broker(self._conf or BrokerConf()),
             lambda: self._archived(names),
             settings.enabled,
         )

@@ -49,7 +49,7 @@ from tiered.timestamps import wall_ms
 MIB = 1 << 20
 SOURCE_READ_BYTES = 16 * MIB
 WINDOW_BYTES = 3584 * MIB
-"""The default of compaction.spool_bytes without outputs."""
+"""What the spool has without outputs."""
 PART_BYTES = 16 * MIB
 COMMIT_PUTS = 3
 """PUTs of a round for its intent, its pages and its commit."""

@@ -117,7 +117,7 @@ class KeyCompaction:
         self._read_queues = read or self._read_here
         self._maintenance, self._settings, self._options = maintenance, settings, options
         self._store, self._rules, self._is_due, self._write = maintenance.store, rules, is_due, write
-        self.due = Due(every_s=settings.key_compaction.every_ms / 1000 or None, first_s=FIRST_AFTER_S)
+        self.due = Due(every_s=settings.compaction.every_ms / 1000 or None, first_s=FIRST_AFTER_S)
         self.backlog = KeyFigures()
         """Queues that are due, and their new bytes."""
         self.figures = KeyFigures()

@@ -185,7 +185,6 @@ def open_store_of(
     return open_broker_store(
         store_path(settings, conf),
         conf=conf,
-        commitlog_dirs=[Path(path) for path in settings.broker.commitlog_paths] or None,
         pinned=pinned,
         time_zone=settings.broker.time_zone,
     )

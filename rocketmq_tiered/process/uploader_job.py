@@ -222,7 +222,7 @@ class UploaderJob:
         own = PrefixedStore(archive, archive_prefix(names.cluster, names.broker))
         self._batch_bytes, self._reads = settings.offload.batch_bytes, writer.reads
         self._tasks = ArchiveTasks(own, self.offloader.catalog_writer, settings, self._load)
-        if settings.scrub.every_ms and writer.state_dir is not None and writer.kind == "run":
+        if settings.scrub.cycle_ms and writer.state_dir is not None and writer.kind == "run":
             self._tasks.add_scrub(own, writer.state_dir, store.commit_log)
         self._add_compaction(settings, writer, metrics, opened)
         if settings.timers.topic and not settings.archive.url.startswith("memory:"):
@@ -245,8 +245,7 @@ class UploaderJob:
         """In a process and over connections of its own, and with a limit of its own: its large requests delay no
         upload."""
         in_memory = settings.archive.url.startswith("memory:")
-        joins, keys = settings.compaction.every_ms, settings.key_compaction.every_ms
-        if writer.state_dir is None or not (joins or keys) or in_memory:
+        if writer.state_dir is None or not settings.compaction.every_ms or in_memory:
             return
         unlimited = StoreOptions(replace(settings.object_store, upload_bytes_per_s=0))
         archive = open_store(settings.archive.url, unlimited, metrics=metrics)
@@ -254,12 +253,10 @@ class UploaderJob:
         own = PrefixedStore(archive, archive_prefix(self.names.cluster, self.names.broker))
         spool = writer.state_dir / "compaction"
         place = ChildStore(own.url, unlimited, settings.compaction, settings.process.log_level)
-        if joins:
-            self._tasks.add_compaction(own, spool, lambda share: writing_in_child(place, share, metrics))
-        if keys:
-            self._tasks.add_key_compaction(
-                own, spool.with_name("keys"), lambda share: writing_in_child(place, share, metrics)
-            )
+        self._tasks.add_compaction(own, spool, lambda share: writing_in_child(place, share, metrics))
+        self._tasks.add_key_compaction(
+            own, spool.with_name("keys"), lambda share: writing_in_child(place, share, metrics)
+        )
 
     def _add_timers(
         self, own: ObjectStore, settings: Settings, tls: ClientTls | None, opened: ExitStack
@@ -351,8 +348,13 @@ def _rules_to_commit(settings: Settings, writer: Writer) -> dict[str, Any]:
     return {} if writer.kind == BACKFILL and rules == rules_document(Settings()) else rules
 
 
+TRUNCATE_MAX_BYTES = 256 << 20
+"""`tiered run` continues with a log that was truncated by up to this, what a broker loses at a power failure; beyond it
+archiving stops and asks."""
+
+
 def _log_limits(settings: Settings, writer: Writer) -> LogLimits:
-    truncate_max_bytes = settings.archive.truncate_max_bytes if writer.kind == "run" else None
+    truncate_max_bytes = TRUNCATE_MAX_BYTES if writer.kind == "run" else None
     return LogLimits(settings.archive.replace_log, truncate_max_bytes, settings.archive.same_broker)
 
 
@@ -412,11 +414,10 @@ def _pin_keeper(settings: Settings, conf: BrokerConf | None, writer: Writer) -> 
     """None if pins are disabled. Links of an earlier process are released: they occupy the broker's disk."""
     if writer.state_dir is None:
         return None
-    limits = PinLimits(settings.pins.create_below_ratio, settings.pins.release_above_ratio)
     places, former = pin_directories(settings, conf, writer.state_dir)
     broker = settings.archive.broker or (conf.broker if conf is not None else "")
     owner = f"{broker} in {os.path.realpath(store_path(settings, conf))}"
-    keeper = PinKeeper(places, limits.below_broker(conf or BrokerConf()), owner=owner, former=former)
+    keeper = PinKeeper(places, PinLimits().below_broker(conf or BrokerConf()), owner=owner, former=former)
     if keeper.problem:
         logger.warning(
             "commitlog files that an earlier process kept (pins) are not kept any longer",

@@ -26,10 +26,6 @@ def examine(sidecar: Sidecar, *more: str) -> tuple[int, dict[str, dict[str, str]
         str(sidecar.broker.broker_conf),
         "--state-dir",
         str(sidecar.directory / "state"),
-        "--set",
-        "pins.create_below_ratio=0.99",
-        "--set",
-        "pins.release_above_ratio=1",
         "--json",
         *more,
     )

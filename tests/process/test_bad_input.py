@@ -28,6 +28,7 @@ from tiered.archive.segment_reader import SegmentCache
 from tiered.catalog.catalog_reader import load
 from tiered.errors import UnavailableError
 from tiered.object_store.file import FileStore
+from uploader import outage_limit
 from uploader.cycle_upload import UploadCounters
 from uploader.offload import OffloadStatus
 from uploader.outage_limit import OutageLimit
@@ -273,8 +274,11 @@ def small_disk(case: Case) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
-def test_a_full_disk_is_exit_4_and_with_room_the_same_command_continues(case: Case, small_disk: Path) -> None:
-    done = case.backfill("--set", "process.patience_ms=1s", apart=True)
+def test_a_full_disk_is_exit_4_and_with_room_the_same_command_continues(
+    case: Case, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outage_limit, "PATIENCE_S", 1.0)
+    done = case.backfill()
     assert done.returncode == 4, done.stderr
     last = done.stderr.splitlines()[-1]
     assert (
@@ -306,18 +310,18 @@ def test_sigterm_stops_in_time_even_when_nothing_can_be_stored(case: Case, small
 
 
 def test_the_outage_limit_counts_from_the_first_refusal() -> None:
-    outage_limit = OutageLimit(outage_s_max=10, drain_s_max=5)
-    outage_limit.check(None, is_stopping=False, now_s=0)
+    limit = OutageLimit(outage_s_max=10, drain_s_max=5)
+    limit.check(None, is_stopping=False, now_s=0)
     refused = cast(
         "OffloadStatus", SimpleNamespace(counters=UploadCounters(consecutive_failures=3), last_error="503")
     )
     well = cast("OffloadStatus", SimpleNamespace(counters=UploadCounters(), last_error="503"))
-    outage_limit.check(refused, is_stopping=False, now_s=1)
-    outage_limit.check(refused, is_stopping=False, now_s=10.9)
-    outage_limit.check(well, is_stopping=False, now_s=11)
-    outage_limit.check(refused, is_stopping=False, now_s=12)
+    limit.check(refused, is_stopping=False, now_s=1)
+    limit.check(refused, is_stopping=False, now_s=10.9)
+    limit.check(well, is_stopping=False, now_s=11)
+    limit.check(refused, is_stopping=False, now_s=12)
     with pytest.raises(UnavailableError, match="503"):
-        outage_limit.check(refused, is_stopping=False, now_s=22)
-    outage_limit.check(well, is_stopping=True, now_s=30)
+        limit.check(refused, is_stopping=False, now_s=22)
+    limit.check(well, is_stopping=True, now_s=30)
     with pytest.raises(UnavailableError, match="stopped before"):
-        outage_limit.check(well, is_stopping=True, now_s=35)
+        limit.check(well, is_stopping=True, now_s=35)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rocketmq_tiered.doctor import examination
 from rocketmq_tiered.doctor.broker import BrokerSubject, broker_checks, judge_clock, judge_version
 from rocketmq_tiered.doctor.broker_store import StoreAccess, StoreSubject, margin, store_checks
 from rocketmq_tiered.doctor.bucket_rules import judge_lifecycle, judge_lock, judge_versioning
@@ -354,18 +355,18 @@ def test_versions_and_clocks() -> None:
 # -- the command --------------------------------------------------------------
 
 
+@pytest.fixture
+def any_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However full the disk of the tests is."""
+    monkeypatch.setattr(examination, "PinLimits", lambda: PinLimits(0.99, 1.0))
+
+
+@pytest.mark.usefixtures("any_disk")
 def test_the_command_prints_a_line_each_and_ends_with_0(
     run: Run, real_store: Callable[[str], Path], tmp_path: Path
 ) -> None:
     home = real_store("F")
-    arguments = (
-        "--store",
-        home / "store",
-        "--set",
-        "pins.create_below_ratio=0.99",
-        "--set",
-        "pins.release_above_ratio=1",
-    )
+    arguments = ("--store", home / "store")
     code, out, err = run("doctor", f"file://{tmp_path}/archive", *arguments)
     lines = out.splitlines()
     assert [line for line in lines if line.startswith("FAIL")] == [], out
@@ -394,14 +395,15 @@ def test_a_log_that_the_archive_does_not_continue_with_is_named_by_doctor_and_st
     assert run("status", url, *own)[0] == 0
 
 
+@pytest.mark.usefixtures("any_disk")
 def test_a_bucket_that_does_not_answer_is_one_failure(
     run: Run, real_store: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     arguments = ("--store", real_store("F") / "store", "--set", "pins.enabled=false")
-    arguments += ("--endpoint-url", "http://127.0.0.1:9", "--set", "pins.create_below_ratio=0.99")
-    code, out, _ = run("doctor", "s3://bucket/x", *arguments, "--set", "pins.release_above_ratio=1", "--json")
+    arguments += ("--endpoint-url", "http://127.0.0.1:9")
+    code, out, _ = run("doctor", "s3://bucket/x", *arguments, "--json")
     checks = {check["id"]: check for check in json.loads(out)["checks"]}
     assert [name for name, check in checks.items() if check["outcome"] == "failed"] == ["bucket"]
     assert checks["retention-margin"]["detail"] == "list was not checked" and code == 4

@@ -122,9 +122,7 @@ def test_a_run_beside_a_much_shorter_log_stops_and_one_beside_a_little_shorter_c
             offsets_source=no_offsets,
             log_limits=LogLimits(truncate_max_bytes=lost_bytes // 2),
         )
-        with pytest.raises(
-            LogDivergedError, match=r"more than archive.truncate_max_bytes .*archive.replace_log"
-        ):
+        with pytest.raises(LogDivergedError, match=r"more than .*archive.replace_log"):
             offloader.run(threading.Event(), follow=True)
     after = load(archive)
     assert after.version == before.version, "a retry each half minute claims no epoch"

@@ -233,13 +233,11 @@ def _commitlog_dirs(path: Path, conf: BrokerConf | None) -> tuple[Path, ...]:
     if configured:
         raise MissingBrokerFileError(
             f"commitlog directory {missing[0]} of broker.conf does not exist",
-            hint="mount its disk; if it is elsewhere, set broker.commitlog_paths "
-            "(--set broker.commitlog_paths=DIRECTORY)",
+            hint="mount its disk, or give --broker-conf a copy of broker.conf with another storePathCommitLog",
         )
     raise StoreLayoutError(
         f"{path} has no commitlog directory",
-        hint="mount its disk, or use the broker's storePathRootDir; for a separate commitlog add --broker-conf or "
-        "--set broker.commitlog_paths=DIRECTORY",
+        hint="mount its disk, or use the broker's storePathRootDir; for a separate commitlog add --broker-conf",
     )
 
 

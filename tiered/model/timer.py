@@ -51,7 +51,7 @@ class Refusal(IntEnum):
             Refusal.NO_KEY: f"it has no {UNIQUE_KEY}",
             Refusal.NO_TOPIC: f"it has neither {TOPIC} nor {CANCEL}",
             Refusal.BAD_TIME: f"its {DELIVER_MS} is not a time in ms since the epoch",
-            Refusal.TOO_FAR: f"its {DELIVER_MS} is more than timers.max_delay_ms ahead",
+            Refusal.TOO_FAR: f"its {DELIVER_MS} is more than two years ahead",
             Refusal.BAD_CANCEL: f'its {CANCEL} is not "<delivery time in ms> <unique key>"',
         }[self]
 

@@ -17,7 +17,8 @@ class CompactionSettings:
 
     every_ms: int = setting(
         HOUR_MS,
-        "how often `tiered run` looks for objects to join, while it owns the archive; 0: never",
+        "how often `tiered run` looks for objects to join, and for queues whose keys to compact, while it owns the "
+        "archive; 0: never",
         minimum=0,
     )
     min_age_ms: int = setting(
@@ -28,17 +29,12 @@ class CompactionSettings:
     memory_bytes: int = setting(
         128 * MIB, "memory for messages, tables of runs, reads in progress", minimum=16 * MIB
     )
-    spool_bytes: int = setting(
-        4096 * MIB,
-        "disk for objects that are being made; of `tiered run` in its state directory",
-        minimum=256 * MIB,
-    )
-    bytes_per_s: int = setting(
-        32 * MIB,
-        "bytes a second that `tiered run` reads and sends for compaction: a quarter of it while it uploads or clients "
-        "read, none while it is behind",
-        minimum=MIB,
-    )
+    spool_bytes: int = 4096 * MIB
+    """Disk for objects that are being made, of `tiered run` in its state directory: two rounds of the default memory
+    and what they read."""
+    bytes_per_s: int = 32 * MIB
+    """Bytes a second that `tiered run` reads and sends for compaction: a quarter of it while it uploads or clients
+    read, none while it is behind. It joins what a broker with 10 MB/s sends."""
     split_bytes: int = 8 * MIB
     """Messages of a queue above this size get an object of their own."""
     object_bytes: int = 128 * MIB
@@ -54,11 +50,6 @@ KEYLESS = ("drop", "keep")
 class KeyCompactionSettings:
     """Key compaction: `tiered run`, or `tiered compact-keys`, keeps the latest message of each key of some topics."""
 
-    every_ms: int = setting(
-        HOUR_MS,
-        "how often `tiered run` looks for queues to compact, while it owns the archive; 0: never",
-        minimum=0,
-    )
     from_broker: bool = setting(
         True, "compact topics with the attribute cleanup.policy=COMPACTION, unless a rule says otherwise"
     )
@@ -68,4 +59,5 @@ class KeyCompactionSettings:
         minimum=0,
     )
     keyless: str = setting("drop", "messages without KEYS: drop, as a broker does, or keep", choices=KEYLESS)
-    memory_bytes: int = setting(256 * MIB, "memory for keys; more are kept in a file", minimum=16 * MIB)
+    memory_bytes: int = 256 * MIB
+    """Memory for keys: about ten million of them; more are kept in a file."""

@@ -14,7 +14,7 @@ _ADDRESS = "write host:port, such as 127.0.0.1:10911"
 
 def contradictions(settings: Settings) -> list[tuple[str, str]]:
     """(key, complaint) pairs."""
-    offload, pins = settings.offload, settings.pins
+    offload = settings.offload
     found: list[tuple[str, str]] = []
     if offload.memory_budget_bytes < 3 * offload.batch_bytes:
         found.append(
@@ -24,8 +24,6 @@ def contradictions(settings: Settings) -> list[tuple[str, str]]:
                 "encoded, uploaded",
             )
         )
-    if pins.create_below_ratio >= pins.release_above_ratio:
-        found.append(("pins.create_below_ratio", "must be less than pins.release_above_ratio"))
     if settings.broker.time_zone:
         try:
             parse_zone(settings.broker.time_zone)

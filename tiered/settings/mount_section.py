@@ -21,9 +21,10 @@ class MountSettings:
     bind: str = setting("127.0.0.1", "host to listen on; 0.0.0.0: all of this machine", restart=True)
     first_port: int = setting(
         10_940,
-        "first of the ports, one for each mounted broker; 0: any free ones",
+        "first of up to 500 ports, one for each mounted broker; 0: any free ones",
         minimum=0,
         maximum=65_535,
         restart=True,
     )
-    ports: int = setting(500, "how many ports may be used", minimum=1, maximum=10_000, restart=True)
+    ports: int = 500
+    """Ports that may be used: more brokers than a node can hold."""

@@ -37,18 +37,14 @@ class GcSettings:
 class ScrubSettings:
     """Scrub: `tiered run` reads back what it stored, and stores again what is damaged while the broker has it."""
 
-    every_ms: int = setting(
-        60_000,
-        "how often `tiered run` reads new objects back, while it owns the archive; 0: never",
-        minimum=0,
+    every_ms: int = 60_000
+    """How often `tiered run` reads new objects back, while it owns the archive."""
+    cycle_ms: int = setting(
+        30 * 24 * HOUR_MS, "time in which everything is read back once; 0: nothing is read back", minimum=0
     )
-    cycle_ms: int = setting(30 * 24 * HOUR_MS, "time in which everything is read back once", minimum=60_000)
-    bytes_per_s: int = setting(
-        16 << 20,
-        "bytes a second that `tiered run` reads for it: a quarter of it while it uploads or clients read, none while "
-        "it is behind",
-        minimum=1 << 16,
-    )
+    bytes_per_s: int = 16 << 20
+    """Bytes a second that `tiered run` reads for it: a quarter of it while it uploads or clients read, none while it
+    is behind. In a month it reads 10 TB back."""
 
 
 @dataclass(frozen=True)

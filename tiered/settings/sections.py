@@ -30,9 +30,6 @@ class BrokerSettings:
     """The broker whose log is archived."""
 
     store_path: str = setting("", "storePathRootDir of the broker", restart=True)
-    commitlog_paths: tuple[str, ...] = setting(
-        (), "commitlog directories outside the store (storePathCommitLog)", restart=True
-    )
     conf_path: str = setting("", "broker.conf of the broker: names, paths, disk thresholds, delay levels")
     address: str = setting(
         "", "host:port of the broker's remoting port; empty: brokerIP1:listenPort of broker.conf"
@@ -115,12 +112,6 @@ class ArchiveSettings:
         "continue with a log that begins above the archive's end although it does not fit (topics recreated, another "
         "address, while nothing was archived); hides archived messages of recreated topics, as an earlier generation",
     )
-    truncate_max_bytes: int = setting(
-        256 * MIB,
-        "`tiered run` stops archiving when the broker's log was truncated further below the archive's end; "
-        "archive.replace_log continues",
-        minimum=0,
-    )
 
 
 @dataclass(frozen=True)
@@ -163,7 +154,8 @@ class OffloadSettings:
     block_bytes: int = 512 * KIB
     """Uncompressed size of a block, the unit of reading: a larger one costs each lookup more, a smaller one compresses
     worse."""
-    compression_level: int = setting(1, "zstd level", minimum=1, maximum=19)
+    compression_level: int = 1
+    """Level of zstd: level 3 takes twice the processor time for a few percent of the bytes."""
     upload_threads: int = setting(4, "concurrent uploads", minimum=1, maximum=64)
     attempt_timeout_ms: int = setting(
         30_000, "an upload without an answer is abandoned after this", minimum=100, maximum=HOUR_MS
@@ -240,10 +232,6 @@ class PinSettings:
         "",
         "directory of the links, one per broker, on the commitlog's disk; empty: state directory or beside the store",
     )
-    create_below_ratio: float = setting(0.65, "no new pins above this disk usage", minimum=0.0, maximum=1.0)
-    release_above_ratio: float = setting(
-        0.72, "all pins are removed, oldest first, above this disk usage", minimum=0.0, maximum=1.0
-    )
 
 
 @dataclass(frozen=True)
@@ -275,9 +263,6 @@ class ProcessSettings:
     )
     drain_timeout_ms: int = setting(
         30_000, "time to finish uploads after SIGTERM", minimum=0, maximum=10 * 60_000
-    )
-    patience_ms: int = setting(
-        60_000, "a backfill fails after the object store has refused all requests for this long", minimum=0
     )
     when_fenced: str = setting(
         "standby",
@@ -377,12 +362,8 @@ class ServeSettings:
     lease_ms: int = 60_000
     """Groups of a server without a heartbeat for this long may be taken over: longer than a pause, shorter than a
     restart by hand."""
-    dead_letter_keep_ms: int = setting(
-        30 * 24 * HOUR_MS,
-        "retention of dead letters of the groups served here",
-        minimum=HOUR_MS,
-        restart=True,
-    )
+    dead_letter_keep_ms: int = 30 * 24 * HOUR_MS
+    """Retention of dead letters of the groups served here: time enough to look at them by hand."""
     proxy_from: tuple[str, ...] = setting(
         (),
         "addresses and networks of load balancers whose PROXY protocol headers (v1, v2) name the client; a header from "
@@ -412,12 +393,8 @@ class ServeSettings:
         "access rules: plain_acl.yml (ACL 1.0) or users and acls (5.x); read again when the file changes",
         restart=True,
     )
-    audit_interval_ms: int = setting(
-        60_000,
-        "interval of the audit log: one line for each reader of a queue; 0: reads are not logged",
-        minimum=0,
-        restart=True,
-    )
+    audit_interval_ms: int = 60_000
+    """Interval of the audit log: one line for each reader of a queue, so that its size follows readers, not reads."""
 
     def complaints(self) -> list[tuple[str, str]]:
         """(key, complaint) pairs, as in ``contradictions``: settings without the protection that their user expects."""

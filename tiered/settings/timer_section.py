@@ -17,13 +17,13 @@ class TimerSettings:
         "TIERED_TIMERS",
         "the gateway topic: its messages are delivered later, to another topic; empty: no timers",
     )
-    max_delay_ms: int = setting(
-        2 * 365 * 24 * HOUR_MS, "a timer farther ahead than this is refused", minimum=HOUR_MS
-    )
+    max_delay_ms: int = 2 * 365 * 24 * HOUR_MS
+    """A timer farther ahead than two years is refused: it is a mistaken unit."""
     ahead_ms: int = setting(
         HOUR_MS,
         "how long before its time a timer is handed over to a 5.x broker, as a timer of the broker's; a 4.9 broker "
         "gets each at its time",
         minimum=0,
     )
-    rate_per_s: int = setting(10_000, "timers handed over in a second, at most; 0: any number", minimum=0)
+    rate_per_s: int = 10_000
+    """Timers handed over in a second, at most: a fifth of what a broker takes beside its producers. 0: any number."""

@@ -99,7 +99,7 @@ class TimerGateway:
             return None
         if delay_ms > self._config.max_delay_ms:
             days = self._config.max_delay_ms / 86_400_000
-            raise RefusedTimerError(f"timer too far ahead: at most {days:g} days (timers.max_delay_ms)")
+            raise RefusedTimerError(f"timer too far ahead: at most {days:g} days")
         await self._judge(request.command, upstream)
         await self._prepare(upstream)
         command, unique_key = asked.for_gateway(self._config.topic)

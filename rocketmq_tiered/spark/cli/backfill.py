@@ -64,7 +64,6 @@ def execute(options: argparse.Namespace) -> int:
         index=settings.index,
         rules=TopicRules.of(settings),
         store=StoreOptions(settings.object_store),
-        outage_limit_s=settings.process.patience_ms / 1000,
         take_over=options.take_over or settings.archive.take_over,
         replace_log=options.replace_log or settings.archive.replace_log,
         same_broker=settings.archive.same_broker,

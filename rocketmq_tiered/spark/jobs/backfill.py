@@ -28,14 +28,14 @@ from tiered.model.queue import TopicFilter
 from tiered.object_store.create_race import require_exclusive_creates
 from tiered.object_store.open_store import open_store
 from tiered.object_store.store_options import StoreOptions
-from tiered.settings.sections import IndexSettings, OffloadSettings, ProcessSettings
+from tiered.settings.sections import IndexSettings, OffloadSettings
 from tiered.settings.topic_rules import TopicRules
 from uploader.bound_source import no_offsets
 from uploader.bounded_run import run_bounded
 from uploader.log_rule import LogLimits
 from uploader.offload import Environment, ObjectOptions, Offloader, OffloadIdentity
 from uploader.offload_status import OffloadResult
-from uploader.outage_limit import OutageLimit
+from uploader.outage_limit import PATIENCE_S, OutageLimit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,7 +66,7 @@ class BackfillOptions:
     index: IndexSettings = field(default_factory=IndexSettings)
     rules: TopicRules = field(default_factory=TopicRules)
     store: StoreOptions = field(default_factory=StoreOptions)
-    outage_limit_s: float = ProcessSettings.patience_ms / 1000
+    outage_limit_s: float = PATIENCE_S
     take_over: bool = False
     replace_log: bool = False
     same_broker: bool = False
@@ -211,7 +211,7 @@ def backfill_store(task: BackfillTask) -> BackfillReport | UnavailableError:
             environment=Environment(refuse_empty=partial(require_exclusive_creates, archive)),
             options=ObjectOptions(options.index, options.rules),
         )
-        stop, limit = threading.Event(), OutageLimit(options.outage_limit_s, drain_s_max=0.0)
+        stop, limit = threading.Event(), OutageLimit(0.0, options.outage_limit_s)
         try:
             result = run_bounded(lambda: offloader.run(stop, follow=False), offloader, limit, stop)
         except UnavailableError as error:

@@ -165,7 +165,7 @@ def test_a_broker_without_timers_gets_none(config: bytes) -> None:
         (
             properties(TIMER_DELIVER_MS=at(800)),
             "0",
-            "timer too far ahead: at most 730 days (timers.max_delay_ms)",
+            "timer too far ahead: at most 730 days",
         ),
         (properties(TIMER_DELIVER_MS="soon"), "0", "TIMER_DELIVER_MS = soon is not a number of ms"),
         (properties(TIMER_DELAY_SEC="9" * 30), "0", f"TIMER_DELAY_SEC = {'9' * 30} is not a number of s"),
