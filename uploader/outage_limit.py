@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from tiered.errors import UnavailableError
 from uploader.offload_status import OffloadStatus
 
-PATIENCE_S = 60.0
-"""A backfill ends after the object store has refused all requests for this long: somebody waits for the command."""
+OUTAGE_S_MAX = 60.0
+"""A backfill ends after the object store has refused all requests for this long."""
 AGAIN = "the same command continues where it stopped"
 
 
@@ -20,7 +20,7 @@ class OutageLimit:
     """Limits of an outage, and of the drain after a stop."""
 
     drain_s_max: float
-    outage_s_max: float = field(default_factory=lambda: PATIENCE_S)
+    outage_s_max: float = field(default_factory=lambda: OUTAGE_S_MAX)
     _failing_since_s: float | None = None
     _stopping_since_s: float | None = None
 

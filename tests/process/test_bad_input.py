@@ -277,7 +277,7 @@ def small_disk(case: Case) -> Iterator[Path]:
 def test_a_full_disk_is_exit_4_and_with_room_the_same_command_continues(
     case: Case, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outage_limit, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(outage_limit, "OUTAGE_S_MAX", 1.0)
     done = case.backfill()
     assert done.returncode == 4, done.stderr
     last = done.stderr.splitlines()[-1]

@@ -23,19 +23,19 @@ ROOT = Path(__file__).parents[2]
 TIERED = (sys.executable, "-c", "import sys; from rocketmq_tiered.cli import main; sys.exit(main())")
 
 
-IMPATIENT = """
+SHORT_OUTAGE = """
 import sys
 from rocketmq_tiered.cli import main
 from uploader import outage_limit
-outage_limit.PATIENCE_S = {}
+outage_limit.OUTAGE_S_MAX = {}
 sys.exit(main())
 """
 
 
 def _command(
-    server: RunningStore | None, *arguments: str, patience_s: float | None = None, **environment: str
+    server: RunningStore | None, *arguments: str, outage_s_max: float | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    program = [*TIERED] if patience_s is None else [sys.executable, "-c", IMPATIENT.format(patience_s)]
+    program = [*TIERED] if outage_s_max is None else [sys.executable, "-c", SHORT_OUTAGE.format(outage_s_max)]
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "TIERED_"))}
     clean |= {"PYTHONPATH": str(ROOT), "AWS_EC2_METADATA_DISABLED": "true"}
     clean |= (server.environment() if server is not None else {}) | environment
@@ -124,7 +124,7 @@ def test_a_backfill_whose_commits_are_refused_is_exit_4(
     with FaultProxy(minio_url.endpoint, decide) as proxy:
         server = replace(minio_url, endpoint=proxy.endpoint)
         arguments = ("backfill", str(real_store("F") / "store"), url)
-        done = _command(server, *arguments, patience_s=1.0)
+        done = _command(server, *arguments, outage_s_max=1.0)
     assert done.returncode == 4, done.stderr
     assert "nothing stored for 1 s" in _one_line(done) and "SlowDown" in _one_line(done)
     assert "catalog request failed, retrying" in done.stderr

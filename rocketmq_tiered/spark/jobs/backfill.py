@@ -35,7 +35,7 @@ from uploader.bounded_run import run_bounded
 from uploader.log_rule import LogLimits
 from uploader.offload import Environment, ObjectOptions, Offloader, OffloadIdentity
 from uploader.offload_status import OffloadResult
-from uploader.outage_limit import PATIENCE_S, OutageLimit
+from uploader.outage_limit import OUTAGE_S_MAX, OutageLimit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,7 +66,7 @@ class BackfillOptions:
     index: IndexSettings = field(default_factory=IndexSettings)
     rules: TopicRules = field(default_factory=TopicRules)
     store: StoreOptions = field(default_factory=StoreOptions)
-    outage_limit_s: float = PATIENCE_S
+    outage_limit_s: float = OUTAGE_S_MAX
     take_over: bool = False
     replace_log: bool = False
     same_broker: bool = False
