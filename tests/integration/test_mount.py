@@ -45,6 +45,7 @@ def test_a_broker_is_retired_mounted_moved_and_taken_back(scene: MountScene) -> 
     scene.retire("live-b")
     nodes = {name: scene.mount(name) for name in ("n1", "n2")}
     until(lambda: _registered(scene), "not mounted", 60)
+    assert scene.mounted()["live-b"].lag > 0
     at_mount = len(lines(push))
     until(lambda: len(lines(push)) > at_mount, "the consumer does not continue")
     back = scene.consumer("push", "G-back", "live1", failures=1)

@@ -143,6 +143,7 @@ class MountedArchive:
         self.service = service
         self.address, self.since_ms = await service.start(), wall_ms()
         self._make_retry_topics()
+        self.note_lag()
         config = SlaveConfig(self.name.broker, "", place.name_servers, self.address, MASTER_ID, place.tls)
         self.registrar = MountRegistrar(
             config,
