@@ -30,6 +30,7 @@ def test_a_broker_is_retired_beside_its_sidecar(
 ) -> None:
     need_clients(version)
     with mounting(version, tmp_path_factory.mktemp("detach"), minio_url, ["live-a", "live-b"]) as scene:
+        scene.settings["XDG_STATE_HOME"] = str(scene.directory / "state")
         output = scene.consumer("push", "G-push", "live0", ["-Dconsume.pause.ms=1"])
         for number in range(1, rounds + 1):
             follower = following(scene, "live-b")
