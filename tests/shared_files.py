@@ -44,6 +44,15 @@ def parser() -> argparse.ArgumentParser:
     return whole
 
 
+def verb_parsers() -> dict[str, set[str]]:
+    """The flags of each verb."""
+    (verbs,) = (one for one in parser()._actions if isinstance(one, argparse._SubParsersAction))
+    return {
+        name: {flag for action in verb._actions for flag in action.option_strings}
+        for name, verb in verbs.choices.items()
+    }
+
+
 def files() -> dict[str, str]:
     """Text by path."""
     os.environ["COLUMNS"] = "100"  # argparse folds usage lines

@@ -210,7 +210,7 @@ def list_at(
     if before is None or after is None or row is None:
         return None
     if state.pages is not known_state.pages:
-        changed = _changed_pages(known_state.pages, state.pages, known_state.version)
+        changed = _changed(_Same(known_state.pages), _Same(state.pages), known_state.version)
         if any(page.first <= queue <= page.last for page in changed):
             return None
     added = joined(tuple(_added(state.chunks, row, known_state.version)))
@@ -243,13 +243,6 @@ class _Same:
 
     def __hash__(self) -> int:
         return id(self.pages)
-
-
-def _changed_pages(
-    before: tuple[PageRef, ...], after: tuple[PageRef, ...], version: int
-) -> tuple[PageRef, ...]:
-    """Pages that were removed, or have runs of versions after ``version``."""
-    return _changed(_Same(before), _Same(after), version)
 
 
 def _added(chunks: Iterable[RunChunk], row: int, version: int) -> Iterator[RunChunk]:

@@ -26,69 +26,81 @@ EXIT_INTERRUPTED = 130
 EXIT_INTERNAL = 70
 INTERRUPTED = "interrupted"
 
-VERBS: dict[str, tuple[str, str]] = {
-    "run": ("rocketmq_tiered.cli.run", "follow a broker and archive its messages until stopped"),
-    "backfill": ("rocketmq_tiered.cli.backfill", "archive a store directory once"),
-    "status": ("rocketmq_tiered.cli.status", "show how far the archive is behind the broker"),
-    "doctor": (
-        "rocketmq_tiered.cli.doctor",
-        "check host, broker and object store, and say how to correct each problem",
-    ),
-    "ls": ("rocketmq_tiered.cli.ls", "list the queues of an archive"),
-    "cat": ("rocketmq_tiered.cli.cat", "print archived messages"),
-    "offset": ("rocketmq_tiered.cli.offset", "find the queue offset of a point in time"),
-    "query": ("rocketmq_tiered.cli.query", "find messages by key, unique key or offsetMsgId"),
-    "sql": ("rocketmq_tiered.cli.sql", "query topics with SQL (DuckDB)"),
-    "export": ("rocketmq_tiered.cli.export", "export an archive as Parquet files or an Iceberg table"),
-    "serve": ("rocketmq_tiered.cli.serve", "serve an archive to RocketMQ clients and mqadmin"),
-    "detach": (
-        "rocketmq_tiered.cli.detach",
-        "retire a broker, so that tiered mount serves it from its archive, or take it back",
-    ),
-    "mount": (
-        "rocketmq_tiered.cli.mount",
-        "serve retired brokers under their names, shared with other nodes (mount ls: list them)",
-    ),
-    "reset-offset": ("rocketmq_tiered.cli.reset_offset", "reset a consumer group's offsets"),
-    "verify": ("rocketmq_tiered.cli.verify", "check an archive for damage"),
-    "repair": (
-        "rocketmq_tiered.cli.repair",
-        "repair a damaged archive from what is left (dry run by default)",
-    ),
-    "restore": ("rocketmq_tiered.cli.restore", "make a broker's store directory from an archive"),
-    "republish": (
-        "rocketmq_tiered.cli.republish",
-        "send archived messages to another broker or topic",
-    ),
-    "timers": ("rocketmq_tiered.cli.timers", "list, show, cancel or move timers of an archive"),
-    "expire": (
-        "rocketmq_tiered.cli.expire",
-        "expire messages by their time to live, or erase a topic (dry run by default)",
-    ),
-    "gc": ("rocketmq_tiered.cli.gc", "delete garbage from an archive (dry run by default)"),
-    "consumequeue": (
-        "rocketmq_tiered.cli.consumequeue",
-        "write a stopped broker's consume queues again, in files or RocksDB, or check them",
-    ),
-    "compact": (
-        "rocketmq_tiered.cli.compact",
-        "join small objects of an archive to large ones (dry run by default)",
-    ),
-    "compact-keys": (
-        "rocketmq_tiered.cli.compact_keys",
-        "keep the latest message of each key of compaction topics (dry run by default)",
-    ),
-    "cost": (
-        "rocketmq_tiered.cli.cost",
-        "estimate what an archive costs a month, and what settings would change",
-    ),
-    "compile": (
-        "rocketmq_tiered.cli.compile",
-        "compile the kernels into the installation, so that starts are quick",
-    ),
-    "config": ("rocketmq_tiered.cli.config_check", "check settings and print the effective values"),
+GROUPS: dict[str, dict[str, tuple[str, str]]] = {
+    "archive a broker": {
+        "run": ("rocketmq_tiered.cli.run", "follow a broker and archive its messages until stopped"),
+        "backfill": ("rocketmq_tiered.cli.backfill", "archive a store directory once"),
+        "status": ("rocketmq_tiered.cli.status", "show how far the archive is behind the broker"),
+        "doctor": (
+            "rocketmq_tiered.cli.doctor",
+            "check host, broker and object store, and say how to correct each problem",
+        ),
+    },
+    "read": {
+        "ls": ("rocketmq_tiered.cli.ls", "list the queues of an archive"),
+        "cat": ("rocketmq_tiered.cli.cat", "print archived messages"),
+        "offset": ("rocketmq_tiered.cli.offset", "find the queue offset of a point in time"),
+        "query": ("rocketmq_tiered.cli.query", "find messages by key, unique key or offsetMsgId"),
+        "sql": ("rocketmq_tiered.cli.sql", "query topics with SQL (DuckDB)"),
+        "export": ("rocketmq_tiered.cli.export", "export an archive as Parquet files or an Iceberg table"),
+    },
+    "serve and send": {
+        "serve": ("rocketmq_tiered.cli.serve", "serve an archive to RocketMQ clients and mqadmin"),
+        "mount": (
+            "rocketmq_tiered.cli.mount",
+            "serve retired brokers under their names, shared with other nodes (mount ls: list them)",
+        ),
+        "detach": (
+            "rocketmq_tiered.cli.detach",
+            "retire a broker, so that tiered mount serves it from its archive, or take it back",
+        ),
+        "reset-offset": ("rocketmq_tiered.cli.reset_offset", "reset a consumer group's offsets"),
+        "republish": ("rocketmq_tiered.cli.republish", "send archived messages to another broker or topic"),
+        "timers": ("rocketmq_tiered.cli.timers", "list, show, cancel or move timers of an archive"),
+    },
+    "keep": {
+        "expire": (
+            "rocketmq_tiered.cli.expire",
+            "expire messages by their time to live, or erase a topic (dry run by default)",
+        ),
+        "gc": ("rocketmq_tiered.cli.gc", "delete garbage from an archive (dry run by default)"),
+        "compact": (
+            "rocketmq_tiered.cli.compact",
+            "join small objects of an archive to large ones (dry run by default)",
+        ),
+        "compact-keys": (
+            "rocketmq_tiered.cli.compact_keys",
+            "keep the latest message of each key of compaction topics (dry run by default)",
+        ),
+        "cost": (
+            "rocketmq_tiered.cli.cost",
+            "estimate what an archive costs a month, and what settings would change",
+        ),
+    },
+    "repair and restore": {
+        "verify": ("rocketmq_tiered.cli.verify", "check an archive for damage"),
+        "repair": (
+            "rocketmq_tiered.cli.repair",
+            "repair a damaged archive from what is left (dry run by default)",
+        ),
+        "restore": ("rocketmq_tiered.cli.restore", "make a broker's store directory from an archive"),
+        "consumequeue": (
+            "rocketmq_tiered.cli.consumequeue",
+            "write a stopped broker's consume queues again, in files or RocksDB, or check them",
+        ),
+    },
+    "settings and installation": {
+        "config": ("rocketmq_tiered.cli.config_check", "check settings and print the effective values"),
+        "compile": (
+            "rocketmq_tiered.cli.compile",
+            "compile the kernels into the installation, so that starts are quick",
+        ),
+    },
 }
-"""Verb -> (module with `add_arguments` and `execute`, one-line help)."""
+"""Group, as `tiered --help` lists them -> verb -> (module with `add_arguments` and `execute`, one-line help)."""
+
+VERBS = {verb: place for group in GROUPS.values() for verb, place in group.items()}
+"""Verb -> (module, help)."""
 
 SERVICES = ("run", "serve", "mount")
 """Verbs that run until SIGTERM or SIGINT."""
@@ -176,8 +188,10 @@ def _split_verb(words: list[str]) -> tuple[str | None, list[str]]:
 
 def _verb_table() -> str:
     width = max(map(len, VERBS))
-    lines = [f"  {verb:<{width}}  {help_text}" for verb, (_, help_text) in VERBS.items()]
-    return "\n".join(["verbs (each has --help):", *lines, "", EXIT_CODES])
+    lines = ["each verb has --help"]
+    for title, group in GROUPS.items():
+        lines += ["", f"{title}:", *(f"  {verb:<{width}}  {text}" for verb, (_, text) in group.items())]
+    return "\n".join([*lines, "", EXIT_CODES])
 
 
 def _version() -> str:

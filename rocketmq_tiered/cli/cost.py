@@ -96,13 +96,8 @@ def _counts(archive: LoadedArchive, settings: Settings) -> RequestCounts | None:
     return None if instance is None else read_counts(instance)
 
 
-def _full_batches_a_day(use: ArchiveUse, settings: Settings) -> float:
-    """Stored bytes are fewer than the log's, so this is a lower bound."""
-    return use.bytes_a_day / settings.offload.batch_bytes
-
-
 def _batch_ages(use: ArchiveUse, prices: Prices, settings: Settings) -> list[Alternative]:
-    least = _full_batches_a_day(use, settings)
+    least = use.bytes_a_day / settings.offload.batch_bytes
     return batch_age_costs(use, prices, settings.offload.batch_age_ms, least)
 
 

@@ -34,8 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Print what expires or would expire."""
-    if (options.topic is None) == options.all or (options.generation is not None and not options.all):
-        raise UsageError("--topic erases a whole topic: it requires --all", hint="use --topic TOPIC --all")
+    if options.topic is not None and not options.all:
+        raise UsageError("--topic erases a whole topic: it requires --all", hint="add --all")
+    if options.topic is None and (options.all or options.generation is not None):
+        raise UsageError("--all and --generation erase a topic, but none is named", hint="add --topic TOPIC")
     loaded = settings_of(options)
     if options.every is not None and (not options.apply or options.yes or options.all):
         raise UsageError(

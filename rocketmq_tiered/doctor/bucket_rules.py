@@ -112,7 +112,7 @@ def judge_lock(rule: LockRule | None) -> Finding:
 
 def judge_lifecycle(rules: Sequence[LifecycleRule], prefix: str, *, is_aws: bool) -> Finding:
     """Whether rules of the bucket harm the archive below ``prefix``. Pure."""
-    ours = [rule for rule in rules if _overlap(rule.prefix, prefix)]
+    ours = [rule for rule in rules if rule.prefix.startswith(prefix) or prefix.startswith(rule.prefix)]
     harmful = [rule for rule in ours if rule.expires]
     if harmful:
         what = ", ".join(f"rule {rule.name} deletes objects after {rule.expires}" for rule in harmful)
@@ -130,7 +130,3 @@ def judge_lifecycle(rules: Sequence[LifecycleRule], prefix: str, *, is_aws: bool
         return ok("no rule; parts of unfinished uploads stay unless the server removes them")
     moved = "".join(f"; rule {rule.name} moves objects: {rule.moves}" for rule in ours if rule.moves)
     return ok(f"parts of unfinished uploads are removed after {aborts[0]}{moved}")
-
-
-def _overlap(one: str, other: str) -> bool:
-    return one.startswith(other) or other.startswith(one)

@@ -353,7 +353,7 @@ def _of_the_archive(report: StatusReport) -> list[Finding]:
         found.append(_late_garbage(report.garbage_overdue_seconds))
     if report.unindexed_objects and not report.task(INDEX_BUILDING).problem:
         what = f"not in the message index: {counted(report.unindexed_objects, 'damaged object')}"
-        found.append(Finding("index", what, "tiered verify ARCHIVE_URL names them"))
+        found.append(Finding("index", what, "tiered verify ARCHIVE_URL --full names them"))
     return found
 
 

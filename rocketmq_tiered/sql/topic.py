@@ -307,7 +307,7 @@ class Topic:
 
 
 def _refuse(place: CorruptPlace) -> None:
-    raise CorruptionError(place.message, hint="tiered verify lists the damage")
+    raise CorruptionError(place.message, hint="tiered verify ARCHIVE_URL --full lists the damage")
 
 
 def _sql_array(batch: pa.RecordBatch, name: str) -> pa.Array:

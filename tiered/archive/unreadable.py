@@ -80,6 +80,6 @@ class UnreadableMessagesError(CorruptionError):
     @classmethod
     def of(cls, found: UnreadableRange) -> UnreadableMessagesError:
         """The error that reports ``found``."""
-        error = cls(found.text, hint="tiered verify lists all damaged objects")
+        error = cls(found.text, hint="tiered verify ARCHIVE_URL --full lists all damaged objects")
         error.range = found
         return error

@@ -100,7 +100,7 @@ def open_store(
     if address.scheme == "file":
         store = FileStore(address.place, readers=options.settings.file_readers)
     elif address.scheme == "memory":
-        store = _memory_store(address.place)
+        store = _memory_stores.setdefault(address.place, MemoryStore(f"memory://{address.place}"))
     else:
         store = S3Store(address.place, options)
     if options.settings.upload_bytes_per_s:
@@ -119,7 +119,3 @@ def open_async_store(url: str, options: StoreOptions | None = None) -> AsyncObje
     if address.scheme == "s3":
         return AsyncS3Store(address.place, options, prefix=address.prefix)
     return ThreadedStore(open_store(url, options))
-
-
-def _memory_store(name: str) -> MemoryStore:
-    return _memory_stores.setdefault(name, MemoryStore(f"memory://{name}"))

@@ -117,7 +117,9 @@ class LogOrder:
         self.windows = [(begin, end) for begin, end in pairwise(cuts) if len(first)]
         if self._runs.unreadable:
             key, reason = next(iter(self._runs.unreadable.items()))
-            raise CorruptionError(f"{key}: {reason}", hint="tiered verify lists all damage")
+            raise CorruptionError(
+                f"{key}: {reason}", hint="tiered verify ARCHIVE_URL --full lists all damage"
+            )
 
     def objects(self, window: tuple[int, int]) -> list[list[OrderedRun]]:
         """The runs with bytes of ``window``, object by object, the one that begins first first."""
@@ -246,5 +248,5 @@ def opened(cache: SegmentCache, item: OrderedRun) -> SegmentReader:
     except NotFoundError as error:
         raise SnapshotExpiredError(
             f"{item.key} no longer exists: garbage collection deleted it",
-            hint="restore the newest version, into a new directory; tiered verify lists what else is missing",
+            hint="restore the newest version, into a new directory; tiered verify ARCHIVE_URL lists what is missing",
         ) from error

@@ -103,7 +103,8 @@ class UnitWriter:
         expected = self._next.get(key, first)
         if first < expected:
             raise CorruptionError(
-                f"{key}: rows at offset {first} are before {expected}", hint="run tiered verify"
+                f"{key}: rows at offset {first} are before {expected}",
+                hint="tiered verify ARCHIVE_URL --full names what is damaged",
             )
         if first > expected and not self._selection.queues[key].is_batch:
             self._put_gap(key, expected, first)
