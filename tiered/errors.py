@@ -34,6 +34,14 @@ class CorruptionError(TieredError):
     """Stored bytes fail a length, checksum or structure check. Names the object or file and the byte range."""
 
 
+class ArchiveDamagedError(CorruptionError):
+    """The newest state of an archive cannot be loaded, or its newest commit is missing: `tiered repair`."""
+
+
+class CatalogLostError(ArchiveDamagedError):
+    """Objects of an archive without any commit: nothing may begin there, and nothing be deleted."""
+
+
 class UsageError(TieredError):
     """Wrong call: an unknown setting, an invalid value, an ambiguous name."""
 
@@ -65,6 +73,10 @@ class NotFoundError(TieredError):
     """Bucket, archive, topic, queue or object does not exist."""
 
     exit_code = 3
+
+
+class NoArchiveError(NotFoundError):
+    """There is nothing at the place of an archive: one may begin."""
 
 
 class MissingBrokerFileError(NotFoundError):
@@ -125,4 +137,4 @@ class FencedError(TieredError):
 
 
 class UnsupportedFormatError(UsageError):
-    """The object has a newer major format than this program reads."""
+    """The object has a format that this program does not read. It is not damaged, and nothing may change it."""

@@ -13,14 +13,22 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
+from tiered.archive.found_objects import objects_at_end
 from tiered.broker_store.store import BrokerStore
 from tiered.catalog.catalog_reader import history_spans, load, newest_log_check, shared_version, spans_to
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitInvalidError
+from tiered.catalog.holdings import REPAIR_HINT, without_commits
 from tiered.catalog.restored_check import NOT_RESTORED, restored_check
 from tiered.catalog.state import CatalogState
 from tiered.console import counted
-from tiered.errors import FencedError, LogDivergedError, UnavailableError
+from tiered.errors import (
+    ArchiveDamagedError,
+    FencedError,
+    LogDivergedError,
+    NoArchiveError,
+    UnavailableError,
+)
 from tiered.kernels.queue_table import QueueTable
 from tiered.model.tables import QUEUE_HIDDEN
 from tiered.object_store.interface import ObjectStore
@@ -93,10 +101,14 @@ class ArchiveOwner:
             self._environment.archive_exists()
             self._restored = restored_check(self._store.path, self._archive)
         else:
+            self._refuse_objects()
             self._environment.refuse_empty()
         found = None if state is None else self._compared(state)
         if claim_now:
             self._may_claim(self.writer.state, found)
+        if state is not None and found is not None and found.decision.step is Step.CONTINUE:
+            self._look_beyond_end(state)
+        if claim_now:
             self.claim()
             before, state = state, self.writer.state_or_none
             if state is not None and (before is None or before.cursor != state.cursor):
@@ -115,6 +127,34 @@ class ArchiveOwner:
             if found.decision.step is Step.STOP:
                 raise found.error()
         return self._start_history(found.divergence)
+
+    def _refuse_objects(self) -> None:
+        """Raises CatalogLostError or UnsupportedFormatError if objects are where an archive is to begin."""
+        error = without_commits(self._archive)
+        if not isinstance(error, NoArchiveError):
+            raise error
+
+    def _look_beyond_end(self, state: CatalogState) -> None:
+        """Before a claim, look for objects that begin where the archive ends: its newest commit may be missing. Raises
+        ArchiveDamagedError if the broker's log no longer has their messages; else these are archived again."""
+        owner = state.owner
+        if owner and not (owner.released or owner.instance == self._instance or self._take_over):
+            return  # they are uploads of a running writer
+        is_lost = self._log.min_phys > state.cursor.phys
+        found = objects_at_end(self._archive, state, all_queues=is_lost)
+        messages = counted(sum(one.messages for one in found), "message")
+        if found and is_lost:
+            raise ArchiveDamagedError(
+                f"the newest commit may be missing: {found[0].key} begins at the archive's end; {messages} in "
+                f"{counted(len(found), 'object')} are named by no commit, and the broker's log no longer has them",
+                hint=REPAIR_HINT,
+            )
+        if found:
+            logger.warning(
+                "%s of unfinished uploads, or of a missing newest commit, are archived again from the broker's log",
+                messages,
+                extra={"object": found[0].key},
+            )
 
     def _may_claim(self, owned: CatalogState, found: Comparison | None) -> None:
         """Decide whether to fence a live owner: only with a log that continues the archive. Raises LogDivergedError

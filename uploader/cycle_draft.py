@@ -9,11 +9,10 @@ import numpy as np
 
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.state import CatalogState, LogCheck
-from tiered.formats.keys import data_key, set_key
+from tiered.formats.keys import batch_id, data_key, set_key
 from tiered.formats.segment import EncodedSegment
 from tiered.model.queue_roster import united
 from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, RUN_DTYPE, GapReason, concatenated
-from tiered.model.ttl_class import FOREVER_CLASS
 from uploader.cycle_plan import CyclePlan, ObjectPlan
 from uploader.log_batch import LogBatch
 from uploader.log_evidence import hosts_setting
@@ -43,8 +42,7 @@ def gap_reason(*, is_lost: bool, is_damaged: bool, was_damaged: bool, was_lost: 
 def object_key(plan: ObjectPlan, from_phys: int, epoch: int, attempt: int) -> str:
     """The key of one attempt at an object of the cycle that begins at ``from_phys``."""
     if plan.is_set:
-        ttl_class = f"_{plan.ttl_class_days}d" if plan.ttl_class_days != FOREVER_CLASS else ""
-        return set_key(f"{from_phys:020d}{ttl_class}", epoch, attempt)
+        return set_key(batch_id(from_phys, plan.ttl_class_days), epoch, attempt)
     queue = plan.queues[int(plan.runs["queue"][0])]
     return data_key(queue, int(plan.runs["base_queue_offset"][0]), epoch, attempt)
 

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print what is or would be deleted; 1 if some of it could not be."""
+    """Print what is or would be deleted; 1 if some could not be, or is kept because nothing explains it."""
     loaded = settings_of(options)
 
     def collect(stopped: threading.Event) -> int:
@@ -68,11 +68,14 @@ def _collect(
         "failed": plan.failed,
         "uploads": sorted({upload.key for upload in plan.uploads}),
         "kept": plan.kept,
+        "halted": plan.halted,
+        "unexplained": {key: found._asdict() for key, found in sorted(plan.unexplained.items())},
         "stays": stays,
     }
+    code = 1 if plan.failed or plan.unexplained or plan.halted else 0
     if options.json:
         print_json(document)
-        return 1 if plan.failed else 0
+        return code
     print_lines(*document["delete"], *(f"unfinished upload of {key}" for key in document["uploads"]))
     verb = "deleted" if options.apply else "dry run, add --apply to delete:"
     kept = ", ".join(f"{count:,} {reason}" for reason, count in sorted(plan.kept.items())) or "none"
@@ -83,4 +86,12 @@ def _collect(
     )
     print_lines(*(f"the bucket's {line}" for line in stays))
     print_lines(*(f"not deleted: {key}: {reason}" for key, reason in sorted(plan.failed.items())))
-    return 1 if plan.failed else 0
+    for key, found in sorted(plan.unexplained.items()):
+        print_lines(f"kept: {key}: {counted(found.messages, 'message')} that no commit names: {found.why}")
+    if plan.unexplained:
+        print_lines(
+            "tiered repair ARCHIVE_URL, a dry run, says which of them it brings back; nothing deletes them"
+        )
+    if plan.halted:
+        print_lines(f"nothing is deleted: {plan.halted}")
+    return code

@@ -22,13 +22,9 @@ from rocketmq_tiered.process.instance import default_state_dir
 from rocketmq_tiered.process.progress import Progress
 from tiered.broker_store.commit_log import LogFile
 from tiered.broker_store.pins import PinKeeper
-from tiered.catalog.archives import Archive, open_archive
+from tiered.catalog.archives import Archive, find_archive
 from tiered.console import camel_names, counted
-from tiered.errors import CorruptionError, NotFoundError
-from tiered.formats.keys import DATA_PREFIX, SETS_PREFIX, archive_prefix
-from tiered.object_store.interface import ObjectStore
 from tiered.object_store.open_store import open_store
-from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import Settings
 from tiered.timestamps import wall_ms
@@ -51,7 +47,7 @@ def execute(options: argparse.Namespace) -> int:
     with ExitStack() as opened:
         root = open_store(options.url, StoreOptions(settings.object_store))
         opened.callback(root.close)
-        archive = _archive(root, settings)
+        archive = find_archive(root, settings.archive.cluster or None, settings.archive.broker or None)
         log = None
         if settings.broker.store_path:
             conf, pinned = read_conf(settings), _pinned(settings, archive)
@@ -77,21 +73,6 @@ def _pinned(settings: Settings, archive: Archive) -> Callable[[], list[LogFile]]
     state_dir = settings.process.state_dir or default_state_dir(os.environ, archive.cluster, archive.broker)
     places, former = pin_directories(settings, read_conf(settings), Path(state_dir))
     return PinKeeper((*places, *former)).files
-
-
-def _archive(root: ObjectStore, settings: Settings) -> Archive:
-    """The archive, though its catalog may be gone: then it needs both names."""
-    cluster, broker = settings.archive.cluster, settings.archive.broker
-    try:
-        return open_archive(root, cluster or None, broker or None)
-    except (NotFoundError, CorruptionError) as error:
-        if not (cluster and broker):
-            hint = "if its catalog is gone, give --cluster and --broker"
-            raise type(error)(error.message, hint=hint) from error
-    store = PrefixedStore(root, archive_prefix(cluster, broker))
-    if not any(next(iter(store.list(prefix, limit=1)), None) for prefix in (DATA_PREFIX, SETS_PREFIX)):
-        raise NotFoundError(f"{store.url} holds no data objects", hint="check --cluster and --broker")
-    return Archive(cluster, broker, store)
 
 
 def _lines(repair: Repair, title: str) -> Iterator[str]:

@@ -67,6 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_writer_flags(parser)
     begin = "begin a new archive even if this instance already has one, there or elsewhere"
     add_switch(parser, "--new-archive", "archive.new_archive", begin)
+    parser.add_argument(
+        "--abandon",
+        type=int,
+        metavar="N",
+        help="with --new-archive, keep the N objects of an archive whose catalog is lost in quarantine",
+    )
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -92,7 +98,9 @@ def execute(options: argparse.Namespace) -> int:
             lambda: None if thread is None else thread.access,
             metrics,
         )
-        factory = _Factory(state, metrics, partial(_committed, view, thread), partial(_reads, thread))
+        factory = _Factory(
+            state, metrics, partial(_committed, view, thread), partial(_reads, thread), options.abandon
+        )
         figures = KnownFigures(state.path, (settings.archive.url, names.cluster, names.broker))
         on_reload, extended = (
             partial(_reloaded, current, thread),
@@ -220,8 +228,9 @@ class _Factory:
         metrics: StoreMetrics,
         committed: Callable[[CatalogState], None] | None,
         reads: Callable[[], int] = lambda: 0,
+        abandons: int | None = None,
     ) -> None:
-        self._state = state
+        self._state, self._abandons = state, abandons
         self._reads = reads
         self._metrics = metrics
         self._committed = committed
@@ -244,6 +253,7 @@ class _Factory:
             tls=self._tls,
             standby=self._standby if settings.process.when_fenced == "standby" else None,
             new_archive=settings.archive.new_archive,
+            abandons=self._abandons,
             reads=self._reads,
         )
         if self._committed is not None:

@@ -66,7 +66,7 @@ def store_checks(subject: StoreSubject, access: StoreAccess) -> list[Check]:
 
 def margin_check(subject: StoreSubject) -> Check:
     """The retention margin. It reads the archive: a bucket that cannot be read is not reported again."""
-    needs = ("broker-store", "bucket-list", "bucket-read")
+    needs = ("broker-store", "archive")
     return Check("retention-margin", "retention margin", lambda: margin(subject), needs)
 
 

@@ -20,7 +20,16 @@ from rocketmq_tiered.doctor.broker_store import (
     store_checks,
 )
 from rocketmq_tiered.doctor.bucket_rules import rule_checks
-from rocketmq_tiered.doctor.check import Check, Finding, PolicyLines, Result, not_checked, ok, run_checks
+from rocketmq_tiered.doctor.check import (
+    Check,
+    Finding,
+    PolicyLines,
+    Result,
+    failed,
+    not_checked,
+    ok,
+    run_checks,
+)
 from rocketmq_tiered.doctor.host import host_checks
 from rocketmq_tiered.doctor.store_trial import PART_BYTES, StoreTrial
 from rocketmq_tiered.process.broker_side import (
@@ -34,15 +43,18 @@ from rocketmq_tiered.process.broker_side import (
     tls_of,
 )
 from rocketmq_tiered.process.instance import default_state_dir
+from tiered.archive.found_objects import objects_at_end
+from tiered.archive.verify_listing import newest_missing
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.liveness import LivenessReport, ask_liveness
 from tiered.broker_store.names import BrokerNames
 from tiered.broker_store.pins import PinLimits, measure_disk
 from tiered.broker_store.store import BrokerStore
 from tiered.catalog.archives import list_archives
-from tiered.catalog.catalog_reader import head_version, load
+from tiered.catalog.catalog_reader import load, standing
+from tiered.catalog.holdings import REPAIR_HINT, Standing
 from tiered.catalog.state import CatalogState
-from tiered.errors import TieredError
+from tiered.errors import NoArchiveError, TieredError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.bucket_probe import open_probe
 from tiered.object_store.interface import ObjectStore
@@ -95,6 +107,9 @@ class Examination:
         checks += self._store_checks(subject)
         checks += broker_checks(self._broker_subject(names), wall_ms)
         checks += self._bucket_checks(names)
+        checks.append(
+            Check("archive", "archive", lambda: self._archive(names), ("bucket-list", "bucket-read"))
+        )
         if subject is not None:
             checks += [continuation_check(subject), margin_check(subject)]
         return run_checks(checks, self._policy)
@@ -166,7 +181,26 @@ class Examination:
         if self._root is None or not (names.cluster and names.broker):
             return None
         archive = PrefixedStore(self._root, archive_prefix(*_pair(names)))
-        return (archive, load(archive)) if head_version(archive) else None
+        try:
+            return archive, load(archive)
+        except NoArchiveError:
+            return None
+
+    def _archive(self, names: BrokerNames) -> Finding:
+        """What lies below the archive's prefix."""
+        if self._root is None or not (names.cluster and names.broker):
+            return not_checked("give ARCHIVE_URL, --cluster and --broker")
+        store = PrefixedStore(self._root, archive_prefix(*_pair(names)))
+        found, error = standing(store)
+        if error is None:
+            state = load(store)
+            beyond = (one.key for one in objects_at_end(store, state, all_queues=True))
+            for anomaly in newest_missing(store, state, beyond):
+                return failed(f"{anomaly.key} {anomaly.detail}", REPAIR_HINT)
+            return ok("whole: its newest state can be loaded")
+        if found is Standing.EMPTY:
+            return ok(f"empty: {error.message}; tiered run begins one")
+        return failed(f"{found}: {error.message}", error.hint)
 
     def _liveness(self) -> LivenessReport | None:
         return ask_liveness(store_path(self._settings, self._conf)) if self._has_store() else None

@@ -16,7 +16,9 @@ from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 
+from tiered.archive.found_objects import found_objects, why_unexplained
 from tiered.archive.task import GARBAGE_COLLECTION, Due
 from tiered.catalog.catalog_reader import refresh
 from tiered.catalog.commit import CommitDraft, CommitKind
@@ -28,12 +30,22 @@ from tiered.catalog.deletions import (
     Reason,
     read_list,
 )
-from tiered.catalog.garbage import COLLECTED, GcPlan, Grace, KeySet, plan_gc, referenced_by, settled_version
+from tiered.catalog.garbage import (
+    CURRENT,
+    GcPlan,
+    Grace,
+    KeySet,
+    Unexplained,
+    plan_gc,
+    referenced_by,
+    settled_version,
+)
+from tiered.catalog.holdings import OBJECT_PREFIXES
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.state import CatalogState
 from tiered.console import counted, size_text
 from tiered.errors import AccessDeniedError, RefusedRequestError, TieredError, UsageError
-from tiered.formats.keys import DATA_PREFIX
+from tiered.formats.keys import DATA_PREFIX, SETS_PREFIX, epoch_of, page_version, parse_state_key
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.retention_sections import GcSettings
 from tiered.timestamps import wall_ms
@@ -91,7 +103,13 @@ class GcTask:
     def step(self, state: CatalogState, plan: GcPlan) -> bool:
         """Delete it."""
         collect(self._store, state, plan, clock=self._clock, deletions=self._deletions)
-        self.problem = ""
+        self.problem = plan.halted
+        if plan.unexplained and not plan.halted:
+            count = counted(len(plan.unexplained), "object")
+            messages = counted(plan.unexplained_messages, "message")
+            self.problem = (
+                f"{count} with {messages} that no commit explains: tiered repair ARCHIVE_URL says what to do"
+            )
         if plan.failed:
             key, reason = next(iter(plan.failed.items()))
             count = counted(len(plan.failed), "object")
@@ -111,7 +129,7 @@ def plan_collection(
     # Some buckets have timestamps in whole seconds.
     latest_ms = max(now_ms, bucket_ms + CLOCK_UNIT_MS)
     plan = plan_gc(
-        (info for prefix in COLLECTED for info in store.list(prefix)),
+        (info for prefix in OBJECT_PREFIXES for info in store.list(prefix)),
         state,
         referenced_by(store, state, now_ms - grace.diverged_ms),
         now_ms=now_ms,
@@ -119,11 +137,43 @@ def plan_collection(
         settled_version=cache(lambda grace: settled_version(store, state.version, latest_ms - grace)),
         keys_of=lambda listed: read_list(store, listed),
     )
+    _explain(store, refresh(store, state), plan)
     try:
         plan.uploads = [upload for upload in store.uploads("") if latest_ms - upload.begun_ms >= grace.ms]
     except AccessDeniedError as error:
         logger.warning("cannot list abandoned uploads: %s", error)
     return plan
+
+
+def _explain(store: ObjectStore, state: CatalogState, plan: GcPlan) -> None:
+    """Delete those candidates of ``plan`` that the newest ``state`` explains, and keep the others. Reads the tails of
+    data objects."""
+    is_data = {info.key: info.key.startswith((DATA_PREFIX, SETS_PREFIX)) for info in plan.candidates}
+    others = [(info, None) for info in plan.candidates if not is_data[info.key]]
+    read = found_objects(store, (info for info in plan.candidates if is_data[info.key]))
+    for info, one in chain(others, read):
+        key, epoch = info.key, epoch_of(info.key) or 0
+        if epoch == state.epoch:
+            plan.keep(CURRENT)  # claimed since
+            continue
+        why = why_unexplained(state, one) if is_data[key] else _why_needed(state, key)
+        if why:
+            plan.unexplained[key] = Unexplained(why, 0 if one is None else one.messages)
+            plan.keep("that no commit explains")
+        else:
+            plan.to_delete(info)
+        if epoch > state.epoch or (one is not None and one.meta.catalog_version > state.version):
+            plan.halt(f"the newest commit is missing: {key}: {why}; run tiered repair")
+
+
+def _why_needed(state: CatalogState, key: str) -> str:
+    """Why an object of the catalog that ``state`` does not name may be the last copy of something; empty: it is not."""
+    if (epoch_of(key) or 0) > state.epoch or (page_version(key) or 0) > state.version:
+        return "it was made for a later version of the catalog"
+    table = parse_state_key(key)
+    if table is not None and table[0] not in state.state_objects:
+        return f"the catalog has no other copy of the broker's table {table[0]}"
+    return ""
 
 
 def collect(

@@ -122,7 +122,9 @@ class ScrubTask:
             self._share = done / total if total else 1.0
 
         begun_s = time.monotonic()
-        self._steps = self._steps or verifying(self._commits.store, self._saved, 1.0, progress)
+        self._steps = self._steps or verifying(
+            self._commits.store, self._saved, 1.0, progress, own_epoch=self._commits.refresh().epoch
+        )
         try:
             while time.monotonic() - begun_s < STEP_S and self._is_behind():
                 self._take(*next(self._steps))

@@ -6,7 +6,7 @@ the words below.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -21,6 +21,8 @@ from tiered.catalog.state import CatalogState
 from tiered.console import counted, duration_text
 from tiered.errors import (
     AccessDeniedError,
+    ArchiveDamagedError,
+    CatalogLostError,
     EmptyCommitlogError,
     FencedError,
     LogDivergedError,
@@ -34,6 +36,7 @@ from tiered.errors import (
     UnansweredError,
     UnavailableError,
     UnreadableError,
+    UnsupportedFormatError,
 )
 from tiered.settings.sections import Settings
 from uploader.follow_loop import BrokerRestartedError
@@ -63,6 +66,9 @@ class RunState(Enum):
     BLOCKED = "blocked"
     FROZEN = "frozen"
     DIVERGED = "diverged"
+    CATALOG_LOST = "catalog lost"
+    DAMAGED = "damaged"
+    FOREIGN = "foreign format"
     STANDBY = "standby"
     FENCED = "fenced"
     STOPPING = "stopping"
@@ -72,7 +78,14 @@ class RunState(Enum):
 STARTING: Final = frozenset({RunState.STARTING, RunState.CONNECTING})
 ARCHIVING: Final = frozenset({RunState.FOLLOWING, RunState.BEHIND})
 UP: Final = ARCHIVING | {RunState.STANDBY, RunState.FENCED, RunState.STOPPING}
-TROUBLE: Final = frozenset({RunState.BLOCKED, RunState.FROZEN, RunState.DIVERGED, RunState.FENCED})
+REFUSED: Final[Mapping[RunState, type[TieredError]]] = {
+    RunState.DIVERGED: LogDivergedError,
+    RunState.CATALOG_LOST: CatalogLostError,
+    RunState.DAMAGED: ArchiveDamagedError,
+    RunState.FOREIGN: UnsupportedFormatError,
+}
+"""States that wait for a person, and their errors: nothing is archived, hidden or deleted."""
+TROUBLE: Final = frozenset({RunState.BLOCKED, RunState.FROZEN, RunState.FENCED, *REFUSED})
 _CHECK_STORE: Final = (
     "run tiered doctor ARCHIVE_URL; requests are repeated until the store accepts them, and nothing is lost while the "
     "broker keeps its log"
@@ -175,8 +188,9 @@ def after_failure(
             return RetryPlan(Condition(RunState.STOPPED, why), 0, error.exit_code)
         state = RunState.FENCED if has_owned else RunState.STANDBY
         return RetryPlan(Condition(state, why), settings.process.standby_retry_ms / 1000)
-    if isinstance(error, LogDivergedError):  # the log may be put back
-        return RetryPlan(Condition(RunState.DIVERGED, error.message, hint=error.hint), RETRY_LOG_S)
+    for state, kind in REFUSED.items():
+        if isinstance(error, kind):  # the log may be put back, or the archive repaired
+            return RetryPlan(Condition(state, error.message, hint=error.hint), RETRY_LOG_S)
     has_worked = has_owned or has_stood_by
     if isinstance(error, EmptyCommitlogError) or (has_worked and isinstance(error, _MISSING_STORE)):
         return RetryPlan(Condition(RunState.BLOCKED, error.message, BROKER_STORE), RETRY_LOG_S)

@@ -19,6 +19,7 @@ from typing import Protocol
 from rocketmq_tiered.process.event_queue import EventQueue, was_received
 from rocketmq_tiered.process.findings import (
     ARCHIVING,
+    REFUSED,
     STARTING,
     TROUBLE,
     Condition,
@@ -29,7 +30,7 @@ from rocketmq_tiered.process.findings import (
     while_running,
 )
 from rocketmq_tiered.process.report import StatusReport
-from tiered.errors import FencedError, LogDivergedError, TieredError
+from tiered.errors import FencedError, TieredError
 from tiered.kernels.jit import compiling
 from tiered.settings.load import FIELDS, LoadedSettings, changed_keys, value_of
 from tiered.settings.sections import Settings
@@ -357,8 +358,8 @@ class Service:
         if drained and was_running and isinstance(self._job_error, TieredError) and not is_standby:
             logger.error("the uploader failed while draining", exc_info=self._job_error)
             return self._job_error.exit_code
-        if before is RunState.DIVERGED:
-            return LogDivergedError.exit_code
+        if before in REFUSED:
+            return REFUSED[before].exit_code
         return 0 if drained else EXIT_NOT_DRAINED
 
     def _stop_job(self) -> bool:

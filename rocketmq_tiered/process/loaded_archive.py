@@ -9,11 +9,10 @@ from functools import cache
 from typing import Any, Final
 
 from tiered.catalog.archives import Archive, list_archives, open_archive
+from tiered.catalog.broker_facts import broker_table
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.errors import UsageError
-from tiered.formats.memory_bound import stored_bytes_max
-from tiered.formats.state_object import decode_state
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.open_store import open_store
 from tiered.object_store.store_options import StoreOptions
@@ -24,11 +23,11 @@ _TOPICS: Final = "topics"
 
 
 def archived_topic_table(store: ObjectStore, state: CatalogState) -> Mapping[str, Any]:
-    """The broker's topic table, empty if none was archived. Raises what reading an object raises."""
+    """The broker's topic table, empty if none was archived. Raises ArchiveDamagedError if it cannot be read."""
     key = state.state_objects.get(_TOPICS)
     if key is None:
         return {}
-    table = decode_state(store.get(key, stored_bytes_max()), _TOPICS, source=f"{store.url}/{key}")
+    table = broker_table(store, key, _TOPICS)
     return table if isinstance(table, dict) else {}
 
 

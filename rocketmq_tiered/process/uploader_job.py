@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fetcher.access import open_access
+from rocketmq_tiered.maintenance.repair.abandonment import abandon
 from rocketmq_tiered.maintenance.throttle import Load
 from rocketmq_tiered.process.archive_tasks import ArchiveTasks
 from rocketmq_tiered.process.broker_side import (
@@ -54,6 +55,7 @@ from tiered.remoting.tls import ClientTls
 from tiered.settings.rules_in_force import rules_document
 from tiered.settings.sections import Settings
 from tiered.settings.topic_rules import TopicRules
+from tiered.timestamps import wall_ms
 from uploader.log_rule import LogLimits
 from uploader.offload import (
     Environment,
@@ -163,6 +165,8 @@ class Writer:
     tls: TlsCache = field(default_factory=TlsCache)
     new_archive: bool = False
     """Whether an archive may begin though this instance has archived to another one."""
+    abandons: int | None = None
+    """So many objects of a lost archive may be given up for a new one."""
     standby: StandbyWatch | None = None
     """None: no standby; never takes over without ``take_over``."""
     retires: bool = False
@@ -220,6 +224,7 @@ class UploaderJob:
             ),
         )
         own = PrefixedStore(archive, archive_prefix(names.cluster, names.broker))
+        self._own, self._writer = own, writer
         self._batch_bytes, self._reads = settings.offload.batch_bytes, writer.reads
         self._tasks = ArchiveTasks(own, self.offloader.catalog_writer, settings, self._load)
         if settings.scrub.cycle_ms and writer.state_dir is not None and writer.kind == "run":
@@ -300,12 +305,18 @@ class UploaderJob:
     def offload(self, stop: threading.Event, *, follow: bool) -> OffloadResult:
         """Run the uploader, then close all stores. Raises what Offloader.run raises."""
         with self._opened:
+            self._begin()
             try:
                 return self.offloader.run(stop, follow=follow)
             except FencedError as error:
                 if self._standby is None:
                     raise
                 raise FencedError(error.message, hint=self._standby.plan) from error
+
+    def _begin(self) -> None:
+        """Give up the objects of a lost archive, if that was requested."""
+        if self._writer.new_archive:
+            abandon(self._own, (self.names.cluster, self.names.broker), self._writer.abandons, wall_ms())
 
     def _has_standby_lag(self, state: CatalogState, log_end_phys: int | None) -> bool:
         """Report the lag behind another writer's archive. Whether the master's log has messages that are not archived;

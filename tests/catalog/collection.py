@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rocketmq_tiered.maintenance.gc import Deletions, collect, plan_collection
-from tiered.catalog.garbage import GcPlan, Grace
+from tiered.catalog.garbage import GcPlan, Grace, Unexplained
 from tiered.catalog.state import CatalogState
 from tiered.object_store.interface import ObjectStore
+
+FAKE = Unexplained("its tail cannot be read", 0)
 
 
 def run_gc(
@@ -20,9 +22,14 @@ def run_gc(
     diverged_grace_ms: int | None = None,
     deletions: Deletions | None = None,
 ) -> GcPlan:
-    """Plan, and with ``apply`` delete. ``diverged_grace_ms`` (default ``grace_ms``): of objects of a truncated log."""
+    """Plan, and with ``apply`` delete. ``diverged_grace_ms`` (default ``grace_ms``): of objects of a truncated log.
+    An object without any tail stands for an upload whose messages are committed elsewhere."""
     grace = Grace(grace_ms, grace_ms if diverged_grace_ms is None else diverged_grace_ms)
     plan = plan_collection(store, state, grace, clock)
+    for info in plan.candidates:
+        if plan.unexplained.get(info.key) == FAKE:
+            del plan.unexplained[info.key]
+            plan.to_delete(info)
     if apply:
         collect(store, state, plan, clock=clock, deletions=deletions)
     return plan

@@ -21,7 +21,7 @@ from rocketmq_tiered.cli import gc
 from rocketmq_tiered.process.findings import ABOUT, RunState
 from tests.deploy.bucket_policies import ROLES, for_minio, policy_of
 from tests.servers.install import NotInstallableError, compose_validator, promtool_binary
-from tiered.catalog.garbage import COLLECTED
+from tiered.catalog.holdings import OBJECT_PREFIXES
 from tiered.errors import AccessDeniedError, NotFoundError, RefusedRequestError, UnavailableError
 from tiered.formats.keys import (
     SERVE_PREFIX,
@@ -354,7 +354,7 @@ def test_collector_may_delete_garbage_only() -> None:
         state_key("topics", 3, 1, "digest"),
         timer_key(3, 1),
     ]
-    assert {f"{key.split('/')[0]}/" for key in garbage} == set(COLLECTED)
+    assert {f"{key.split('/')[0]}/" for key in garbage} == set(OBJECT_PREFIXES)
     kept = [catalog_key(9), f"{SERVE_PREFIX}{9:020}", f"{SERVE_PREFIX}retry/{9:020}"]
     for archive in ("cluster/broker", "data/index", "state/state", "a-b-c-d/pages"):
         for key in garbage:

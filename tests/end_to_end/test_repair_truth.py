@@ -70,7 +70,7 @@ def test_a_damaged_archive_is_repaired(
     assert verify_archive(store, full=True).anomalies == []
     assert check_against_truth(root, directory, name, deleted=deleted) > 400
     code, out, _ = run("ls", url, *NAMES, "--quarantine", "--json")
-    assert code == 0 and len(json.loads(out)["quarantine"]) == (2 if damage is damage_much else 0)
+    assert code == 0 and len(json.loads(out)["quarantine"]) == (3 if damage is damage_much else 0)
 
 
 @pytest.mark.integration

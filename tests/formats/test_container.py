@@ -95,7 +95,9 @@ def test_a_newer_major_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patched:
         patched.setattr(container, "FORMAT_MAJOR", 2)
         newer = _sample()
-    with pytest.raises(UnsupportedFormatError, match=r"format 2\.\d of RMQTTEST is newer than 1\.x"):
+    with pytest.raises(
+        UnsupportedFormatError, match=r"RMQTTEST container has format 2\.\d, and this program reads 1\.x"
+    ):
         decode_container(newer, KIND, source="s")
 
 

@@ -114,7 +114,7 @@ def test_a_newer_segment_is_refused_by_name() -> None:
     trailer[24:28] = crc.to_bytes(4, "little")
     newer = MemoryStore()
     newer.put_if_absent(key, [bytes(data[:-48]) + bytes(trailer)])
-    with pytest.raises(UnsupportedFormatError, match=r"segment format 2\.0 is newer than 1\.x"):
+    with pytest.raises(UnsupportedFormatError, match=r"segment has format 2\.0, and this program reads 1\.x"):
         SegmentReader.open(newer, key, size_bytes=len(data), tail_bytes=len(data) - index.tail_offset)
 
 
@@ -132,7 +132,7 @@ def test_a_newer_container_is_refused_by_name(prefix: str, kind: bytes) -> None:
         PAGE_KIND: decode_page,
         STATE_KIND: partial(decode_container, kind=STATE_KIND),
     }
-    wanted = rf"{key}: format 2\.0 of {kind.decode()} is newer than 1\.x"
+    wanted = rf"{key}: {kind.decode()} container has format 2\.0, and this program reads 1\.x"
     with pytest.raises(UnsupportedFormatError, match=wanted):
         decoders[kind](newer, source=key)
 

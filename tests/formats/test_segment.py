@@ -279,7 +279,7 @@ def test_a_newer_major_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patched:
         patched.setattr(segment_layout, "FORMAT_MAJOR", 2)
         encoded = build(QUEUES, [_plain(3)]).encode()
-    with pytest.raises(UnsupportedFormatError, match=r"segment format 2\.0 is newer than 1\.x"):
+    with pytest.raises(UnsupportedFormatError, match=r"segment has format 2\.0, and this program reads 1\.x"):
         opened(encoded)
 
 

@@ -26,7 +26,7 @@ from tiered.archive.verify_segment import SegmentCheck, rescanned
 from tiered.broker_store.commit_log import RECORD_MAGICS, CommitLog
 from tiered.broker_store.damage import find_next_record
 from tiered.catalog.state import CatalogState
-from tiered.errors import CorruptionError, NotFoundError, UnavailableError, UnsupportedFormatError
+from tiered.errors import CorruptionError, NotFoundError, UnavailableError
 from tiered.formats.memory_bound import require_stored_bytes
 from tiered.formats.run_part import CatalogRun
 from tiered.formats.segment import BlockCodec, RowTable, SegmentMeta
@@ -208,7 +208,7 @@ def salvaged(
         try:
             tail = store.get_range(check.key, size_bytes - tail_bytes, tail_bytes)
             _add_indexed(store, SegmentIndex(check.key, size_bytes, tail), found)
-        except (CorruptionError, UnsupportedFormatError):
+        except CorruptionError:
             pass
         if any(wanted is None for wanted in found.wanted):
             require_stored_bytes(size_bytes, check.key)
@@ -300,7 +300,7 @@ def _add_entries(store: ObjectStore, state: CatalogState, found: Salvage, runs: 
                     starts = rows.position[mine] - one.raw_offset
                     table, columns, _, _ = rescanned(data, starts, rows.size[mine], rows.phys[mine])
                     _match(found, data, table, columns, runs)
-            except (CorruptionError, NotFoundError, UnsupportedFormatError):
+            except (CorruptionError, NotFoundError):
                 continue  # as far as the others have them
 
 

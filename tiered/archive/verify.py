@@ -16,12 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from itertools import islice
-from typing import TypeVar
 
+from tiered.archive.found_objects import READ_THREADS, few_at_a_time
 from tiered.archive.verify_catalog import check_catalog_objects, check_state_objects
 from tiered.archive.verify_index import check_indexes
-from tiered.archive.verify_listing import NamedObjects, key_digest
+from tiered.archive.verify_listing import NamedObjects, key_digest, newest_missing
 from tiered.archive.verify_progress import VerifyPass, VerifyProgress
 from tiered.archive.verify_report import VerifyReport
 from tiered.archive.verify_runs import LivingRuns, WindowObjects
@@ -29,6 +28,7 @@ from tiered.archive.verify_segment import Anomaly, AnomalyKind, SegmentCheck, Se
 from tiered.archive.verify_timers import check_timers
 from tiered.catalog.catalog_reader import follow, head_version, load, read_commit, refresh
 from tiered.catalog.commit import Commit
+from tiered.catalog.holdings import without_commits
 from tiered.catalog.snapshot import describe
 from tiered.catalog.state import CatalogState
 from tiered.errors import (
@@ -37,17 +37,12 @@ from tiered.errors import (
     NotFoundError,
     ObjectTooLargeError,
     UnavailableError,
-    UnsupportedFormatError,
 )
 from tiered.formats.keys import CATALOG_PREFIX, catalog_key, parse_catalog_key
 from tiered.object_store.interface import ObjectStore
 
 __all__ = ["Anomaly", "AnomalyKind", "SegmentChecker", "VerifyReport", "verify_archive"]
 
-K = TypeVar("K")
-T = TypeVar("T")
-READ_THREADS = 4
-"""Segments checked in parallel; each takes some tens of megabytes at most."""
 UNCHECKED_MAX = 16
 """If so many objects in a row cannot be read now, none can."""
 
@@ -87,13 +82,14 @@ def verifying(
     sample: float | None,
     progress: Callable[[int, int], None] = lambda done, total: None,
     segments: SegmentChecker | None = None,
+    own_epoch: int = 0,
 ) -> Generator[tuple[str, SegmentResult], None, VerifyReport]:
     """The steps of ``verify_archive``: each data object with its result, and the report in the end. ``sample`` None: no
-    data is read."""
+    data is read. ``own_epoch``: of the writer of this process, whose uploads are in progress."""
     full, share = sample is not None, 1.0 if sample is None else sample
     head = head_version(store)
     if head == 0:
-        raise NotFoundError(f"{store.url} holds no archive")
+        raise without_commits(store)
     current = saved.begin(head)
     report = VerifyReport()
     state = _load(store, current.version, report)
@@ -121,6 +117,7 @@ def verifying(
     unlisted = named.listed((lambda keep: None) if report.unchecked else saved.save)
     report = replace(report.joined(current.anomalies), leftovers=sorted(current.leftovers))
     forgive_what_moved(store, state, report)
+    report.anomalies += newest_missing(store, state, report.leftovers, own_epoch)
     for key in unlisted:
         report.add(AnomalyKind.MISSING, key, "is in the catalog, but does not exist")
     check_catalog_objects(store, state, report)
@@ -144,7 +141,7 @@ def _load(store: ObjectStore, version: int, report: VerifyReport) -> CatalogStat
     """The state at ``version`` as readers load it."""
     try:
         return load(store, version=version)
-    except (NotFoundError, CorruptionError, UnsupportedFormatError) as error:
+    except (NotFoundError, CorruptionError) as error:
         report.add(AnomalyKind.CHAIN, catalog_key(version), f"the head cannot be loaded: {error.message}")
         return None
 
@@ -172,7 +169,7 @@ def _check_chain(
             commit = read.result()
             if replayed is not None:
                 replayed = follow(store, replayed, commit)
-        except (NotFoundError, CorruptionError, UnsupportedFormatError) as error:
+        except (NotFoundError, CorruptionError) as error:
             report.add(AnomalyKind.CHAIN, catalog_key(version), error.message)
             replayed = None
     if replayed is not None and state is not None and describe(replayed) != describe(state):
@@ -293,14 +290,6 @@ def _threaded(store: ObjectStore, *, full: bool) -> SegmentChecker:
                     yield key, SegmentResult(unchecked=error.message)
 
     return check_all
-
-
-def few_at_a_time(pending: Iterator[tuple[K, Future[T]]]) -> Iterator[tuple[K, Future[T]]]:
-    """Yield ``pending`` in order, and start the next few while the caller waits for the first."""
-    window = list(islice(pending, 2 * READ_THREADS))
-    while window:
-        yield window.pop(0)
-        window += islice(pending, 1)
 
 
 def forgive_what_moved(store: ObjectStore, state: CatalogState, report: VerifyReport) -> None:

@@ -12,7 +12,7 @@ from tiered.catalog.garbage import KeySet
 from tiered.catalog.page_bytes import read_page_bytes
 from tiered.catalog.snapshot import decode_root
 from tiered.catalog.state import CatalogState, RootRef
-from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
+from tiered.errors import CorruptionError, NotFoundError
 from tiered.formats.memory_bound import stored_bytes_max
 from tiered.formats.state_object import decode_state
 from tiered.object_store.interface import ObjectStore
@@ -40,7 +40,7 @@ def check_root(store: ObjectStore, root: RootRef, report: VerifyReport) -> None:
             decode_root(read_page_bytes(store, root.key), source=root.key)
     except NotFoundError:
         return  # reported with everything else that is named and does not exist
-    except (CorruptionError, UnsupportedFormatError) as error:
+    except CorruptionError as error:
         report.add(AnomalyKind.ROOT, root.key, error.message)
 
 
@@ -54,7 +54,7 @@ def pending_of(store: ObjectStore, state: CatalogState, report: VerifyReport) ->
                 yield from read_list(store, listed)
             except NotFoundError:
                 continue  # as above
-            except (CorruptionError, UnsupportedFormatError) as error:
+            except CorruptionError as error:
                 report.add(AnomalyKind.DELETIONS, listed.key, error.message)
 
     return KeySet(keys())
@@ -67,5 +67,5 @@ def check_state_objects(store: ObjectStore, state: CatalogState, report: VerifyR
             decode_state(store.get(key, stored_bytes_max()), name, source=key)
         except NotFoundError:
             continue  # as above
-        except (CorruptionError, UnsupportedFormatError) as error:
+        except CorruptionError as error:
             report.add(AnomalyKind.DAMAGED, key, error.message)

@@ -26,7 +26,7 @@ from tiered.archive.verify_segment import Anomaly, AnomalyKind
 from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.pages import Page
 from tiered.catalog.state import CatalogState
-from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
+from tiered.errors import CorruptionError, NotFoundError
 from tiered.formats.run_part import CatalogRun
 from tiered.model.tables import Table
 from tiered.object_store.interface import ObjectStore
@@ -67,7 +67,7 @@ def check_indexes(
                     _check_places(store, ref, covered, indexed)
         except NotFoundError:
             continue  # reported with everything else that is named and does not exist
-        except (CorruptionError, UnsupportedFormatError) as error:
+        except CorruptionError as error:
             kind = AnomalyKind.CONTRADICTION if isinstance(error, _IncompleteError) else AnomalyKind.DAMAGED
             anomalies.append(Anomaly(kind, ref.key, None, error.message))
     return anomalies, sum(ref.items for ref in state.indexes)
@@ -145,7 +145,7 @@ def _recorded(
             if not all(map(index.has_rows_of, segment.runs)):
                 continue
             places = places_of_segment(index, segment.runs)
-        except (CorruptionError, NotFoundError, UnsupportedFormatError):
+        except (CorruptionError, NotFoundError):
             continue  # an anomaly of the segment, reported there
         phys = places.rows["phys"]
         is_in = (phys >= (begin if low is None else low)) & (phys < (end if high is None else high))
@@ -223,7 +223,7 @@ def _expected(store: ObjectStore, segments: Sequence[_Segment], hashes: tuple[in
             if not all(map(index.has_rows_of, segment.runs)):
                 continue
             items = items_of_segment(index, keys, segment.runs)
-        except (CorruptionError, NotFoundError, UnsupportedFormatError):
+        except (CorruptionError, NotFoundError):
             continue  # an anomaly of the segment, reported there
         parts.append(_between(items, hashes))
         count += len(parts[-1])

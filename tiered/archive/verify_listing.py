@@ -6,32 +6,29 @@ object.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tiered.archive.found_objects import found_objects, may_be_newest, why_unexplained
 from tiered.archive.verify_catalog import pending_of
 from tiered.archive.verify_progress import VerifyPass
 from tiered.archive.verify_queues import check_queues
 from tiered.archive.verify_report import VerifyReport
 from tiered.archive.verify_runs import LivingRuns
-from tiered.archive.verify_segment import AnomalyKind
+from tiered.archive.verify_segment import Anomaly, AnomalyKind
+from tiered.catalog.catalog_reader import refresh
+from tiered.catalog.holdings import OBJECT_PREFIXES
 from tiered.catalog.pages import Page
 from tiered.catalog.state import CatalogState
-from tiered.formats.keys import (
-    DATA_PREFIX,
-    INDEX_PREFIX,
-    PAGES_PREFIX,
-    SERVE_PREFIX,
-    SETS_PREFIX,
-    STATE_PREFIX,
-    TIMER_PREFIX,
-)
+from tiered.formats.keys import DATA_PREFIX, SERVE_PREFIX, SETS_PREFIX, epoch_of
 from tiered.object_store.interface import ObjectInfo, ObjectStore
 
-_PREFIXES = (DATA_PREFIX, SETS_PREFIX, PAGES_PREFIX, INDEX_PREFIX, STATE_PREFIX, TIMER_PREFIX)
+SETTLE_S = 1.0
+SETTLE_TRIES = 5
 Progress = Callable[[int, int], object]
 """(objects listed, objects named)."""
 Save = Callable[[Callable[[], object]], object]
@@ -130,6 +127,42 @@ class NamedObjects:
                     yield key
 
 
+def newest_missing(
+    store: ObjectStore, state: CatalogState, leftovers: Iterable[str], own_epoch: int = 0
+) -> list[Anomaly]:
+    """Objects among ``leftovers`` that show that the newest commit may be missing; not those that a running writer will
+    name soon: its commits are awaited for some seconds. Reads tails of objects of the newest epoch."""
+    suspects = [
+        key
+        for key in leftovers
+        if key.startswith((DATA_PREFIX, SETS_PREFIX))
+        and (epoch_of(key) or 0) >= state.epoch
+        and epoch_of(key) != own_epoch
+    ]
+    infos = (info for key in suspects for info in store.list(key, limit=1) if info.key == key)
+    found = [one for _, one in found_objects(store, infos) if one is not None and may_be_newest(state, one)]
+    newest, tries = refresh(store, state), SETTLE_TRIES
+    while found and newest.version == state.version and not _is_released(newest) and tries:
+        time.sleep(SETTLE_S)
+        newest, tries = refresh(store, newest), tries - 1
+    is_running = newest.version > state.version
+    return [
+        Anomaly(
+            AnomalyKind.NEWEST,
+            one.key,
+            None,
+            f"has {one.messages:,} messages that no commit names, and {why_unexplained(newest, one)}: the newest "
+            "commit may be missing: tiered repair",
+        )
+        for one in found
+        if may_be_newest(newest, one) and not (is_running and one.meta.epoch == newest.epoch)
+    ]
+
+
+def _is_released(state: CatalogState) -> bool:
+    return state.owner is None or state.owner.released
+
+
 def key_digest(key: str) -> int:
     """Eight bytes that stand for ``key``."""
     return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little")
@@ -137,6 +170,6 @@ def key_digest(key: str) -> int:
 
 def _listed(store: ObjectStore, after: str) -> Iterator[ObjectInfo]:
     """All objects that may be named, in a fixed order; those after the object ``after`` of it."""
-    at = next((number for number, prefix in enumerate(_PREFIXES) if after.startswith(prefix)), 0)
-    for number, prefix in enumerate(_PREFIXES[at:]):
+    at = next((number for number, prefix in enumerate(OBJECT_PREFIXES) if after.startswith(prefix)), 0)
+    for number, prefix in enumerate(OBJECT_PREFIXES[at:]):
         yield from store.list(prefix, start_after="" if number else after)

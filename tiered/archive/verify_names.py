@@ -4,23 +4,26 @@
     queues    every run in order, each page of the catalog read once
     objects   each named object exists with its size, by listing; no request for each object
 
-Proves that nothing is missing, and that the catalog is whole. Damage inside data objects, and commits before the
-chain, are found by verify.py. Memory: 17 bytes for each object and what queues need.
+Proves that all that the newest commit names is there, that the catalog is whole, and that no object shows a later
+commit. Damage inside data objects, and commits before the chain, are found by verify.py. Memory: 17 bytes for each
+object and what queues need.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from tiered.archive.verify import READ_THREADS, few_at_a_time, forgive_what_moved
+from tiered.archive.found_objects import READ_THREADS, few_at_a_time
+from tiered.archive.verify import forgive_what_moved
 from tiered.archive.verify_catalog import check_root, check_state_objects
-from tiered.archive.verify_listing import NamedObjects, Progress
+from tiered.archive.verify_listing import NamedObjects, Progress, newest_missing
 from tiered.archive.verify_progress import VerifyPass, VerifyProgress
 from tiered.archive.verify_report import VerifyReport
 from tiered.archive.verify_segment import AnomalyKind
 from tiered.catalog.catalog_reader import head_version, load, read_commit
+from tiered.catalog.holdings import without_commits
 from tiered.catalog.state import CatalogState
-from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
+from tiered.errors import CorruptionError, NotFoundError
 from tiered.formats.keys import CATALOG_PREFIX, catalog_key, parse_catalog_key
 from tiered.object_store.interface import ObjectStore
 
@@ -38,12 +41,12 @@ def verify_names(
     saved = saved or VerifyProgress()
     head = head_version(store)
     if head == 0:
-        raise NotFoundError(f"{store.url} holds no archive")
+        raise without_commits(store)
     current = saved.begin(head)
     report = VerifyReport(current.anomalies, current.leftovers)
     try:
         state = load(store, version=current.version)
-    except (NotFoundError, CorruptionError, UnsupportedFormatError) as error:
+    except (NotFoundError, CorruptionError) as error:
         _check_versions(store, 1, current, report, saved)
         report.add(
             AnomalyKind.CHAIN, catalog_key(current.version), f"the head cannot be loaded: {error.message}"
@@ -65,6 +68,7 @@ def verify_names(
     checked.anomalies += report.anomalies
     report = VerifyReport(checked.anomalies, sorted(report.leftovers))
     forgive_what_moved(store, state, report)
+    report.anomalies += newest_missing(store, state, report.leftovers)
     for key in unlisted:
         report.add(AnomalyKind.MISSING, key, "is in the catalog, but does not exist")
     check_state_objects(store, state, report)
@@ -128,7 +132,7 @@ def _check_chain(
         for version, read in few_at_a_time(reads):
             try:
                 commit = read.result()
-            except (NotFoundError, CorruptionError, UnsupportedFormatError) as error:
+            except (NotFoundError, CorruptionError) as error:
                 report.add(AnomalyKind.CHAIN, catalog_key(version), error.message)
                 expected = ""
                 continue

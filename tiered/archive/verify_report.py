@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from tiered.archive.verify_segment import Anomaly, AnomalyKind
+from tiered.catalog.holdings import REPAIR_HINT
 
 
 @dataclass
@@ -38,3 +39,5 @@ class VerifyReport:
             verdict += f", {len(self.unchecked)} NOT CHECKED"
         parts = verdict, counts, f"leftovers {len(self.leftovers)}"
         yield f"{title}: {'; '.join(part for part in parts if part)}"
+        if count:
+            yield f"next: {REPAIR_HINT}"

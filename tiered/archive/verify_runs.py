@@ -20,7 +20,7 @@ from tiered.catalog.living_runs import living_pages
 from tiered.catalog.page_merge import merged_pages, sequences_of
 from tiered.catalog.pages import Page, RunIndex, sorted_page
 from tiered.catalog.state import CatalogState, PageRef, RunChunk, selected
-from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
+from tiered.errors import CorruptionError, NotFoundError
 from tiered.model.queue import QueueKey
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, Table
 from tiered.object_store.interface import ObjectStore
@@ -92,7 +92,7 @@ class LivingRuns:
         for ref in refs:
             try:
                 page = next(living_pages(index, self.state, [ref]))
-            except (NotFoundError, CorruptionError, UnsupportedFormatError) as error:
+            except (NotFoundError, CorruptionError) as error:
                 self.unreadable[ref.key] = error.message
                 continue
             self.seen(page)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tiered.archive.object_spans import ObjectSpans
 from tiered.archive.segment_reader import RANGE_BYTES_MAX
 from tiered.catalog.state import CatalogState
-from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
+from tiered.errors import CorruptionError, NotFoundError
 from tiered.formats.run_part import CatalogRun, cut_run
 from tiered.formats.segment import RowTable
 from tiered.formats.segment_index import BlockSpan, SegmentIndex
@@ -31,6 +31,8 @@ class AnomalyKind(StrEnum):
 
     CHAIN = "chain"
     """A commit is missing, damaged, or does not follow the one before."""
+    NEWEST = "newest"
+    """An object that no commit names has messages beyond the archive's end: the newest commit may be missing."""
     ROOT = "root"
     """A root page is damaged, or differs from the commits."""
     PAGE = "page"
@@ -108,7 +110,7 @@ def check_segment(
     except NotFoundError as error:
         result.add(AnomalyKind.MISSING, key, f"is in the catalog, but does not exist: {error.message}")
         return result
-    except (CorruptionError, UnsupportedFormatError) as error:
+    except CorruptionError as error:
         result.add(AnomalyKind.DAMAGED, key, error.message)
         return result
     columns = _columns(index, result)

@@ -10,7 +10,7 @@ from tiered.archive.timers import TimerFiles
 from tiered.archive.verify_segment import Anomaly, AnomalyKind
 from tiered.catalog.state import CatalogState
 from tiered.catalog.timer_refs import TimerRef
-from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
+from tiered.errors import CorruptionError, NotFoundError
 from tiered.formats.timer_object import sorted_entries
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table, picked
@@ -29,7 +29,7 @@ def check_timers(store: ObjectStore, state: CatalogState, *, full: bool) -> tupl
                 _check_entries(files, state, ref)
         except NotFoundError:
             continue  # reported with everything else that is named and does not exist
-        except (CorruptionError, UnsupportedFormatError) as error:
+        except CorruptionError as error:
             anomalies.append(Anomaly(AnomalyKind.DAMAGED, ref.key, None, error.message))
     return anomalies, sum(ref.entries for ref in state.timers)
 

@@ -6,8 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tiered.catalog.catalog_reader import head_version, read_commit
+from tiered.catalog.holdings import holdings, without_commits
 from tiered.errors import CorruptionError, NotFoundError, UsageError
-from tiered.formats.keys import CATALOG_PREFIX, archive_prefix, unescape
+from tiered.formats.keys import (
+    CATALOG_PREFIX,
+    DATA_PREFIX,
+    PAGES_PREFIX,
+    SETS_PREFIX,
+    archive_prefix,
+    unescape,
+)
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.prefixed import PrefixedStore
 
@@ -22,22 +30,18 @@ class Archive:
 
 
 def list_archives(store: ObjectStore) -> list[tuple[str, str]]:
-    """(cluster, broker) of every archive under ``store``, sorted. One or two LISTs of one key for each."""
+    """(cluster, broker) of every archive under ``store``, sorted, also of those whose catalog is lost. One or two LISTs
+    of one key for each with a catalog."""
     return sorted(_names(store, prefix) for prefix in _prefixes(store))
 
 
-def open_archive(store: ObjectStore, cluster: str | None = None, broker: str | None = None) -> Archive:
-    """The archive with these names; an omitted name must be unique.
+def find_archive(store: ObjectStore, cluster: str | None = None, broker: str | None = None) -> Archive:
+    """The place of the archive with these names; an omitted name must be unique. With both it may be empty.
 
     Raises NotFoundError when there is none, UsageError listing the choices when there are several.
     """
     if cluster is not None and broker is not None:
-        found = Archive(cluster, broker, PrefixedStore(store, archive_prefix(cluster, broker)))
-        if head_version(found.store) == 0:
-            raise NotFoundError(
-                f"{store.url} holds no archive of {cluster}/{broker}", hint=_known(list_archives(store))
-            )
-        return found
+        return Archive(cluster, broker, PrefixedStore(store, archive_prefix(cluster, broker)))
     every = list_archives(store)
     fitting = [names for names in every if cluster in (None, names[0]) and broker in (None, names[1])]
     if not fitting:
@@ -48,8 +52,20 @@ def open_archive(store: ObjectStore, cluster: str | None = None, broker: str | N
             f"{store.url} holds {len(fitting)} archives: {', '.join('/'.join(names) for names in fitting)}",
             hint="choose one with --cluster and --broker",
         )
-    ((cluster, broker),) = fitting
-    return Archive(cluster, broker, PrefixedStore(store, archive_prefix(cluster, broker)))
+    return find_archive(store, *fitting[0])
+
+
+def open_archive(store: ObjectStore, cluster: str | None = None, broker: str | None = None) -> Archive:
+    """``find_archive`` for reading. Raises NotFoundError, CatalogLostError, or UnsupportedFormatError too, if there is
+    no commit."""
+    found = find_archive(store, cluster, broker)
+    if not head_version(found.store):
+        error = without_commits(found.store)
+        if isinstance(error, NotFoundError):
+            missing = f"{store.url} holds no archive of {found.cluster}/{found.broker}"
+            raise NotFoundError(missing, hint=_known(list_archives(store)))
+        raise error
+    return found
 
 
 def _known(every: list[tuple[str, str]]) -> str:
@@ -57,7 +73,7 @@ def _known(every: list[tuple[str, str]]) -> str:
 
 
 def _prefixes(store: ObjectStore) -> Iterator[str]:
-    """Every ``<cluster>/<broker>`` with a catalog. Skips all further keys below one."""
+    """Every ``<cluster>/<broker>`` with objects of an archive. Skips all further keys below one."""
     after = ""
     while True:
         info = next(iter(store.list("", start_after=after, limit=1)), None)
@@ -65,7 +81,8 @@ def _prefixes(store: ObjectStore) -> Iterator[str]:
             return
         parts = info.key.split("/")
         prefix = "/".join(parts[:2])
-        if len(parts) > 2 and next(iter(store.list(f"{prefix}/{CATALOG_PREFIX}", limit=1)), None) is not None:
+        kinds = (CATALOG_PREFIX, DATA_PREFIX, SETS_PREFIX, PAGES_PREFIX) if len(parts) > 2 else ()
+        if any(next(iter(store.list(f"{prefix}/{kind}", limit=1)), None) is not None for kind in kinds):
             yield prefix
         # "0" is the character after "/": the first key that is not below the prefix.
         after = f"{prefix}0" if len(parts) > 2 else info.key
@@ -76,7 +93,12 @@ def _names(store: ObjectStore, prefix: str) -> tuple[str, str]:
     if cluster is not None and broker is not None:
         return cluster, broker
     archive = PrefixedStore(store, prefix)
-    place = read_commit(archive, head_version(archive)).place
-    if archive_prefix(place.cluster, place.broker) != prefix:
-        raise CorruptionError(f"{archive.url} holds the archive of {place.cluster}/{place.broker}")
-    return place.cluster, place.broker
+    version = head_version(archive)
+    place = read_commit(archive, version).place if version else None
+    owners = [(place.cluster, place.broker)] if place else holdings(archive).owners
+    for names in owners:
+        if archive_prefix(*names) == prefix:
+            return names
+    raise CorruptionError(
+        f"{archive.url} holds the archive of {'/'.join(owners[0]) if owners else 'no broker'}"
+    )

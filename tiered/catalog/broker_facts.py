@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from tiered.catalog.holdings import REPAIR_HINT
 from tiered.catalog.json_fields import fields, row
 from tiered.catalog.state import CatalogState
-from tiered.errors import CorruptionError
+from tiered.errors import ArchiveDamagedError, CorruptionError, NotFoundError
+from tiered.formats.memory_bound import stored_bytes_max
+from tiered.formats.state_object import decode_state
+from tiered.object_store.interface import ObjectStore
 
 BROKER: Final = "broker"
 """The archive-wide setting that has them."""
@@ -36,3 +40,12 @@ def facts_to_record(state: CatalogState, found: BrokerFacts) -> Mapping[str, Any
     known: dict[str, Any] = {name: value for name, value in found._asdict().items() if value}
     after = before._replace(**known)
     return {} if after == before else {BROKER: after._asdict()}
+
+
+def broker_table(store: ObjectStore, key: str, name: str) -> Any:
+    """The broker's table ``name``, which the catalog has as the object ``key``. Raises ArchiveDamagedError if it cannot
+    be read."""
+    try:
+        return decode_state(store.get(key, stored_bytes_max()), name, source=f"{store.url}/{key}")
+    except (CorruptionError, NotFoundError) as error:
+        raise ArchiveDamagedError(f"the broker's table {name}: {error.message}", hint=REPAIR_HINT) from error

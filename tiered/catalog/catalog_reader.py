@@ -8,16 +8,25 @@ commits, in the end by the whole chain (docs/decisions/0036).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from tiered.catalog.apply import apply
 from tiered.catalog.commit import Commit, CommitInvalidError, CommitKind, decode_commit
+from tiered.catalog.holdings import REPAIR_HINT, Standing, without_commits
 from tiered.catalog.page_bytes import read_page_bytes
 from tiered.catalog.snapshot import decode_root
 from tiered.catalog.state import NO_ROOT, CatalogState, LogCheck, LogHistory, RootRef
-from tiered.errors import CorruptionError, NotFoundError, TieredError
+from tiered.errors import (
+    ArchiveDamagedError,
+    CatalogLostError,
+    CorruptionError,
+    NoArchiveError,
+    NotFoundError,
+    TieredError,
+    UnsupportedFormatError,
+)
 from tiered.formats.keys import CATALOG_PREFIX, catalog_key, parse_catalog_key
 from tiered.formats.memory_bound import stored_bytes_max
 from tiered.object_store.interface import ObjectStore
@@ -68,19 +77,44 @@ def load(
     """The state at the head, or at ``version``. ``store`` is below the archive's prefix. ``known``: an earlier state
     to continue from if no newer root is readable.
 
-    Raises NotFoundError when there is no archive or no such version, CorruptionError when the chain is broken.
+    Raises NoArchiveError when nothing is there, CatalogLostError when objects are there without any commit,
+    ArchiveDamagedError when the chain is broken, and UnsupportedFormatError.
     """
     wanted = head_version(store) if version is None else version
     if wanted == 0:
-        raise NotFoundError(f"{store.url} holds no archive")
+        raise without_commits(store)
+    try:
+        return _loaded(store, wanted, known or CatalogState())
+    except CorruptionError as error:
+        raise ArchiveDamagedError(error.message, hint=REPAIR_HINT) from error
+
+
+def _loaded(store: ObjectStore, wanted: int, known: CatalogState) -> CatalogState:
     commit = read_commit(store, wanted)
-    state, unread = _start(store, commit.root, commit.place.kept_root, known or CatalogState())
+    state, unread = _start(store, commit.root, commit.place.kept_root, known)
     if unread is None:
         return replay(store, state, wanted)
     try:
         return replace(replay(store, state, wanted), unread_root=commit.root)
     except CorruptionError as error:
         raise CorruptionError(f"{unread.message}; recovery without it failed: {error.message}") from error
+
+
+def standing(store: ObjectStore) -> tuple[Standing, TieredError | None]:
+    """What lies below the prefix of ``store``, and the error of loading it. Raises the store's errors."""
+    try:
+        load(store)
+    except (ArchiveDamagedError, NoArchiveError, UnsupportedFormatError) as error:
+        return next(found for found, kind in _ERRORS.items() if isinstance(error, kind)), error
+    return Standing.WHOLE, None
+
+
+_ERRORS: Mapping[Standing, type[TieredError]] = {
+    Standing.UNEXPLAINED: CatalogLostError,
+    Standing.DAMAGED: ArchiveDamagedError,
+    Standing.FOREIGN: UnsupportedFormatError,
+    Standing.EMPTY: NoArchiveError,
+}
 
 
 def refresh(store: ObjectStore, state: CatalogState) -> CatalogState:

@@ -1,8 +1,9 @@
 """Garbage: decides which objects may be deleted. Pure, but for reading pages and lists.
 
 Deleted are pending deletions of committed versions after the grace period, and uncommitted objects of fenced epochs:
-an object carries its epoch, and no commit can refer to one of an older epoch. Age alone never makes an object garbage.
-Commits and everything the head references are never deleted. The grace period depends on the reason: objects of a
+an object carries its epoch, and no commit can refer to one of an older epoch. Those are candidates: only what is
+explained (tiered/archive/found_objects.py) is deleted. Age alone never makes an object garbage. Commits and
+everything the head references are never deleted. The grace period depends on the reason: objects of a
 truncated log wait longer. Lists of pending deletions are collected as a whole.
 
 The age of a pending deletion is by the writer's clock or the bucket's timestamp of the commit, whichever is later: a
@@ -19,6 +20,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,18 +33,13 @@ from tiered.catalog.pages import RunIndex, referenced_keys
 from tiered.catalog.state import CatalogState
 from tiered.formats.keys import (
     CATALOG_PREFIX,
-    DATA_PREFIX,
-    INDEX_PREFIX,
-    PAGES_PREFIX,
-    SETS_PREFIX,
-    STATE_PREFIX,
-    TIMER_PREFIX,
     catalog_key,
     epoch_of,
 )
 from tiered.object_store.interface import ObjectInfo, ObjectStore, Upload
 
-COLLECTED = (DATA_PREFIX, INDEX_PREFIX, PAGES_PREFIX, SETS_PREFIX, STATE_PREFIX, TIMER_PREFIX)
+CURRENT = "of the current epoch"
+CANDIDATE = "of another epoch"
 
 
 class KeySet:
@@ -112,6 +109,38 @@ class GcPlan:
     uploads: list[Upload] = field(default_factory=list)
     """Uploads in parts that were begun before the grace period and never completed."""
     delete_bytes: int = 0
+    candidates: list[ObjectInfo] = field(default_factory=list)
+    """Objects of other epochs that no commit names."""
+    unexplained: dict[str, Unexplained] = field(default_factory=dict)
+    """Candidates that are kept, with the reason: they may be the only copy of messages."""
+    halted: str = ""
+    """Why nothing is deleted: the newest commit is missing."""
+
+    def keep(self, reason: str) -> None:
+        """Count an object that is kept."""
+        self.kept[reason] = self.kept.get(reason, 0) + 1
+
+    def to_delete(self, info: ObjectInfo) -> None:
+        """Delete the object."""
+        self.delete.append(info.key)
+        self.delete_bytes += info.size_bytes
+
+    def halt(self, why: str) -> None:
+        """Delete nothing."""
+        self.halted = why
+        self.delete, self.purge, self.lists, self.delete_bytes = [], [], [], 0
+
+    @property
+    def unexplained_messages(self) -> int:
+        """Messages in the unexplained objects, as far as they can be read."""
+        return sum(found.messages for found in self.unexplained.values())
+
+
+class Unexplained(NamedTuple):
+    """Why an object is kept, and how many messages it has."""
+
+    why: str
+    messages: int
 
 
 @dataclass(frozen=True)
@@ -164,11 +193,12 @@ def plan_gc(
     )
     for info in listing:
         reason = _reason_to_keep(info.key, state.epoch, references, due, waiting)
-        if reason:
-            plan.kept[reason] = plan.kept.get(reason, 0) + 1
+        if reason == CANDIDATE:
+            plan.candidates.append(info)
+        elif reason:
+            plan.keep(reason)
         else:
-            plan.delete.append(info.key)
-            plan.delete_bytes += info.size_bytes
+            plan.to_delete(info)
     return plan
 
 
@@ -194,7 +224,7 @@ def _reason_to_keep(
     epoch = epoch_of(key)
     if epoch is None:
         return "unknown object"
-    return "of the current epoch" if epoch >= epoch_now else ""
+    return CURRENT if epoch == epoch_now else CANDIDATE
 
 
 def referenced_by(store: ObjectStore, state: CatalogState, hidden_since_ms: int = 1 << 62) -> KeySet:

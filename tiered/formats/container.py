@@ -112,6 +112,19 @@ def encode_container(
     return fields + own_crc.to_bytes(4, "little") + stored
 
 
+def check_header(data: bytes | memoryview, source: str) -> bytes:
+    """The kind of the container that begins with ``data``. Raises CorruptionError, or UnsupportedFormatError for
+    another major version."""
+    if len(data) < HEADER.size:
+        raise CorruptionError(f"{source}: {len(data)} bytes are too few for a container header")
+    kind: bytes
+    kind, major, minor, _, _, _, _, header_crc = HEADER.unpack_from(data)
+    if fastcrc.crc32.iscsi(bytes(data[: _FIELDS.size])) != header_crc:
+        raise CorruptionError(f"{source}: container header fails its CRC32C")
+    require_major(major, minor, f"{source}: {_text(kind)} container")
+    return kind
+
+
 def decode_container(
     data: bytes | memoryview, kind: bytes, *, source: str, allowance: Allowance = SMALL
 ) -> Container:
@@ -120,14 +133,10 @@ def decode_container(
 
     Raises CorruptionError, OutOfMemoryError, or UnsupportedFormatError.
     """
-    if len(data) < HEADER.size:
-        raise CorruptionError(f"{source}: {len(data)} bytes are too few for a container header")
-    found, major, minor, flags, raw_length, stored_length, crc, header_crc = HEADER.unpack_from(data)
+    found = check_header(data, source)
     if found != kind:
         raise CorruptionError(f"{source}: is a {_text(found)} container, not {_text(kind)}")
-    if fastcrc.crc32.iscsi(bytes(data[: _FIELDS.size])) != header_crc:
-        raise CorruptionError(f"{source}: container header fails its CRC32C")
-    require_major(major, minor, f"{source}: format {major}.{minor} of {_text(kind)}")
+    _, _, _, flags, raw_length, stored_length, crc, _ = HEADER.unpack_from(data)
     if flags & ~(_FLAG_ZSTD | _FLAG_PACKED):
         raise UnsupportedFormatError(
             f"{source}: has flags {flags:#x}, which this program does not support",

@@ -29,6 +29,8 @@ ESCAPED_CHARACTERS_MAX = 200
 COMPACTION_ATTEMPTS_FROM = 10**15
 """The attempts of compaction: no writer counts so far."""
 
+VERSION_END = 10**16
+"""No archive reaches this version: a name with a higher number belongs to something else."""
 _VERSION_CEILING = 10**20 - 1
 _PLAIN = re.compile(rb"[A-Za-z0-9_-]")
 _ESCAPED = re.compile(r"(?:[A-Za-z0-9_-]|\.[0-9a-f]{2})+\Z")
@@ -37,16 +39,18 @@ _CUT = ".."
 _DIGEST_CHARACTERS = 32
 _DATA_KEY = re.compile(
     r"data/[0-9a-f]{2}/(?P<topic>[^/]+)/(?P<generation>\d{1,10})/(?P<queue_id>-?\d{1,10})/"
-    r"(?P<base>\d{20})-(?P<epoch>\d{1,20})-(?P<attempt>\d{1,20})\.so\Z"
+    r"(?P<base>\d{20})-(?P<epoch>\d{1,16})-(?P<attempt>\d{1,20})\.so\Z"
 )
 _SET_KEY = re.compile(
-    r"sets/[0-9a-f]{2}/(?P<batch>[A-Za-z0-9_]+)-(?P<epoch>\d{1,20})-(?P<attempt>\d{1,20})\.sso\Z"
+    r"sets/[0-9a-f]{2}/(?P<batch>[A-Za-z0-9_]+)-(?P<epoch>\d{1,16})-(?P<attempt>\d{1,20})\.sso\Z"
 )
-_PAGE_KEY = re.compile(r"pages/[A-Za-z0-9_]+-(?P<version>\d{20})-(?P<epoch>\d{1,20})-[A-Za-z0-9_]+\Z")
-_STATE_KEY = re.compile(r"state/[A-Za-z0-9_]+-(?P<epoch>\d{1,20})-\d{1,20}-[A-Za-z0-9_]+\Z")
-_INDEX_KEY = re.compile(r"index/\d{13,20}-\d{13,20}-(?P<epoch>\d{1,20})_[A-Za-z0-9_]+\.idx\Z")
-_TIMER_KEY = re.compile(r"timer/\d{20}-(?P<epoch>\d{1,20})\Z")
-_CATALOG_KEY = re.compile(r"catalog/(\d{20})\Z")
+_PAGE_KEY = re.compile(r"pages/[A-Za-z0-9_]+-0{4}(?P<version>\d{16})-(?P<epoch>\d{1,16})-[A-Za-z0-9_]+\Z")
+_STATE_KEY = re.compile(
+    r"state/(?P<table>[A-Za-z0-9_]+)-(?P<epoch>\d{1,16})-(?P<attempt>\d{1,20})-[A-Za-z0-9_]+\Z"
+)
+_INDEX_KEY = re.compile(r"index/\d{13,20}-\d{13,20}-(?P<epoch>\d{1,16})_[A-Za-z0-9_]+\.idx\Z")
+_TIMER_KEY = re.compile(r"timer/\d{20}-(?P<epoch>\d{1,16})\Z")
+_CATALOG_KEY = re.compile(r"catalog/(9{4}\d{16})\Z")
 _PART = re.compile(r"([^:]*):(\d{1,20}):(\d{1,20})\Z")
 _BATCH_ID = re.compile(r"[A-Za-z0-9_]{1,64}\Z")
 _LABEL = re.compile(r"[A-Za-z0-9_]{1,64}\Z")
@@ -125,10 +129,15 @@ def archive_prefix(cluster: str, broker: str) -> str:
 
 def data_key(queue: QueueKey, base_queue_offset: int, epoch: int, attempt: int) -> str:
     """The key of a stream object (SO): one queue's segment, named by its base offset."""
+    return f"{queue_prefix(queue, base_queue_offset)}{epoch}-{attempt}.so"
+
+
+def queue_prefix(queue: QueueKey, base_queue_offset: int) -> str:
+    """How the keys of all stream objects of a queue with this base offset begin."""
     identity = f"{queue.topic}\0{queue.generation}\0{queue.queue_id}"
     return (
         f"{DATA_PREFIX}{_spread(identity)}/{escape(queue.topic)}/{queue.generation}/{queue.queue_id}/"
-        f"{base_queue_offset:020d}-{epoch}-{attempt}.so"
+        f"{base_queue_offset:020d}-"
     )
 
 
@@ -147,11 +156,21 @@ def parse_data_key(key: str) -> DataKeyParts | None:
     )
 
 
+def batch_id(from_phys: int, ttl_class_days: int) -> str:
+    """The batch id of the stream set objects of a cycle that begins at ``from_phys``, of one TTL class; 0: forever."""
+    return f"{from_phys:020d}_{ttl_class_days}d" if ttl_class_days else f"{from_phys:020d}"
+
+
 def set_key(batch_id: str, epoch: int, attempt: int) -> str:
     """The key of a stream set object (SSO). ``batch_id`` is ``[A-Za-z0-9_]``: retries of a batch share it."""
+    return f"{set_prefix(batch_id)}{epoch}-{attempt}.sso"
+
+
+def set_prefix(batch_id: str) -> str:
+    """How the keys of all attempts at a stream set object begin."""
     if _BATCH_ID.match(batch_id) is None:
         raise UsageError(f"not a batch id: {batch_id[:200]!r}")
-    return f"{SETS_PREFIX}{_spread(batch_id)}/{batch_id}-{epoch}-{attempt}.sso"
+    return f"{SETS_PREFIX}{_spread(batch_id)}/{batch_id}-"
 
 
 def parse_set_key(key: str) -> SetKeyParts | None:
@@ -226,6 +245,12 @@ def state_key(name: str, epoch: int, attempt: int, digest: str) -> str:
     """The key of a snapshot of one broker table; it ends in the digest of the content."""
     assert _LABEL.match(name) and _LABEL.match(digest)
     return f"{STATE_PREFIX}{name}-{epoch}-{attempt}-{digest}"
+
+
+def parse_state_key(key: str) -> tuple[str, int, int] | None:
+    """(table, epoch, attempt) of a snapshot of one broker table; None for other keys."""
+    found = _STATE_KEY.match(key)
+    return None if found is None else (found["table"], int(found["epoch"]), int(found["attempt"]))
 
 
 def _spread(identity: str) -> str:

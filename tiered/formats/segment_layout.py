@@ -121,7 +121,7 @@ def encode_trailer(tail_offset: int, footer_offset: int, footer: bytes) -> bytes
 def decode_trailer(data: bytes | memoryview, size_bytes: int, *, source: str) -> Trailer:
     """Check the trailer, which ends ``data``, of an object of ``size_bytes``.
 
-    Raises CorruptionError, or UnsupportedFormatError when a newer major version wrote it.
+    Raises CorruptionError, or UnsupportedFormatError when another major version wrote it.
     """
     if len(data) < TRAILER_BYTES:
         raise CorruptionError(f"{source}: {len(data)} bytes are too few for a segment")
@@ -135,7 +135,7 @@ def decode_trailer(data: bytes | memoryview, size_bytes: int, *, source: str) ->
         _TRAILER.pack(*fields, 0, magic, total)
     ):
         raise CorruptionError(f"{where} fails its CRC32C")
-    require_major(major, minor, f"{source}: segment format {major}.{minor}")
+    require_major(major, minor, f"{source}: segment")
     if total != size_bytes:
         raise CorruptionError(f"{source}: has {size_bytes} bytes, but its trailer says {total}")
     if not HEADER_BYTES <= tail_offset <= footer_offset <= total - TRAILER_BYTES:

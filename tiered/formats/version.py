@@ -5,16 +5,16 @@ docs/FORMATS.md says what a minor version may add; a major version is a last res
 
 from __future__ import annotations
 
-from tiered.errors import CorruptionError, UnsupportedFormatError
+from tiered.errors import UnsupportedFormatError
 
 FORMAT_MAJOR = 1
 FORMAT_MINOR = 0
 
 
 def require_major(major: int, minor: int, what: str) -> None:
-    """Raises UnsupportedFormatError for a newer major version, CorruptionError for one that never was. ``what``: an
-    object and its version, the begin of the message."""
-    if major > FORMAT_MAJOR:
-        raise UnsupportedFormatError(f"{what} is newer than {FORMAT_MAJOR}.x", hint="upgrade this program")
-    if major < FORMAT_MAJOR:
-        raise CorruptionError(f"{what} does not exist")
+    """Raises UnsupportedFormatError unless this program reads the version. ``what``: an object, its kind."""
+    if major != FORMAT_MAJOR:
+        raise UnsupportedFormatError(
+            f"{what} has format {major}.{minor}, and this program reads {FORMAT_MAJOR}.x",
+            hint=f"use a version of rocketmq-tiered that reads format {major}.x; nothing was changed",
+        )

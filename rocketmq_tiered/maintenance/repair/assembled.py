@@ -9,10 +9,11 @@ import fastcrc
 import numpy as np
 
 from rocketmq_tiered.maintenance.healing import Healed
-from rocketmq_tiered.maintenance.repair.found_objects import FoundObject
+from tiered.archive.found_objects import FoundObject
 from tiered.archive.salvage import Lost, Salvage
 from tiered.archive.segment_reader import SegmentCache, SegmentReader
 from tiered.archive.verify_runs import LivingRuns
+from tiered.catalog.broker_facts import recorded_facts
 from tiered.catalog.log_histories import living_rows
 from tiered.catalog.replace_runs import take_out
 from tiered.catalog.state import NO_CHECK, REMOVED_DTYPE, CatalogState, LogCheck, LogCursor, RunChunk
@@ -34,6 +35,7 @@ from tiered.model.tables import (
 )
 from tiered.object_store.interface import ObjectStore
 
+DEFAULT_FILE_BYTES = 1 << 30
 _FLAG_OF_KIND = {RunKind.BATCH: QUEUE_BATCH, RunKind.LMQ: QUEUE_LMQ, RunKind.SPARSE: QUEUE_SPARSE}
 
 
@@ -142,6 +144,48 @@ def with_log_cursor(
     cursor = LogCursor(history, phys, _last_record(segments, objects, phys))
     version = max(meta.catalog_version for meta in cycles)
     return replace(state, cursor=cursor, started=True, version=max(1, version))
+
+
+def with_cursor_at(
+    segments: SegmentCache, state: CatalogState, objects: Sequence[FoundObject]
+) -> CatalogState:
+    """``state`` with the cursor at the end of the cycles of ``objects``, if these hold the log without a hole: else a
+    writer reads it again from the present cursor."""
+    phys = state.cursor.phys
+    file_bytes = recorded_facts(state).commitlog_file_bytes or DEFAULT_FILE_BYTES
+    parts = [np.zeros((0, 2), np.int64)]
+    for one in objects:
+        for number in np.flatnonzero(one.runs["kind"] != RunKind.LMQ).tolist():
+            rows = one.open(segments).row_columns(number)
+            parts.append(np.column_stack([rows.phys, rows.phys + rows.size]))
+    spans = np.unique(np.concatenate(parts), axis=0)
+    spans = spans[spans[:, 0] >= phys]
+    begins, ends = spans[:, 0], np.concatenate([[phys], spans[:, 1]])
+    is_next = (begins == ends[:-1]) | (begins == -(-ends[:-1] // file_bytes) * file_bytes)
+    if not len(spans) or not is_next.all():
+        return state
+    end_phys = int(ends[-1])
+    check = _last_record(segments, objects, end_phys)
+    return replace(state, cursor=LogCursor(state.cursor.history, end_phys, check))
+
+
+def without_filled_gaps(state: CatalogState, adopted: Iterable[tuple[QueueKey, np.void]]) -> CatalogState:
+    """``state`` whose gaps end where ``adopted`` runs have messages."""
+    gaps = list(state.gaps)
+    for queue, run in adopted:
+        row, low, high = state.row_of(queue), int(run["base_queue_offset"]), int(run["end_queue_offset"])
+        parts: list[np.void] = []
+        for gap in gaps:
+            begin, end = int(gap["begin_queue_offset"]), int(gap["end_queue_offset"])
+            if gap["queue"] != row or end <= low or begin >= high:
+                parts.append(gap)
+                continue
+            for first, last in ((begin, min(end, low)), (max(begin, high), end)):
+                if first < last:
+                    parts.append(gap.copy())
+                    parts[-1]["begin_queue_offset"], parts[-1]["end_queue_offset"] = first, last
+        gaps = parts
+    return replace(state, gaps=np.array(gaps, GAP_DTYPE) if gaps else state.gaps[:0])
 
 
 def _last_record(segments: SegmentCache, objects: Sequence[FoundObject], phys: int) -> LogCheck:

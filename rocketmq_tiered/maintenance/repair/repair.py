@@ -11,36 +11,45 @@ A plan that is not applied writes nothing.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 import numpy as np
 
 from rocketmq_tiered.maintenance.healing import PUT_TIMEOUT_S, checked, put_salvaged
+from rocketmq_tiered.maintenance.repair.adoption import Span, adopt, history_ends
 from rocketmq_tiered.maintenance.repair.assembled import (
     with_adopted,
+    with_cursor_at,
     with_ends,
     with_log_cursor,
     with_lost,
     with_replaced,
     with_row_counts,
+    without_filled_gaps,
     without_gaps,
 )
-from rocketmq_tiered.maintenance.repair.found_objects import (
-    FoundObject,
-    Span,
-    adopt,
-    found_objects,
-    history_ends,
+from rocketmq_tiered.maintenance.repair.catalog_facts import (
+    newest_tables,
+    unknown_tables,
+    unknown_without_root,
 )
 from rocketmq_tiered.maintenance.repair.lost_entries import lost_entries
 from rocketmq_tiered.maintenance.repair.survey import VERSION_STEP, Survey, survey
+from tiered.archive.found_objects import (
+    FoundObject,
+    found_objects,
+    is_own,
+    may_be_newest,
+    why_unexplained,
+)
 from tiered.archive.salvage import Lost, salvaged
 from tiered.archive.segment_reader import SegmentCache
 from tiered.archive.verify import check_objects
 from tiered.archive.verify_catalog import check_catalog_objects, check_state_objects, pending_of
 from tiered.archive.verify_index import check_indexes
+from tiered.archive.verify_listing import newest_missing
 from tiered.archive.verify_queues import check_queues, queue_name
 from tiered.archive.verify_report import VerifyReport
 from tiered.archive.verify_runs import LivingRuns
@@ -48,16 +57,19 @@ from tiered.archive.verify_segment import AnomalyKind
 from tiered.archive.verify_timers import check_timers
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.commit import CommitDraft, CommitKind, CommitPlace, PageChange, encode_commit
-from tiered.catalog.deletions import KEPT_MS, PendingDeletion, Reason
+from tiered.catalog.deletions import KEPT_MS, PendingDeletion, Reason, read_list
+from tiered.catalog.garbage import KeySet, referenced_by
+from tiered.catalog.holdings import OBJECT_PREFIXES
 from tiered.catalog.pages import spill
 from tiered.catalog.snapshot import encode_root
 from tiered.catalog.state import NO_ROOT, REPAIRED, CatalogState, Owner, RootRef
-from tiered.errors import FencedError
+from tiered.console import counted
+from tiered.errors import FencedError, UsageError
 from tiered.formats.keys import (
-    INDEX_PREFIX,
-    PAGES_PREFIX,
-    STATE_PREFIX,
+    DATA_PREFIX,
+    SETS_PREFIX,
     TIMER_PREFIX,
+    archive_prefix,
     catalog_key,
     object_of,
     page_key,
@@ -69,7 +81,7 @@ NAMED_MAX = 1000
 """Lost ranges that the commit names."""
 SPILL_RUNS = 50_000
 PAGE_RUNS = 8192
-CATALOG_OBJECTS = (PAGES_PREFIX, INDEX_PREFIX, STATE_PREFIX, TIMER_PREFIX)
+CATALOG_OBJECTS = tuple(prefix for prefix in OBJECT_PREFIXES if prefix not in (DATA_PREFIX, SETS_PREFIX))
 Progress = Callable[[int, int], None]
 
 
@@ -87,6 +99,8 @@ class Repair:
     lost: list[Lost] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     quarantined: set[str] = field(default_factory=set)
+    used: set[str] = field(default_factory=set)
+    """Objects that the repair names again: they are no garbage."""
     version: int = 0
     epoch: int = 0
     is_needed: bool = False
@@ -121,6 +135,7 @@ def plan_repair(
     repair.state = replace(state, cluster=state.cluster or names[0], broker=state.broker or names[1])
     report = VerifyReport()
     _drop_unreadable(repair, report)
+    _recover_tables(repair)
     damaged = _damaged_objects(repair, report, progress)
     report.anomalies += check_indexes(
         store, repair.state, LivingRuns(store, repair.state).between, full=True
@@ -129,6 +144,7 @@ def plan_repair(
     _drop_indexes(repair, {anomaly.key for anomaly in report.anomalies})
     _fill(repair)
     _rewrite(repair, damaged, log)
+    _name_unknown(repair)
     repair.quarantined = {key for key in repair.quarantined if _exists(store, key)}
     repair.is_needed = bool(repair.notes or repair.lost)
     return repair
@@ -151,7 +167,8 @@ def apply_repair(repair: Repair) -> CatalogState:
         state = replace(state, chunks=(), pages=(*state.pages, *refs))
     root = RootRef(page_key("repair", version, epoch, nonce), version)
     actor = f"repair-{nonce}"
-    pending = {key: entry for key, entry in state.pending_deletions.items() if key not in repair.quarantined}
+    again = repair.quarantined | repair.used
+    pending = {key: entry for key, entry in state.pending_deletions.items() if key not in again}
     pending |= {
         key: PendingDeletion(KEPT_MS, version, Reason.QUARANTINE) for key in sorted(repair.quarantined)
     }
@@ -251,6 +268,34 @@ def _drop_unreadable(repair: Repair, report: VerifyReport) -> None:
     )
 
 
+def _recover_tables(repair: Repair) -> None:
+    """The newest readable copies of the broker's tables, if the catalog's are not readable or not the newest."""
+    state, before = repair.state, repair.survey.state
+    if repair.survey.is_whole and state.state_objects == before.state_objects:
+        return
+    listed = KeySet(key for one in state.deletion_lists for key in read_list(repair.store, one))
+    tables = newest_tables(repair.store, dict(state.state_objects), listed)
+    for table in sorted(tables.keys() & before.state_objects.keys()):
+        if tables[table] != before.state_objects[table]:
+            repair.notes.append(f"the broker's table {table} is recovered from {tables[table]}")
+    repair.used |= set(tables.values())
+    repair.state = replace(state, state_objects=tables)
+    repair.unknown += unknown_tables(repair.state)
+
+
+def _name_unknown(repair: Repair) -> None:
+    """Name the facts that only lost parts of the catalog had, and keep what may have them."""
+    repair.quarantined |= repair.survey.unreadable
+    if not repair.survey.state.version:
+        repair.quarantined |= {info.key for info in repair.store.list(TIMER_PREFIX)}
+        repair.unknown += unknown_without_root(repair.store, repair.state)
+    elif not repair.survey.is_whole:
+        repair.unknown.append(
+            f"what unreadable commits after version {repair.survey.state.version} changed besides messages: hidden "
+            "topics, minimum offsets, rules, timers; tiered run hides deleted topics and commits its rules again"
+        )
+
+
 def _exists(store: ObjectStore, key: str) -> bool:
     return any(info.key == key for info in store.list(key, limit=1))
 
@@ -285,50 +330,112 @@ def _fill(repair: Repair) -> None:
         repair.state = with_ends(repair.store, repair.state)
     state = repair.state
     holes = _holes(repair.store, state)
-    if repair.survey.is_whole and not holes:
-        return
     is_empty = not state.version
-    known = pending_of(repair.store, state, VerifyReport())
-    objects: list[FoundObject] = []
-    for key, found in found_objects(repair.store):
-        if key in known:
-            continue
-        if found is None:
-            if is_empty:
-                repair.quarantined.add(key)
-                repair.notes.append(f"the tail of {key} cannot be read: what it has is not known")
-            continue
-        objects.append(found)
-        version = found.meta.catalog_version
-        if version >= repair.version:
-            repair.version, repair.survey.is_chain_whole = version + VERSION_STEP, False
-        repair.epoch = max(repair.epoch, found.meta.epoch + 1)
+    objects = _objects_of(repair, unnamed_only=repair.survey.is_whole and not holes)
+    unnamed = _beyond_end(repair, state, objects) if repair.survey.is_whole else []
+    if repair.survey.is_whole and not holes and not unnamed:
+        return
+    number_above(repair, objects if not repair.survey.is_whole else unnamed)
     wanted: dict[QueueKey, list[Span]] | None = None
     if not is_empty:
         wanted = {queue: [*spans] for queue, spans in holes.items()}
-        if not repair.survey.is_whole:
-            objects = [one for one in objects if one.meta.log_history >= state.cursor.history or holes]
-            for queue in _queues_of(state, objects):
-                row = state.queue(queue)
-                wanted.setdefault(queue, []).append(
-                    (0 if row is None else int(row["end_queue_offset"]), 1 << 62)
-                )
+        beyond = unnamed if repair.survey.is_whole else objects
+        continuing = [one for one in beyond if one.meta.log_history >= state.cursor.history]
+        for queue in _queues_of(state, continuing):
+            wanted.setdefault(queue, []).extend(_missing_of(state, queue))
+        objects = objects if holes else continuing
     segments = SegmentCache(repair.store)
     adopted = adopt(objects, wanted, history_ends(objects), segments)
     repair.quarantined |= adopted.quarantined
-    repair.state = with_adopted(state, adopted.runs, repair.version)
+    used = {one.key: one for _, one, _ in adopted.runs}
+    repair.used |= used.keys()
+    filled = without_filled_gaps(state, ((queue, run) for queue, _, run in adopted.runs))
+    repair.state = with_adopted(filled, adopted.runs, repair.version)
     if adopted.runs:
-        repair.notes.append(
-            f"{len(adopted.runs)} runs of {len({one.key for _, one, _ in adopted.runs})} objects adopted"
-        )
+        messages = sum(int(run["rows"]) for _, _, run in adopted.runs)
+        count = counted(len(used), "object")
+        repair.notes.append(f"{messages:,} messages of {count} that no readable commit names are adopted")
     if is_empty:
         repair.state = with_log_cursor(segments, repair.state, objects)
-        repair.unknown += ["minimum offsets by expiry", "hidden queues", "reasons of gaps", "timers"]
-        repair.unknown.append("whether the newest upload was complete")
+    else:
+        repair.state = with_cursor_at(segments, repair.state, list(used.values()))
+    _set_aside(repair, [one for one in unnamed if one.key not in used])
     for queue, spans in _holes(repair.store, repair.state).items():
         repair.lost += [(queue, begin, end) for begin, end in spans]
     repair.state = with_lost(repair.state, repair.lost)
     repair.state = with_row_counts(repair.store, repair.state)
+
+
+def _objects_of(repair: Repair, *, unnamed_only: bool) -> list[FoundObject]:
+    """Data objects with readable tails that are no garbage, or only those that the state does not name. Objects of
+    other brokers are left alone. Raises UsageError if all are."""
+    state, store = repair.state, repair.store
+    known = pending_of(store, state, VerifyReport())
+    named = referenced_by(store, state) if unnamed_only else KeySet(())
+    infos = (
+        info
+        for prefix in (DATA_PREFIX, SETS_PREFIX)
+        for info in store.list(prefix)
+        if info.key not in named and info.key not in known
+    )
+    found: list[FoundObject] = []
+    strangers: list[FoundObject] = []
+    for info, one in found_objects(store, infos):
+        if one is None:
+            if unnamed_only or not state.version:
+                repair.quarantined.add(info.key)
+                repair.notes.append(f"the tail of {info.key} cannot be read: what it has is not known")
+        elif not is_own(state, one):
+            strangers.append(one)
+        else:
+            found.append(one)
+    for one in strangers:
+        owner = f"{one.meta.cluster}/{one.meta.broker}"
+        repair.unknown.append(
+            f"why {one.key} of the archive of {owner} is here: it is left alone, with {one.messages:,} messages; move "
+            f"it to {archive_prefix(one.meta.cluster, one.meta.broker)}/{one.key}"
+        )
+    if strangers and not found and not state.version:
+        raise UsageError(
+            f"{store.url} holds objects of other archives alone: {repair.unknown[-1]}",
+            hint="nothing is changed; give --cluster and --broker of that archive once they are moved",
+        )
+    return found
+
+
+def _beyond_end(repair: Repair, state: CatalogState, objects: Sequence[FoundObject]) -> list[FoundObject]:
+    """Those of ``objects`` that may hold messages which no commit names, but for uploads of a running writer."""
+    suspects = [one for one in objects if why_unexplained(state, one)]
+    newest = {anomaly.key for anomaly in newest_missing(repair.store, state, (one.key for one in suspects))}
+    return [one for one in suspects if one.key in newest or one.meta.epoch < state.epoch]
+
+
+def number_above(repair: Repair, objects: Iterable[FoundObject]) -> None:
+    """Commit above every version and epoch that ``objects`` name, which no known commit does: those after it may be
+    known to somebody."""
+    before = repair.survey.state
+    for one in objects:
+        version = one.meta.catalog_version
+        if version >= repair.version or (repair.survey.is_whole and may_be_newest(before, one)):
+            repair.survey.is_chain_whole = False
+            repair.version = max(repair.version, version) + VERSION_STEP
+        repair.epoch = max(repair.epoch, one.meta.epoch + 1)
+
+
+def _missing_of(state: CatalogState, queue: QueueKey) -> list[Span]:
+    """Offsets of a queue that no readable commit names: its gaps, and all beyond its end."""
+    row = state.queue(queue)
+    gaps = [(int(gap["begin_queue_offset"]), int(gap["end_queue_offset"])) for gap in state.gaps_of(queue)]
+    return [*gaps, (0 if row is None else int(row["end_queue_offset"]), 1 << 62)]
+
+
+def _set_aside(repair: Repair, unnamed: Iterable[FoundObject]) -> None:
+    """Keep objects that are still not explained after the repair."""
+    after = replace(repair.state, version=repair.version, epoch=repair.epoch)
+    for one in unnamed:
+        if why := why_unexplained(after, one):
+            repair.quarantined.add(one.key)
+            repair.notes.append(f"{one.key} is kept in quarantine with {one.messages:,} messages: {why}")
 
 
 def _queues_of(state: CatalogState, objects: Iterable[FoundObject]) -> set[QueueKey]:

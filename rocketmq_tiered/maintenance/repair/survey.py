@@ -17,15 +17,16 @@ from tiered.archive.verify import listed_versions
 from tiered.catalog.apply import apply
 from tiered.catalog.catalog_reader import follow, head_version, load, read_commit
 from tiered.catalog.commit import Commit, CommitInvalidError, CommitKind
+from tiered.catalog.holdings import OBJECT_PREFIXES
 from tiered.catalog.page_bytes import read_page_bytes
 from tiered.catalog.snapshot import decode_root
 from tiered.catalog.state import CatalogState, LogCursor, Owner
-from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
-from tiered.formats.keys import PAGES_PREFIX, epoch_of, page_version
+from tiered.errors import CorruptionError, NoArchiveError, NotFoundError, UsageError
+from tiered.formats.keys import PAGES_PREFIX, VERSION_END, catalog_key, epoch_of, page_version
 from tiered.model.tables import GAP_DTYPE, GapReason, RunKind
 from tiered.object_store.interface import ObjectStore
 
-DAMAGE = (CorruptionError, NotFoundError, UnsupportedFormatError)
+DAMAGE = (CorruptionError, NotFoundError)
 ROOT_KINDS = ("root-", "history-", "repair-")
 VERSION_STEP = 100_000
 """Above the highest version that anything names, where newer ones are lost: a paused writer may know of them."""
@@ -42,15 +43,20 @@ class Survey:
     notes: list[str] = field(default_factory=list)
     version: int = 1
     epoch: int = 1
+    unreadable: set[str] = field(default_factory=set)
+    """Roots that may have facts which nothing else has."""
 
 
 def survey(store: ObjectStore) -> Survey:
-    """Read what is left of the catalog. Raises the store's errors, except for single objects."""
+    """Read what is left of the catalog. Raises NoArchiveError if nothing is there at all, UnsupportedFormatError for a
+    format that this program does not read, and the store's errors, except for single objects."""
     found = Survey()
     head = head_version(store)
     versions = listed_versions(store, 1, head)
     try:
         found.state = load(store, version=head)
+    except NoArchiveError:
+        raise
     except DAMAGE as error:
         found.is_whole = False
         found.notes.append(f"the newest version cannot be loaded: {error.message}")
@@ -69,6 +75,7 @@ def _newest_root(store: ObjectStore, found: Survey) -> CatalogState:
             return decode_root(read_page_bytes(store, key), source=key)
         except DAMAGE as error:
             found.notes.append(f"root {key} cannot be read: {error.message}")
+            found.unreadable.add(key)
     return CatalogState()
 
 
@@ -165,9 +172,14 @@ def _number(store: ObjectStore, head: int, found: Survey) -> None:
     found.version = version + 1 if version == head else version + VERSION_STEP
     found.is_chain_whole = found.is_chain_whole and 0 < version == head
     found.epoch = epoch + 1
+    if found.version >= VERSION_END:
+        raise UsageError(
+            f"a name in {store.url} gives a catalog version of 16 digits, which no archive reaches",
+            hint=f"move {catalog_key(head)}, or the page of that version, elsewhere",
+        )
 
 
 def _keys(store: ObjectStore) -> Iterator[str]:
-    for prefix in ("data/", "index/", PAGES_PREFIX, "sets/", "state/"):
+    for prefix in OBJECT_PREFIXES:
         for info in store.list(prefix):
             yield info.key

@@ -46,14 +46,13 @@ from rocketmq_tiered.maintenance.restore.selection import (
 from rocketmq_tiered.maintenance.restore.units import Moved, UnitCounts, UnitWriter
 from tiered.broker_store.compacted_log import compact, packed_bytes
 from tiered.broker_store.restored_log import RestoredLog
+from tiered.catalog.broker_facts import broker_table
 from tiered.catalog.restored_check import RESTORED, RestoredCheck
 from tiered.catalog.state import CatalogState, LogCheck
 from tiered.consume_queue.file_store import FileSizes
 from tiered.consume_queue.open_store import open_for_writing
 from tiered.consume_queue.store import LogView, StoreKind
 from tiered.errors import NotFoundError, UnavailableError, UsageError
-from tiered.formats.memory_bound import stored_bytes_max
-from tiered.formats.state_object import decode_state
 from tiered.object_store.interface import ObjectStore
 from tiered.timestamps import wall_ms
 from tiered.whole_file import file_error, replace_whole, save_whole, sync_directory
@@ -255,10 +254,7 @@ class Restoring:
         return RestoredCheck(state.version, state.put_id, state.cursor.check, own)
 
     def _tables(self) -> dict[str, Any]:
-        return {
-            name: decode_state(self._store.get(key, stored_bytes_max()), name, source=key)
-            for name, key in self._state.state_objects.items()
-        }
+        return {name: broker_table(self._store, key, name) for name, key in self._state.state_objects.items()}
 
     def _clock_ms(self) -> int:
         return wall_ms()

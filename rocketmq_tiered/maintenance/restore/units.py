@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from rocketmq_tiered.maintenance.restore.records import COMPACT, TAIL_BYTES, LogOrder, OrderedRun, opened
 from rocketmq_tiered.maintenance.restore.selection import Selection, ShownQueue
+from tiered.archive.found_objects import READ_THREADS, few_at_a_time
 from tiered.archive.object_spans import Rows, all_rows
 from tiered.archive.segment_reader import SegmentCache, SegmentReader
-from tiered.archive.verify import READ_THREADS, few_at_a_time
 from tiered.consume_queue.index import UNIT_DTYPE
 from tiered.consume_queue.store import ConsumeQueueStore
 from tiered.errors import CorruptionError, UsageError

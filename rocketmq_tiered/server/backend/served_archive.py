@@ -25,10 +25,9 @@ from fetcher.rows.tag_filter import ANY_TAG
 from rocketmq_tiered.server.backend.backend import FOUND_BYTES_MAX, Bounds, TopicConfig, Unit
 from rocketmq_tiered.server.groups.subscription_filter import CompiledFilters
 from rocketmq_tiered.server.wire.turns import Slots, Turns
+from tiered.catalog.broker_facts import broker_table
 from tiered.catalog.state import CatalogState
 from tiered.errors import TieredError
-from tiered.formats.memory_bound import stored_bytes_max
-from tiered.formats.state_object import decode_state
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_HIDDEN
 from tiered.object_store.interface import ObjectStore
@@ -78,10 +77,7 @@ class BrokerTables:
         """Read the tables of ``state`` that changed. Blocking. Raises what the store raises."""
         for name, key in state.state_objects.items():
             if self._keys.get(name) != key:
-                source = f"{self._store.url}/{key}"
-                self._documents[name] = (
-                    decode_state(self._store.get(key, stored_bytes_max()), name, source=source) or {}
-                )
+                self._documents[name] = broker_table(self._store, key, name) or {}
         self._keys = dict(state.state_objects)
         self._consumed = None
         self.readings += 1

@@ -211,7 +211,7 @@ def encode_trailer(footer_offset: int, items: int, footer: bytes, form: Form) ->
 def decode_trailer(key: str, data: bytes) -> tuple[Shape, int]:
     """(shape, CRC32C of the footer) from the last bytes of an index file.
 
-    Raises CorruptionError, or UnsupportedFormatError when a newer major version wrote it.
+    Raises CorruptionError, or UnsupportedFormatError when another major version wrote it.
     """
     if len(data) < TRAILER_BYTES:
         raise CorruptionError(f"{key}: {len(data)} bytes are too few for an index file")
@@ -222,5 +222,5 @@ def decode_trailer(key: str, data: bytes) -> tuple[Shape, int]:
         raise CorruptionError(f"{key}: the last {TRAILER_BYTES} bytes are not the trailer of an index file")
     if raw != TRAILER.pack(*fields) or own != fastcrc.crc32.iscsi(TRAILER.pack(*fields[:6], 0, *fields[7:])):
         raise CorruptionError(f"{key}: the trailer fails its CRC32C")
-    require_major(major, minor, f"{key}: index format {major}.{minor}")
+    require_major(major, minor, f"{key}: index file")
     return Shape(key, items, slot_bits, Widths(*widths), base_ms, total, total - footer_offset), footer_crc

@@ -6,65 +6,23 @@ above the place where a newer log history began are superseded. What differs fro
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import fastcrc
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.archive.segment_reader import SegmentCache, SegmentReader
-from tiered.archive.verify import READ_THREADS, few_at_a_time
-from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
-from tiered.formats.keys import DATA_PREFIX, SETS_PREFIX
+from tiered.archive.found_objects import FoundObject
+from tiered.archive.segment_reader import SegmentCache
+from tiered.errors import CorruptionError
 from tiered.formats.run_part import cut_run
-from tiered.formats.segment import RowTable, SegmentMeta
-from tiered.formats.segment_index import SegmentIndex
-from tiered.formats.segment_layout import TRAILER_BYTES, decode_trailer
+from tiered.formats.segment import RowTable
 from tiered.model.queue import QueueKey
-from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, RunKind, Table, picked
-from tiered.object_store.interface import ObjectInfo, ObjectStore
+from tiered.model.tables import RunKind
 
 Span = tuple[int, int]
 FOREVER = 1 << 62
-_TTL_DAYS = re.compile(r"_(\d+)d-")
-
-
-@dataclass(frozen=True)
-class FoundObject:
-    """An object with a readable tail: its runs, and the queue of each. Rows are read when they are needed."""
-
-    key: str
-    size_bytes: int
-    tail_bytes: int
-    tail_crc32c: int
-    meta: SegmentMeta
-    runs: Table
-    queues: list[QueueKey]
-
-    @property
-    def rank(self) -> tuple[int, ...]:
-        """Of objects with the same rows the one of the highest rank wins."""
-        meta = self.meta
-        return meta.log_history, meta.epoch, meta.catalog_version, meta.created_ms, meta.attempt
-
-    def open(self, segments: SegmentCache) -> SegmentReader:
-        """Its tail, read unless it is in ``segments``."""
-        return segments.open(self.key, size_bytes=self.size_bytes, tail_bytes=self.tail_bytes)
-
-    def row(self) -> Table:
-        """Its row of OBJECT_DTYPE, whose ``key`` is 0."""
-        runs, row = self.runs, np.zeros(1, OBJECT_DTYPE)
-        row["rows"], row["size_bytes"] = int(runs["rows"].sum()), self.size_bytes
-        row["tail_bytes"], row["tail_crc32c"] = self.tail_bytes, self.tail_crc32c
-        row["epoch"], row["raw_bytes"] = self.meta.epoch, int(runs["byte_count"].sum())
-        row["min_phys"], row["end_phys"] = runs["min_phys"].min(), runs["end_phys"].max()
-        days = _TTL_DAYS.search(self.key.rpartition("/")[2])
-        row["ttl_class_days"] = int(days[1]) if days and self.key.startswith(SETS_PREFIX) else 0
-        return row
 
 
 @dataclass
@@ -73,30 +31,6 @@ class Adopted:
 
     runs: list[tuple[QueueKey, FoundObject, np.void]] = field(default_factory=list)
     quarantined: set[str] = field(default_factory=set)
-
-
-def found_objects(store: ObjectStore) -> Iterator[tuple[str, FoundObject | None]]:
-    """Every data object; None: its tail cannot be read."""
-
-    def opened(info: ObjectInfo) -> FoundObject | None:
-        size = info.size_bytes
-        try:
-            if size < TRAILER_BYTES:
-                return None
-            trailer = store.get_range(info.key, size - TRAILER_BYTES, TRAILER_BYTES)
-            length = size - decode_trailer(trailer, size, source=info.key).tail_offset
-            tail = store.get_range(info.key, size - length, length)
-            index = SegmentIndex(info.key, size, tail)
-        except (CorruptionError, NotFoundError, UnsupportedFormatError):
-            return None
-        runs = picked(index.runs, np.arange(len(index)))[list(RUN_DTYPE.names or ())].astype(RUN_DTYPE)
-        queues = [index.queue_of(number) for number in range(len(index))]
-        return FoundObject(info.key, size, length, fastcrc.crc32.iscsi(tail), index.meta, runs, queues)
-
-    infos = (info for prefix in (DATA_PREFIX, SETS_PREFIX) for info in store.list(prefix))
-    with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="repair") as pool:
-        for info, read in few_at_a_time((info, pool.submit(opened, info)) for info in infos):
-            yield info.key, read.result()
 
 
 def history_ends(objects: Iterable[FoundObject]) -> Mapping[int, int]:

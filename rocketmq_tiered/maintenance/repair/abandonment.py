@@ -1,0 +1,49 @@
+"""Begins a new archive where objects of a lost one are: these are kept in quarantine, and named by its first commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rocketmq_tiered.maintenance.repair.repair import Repair, apply_repair, number_above
+from rocketmq_tiered.maintenance.repair.survey import survey
+from tiered.archive.found_objects import found_objects
+from tiered.catalog.catalog_reader import head_version
+from tiered.catalog.holdings import REPAIR_HINT, objects_below
+from tiered.catalog.state import CatalogState
+from tiered.console import counted
+from tiered.errors import CatalogLostError
+from tiered.formats.keys import DATA_PREFIX, SETS_PREFIX
+from tiered.object_store.interface import ObjectInfo, ObjectStore
+
+
+def abandon(store: ObjectStore, names: tuple[str, str], count: int | None, now_ms: int) -> None:
+    """Commit an archive of ``names`` (cluster, broker) without messages, above all versions and epochs that the objects
+    below the prefix of ``store`` name. Does nothing if there is a commit, or no object.
+
+    Raises CatalogLostError unless there are ``count`` objects, and UnsupportedFormatError.
+    """
+    if head_version(store):
+        return
+    infos = [info for _, info in objects_below(store)]
+    if not infos:
+        return
+    if len(infos) != count:
+        raise CatalogLostError(
+            f"the catalog is lost: {store.url} holds {counted(len(infos), 'object')} and no commit that names them",
+            hint=f"{REPAIR_HINT}; to give them up and begin a new archive beside them, start once with --new-archive "
+            f"--abandon {len(infos)}",
+        )
+    found = survey(store)
+    state = CatalogState(cluster=names[0], broker=names[1])
+    repair = Repair(
+        store, found, state, applies=True, now_ms=now_ms, version=found.version, epoch=found.epoch
+    )
+    number_above(repair, (one for _, one in found_objects(store, _data(infos)) if one is not None))
+    repair.survey.state = state
+    repair.quarantined = {info.key for info in infos}
+    repair.unknown.append(f"what {counted(len(infos), 'object')} in quarantine hold, which --abandon gave up")
+    apply_repair(repair)
+
+
+def _data(infos: Iterable[ObjectInfo]) -> Iterable[ObjectInfo]:
+    return (info for info in infos if info.key.startswith((DATA_PREFIX, SETS_PREFIX)))

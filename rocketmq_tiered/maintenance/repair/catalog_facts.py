@@ -1,0 +1,92 @@
+"""Facts that only the catalog has: the broker's tables are recovered from their newest readable copies; what cannot be
+recovered is named, each with the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+
+from tiered.catalog.broker_facts import broker_table
+from tiered.catalog.state import CatalogState
+from tiered.console import counted, names_text
+from tiered.errors import ArchiveDamagedError
+from tiered.formats.keys import STATE_PREFIX, TIMER_PREFIX, parse_state_key
+from tiered.model.queue import LMQ_PREFIX
+from tiered.model.tables import QUEUE_HIDDEN
+from tiered.object_store.interface import ObjectStore
+from uploader.metadata_commits import TABLE_NAMES
+
+TOPICS = TABLE_NAMES[0]
+OUT_OF_CATALOG = (
+    "minimum offsets by expiry: messages that had expired may be visible until they expire again",
+    "reasons of gaps: tiered cat shows them as lost",
+    "rules of topics and retention, and other settings: tiered run commits its own at its start",
+    "whether the newest upload was complete: if the broker still has its log, tiered verify --full shows no gap at the "
+    "end, else the messages after it are lost",
+)
+
+
+def newest_tables(store: ObjectStore, named: dict[str, str], unusable: Container[str]) -> dict[str, str]:
+    """The newest readable object of each of the broker's tables below `state/`; ``named``: by the catalog."""
+    copies: dict[str, list[tuple[int, int, str]]] = {}
+    for info in store.list(STATE_PREFIX):
+        parts = parse_state_key(info.key)
+        if parts is not None and info.key not in unusable:
+            copies.setdefault(parts[0], []).append((*parts[1:], info.key))
+    found = dict(named)
+    for table, keys in copies.items():
+        for _, _, key in sorted(keys, reverse=True):
+            if key == named.get(table) or _is_readable(store, table, key):
+                found[table] = key
+                break
+    return found
+
+
+def _is_readable(store: ObjectStore, table: str, key: str) -> bool:
+    try:
+        broker_table(store, key, table)
+    except ArchiveDamagedError:
+        return False
+    return True
+
+
+def unknown_tables(state: CatalogState) -> Iterator[str]:
+    """The broker's tables that nothing has."""
+    for table in TABLE_NAMES:
+        if table not in state.state_objects:
+            yield (
+                f"the broker's table {table}: tiered run beside the broker, or tiered backfill, archives it again"
+            )
+
+
+def unknown_without_root(store: ObjectStore, state: CatalogState) -> Iterator[str]:
+    """What data objects do not say. ``state``: as it is repaired."""
+    yield from OUT_OF_CATALOG
+    timers = sum(1 for _ in store.list(TIMER_PREFIX))
+    if timers:
+        yield (
+            f"timers: {counted(timers, 'object')} with messages to be delivered later are kept in quarantine and not "
+            "delivered; tiered republish sends messages of the gateway topic again"
+        )
+    deleted = not_in_table(store, state)
+    if deleted:
+        messages, topics = counted(sum(deleted.values()), "message"), names_text(sorted(deleted))
+        yield (
+            f"whether the broker has deleted {counted(len(deleted), 'topic')} with {messages}: {topics}; the broker's "
+            "newest archived table lacks them, and they are visible again; tiered expire --topic TOPIC --all erases one"
+        )
+    elif TOPICS not in state.state_objects:
+        yield (
+            "which topics the broker has deleted: they are visible again; tiered expire --topic TOPIC --all erases one"
+        )
+
+
+def not_in_table(store: ObjectStore, state: CatalogState) -> dict[str, int]:
+    """Visible topics, with their messages, that the broker's archived table does not have; empty without that table."""
+    key = state.state_objects.get(TOPICS)
+    table = broker_table(store, key, TOPICS) if key else None
+    found: dict[str, int] = {}
+    for queue, row in state.queues():
+        is_known = table is None or queue.topic in table or queue.topic.startswith(LMQ_PREFIX)
+        if not is_known and not row["flags"] & QUEUE_HIDDEN:
+            found[queue.topic] = found.get(queue.topic, 0) + int(row["row_count"])
+    return found

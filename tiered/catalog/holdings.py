@@ -1,0 +1,129 @@
+"""What lies below an archive's prefix without any commit: asked before anything begins, repairs or deletes.
+
+    empty           nothing of an archive: only here one may begin
+    whole           the newest state can be loaded
+    damaged         there are commits, but the newest state cannot be loaded
+    unexplained     there are objects, but no commit: the catalog is lost
+    foreign format  this program does not read the format, so it changes nothing
+
+``catalog_reader.standing`` gives one of these answers. A whole archive is never listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice
+
+from tiered.console import counted, time_text
+from tiered.errors import CatalogLostError, CorruptionError, NoArchiveError, NotFoundError, TieredError
+from tiered.formats.container import HEADER, check_header
+from tiered.formats.keys import (
+    DATA_PREFIX,
+    INDEX_PREFIX,
+    PAGES_PREFIX,
+    SERVE_PREFIX,
+    SETS_PREFIX,
+    STATE_PREFIX,
+    TIMER_PREFIX,
+    archive_prefix,
+    epoch_of,
+)
+from tiered.formats.segment_index import SegmentIndex
+from tiered.formats.segment_layout import TRAILER_BYTES, decode_trailer
+from tiered.formats.version import FORMAT_MAJOR
+from tiered.object_store.interface import ObjectInfo, ObjectStore
+
+OBJECT_PREFIXES = (DATA_PREFIX, SETS_PREFIX, PAGES_PREFIX, INDEX_PREFIX, STATE_PREFIX, TIMER_PREFIX)
+"""Where an archive has objects, besides its commits."""
+LISTED_MAX = 1_000
+"""Objects of each prefix that an answer counts, by one LIST. The format of three of them is read."""
+REPAIR_HINT = "stop its writer, then run tiered repair ARCHIVE_URL: a dry run that says what it restores"
+
+
+class Standing(StrEnum):
+    """What lies below an archive's prefix."""
+
+    EMPTY = "empty"
+    WHOLE = "whole"
+    DAMAGED = "damaged"
+    UNEXPLAINED = "unexplained"
+    FOREIGN = "foreign format"
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """Objects by prefix, up to LISTED_MAX each; the highest epoch in their names, the time of the newest, and the
+    archives (cluster, broker) that samples of them belong to."""
+
+    counts: Mapping[str, int]
+    epoch: int
+    newest_ms: int
+    owners: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        kinds = ", ".join(
+            f"{prefix} {count:,}{'+' if count == LISTED_MAX else ''}" for prefix, count in self.counts.items()
+        )
+        return f"{kinds}; format {FORMAT_MAJOR}.x, epochs up to {self.epoch}, newest of {time_text(self.newest_ms)}"
+
+
+def objects_below(store: ObjectStore) -> Iterator[tuple[str, ObjectInfo]]:
+    """All objects of an archive with their prefix: neither commits, nor what servers keep for clients, nor the empty
+    objects that bucket browsers and file system gateways leave in the place of folders."""
+    for prefix in OBJECT_PREFIXES:
+        for info in store.list(prefix):
+            if info.size_bytes and not info.key.startswith(SERVE_PREFIX):
+                yield prefix, info
+
+
+def holdings(store: ObjectStore) -> Holdings:
+    """What lies below the prefix of ``store``, but for commits: at most one LIST and some GETs for each kind of object.
+    Raises UnsupportedFormatError if one of the sampled objects has another format, and the store's errors."""
+    counts, epoch, newest_ms, owners = dict[str, int](), 0, 0, set[tuple[str, str]]()
+    for prefix in OBJECT_PREFIXES:
+        listed = (info for info in store.list(prefix, limit=LISTED_MAX) if info.size_bytes)
+        found = [info for info in islice(listed, LISTED_MAX) if not info.key.startswith(SERVE_PREFIX)]
+        if not found:
+            continue
+        counts[prefix] = len(found)
+        epoch = max(epoch, *(epoch_of(info.key) or 0 for info in found))
+        newest_ms = max(newest_ms, *(info.modified_ms for info in found))
+        for info in {found[0], found[len(found) // 2], found[-1]}:
+            owners |= _sampled(store, prefix, info)
+    return Holdings(counts, epoch, newest_ms, tuple(sorted(owners)))
+
+
+def _sampled(store: ObjectStore, prefix: str, info: ObjectInfo) -> set[tuple[str, str]]:
+    """Whose archive the object is of, if it says so. Raises UnsupportedFormatError."""
+    key, size = info.key, info.size_bytes
+    try:
+        if prefix not in (DATA_PREFIX, SETS_PREFIX):
+            if prefix in (PAGES_PREFIX, STATE_PREFIX):
+                check_header(store.get_range(key, 0, min(size, HEADER.size)), f"{store.url}/{key}")
+            return set()
+        trailer = store.get_range(key, max(0, size - TRAILER_BYTES), min(size, TRAILER_BYTES))
+        length = size - decode_trailer(trailer, size, source=f"{store.url}/{key}").tail_offset
+        meta = SegmentIndex(key, size, store.get_range(key, size - length, length)).meta
+    except (CorruptionError, NotFoundError):
+        return set()
+    return {(meta.cluster, meta.broker)}
+
+
+def without_commits(store: ObjectStore) -> TieredError:
+    """The error that says what lies below a prefix that has no commit. Raises what ``holdings`` raises."""
+    found = holdings(store)
+    if not found.counts:
+        return NoArchiveError(f"{store.url} holds no archive")
+    hint = REPAIR_HINT
+    strangers = [names for names in found.owners if not store.url.endswith(f"/{archive_prefix(*names)}")]
+    if strangers:
+        place = f"{archive_prefix(*strangers[0])}/"
+        hint = (
+            f"some belong to the archive of {'/'.join(strangers[0])}: move those below {place} first; {hint}"
+        )
+    count = counted(sum(found.counts.values()), "object")
+    return CatalogLostError(
+        f"the catalog is lost: {store.url} holds {count} and no commit that names them ({found})", hint=hint
+    )
