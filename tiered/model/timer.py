@@ -1,6 +1,7 @@
 """Timers: messages of the gateway topic that are sent to their own topic at a later time. Names, and what is a timer.
 
-Pure. The write path finds the same in ``tiered.kernels.timers``, which a test compares with this.
+Pure. A timer is its message in the gateway topic: its place identifies it, and keys, which producers choose, only find
+it. The write path finds the same in ``tiered.kernels.timers``, which a test compares with this.
 """
 
 from __future__ import annotations
@@ -10,15 +11,28 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
-TOPIC, DELIVER_MS, QUEUE, CANCEL = "TIERED_TOPIC", "TIERED_DELIVER_MS", "TIERED_QUEUE", "TIERED_CANCEL"
-"""Properties of a message in the gateway topic: where it goes; when, ms since the epoch; to which queue there
-(optional); which timer it cancels: its delivery time, a space, its unique key."""
-PROPERTIES = frozenset((TOPIC, DELIVER_MS, QUEUE, CANCEL))
+from tiered.model.topic_names import refused_target
+
+TOPIC, DELIVER_MS, QUEUE = "TIERED_TOPIC", "TIERED_DELIVER_MS", "TIERED_QUEUE"
+"""Properties of a message in the gateway topic: its topic, the time at which it is sent there, in ms since 1970, and
+the queue there (optional)."""
+CANCEL, CANCEL_PLACE = "TIERED_CANCEL", "TIERED_CANCEL_PLACE"
+"""Properties of a message in the gateway topic that cancels timers of TIERED_TOPIC: "<delivery time in ms> <unique
+key>"; and, to cancel only one of them, its place, which proxy mode takes from a recall handle."""
+PLACE = "TIERED_PLACE"
+"""Property of a message that was handed over: the place and the physical offset of its timer."""
+PROPERTIES = frozenset((TOPIC, DELIVER_MS, QUEUE, CANCEL, CANCEL_PLACE, PLACE))
 UNIQUE_KEY = "UNIQ_KEY"
 HOUR_MS = 3_600_000
+TIMES_MS = range(946_684_800_000, 4_102_444_800_000)
+"""Times of delivery: the years 2000 to 2099."""
+QUEUES_MAX = 65_536
+"""Queue ids of a topic are below it."""
 _TRANSACTION, _INNER_BATCH = 0xC, 0x80
 _MS = re.compile(r"[0-9]{1,18}\Z")
+_QUEUE = re.compile(r"[0-9]{1,5}\Z")
 _CANCEL = re.compile(r"([0-9]{1,18}) (.+)\Z", re.DOTALL)
+_PLACE = re.compile(r"([0-9]{1,5}):([0-9]{1,18})\Z")
 
 
 class EntryKind(IntEnum):
@@ -26,21 +40,28 @@ class EntryKind(IntEnum):
 
     TIMER = 0
     CANCEL = 1
-    """Timers of its key and time with a lower order are not sent."""
-    REFUSED = 2
-    """A message of the gateway topic that is no timer; the key's hash is the Refusal."""
+    """Timers of its time, key and topic with a lower order are not sent."""
+    CANCEL_PLACE = 2
+    """Of these timers, only the one at the entry's place."""
+    REFUSED = 3
+    """A message of the gateway topic that is not delivered; the key's hash is the Refusal."""
+    POSTPONED = 4
+    """A timer that the broker refused, and that is sent again."""
 
 
 class Refusal(IntEnum):
-    """Why a message of the gateway topic is no timer."""
+    """Why a message of the gateway topic is not delivered."""
 
     NONE = 0
     TRANSACTION = 1
-    NO_KEY = 2
+    BAD_TARGET = 2
     NO_TOPIC = 3
     BAD_TIME = 4
     TOO_FAR = 5
     BAD_CANCEL = 6
+    SECONDS = 7
+    BAD_QUEUE = 8
+    BROKER = 9
 
     @property
     def text(self) -> str:
@@ -48,21 +69,66 @@ class Refusal(IntEnum):
         return {
             Refusal.NONE: "",
             Refusal.TRANSACTION: "a message of a transaction or an inner batch cannot be a timer",
-            Refusal.NO_KEY: f"it has no {UNIQUE_KEY}",
-            Refusal.NO_TOPIC: f"it has neither {TOPIC} nor {CANCEL}",
-            Refusal.BAD_TIME: f"its {DELIVER_MS} is not a time in ms since the epoch",
+            Refusal.BAD_TARGET: f"its {TOPIC} is not a topic that timers may be sent to",
+            Refusal.NO_TOPIC: f"it has no {TOPIC}",
+            Refusal.BAD_TIME: f"its {DELIVER_MS} is not a time of the years 2000 to 2099 in ms since 1970",
             Refusal.TOO_FAR: f"its {DELIVER_MS} is more than two years ahead",
-            Refusal.BAD_CANCEL: f'its {CANCEL} is not "<delivery time in ms> <unique key>"',
+            Refusal.BAD_CANCEL: f'its {CANCEL} is not "<delivery time in ms> <unique key>" with a time of the years '
+            f'2000 to 2099, or its {CANCEL_PLACE} is not "<queue id>:<queue offset>"',
+            Refusal.SECONDS: f"its {DELIVER_MS} looks like seconds: give milliseconds",
+            Refusal.BAD_QUEUE: f"its {QUEUE} is not a queue id",
+            Refusal.BROKER: "the broker refused it until timers.refused_ttl_ms after its time",
         }[self]
 
 
+class TimerPlace(NamedTuple):
+    """Where the message of a timer is in the gateway topic."""
+
+    queue_id: int
+    queue_offset: int
+
+    @property
+    def text(self) -> str:
+        """As commands and CANCEL_PLACE have it."""
+        return f"{self.queue_id}:{self.queue_offset}"
+
+    def sent_text(self, physical_offset: int) -> str:
+        """As PLACE has it: the physical offset tells apart topics and generations."""
+        return f"{self.text}:{physical_offset}"
+
+
+def place_of(text: str) -> TimerPlace | None:
+    """The place that ``text`` names; None: it is not one."""
+    found = _PLACE.match(text)
+    return TimerPlace(int(found[1]), int(found[2])) if found and int(found[1]) < QUEUES_MAX else None
+
+
+def cancel_properties(
+    topic: str, deliver_ms: int, unique_key: str, place: TimerPlace | None = None
+) -> dict[str, str]:
+    """Of a message that cancels the timers of ``topic`` with this time and key, or only the one at ``place``."""
+    found = {TOPIC: topic, CANCEL: f"{deliver_ms} {unique_key}"}
+    return found if place is None else {**found, CANCEL_PLACE: place.text}
+
+
+def time_problem(ms: int) -> str:
+    """Why ``ms`` cannot be a time of delivery, as the rest of a sentence; empty: it can."""
+    if ms in TIMES_MS:
+        return ""
+    if ms * 1000 in TIMES_MS:
+        return f"{ms} looks like seconds: give milliseconds"
+    return f"{ms} is not a time of the years 2000 to 2099 in ms since 1970"
+
+
 class TimerRequest(NamedTuple):
-    """What a message of the gateway topic asks for. ``cancel``: delivery time and unique key of the timer to cancel."""
+    """What a message of the gateway topic asks for. ``cancel``: delivery time and unique key of timers of ``topic`` to
+    cancel, ``cancel_place``: only the one there."""
 
     topic: str = ""
     deliver_ms: int = 0
     unique_key: str = ""
     cancel: tuple[int, str] | None = None
+    cancel_place: TimerPlace | None = None
     refusal: Refusal = Refusal.NONE
 
 
@@ -71,22 +137,29 @@ def timer_of(
 ) -> TimerRequest:
     """What a message with ``properties``, stored at ``stored_ms``, asks for. One that is refused does nothing."""
     topic, deliver, unique_key = (properties.get(name, "") for name in (TOPIC, DELIVER_MS, UNIQUE_KEY))
-    cancel, deliver_ms, cancelled = properties.get(CANCEL, ""), 0, None
+    cancel, place, queue = (properties.get(name, "") for name in (CANCEL, CANCEL_PLACE, QUEUE))
+    found, at, deliver_ms = _CANCEL.match(cancel), place_of(place), 0
     refusal = Refusal.TRANSACTION if sys_flag & (_TRANSACTION | _INNER_BATCH) else Refusal.NONE
-    if cancel:
-        found = _CANCEL.match(cancel)
-        cancelled = (int(found[1]), found[2]) if found else None
-        refusal = refusal or (Refusal.NONE if found else Refusal.BAD_CANCEL)
-    if topic or deliver or not cancel:
+    if cancel or place:
+        is_valid = found is not None and int(found[1]) in TIMES_MS and (at is not None or not place)
+        refusal = refusal or (Refusal.NONE if is_valid else Refusal.BAD_CANCEL)
+    refusal = refusal or (Refusal.NONE if topic else Refusal.NO_TOPIC)
+    if deliver or not (cancel or place):
         deliver_ms = int(deliver) if _MS.match(deliver) else 0
+        is_queue = not queue or (_QUEUE.match(queue) and int(queue) < QUEUES_MAX)
         refusal = (
             refusal
-            or (Refusal.NONE if topic else Refusal.NO_TOPIC)
-            or (Refusal.NONE if unique_key else Refusal.NO_KEY)
-            or (Refusal.NONE if deliver_ms > 0 else Refusal.BAD_TIME)
+            or (Refusal.NONE if deliver_ms in TIMES_MS else _of_time(deliver_ms))
             or (Refusal.NONE if deliver_ms - stored_ms <= max_delay_ms else Refusal.TOO_FAR)
+            or (Refusal.NONE if is_queue else Refusal.BAD_QUEUE)
         )
-    return TimerRequest(topic, deliver_ms, unique_key, cancelled, refusal)
+    refusal = refusal or (Refusal.BAD_TARGET if refused_target(topic) else Refusal.NONE)
+    cancelled = (int(found[1]), found[2]) if found else None
+    return TimerRequest(topic, deliver_ms, unique_key, cancelled, at, refusal)
+
+
+def _of_time(ms: int) -> Refusal:
+    return Refusal.SECONDS if ms * 1000 in TIMES_MS else Refusal.BAD_TIME
 
 
 def hour_of(deliver_ms: int) -> int:
