@@ -16,7 +16,7 @@ RELATIVE = re.compile(r"-(?P<count>\d{1,9})(?P<unit>[smhdw])")
 """Seconds, minutes, hours, days or weeks before now."""
 _UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _EPOCH = datetime.fromtimestamp(0, UTC)
-_PLAUSIBLE_MS = range(946_684_800_000, 4_102_444_800_000)
+PLAUSIBLE_MS = range(946_684_800_000, 4_102_444_800_000)
 """Integers that are times: 2000 to 2099. Outside are seconds, years, microseconds, dates of twelve or more digits."""
 _FORMS = "use milliseconds since 1970, 2026-11-21T07:00:00Z, 2026-11-21, or -1h"
 
@@ -57,10 +57,10 @@ def parse_instant(text: str) -> int:
 
 
 def _plausible(time_ms: int) -> int:
-    if time_ms == 0 or time_ms in _PLAUSIBLE_MS:
+    if time_ms == 0 or time_ms in PLAUSIBLE_MS:
         return time_ms
     readings = [f"{time_ms} milliseconds since 1970 is {_moment(time_ms)}, which is implausible"]
-    if time_ms * 1000 in _PLAUSIBLE_MS:
+    if time_ms * 1000 in PLAUSIBLE_MS:
         readings.append(f"in seconds it is {_moment(time_ms * 1000)}, so use {time_ms}000")
     else:
         readings.append(_FORMS)

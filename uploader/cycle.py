@@ -23,6 +23,7 @@ from tiered.formats.segment import BlockCodec, EncodedSegment
 from tiered.formats.timer_object import EncodedTimers
 from tiered.object_store.abandonment import Abandonment
 from tiered.object_store.interface import ObjectStore
+from tiered.settings.timer_section import TimerSettings
 from uploader.attempts import AttemptPolicy
 from uploader.cycle_plan import CyclePlan, CyclePlanner
 from uploader.header_check import HeaderCheck
@@ -73,8 +74,7 @@ class UploadContext:
     log: Callable[[str, dict[str, object]], None]
     new_settings: Callable[[CatalogState], dict[str, Any]] = lambda _state: {}
     """Settings of the archive that differ from those of a state: the next commit has them."""
-    max_delay_ms: int = 0
-    """A timer farther ahead is none."""
+    timers: TimerSettings = field(default_factory=TimerSettings)
 
 
 @dataclass

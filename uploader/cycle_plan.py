@@ -30,7 +30,7 @@ from uploader.queue_generations import QueueGenerations
 from uploader.queue_tails import UNKNOWN, QueueTails, TailChange
 from uploader.queue_ttl_classes import QueueTtlClasses
 from uploader.skipped_log import SkippedLog
-from uploader.timer_rows import TimerQueues, TimerRows
+from uploader.timer_entries import TimerQueues, TimerRows
 from uploader.topic_selections import TopicSelections
 
 Ints = NDArray[Any]

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from tiered.archive.task import TaskLoop
@@ -237,7 +238,7 @@ class Offloader:
             claim=self._owner.claim,
             log=environment.log,
             new_settings=self._new_settings,
-            max_delay_ms=self._timers.max_delay_ms + TIMER_SLACK_MS,
+            timers=replace(self._timers, max_delay_ms=self._timers.max_delay_ms + TIMER_SLACK_MS),
         )
 
     def _new_settings(self, state: CatalogState) -> dict[str, Any]:

@@ -1,45 +1,109 @@
-"""Entries of the timers that a cycle archives: found in the rows of the gateway topic, for an object of their own."""
+"""Timers that a cycle archives: which rows are of the gateway topic, and their entries for an object of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tiered.formats.timer_object import ENTRY_DTYPE, EncodedTimers, encode_timers, sorted_entries
+from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.timers import find_timers, time_order
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table, concatenated
-from tiered.model.timer import EntryKind
+from tiered.model.timer import EntryKind, Refusal
+from tiered.model.topic_names import refused_target
 from tiered.object_store.interface import Body
-from uploader.timer_rows import TimerRows
+from tiered.settings.timer_section import TimerSettings
+
+Ints = NDArray[Any]
 
 
-def timer_entries(rows: TimerRows, arena: NDArray[np.uint8], max_delay_ms: int) -> Table:
-    """What the messages in ``rows`` ask for, whose records are in ``arena``, in their order."""
+@dataclass(frozen=True)
+class TimerRows:
+    """Rows of the gateway topic: ``queue`` indexes ``queues``; the others are columns of the scan."""
+
+    queues: Sequence[QueueKey]
+    queue: Ints
+    queue_offset: Ints
+    position: Ints
+    size: Ints
+    phys: Ints
+
+
+class TimerQueues:
+    """Queues of ``topic`` in a ``table`` that grows; none without a topic."""
+
+    def __init__(self, table: QueueTable, topic: str) -> None:
+        self._table, self._topic = table, topic
+        self._ordinals: list[int] = []
+        self._searched = 0
+
+    def among(self, ordinals: Ints) -> Ints:
+        """The places of its queues in ``ordinals``."""
+        if self._topic:
+            for ordinal in range(self._searched, len(self._table)):
+                if self._table.topic(ordinal) == self._topic:
+                    self._ordinals.append(ordinal)
+                self._searched = ordinal + 1
+        return np.flatnonzero(np.isin(ordinals, self._ordinals)) if self._ordinals else np.empty(0, np.int64)
+
+
+def timer_entries(
+    rows: TimerRows, arena: NDArray[np.uint8], settings: TimerSettings, now_ms: int
+) -> tuple[Table, list[QueueKey]]:
+    """What the messages in ``rows`` ask for, whose records are in ``arena``; and what the entries' ``queue``
+    indexes."""
     found = find_timers(
-        arena, rows.position.astype(np.int64), rows.size.astype(np.int64), max_delay_ms=max_delay_ms
+        arena, rows.position.astype(np.int64), rows.size.astype(np.int64), max_delay_ms=settings.max_delay_ms
     )
-    deliver_ms, key_hash, refusal, cancelled_ms, cancelled_hash, has_cancel = found
-    is_refused = refusal != 0
-    is_timer, is_cancel = ~is_refused & (deliver_ms > 0), ~is_refused & (has_cancel == 1)
-    parts = []
-    everything = slice(None)
+    deliver_ms, key_hash, topic_hash, refusal, cancelled_ms, cancelled_hash, cancels, *place = found
+    queues = list(rows.queues)
+    _refuse_targets(arena, found, queues[0].topic)
+    # Without a key no other timer is like it.
+    key_hash = np.where(key_hash == 0, rows.phys, key_hash)
+    is_refused, parts = refusal != 0, []
+    until_ms = np.full_like(refusal, now_ms + settings.listed_ms)
     for chosen, kind, ms, hashes in (
-        (is_timer, EntryKind.TIMER, deliver_ms, key_hash),
-        (is_cancel, EntryKind.CANCEL, cancelled_ms, cancelled_hash),
-        (is_refused, EntryKind.REFUSED, np.zeros_like(refusal), refusal),
+        (~is_refused & (deliver_ms > 0), EntryKind.TIMER, deliver_ms, key_hash),
+        (~is_refused & (cancels == 1), EntryKind.CANCEL, cancelled_ms, cancelled_hash),
+        (~is_refused & (cancels == 2), EntryKind.CANCEL_PLACE, cancelled_ms, cancelled_hash),
+        (is_refused, EntryKind.REFUSED, until_ms, refusal),
     ):
         if not (count := int(chosen.sum())):
             continue
-        which = everything if count == len(refusal) else chosen  # copies less
+        which = slice(None) if count == len(refusal) else chosen  # copies less
         part = np.zeros(count, ENTRY_DTYPE)
         part["deliver_ms"], part["key_hash"] = ms[which], hashes[which].view(np.uint64)
+        part["topic_hash"] = topic_hash[which].view(np.uint64)
         part["order"], part["queue_offset"] = rows.phys[which], rows.queue_offset[which]
         part["queue"], part["kind"] = rows.queue[which], kind
+        if kind == EntryKind.CANCEL_PLACE:
+            _name_places(part, place[0][which], place[1][which], queues)
         parts.append(part)
-    return concatenated(parts, ENTRY_DTYPE)
+    return concatenated(parts, ENTRY_DTYPE), queues
+
+
+def _refuse_targets(arena: NDArray[np.uint8], found: NDArray[np.int64], gateway_topic: str) -> None:
+    """Refuse those whose topic takes no timers; each topic is judged once."""
+    _, _, topic_hash, refusal, *_, at, length = found
+    _, first, which = np.unique(topic_hash, return_index=True, return_inverse=True)
+    texts = (arena[at[row] : at[row] + length[row]].tobytes().decode("utf-8", "replace") for row in first)
+    is_bad = np.array([refused_target(text, gateway_topic) is not None for text in texts], bool)
+    refusal[(refusal == 0) & is_bad[which]] = Refusal.BAD_TARGET
+
+
+def _name_places(part: Table, queue_ids: Ints, offsets: Ints, queues: list[QueueKey]) -> None:
+    """The message of a cancelled timer; queues that it is in are added to ``queues``."""
+    part["queue_offset"] = offsets
+    numbers = {queue: number for number, queue in enumerate(queues)}
+    for row, queue_id in enumerate(queue_ids.tolist()):
+        queue = queues[int(part["queue"][row])]._replace(queue_id=queue_id)
+        part["queue"][row] = numbers.setdefault(queue, len(numbers))
+    queues[:] = numbers
 
 
 def encoded_body(entries: Table, queues: Sequence[QueueKey], encoded: list[EncodedTimers]) -> Body:

@@ -34,7 +34,7 @@ from rocketmq_tiered.sending.republish import (
 from rocketmq_tiered.sending.sender import Sender
 from rocketmq_tiered.sending.target import Target, find_target
 from rocketmq_tiered.server.proxy.upstream import InflightLimit, RemotingUpstream
-from tiered.archive.timers import TimerFiles
+from tiered.archive.timers import PENDING_DTYPE, TimerFiles
 from tiered.console import camel_names, counted, print_json, print_lines, print_table
 from tiered.errors import CorruptionError
 from tiered.remoting.client import BrokerClient
@@ -107,8 +107,8 @@ def execute(options: argparse.Namespace) -> int:
         queues = chosen_queues(access, selection)
         gateways = [queue.key for queue in queues if queue.topic == settings.timers.topic]
         if gateways:
-            pending = TimerFiles(access.store).pending_offsets(access.state)
-            none = np.zeros(0, np.int64)
+            pending = TimerFiles(access.store).pending_times(access.state)
+            none = np.zeros(0, PENDING_DTYPE)
             selection = replace(selection, pending={key: pending.get(key, none) for key in gateways})
         target = find_target(options.to, lambda address: BrokerClient(address, TIMEOUT_S, credentials, tls))
         jobs = jobs_for(access, queues, names, target)

@@ -11,7 +11,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,7 +34,7 @@ from rocketmq_tiered.maintenance.cost import (
 )
 from rocketmq_tiered.page.kept_values import Reading, WorkerValue
 from rocketmq_tiered.process.loaded_archive import rules_in
-from tiered.archive.timers import TimerFiles
+from tiered.archive.timers import TimerCounts, TimerFiles
 from tiered.catalog.hidden_history import HistoryListing, list_histories
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.queue_directory import QueueDirectory
@@ -254,8 +254,8 @@ class ArchiveView:
         """Log histories and what each hid, a minute old at most; an empty list with a single one."""
         return self._histories.get(SHORT_WAIT_S)
 
-    def timers(self) -> Reading[Mapping[int, int]]:
-        """Pending entries of timers by hour of delivery, since the epoch, of the catalog read last."""
+    def timers(self) -> Reading[TimerCounts]:
+        """Timers of the catalog read last."""
         return self._timers.get(FIRST_WAIT_S, NEWER_WAIT_S)
 
     def access(self) -> ArchiveAccess:
@@ -346,11 +346,11 @@ class ArchiveView:
         access = self.access()
         return list_histories(access.store, access.state) if access.state.log_histories else []
 
-    def _read_timers(self) -> Mapping[int, int]:
+    def _read_timers(self) -> TimerCounts:
         access = self.access()
         if self._timer_files is None or self._timer_files[0] is not access.store:
             self._timer_files = access.store, TimerFiles(access.store)
-        return self._timer_files[1].hours(access.state)
+        return self._timer_files[1].counts(access.state)
 
     def _rules_at(self, store: ObjectStore, state: CatalogState) -> Callable[[str], TopicRule]:
         """The rules of topics; the archived topic table is read again only if there is a new one."""

@@ -360,7 +360,7 @@ class AdminPages:
 
     def _timers(self, fields: Mapping[str, str]) -> _Page:
         key, code, found = fields.get("key", "").strip(), 200, list[ShownTimer]()
-        problem, hours = unread(self._archive.contents()), self._archive.timers()
+        problem, counts = unread(self._archive.contents()), self._archive.timers()
         try:
             if key and self._token is None and self._process.has_accounts():
                 problem, code = notice(_HIDDEN_MESSAGES, is_problem=False), 403
@@ -373,7 +373,7 @@ class AdminPages:
                 _code_of(error),
             )
         now_ms = wall_ms()
-        return _Page("Timers", render_timers(hours.value, now_ms, key, found, problem), code)
+        return _Page("Timers", render_timers(counts.value, now_ms, key, found, problem), code)
 
     def _searched(self, search: Callable[[], list[T]]) -> list[T]:
         if not self._searching.acquire(timeout=WAIT_S):

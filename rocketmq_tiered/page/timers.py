@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from fetcher.access import ArchiveAccess
 from fetcher.rows.message import Message
 from rocketmq_tiered.page.html import Child, Html, count_text, date_text, facts, section, table, tag
 from rocketmq_tiered.page.messages import Search, find_messages, message_path
-from tiered.archive.timers import TimerFiles, sort_out
+from tiered.archive.timers import TimerCounts, TimerFiles, joined, sort_out
 from tiered.catalog.state import CatalogState
-from tiered.model.timer import CANCEL, HOUR_MS, EntryKind, timer_of
+from tiered.model.tables import Table
+from tiered.model.timer import CANCEL, HOUR_MS, timer_of
 
 HOURS_SHOWN, DAYS_SHOWN = 48, 30
 _DAY_HOURS = 24
@@ -46,22 +45,28 @@ def find_timers(access: ArchiveAccess, gateway_topic: str, unique_key: str) -> l
         elif not asked.deliver_ms:
             outcome = f"cancels {properties.get(CANCEL, '')}"
         else:
-            outcome = _outcome(files, state, asked.deliver_ms, asked.unique_key)
+            outcome = _outcome(files, state, message, asked.deliver_ms)
         found.append(ShownTimer(message, asked.topic, asked.deliver_ms, outcome))
     return found
 
 
-def _outcome(files: TimerFiles, state: CatalogState, deliver_ms: int, unique_key: str) -> str:
-    entries = files.with_key(state, unique_key, deliver_ms).table
-    if len(sort_out(entries).timers):
+def _outcome(files: TimerFiles, state: CatalogState, message: Message, deliver_ms: int) -> str:
+    entries = joined(list(files.pending(state, deliver_ms, deliver_ms + 1)))
+    found = sort_out(entries)
+
+    def is_among(table: Table) -> bool:
+        own = table[table["queue_offset"] == message.queue_offset]
+        return any(entries.queues[queue] == message.queue for queue in own["queue"].tolist())
+
+    if is_among(found.timers):
         return "pending"
-    return "cancelled" if np.any(entries["kind"] == EntryKind.TIMER) else "handed over to the broker"
+    return "cancelled or moved" if is_among(found.cancelled) else "handed over to the broker"
 
 
 def render_timers(
-    hours: Mapping[int, int] | None, now_ms: int, unique_key: str, found: Sequence[ShownTimer], problem: Child
+    counts: TimerCounts | None, now_ms: int, unique_key: str, found: Sequence[ShownTimer], problem: Child
 ) -> Html:
-    """The page: the form, what was found or why nothing was, and the hours; ``hours`` None: not read yet."""
+    """The page: the form, what was found or why nothing was, and the hours; ``counts`` None: not read yet."""
     form = tag(
         "form",
         tag(
@@ -98,13 +103,17 @@ def render_timers(
         ]
         shown = table("Timers", ["Delivered at", "Topic", "State", "Sent", "Keys"], rows)
         parts.append(section("found", "Timers", shown, is_live=False, note=unique_key))
-    return tag("div", parts, _hours(hours, now_ms // HOUR_MS) if hours is not None else None, class_="grid")
+    return tag("div", parts, _hours(counts, now_ms // HOUR_MS) if counts is not None else None, class_="grid")
 
 
-def _hours(entries: Mapping[int, int], now: int) -> list[Html]:
-    hours = {hour: count for hour, count in entries.items() if hour}  # hour 0 has those that are refused
+def _hours(counts: TimerCounts, now: int) -> list[Html]:
+    hours, others = (
+        counts.hours,
+        [("Refused by the broker", counts.postponed), ("Not delivered", counts.refused)],
+    )
+    more = [(name, count_text(count)) for name, count in others if count]
     if not hours:
-        return [section("hours", "Pending", tag("p", "No timer is pending."))]
+        return [section("hours", "Pending", facts(more) if more else None, tag("p", "No timer is pending."))]
     first, last = min(hours), max(hours)
     totals = facts(
         [
@@ -112,6 +121,7 @@ def _hours(entries: Mapping[int, int], now: int) -> list[Html]:
             ("Hours", count_text(len(hours))),
             ("First", date_text(first * HOUR_MS)),
             ("Last", date_text(last * HOUR_MS)),
+            *more,
         ]
     )
     near = {hour: count for hour, count in hours.items() if hour < now + HOURS_SHOWN}
@@ -119,7 +129,7 @@ def _hours(entries: Mapping[int, int], now: int) -> list[Html]:
     for hour, count in hours.items():
         if hour not in near:
             days[hour // _DAY_HOURS] = days.get(hour // _DAY_HOURS, 0) + count
-    shown, more = list(days.items())[:DAYS_SHOWN], len(days) - DAYS_SHOWN
+    shown, left = list(days.items())[:DAYS_SHOWN], len(days) - DAYS_SHOWN
     parts = [
         section(
             "hours",
@@ -135,7 +145,7 @@ def _hours(entries: Mapping[int, int], now: int) -> list[Html]:
     ]
     if shown:
         rows = [(date_text(day * _DAY_HOURS * HOUR_MS)[:10], count, False) for day, count in shown]
-        note = f"the first {DAYS_SHOWN} of {len(days)} days with any" if more > 0 else None
+        note = f"the first {DAYS_SHOWN} of {len(days)} days with any" if left > 0 else None
         parts.append(section("days", "Later days", _counts("Day, UTC", rows), note=note))
     return parts
 
@@ -150,4 +160,4 @@ def _counts(name: str, rows: Sequence[tuple[str, int, bool]]) -> Html:
         )
         for text, count, is_late in rows
     ]
-    return table(name, [name, "Entries", ""], cells, (1,))
+    return table(name, [name, "Timers", ""], cells, (1,))

@@ -273,16 +273,21 @@ def of_report(report: StatusReport) -> list[Finding]:
 
 
 def _of_timers(timers: TimerStatus) -> list[Finding]:
-    found = []
+    found, why = [], f": {timers.problem}" if timers.problem else ""
     if timers.overdue_seconds > TIMER_LATE_S:
-        why = f": {timers.problem}" if timers.problem else ""
         what = f"timers are not delivered: the first has been due for {duration_text(timers.overdue_seconds)}{why}"
         step = "check that the broker runs and takes messages; they are delivered in order as soon as it does"
         found.append(Finding("timers", what, step))
-    if bad := timers.refused + timers.dropped + timers.postponed:
-        what = f"{counted(bad, 'timer')} refused, dropped or postponed, the last: {timers.problem}"
-        step = "the log names each; correct its producer or the topic, or run tiered timers cancel"
+    if timers.postponed:
+        what = f"the broker refuses {counted(timers.postponed, 'timer')}, which are sent again every ten minutes{why}"
+        step = "correct the topic, or run tiered timers cancel: tiered timers ls lists them"
         found.append(Finding("timers", what, step))
+    if timers.refused:
+        what = f"{counted(timers.refused, 'message')} to the gateway topic will not be delivered"
+        found.append(Finding("timers", what, "tiered timers ls --refused lists them, and why"))
+    if timers.dropped:
+        what = f"{counted(timers.dropped, 'timer')} dropped, as other messages are at their places{why}"
+        found.append(Finding("timers", what, "the log names each: send them again"))
     return found
 
 

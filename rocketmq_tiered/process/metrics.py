@@ -300,6 +300,8 @@ FIGURES = (
     ),
     ("timers", GAUGE, "timers_pending", "pending", "Timers that are not handed over to the broker."),
     ("timers", GAUGE, "timers_next_hour", "next_hour", "Of them, those delivered in this hour and the next."),
+    ("timers", GAUGE, "timers_postponed", "postponed", "Of the pending, those that the broker refuses."),
+    ("timers", GAUGE, "timers_refused", "refused", "Messages of the gateway topic that are not delivered."),
     ("timers", GAUGE, "timers_objects", "objects", "Objects of timers."),
     (
         "timers",
@@ -318,10 +320,7 @@ FIGURES = (
     ("timers", COUNTER, "timers_delivered", "delivered", "Timers handed over."),
     ("timers", COUNTER, "timers_found", "found", "Of them, those the broker already had after a failure."),
     ("timers", COUNTER, "timers_cancelled", "cancelled", "Timers that were cancelled."),
-    ("timers", COUNTER, "timers_repeated", "repeated", "Timers with key and time of another one, not sent."),
-    ("timers", COUNTER, "timers_refused", "refused", "Messages of the gateway topic that are no timers."),
     ("timers", COUNTER, "timers_dropped", "dropped", "Timers without their message."),
-    ("timers", COUNTER, "timers_postponed", "postponed", "Timers that the broker refused, to be sent again."),
 )
 """Part of the report, kind, name, member of that part, and meaning. Members of ``…_timestamp_seconds`` are in ms."""
 

@@ -56,7 +56,9 @@ def status_lines(report: StatusReport) -> Iterator[Line]:
         yield "compaction", compaction_text(report.compaction)
     if report.key_compaction is not None and report.key_compaction.text:
         yield "keys", report.key_compaction.text
-    if report.timers is not None and report.timers.pending + report.timers.delivered:
+    if report.timers is not None and any(
+        (report.timers.pending, report.timers.delivered, report.timers.refused)
+    ):
         yield "timers", _timers(report.timers)
     if report.scrub is not None:
         yield "scrub", _scrub(report.scrub)
@@ -86,9 +88,10 @@ def compaction_text(report: CompactionStatus) -> str:
 
 def _timers(report: TimerStatus) -> str:
     due = f", the first due for {duration_text(report.overdue_seconds)}" if report.overdue_seconds else ""
+    others = f"{report.postponed:,} refused by the broker, {report.refused:,} not delivered"
     return (
         f"{report.pending:,} pending, {report.next_hour:,} within the hour{due}; {report.delivered:,} handed over, 99% "
-        f"less than {report.late_p99_seconds:.1f} s late"
+        f"less than {report.late_p99_seconds:.1f} s late{f'; {others}' if report.postponed + report.refused else ''}"
     )
 
 

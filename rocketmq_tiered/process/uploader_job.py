@@ -282,7 +282,7 @@ class UploaderJob:
                 lambda: offsets.address,
                 lambda address: BrokerClient(address, TIMER_TIMEOUT_S, credentials, tls),
                 is_stopped,
-                rate=settings.timers.rate_per_s,
+                settings.timers,
             )
             opened.callback(made.close)
             return made

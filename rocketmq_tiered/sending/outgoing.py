@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fetcher.rows.message import Message
 from rocketmq_tiered.server.wire.codes import RequestCode
 from tiered.formats.record import SYS_COMPRESSED, SYS_INNER_BATCH, SYS_NEED_UNWRAP, Record, inner_messages
+from tiered.model.timer import PLACE
 from tiered.remoting.command import RemotingCommand
 
 RETRY_PREFIX = "%RETRY%"
@@ -58,6 +59,8 @@ DROPPED_PROPERTIES = frozenset(
         "POP_CK",
         "POP_CK_OFFSET",
         "1ST_POP_TIME",
+        # It says which timer was handed over.
+        PLACE,
     }
 )
 _ITEM = struct.Struct(">iIIii")

@@ -32,6 +32,7 @@ from tiered.console import counted
 from tiered.errors import CorruptionError, NotFoundError, UsageError
 from tiered.model.queue import LMQ_PREFIX, QueueKey, TopicFilter
 from tiered.model.tables import Table
+from tiered.model.timer import CANCEL, CANCEL_PLACE, DELIVER_MS
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ _NAMED_ONLY = ("%RETRY%", "%DLQ%", LMQ_PREFIX)
 @dataclass(frozen=True)
 class Selection:
     """Which messages: of topics by name or pattern, ``names`` maps topics to other ones; stored in [since, until).
-    ``pending``: of queues of timers, the offsets of those that are not delivered; others are not sent."""
+    ``pending``: of queues of timers, those that are not delivered, with their times; others are not sent."""
 
     topics: Sequence[str] = ("*",)
     names: Mapping[str, str] = field(default_factory=dict)
@@ -165,7 +166,7 @@ class Republish:
             if listed[queue].messages < listed[queue].max_offset - first:  # gaps, compacted keys
                 job.messages = min(job.messages, listed[queue].messages)
             if (pending := self._selection.pending.get(queue)) is not None:
-                job.messages = int(np.count_nonzero(pending >= job.start))
+                job.messages = int(np.count_nonzero(pending["queue_offset"] >= job.start))
         self._total = sum(job.messages for job in jobs)
         self._left = list(reversed(jobs))
 
@@ -230,8 +231,9 @@ class Republish:
             if batch is None:
                 return
             for message in messages_of(batch, job.sending.queue, is_batch=is_batch):
-                if pending is None or _has(pending, message.queue_offset):
-                    await self._send(message, job, sender)
+                time_ms = None if pending is None else _time_of(pending, message.queue_offset)
+                if pending is None or time_ms is not None:
+                    await self._send(message, job, sender, time_ms)
                 if self._stop.is_set():
                     return
 
@@ -240,7 +242,8 @@ class Republish:
         span = Span(None, chosen.since_ms, None, BATCH_MESSAGES, BATCH_BYTES, chosen.until_ms)
         return await run_async(self._access.walk(queue, span, None))
 
-    async def _send(self, message: Message, job: Job, sender: Sender) -> None:
+    async def _send(self, message: Message, job: Job, sender: Sender, time_ms: int | None) -> None:
+        """``time_ms``: of a timer, its time, to which it may have been moved."""
         try:
             found = list(outgoing_messages(message, job.sending.to))
         except CorruptionError as error:
@@ -250,6 +253,10 @@ class Republish:
         for offset, outgoing in found:
             if offset < job.start:  # sent before, of a batch that was cut
                 continue
+            if time_ms is not None:
+                outgoing.properties[DELIVER_MS] = str(time_ms)
+                for name in (CANCEL, CANCEL_PLACE):  # of a timer that is not there
+                    outgoing.properties.pop(name, None)
             await self._room(job)
             try:
                 await sender.send(job.to, outgoing)
@@ -291,9 +298,10 @@ class Republish:
             self._saved.notify_all()
 
 
-def _has(offsets: Table, offset: int) -> bool:
-    at = int(np.searchsorted(offsets, offset))
-    return at < len(offsets) and int(offsets[at]) == offset
+def _time_of(pending: Table, offset: int) -> int | None:
+    at = int(np.searchsorted(pending["queue_offset"], offset))
+    is_there = at < len(pending) and pending["queue_offset"][at] == offset
+    return int(pending["deliver_ms"][at]) if is_there else None
 
 
 def repeats_text(position: Position) -> str:

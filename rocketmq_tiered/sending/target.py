@@ -82,11 +82,12 @@ def find_target(address: str, connect: Connect) -> Target:
         )
     client = connect(address)
     try:
-        answer = client.call(RequestCode.GET_ALL_TOPIC_CONFIG)
-        if answer.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            only = _broker(client, address, answer)
+        # What a broker does not know: name servers of 4.9 never answer what they do not know.
+        answer = client.call(RequestCode.GET_BROKER_CLUSTER_INFO)
+        if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            only = _broker(client, address, client.call(RequestCode.GET_ALL_TOPIC_CONFIG))
             return Target(f"{only.cluster}/{only.name}", (only,))
-        addresses = _masters(client)
+        addresses = _masters(answer)
     finally:
         client.close()
     if not addresses:
@@ -122,9 +123,8 @@ def _broker(client: BrokerClient, address: str, topics: RemotingCommand) -> Targ
     )
 
 
-def _masters(name_server: BrokerClient) -> dict[str, str]:
+def _masters(answer: RemotingCommand) -> dict[str, str]:
     """Broker name -> address of its master."""
-    answer = name_server.call(RequestCode.GET_BROKER_CLUSTER_INFO)
     if answer.code != ResponseCode.SUCCESS:
         raise UnavailableError(f"the name server does not list its brokers: {answer.remark or answer.code}")
     table = _document(answer).get("brokerAddrTable") or {}

@@ -13,32 +13,53 @@ from rocketmq_tiered.sending.sender import BACKOFF_FIRST_S, BACKOFF_MAX_S, send_
 from rocketmq_tiered.sending.target import Connect, TargetBroker, TargetQueue, find_target
 from rocketmq_tiered.sending.timer_plan import BrokerTimers
 from rocketmq_tiered.sending.timer_send import TimerSend
+from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from tiered.archive.task import StoppedError
 from tiered.errors import NotFoundError, ThrottledError, UnavailableError, UsageError
 from tiered.formats.record import decode_record
+from tiered.model.timer import PLACE
 from tiered.object_store.throttle import TokenBucket
 from tiered.remoting.client import BrokerClient
 from tiered.remoting.command import RemotingCommand
+from tiered.settings.timer_section import TimerSettings
 from tiered.timestamps import wall_ms
 
 WHEEL_TOPIC = "rmq_sys_wheel_timer"
-QUERY_MESSAGE = 12
 FACTS_S = 30.0
 """What the broker can do, and its topics, are requested again after this."""
 GROUP = "tiered_timers"
 PART, PART_S = 512, 0.05
 """Messages that are sent before the next look at the rate, and their time at a low rate."""
-ANSWERS_MAX = 32
+ANSWERS_MAX, ANSWERS_FEW = 32, 10
+"""What is requested of a key; brokers may have a lower limit, but surely return fewer than ANSWERS_FEW."""
+SEARCH_SLACK_MS = 120_000
+"""A timer may be handed over so much earlier than timers.ahead_ms before its time, by the broker's clock."""
+_PULL = {
+    "consumerGroup": "TOOLS_CONSUMER",  # brokers have it
+    "maxMsgNums": str(PART),
+    "sysFlag": "4",  # with a subscription
+    "commitOffset": "0",
+    "suspendTimeoutMillis": "0",
+    "subscription": "*",
+    "subVersion": "0",
+}
 
 
 class RemoteTimerBroker:
-    """The broker at ``address()``, empty: unknown. ``rate``: messages a second, 0 for any."""
+    """The broker at ``address()``, empty: unknown."""
 
     def __init__(
-        self, address: Callable[[], str], connect: Connect, is_stopped: Callable[[], bool], *, rate: int = 0
+        self,
+        address: Callable[[], str],
+        connect: Connect,
+        is_stopped: Callable[[], bool],
+        settings: TimerSettings,
     ) -> None:
         self._address, self._connect, self._is_stopped = address, connect, is_stopped
-        self._rate, self._turns = rate, TokenBucket(rate, 0)
+        self._rate, self._ahead_ms = settings.rate_per_s, settings.ahead_ms
+        self._turns = TokenBucket(self._rate, 0)
+        self._places: dict[tuple[str, str], set[str]] = {}
+        """What was found since ``is_settled``: topic and key, empty for all of the topic -> places of timers."""
         self._client: BrokerClient | None = None
         self._known: tuple[float, TargetBroker, BrokerTimers] | None = None
 
@@ -53,14 +74,29 @@ class RemoteTimerBroker:
 
     def is_settled(self) -> bool:
         """See TimerBroker."""
+        self._places.clear()
         return self._asked().runtime_info().get("dispatchBehindBytes") == "0"
 
-    def has(self, topic: str, unique_key: str) -> bool:
+    def has(self, send: TimerSend) -> bool:
         """See TimerBroker."""
-        topics = (WHEEL_TOPIC, topic) if self.timers().max_delay_ms else (topic,)
-        return any(self._has(one, unique_key) for one in topics)
+        topics = (WHEEL_TOPIC, send.message.topic)[not self.timers().max_delay_ms :]
+        return any(send.place in self._found(topic, send) for topic in topics)
 
-    def _has(self, topic: str, unique_key: str) -> bool:
+    def _found(self, topic: str, send: TimerSend) -> set[str]:
+        """Places of timers in ``topic``, among them that of ``send`` if it is there. The key narrows the search, unless
+        so many messages have it that the broker does not return all."""
+        known = self._places.get((topic, send.key))
+        if known is None:
+            found = list(self._with_key(topic, send.key))
+            known = self._places[topic, send.key] = set(found)
+            if len(found) >= ANSWERS_FEW:
+                if (topic, "") not in self._places:
+                    since_ms = send.deliver_ms - self._ahead_ms - SEARCH_SLACK_MS
+                    self._places[topic, ""] = set(self._since(topic, since_ms))
+                known |= self._places[topic, ""]
+        return known
+
+    def _with_key(self, topic: str, unique_key: str) -> Iterator[str]:
         fields = {
             "topic": topic,
             "key": unique_key,
@@ -69,8 +105,32 @@ class RemoteTimerBroker:
             "endTimestamp": str(wall_ms() + 86_400_000),
             "_UNIQUE_KEY_QUERY": "true",
         }
-        answer = self._asked().call(QUERY_MESSAGE, fields)
-        return answer.code == 0 and any(found == unique_key for found in _unique_keys(answer.body))
+        answer = self._asked().call(RequestCode.QUERY_MESSAGE, fields)
+        return _places(answer.body) if answer.code == ResponseCode.SUCCESS else iter(())
+
+    def _since(self, topic: str, since_ms: int) -> Iterator[str]:
+        """Of all messages that arrived in ``topic`` since a time."""
+        broker = self._facts()[0]
+        for queue_id in range(1 if topic == WHEEL_TOPIC else broker.queue_count(topic)):
+            fields = {"topic": topic, "queueId": str(queue_id), "timestamp": str(since_ms)}
+            offset = self._offset(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, fields)
+            end = self._offset(RequestCode.GET_MAX_OFFSET, fields)
+            while offset < end:
+                if self._is_stopped():
+                    raise StoppedError
+                pull = {**fields, **_PULL, "queueOffset": str(offset)}
+                answer = self._asked().call(RequestCode.PULL_MESSAGE, pull)
+                following = int(answer.ext_fields.get("nextBeginOffset", offset))
+                if following <= offset:
+                    raise _unreadable(topic, answer)
+                yield from _places(answer.body)
+                offset = following
+
+    def _offset(self, code: RequestCode, fields: Mapping[str, str]) -> int:
+        answer = self._asked().call(code, fields)
+        if answer.code != ResponseCode.SUCCESS:
+            raise _unreadable(fields["topic"], answer)
+        return int(answer.ext_fields["offset"])
 
     def _asked(self) -> BrokerClient:
         if self._client is None:
@@ -162,19 +222,28 @@ class RemoteTimerBroker:
 
 def _queue_of(broker: TargetBroker, send: TimerSend) -> TargetQueue:
     topic = send.message.topic
+    if send.refusal:
+        raise UsageError(send.refusal)
     count = broker.queue_count(topic)
     if not count:
         raise UsageError(f"topic {topic} does not exist at {broker.name}, or is not writable")
-    return TargetQueue(broker, (send.queue if send.queue >= 0 else send.key_hash) % count)
+    return TargetQueue(broker, send.queue % count)
 
 
-def _unique_keys(body: bytes) -> Iterator[str]:
-    """Of the records that the broker answers with."""
+def _unreadable(topic: str, answer: RemotingCommand) -> UnavailableError:
+    return UnavailableError(
+        f"the broker does not return messages of {topic}: {answer.remark or answer.code}",
+        hint="timers in doubt are searched there: its access rules must allow it",
+    )
+
+
+def _places(body: bytes) -> Iterator[str]:
+    """Of the records that the broker answers with; empty for one that was no timer of the archive."""
     view, at = memoryview(body), 0
     with suppress(ValueError):
         while at + 4 <= len(view):
             size = int.from_bytes(view[at : at + 4], "big")
             if size < 4:
                 return
-            yield decode_record(view[at : at + size]).properties.get("UNIQ_KEY", "")
+            yield decode_record(view[at : at + size]).properties.get(PLACE, "")
             at += size

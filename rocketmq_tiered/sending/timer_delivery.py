@@ -2,10 +2,10 @@
 
     claim rows by a commit → read their messages → send them → the next claim says that they are over
 
-What a claim covers may have been sent by a process that ended, or without an answer: the broker is queried by each key
-first, once it has nothing to dispatch. A claim is good for CLAIM_S: a process that pauses sends nothing afterwards.
-What the broker refuses becomes an object of its own, which is held for RETRY_S, and so does its cancellation: they are
-read together.
+What a claim covers may have been sent by a process that ended, or without an answer: the broker is searched for the
+place of each first, once it has nothing to dispatch. A claim ends after CLAIM_S: a process that pauses sends nothing
+afterwards. What the broker refuses becomes an object of its own, which is held for RETRY_S, and so does its
+cancellation: they are read together. After timers.refused_ttl_ms it becomes an entry that is only listed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
@@ -22,10 +22,10 @@ import numpy as np
 
 from fetcher.rows.message import Message
 from rocketmq_tiered.sending.timer_plan import RETRY_S, STEP_MS, horizon_ms, to_merge
-from rocketmq_tiered.sending.timer_send import TimerBroker, TimerSend, timer_send
+from rocketmq_tiered.sending.timer_send import TimerBroker, TimerSend, is_entry_of, timer_send
 from rocketmq_tiered.sending.timer_status import TimerStatus
 from tiered.archive.task import TIMER_DELIVERY, Due
-from tiered.archive.timers import NEVER_MS, Entries, Slice, TimerFiles, sort_out
+from tiered.archive.timers import NEVER_MS, Entries, Slice, TimerCounts, TimerFiles, joined, sort_out
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.requirements import Requirements
@@ -35,7 +35,7 @@ from tiered.errors import UnavailableError
 from tiered.formats.timer_object import ENTRY_DTYPE, EncodedTimers, encode_timers, sorted_entries
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table, concatenated
-from tiered.model.timer import Refusal, hour_of
+from tiered.model.timer import HOUR_MS, EntryKind, Refusal, hour_of
 from tiered.settings.timer_section import TimerSettings
 from tiered.timestamps import wall_ms
 
@@ -46,16 +46,18 @@ SETTLE_S = 2.0
 """After a connection ends, the broker may still store what it had received."""
 BATCH = 4096
 PENDING_EVERY_S = 10.0
-REFUSED_LOGGED = 100
-"""Of a batch: a producer that is wrong sends many."""
 LATE_MS = 60_000
-"""Timers that are later are said."""
+"""A warning names timers delivered later than this."""
+PROBLEM_CHARS = 400
+"""Of what a message, the log and the status say about one timer: clients choose names."""
+COUNT_PART_S, COUNT_SHARE = 0.2, 20
+"""Timers are counted for so long at once, and again after so many times as long as it took in all."""
 LATE_SAMPLES = 10_000
 AHEAD_BYTES, AHEAD_FIRST, MESSAGE_BYTES = 64 << 20, 64, 512
 """Of messages in memory, which are read for several claims: others lie between them. How many at first, and what one
 takes beside its record."""
 CHUNK_S, CHUNK_MAX, DOUBT_CHUNK = 1.0, 1024, 256
-"""Messages that are sent before the claim is renewed; those in doubt are queried by key, one after the other."""
+"""Messages that are sent before the claim is renewed; those in doubt are searched, one after the other."""
 Place = tuple[QueueKey, int]
 Postponed = tuple[Table, Sequence[QueueKey]]
 """An entry, and what its ``queue`` indexes."""
@@ -93,10 +95,10 @@ class TimerDelivery:
         self.counts = TimerStatus()
         """What is counted as it happens; ``status`` has the rest."""
         self._lateness_ms = deque[int](maxlen=LATE_SAMPLES)
-        self._due_ms, self._noted_s = NEVER_MS, -PENDING_EVERY_S
-        self._hours: Mapping[int, int] = {}
-        self._objects = 0
+        self._due_ms, self._count_s, self._counting_s = NEVER_MS, 0.0, 0.0
+        self._pending, self._objects = TimerCounts(), 0
         self.problem = ""
+        self._counting: Iterator[TimerCounts | None] | None = None
         self._over: dict[str, TimerRef] = {}
         """Rows that are over, which no commit says yet: objects as the next commit has them."""
         self._postponed: list[Postponed] = []
@@ -110,8 +112,8 @@ class TimerDelivery:
         self._ahead_max = AHEAD_FIRST
         self._claim_s = 0.0
         """When the present claim was begun."""
-        self._sent: set[tuple[int, str]] = set()
-        """Of the rows in doubt, those that were answered for."""
+        self._sent: set[str] = set()
+        """Places of the rows in doubt that were answered for."""
         self._batch = (
             min(BATCH, max(1, int(settings.rate_per_s * CLAIM_S / 4))) if settings.rate_per_s else BATCH
         )
@@ -124,17 +126,16 @@ class TimerDelivery:
         self._note_pending(state)
         doubt = [Slice(ref, ref.done, ref.claimed) for ref in refs if ref.done < ref.claimed]
         if doubt:
-            return TimerPlan(_all(self.files, doubt), is_doubt=True)
+            return TimerPlan(joined(list(self.files.merged(doubt))), is_doubt=True)
         self._settled_s = None
         self._sent.clear()
         if self._postponed:
             return TimerPlan()
-        self._due_ms = min(map(self.files.next_ms, refs), default=NEVER_MS)
         if self._monotonic_s() >= self._retry_s:
             self._held.clear()
         held = [ref for ref in refs if ref.key in self._held]
         refs = [ref for ref in refs if ref.key not in self._held]
-        due_ms = min(map(self.files.next_ms, refs), default=NEVER_MS)
+        due_ms = self._due_ms = min(map(self.files.next_ms, refs), default=NEVER_MS)
         if due_ms < self._clock_ms() + self._settings.ahead_ms + 1:
             before_ms = horizon_ms(self._clock_ms(), self._settings.ahead_ms, self._broker.timers())
             if due_ms < before_ms:
@@ -151,7 +152,7 @@ class TimerDelivery:
             parts.append(some)
             if sum(len(part.table) for part in parts) >= self._batch:
                 break
-        return _joined(parts)
+        return joined(parts)
 
     # -- steps ------------------------------------------------------------------------------------------------
 
@@ -257,15 +258,8 @@ class TimerDelivery:
 
     def _hand_over(self, entries: Entries, claims: Sequence[TimerRef], *, is_doubt: bool) -> list[Postponed]:
         """Send what is to be sent; what the broker refuses. Raises UnavailableError."""
-        found, postponed, counts, size, at = sort_out(entries.table), list[Postponed](), self.counts, 64, 0
-        every = _places(entries, found.timers)
-        counts.refused += len(found.refused)
-        for row in found.refused[:REFUSED_LOGGED]:
-            (place,), reason = _places(entries, row), Refusal(int(row["key_hash"])).text
-            counts.problem = f"{_name(place)} is not delivered: {reason}"
-            logger.error("timer refused: %s", counts.problem)
-        if len(found.refused) > REFUSED_LOGGED:
-            logger.error("%d more timers refused", len(found.refused) - REFUSED_LOGGED)
+        found, postponed, fresh, size, at = sort_out(entries), list[Postponed](), 0, 64, 0
+        every, before = _places(entries, found.timers), self.counts.delivered
         while at < len(found.timers):
             self._renew(claims)
             begun_s = self._monotonic_s()
@@ -275,28 +269,44 @@ class TimerDelivery:
                 self._read_next(every[at:], 0 if is_doubt else int(entries.table["deliver_ms"][-1]) + STEP_MS)
             sends, chosen = self._sends(rows, places, is_doubt=is_doubt)
             refused = self._broker.send(sends, self._note, self._claim_s + CLAIM_S)
-            for number, why in refused.items():
-                row = chosen[number]
-                postponed.append((rows[row : row + 1], entries.queues))
-                counts.postponed += 1
-                counts.problem = f"{_name(places[row])} waits, the broker refuses it: {why}"
-                logger.error("timer postponed: %s", counts.problem)
+            fresh += sum(rows["kind"][chosen[number]] == EntryKind.TIMER for number in refused)
+            postponed += [
+                (self._postpone(rows[chosen[number]], why, places[chosen[number]]), entries.queues)
+                for number, why in refused.items()
+            ]
             at += len(rows)
             seconds = max(self._monotonic_s() - begun_s, 0.001)
             size = max(16, min(DOUBT_CHUNK if is_doubt else CHUNK_MAX, int(len(rows) * CHUNK_S / seconds)))
-        postponed += [(table, entries.queues) for table in map(self._holding, found.late) if len(table)]
-        counts.cancelled += len(found.cancelled)
-        counts.repeated += len(found.repeated)
-        if len(found.timers) and (late_ms := self._clock_ms() - int(found.timers["deliver_ms"][0])) > LATE_MS:
-            logger.warning("%d timers handed over, the first %d s late", len(found.timers), late_ms // 1000)
+        if fresh:
+            logger.warning(
+                "the broker refuses %d timers, which are sent again: %s", fresh, self.counts.problem
+            )
+        postponed += [(row, entries.queues) for row in self._holding(found.cancels)]
+        self.counts.cancelled += len(found.cancelled)
+        sent = min(self.counts.delivered - before, LATE_SAMPLES)
+        if sent and (late_ms := max(islice(reversed(self._lateness_ms), sent))) > LATE_MS:
+            logger.warning("%d timers handed over, up to %d s late", sent, late_ms // 1000)
         return postponed
+
+    def _postpone(self, row: np.void, why: str, place: Place) -> Table:
+        """The entry of a timer that the broker refused: it is sent again, or only listed if that took too long."""
+        found, now_ms = np.array([row], ENTRY_DTYPE), self._clock_ms()
+        self.counts.problem = f"{_name(place)}: {why}"[:PROBLEM_CHARS]
+        late_ms = now_ms - int(row["deliver_ms"])
+        if row["kind"] == EntryKind.TIMER:
+            found["kind"] = EntryKind.POSTPONED
+            found["late_hours"] = min(max(late_ms, 0) // HOUR_MS, np.iinfo(np.uint16).max)
+        elif late_ms - int(row["late_hours"]) * HOUR_MS >= self._settings.refused_ttl_ms:
+            found["kind"], found["key_hash"] = EntryKind.REFUSED, Refusal.BROKER
+            found["deliver_ms"], found["late_hours"] = now_ms + self._settings.listed_ms, 0
+        return found
 
     def _read_next(self, places: Sequence[Place], before_ms: int) -> None:
         """The messages of ``places``, and of what comes before a time after the claims, as memory allows."""
         self._ahead = {}  # not beside the new ones
         refs = [ref for ref in self._commits.state.timers if ref.key not in self._held and before_ms]
         later = self.files.merged([Slice(ref, ref.claimed, ref.entries) for ref in refs], before_ms)
-        every = chain(places, chain.from_iterable(_places(some, some.table) for some in later))
+        every = chain(places, chain.from_iterable(_places(some, sort_out(some).timers) for some in later))
         wanted = list(islice(every, self._ahead_max))
         found = self._read(wanted)
         self._ahead = {**dict.fromkeys(wanted), **found}
@@ -310,23 +320,24 @@ class TimerDelivery:
         sends: list[TimerSend] = []
         rows: list[int] = []
         has_timers = self._broker.timers().max_delay_ms > 0
-        times, hashes = timers["deliver_ms"].tolist(), timers["key_hash"].tolist()
-        for row, (place, deliver_ms) in enumerate(zip(places, times, strict=True)):
-            message = self._ahead[place]
-            send = None if message is None else timer_send(message, deliver_ms, has_timers=has_timers)
-            if send is None or send.key_hash != hashes[row]:
+        for row, (place, timer) in enumerate(zip(places, timers, strict=True)):
+            message, deliver_ms = self._ahead[place], int(timer["deliver_ms"])
+            hashes = int(timer["key_hash"]), int(timer["topic_hash"])
+            if message is None or not is_entry_of(message, deliver_ms, int(timer["order"]), hashes):
                 self.counts.dropped += 1
                 self.counts.problem = f"{_name(place)} is not in the archive any more"
                 logger.error("timer dropped: %s", self.counts.problem)
-            elif not (is_doubt and self._was_sent(send)):
+                continue
+            send = timer_send(message, deliver_ms, has_timers=has_timers)
+            if not (is_doubt and self._was_sent(send)):
                 sends.append(send)
                 rows.append(row)
         return sends, rows
 
     def _was_sent(self, send: TimerSend) -> bool:
-        if (send.deliver_ms, send.key) in self._sent:
+        if send.place in self._sent:
             return True
-        if not self._broker.has(send.message.topic, send.key):
+        if not self._broker.has(send):
             return False
         self.counts.found += 1
         self._note(send)
@@ -334,38 +345,58 @@ class TimerDelivery:
 
     def _note(self, send: TimerSend) -> None:
         """A message was handed over."""
-        self._sent.add((send.deliver_ms, send.key))
+        self._sent.add(send.place)
         self.counts.delivered += 1
         self._lateness_ms.append(max(0, self._clock_ms() - send.deliver_ms))
 
-    def _holding(self, row: np.void) -> Table:
-        """A cancellation without a timer, if its timer waits, as the broker had refused it; else none."""
-        at_ms = int(row["deliver_ms"])
-        waiting = [
-            ref for ref in self._commits.state.timers if self.files.next_ms(ref) <= at_ms <= ref.end_ms
-        ]
-        slices = [Slice(ref, ref.claimed, ref.entries) for ref in waiting]
-        for some in self.files.merged(slices, at_ms + 1):
-            same = (some.table["deliver_ms"] == at_ms) & (some.table["key_hash"] == row["key_hash"])
-            if same.any():
-                self._hold(waiting)
-                return np.array([row], ENTRY_DTYPE)
-        return np.zeros(0, ENTRY_DTYPE)
+    def _holding(self, cancels: Table) -> Iterator[Table]:
+        """Cancellations of timers that wait, as the broker had refused them."""
+        held = [ref for ref in self._commits.state.timers if ref.key in self._held]
+        for row in cancels if held else ():
+            at_ms = int(row["deliver_ms"])
+            waiting = [ref for ref in held if self.files.next_ms(ref) <= at_ms <= ref.end_ms]
+            slices = [Slice(ref, ref.claimed, ref.entries) for ref in waiting]
+            for some in self.files.merged(slices, at_ms + 1):
+                is_same = (some.table["deliver_ms"] == at_ms) & (some.table["key_hash"] == row["key_hash"])
+                if is_same.any():
+                    self._hold(waiting)
+                    yield np.array([row], ENTRY_DTYPE)
+                    break
 
     def _note_pending(self, state: CatalogState) -> None:
-        now_s = self._monotonic_s()
-        if now_s - self._noted_s >= PENDING_EVERY_S:
-            self._noted_s, self._hours, self._objects = now_s, self.files.hours(state), len(state.timers)
+        """Count what is pending: a part at a time, so that no timer is late."""
+        begun_s = time.perf_counter()
+        if self._counting is None:
+            if self._monotonic_s() < self._count_s:
+                return
+            self._counting, self._counting_s, self._objects = (
+                self.files.counting(state),
+                0.0,
+                len(state.timers),
+            )
+        counts = None
+        while counts is None and time.perf_counter() - begun_s < COUNT_PART_S:
+            counts = next(self._counting)
+        self._counting_s += time.perf_counter() - begun_s
+        if counts is not None:
+            refused, self._pending, self._counting = self._pending.refused, counts, None
+            self._count_s = self._monotonic_s() + max(PENDING_EVERY_S, COUNT_SHARE * self._counting_s)
+            if counts.refused > refused:
+                logger.warning(
+                    "%d messages are not delivered: see tiered timers ls --refused", counts.refused
+                )
 
     def status(self, problem: str = "") -> TimerStatus:
         """Figures, from any thread. ``problem``: of the last pass."""
-        counts, hours, now_ms = self.counts, self._hours, self._clock_ms()
+        counts, pending, now_ms = self.counts, self._pending, self._clock_ms()
         last = hour_of(now_ms) + 1
         late_ms = sorted(self._lateness_ms.copy())
         return replace(
             counts,
-            pending=sum(hours.values()),
-            next_hour=sum(count for hour, count in hours.items() if hour <= last),
+            pending=pending.pending,
+            postponed=pending.postponed,
+            refused=pending.refused,
+            next_hour=sum(count for hour, count in pending.hours.items() if hour <= last),
             objects=self._objects,
             overdue_seconds=max(0, now_ms - self._due_ms) / 1000,
             late_p99_seconds=late_ms[int(0.99 * len(late_ms))] / 1000 if late_ms else 0.0,
@@ -387,26 +418,13 @@ def _put(commits: MaintenanceCommit, encoded: EncodedTimers, epoch: int) -> Time
 
 
 def _places(entries: Entries, table: Table) -> list[Place]:
-    """Where the messages of ``table``, or of one row, are."""
-    queues, offsets = np.atleast_1d(table["queue"]).tolist(), np.atleast_1d(table["queue_offset"]).tolist()
+    """Where the messages of ``table`` are."""
+    queues, offsets = table["queue"].tolist(), table["queue_offset"].tolist()
     return [(entries.queues[queue], offset) for queue, offset in zip(queues, offsets, strict=True)]
 
 
 def _name(place: Place) -> str:
     return f"{place[0]} offset {place[1]}"
-
-
-def _all(files: TimerFiles, slices: Sequence[Slice]) -> Entries:
-    return _joined(list(files.merged(slices)))
-
-
-def _joined(parts: Sequence[Entries]) -> Entries:
-    """All of ``parts``; of each object one slice."""
-    spans: dict[TimerRef, tuple[int, int]] = {}
-    for ref, first, last in (found for part in parts for found in part.slices):
-        spans[ref] = spans.get(ref, (first, last))[0], last
-    slices = [Slice(ref, *span) for ref, span in spans.items()]
-    return Entries(concatenated((part.table for part in parts), ENTRY_DTYPE), parts[-1].queues, slices)
 
 
 def _claims(entries: Entries, *, is_doubt: bool) -> list[TimerRef]:

@@ -10,18 +10,25 @@ from fetcher.rows.message import Message
 from rocketmq_tiered.sending.outgoing import OutgoingMessage, outgoing_messages
 from rocketmq_tiered.sending.timer_plan import BrokerTimers
 from tiered.archive.timers import hash_of
-from tiered.model.timer import PROPERTIES, QUEUE, TOPIC, UNIQUE_KEY
+from tiered.model.timer import DELIVER_MS, PLACE, PROPERTIES, QUEUE, TOPIC, UNIQUE_KEY, TimerPlace
+from tiered.model.topic_names import refused_target
 
 
 @dataclass(frozen=True, slots=True)
 class TimerSend:
-    """A message to hand over. ``queue``: -1 for any."""
+    """A message to hand over. ``place``: the property that it carries, which no other message has. ``queue``: modulo
+    the number of queues of its topic. ``refusal``: why it may not be sent; empty: it may."""
 
     message: OutgoingMessage
-    key: str
-    key_hash: int
+    place: str
     queue: int
     deliver_ms: int
+    refusal: str = ""
+
+    @property
+    def key(self) -> str:
+        """What the broker finds it by, perhaps among others."""
+        return self.message.properties[UNIQUE_KEY]
 
 
 class TimerBroker(Protocol):
@@ -35,8 +42,8 @@ class TimerBroker(Protocol):
         """Whether all that it has stored can be found by key."""
         ...
 
-    def has(self, topic: str, unique_key: str) -> bool:
-        """Whether it has a message of ``topic`` with this key, pending or delivered."""
+    def has(self, send: TimerSend) -> bool:
+        """Whether it has a message of this topic and place, pending or delivered."""
         ...
 
     def send(
@@ -48,14 +55,29 @@ class TimerBroker(Protocol):
 
 
 def timer_send(message: Message, deliver_ms: int, *, has_timers: bool) -> TimerSend:
-    """What a message of the gateway topic becomes at ``deliver_ms``. Raises CorruptionError."""
-    properties = message.properties
-    topic, wanted = properties.get(TOPIC, ""), properties.get(QUEUE, "")
+    """What a message of the gateway topic becomes at ``deliver_ms``. One without a unique key gets one, as at a broker.
+    Raises CorruptionError."""
+    properties, record = message.properties, message.record
+    topic, queue = properties.get(TOPIC, ""), properties.get(QUEUE, "")
     _, outgoing = next(outgoing_messages(message, topic))
-    kept, key = outgoing.properties, properties.get(UNIQUE_KEY, "")
+    kept, at = outgoing.properties, TimerPlace(message.queue.queue_id, message.queue_offset)
     for name in PROPERTIES:
         kept.pop(name, None)
+    kept[PLACE] = at.sent_text(record.physical_offset)
+    kept.setdefault(UNIQUE_KEY, f"{at.queue_id:04X}{at.queue_offset:012X}{record.physical_offset:016X}")
     if has_timers:
         kept["TIMER_DELIVER_MS"] = str(deliver_ms)
-    queue = int(wanted) if wanted.isdecimal() and len(wanted) < 6 else -1
-    return TimerSend(outgoing, key, hash_of(key), queue, deliver_ms)
+    refusal = refused_target(topic, message.queue.topic) or ""
+    return TimerSend(outgoing, kept[PLACE], int(queue or at.queue_offset), deliver_ms, refusal)
+
+
+def is_entry_of(message: Message, deliver_ms: int, order: int, hashes: tuple[int, int]) -> bool:
+    """Whether ``message`` is the one that an entry was made of, with ``hashes`` of its key and topic: another log
+    history may have another message at its place. A moved timer has a higher ``order``, and another time."""
+    properties, physical_offset = message.properties, message.record.physical_offset
+    key, is_moved = properties.get(UNIQUE_KEY, ""), physical_offset < order
+    return (
+        (is_moved or (physical_offset == order and properties.get(DELIVER_MS) == str(deliver_ms)))
+        and (hash_of(key) if key else physical_offset) == hashes[0]
+        and hash_of(properties.get(TOPIC, "")) == hashes[1]
+    )

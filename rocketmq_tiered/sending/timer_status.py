@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 @dataclass
 class TimerStatus:
-    """``pending``: entries that are not handed over, ``next_hour`` those of this hour and the next; counts are since
-    the start. ``problem``: why the broker, or this program, refused one last, or why the last pass failed."""
+    """``pending``: timers that are not handed over, ``next_hour`` those of this hour and the next; ``postponed``: of
+    them, those that the broker refused; ``refused``: messages that are listed and not delivered. Others are counted
+    since the start. ``problem``: why the broker, or this program, refused one last, or why the last pass failed."""
 
     pending: int = 0
     next_hour: int = 0
+    postponed: int = 0
+    refused: int = 0
     objects: int = 0
     overdue_seconds: float = 0.0
     """How long the first of them has been due."""
@@ -21,9 +24,6 @@ class TimerStatus:
     found: int = 0
     """Of them, those the broker already had after a failure."""
     cancelled: int = 0
-    repeated: int = 0
-    refused: int = 0
     dropped: int = 0
     """Timers whose message is not in its queue any more."""
-    postponed: int = 0
     problem: str = ""

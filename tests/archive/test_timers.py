@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from tiered.archive.timers import Slice, TimerFiles, sort_out
+from tiered.archive.timers import Entries, Slice, TimerFiles, joined, sort_out
 from tiered.catalog.state import CatalogState
 from tiered.catalog.timer_refs import TimerRef, after_change
 from tiered.errors import CorruptionError
@@ -16,17 +16,20 @@ from tiered.formats import timer_object
 from tiered.formats.timer_object import ENTRY_DTYPE, encode_timers, sorted_entries
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table
+from tiered.model.timer import EntryKind, TimerPlace
 from tiered.object_store.memory import MemoryStore
 
 HOUR = 3_600_000
 QUEUES = [QueueKey("T", 0, 0), QueueKey("T", 1, 0)]
+TIMER, CANCEL, CANCEL_PLACE, REFUSED, POSTPONED = map(int, EntryKind)
 
 
-def entries(*rows: tuple[int, int, int, int]) -> Table:
-    """(ms, key, order, kind)."""
+def entries(*rows: tuple[int, ...]) -> Table:
+    """(ms, key, order, kind), and perhaps (topic, queue offset, queue)."""
     table = np.zeros(len(rows), ENTRY_DTYPE)
-    for at, (ms, key, order, kind) in enumerate(rows):
-        table[at] = (ms, key, order, order * 10, order % 2, kind)
+    for at, (ms, key, order, kind, *more) in enumerate(rows):
+        topic, offset, queue = more or (0, order * 10, order % 2)
+        table[at] = (ms, key, order, topic, offset, queue, kind, 0)
     return sorted_entries(table)
 
 
@@ -44,7 +47,7 @@ def test_entries_of_many_objects_are_read_in_order(seed: int, monkeypatch: pytes
     refs, everything = [], []
     for number in range(5):
         rows = [
-            (rng.randrange(3 * HOUR), rng.randrange(4), 1000 * number + at, rng.choice([0, 0, 1]))
+            (rng.randrange(3 * HOUR), rng.randrange(4), 1000 * number + at, TIMER)
             for at in range(rng.randrange(1, 60))
         ]
         queues = QUEUES if number % 2 else QUEUES[::-1]
@@ -54,29 +57,75 @@ def test_entries_of_many_objects_are_read_in_order(seed: int, monkeypatch: pytes
     found, ends = [], {}
     before_ms = 2 * HOUR + 5
     for some in files.merged([Slice(ref, 0, ref.entries) for ref in refs], before_ms):
-        found += [(*row[:3], some.queues[row[4]]) for row in some.table.tolist()]
+        found += [(*row[:3], some.queues[row[5]]) for row in some.table.tolist()]
         keys = {tuple(row[:2]) for row in some.table.tolist()}
         assert not keys & {row[:2] for row in found[: -len(some.table)]}
         for part in some.slices:
             assert part.first == ends.get(part.ref, 0)
             ends[part.ref] = part.last
     assert found == sorted(row for row in everything if row[0] < before_ms)
-    assert files.hours(state) == {
+    assert files.counts(state).hours == {
         hour: count for hour in range(3) if (count := sum(row[0] // HOUR == hour for row in everything))
     }
     claimed = CatalogState(timers=tuple(ref.moved(0, ends.get(ref, 0)) for ref in refs))
     left = [row for row in everything if row[0] >= before_ms]
-    assert sum(files.hours(claimed).values()) == len(left)
+    assert files.counts(claimed).pending == len(left)
     assert min(map(files.next_ms, claimed.timers)) == min(row[0] for row in left)
 
 
-def test_cancelled_and_repeated_timers_are_told_apart() -> None:
-    found = sort_out(
-        entries(
-            (5, 1, 1, 0), (5, 1, 2, 1), (5, 1, 3, 0), (5, 1, 4, 0), (5, 2, 9, 1), (5, 2, 10, 0), (0, 4, 3, 2)
+def fate_of(row: tuple[int, ...], every: Sequence[tuple[int, ...]]) -> str:
+    """What becomes of an entry, one after the other."""
+    _ms, _key, _order, kind, _topic, _offset, _queue = row
+
+    def ends(cancel: tuple[int, ...], timer: tuple[int, ...]) -> bool:
+        is_alike = cancel[:2] == timer[:2] and cancel[4] == timer[4] and timer[2] < cancel[2]
+        is_there = cancel[3] == CANCEL or cancel[5:] == timer[5:]
+        return (
+            cancel[3] in (CANCEL, CANCEL_PLACE) and timer[3] in (TIMER, POSTPONED) and is_alike and is_there
         )
-    )
-    assert [table["order"].tolist() for table in found] == [[3, 10], [1], [4], [9], [3]]
+
+    if kind == REFUSED:
+        return "refused"
+    if kind in (CANCEL, CANCEL_PLACE):
+        return "cancels"
+    return "cancelled" if any(ends(one, row) for one in every) else "timers"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_becomes_of_entries_and_their_counts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few times, keys, topics and places: everything collides. Counts are the same however entries are read."""
+    monkeypatch.setattr(timer_object, "PAGE_ROWS", 5)
+    rng, store = random.Random(seed), MemoryStore()
+
+    def some() -> tuple[int, ...]:
+        kind = rng.choice([TIMER, TIMER, *EntryKind])
+        ms, key, order = rng.randrange(3) * HOUR, rng.randrange(2), rng.randrange(30)
+        return ms, key, order, int(kind), rng.randrange(2), rng.randrange(3), rng.randrange(2)
+
+    rows = sorted({some() for _ in range(rng.randrange(1, 40))})
+    refs = []
+    for number in range(3):
+        if part := [row for at, row in enumerate(rows) if at % 3 == number]:
+            refs.append(put(store, number, entries(*part)))
+    files, state = TimerFiles(store), CatalogState(timers=tuple(refs))
+    found = sort_out(joined(list(files.pending(state, 0, 3 * HOUR))))
+    for name, table in found._asdict().items():
+        wanted = sorted(row[:3] for row in rows if fate_of(row, rows) == name)
+        assert sorted(row[:3] for row in table.tolist()) == wanted, name
+    timers = found.timers
+    hours = {hour: count for hour in range(3) if (count := int((timers["deliver_ms"] == hour * HOUR).sum()))}
+    postponed = int((timers["kind"] == POSTPONED).sum())
+    assert files.counts(state) == (hours, postponed, len(found.refused))
+    times = files.pending_times(state)
+    assert sum(map(len, times.values())) == len(timers)
+    place = TimerPlace(1, 2)
+    at_place = (timers["queue"] == 1) & (timers["queue_offset"] == 2)
+    assert len(files.find(state, place).table) == at_place.sum()
+
+
+def test_a_record_of_several_log_histories_is_one_timer() -> None:
+    table = entries((5, 1, 1, TIMER), (5, 1, 1, TIMER), (5, 1, 2, TIMER))
+    assert sort_out(Entries(table, QUEUES)).timers["order"].tolist() == [1, 2]
 
 
 def test_a_damaged_object_is_named() -> None:

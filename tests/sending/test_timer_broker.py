@@ -14,9 +14,10 @@ from rocketmq_tiered.sending.timer_broker import RemoteTimerBroker
 from rocketmq_tiered.sending.timer_send import TimerSend
 from tests.sending.target_broker import STORED_UNANSWERED, TargetScene
 from tiered.archive.task import StoppedError
-from tiered.archive.timers import hash_of
 from tiered.errors import UnavailableError
+from tiered.model.timer import PLACE
 from tiered.remoting.client import IN_FLIGHT, BrokerClient
+from tiered.settings.timer_section import TimerSettings
 
 COUNT = 3 * IN_FLIGHT + 7
 BUSY, ILLEGAL = 2, 13
@@ -24,7 +25,9 @@ BUSY, ILLEGAL = 2, 13
 
 def timer(number: int, topic: str = "orders", body: bytes = b"body") -> TimerSend:
     key = f"K{number}"
-    return TimerSend(OutgoingMessage(topic, body, {"UNIQ_KEY": key}), key, hash_of(key), 1, number)
+    return TimerSend(
+        OutgoingMessage(topic, body, {"UNIQ_KEY": key, PLACE: f"0:{number}:9"}), f"0:{number}:9", 1, number
+    )
 
 
 @contextmanager
@@ -33,7 +36,10 @@ def beside(
 ) -> Iterator[RemoteTimerBroker]:
     with scene.running():
         broker = RemoteTimerBroker(
-            lambda: scene.address, lambda address: BrokerClient(address, 10.0), is_stopped, rate=rate
+            lambda: scene.address,
+            lambda address: BrokerClient(address, 10.0),
+            is_stopped,
+            TimerSettings(rate_per_s=rate),
         )
         yield broker
         broker.close()

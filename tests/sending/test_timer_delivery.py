@@ -1,24 +1,29 @@
-"""Delivery of timers: when, in which order, once by key, whatever fails."""
+"""Delivery of timers: when, in which order, each place once, whatever fails and however keys repeat."""
 
 from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rocketmq_tiered.cli import main
-from rocketmq_tiered.sending.timer_change import change_timer
+from rocketmq_tiered.sending.timer_change import change_timers
 from rocketmq_tiered.sending.timer_plan import FAN_IN, BrokerTimers, horizon_ms, to_merge
 from tests.sending.target_broker import TargetScene
 from tests.sending.timer_scene import HOUR, NOW, Scene
+from tiered.archive.timers import TimerName
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.timer_refs import TimerRef
 from tiered.formats import timer_object
+from tiered.model.timer import TimerPlace, cancel_properties
 from tiered.settings.timer_section import TimerSettings
+from tiered.timestamps import wall_ms
 
 
 @pytest.fixture
@@ -32,30 +37,25 @@ def test_timers_are_handed_over_an_hour_ahead_in_order(scene: Scene) -> None:
     scene.broker.timer("far", NOW + 5 * HOUR, KEYS="k", TIERED_QUEUE="2")
     scene.broker.timer("near", NOW + 10_000)
     scene.broker.timer("mid", NOW + 2 * HOUR)
-    scene.broker.timer("twice", NOW + 2 * HOUR)
-    scene.broker.timer("twice", NOW + 2 * HOUR)
     scene.broker.timer("gone", NOW + 2 * HOUR)
-    scene.broker.send_with({"TIERED_CANCEL": f"{NOW + 2 * HOUR} gone"})
+    scene.broker.send_with(cancel_properties("orders", NOW + 2 * HOUR, "gone"))
     scene.broker.send_with({"UNIQ_KEY": "bad", "TIERED_TOPIC": "x", "TIERED_DELIVER_MS": "soon"})
     scene.archive()
     scene.start()
     scene.run(NOW + HOUR - 120_000, 60_000)
     assert [found[1] for found in scene.target.stored] == ["near"]
     scene.run(NOW + 5 * HOUR, 60_000)
-    assert [found[1] for found in scene.target.stored] in (
-        ["near", "mid", "twice", "far"],
-        ["near", "twice", "mid", "far"],
-    )
+    assert [found[1] for found in scene.target.stored] == ["near", "mid", "far"]
     for _, _, sent_ms, deliver_ms in scene.target.stored[1:]:
         assert deliver_ms - HOUR <= sent_ms <= deliver_ms - HOUR + 60_000
-    counts = scene.task.counts
-    assert (counts.delivered, counts.cancelled, counts.repeated, counts.refused) == (4, 1, 1, 1)
-    assert "TIERED_TIMERS queue 0 offset 7" in counts.problem
-    assert scene.target.bodies["far"].startswith(b"far")
+    status = scene.task.status()
+    assert (status.delivered, status.cancelled, status.refused, status.pending) == (3, 1, 1, 0)
+    assert scene.target.sent[-1] == ("0:0", "orders", "far 0")
     properties = dict(scene.target.properties["far"])
     assert properties.pop("TIMER_DELIVER_MS") == str(NOW + 5 * HOUR)
+    assert properties.pop("TIERED_PLACE").startswith("0:0:")
     assert properties == {"UNIQ_KEY": "far", "KEYS": "k"}
-    assert scene.state.timers == ()
+    assert [ref.entries - ref.done for ref in scene.state.timers] == [1], "what was refused"
     scene.check()
 
 
@@ -73,14 +73,13 @@ def test_a_broker_without_timers_gets_each_at_its_time(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_each_key_once_whatever_fails(seed: int, scene: Scene) -> None:
+def test_each_timer_once_whatever_fails(seed: int, scene: Scene) -> None:
     rng = random.Random(seed)
     scene.target.max_delay_ms = rng.choice([0, 72 * HOUR])
     wanted = set()
     for number in range(60):
-        key = f"k{number}"
-        scene.broker.timer(key, NOW + rng.randrange(3 * HOUR))
-        wanted.add(key)
+        scene.broker.timer(f"k{number % 3}", NOW + rng.randrange(3 * HOUR))
+        wanted.add(f"0:{number}")
     scene.archive()
     faults = {rng.randrange(1, 60): rng.choice(["before", "after", "crash"]) for _ in range(8)}
     scene.target.fault = lambda number: faults.pop(number, "")
@@ -95,7 +94,7 @@ def test_each_key_once_whatever_fails(seed: int, scene: Scene) -> None:
             scene.start()
     scene.target.is_away = False
     scene.run(scene.now_ms + 120_000, 5_000)
-    assert scene.target.counts == dict.fromkeys(wanted, 1)
+    assert sorted(place for place, _, _ in scene.target.sent) == sorted(wanted)
     assert not faults or max(faults) > 0
     if not scene.target.max_delay_ms:
         assert all(sent_ms >= deliver_ms for _, _, sent_ms, deliver_ms in scene.target.stored)
@@ -113,7 +112,8 @@ def test_what_the_broker_refuses_is_tried_again_on_time(scene: Scene) -> None:
     )
     scene.run(NOW + HOUR + 120_000, 20_000)
     assert scene.target.counts == {"b": 1}
-    assert "waits, the broker refuses it: flow control" in scene.task.counts.problem
+    assert scene.task.counts.problem == "TIERED_TIMERS queue 0 offset 0: flow control"
+    assert scene.task.status().postponed == 1 and not scene.task.status().overdue_seconds
     scene.start()
     scene.run(NOW + 2 * HOUR, 60_000)
     assert scene.target.counts == {"a": 1, "b": 1}
@@ -130,9 +130,9 @@ def test_a_timer_that_the_broker_refused_is_cancelled_by_its_time(scene: Scene, 
     scene.start()
     scene.target.refusal = lambda send: "flow control" if send.key in "ab" else ""
     scene.run(NOW + HOUR + 60_000, 20_000)
-    assert scene.target.counts == {"c": 1} and scene.task.counts.postponed == 2
+    assert scene.target.counts == {"c": 1} and scene.task.status().postponed == 2
     for key in ("a", "c"):
-        scene.broker.send_with({"TIERED_CANCEL": f"{NOW + 2 * HOUR} {key}"})
+        scene.broker.send_with(cancel_properties("orders", NOW + 2 * HOUR, key))
     scene.archive()
     if restarts:
         scene.start()
@@ -155,11 +155,13 @@ def test_refused_timers_of_one_time_do_not_keep_others_waiting(scene: Scene) -> 
     scene.start()
     scene.target.refusal = lambda send: "no topic" if send.key != "last" else ""
     scene.run(NOW + 60_000)
-    assert scene.target.counts == {"last": 1} and scene.task.counts.postponed == 40
-    scene.broker.send_with({"TIERED_CANCEL": f"{NOW + HOUR} k7"})
+    assert scene.target.counts == {"last": 1} and scene.task.status().postponed == 40
+    scene.broker.send_with(cancel_properties("orders", NOW + HOUR, "k7"))
     scene.archive()
+    tried = scene.target.refusals
     scene.run(NOW + 120_000)
-    assert scene.task.counts.postponed == 40, "they are tried again after ten minutes only"
+    assert scene.target.refusals == tried, "they are tried again after ten minutes only"
+    assert scene.task.status().postponed == 39
     scene.target.refusal = lambda _send: ""
     scene.run(NOW + 13 * 60_000, 10_000)
     assert scene.target.counts == {"last": 1} | {f"k{n}": 1 for n in range(40) if n != 7}
@@ -215,6 +217,13 @@ def test_merges_take_objects_of_one_size() -> None:
     assert to_merge([mostly]) == [mostly]
 
 
+def tiered(scene: Scene, capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    """The document of a command, or its exit code."""
+    code = main(["timers", arguments[0], scene.url, *arguments[1:], "--json"])
+    out = capsys.readouterr().out
+    return json.loads(out) if code == 0 else code
+
+
 def test_timers_are_cancelled_and_moved_until_their_hand_over(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,29 +231,139 @@ def test_timers_are_cancelled_and_moved_until_their_hand_over(
         scene.broker.timer(f"k{number}", NOW + (5 + number) * HOUR)
     scene.archive()
     scene.start()
-
-    def tiered(*arguments: str) -> Any:
-        code = main(["timers", arguments[0], scene.url, *arguments[1:], "--json"])
-        out = capsys.readouterr().out
-        return json.loads(out) if code == 0 else code
-
     hours = [{"hourMs": (NOW // HOUR + 5 + at) * HOUR, "pending": 1} for at in range(4)]
-    assert tiered("stats") == {"pending": 4, "objects": 1, "hours": hours}
-    assert [(row["uniqKey"], row["topic"]) for row in tiered("ls")] == [
-        (f"k{at}", "orders") for at in range(4)
+    numbers = {"pending": 4, "postponed": 0, "refused": 0, "objects": 1}
+    assert tiered(scene, capsys, "stats") == numbers | {"hours": hours}
+    assert [(row["uniqKey"], row["topic"], row["place"]) for row in tiered(scene, capsys, "ls")] == [
+        (f"k{at}", "orders", f"0:{at}") for at in range(4)
     ]
-    assert tiered("cancel", "k1") == {"uniqKey": "k1", "wasMs": NOW + 6 * HOUR, "deliverMs": None}
+    cancelled = {"count": 1, "wereMs": [NOW + 6 * HOUR], "deliverMs": None}
+    assert tiered(scene, capsys, "cancel", "mails", "k1") == 3
+    assert tiered(scene, capsys, "cancel", "orders", "k1") == cancelled
     commits = MaintenanceCommit.opened(scene.store, scene.state, "timers", lambda: NOW)
-    assert change_timer(commits, "k2", NOW + 7 * HOUR, at_ms=NOW + 20 * HOUR) == NOW + 7 * HOUR
-    assert change_timer(commits, "k2", at_ms=NOW + 9 * HOUR) == NOW + 20 * HOUR
-    assert tiered("show", "k1") == 3 and tiered("cancel", "k1") == 3
-    assert [row["uniqKey"] for row in tiered("ls", "--limit", "9")] == ["k0", "k3", "k2"]
+    name = TimerName("orders", "k2")
+    assert change_timers(commits, name, at_ms=NOW + 20 * HOUR) == [NOW + 7 * HOUR]
+    assert change_timers(commits, TimerPlace(0, 2), at_ms=NOW + 9 * HOUR) == [NOW + 20 * HOUR]
+    assert tiered(scene, capsys, "show", "orders", "k1") == 3 == tiered(scene, capsys, "cancel", "0:1")
+    assert [row["uniqKey"] for row in tiered(scene, capsys, "ls", "--limit", "9")] == ["k0", "k3", "k2"]
+    assert tiered(scene, capsys, "stats")["pending"] == 3
     scene.run(NOW + 7 * HOUR + 61_000, 60_000)
-    assert tiered("cancel", "k3") == 3  # handed over an hour ahead
+    assert tiered(scene, capsys, "cancel", "0:3") == 3  # handed over an hour ahead
     scene.run(NOW + 21 * HOUR, 60_000)
     assert scene.target.counts == {"k0": 1, "k2": 1, "k3": 1}
     assert {found[1]: found[3] for found in scene.target.stored}["k2"] == NOW + 9 * HOUR
     assert scene.state.timers == ()
+    scene.check()
+
+
+@pytest.mark.parametrize(
+    ("at", "words"),
+    [
+        ("1767225600", "so use 1767225600000"),
+        ("2100-01-01", "years 2000 to 2099"),
+        ("2050-01-01", "two years ahead"),
+    ],
+)
+def test_a_timer_is_not_moved_out_of_a_century(
+    at: str, words: str, scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scene.broker.timer("k", NOW + 5 * HOUR)
+    scene.archive()
+    with suppress(SystemExit):
+        assert main(["timers", "cancel", scene.url, "orders", "k", "--at", at]) == 2
+    assert words in capsys.readouterr().err
+    assert tiered(scene, capsys, "stats")["pending"] == 1
+
+
+FIELD = [("reminders", f"reminder-{at}") for at in range(5)] + [("mails", "other topic")]
+
+
+def test_messages_of_one_batch_have_one_key_and_are_as_many_timers(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As brokers before 5.4 give all messages of a Java batch one UNIQ_KEY, and a Message that is sent again keeps its
+    own. A time in seconds is refused."""
+    for topic, body in FIELD:
+        properties = {
+            "UNIQ_KEY": "FD00AE90005",
+            "TIERED_TOPIC": topic,
+            "TIERED_DELIVER_MS": str(NOW + 5 * HOUR),
+        }
+        scene.broker.send_with(properties, body=body)
+    seconds = {"UNIQ_KEY": "S1", "TIERED_TOPIC": "reminders", "TIERED_DELIVER_MS": str(NOW // 1000)}
+    scene.broker.send_with(seconds, body="seconds")
+    scene.archive()
+    found = tiered(scene, capsys, "stats")
+    assert (found["pending"], found["refused"]) == (6, 1)
+    assert len(tiered(scene, capsys, "ls")) == 6 == len({row["place"] for row in tiered(scene, capsys, "ls")})
+    (refused,) = tiered(scene, capsys, "ls", "--refused")
+    assert (refused["uniqKey"], "looks like seconds" in refused["why"]) == ("S1", True)
+    assert (
+        tiered(scene, capsys, "cancel", "reminders", "FD00AE90005", "--at", str(wall_ms() + HOUR))["count"]
+        == 5
+    )
+    scene.start()
+    scene.run(NOW + 5 * HOUR, 60_000)
+    assert [(topic, body[:11]) for _, topic, body in scene.target.sent] == [("mails", "other topic")]
+    scene.now_ms = wall_ms()
+    scene.run(scene.now_ms + 60_000, 60_000)
+    assert sorted((topic, body[:-2]) for _, topic, body in scene.target.sent) == sorted(FIELD)
+    scene.check()
+
+
+@pytest.fixture(scope="module")
+def forty(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    """Forty timers of one key, with times apart: a batch, and a Message that is sent again and again."""
+    made = Scene(tmp_path_factory.mktemp("forty"))
+    for number in range(40):
+        made.broker.timer("FD00AE90005", NOW + 2 * HOUR + 10 * number, "orders" if number % 8 else "mails")
+    made.archive()
+    return made
+
+
+@pytest.mark.parametrize("killed_at", range(1, 41))
+@pytest.mark.parametrize("has_timers", [True, False])
+def test_forty_of_forty_after_a_kill_at_each_place(
+    killed_at: int, has_timers: bool, forty: Scene, tmp_path: Path
+) -> None:
+    scene = Scene(tmp_path, max_delay_ms=72 * HOUR * has_timers)
+    shutil.copytree(forty.path / "archive", scene.path / "archive", dirs_exist_ok=True)
+    scene.target.fault = lambda number: "crash" if number == killed_at else ""
+    scene.now_ms = NOW + 2 * HOUR - HOUR * has_timers
+    scene.start()
+    with pytest.raises(KeyboardInterrupt):
+        scene.run(scene.now_ms + 120_000)
+    scene.target.fault = lambda _number: ""
+    scene.start()
+    scene.run(scene.now_ms + 120_000)
+    scene.close()
+    assert [place for place, _, _ in scene.target.sent] == [f"0:{number}" for number in range(40)]
+    if not has_timers:
+        assert all(sent_ms >= deliver_ms for _, _, sent_ms, deliver_ms in scene.target.stored)
+
+
+def test_what_the_broker_refuses_for_long_ends_and_is_listed(
+    scene: Scene, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.settings = TimerSettings(ahead_ms=HOUR, refused_ttl_ms=HOUR)
+    for number in range(300):
+        scene.broker.timer(f"k{number}", NOW + 2 * HOUR)
+    scene.archive()
+    scene.start()
+    scene.target.refusal = lambda send: f"topic {'x' * 28_000} does not exist"
+    scene.run(NOW + 2 * HOUR + HOUR // 2, 60_000)
+    assert scene.task.status().postponed == 300 == tiered(scene, capsys, "stats")["postponed"]
+    scene.run(NOW + 3 * HOUR + 20 * 60_000, 60_000)
+    tried = scene.target.refusals
+    status, stats = scene.task.status(), tiered(scene, capsys, "stats")
+    assert (status.pending, status.postponed, status.refused) == (0, 0, 300)
+    assert (stats["pending"], stats["postponed"], stats["refused"]) == (0, 0, 300)
+    listed = tiered(scene, capsys, "ls", "--refused", "--limit", "999")
+    assert len(listed) == 300 and "the broker refused it" in listed[0]["why"]
+    assert sum(len(record.getMessage()) for record in caplog.records) < 4_000
+    scene.run(NOW + 5 * HOUR, 60_000)
+    assert scene.target.refusals == tried and not scene.target.sent
+    assert scene.state.timers == () and not scene.task.status().refused
     scene.check()
 
 
@@ -254,9 +373,10 @@ def test_pending_timers_move_to_the_gateway_topic_of_another_broker(
     """Those that were delivered or cancelled do not, nor does a cancellation."""
     for number in range(6):
         scene.broker.timer(f"k{number}", NOW + (number + 1) * HOUR)
-    scene.broker.send_with({"TIERED_CANCEL": f"{NOW + 5 * HOUR} k4"})
+    scene.broker.send_with(cancel_properties("orders", NOW + 5 * HOUR, "k4"))
     scene.archive()
     scene.start()
+    change_timers(scene.commits, TimerPlace(0, 5), at_ms=NOW + 99 * HOUR)
     scene.run(NOW + 61 * 60_000, 60_000)
     assert scene.target.counts == {"k0": 1, "k1": 1}
     position = str(scene.path / "position")
@@ -268,5 +388,5 @@ def test_pending_timers_move_to_the_gateway_topic_of_another_broker(
     assert "dry run: 3 messages" in said and "3 messages sent" in said and "0 messages sent" in said
     found = [message.properties for messages in target.stored.values() for message in messages]
     assert [(one["UNIQ_KEY"], one["TIERED_TOPIC"], one["TIERED_DELIVER_MS"]) for one in found] == [
-        (f"k{at}", "orders", str(NOW + (at + 1) * HOUR)) for at in (2, 3, 5)
+        (f"k{at}", "orders", str(NOW + hours * HOUR)) for at, hours in ((2, 3), (3, 4), (5, 99))
     ]

@@ -37,11 +37,13 @@ class Target:
         self.stored: list[tuple[str, str, int, int]] = []
         """(topic, key, when it was sent, when it was to be delivered)."""
         self._known: set[tuple[str, str]] = set()
+        """Topic and place."""
         self.is_away = False
         self.fault: Callable[[int], str] = lambda _number: ""
         self.refusal: Callable[[TimerSend], str] = lambda _send: ""
-        self.queries = 0
-        self.bodies: dict[str, bytes] = {}
+        self.queries = self.refusals = 0
+        self.sent: list[tuple[str, str, str]] = []
+        """(place of the timer, topic, body)."""
         self.properties: dict[str, Mapping[str, str]] = {}
 
     def _answer(self) -> None:
@@ -56,10 +58,10 @@ class Target:
         self._answer()
         return True
 
-    def has(self, topic: str, unique_key: str) -> bool:
+    def has(self, send: TimerSend) -> bool:
         self._answer()
         self.queries += 1
-        return (topic, unique_key) in self._known
+        return (send.message.topic, send.place) in self._known
 
     def send(
         self, sends: Sequence[TimerSend], sent: Callable[[TimerSend], None], until_s: float
@@ -69,13 +71,15 @@ class Target:
             self._answer()
             if why := self.refusal(send):
                 refused[number] = why
+                self.refusals += 1
                 continue
             fault = self.fault(len(self.stored) + 1)
             if fault == "before":
                 raise UnavailableError("no answer")
             self.stored.append((send.message.topic, send.key, self.scene.now_ms, send.deliver_ms))
-            self._known.add((send.message.topic, send.key))
-            self.bodies[send.key], self.properties[send.key] = send.message.body, send.message.properties
+            self._known.add((send.message.topic, send.place))
+            self.properties[send.key] = send.message.properties
+            self.sent.append((send.place.rpartition(":")[0], send.message.topic, send.message.body.decode()))
             if fault == "after":
                 raise UnavailableError("no answer")
             if fault == "crash":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -17,11 +18,13 @@ from tiered.catalog.timer_refs import TimerRef
 from tiered.formats.timer_object import ENTRY_DTYPE, TimerFooter, decode_footer, decode_page
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table, concatenated, picked
-from tiered.model.timer import EntryKind
+from tiered.model.timer import CANCELS, EntryKind, TimerPlace
 from tiered.object_store.interface import ObjectStore
 
 FOOTERS_KEPT, PAGES_KEPT = 256, 32
 """Of pages, those of the objects that are read side by side: the next claim reads on in them."""
+HOURS_KEPT = 17_520
+"""Counts of hours: two years."""
 NEVER_MS = 1 << 62
 
 
@@ -42,52 +45,80 @@ class Entries(NamedTuple):
 
 
 class Sorted(NamedTuple):
-    """What becomes of entries. ``timers``: to be sent. ``cancelled``: timers that are not, as they were cancelled.
-    ``repeated``: timers with the key and the time of another one. ``late``: cancellations without a timer."""
+    """What becomes of entries. ``timers``: to be sent. ``cancelled``: timers that are not, as ``cancels`` have ended
+    them. ``refused``: messages that are not delivered."""
 
     timers: Table
     cancelled: Table
-    repeated: Table
-    late: Table
+    cancels: Table
     refused: Table
 
 
-def hash_of(unique_key: str) -> int:
-    """What entries have of a unique key."""
-    return xxh64(unique_key.encode("utf-8", "surrogatepass"))
+class TimerCounts(NamedTuple):
+    """``hours``: hour of delivery -> timers that are pending, sorted. ``postponed``: of them, those that the broker
+    refused. ``refused``: messages that are not delivered, and are listed."""
+
+    hours: Mapping[int, int] = MappingProxyType({})
+    postponed: int = 0
+    refused: int = 0
+
+    @property
+    def pending(self) -> int:
+        """Timers that are not handed over."""
+        return sum(self.hours.values())
 
 
-def sort_out(entries: Table) -> Sorted:
+class TimerName(NamedTuple):
+    """What users name timers by: any number of them may have one."""
+
+    topic: str
+    unique_key: str
+
+    def __str__(self) -> str:
+        """The text in messages to people."""
+        return f"unique key {self.unique_key} of topic {self.topic}"
+
+
+PENDING_DTYPE = np.dtype([("queue_offset", "<i8"), ("deliver_ms", "<i8")])
+
+
+def hash_of(text: str) -> int:
+    """What entries have of a unique key, and of a topic."""
+    return xxh64(text.encode("utf-8", "surrogatepass"))
+
+
+def sort_out(entries: Entries) -> Sorted:
     """What becomes of ``entries``, which are in order and have all of each (time, key). Pure.
 
-    A cancellation ends the timers before it. Of several timers with one key and time the first is sent: a producer
-    sent it again.
+    A cancellation ends timers before it: those of its topic, or the one at its place. A record that several log
+    histories have is one timer.
     """
-    kind, order = entries["kind"], entries["order"]
-    is_timer, is_cancel = kind == EntryKind.TIMER, kind == EntryKind.CANCEL
-    if not len(entries):
-        return Sorted(entries, entries, entries, entries, entries)
-    begins = np.ones(len(entries), bool)
-    begins[1:] = (entries["deliver_ms"][1:] != entries["deliver_ms"][:-1]) | (
-        entries["key_hash"][1:] != entries["key_hash"][:-1]
-    )
-    group = np.cumsum(begins) - 1
-    last_cancel = np.full(int(group[-1]) + 1, -1, np.int64)
-    np.maximum.at(last_cancel, group[is_cancel], order[is_cancel])
-    is_cancelled = is_timer & (order < last_cancel[group])
-    is_alive = np.flatnonzero(is_timer & ~is_cancelled)
-    is_first = np.zeros(len(entries), bool)
-    is_first[is_alive[np.unique(group[is_alive], return_index=True)[1]]] = True
-    has_timer = np.zeros(int(group[-1]) + 1, bool)
-    has_timer[group[is_cancelled]] = True
-    masks = (
-        is_first,
-        is_cancelled,
-        is_timer & ~is_cancelled & ~is_first,
-        is_cancel & ~has_timer[group],
-        kind == EntryKind.REFUSED,
-    )
-    return Sorted(*(picked(entries, mask) for mask in masks))
+    table = entries.table
+    kind, order, every = table["kind"], table["order"], [table[name] for name in ("deliver_ms", "key_hash")]
+    is_cancel, is_refused = np.isin(kind, CANCELS), kind == EntryKind.REFUSED
+    is_timer = ~(is_cancel | is_refused)
+    if len(table) > 1:
+        columns = [*every, order, table["queue_offset"], table["queue"], kind]
+        is_timer[1:] &= np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    is_over = np.zeros(len(table), bool)
+    if is_cancel.any():
+        queue_id = np.array([queue.queue_id for queue in entries.queues])[table["queue"]]
+        places = [queue_id, table["queue_offset"]]
+        for which, more in ((EntryKind.CANCEL, []), (EntryKind.CANCEL_PLACE, places)):
+            group, is_which = _groups([*every, table["topic_hash"], *more]), kind == which
+            last = np.full(len(table), -1, np.int64)
+            np.maximum.at(last, group[is_which], order[is_which])
+            is_over |= is_timer & (order < last[group])
+    masks = is_timer & ~is_over, is_over, is_cancel, is_refused
+    return Sorted(*(picked(table, mask) for mask in masks))
+
+
+def _groups(columns: Sequence[Table]) -> Table:
+    """Of each row, the number of its distinct values."""
+    order, found = np.lexsort(columns), np.empty(len(columns[0]), np.int64)
+    is_new = np.any([np.diff(column[order], prepend=column[order[:1]]) != 0 for column in columns], axis=0)
+    found[order] = np.cumsum(is_new)
+    return found
 
 
 class TimerFiles:
@@ -98,6 +129,7 @@ class TimerFiles:
         self._footer = lru_cache(FOOTERS_KEPT)(self._read_footer)
         self._next_ms = lru_cache(FOOTERS_KEPT)(self._read_next_ms)
         self._page = lru_cache(PAGES_KEPT)(self._read_page)
+        self._mixed = lru_cache(HOURS_KEPT)(self._read_mixed)
 
     def footer(self, ref: TimerRef) -> TimerFooter:
         """What ``ref`` has. Raises CorruptionError, NotFoundError, or what the store raises."""
@@ -143,17 +175,40 @@ class TimerFiles:
         begin = int(footer.page_row[number])
         return int(self.page(ref, number)["deliver_ms"][ref.claimed - begin])
 
-    def hours(self, state: CatalogState) -> Mapping[int, int]:
-        """Hour of delivery -> entries that are not handed over, sorted. Hours that are partly over count from the
-        claimed row on."""
-        hours, left = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for ref in state.timers:
+    def counts(self, state: CatalogState) -> TimerCounts:
+        """What is pending, after cancellations."""
+        return next(found for found in self.counting(state) if found is not None)
+
+    def counting(self, state: CatalogState) -> Iterator[TimerCounts | None]:
+        """None while counting, then the counts. Footers count hours that have timers alone; others are read, and
+        remembered until they change."""
+        parts = [np.zeros((5, 0), np.int64)]
+        for number, ref in enumerate(state.timers):
             table = self.footer(ref).hours
-            hours.append(table["hour"])
-            left.append(np.clip(np.cumsum(table["rows"]) - ref.claimed, 0, table["rows"]))
-        distinct, place = np.unique(np.concatenate(hours), return_inverse=True)
-        counts = np.bincount(place, np.concatenate(left), len(distinct)).astype(np.int64)
-        return {hour: count for hour, count in zip(distinct.tolist(), counts.tolist(), strict=True) if count}
+            last = np.cumsum(table["rows"])
+            first = np.maximum(last - table["rows"], ref.claimed)
+            parts.append(np.stack([table["hour"], first, last, table["others"], np.full(len(table), number)]))
+        found = np.concatenate(parts, axis=1)
+        found = found[:, found[2] > found[1]]
+        is_mixed = np.isin(found[0], found[0, found[3] > 0])
+        slices: dict[int, list[Slice]] = {}
+        for hour, first, last, _, number in found[:, is_mixed].T.tolist():
+            slices.setdefault(hour, []).append(Slice(state.timers[number].moved(0, 0), first, last))
+        plain, place = np.unique(found[0, ~is_mixed], return_inverse=True)
+        left = np.bincount(place, (found[2] - found[1])[~is_mixed], len(plain)).astype(np.int64)
+        hours, postponed, refused = dict(zip(plain.tolist(), left.tolist(), strict=True)), 0, 0
+        for hour in sorted(slices):
+            hours[hour], *more = self._mixed(tuple(slices[hour]))
+            postponed, refused = postponed + more[0], refused + more[1]
+            yield None
+        yield TimerCounts({hour: hours[hour] for hour in sorted(hours) if hours[hour]}, postponed, refused)
+
+    def _read_mixed(self, slices: tuple[Slice, ...]) -> tuple[int, int, int]:
+        """How many timers of ``slices`` are alive, of them postponed, and refused."""
+        every = list(map(sort_out, self.merged(slices)))
+        timers = concatenated((some.timers for some in every), ENTRY_DTYPE)
+        postponed = int(np.count_nonzero(timers["kind"] == EntryKind.POSTPONED))
+        return len(timers), postponed, sum(len(some.refused) for some in every)
 
     def merged(self, slices: Sequence[Slice], before_ms: int = NEVER_MS) -> Iterator[Entries]:
         """Entries of ``slices`` delivered before ``before_ms``, in order, a few pages at a time; all of a (time, key)
@@ -180,29 +235,31 @@ class TimerFiles:
         for some in self.merged(slices, end_ms):
             yield some._replace(table=picked(some.table, some.table["deliver_ms"] >= begin_ms))
 
-    def find(self, state: CatalogState, unique_key: str, deliver_ms: int | None = None) -> Entries:
-        """The timer with a key that is not handed over and alive; empty: there is none. See ``with_key``."""
-        found = self.with_key(state, unique_key, deliver_ms)
-        return found._replace(table=sort_out(found.table).timers)
-
-    def with_key(self, state: CatalogState, unique_key: str, deliver_ms: int | None = None) -> Entries:
-        """Entries of a key that are not handed over, without ``deliver_ms`` by reading all."""
-        begin_ms, end_ms = (0, NEVER_MS) if deliver_ms is None else (deliver_ms, deliver_ms + 1)
-        wanted = np.uint64(hash_of(unique_key))
+    def find(self, state: CatalogState, name: TimerName | TimerPlace) -> Entries:
+        """The timers that ``name`` names, which are not handed over and alive. Reads all entries."""
         found, queues = [], list[QueueKey]()
-        for some in self.pending(state, begin_ms, end_ms):
-            found.append(picked(some.table, some.table["key_hash"] == wanted))
+        for some in self.pending(state, 0, NEVER_MS):
             queues = list(some.queues)
+            timers = sort_out(some).timers
+            if isinstance(name, TimerName):
+                is_named = timers["key_hash"] == np.uint64(hash_of(name.unique_key))
+                is_named &= timers["topic_hash"] == np.uint64(hash_of(name.topic))
+            else:
+                queue_id = np.array([queue.queue_id for queue in queues])[timers["queue"]]
+                is_named = (queue_id == name.queue_id) & (timers["queue_offset"] == name.queue_offset)
+            found.append(picked(timers, is_named))
         return Entries(concatenated(found, ENTRY_DTYPE), queues)
 
-    def pending_offsets(self, state: CatalogState) -> dict[QueueKey, Table]:
-        """Of each queue, the messages whose timers are not handed over and alive, sorted."""
+    def pending_times(self, state: CatalogState) -> dict[QueueKey, Table]:
+        """Of each queue, the messages whose timers are pending, sorted, and their times: PENDING_DTYPE."""
         found: dict[QueueKey, list[Table]] = {}
         for some in self.pending(state, 0, NEVER_MS):
-            timers = sort_out(some.table).timers
+            timers = sort_out(some).timers
             for number in np.unique(timers["queue"]).tolist():
-                offsets = timers["queue_offset"][timers["queue"] == number]
-                found.setdefault(some.queues[number], []).append(offsets)
+                own = timers[timers["queue"] == number]
+                found.setdefault(some.queues[number], []).append(
+                    own[["queue_offset", "deliver_ms"]].astype(PENDING_DTYPE)
+                )
         return {queue: np.sort(np.concatenate(parts)) for queue, parts in found.items()}
 
     def first_offsets(self, state: CatalogState) -> dict[QueueKey, int]:
@@ -213,6 +270,16 @@ class TimerFiles:
             for queue, offset in zip(footer.queues, footer.min_offsets.tolist(), strict=True):
                 found[queue] = min(offset, found.get(queue, offset))
         return found
+
+
+def joined(parts: Sequence[Entries]) -> Entries:
+    """All of ``parts``, which follow each other; of each object one slice."""
+    spans: dict[TimerRef, tuple[int, int]] = {}
+    for ref, first, last in (found for part in parts for found in part.slices):
+        spans[ref] = spans.get(ref, (first, last))[0], last
+    slices = [Slice(ref, *span) for ref, span in spans.items()]
+    queues = parts[-1].queues if parts else []
+    return Entries(concatenated((part.table for part in parts), ENTRY_DTYPE), queues, slices)
 
 
 class _Head:

@@ -11,11 +11,13 @@ from tiered.archive.verify_segment import Anomaly, AnomalyKind
 from tiered.catalog.state import CatalogState
 from tiered.catalog.timer_refs import TimerRef
 from tiered.errors import CorruptionError, NotFoundError
-from tiered.formats.timer_object import sorted_entries
+from tiered.formats.timer_object import HOUR_DTYPE, hours_of, joined_hours, sorted_entries
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table, picked
-from tiered.model.timer import HOUR_MS, EntryKind
+from tiered.model.timer import EntryKind
 from tiered.object_store.interface import ObjectStore
+
+TIMERS = (EntryKind.TIMER, EntryKind.POSTPONED)
 
 
 def check_timers(store: ObjectStore, state: CatalogState, *, full: bool) -> tuple[list[Anomaly], int]:
@@ -35,25 +37,23 @@ def check_timers(store: ObjectStore, state: CatalogState, *, full: bool) -> tupl
 
 
 def _check_entries(files: TimerFiles, state: CatalogState, ref: TimerRef) -> None:
-    footer, hours, row, last = files.footer(ref), dict[int, int](), 0, None
+    footer, hours, row, last = files.footer(ref), [np.zeros(0, HOUR_DTYPE)], 0, None
     for number in range(len(footer.pages)):
         page = files.page(ref, number)
         joined = page if last is None else np.concatenate([last, page])
         if not (sorted_entries(joined) == joined).all():
             raise CorruptionError(f"{ref.key}: entries are not in order")
-        found, counts = np.unique(page["deliver_ms"] // HOUR_MS, return_counts=True)
-        for hour, count in zip(found.tolist(), counts.tolist(), strict=True):
-            hours[hour] = hours.get(hour, 0) + count
+        hours.append(hours_of(page))
         _check_messages(state, ref, footer.queues, page[max(ref.done - row, 0) :])
         row, last = row + len(page), page[-1:]
-    if hours != dict(footer.hours.tolist()):
+    if not np.array_equal(joined_hours(hours), footer.hours):
         raise CorruptionError(f"{ref.key}: hours of the footer are not those of the entries")
 
 
 def _check_messages(state: CatalogState, ref: TimerRef, queues: Sequence[QueueKey], page: Table) -> None:
     """A message that another log history replaced may lie beyond the end: its timer is dropped when it is due."""
     for number in np.unique(page["queue"]).tolist():
-        of_queue = picked(page, (page["queue"] == number) & (page["kind"] == EntryKind.TIMER))
+        of_queue = picked(page, (page["queue"] == number) & np.isin(page["kind"], TIMERS))
         row = state.queue(queues[number])
         if row is None:
             raise CorruptionError(f"{ref.key}: timers of {queues[number]}, which is not in the archive")

@@ -18,24 +18,33 @@ from tiered.formats.container import decode_container, encode_container
 from tiered.formats.queue_names import queue_table
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_DTYPE, Table, begins
-from tiered.model.timer import HOUR_MS
+from tiered.model.timer import CANCELS, HOUR_MS, EntryKind
 
 PAGE_KIND, FOOTER_KIND = b"RMQTTIMP", b"RMQTTIMF"
 PAGE_ROWS = 8_192
 
 ENTRY_DTYPE = np.dtype(
     [
-        ("deliver_ms", "<i8"),  # when it is delivered; of a cancellation, when its timer is; 0: refused
-        ("key_hash", "<u8"),  # XXH64 of the unique key; of a refused message, the Refusal
+        (
+            "deliver_ms",
+            "<i8",
+        ),  # when it is delivered; of a cancellation, when its timers are; refused: listed until
+        (
+            "key_hash",
+            "<u8",
+        ),  # XXH64 of the unique key, without one the order; of a refused message, the Refusal
         ("order", "<i8"),  # physical offset of its message, or one more than that of what it changes
-        ("queue_offset", "<i8"),  # of the message
+        ("topic_hash", "<u8"),  # XXH64 of the topic
+        ("queue_offset", "<i8"),  # of the message; of a cancellation of one place, of the timer there
         ("queue", "<u4"),  # row of the footer's table ``queues``
-        ("kind", "<u4"),  # EntryKind
+        ("kind", "<u2"),  # EntryKind
+        ("late_hours", "<u2"),  # of a postponed timer, from its time until the broker refused it first
     ]
 )
 """One entry. Entries of an object are sorted by its first three fields."""
 
-HOUR_DTYPE = np.dtype([("hour", "<i8"), ("rows", "<i8")])
+HOUR_DTYPE = np.dtype([("hour", "<i8"), ("rows", "<i8"), ("others", "<i8")])
+"""``others``: rows that are not of kind TIMER."""
 PAGE_DTYPE = np.dtype([("rows", "<i8"), ("stored_bytes", "<i8"), ("first_ms", "<i8"), ("last_ms", "<i8")])
 OFFSET_DTYPE = np.dtype([("min_queue_offset", "<i8")])
 
@@ -55,7 +64,7 @@ class EncodedTimers:
 @dataclass(frozen=True)
 class TimerFooter:
     """What an object has. ``hours``: rows by hour. ``page_row``, ``page_at``: where each page begins, and the end of
-    the last. ``min_offsets``: of each queue, the first message that an entry refers to."""
+    the last. ``min_offsets``: of each queue, the first message that an entry needs."""
 
     queues: Sequence[QueueKey]
     min_offsets: Table
@@ -89,12 +98,13 @@ def encode_timers(entries: Iterator[Table], queues: Sequence[QueueKey]) -> Encod
         data = encode_container(PAGE_KIND, {}, {"entries": page}, is_packed=True, level=-1)
         body.append(data)
         pages.append((len(page), len(data), int(page["deliver_ms"][0]), int(page["deliver_ms"][-1])))
-        hours.append(_runs(page["deliver_ms"] // HOUR_MS, np.ones(len(page), np.int64)))
-        np.minimum.at(least, page["queue"], page["queue_offset"])
+        hours.append(hours_of(page))
+        needed = page[~np.isin(page["kind"], CANCELS)]
+        np.minimum.at(least, needed["queue"], needed["queue_offset"])
     topics, table = queue_table(queues)
     offsets = np.zeros(len(queues), OFFSET_DTYPE)
     offsets["min_queue_offset"] = least
-    every = np.concatenate(hours)
+    every = joined_hours(hours)
     footer = encode_container(
         FOOTER_KIND,
         {"topics": topics},
@@ -102,7 +112,7 @@ def encode_timers(entries: Iterator[Table], queues: Sequence[QueueKey]) -> Encod
             "queues": table,
             "offsets": offsets,
             "pages": np.array(pages, PAGE_DTYPE),
-            "hours": _runs(every["hour"], every["rows"]),
+            "hours": every,
         },
         is_packed=True,
         level=1,
@@ -112,11 +122,27 @@ def encode_timers(entries: Iterator[Table], queues: Sequence[QueueKey]) -> Encod
     return EncodedTimers(body, size, len(footer), pages[0][2], pages[-1][3], int(every["rows"].sum()))
 
 
-def _runs(hours: Table, rows: Table) -> Table:
-    """Sorted ``hours``, each once, with the sum of their ``rows``."""
+def hours_of(page: Table) -> Table:
+    """Entries in order by hour: HOUR_DTYPE."""
+    ones, is_other = np.ones(len(page), np.int64), page["kind"] != EntryKind.TIMER
+    return _runs(page["deliver_ms"] // HOUR_MS, ones, is_other)
+
+
+def joined_hours(tables: Sequence[Table]) -> Table:
+    """The hours of parts that follow each other."""
+    every = np.concatenate(tables)
+    return _runs(every["hour"], every["rows"], every["others"])
+
+
+def _runs(hours: Table, rows: Table, others: Table) -> Table:
+    """Sorted ``hours``, each once, with the sums of ``rows`` and ``others``."""
     first = np.flatnonzero(np.diff(hours, prepend=-1))
     found = np.empty(len(first), HOUR_DTYPE)
-    found["hour"], found["rows"] = hours[first], np.add.reduceat(rows, first)
+    found["hour"] = hours[first]
+    found["rows"], found["others"] = (
+        np.add.reduceat(rows, first),
+        np.add.reduceat(others, first, dtype=np.int64),
+    )
     return found
 
 

@@ -12,16 +12,24 @@ from tiered.kernels.checksums import xxh64
 from tiered.kernels.jit import Int, kernel
 from tiered.kernels.loads import load_be32, load_be64, load_le64, load_u8
 from tiered.kernels.words import word
-from tiered.model.timer import Refusal
+from tiered.model.timer import QUEUES_MAX, Refusal
+from tiered.timestamps import PLAUSIBLE_MS
 
-ROW = 6
-"""Numbers: deliver ms (0: no timer), hash of its key, refusal, ms of the cancelled timer, hash of its key, whether it
-cancels one."""
-_TRANSACTION, _NO_KEY, _NO_TOPIC = int(Refusal.TRANSACTION), int(Refusal.NO_KEY), int(Refusal.NO_TOPIC)
-_BAD_TIME, _TOO_FAR, _BAD_CANCEL = int(Refusal.BAD_TIME), int(Refusal.TOO_FAR), int(Refusal.BAD_CANCEL)
-_UNIQ_KEY, _TIERED = word(b"UNIQ_KEY"), word(b"TIERED_T")
+ROW = 11
+"""Numbers: deliver ms (0: no timer); hashes of its key, 0 without one, and of its topic; refusal; cancelled ms and hash
+of the key; 1 if it cancels by key, 2 if one place; queue id and queue offset of that place; where its topic is, and the
+length of the topic."""
+_TRANSACTION, _NO_TOPIC, _BAD_TIME = int(Refusal.TRANSACTION), int(Refusal.NO_TOPIC), int(Refusal.BAD_TIME)
+_TOO_FAR, _BAD_CANCEL = int(Refusal.TOO_FAR), int(Refusal.BAD_CANCEL)
+_SECONDS, _BAD_QUEUE = int(Refusal.SECONDS), int(Refusal.BAD_QUEUE)
+_FIRST_MS, _END_MS, _QUEUES_MAX = PLAUSIBLE_MS.start, PLAUSIBLE_MS.stop, QUEUES_MAX
+_UNIQ_KEY, _TIERED_T, _TIERED_D = word(b"UNIQ_KEY"), word(b"TIERED_T"), word(b"TIERED_D")
+_TIERED_C, _TIERED_Q = word(b"TIERED_C"), word(b"TIERED_Q")
 _TOPIC_TAIL, _DELIVER_TAIL, _CANCEL_TAIL = word(b"ED_TOPIC"), word(b"ELIVER_M"), word(b"D_CANCEL")
-_TIERED_D, _TIERED_C = word(b"TIERED_D"), word(b"TIERED_C")
+_PLACE_MIDDLE, _PLACE_TAIL, _QUEUE_TAIL = word(b"ANCEL_PL"), word(b"EL_PLACE"), word(b"ED_QUEUE")
+_TOPIC, _DELIVER, _KEY, _CANCEL, _PLACE, _QUEUE = 0, 2, 4, 6, 8, 10
+"""Where ``_note`` puts begin and length of a value."""
+_COLON, _CAPITAL_S = 58, 83
 _SPACE = 32
 _LAST = (1 << 62) - 1
 _DIGIT_BITS = 12
@@ -43,7 +51,7 @@ def find_timers(
 
 @kernel
 def _find(arena: Int, position: NDArray[np.int64], found: NDArray[Any], max_delay_ms: Int) -> None:
-    where = np.zeros(8, np.int64)
+    where = np.zeros(12, np.int64)
     for row in range(len(position)):
         at = position[row]
         flag = load_be32(arena, at + 36)
@@ -122,31 +130,54 @@ def _row(
     arena: Int, where: NDArray[Any], stored_ms: Int, flag: Int, max_delay_ms: Int, out: NDArray[Any]
 ) -> None:
     refusal = _TRANSACTION if flag & 0x8C else 0
-    if where[7]:
-        out[5] = 1
-        at, stop = where[6], where[6] + where[7]
-        space = at
-        while space < stop and load_u8(arena, space) != _SPACE:
-            space += 1
-        cancelled_ms = _number(arena, at, space)
-        if cancelled_ms < 0 or space + 1 >= stop:
-            refusal = refusal or _BAD_CANCEL
-        else:
-            out[3], out[4] = cancelled_ms, np.int64(xxh64(arena, space + 1, stop - space - 1))
-    if where[1] or where[3] or not where[7]:
-        deliver_ms = max(_number(arena, where[2], where[2] + where[3]), 0)
-        if not where[1]:
-            refusal = refusal or _NO_TOPIC
-        if not where[5]:
-            refusal = refusal or _NO_KEY
-        if not deliver_ms:
-            refusal = refusal or _BAD_TIME
+    cancels = where[_CANCEL + 1] or where[_PLACE + 1]
+    if cancels and not _cancel(arena, where, out):
+        refusal = refusal or _BAD_CANCEL
+    if where[_TOPIC + 1]:
+        out[2] = np.int64(xxh64(arena, where[_TOPIC], where[_TOPIC + 1]))
+        out[9], out[10] = where[_TOPIC], where[_TOPIC + 1]
+    else:
+        refusal = refusal or _NO_TOPIC
+    if where[_KEY + 1]:
+        out[1] = np.int64(xxh64(arena, where[_KEY], where[_KEY + 1]))
+    if where[_DELIVER + 1] or not cancels:
+        deliver_ms = _number(arena, where[_DELIVER], where[_DELIVER] + where[_DELIVER + 1])
+        if not _FIRST_MS <= deliver_ms < _END_MS:
+            is_seconds = deliver_ms < _FIRST_MS <= deliver_ms * 1000 < _END_MS
+            refusal = refusal or (_SECONDS if is_seconds else _BAD_TIME)
         if deliver_ms - stored_ms > max_delay_ms:
             refusal = refusal or _TOO_FAR
+        at, length = where[_QUEUE], where[_QUEUE + 1]
+        if length and not (length <= 5 and 0 <= _number(arena, at, at + length) < _QUEUES_MAX):
+            refusal = refusal or _BAD_QUEUE
         out[0] = deliver_ms
-        if where[5]:
-            out[1] = np.int64(xxh64(arena, where[4], where[5]))
-    out[2] = refusal
+    out[3] = refusal
+
+
+@kernel
+def _cancel(arena: Int, where: NDArray[Any], out: NDArray[Any]) -> bool:
+    """Note what is cancelled; whether it is valid."""
+    at, stop = where[_CANCEL], where[_CANCEL] + where[_CANCEL + 1]
+    space = _find_byte(arena, at, stop, _SPACE)
+    out[4], out[6] = _number(arena, at, space), 1
+    if not _FIRST_MS <= out[4] < _END_MS or space + 1 >= stop:
+        return False
+    out[5] = np.int64(xxh64(arena, space + 1, stop - space - 1))
+    if where[_PLACE + 1]:
+        at, stop = where[_PLACE], where[_PLACE] + where[_PLACE + 1]
+        colon = _find_byte(arena, at, stop, _COLON)
+        out[6], out[7] = 2, _number(arena, at, colon)
+        out[8] = _number(arena, colon + 1, stop)
+        return bool(colon - at <= 5 and 0 <= out[7] < _QUEUES_MAX and out[8] >= 0)
+    return True
+
+
+@kernel
+def _find_byte(arena: Int, at: Int, stop: Int, wanted: Int) -> Int:
+    """The first in [at, stop), else ``stop``."""
+    while at < stop and load_u8(arena, at) != wanted:
+        at += 1
+    return at
 
 
 @kernel
@@ -156,13 +187,17 @@ def _note(arena: Int, name: Int, split: Int, end: Int, where: NDArray[Any]) -> N
         return
     head, field = load_le64(arena, name), -1
     if length == 8 and head == _UNIQ_KEY:
-        field = 4
-    elif length == 12 and head == _TIERED and load_le64(arena, name + 4) == _TOPIC_TAIL:
-        field = 0
+        field = _KEY
+    elif length == 12 and head == _TIERED_T and load_le64(arena, name + 4) == _TOPIC_TAIL:
+        field = _TOPIC
+    elif length == 12 and head == _TIERED_Q and load_le64(arena, name + 4) == _QUEUE_TAIL:
+        field = _QUEUE
     elif length == 17 and head == _TIERED_D and load_le64(arena, name + 8) == _DELIVER_TAIL:
-        field = 2 if load_u8(arena, name + 16) == 83 else -1
+        field = _DELIVER if load_u8(arena, name + 16) == _CAPITAL_S else -1
     elif length == 13 and head == _TIERED_C and load_le64(arena, name + 5) == _CANCEL_TAIL:
-        field = 6
+        field = _CANCEL
+    elif length == 19 and head == _TIERED_C and load_le64(arena, name + 8) == _PLACE_MIDDLE:
+        field = _PLACE if load_le64(arena, name + 11) == _PLACE_TAIL else -1
     if field >= 0:
         where[field], where[field + 1] = split + 1, end - split - 1
 

@@ -12,6 +12,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from tiered.model.topic_names import refused_target
+from tiered.timestamps import PLAUSIBLE_MS
 
 TOPIC, DELIVER_MS, QUEUE = "TIERED_TOPIC", "TIERED_DELIVER_MS", "TIERED_QUEUE"
 """Properties of a message in the gateway topic: its topic, the time at which it is sent there, in ms since 1970, and
@@ -24,8 +25,6 @@ PLACE = "TIERED_PLACE"
 PROPERTIES = frozenset((TOPIC, DELIVER_MS, QUEUE, CANCEL, CANCEL_PLACE, PLACE))
 UNIQUE_KEY = "UNIQ_KEY"
 HOUR_MS = 3_600_000
-TIMES_MS = range(946_684_800_000, 4_102_444_800_000)
-"""Times of delivery: the years 2000 to 2099."""
 QUEUES_MAX = 65_536
 """Queue ids of a topic are below it."""
 _TRANSACTION, _INNER_BATCH = 0xC, 0x80
@@ -47,6 +46,9 @@ class EntryKind(IntEnum):
     """A message of the gateway topic that is not delivered; the key's hash is the Refusal."""
     POSTPONED = 4
     """A timer that the broker refused, and that is sent again."""
+
+
+CANCELS = (EntryKind.CANCEL, EntryKind.CANCEL_PLACE)
 
 
 class Refusal(IntEnum):
@@ -87,6 +89,10 @@ class TimerPlace(NamedTuple):
     queue_id: int
     queue_offset: int
 
+    def __str__(self) -> str:
+        """The text in messages to people."""
+        return f"place {self.text}"
+
     @property
     def text(self) -> str:
         """As commands and CANCEL_PLACE have it."""
@@ -113,9 +119,9 @@ def cancel_properties(
 
 def time_problem(ms: int) -> str:
     """Why ``ms`` cannot be a time of delivery, as the rest of a sentence; empty: it can."""
-    if ms in TIMES_MS:
+    if ms in PLAUSIBLE_MS:
         return ""
-    if ms * 1000 in TIMES_MS:
+    if ms * 1000 in PLAUSIBLE_MS:
         return f"{ms} looks like seconds: give milliseconds"
     return f"{ms} is not a time of the years 2000 to 2099 in ms since 1970"
 
@@ -141,7 +147,7 @@ def timer_of(
     found, at, deliver_ms = _CANCEL.match(cancel), place_of(place), 0
     refusal = Refusal.TRANSACTION if sys_flag & (_TRANSACTION | _INNER_BATCH) else Refusal.NONE
     if cancel or place:
-        is_valid = found is not None and int(found[1]) in TIMES_MS and (at is not None or not place)
+        is_valid = found is not None and int(found[1]) in PLAUSIBLE_MS and (at is not None or not place)
         refusal = refusal or (Refusal.NONE if is_valid else Refusal.BAD_CANCEL)
     refusal = refusal or (Refusal.NONE if topic else Refusal.NO_TOPIC)
     if deliver or not (cancel or place):
@@ -149,7 +155,7 @@ def timer_of(
         is_queue = not queue or (_QUEUE.match(queue) and int(queue) < QUEUES_MAX)
         refusal = (
             refusal
-            or (Refusal.NONE if deliver_ms in TIMES_MS else _of_time(deliver_ms))
+            or (Refusal.NONE if deliver_ms in PLAUSIBLE_MS else _of_time(deliver_ms))
             or (Refusal.NONE if deliver_ms - stored_ms <= max_delay_ms else Refusal.TOO_FAR)
             or (Refusal.NONE if is_queue else Refusal.BAD_QUEUE)
         )
@@ -159,7 +165,7 @@ def timer_of(
 
 
 def _of_time(ms: int) -> Refusal:
-    return Refusal.SECONDS if ms * 1000 in TIMES_MS else Refusal.BAD_TIME
+    return Refusal.SECONDS if ms * 1000 in PLAUSIBLE_MS else Refusal.BAD_TIME
 
 
 def hour_of(deliver_ms: int) -> int:

@@ -25,5 +25,16 @@ class TimerSettings:
         "gets each at its time",
         minimum=0,
     )
+    refused_ttl_ms: int = setting(
+        7 * 24 * HOUR_MS,
+        "how long after its time a timer that the broker refuses is sent again, every ten minutes, and how long "
+        "`tiered timers ls --refused` has messages that are not delivered",
+        minimum=HOUR_MS,
+    )
     rate_per_s: int = 10_000
     """Timers handed over in a second, at most: a fifth of what a broker takes beside its producers. 0: any number."""
+
+    @property
+    def listed_ms(self) -> int:
+        """From a refusal to the end of its entry, which is read ``ahead_ms`` before its time."""
+        return self.refused_ttl_ms + self.ahead_ms
