@@ -30,8 +30,7 @@ FACTS_S = 30.0
 GROUP = "tiered_timers"
 PART, PART_S = 512, 0.05
 """Messages that are sent before the next look at the rate, and their time at a low rate."""
-ANSWERS_MAX, ANSWERS_FEW = 32, 10
-"""What is requested of a key; brokers may have a lower limit, but surely return fewer than ANSWERS_FEW."""
+ANSWERS_MAX = 32
 SEARCH_SLACK_MS = 120_000
 """A timer may be handed over so much earlier than timers.ahead_ms before its time, by the broker's clock."""
 _PULL = {
@@ -47,6 +46,9 @@ _PULL = {
 
 class RemoteTimerBroker:
     """The broker at ``address()``, empty: unknown."""
+
+    answers_few = 10
+    """If a key query returns so many messages, there may be more."""
 
     def __init__(
         self,
@@ -89,7 +91,7 @@ class RemoteTimerBroker:
         if known is None:
             found = list(self._with_key(topic, send.key))
             known = self._places[topic, send.key] = set(found)
-            if len(found) >= ANSWERS_FEW:
+            if len(found) >= self.answers_few:
                 if (topic, "") not in self._places:
                     since_ms = send.deliver_ms - self._ahead_ms - SEARCH_SLACK_MS
                     self._places[topic, ""] = set(self._since(topic, since_ms))

@@ -350,11 +350,11 @@ class TimerDelivery:
         self._lateness_ms.append(max(0, self._clock_ms() - send.deliver_ms))
 
     def _holding(self, cancels: Table) -> Iterator[Table]:
-        """Cancellations of timers that wait, as the broker had refused them."""
-        held = [ref for ref in self._commits.state.timers if ref.key in self._held]
-        for row in cancels if held else ():
+        """Cancellations of timers that wait, as the broker had refused them, perhaps to another process."""
+        first_ms = {ref: self.files.next_ms(ref) for ref in self._commits.state.timers if len(cancels)}
+        for row in cancels:
             at_ms = int(row["deliver_ms"])
-            waiting = [ref for ref in held if self.files.next_ms(ref) <= at_ms <= ref.end_ms]
+            waiting = [ref for ref, begin_ms in first_ms.items() if begin_ms <= at_ms <= ref.end_ms]
             slices = [Slice(ref, ref.claimed, ref.entries) for ref in waiting]
             for some in self.files.merged(slices, at_ms + 1):
                 is_same = (some.table["deliver_ms"] == at_ms) & (some.table["key_hash"] == row["key_hash"])

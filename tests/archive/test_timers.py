@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from tests.archive.timer_fates import fate_of
 from tiered.archive.timers import Entries, Slice, TimerFiles, joined, sort_out
 from tiered.catalog.state import CatalogState
 from tiered.catalog.timer_refs import TimerRef, after_change
@@ -73,24 +74,6 @@ def test_entries_of_many_objects_are_read_in_order(seed: int, monkeypatch: pytes
     assert min(map(files.next_ms, claimed.timers)) == min(row[0] for row in left)
 
 
-def fate_of(row: tuple[int, ...], every: Sequence[tuple[int, ...]]) -> str:
-    """What becomes of an entry, one after the other."""
-    _ms, _key, _order, kind, _topic, _offset, _queue = row
-
-    def ends(cancel: tuple[int, ...], timer: tuple[int, ...]) -> bool:
-        is_alike = cancel[:2] == timer[:2] and cancel[4] == timer[4] and timer[2] < cancel[2]
-        is_there = cancel[3] == CANCEL or cancel[5:] == timer[5:]
-        return (
-            cancel[3] in (CANCEL, CANCEL_PLACE) and timer[3] in (TIMER, POSTPONED) and is_alike and is_there
-        )
-
-    if kind == REFUSED:
-        return "refused"
-    if kind in (CANCEL, CANCEL_PLACE):
-        return "cancels"
-    return "cancelled" if any(ends(one, row) for one in every) else "timers"
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_what_becomes_of_entries_and_their_counts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few times, keys, topics and places: everything collides. Counts are the same however entries are read."""
@@ -103,14 +86,14 @@ def test_what_becomes_of_entries_and_their_counts(seed: int, monkeypatch: pytest
         return ms, key, order, int(kind), rng.randrange(2), rng.randrange(3), rng.randrange(2)
 
     rows = sorted({some() for _ in range(rng.randrange(1, 40))})
-    refs = []
+    refs, every = [], [row[:7] for row in entries(*rows).tolist()]
     for number in range(3):
         if part := [row for at, row in enumerate(rows) if at % 3 == number]:
             refs.append(put(store, number, entries(*part)))
     files, state = TimerFiles(store), CatalogState(timers=tuple(refs))
     found = sort_out(joined(list(files.pending(state, 0, 3 * HOUR))))
     for name, table in found._asdict().items():
-        wanted = sorted(row[:3] for row in rows if fate_of(row, rows) == name)
+        wanted = sorted(row[:3] for row in every if fate_of(row, every) == name)
         assert sorted(row[:3] for row in table.tolist()) == wanted, name
     timers = found.timers
     hours = {hour: count for hour in range(3) if (count := int((timers["deliver_ms"] == hour * HOUR).sum()))}

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from rocketmq_tiered.sending import timer_delivery
-from rocketmq_tiered.sending.timer_broker import RemoteTimerBroker
+from rocketmq_tiered.sending.timer_broker import WHEEL_TOPIC, RemoteTimerBroker
 from rocketmq_tiered.sending.timer_delivery import TimerDelivery
 from tests.sending import timer_simulation
 from tests.sending.timer_simulation import World
 from tests.sweeps import sweep
 from tiered.archive import timers as timer_files
 from tiered.catalog.commit import CommitInvalidError
-from tiered.model.timer import HOUR_MS, EntryKind
+from tiered.model.timer import CANCELS, HOUR_MS, EntryKind
 
 PART = 100
 NOTICED_WITHIN = 200
@@ -72,12 +72,96 @@ def a_cancellation_after_the_plan_is_not_seen(patch: pytest.MonkeyPatch) -> None
     patch.setattr(TimerDelivery, "_commit", commit)
 
 
-def the_wheel_topic_is_not_asked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(RemoteTimerBroker, "has", lambda self, topic, key: self._has(topic, key))
+def without(patch: pytest.MonkeyPatch, is_left_out: Callable[[str], bool]) -> None:
+    right = RemoteTimerBroker._found
+
+    def found(self: RemoteTimerBroker, topic: str, send: Any) -> set[str]:
+        return set() if is_left_out(topic) else right(self, topic, send)
+
+    patch.setattr(RemoteTimerBroker, "_found", found)
 
 
-def the_real_topic_is_not_asked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(RemoteTimerBroker, "has", lambda self, topic, key: self._has("rmq_sys_wheel_timer", key))
+def the_wheel_topic_is_not_searched(patch: pytest.MonkeyPatch) -> None:
+    without(patch, lambda topic: topic == WHEEL_TOPIC)
+
+
+def the_real_topic_is_not_searched(patch: pytest.MonkeyPatch) -> None:
+    without(patch, lambda topic: topic != WHEEL_TOPIC)
+
+
+def identity_by_key(patch: pytest.MonkeyPatch) -> None:
+    """A message with the key, in the topic, is the timer."""
+    patch.setattr(
+        RemoteTimerBroker,
+        "has",
+        lambda self, send: any(
+            True for topic in (WHEEL_TOPIC, send.message.topic) for _ in self._with_key(topic, send.key)
+        ),
+    )
+
+
+def the_answer_to_a_key_is_all(patch: pytest.MonkeyPatch) -> None:
+    """Of many messages with a key the broker returns some."""
+    patch.setattr(timer_simulation.ModelBroker, "_since", lambda self, topic, since_ms: iter(()))
+
+
+def sent_keys_instead_of_places(patch: pytest.MonkeyPatch) -> None:
+    right = TimerDelivery._was_sent
+
+    def was_sent(self: TimerDelivery, send: Any) -> bool:
+        keys = self.__dict__.setdefault("_keys", set())
+        found = (send.deliver_ms, send.key) in keys or right(self, send)
+        keys.add((send.deliver_ms, send.key))
+        return found
+
+    patch.setattr(TimerDelivery, "_was_sent", was_sent)
+
+
+def the_first_of_a_key_and_a_time(patch: pytest.MonkeyPatch) -> None:
+    """A producer that sends again is taken to mean the same."""
+    right = timer_delivery.sort_out
+
+    def first(entries: Any) -> Any:
+        found = right(entries)
+        names = found.timers[["deliver_ms", "key_hash"]]
+        return found._replace(timers=found.timers[np.sort(np.unique(names, return_index=True)[1])])
+
+    patch.setattr(timer_delivery, "sort_out", first)
+
+
+def cancel_by_key_over_topics(patch: pytest.MonkeyPatch) -> None:
+    def sort_out(entries: Any) -> Any:
+        table = entries.table.copy()
+        table["topic_hash"] = 0
+        found = timer_files.sort_out(entries._replace(table=table))
+        picked = [entries.table[np.isin(entries.table["order"], part["order"])] for part in found]
+        kinds = [part["kind"] for part in found]
+        return timer_files.Sorted(
+            *(some[np.isin(some["kind"], kind)] for some, kind in zip(picked, kinds, strict=True))
+        )
+
+    patch.setattr(timer_delivery, "sort_out", sort_out)
+
+
+def a_place_cancels_all_of_its_key(patch: pytest.MonkeyPatch) -> None:
+    def sort_out(entries: Any) -> Any:
+        table = entries.table.copy()
+        table["kind"][table["kind"] == EntryKind.CANCEL_PLACE] = EntryKind.CANCEL
+        return timer_files.sort_out(entries._replace(table=table))
+
+    patch.setattr(timer_delivery, "sort_out", sort_out)
+
+
+def counts_before_cancels(patch: pytest.MonkeyPatch) -> None:
+    def counts(self: timer_files.TimerFiles, state: Any) -> Any:
+        every = [self.rows(ref, ref.claimed, ref.entries) for ref in state.timers]
+        timers = sum(
+            int(np.isin(rows["kind"], [EntryKind.TIMER, EntryKind.POSTPONED]).sum()) for rows in every
+        )
+        postponed = sum(int((rows["kind"] == EntryKind.POSTPONED).sum()) for rows in every)
+        return timer_files.TimerCounts({0: timers}, postponed)
+
+    patch.setattr(timer_files.TimerFiles, "counts", counts)
 
 
 def asked_before_dispatch_caught_up(patch: pytest.MonkeyPatch) -> None:
@@ -125,7 +209,7 @@ def a_cancelled_one_is_sent_after_a_restart(patch: pytest.MonkeyPatch) -> None:
 
     def hand_over(self: TimerDelivery, entries: Any, until_s: float, *, is_doubt: bool) -> Any:
         if is_doubt:
-            entries = entries._replace(table=entries.table[entries.table["kind"] != EntryKind.CANCEL])
+            entries = entries._replace(table=entries.table[~np.isin(entries.table["kind"], CANCELS)])
         return right(self, entries, until_s, is_doubt=is_doubt)
 
     patch.setattr(TimerDelivery, "_hand_over", hand_over)
@@ -133,11 +217,9 @@ def a_cancelled_one_is_sent_after_a_restart(patch: pytest.MonkeyPatch) -> None:
 
 def a_cancellation_ends_later_timers_too(patch: pytest.MonkeyPatch) -> None:
     def sort_out(entries: Any) -> Any:
-        changed = entries.copy()
-        changed["order"] = np.where(
-            changed["kind"] == EntryKind.CANCEL, changed["order"] - 8, changed["order"]
-        )
-        return timer_files.sort_out(changed)
+        changed = entries.table.copy()
+        changed["order"] -= 8 * np.isin(changed["kind"], CANCELS)
+        return timer_files.sort_out(entries._replace(table=changed))
 
     patch.setattr(timer_delivery, "sort_out", sort_out)
 
@@ -159,8 +241,15 @@ DEFECTS: Sequence[Patch] = (
     a_delivery_time_of_the_hour,
     progress_before_the_send,
     a_cancellation_after_the_plan_is_not_seen,
-    the_wheel_topic_is_not_asked,
-    the_real_topic_is_not_asked,
+    the_wheel_topic_is_not_searched,
+    the_real_topic_is_not_searched,
+    identity_by_key,
+    the_answer_to_a_key_is_all,
+    sent_keys_instead_of_places,
+    the_first_of_a_key_and_a_time,
+    cancel_by_key_over_topics,
+    a_place_cancels_all_of_its_key,
+    counts_before_cancels,
     asked_before_dispatch_caught_up,
     asked_while_sends_may_still_land,
     asked_while_the_other_owner_may_send,

@@ -1,11 +1,12 @@
 """Timers in a seeded world without time: owners that die, pause and follow each other, a broker that goes away, loses
 replies, stores late and indexes late, a clock that jumps. `World.run` raises AssertionError for a timer that is lost,
-early, late without cause, out of order, sent twice, or sent although it was cancelled.
+early, late without cause, out of order, sent twice, or sent although it was cancelled; and for counts that are not
+those of the entries. Keys are drawn from three, so that most timers share theirs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fetcher.rows.message import Message
-from rocketmq_tiered.sending.timer_broker import RemoteTimerBroker
+from rocketmq_tiered.sending.timer_broker import WHEEL_TOPIC, RemoteTimerBroker
 from rocketmq_tiered.sending.timer_delivery import (
     CLAIM_S,
     SETTLE_S,
@@ -23,9 +24,10 @@ from rocketmq_tiered.sending.timer_delivery import (
 )
 from rocketmq_tiered.sending.timer_plan import BrokerTimers
 from rocketmq_tiered.sending.timer_send import TimerSend
+from tests.archive.timer_fates import fate_of
 from tests.kernels.record_builder import Message as Written
 from tests.kernels.record_builder import encode, properties
-from tiered.archive.timers import NEVER_MS, TimerFiles, hash_of
+from tiered.archive.timers import NEVER_MS, hash_of
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.maintenance_commit import MaintenanceCommit
@@ -34,7 +36,16 @@ from tiered.catalog.state import CatalogState
 from tiered.errors import FencedError, UnavailableError
 from tiered.formats.timer_object import ENTRY_DTYPE, sorted_entries
 from tiered.model.queue import QueueKey
-from tiered.model.timer import CANCEL, DELIVER_MS, HOUR_MS, TOPIC, EntryKind, timer_of
+from tiered.model.timer import (
+    DELIVER_MS,
+    HOUR_MS,
+    PLACE,
+    TOPIC,
+    EntryKind,
+    TimerPlace,
+    cancel_properties,
+    timer_of,
+)
 from tiered.object_store.interface import Body
 from tiered.object_store.memory import MemoryStore
 from tiered.settings.timer_section import TimerSettings
@@ -44,7 +55,7 @@ START_MS = 1_700_000_000_000 // HOUR_MS * HOUR_MS - 20 * 60_000
 MAX_DELAY_MS = 30 * 24 * HOUR_MS
 AHEAD_MS = 20 * 60_000
 HOURS = 2
-TARGET, MISSING = "orders", "created later"
+TARGETS, MISSING, KEYS = ("orders", "mails"), "created-later", ("K0", "K1", "K2")
 
 
 class Killed(BaseException):
@@ -61,11 +72,12 @@ class Clock:
 
 @dataclass
 class Stored:
-    """A message at the broker. ``wheel_ms``: its time if it waits in the wheel, else 0. ``indexed_s``: when it can be
-    found by key, and ``real_indexed_s`` as delivered."""
+    """A message at the broker. ``place``: of the timer, empty: a producer sent it. ``wheel_ms``: its time if it waits
+    in the wheel, else 0. ``indexed_s``: when it can be found, and ``real_indexed_s`` as delivered."""
 
     topic: str
     key: str
+    place: str
     body: bytes
     wheel_ms: int
     stored_ms: int
@@ -81,9 +93,14 @@ class Asked:
     key: str
     topic: str
     deliver_ms: int
-    asked_ms: int
+    place: TimerPlace
     is_cancelled: bool = False
     may_be_cancelled: bool = False
+
+    @property
+    def name(self) -> tuple[str, str, int]:
+        """What a producer cancels it by, and others."""
+        return self.topic, self.key, self.deliver_ms
 
 
 class SteppingStore(MemoryStore):
@@ -102,8 +119,11 @@ class SteppingStore(MemoryStore):
 class ModelBroker(RemoteTimerBroker):
     """What a broker does with sends and queries; which topics are queried is the code's."""
 
+    answers_few = 2
+
     def __init__(self, world: World, max_delay_ms: int) -> None:
         self._world, self.max_delay_ms = world, max_delay_ms
+        self._places, self._ahead_ms = {}, AHEAD_MS
         self.stored: list[Stored] = []
         self._flying: list[tuple[float, int, TimerSend]] = []
         """Received by the broker, and stored later although the connection has ended."""
@@ -140,19 +160,28 @@ class ModelBroker(RemoteTimerBroker):
         now_s = self._world.clock.s
         return {"dispatchBehindBytes": str(sum(now_s < one.indexed_s for one in self.stored))}
 
-    def _has(self, topic: str, unique_key: str) -> bool:
+    def _with_key(self, topic: str, unique_key: str) -> Iterator[str]:
+        """The newest."""
         self._world.step("has")
+        found = [one.place for one in self._visible(topic) if one.key == unique_key]
+        return iter(found[-self.answers_few :])
+
+    def _since(self, topic: str, since_ms: int) -> Iterator[str]:
+        self._world.step("has")
+        return (one.place for one in self._visible(topic) if (one.wheel_ms or one.stored_ms) >= since_ms)
+
+    def _visible(self, topic: str) -> list[Stored]:
         self._check()
-        now_s = self._world.clock.s
-        for one in self.stored:
-            if one.key != unique_key:
-                continue
-            if topic == "rmq_sys_wheel_timer" and one.wheel_ms and one.indexed_s <= now_s:
-                return True
-            at_s = one.real_indexed_s if one.wheel_ms else one.indexed_s
-            if topic == one.topic and at_s <= now_s:
-                return True
-        return False
+        now_s, is_wheel = self._world.clock.s, topic == WHEEL_TOPIC
+        return [
+            one
+            for one in self.stored
+            if (
+                one.wheel_ms and one.indexed_s <= now_s
+                if is_wheel
+                else topic == one.topic and (one.real_indexed_s if one.wheel_ms else one.indexed_s) <= now_s
+            )
+        ]
 
     def send(
         self, sends: Sequence[TimerSend], sent: Callable[[TimerSend], None], until_s: float
@@ -188,12 +217,13 @@ class ModelBroker(RemoteTimerBroker):
         if wheel_ms - clock.ms > self.max_delay_ms:
             return "the delay time should not be bigger than the max delay"
         waits_ms = wheel_ms if wheel_ms > clock.ms else 0
-        properties, indexed_s = send.message.properties, clock.s + self._world.index_lag_s()
+        message, indexed_s = send.message, clock.s + self._world.index_lag_s()
         self.stored.append(
             Stored(
-                send.message.topic,
-                properties["UNIQ_KEY"],
-                send.message.body,
+                message.topic,
+                send.key,
+                message.properties[PLACE],
+                message.body,
                 waits_ms,
                 max(sent_ms, clock.ms),
                 indexed_s,
@@ -279,7 +309,7 @@ class World:
         self._is_inside = True
         self._phys = 0
         self._torn: list[tuple[Place, Message]] = []
-        self._next = 0
+        self._next, self._counted = 0, ()
         self.old: Process | None = None
         self.owner = self._successor()
         self._is_inside = False
@@ -345,25 +375,29 @@ class World:
     def _produce(self, *, is_cancel: bool = False) -> None:
         """Timers, one that is sent twice, and cancellations, in one commit."""
         random, now_ms = self.random, self.clock.ms
-        rows, cancelled, new = [], [], list[Asked]()
+        rows, cancelled, new = [], list[Asked](), list[Asked]()
         for _ in range(0 if is_cancel else random.randint(1, 4)):
             hour_ms = (now_ms // HOUR_MS + random.randint(1, HOURS)) * HOUR_MS
-            deliver_ms = hour_ms + random.choice([-1, 0, 1, random.randrange(-HOUR_MS // 2, HOUR_MS)])
+            deliver_ms = hour_ms + random.choice([0, 0, 1, random.randrange(-HOUR_MS // 2, HOUR_MS)])
             if random.random() < 0.1:
                 deliver_ms = (
                     now_ms + MAX_DELAY_MS if random.random() < 0.3 else now_ms + random.randrange(60_000)
                 )
-            topic = MISSING if self.has_refusals and random.random() < 0.2 else TARGET
-            timer = Asked(f"K{len(self.asked)}", topic, deliver_ms, now_ms)
+            topic = MISSING if self.has_refusals and random.random() < 0.2 else random.choice(TARGETS)
+            timer = Asked(random.choice(KEYS), topic, deliver_ms, TimerPlace(0, self._phys))
             self.asked.append(timer)
             new.append(timer)
-            for _ in range(1 + (random.random() < 0.2)):
-                rows.append(self._put(timer.key, {TOPIC: topic, DELIVER_MS: str(deliver_ms)}))
+            rows.append(self._put(timer.key, {TOPIC: topic, DELIVER_MS: str(deliver_ms)}))
         living = [one for one in self.asked if not one.is_cancelled]
         if living and (is_cancel or random.random() < 0.4):
-            chosen = random.choice(living)
-            rows.append(self._put("C", {CANCEL: f"{chosen.deliver_ms} {chosen.key}"}))
-            cancelled.append(chosen)
+            one = random.choice(living)
+            place = one.place if random.random() < 0.5 else None
+            rows.append(self._put("C", cancel_properties(one.topic, one.deliver_ms, one.key, place)))
+            cancelled = [one] if place else [other for other in living if other.name == one.name]
+        if random.random() < 0.3:  # a message that is no timer has the key of one
+            self.broker.stored.append(
+                Stored(random.choice(TARGETS), random.choice(KEYS), "", b"", 0, now_ms, self.clock.s)
+            )
         if not rows:
             return
         pending = [one for one in cancelled if one in new or self._is_pending(one)]
@@ -383,29 +417,48 @@ class World:
         now_ms, offset = self.clock.ms, self._phys
         all_pairs = {"UNIQ_KEY": key, **pairs}
         text = properties(*((name.encode(), value.encode()) for name, value in all_pairs.items()))
-        data = encode(Written(b"TIERED_TIMERS", 0, offset, key.encode(), text, 0, now_ms), offset)
+        body = TimerPlace(0, offset).text.encode()
+        data = encode(Written(b"TIERED_TIMERS", 0, offset, body, text, 0, now_ms), offset)
         self._torn.append(((GATEWAY, offset), Message(GATEWAY, offset, memoryview(data), now_ms)))
         self._phys += 1
         found = timer_of(all_pairs, stored_ms=now_ms, sys_flag=0, max_delay_ms=MAX_DELAY_MS)
+        assert not found.refusal, found
         entry = np.zeros(1, ENTRY_DTYPE)
         entry["order"] = entry["queue_offset"] = offset
-        if found.refusal:
-            entry["kind"], entry["key_hash"] = EntryKind.REFUSED, int(found.refusal)
-        elif found.cancel is not None:
+        entry["topic_hash"] = hash_of(found.topic)
+        if found.cancel is not None:
             entry["kind"], entry["deliver_ms"] = EntryKind.CANCEL, found.cancel[0]
             entry["key_hash"] = hash_of(found.cancel[1])
         else:
             entry["deliver_ms"], entry["key_hash"] = found.deliver_ms, hash_of(found.unique_key)
+        if found.cancel_place is not None:
+            entry["kind"], entry["queue_offset"] = EntryKind.CANCEL_PLACE, found.cancel_place.queue_offset
         return entry
 
     def _is_pending(self, timer: Asked) -> bool:
         """Whether no claim covers it."""
-        files, state = TimerFiles(self.store), self.owner.writer.state
-        wanted = np.uint64(hash_of(timer.key))
         return any(
-            bool(np.any((some.table["key_hash"] == wanted) & (some.table["kind"] == EntryKind.TIMER)))
-            for some in files.pending(state, timer.deliver_ms, timer.deliver_ms + 1)
+            row["queue_offset"] == timer.place.queue_offset
+            and row["kind"] in (EntryKind.TIMER, EntryKind.POSTPONED)
+            for row in self._unclaimed()
         )
+
+    def _unclaimed(self) -> list[Any]:
+        """The entries of the newest state, one by one."""
+        files, state = self.owner.task.files, self.owner.writer.state
+        return [row for ref in state.timers for row in files.rows(ref, ref.claimed, ref.entries)]
+
+    def _check_counts(self) -> None:
+        """Counts are what entries are, one by one, after cancellations."""
+        if self._counted == self.owner.writer.state.timers:
+            return
+        self._counted = self.owner.writer.state.timers
+        rows = [row.tolist()[:7] for row in self._unclaimed()]
+        pending = [row for row in rows if fate_of(row, rows) == "timers"]
+        counts = self.owner.task.files.counts(self.owner.writer.state)
+        found = counts.pending, counts.postponed
+        wanted = len(pending), sum(row[6] == EntryKind.POSTPONED for row in pending)
+        assert found == wanted, f"counts: {found}, not {wanted}"
 
     # -- a run ------------------------------------------------------------------------------------------------
 
@@ -448,6 +501,7 @@ class World:
             self._is_inside = False
         if self.standby_delivers and self.old is not None:
             self.old.run()
+        self._check_counts()
 
     def _trouble(self) -> None:
         random = self.random
@@ -464,13 +518,14 @@ class World:
     def _check(self) -> None:
         sent: dict[str, list[Stored]] = {}
         for one in self.broker.stored:
-            sent.setdefault(one.key, []).append(one)
+            if one.place:
+                sent.setdefault(one.place.rpartition(":")[0], []).append(one)
         for timer in self.asked:
-            found = sent.pop(timer.key, [])
+            found = sent.pop(timer.place.text, [])
             wanted = (0,) if timer.is_cancelled else (0, 1) if timer.may_be_cancelled else (1,)
             assert len(found) in wanted, f"{timer}: sent {len(found)} times"
             for one in found:
-                assert (one.topic, one.body) == (timer.topic, timer.key.encode()), f"{timer}: {one}"
+                assert (one.topic, one.body) == (timer.topic, timer.place.text.encode()), f"{timer}: {one}"
                 assert one.wheel_ms == timer.deliver_ms or one.stored_ms >= timer.deliver_ms, (
                     f"early: {timer}, {one}"
                 )
