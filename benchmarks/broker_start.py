@@ -23,7 +23,8 @@ from benchmarks.report import Row
 from benchmarks.stores import PROFILES, ensure_store
 from tests.servers.rocketmq import RocketMq
 from tiered.errors import UnavailableError
-from tiered.remoting.client import BrokerClient, RequestCode
+from tiered.remoting.client import BrokerClient
+from tiered.remoting.codes import RequestCode
 
 READY_S_MAX = 2.0
 """More than an empty broker takes."""

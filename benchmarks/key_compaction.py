@@ -24,7 +24,8 @@ from benchmarks.machine import note, process_core_s, run_child
 from benchmarks.report import Row
 from benchmarks.synthetic_store import StoreSpec, StoreWriter
 from tests.servers.rocketmq import RocketMq
-from tiered.remoting.client import BrokerClient, RequestCode
+from tiered.remoting.client import BrokerClient
+from tiered.remoting.codes import RequestCode
 
 RULE = ("--set", 'topics.rules=[{"pattern": "*", "key_compaction": "on"}]')
 RATE_MIN, MEMORY_MAX = 300_000, (256 + 64) << 20

@@ -11,13 +11,12 @@ from rocketmq_tiered.process.broker_side import Connect
 from tiered.broker_store.liveness import Liveness, LivenessReport
 from tiered.errors import TieredError
 from tiered.formats import fastjson
-from tiered.remoting.client import SUCCESS
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.remoting.credentials import Credentials
 from tiered.remoting.tls import ClientTls
 
 CLOCK_SKEW_MS_MAX = 60_000
 """Above this, times of messages and of this program differ visibly."""
-_CLUSTER_INFO = 106
 _RUNTIME = re.compile(r"(\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds")
 _SUPPORTED = re.compile(r"V(4_9|5_)")
 _ADDRESS_FIX = "give --broker-address HOST:PORT, or --broker-conf with brokerIP1 and listenPort"
@@ -120,7 +119,7 @@ def _name_servers(subject: BrokerSubject, reached: _Reached) -> Finding:
     for server in servers:
         client = subject.connect(server, subject.timeout_s, subject.credentials, subject.tls)
         try:
-            answer = client.call(_CLUSTER_INFO)
+            answer = client.call(RequestCode.GET_BROKER_CLUSTER_INFO)
         except TieredError as error:
             report = subject.liveness()
             if report is not None and report.is_dead:
@@ -128,7 +127,12 @@ def _name_servers(subject: BrokerSubject, reached: _Reached) -> Finding:
             return _unanswered(error, server, "", "start it, or set broker.name_servers")
         finally:
             client.close()
-        if answer.code == SUCCESS and reached.info and name and name not in _brokers(answer.body):
+        if (
+            answer.code == ResponseCode.SUCCESS
+            and reached.info
+            and name
+            and name not in _brokers(answer.body)
+        ):
             lacking.append(server)
     if lacking:
         fix = "set namesrvAddr of the broker, and wait 30 s for its registration"

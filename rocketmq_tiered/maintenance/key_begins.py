@@ -54,7 +54,8 @@ from tiered.model.tables import (
     concatenated,
     picked,
 )
-from tiered.remoting.client import SUCCESS, BrokerClient, RequestCode
+from tiered.remoting.client import BrokerClient
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.settings.topic_rules import is_compacted
 
 GROUP = "TOOLS_CONSUMER"
@@ -140,10 +141,10 @@ def pulls(client: BrokerClient, queue: QueueKey, begin: int, end: int) -> Iterat
             retries += 1
             time.sleep(_RETRY_S)
             continue
-        if answer.code not in (SUCCESS, _NOT_FOUND, _MOVED):
+        if answer.code not in (ResponseCode.SUCCESS, _NOT_FOUND, _MOVED):
             raise UnavailableError(f"the broker refuses a pull of {queue}: {answer.remark or answer.code}")
         following = int(answer.ext_fields.get("nextBeginOffset", offset))
-        if answer.code == SUCCESS:
+        if answer.code == ResponseCode.SUCCESS:
             bodies.append(answer.body)
         if following <= offset:
             break
@@ -242,7 +243,7 @@ class Copying:
         fields = {"topic": queue.topic, "queueId": str(queue.queue_id)}
         answer = self.client.call(RequestCode.GET_MAX_OFFSET, fields)
         end = int(answer.ext_fields.get("offset", 0))
-        if answer.code != SUCCESS or end < begin.end:
+        if answer.code != ResponseCode.SUCCESS or end < begin.end:
             raise UnavailableError(
                 f"the broker's {queue} ends at {answer.remark or end}, before the archive's begins",
                 hint="was its topic created again?",

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from rocketmq_tiered.server.retries.retry_log import RETRY_PREFIX
-from rocketmq_tiered.server.wire.codes import RequestCode
 from tiered.errors import AccessDeniedError, CorruptionError, UnavailableError
 from tiered.formats import fastjson
 from tiered.model.queue import SCHEDULE_TOPIC, TopicFilter
-from tiered.remoting.client import SUCCESS, BrokerClient, is_refusal
+from tiered.remoting.client import BrokerClient, is_refusal
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.remoting.command import RemotingCommand
 
 PERM_NONE: Final = 0
@@ -85,7 +85,7 @@ class BrokerControl:
         """The end of a queue, 0 for a missing one."""
         fields = {"topic": topic, "queueId": str(queue_id)}
         answer = self._client.call(RequestCode.GET_MAX_OFFSET, fields)
-        return int(answer.ext_fields.get("offset", "0")) if answer.code == SUCCESS else 0
+        return int(answer.ext_fields.get("offset", "0")) if answer.code == ResponseCode.SUCCESS else 0
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Set a group's offset."""
@@ -127,7 +127,7 @@ class BrokerControl:
 
     def _revive_timers(self) -> int:
         answer = self._client.call(GET_TIMER_METRICS, {})
-        table = fastjson.loads(answer.body or b"{}") if answer.code == SUCCESS else {}
+        table = fastjson.loads(answer.body or b"{}") if answer.code == ResponseCode.SUCCESS else {}
         return int(table.get("timingCount", {}).get(f"{REVIVE_TOPIC}{self._cluster}", {}).get("count", 0))
 
     def _to_pop_again(self, offsets: GroupOffsets) -> int:
@@ -152,11 +152,9 @@ class BrokerControl:
         answer = self._client.call(code, fields, body)
         if is_refusal(answer):
             raise AccessDeniedError(
-                f"the broker refuses request {int(code)}: {answer.remark or answer.code}",
+                f"the broker refuses {code.name}: {answer.remark or answer.code}",
                 hint="set broker.credentials_file to an account of an administrator",
             )
-        if answer.code != SUCCESS:
-            raise UnavailableError(
-                f"the broker failed on request {int(code)}: {answer.remark or answer.code}"
-            )
+        if answer.code != ResponseCode.SUCCESS:
+            raise UnavailableError(f"the broker failed on {code.name}: {answer.remark or answer.code}")
         return answer

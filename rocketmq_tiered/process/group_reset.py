@@ -19,10 +19,10 @@ from fetcher.archive import Archive
 from fetcher.queries.time_search import Boundary
 from rocketmq_tiered.server.backend.served_archive import BrokerTables
 from rocketmq_tiered.server.groups.group_state import GroupLog
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from tiered.errors import CorruptionError, NotFoundError, TieredError, UnavailableError
 from tiered.formats import fastjson
 from tiered.remoting.client import BrokerClient
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.credentials import Credentials
 from tiered.remoting.tls import ClientTls

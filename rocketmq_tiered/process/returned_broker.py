@@ -26,7 +26,8 @@ from tiered.catalog.state import CatalogState
 from tiered.errors import FencedError, UnavailableError
 from tiered.formats.record import decode_record
 from tiered.object_store.interface import ObjectStore
-from tiered.remoting.client import SUCCESS, BrokerClient
+from tiered.remoting.client import BrokerClient
+from tiered.remoting.codes import ResponseCode
 from tiered.timestamps import wall_ms
 
 RELEASE_S: Final = 60.0
@@ -139,7 +140,7 @@ def _send(client: BrokerClient, messages: Iterable[RetryMessage]) -> int:
         )
         request = outgoing.request(PRODUCER, 0)
         answer = client.call(request.code, request.ext_fields, request.body)
-        if answer.code != SUCCESS:
+        if answer.code != ResponseCode.SUCCESS:
             raise UnavailableError(f"the broker refuses a retry message: {answer.remark or answer.code}")
         sent += 1
     return sent

@@ -33,7 +33,6 @@ from rocketmq_tiered.server.backend.pull_handlers import PullLimits
 from rocketmq_tiered.server.backend.served_archive import ServedArchive
 from rocketmq_tiered.server.groups.client_table import ClientTable
 from rocketmq_tiered.server.listen.options import check_advertised, is_loopback, parse_address
-from rocketmq_tiered.server.proxy.accepted_accounts import AcceptedAccounts
 from rocketmq_tiered.server.proxy.broker_view import BrokerViews
 from rocketmq_tiered.server.proxy.group_resets import GroupResets
 from rocketmq_tiered.server.proxy.merged_lookups import MergedLookups, MergedOffsets
@@ -61,9 +60,7 @@ def proxy_config(settings: Settings, conf: BrokerConf | None, broker: str) -> Pr
     """Addresses of proxy mode. Raises UsageError for a missing or impossible one."""
     address, name_servers = _upstream_addresses(settings, conf, "serve")
     timers, serve = settings.timers, settings.serve
-    gateway = GatewayConfig(
-        timers.topic, timers.max_delay_ms, timers.ahead_ms, credentials_of(settings), bool(serve.acl_file)
-    )
+    gateway = GatewayConfig(timers.topic, timers.max_delay_ms, timers.ahead_ms, credentials_of(settings))
     return ProxyConfig(
         broker,
         address,
@@ -71,7 +68,6 @@ def proxy_config(settings: Settings, conf: BrokerConf | None, broker: str) -> Pr
         serve.advertise,
         tls_of(settings),
         checks_clients(conf),
-        judges_locks(conf),
         gateway if timers.topic else None,
     )
 
@@ -131,8 +127,11 @@ def _upstream_addresses(
 
 
 def services_of(settings: Settings, conf: BrokerConf | None, names: BrokerNames) -> list[RelayService[Any]]:
-    """The services that the settings enable, not started. Raises UsageError for impossible addresses."""
+    """The services that the settings enable, not started. Raises UsageError for impossible addresses, and without the
+    rules of a broker with access control."""
     services: list[RelayService[Any]] = []
+    if (problem := missing_rules(settings, conf)) is not None:
+        raise problem
     if settings.serve.advertise:
         services.append(
             ProxyService(
@@ -147,26 +146,12 @@ def services_of(settings: Settings, conf: BrokerConf | None, names: BrokerNames)
             broker_conf=conf.properties if conf is not None else None,
             credentials=credentials_of(settings),
             checks_clients=checks_clients(conf),
-            judges_locks=judges_locks(conf),
         )
         services.append(SlaveService(options))
     if services and settings.broker.tls and not settings.serve.tls_certificate:
         logger.warning(
             "clients connect without TLS although the broker uses it: serve.tls_certificate is not set"
         )
-    elif (
-        conf is not None
-        and checks_clients(conf)
-        and not (settings.serve.acl_file or settings.serve.tls_certificate)
-    ):
-        # With serve.acl_file the service warns.
-        exposed = [s.bind for s in services if not is_loopback(parse_address(s.bind, f"{s.section}.bind")[0])]
-        if exposed:
-            logger.warning(
-                "clients sign requests to the broker on connections without TLS, which others can read and repeat: "
-                "set serve.tls_certificate",
-                extra={"bind": exposed},
-            )
     return services
 
 
@@ -175,6 +160,28 @@ def checks_clients(conf: BrokerConf | None) -> bool:
     if conf is None:
         return True
     return any(_is_on(conf, name) for name in ("aclEnable", "authenticationEnabled", "authorizationEnabled"))
+
+
+def missing_rules(settings: Settings, conf: BrokerConf | None) -> UsageError | None:
+    """Why clients cannot be served beside this broker: it judges accounts by rules that this process does not have."""
+    key = (
+        "serve.advertise"
+        if settings.serve.advertise
+        else "slave.advertise"
+        if settings.slave.advertise
+        else ""
+    )
+    if not key or settings.serve.acl_file or not checks_clients(conf):
+        return None
+    if conf is None:
+        return UsageError(
+            f"{key} requires broker.conf, which shows whether the broker has access control",
+            hint="set broker.conf_path, or serve.acl_file to the broker's rules",
+        )
+    return UsageError(
+        f"{key} requires serve.acl_file: the broker has access control, and archived messages are read by its rules",
+        hint="set it to a copy of conf/plain_acl.yml (4.9), or of what `tiered config acl-from-broker` prints (5.x)",
+    )
 
 
 def needs_account(settings: Settings) -> bool:
@@ -187,12 +194,6 @@ def needs_account(settings: Settings) -> bool:
     except TieredError:
         return True
     return conf is not None and checks_clients(conf)
-
-
-def judges_locks(conf: BrokerConf | None) -> bool:
-    """Whether the broker's access control judges queue locks, if it is of 5.x. ACL 1.0, which it may have instead, does
-    not."""
-    return conf is not None and (_is_on(conf, "authorizationEnabled") or not _is_on(conf, "aclEnable"))
 
 
 def _is_on(conf: BrokerConf, name: str) -> bool:
@@ -221,7 +222,7 @@ class MergedHandlers:
         store: BrokerStore,
         compacted: CompactionTopics,
         *,
-        accepted: AcceptedAccounts | None,
+        conf: BrokerConf | None,
         redirect: RedirectContext | None,
     ) -> None:
         read, serve = settings.read, settings.serve
@@ -231,7 +232,7 @@ class MergedHandlers:
         policies, topics = self._policies(settings), self._topics(settings)
         self.router = router = ReadRouter(access.catalog, policies, topics, compacted)
         views = BrokerViews(BrokerFiles(store, refresh_s=read.local_refresh_ms / 1000), self._threads)
-        context = PullContext(archive, views, clients, accepted)
+        context = PullContext(archive, views, clients)
         limits = PullLimits(count_max=serve.pull_messages_max, bytes_max=serve.pull_bytes_max)
         offsets = MergedOffsets(router, archive, views)
         pulls = ProxyPulls(router, context, limits).handlers()
@@ -240,8 +241,8 @@ class MergedHandlers:
         self.handlers: ProxyHandlers = {
             **pulls,
             **offsets.handlers(),
-            **GroupResets(router, offsets, clients, checks_clients=accepted is not None).handlers(),
-            **MergedLookups(router, archive, accepted=accepted).handlers(),
+            **GroupResets(router, offsets, clients, checks_clients=checks_clients(conf)).handlers(),
+            **MergedLookups(router, archive).handlers(),
         }
         self._watching = [
             asyncio.create_task(archive.watch(REFRESH_S)),
@@ -255,7 +256,6 @@ class MergedHandlers:
         clients: ClientTable,
         settings: Settings,
         conf: BrokerConf | None,
-        accepted: AcceptedAccounts | None,
         redirect: RedirectContext | None = None,
     ) -> MergedHandlers:
         """Over the archive and the broker's files. Raises what opening the store and reading the archive raise."""
@@ -268,7 +268,7 @@ class MergedHandlers:
         except BaseException:
             store.close()
             raise
-        return cls(archive, access, settings, clients, store, compacted, accepted=accepted, redirect=redirect)
+        return cls(archive, access, settings, clients, store, compacted, conf=conf, redirect=redirect)
 
     def committed(self) -> None:
         """The catalog has a new version: wake waiting pulls."""
@@ -314,8 +314,7 @@ def handlers_with(conf: BrokerConf | None) -> OpenHandlers:
 
     async def opened(access: ArchiveAccess, service: RelayService[Any], settings: Settings) -> MergedHandlers:
         redirect = service.redirect if isinstance(service, SlaveService) else None
-        accepted = service.accepted
-        return await MergedHandlers.opened(access, service.clients, settings, conf, accepted, redirect)
+        return await MergedHandlers.opened(access, service.clients, settings, conf, redirect)
 
     return opened
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from fetcher.rows.message import Message
-from rocketmq_tiered.server.wire.codes import RequestCode
 from tiered.formats.record import SYS_COMPRESSED, SYS_INNER_BATCH, SYS_NEED_UNWRAP, Record, inner_messages
 from tiered.model.timer import PLACE
+from tiered.remoting.codes import RequestCode
 from tiered.remoting.command import RemotingCommand
 
 RETRY_PREFIX = "%RETRY%"

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from rocketmq_tiered.sending.outgoing import OutgoingMessage
 from rocketmq_tiered.sending.target import TargetBroker, TargetQueue
-from rocketmq_tiered.server.wire.codes import ResponseCode
 from tiered.errors import (
     NotFoundError,
     ThrottledError,
@@ -24,6 +23,7 @@ from tiered.errors import (
     UsageError,
 )
 from tiered.remoting.client import is_refusal
+from tiered.remoting.codes import ResponseCode
 from tiered.remoting.command import FRAME_BYTES_MAX, HEADER_BYTES_MAX, RemotingCommand
 from tiered.remoting.credentials import Credentials
 
@@ -42,7 +42,6 @@ PROPERTIES_MAX = 32_767
 """Characters; what a record and a request hold."""
 _STORED = {ResponseCode.SUCCESS, 10, 11, 12}
 """FLUSH_DISK_TIMEOUT, SLAVE_NOT_AVAILABLE, FLUSH_SLAVE_TIMEOUT: stored, not yet on disk or at a slave."""
-_SERVICE_NOT_AVAILABLE = 14
 _MESSAGE_ILLEGAL = 13
 
 
@@ -183,7 +182,7 @@ def send_failure(
     if answer.code in _STORED:
         return None
     said = f"broker {broker.name} ({broker.address}): {answer.remark or f'code {answer.code}'}"
-    if answer.code in (ResponseCode.SYSTEM_BUSY, _SERVICE_NOT_AVAILABLE):
+    if answer.code in (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE):
         return ThrottledError(said)
     if is_refusal(answer):
         return UsageError(said, hint=f"the account in broker.credentials_file needs PUB on {topic}")

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from tiered.errors import CorruptionError, NotFoundError, UnavailableError, UsageError
 from tiered.formats import fastjson
 from tiered.model.address import host_and_port
 from tiered.remoting.client import BrokerClient, is_refusal
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.remoting.command import RemotingCommand
 
 PERM_WRITE = 2

@@ -13,13 +13,13 @@ from rocketmq_tiered.sending.sender import BACKOFF_FIRST_S, BACKOFF_MAX_S, send_
 from rocketmq_tiered.sending.target import Connect, TargetBroker, TargetQueue, find_target
 from rocketmq_tiered.sending.timer_plan import BrokerTimers
 from rocketmq_tiered.sending.timer_send import TimerSend
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from tiered.archive.task import StoppedError
 from tiered.errors import NotFoundError, ThrottledError, UnavailableError, UsageError
 from tiered.formats.record import decode_record
 from tiered.model.timer import PLACE
 from tiered.object_store.throttle import TokenBucket
 from tiered.remoting.client import BrokerClient
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.remoting.command import RemotingCommand
 from tiered.settings.timer_section import TimerSettings
 from tiered.timestamps import wall_ms

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Final
 
 from rocketmq_tiered.server.proxy import relay
-from rocketmq_tiered.server.proxy.accepted_accounts import ADMINISTRATION, BY_BODY
 from rocketmq_tiered.server.slave.slave_service import ACKNOWLEDGED, BETWEEN_REPLICAS, RELAYED
-from rocketmq_tiered.server.wire.codes import RequestCode
+from rocketmq_tiered.server.wire.request_fields import FIELDS
 from tiered.errors import UnavailableError
 from tiered.remoting.client import BrokerClient
+from tiered.remoting.codes import RequestCode
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.credentials import Credentials
 
@@ -64,10 +64,10 @@ class Target:
     body: bytes
 
     def fields_of(self, code: int) -> dict[str, str]:
-        """Fields of every request at once: headers ignore those that are not theirs. Requests without a topic in their
-        own are judged otherwise, so they get none."""
+        """Those of the code; of codes without a table all at once, as headers ignore those that are not theirs."""
         found = self._fields()
-        return found if code not in ADMINISTRATION | BY_BODY else {"brokerName": found["brokerName"]}
+        known = FIELDS.get(code, found.keys())
+        return {name: value for name, value in found.items() if name in known}
 
     def _fields(self) -> dict[str, str]:
         plain = {

@@ -25,7 +25,8 @@ from tests.servers.rocketmq import MQADMIN, RocketMq, java_classes, java_command
 from tests.servers.running_store import RunningStore
 from tests.servers.store_directory import StoreDirectory
 from tiered.catalog.catalog_reader import load
-from tiered.remoting.client import BrokerClient, RequestCode
+from tiered.remoting.client import BrokerClient
+from tiered.remoting.codes import RequestCode
 from tiered.remoting.command import RemotingCommand
 
 QUEUES = 4

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rocketmq_tiered.sending.outgoing import OutgoingMessage
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from tests.integration.client_scene import ClientScene, ask, begin_deleting, broker_config, until
 from tests.servers.rocketmq import MQADMIN
 from tiered.formats.record import decode_record
 from tiered.remoting.client import BrokerClient
+from tiered.remoting.codes import RequestCode, ResponseCode
 
 KEYED = "state"
 BLOCK_BYTES = 46 * 100

@@ -16,7 +16,6 @@ from typing import Any
 
 import orjson
 
-from rocketmq_tiered.server.wire.codes import RequestCode
 from tests.integration.client_scene import (
     QUEUES,
     ClientScene,
@@ -34,6 +33,7 @@ from tests.servers.rocketmq import BROKER
 from tests.servers.running_store import RunningStore
 from tiered.errors import UnavailableError
 from tiered.formats import fastjson
+from tiered.remoting.codes import RequestCode
 
 SLAVE_ID = 7
 Message = tuple[str, ...]

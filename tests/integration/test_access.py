@@ -21,7 +21,6 @@ import pytest
 import yaml
 
 from rocketmq_tiered.server.proxy.relay import Destination, destination_of
-from rocketmq_tiered.server.wire.codes import RequestCode
 from tests.end_to_end.offloading import backfill
 from tests.integration.access_attempts import Account, Target, cell_of, codes, is_refusal, record
 from tests.integration.client_scene import QUEUES, beside_clients, broker_config, everything, until
@@ -35,6 +34,7 @@ from tiered.formats import fastjson
 from tiered.formats.record import decode_record
 from tiered.object_store.file import FileStore
 from tiered.remoting.client import BrokerClient
+from tiered.remoting.codes import RequestCode
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.credentials import Credentials
 

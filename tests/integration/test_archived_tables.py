@@ -13,13 +13,13 @@ import orjson
 import pytest
 
 from rocketmq_tiered.cli import main
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from tests.end_to_end.offloading import backfill
 from tests.integration.client_scene import ask, until
 from tests.servers.install import NotInstallableError
 from tests.servers.rocketmq import MQADMIN, RocketMq, java_classes, recorded_settings, run_java
 from tests.servers.tiered_serve import tiered_serve
 from tiered.object_store.file import FileStore
+from tiered.remoting.codes import RequestCode, ResponseCode
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 import pytest
 import yaml
 
-from rocketmq_tiered.server.wire.codes import RequestCode as Code
 from tests.integration.client_scene import QUEUES, beside_clients, broker_config, until
 from tests.integration.live import Sidecar
 from tests.integration.live_scene import Scene
@@ -19,6 +18,7 @@ from tests.servers.running_store import RunningStore
 from tiered.formats import fastjson
 from tiered.formats.record import decode_record
 from tiered.remoting.client import BrokerClient
+from tiered.remoting.codes import RequestCode as Code
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.credentials import Credentials
 

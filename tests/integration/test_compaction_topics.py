@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from tests.integration.client_scene import ask, need_clients, until, wait_for
 from tests.integration.live import Sidecar
 from tests.servers.child import free_port
 from tests.servers.rocketmq import RocketMq, recorded_settings
 from tests.servers.store_directory import StoreDirectory
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.remoting.command import RemotingCommand
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_tiered.server.wire.codes import RequestCode
 from tests.integration.live_scene import Load, Producer, Scene
 from tests.integration.troubles import Case, case
 from tests.servers.child import free_port
@@ -21,6 +20,7 @@ from tests.servers.running_store import RunningStore
 from tests.servers.tiered_serve import tiered_serve
 from tiered.errors import UnavailableError
 from tiered.remoting.client import BrokerClient
+from tiered.remoting.codes import RequestCode
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

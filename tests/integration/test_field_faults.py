@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_tiered.server.wire.codes import RequestCode
 from tests.integration.client_scene import ask, until
 from tests.integration.fault_scene import (
     LIMIT_S,
@@ -30,6 +29,7 @@ from tests.servers.child import free_port
 from tests.servers.running_store import RunningStore
 from tests.servers.tiered_serve import tiered_serve
 from tiered.errors import UnavailableError
+from tiered.remoting.codes import RequestCode
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

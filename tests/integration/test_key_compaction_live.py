@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_tiered.server.wire.codes import RequestCode
 from tests.integration.client_scene import ClientScene, ask, beside_clients, need_clients, until, wait_for
 from tests.integration.keyed_live import KEYED, Keyed, Reader, compacting_broker, expected, pulled
 from tests.integration.live import Sidecar
@@ -17,6 +16,7 @@ from tests.integration.live_scene import Scene
 from tests.servers.child import free_port
 from tests.servers.store_directory import StoreDirectory
 from tests.servers.tiered_serve import tiered_serve
+from tiered.remoting.codes import RequestCode
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

@@ -18,11 +18,11 @@ from rocketmq_tiered.server.proxy.broker_view import BrokerViews
 from rocketmq_tiered.server.proxy.offset_merge import BrokerReply, interpret
 from rocketmq_tiered.server.proxy.proxy_pull import PullContext, PullSources
 from rocketmq_tiered.server.proxy.upstream import InflightLimit, RemotingUpstream
-from rocketmq_tiered.server.wire.codes import RequestCode
 from rocketmq_tiered.server.wire.request import Request
 from tests.server.serving_peer import RecordingPeer
 from tests.servers.install import NotInstallableError
 from tests.servers.rocketmq import RocketMq, checking_signatures
+from tiered.remoting.codes import RequestCode
 from tiered.remoting.command import RemotingCommand
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]

@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 
 import rocketmq_tiered
-from rocketmq_tiered.server.wire.codes import RequestCode
 from tests.end_to_end.offloading import backfill
 from tests.integration.restored_store import tiered
 from tests.servers.rocketmq import CLUSTER, RocketMq, run_java
 from tiered.formats.record import inner_messages
 from tiered.object_store.file import FileStore
 from tiered.remoting.client import BrokerClient
+from tiered.remoting.codes import RequestCode
 
 pytestmark = pytest.mark.integration
 VERSION = "5.3.3"

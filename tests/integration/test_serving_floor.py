@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from rocketmq_tiered.cli import main
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from tests.end_to_end.offloading import backfill
 from tests.integration.client_scene import (
     ask,
@@ -21,6 +20,7 @@ from tests.integration.client_scene import (
 from tests.integration.served_scene import Job, Served
 from tests.servers.tiered_serve import tiered_serve
 from tiered.object_store.file import FileStore
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.settings.sections import OffloadSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

@@ -21,7 +21,8 @@ from tests.integration.slave_scene import Slave, standing
 from tests.servers.rocketmq import CLUSTER, checking_signatures, judging_permissions
 from tests.servers.running_store import RunningStore
 from tiered.catalog.catalog_reader import load
-from tiered.remoting.client import BrokerClient, RequestCode, is_refusal
+from tiered.remoting.client import BrokerClient, is_refusal
+from tiered.remoting.codes import RequestCode
 from tiered.remoting.credentials import Credentials
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

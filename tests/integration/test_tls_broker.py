@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_tiered.server.slave.registration import GET_BROKER_CLUSTER_INFO
 from tests.integration.client_scene import (
     all_there_is,
     begins_and_ends,
@@ -22,6 +21,7 @@ from tests.servers.rocketmq import BROKER, RocketMq
 from tests.servers.running_store import RunningStore
 from tiered.errors import TieredError
 from tiered.remoting.client import BrokerClient
+from tiered.remoting.codes import RequestCode
 from tiered.remoting.tls import ClientTls, TlsOptions
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -128,7 +128,7 @@ def test_each_mode_of_a_server_as_it_comes(
                 continue
             tls = None if options is None else ClientTls(options)
             with closing(BrokerClient(servers.name_server_address, 5, tls=tls)) as client:
-                assert client.call(GET_BROKER_CLUSTER_INFO).code == 0
+                assert client.call(RequestCode.GET_BROKER_CLUSTER_INFO).code == 0
     finally:
         servers.name_server.stop()
 

@@ -21,7 +21,7 @@ from tiered.catalog.pages import RunIndex
 from tiered.errors import UnavailableError, UsageError
 from tiered.formats.segment import BlockCodec
 from tiered.model.tables import RunKind
-from tiered.remoting.client import RequestCode
+from tiered.remoting.codes import RequestCode
 from tiered.remoting.command import RemotingCommand
 
 BEGIN = 40

@@ -11,7 +11,7 @@ from rocketmq_tiered.process.broker_control import (
     BrokerControl,
     Leftover,
 )
-from rocketmq_tiered.server.wire.codes import RequestCode
+from tiered.remoting.codes import RequestCode
 from tiered.remoting.command import RemotingCommand
 
 REVIVE = "rmq_sys_REVIVE_LOG_c"

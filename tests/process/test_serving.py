@@ -20,9 +20,10 @@ from rocketmq_tiered.process.serving import (
     MergedHandlers,
     ServingThread,
     checks_clients,
-    judges_locks,
+    missing_rules,
     needs_account,
     proxy_config,
+    services_of,
 )
 from rocketmq_tiered.process.serving_metrics import ServingCollector
 from rocketmq_tiered.server.groups.client_table import ClientTable
@@ -35,7 +36,7 @@ from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.process.handlers_double import FakeHandlers
 from tests.process.status_report import REPORT
 from tests.servers.child import free_port
-from tiered.broker_store.conf import broker_conf, parse_properties
+from tiered.broker_store.conf import BrokerConf, broker_conf, parse_properties
 from tiered.broker_store.names import BrokerNames
 from tiered.errors import UsageError
 from tiered.object_store.file import FileStore
@@ -47,6 +48,7 @@ from tiered.settings.sections import (
     ReadSettings,
     ServeSettings,
     Settings,
+    SlaveSettings,
     TopicSettings,
 )
 
@@ -81,7 +83,6 @@ def test_addresses_come_from_settings_or_else_from_broker_conf() -> None:
         "10.0.0.1:10911",
         ("10.0.0.8:9876", "10.0.0.9:9876"),
         "broker-host:9876",
-        judges_locks=True,
         timers=GatewayConfig("TIERED_TIMERS", 2 * 365 * 86_400_000, 3_600_000),
     )
     broker = BrokerSettings(address="127.0.0.1:1", name_servers=("127.0.0.1:2",))
@@ -237,28 +238,6 @@ def test_a_port_in_use_is_a_usage_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("brokerName=a\n", True),
-        ("aclEnable=true\n", False),
-        ("aclEnable=true\nauthenticationEnabled=true\n", False),
-        ("authenticationEnabled=true\nauthorizationEnabled=true\n", True),
-        ("aclEnable=true\nauthorizationEnabled=true\n", True),
-    ],
-)
-def test_the_configuration_file_shows_whether_the_broker_judges_queue_locks(
-    text: str, expected: bool
-) -> None:
-    conf = broker_conf(parse_properties(text))
-    assert judges_locks(conf) is expected
-    settings = Settings(
-        serve=ServeSettings(advertise="a:1"), broker=BrokerSettings(address="b:1", name_servers=("n:1",))
-    )
-    assert proxy_config(settings, conf, "b").judges_locks is expected
-    assert not judges_locks(None)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
         ("brokerName=a\n", False),
         ("aclEnable = true\n", True),
         ("aclEnable=false\n", False),
@@ -272,8 +251,24 @@ def test_the_configuration_file_shows_whether_the_broker_has_access_control(
     assert checks_clients(broker_conf(parse_properties(text))) is expected
 
 
-def test_access_control_is_assumed_without_a_configuration_file() -> None:
-    assert checks_clients(None)
+@pytest.mark.parametrize(
+    ("conf", "words"),
+    [(None, "requires broker.conf"), (broker_conf({"aclEnable": "true"}), "requires serve.acl_file")],
+)
+@pytest.mark.parametrize("section", ["serve", "slave"])
+def test_beside_access_control_clients_are_served_by_rules_only(
+    conf: BrokerConf | None, words: str, section: str
+) -> None:
+    names = BrokerNames("c", "b")
+    settings = replace(
+        Settings(slave=SlaveSettings(advertise="h:2" if section == "slave" else "")),
+        serve=ServeSettings(advertise="h:1" if section == "serve" else ""),
+    )
+    with pytest.raises(UsageError, match=f"{section}.advertise {words}"):
+        services_of(settings, conf, names)
+    with_rules = replace(settings, serve=replace(settings.serve, acl_file="rules.yml"))
+    assert missing_rules(with_rules, conf) is None
+    assert missing_rules(Settings(), conf) is None
 
 
 def test_whether_clients_need_an_account_follows_broker_conf(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_proxy_and_slave_share_one_thread_and_one_archive(
             return FakeHandlers()
 
         accesses: list[ArchiveAccess] = []
-        proxy, slave = services_of(wanted, None, names)
+        proxy, slave = services_of(wanted, broker_conf({}), names)
         assert isinstance(proxy, ProxyService) and isinstance(slave, SlaveService)
         thread = ServingThread(names, wanted, [proxy, slave], opened)
         bound = await asyncio.to_thread(thread.start)

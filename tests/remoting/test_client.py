@@ -9,7 +9,8 @@ import pytest
 
 from tests.remoting.scripted_peer import peer, reply
 from tiered.errors import UnavailableError
-from tiered.remoting.client import BrokerClient, RequestCode
+from tiered.remoting.client import BrokerClient
+from tiered.remoting.codes import RequestCode
 from tiered.remoting.command import RemotingCommand
 
 

@@ -16,11 +16,11 @@ from rocketmq_tiered.server.groups.client_table import ClientTable
 from rocketmq_tiered.server.listen.options import server_options
 from rocketmq_tiered.server.security.audit import INTERVAL_S, LINES_MAX, AuditEvents
 from rocketmq_tiered.server.security.authorizer import RulesAuthorizer
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.listener import ServerOptions
 from rocketmq_tiered.server.wire.request import Dispatcher, HandlerTable, Request, Response
 from tests.server.connection_scene import ECHO, INSTANT, Scene, play
 from tests.server.serving_peer import RecordingPeer, request
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.credentials import signature_of
 from tiered.settings.sections import ServeSettings

@@ -11,11 +11,12 @@ import yaml
 from rocketmq_tiered.server.security.authorizer import RulesAuthorizer
 from rocketmq_tiered.server.security.permissions import BODIES, OPAQUE
 from rocketmq_tiered.server.security.rules import RulesFile
-from rocketmq_tiered.server.wire.codes import RequestCode as Code
 from rocketmq_tiered.server.wire.request import BadRequestError, Request
+from rocketmq_tiered.server.wire.request_fields import FIELDS
 from tests.integration.access_attempts import codes
 from tests.server.serving_peer import RecordingPeer
 from tests.server.spelled_bodies import ACL_1, ACL_5, OWN_FIELDS, SECRET, VICTIM, own, places, respelled
+from tiered.remoting.codes import RequestCode as Code
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.credentials import signature_of
 
@@ -30,7 +31,8 @@ def authorizer(request: pytest.FixtureRequest, tmp_path: Path) -> RulesAuthorize
 
 def sent_on(authorizer: RulesAuthorizer, code: int, body: bytes) -> bytes | None:
     """The body that a broker or handler gets; None if the request is refused."""
-    fields = {"AccessKey": "reader1", **OWN_FIELDS}
+    known = FIELDS.get(code, ())
+    fields = {"AccessKey": "reader1"} | {name: text for name, text in OWN_FIELDS.items() if name in known}
     fields["Signature"] = signature_of(fields, body, SECRET)
     request = Request(RemotingCommand(code, 1, version=479, ext_fields=fields, body=body), RecordingPeer())
     try:

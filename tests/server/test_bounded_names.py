@@ -10,7 +10,7 @@ import itertools
 import sys
 import tracemalloc
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -20,13 +20,12 @@ from rocketmq_tiered.server.groups.client_table import ClientTable
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
 from rocketmq_tiered.server.groups.group_state import GroupLog
 from rocketmq_tiered.server.groups.queue_locks import LOCK_BYTES, LockTable, MessageQueue
-from rocketmq_tiered.server.proxy.accepted_accounts import ACCEPTED_MAX, ACCEPTED_S, AcceptedAccounts
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import NAME_CHARS_MAX, BadRequestError
 from tests.server.serving_peer import RecordingPeer, request
 from tests.server.small_archive import Archive, small_service
 from tiered.errors import TieredError
 from tiered.object_store.memory import MemoryStore
+from tiered.remoting.codes import RequestCode, ResponseCode
 
 BYTES_MAX = 1 << 18
 PEER = RecordingPeer()
@@ -178,22 +177,6 @@ def test_what_pulls_repeat_is_cached_only_where_it_is_short() -> None:
         assert traced(40) - traced(1) < 2 * len(LONG)
     finally:
         tracemalloc.stop()
-
-
-def test_acceptances_are_cached_of_few_names_and_for_their_time() -> None:
-    now_s = 0.0
-    accepted, upstream = AcceptedAccounts(lambda: now_s), cast("Any", RecordingPeer())
-    for number in range(ACCEPTED_MAX + 100):
-        accepted.accept({}, upstream, f"g{number}", "t")
-    assert accepted.count(upstream) == ACCEPTED_MAX
-    assert accepted.accepts({}, upstream, f"g{ACCEPTED_MAX + 99}", "t")
-    assert not accepted.accepts({}, upstream, "g0", "t")
-    now_s = ACCEPTED_S
-    accepted.accept({}, upstream, "another", "t")
-    assert accepted.count(upstream) == 1
-    for fields, group, topic in (({}, LONG, "t"), ({}, "g", LONG), ({"AccessKey": LONG}, "g", "t")):
-        accepted.accept(fields, upstream, group, topic)
-        assert not accepted.accepts(fields, upstream, group, topic)
 
 
 # -- names that no broker would take --------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from rocketmq_tiered.server.backend.route_handlers import RouteTable
 from rocketmq_tiered.server.groups.client_table import ClientTable
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
 from rocketmq_tiered.server.groups.group_state import GroupLog, load_snapshot
-from rocketmq_tiered.server.wire.codes import RequestCode
 from rocketmq_tiered.server.wire.connection_limits import ConnectionLimits
 from rocketmq_tiered.server.wire.listener import Listener, ServerOptions
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
@@ -21,6 +20,7 @@ from tests.server.group_archive import Archive
 from tests.server.group_clock import LEASE_MS, Clock, writing
 from tests.server.serving_peer import RecordingPeer
 from tiered.object_store.memory import MemoryStore
+from tiered.remoting.codes import RequestCode
 from tiered.remoting.command import RemotingCommand
 
 ONEWAY = 2

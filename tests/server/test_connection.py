@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from rocketmq_tiered.server.security.addresses import host_of
 from rocketmq_tiered.server.wire import listener as server_module
-from rocketmq_tiered.server.wire.codes import RequestCode
 from rocketmq_tiered.server.wire.connection import TURN_REQUESTS, FrameReader
 from rocketmq_tiered.server.wire.connection_limits import ConnectionLimits
 from rocketmq_tiered.server.wire.connection_preamble import PROXY_V2
@@ -38,6 +37,7 @@ from tests.server.connection_scene import (
     play,
 )
 from tests.sweeps import examples
+from tiered.remoting.codes import RequestCode
 from tiered.remoting.command import RemotingCommand, SerializeType, encode
 from tiered.settings.sections import ServeSettings
 

@@ -13,11 +13,11 @@ from rocketmq_tiered.server.backend.route_handlers import RouteTable
 from rocketmq_tiered.server.groups.client_table import ClientTable
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
 from rocketmq_tiered.server.groups.group_state import GroupLog
-from rocketmq_tiered.server.wire.codes import RequestCode
-from rocketmq_tiered.server.wire.request import BadRequestError, Request
+from rocketmq_tiered.server.wire.request import Request
 from tests.server.serving_peer import RecordingPeer, request
 from tests.server.small_archive import Archive
 from tiered.object_store.memory import MemoryStore
+from tiered.remoting.codes import RequestCode
 
 VICTIM, ATTACKER = RecordingPeer(1), RecordingPeer(2)
 
@@ -68,32 +68,3 @@ def test_a_pull_has_the_filter_of_its_own_connection_only(kind: str) -> None:
         assert archive.pulls[1].expression == "a"
 
     asyncio.run(scene())
-
-
-def test_a_client_is_a_member_once_it_is_accepted_for_group_and_topic() -> None:
-    clients = ClientTable(lambda: 0.0)
-    clients.heartbeat(heartbeat("victim", VICTIM, "a", 5))
-    pushed = len(VICTIM.pushed)
-    assert clients.heartbeat(heartbeat("other", ATTACKER, "b", 9), lambda group, topic: False)
-    group = clients.group("g")
-    assert group is not None
-    assert set(group.members) == {"victim"} and group.subscriptions["t"].expression == "a"
-    assert len(VICTIM.pushed) == pushed, "no client rebalances because of it"
-    assert clients.subscription("g", "t", ATTACKER.id) is not None, "for its own pulls, judged one by one"
-    clients.heartbeat(heartbeat("other", ATTACKER, "b", 9), lambda group, topic: (group, topic) == ("g", "t"))
-    assert set(group.members) == {"victim", "other"}
-    assigned = {"clientID": "assigned", "consumerDataSet": [{"groupName": "g", "subscriptionDataSet": []}]}
-    clients.heartbeat(request(RequestCode.HEART_BEAT, ATTACKER, assigned), lambda group, topic: not topic)
-    assert "assigned" in group.members, "it subscribes to no topic"
-    clients.closed(ATTACKER)
-    clients.closed(VICTIM)
-    assert clients.held_bytes == 0
-
-
-def test_clients_that_are_not_accepted_leave_memory_for_the_others() -> None:
-    clients = ClientTable(lambda: 0.0, bytes_max=1 << 16)
-    with pytest.raises(BadRequestError, match="memory_bytes"):
-        for number in range(1000):
-            clients.heartbeat(heartbeat("c", RecordingPeer(100 + number), "*", 1), lambda group, topic: False)
-    assert clients.held_bytes <= 1 << 14
-    assert clients.heartbeat(heartbeat("victim", VICTIM, "a", 5))

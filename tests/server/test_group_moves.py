@@ -15,12 +15,12 @@ from rocketmq_tiered.server.backend.route_handlers import RouteTable
 from rocketmq_tiered.server.groups.client_table import ClientTable
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
 from rocketmq_tiered.server.groups.group_state import GroupLog, load_snapshot
-from rocketmq_tiered.server.wire.codes import RequestCode
 from rocketmq_tiered.server.wire.turns import AT_ONCE_MAX
 from tests.server.group_archive import Archive
 from tests.server.serving_peer import RecordingPeer, request
 from tiered.formats import fastjson
 from tiered.object_store.memory import MemoryStore
+from tiered.remoting.codes import RequestCode
 
 
 @pytest.mark.parametrize(

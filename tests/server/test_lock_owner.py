@@ -11,12 +11,12 @@ from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
 from rocketmq_tiered.server.groups.group_state import GroupLog
 from rocketmq_tiered.server.retries.retry_log import RetryLog
 from rocketmq_tiered.server.retries.retry_queue import RetryLimits, RetryQueues
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import Response
 from tests.server.group_clock import Clock
 from tests.server.serving_peer import request
 from tests.server.small_archive import Archive
 from tiered.object_store.memory import MemoryStore
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.settings.sections import ServeSettings
 
 QUEUE = {"brokerName": "b", "queueId": 0, "topic": "t"}

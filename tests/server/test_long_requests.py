@@ -25,7 +25,6 @@ from rocketmq_tiered.server.groups.client_table import (
     ClientTable,
     register_client_handlers,
 )
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.listener import Listener, ServerOptions
 from rocketmq_tiered.server.wire.request import HandlerTable
 from rocketmq_tiered.server.wire.turns import Slots, Turns
@@ -36,6 +35,7 @@ from tests.server.serving_peer import RecordingPeer, request
 from tests.server.small_archive import Archive
 from tiered.errors import UsageError
 from tiered.object_store.file import FileStore
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.remoting.command import RemotingCommand, encode
 from tiered.settings.sections import Settings
 

@@ -12,10 +12,10 @@ import pytest
 
 from rocketmq_tiered.server.archive_mode.archive_service import ArchiveService
 from rocketmq_tiered.server.listen.options import advertised_host, is_wildcard, outgoing_address
-from rocketmq_tiered.server.wire.codes import RequestCode
 from tests.server.serving_peer import request
 from tests.server.small_archive import small_service
 from tiered.errors import UsageError
+from tiered.remoting.codes import RequestCode
 from tiered.settings.sections import ServeSettings
 
 

@@ -38,12 +38,12 @@ from rocketmq_tiered.server.pop.pop_handlers import (
     averagely,
     by_circle,
 )
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import BadRequestError, HandlerTable, Response
 from tests.server.serving_peer import request
 from tiered.errors import CorruptionError, UsageError
 from tiered.formats.record import decode_record
 from tiered.object_store.memory import MemoryStore
+from tiered.remoting.codes import RequestCode, ResponseCode
 
 COUNT = 100
 

@@ -22,10 +22,10 @@ from rocketmq_tiered.server.retries.retry_topics import (
     ArchiveWithRetries,
     ProxyTopic,
 )
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
 from tests.server.serving_peer import RecordingPeer, request
 from tiered.formats.record import decode_record
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.remoting.command import RemotingCommand
 
 SENT_V2 = {

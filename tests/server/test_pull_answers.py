@@ -25,11 +25,11 @@ from rocketmq_tiered.server.groups.client_table import ClientTable
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
 from rocketmq_tiered.server.groups.group_state import GroupLog
 from rocketmq_tiered.server.groups.subscription_filter import filter_of
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import BadRequestError, Request, Response
 from tests.server.serving_peer import request
 from tiered.errors import UsageError
 from tiered.object_store.memory import MemoryStore
+from tiered.remoting.codes import RequestCode, ResponseCode
 
 S = PullStatus
 

@@ -39,7 +39,6 @@ from rocketmq_tiered.server.retries.retry_log import (
 )
 from rocketmq_tiered.server.retries.retry_queue import OBJECTS_MAX, RetryHandlers, RetryLimits, RetryQueues
 from rocketmq_tiered.server.retries.retry_topics import ArchiveWithRetries
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
 from tests.end_to_end.offloading import backfill
 from tests.server.original_record import original
@@ -50,6 +49,7 @@ from tiered.formats.record import Record, decode_record
 from tiered.object_store.file import FileStore
 from tiered.object_store.interface import Body
 from tiered.object_store.memory import MemoryStore
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.settings.sections import ServeSettings
 
 RETRY, DEAD = "%RETRY%g", "%DLQ%g"

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from rocketmq_tiered.server.security import addresses
 from rocketmq_tiered.server.security.authorizer import RulesAuthorizer, is_signed
 from rocketmq_tiered.server.security.rules import RulesError, RulesFile, read_rules
-from rocketmq_tiered.server.wire.codes import RequestCode as Code
 from rocketmq_tiered.server.wire.request import BadRequestError, Dispatcher, HandlerTable, Request, Response
 from tests.server.original_record import original
 from tests.server.serving_peer import RecordingPeer
+from tiered.remoting.codes import RequestCode as Code
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.credentials import signature_of
 

@@ -23,7 +23,6 @@ from rocketmq_tiered.server.backend.served_archive import QUERIES_MAX, ServedArc
 from rocketmq_tiered.server.groups.client_table import ClientTable
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
 from rocketmq_tiered.server.groups.group_state import GroupLog
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import Response
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.fetcher.broker_store_writer import WrittenStore
@@ -33,6 +32,7 @@ from tiered.catalog.state import CatalogState
 from tiered.errors import AccessDeniedError, UnavailableError
 from tiered.object_store.file import FileStore
 from tiered.object_store.memory import MemoryStore
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.remoting.command import FRAME_BYTES_MAX
 from tiered.settings.sections import Settings
 from uploader.bound_source import no_offsets

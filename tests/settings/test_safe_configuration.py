@@ -13,12 +13,12 @@ import pytest
 from rocketmq_tiered.server.listen.options import server_options
 from rocketmq_tiered.server.security.authorizer import RulesAuthorizer
 from rocketmq_tiered.server.security.rules import read_rules
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.listener import Listener
 from rocketmq_tiered.server.wire.request import Authorizer, HandlerTable, Request, Response
 from tests.server.serving_peer import RecordingPeer
 from tiered.errors import TieredError
 from tiered.remoting.client import BrokerClient
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.credentials import Credentials, signature_of
 from tiered.remoting.tls import ClientTls, TlsOptions

@@ -13,34 +13,18 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from enum import IntEnum
 from typing import Any
 
 from tiered.errors import CorruptionError, UnavailableError, UsageError
 from tiered.formats import fastjson
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.remoting.command import FrameDecoder, RemotingCommand, encode
 from tiered.remoting.credentials import Credentials
 from tiered.remoting.tls import TLS_WANTED, ClientTls, closed
 
-SUCCESS = 0
-SYSTEM_BUSY = 2
-NO_PERMISSION = 16
 _RECEIVE_BYTES = 256 * 1024
 IN_FLIGHT, WRITE_BYTES = 256, 1 << 20
 """Of many requests: unanswered ones, and bytes that are written at once, except for a single larger request."""
-
-
-class RequestCode(IntEnum):
-    """Request codes of this client."""
-
-    PULL_MESSAGE = 11
-    GET_ALL_TOPIC_CONFIG = 21
-    GET_BROKER_CONFIG = 26
-    GET_BROKER_RUNTIME_INFO = 28
-    GET_MAX_OFFSET = 30
-    GET_MIN_OFFSET = 31
-    GET_ALL_SUBSCRIPTIONGROUP_CONFIG = 201
-    GET_BROKER_HA_STATUS = 907
 
 
 class BrokerClient:
@@ -198,7 +182,7 @@ class BrokerClient:
                 f"broker {self._address} refuses the request: {answer.remark or answer.code}",
                 hint="set broker.credentials_file to a file with an account of the broker",
             )
-        if answer.code != SUCCESS:
+        if answer.code != ResponseCode.SUCCESS:
             raise UnavailableError(
                 f"broker {self._address} has no runtime information: {answer.remark or answer.code}"
             )
@@ -226,17 +210,17 @@ class BrokerClient:
     def broker_config(self) -> dict[str, str] | None:
         """The broker's configuration, as text."""
         answer = self._asked(RequestCode.GET_BROKER_CONFIG)
-        if answer.code != SUCCESS:
+        if answer.code != ResponseCode.SUCCESS:
             return None
         return config_of(answer.body)
 
     def _ask(self, code: RequestCode) -> dict[str, Any] | None:
         answer = self._asked(code)
-        return _document(answer) if answer.code == SUCCESS else None
+        return _document(answer) if answer.code == ResponseCode.SUCCESS else None
 
     def _asked(self, code: RequestCode) -> RemotingCommand:
         answer = self.call(code)
-        if answer.code == SYSTEM_BUSY:  # in every version: the code is supported, but not now
+        if answer.code == ResponseCode.SYSTEM_BUSY:  # in every version: the code is supported, but not now
             raise UnavailableError(f"broker {self._address} is busy: {answer.remark or answer.code}")
         return answer
 
@@ -249,8 +233,8 @@ def config_of(body: bytes) -> dict[str, str]:
 
 def is_refusal(answer: RemotingCommand) -> bool:
     """Whether the broker refuses access: a code of 5.x; 4.9 says so only in the remark."""
-    return answer.code == NO_PERMISSION or (
-        answer.code != SUCCESS and "AclException" in (answer.remark or "")
+    return answer.code == ResponseCode.NO_PERMISSION or (
+        answer.code != ResponseCode.SUCCESS and "AclException" in (answer.remark or "")
     )
 
 

@@ -11,7 +11,6 @@ from rocketmq_tiered.server.backend.route_handlers import READ_ONLY, RouteTable
 from rocketmq_tiered.server.groups.client_table import TAG
 from rocketmq_tiered.server.groups.queue_locks import MessageQueue, queue_map
 from rocketmq_tiered.server.groups.subscription_filter import filter_of
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import (
     BadRequestError,
     HandlerTable,
@@ -20,6 +19,7 @@ from rocketmq_tiered.server.wire.request import (
     json_response,
 )
 from tiered.errors import UsageError
+from tiered.remoting.codes import RequestCode, ResponseCode
 
 UNIQUE_KEY_COUNT = 32
 KEY_COUNT_MAX = 64

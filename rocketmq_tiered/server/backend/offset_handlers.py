@@ -10,10 +10,10 @@ from rocketmq_tiered.server.backend.route_handlers import RouteTable
 from rocketmq_tiered.server.groups.client_table import ClientTable, Member
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
 from rocketmq_tiered.server.groups.queue_locks import MessageQueue, offsets_for, queue_map, quoted
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response, json_response
 from rocketmq_tiered.server.wire.turns import bounded_gather
 from tiered.errors import FencedError
+from tiered.remoting.codes import RequestCode, ResponseCode
 
 
 class OffsetHandlers:

@@ -22,9 +22,9 @@ from rocketmq_tiered.server.backend.backend import Backend
 from rocketmq_tiered.server.backend.route_handlers import RouteTable
 from rocketmq_tiered.server.groups.client_table import TAG, ClientTable, Subscription, is_legal_group
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import SUCCESS, Buffer, HandlerTable, Request, Response
 from tiered.errors import UsageError
+from tiered.remoting.codes import RequestCode, ResponseCode
 
 PLAIN_CACHED, PLAIN_CHARS_MAX = 1024, 1024
 DIGITS_MAX = 18

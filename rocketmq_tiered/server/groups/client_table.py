@@ -4,8 +4,7 @@ A member belongs to the connection of its last heartbeat. It leaves when that co
 after two minutes without a heartbeat. All members are notified of a change, so that they rebalance: at a bounded rate,
 however many clients join and leave, and of several changes in between once.
 
-A subscription counts for pulls of the connection that sent it, whatever other members subscribe to. A client becomes a
-member once its account is accepted for the group and one of its topics; only accepted topics are listed.
+A subscription counts for pulls of the connection that sent it, whatever other members subscribe to.
 
 Sources: org.apache.rocketmq.broker.client.ConsumerManager, ClientManageProcessor.
 """
@@ -20,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import (
     NAME_CHARS_MAX,
     BadRequestError,
@@ -30,6 +28,7 @@ from rocketmq_tiered.server.wire.request import (
     Response,
     json_response,
 )
+from tiered.remoting.codes import RequestCode, ResponseCode
 
 NOTICES_MAX = 256
 """Sent at once, and every PERIOD_S while more wait."""
@@ -77,8 +76,6 @@ HEARTBEAT_GROUPS_MAX = 512
 BYTES_MAX = 64 * 1024 * 1024
 ENTRY_BYTES, CHAR_BYTES = 400, 4
 """Memory estimate of a table entry with its objects, and of a character."""
-UNACCEPTED_PART = 4
-"""The part of the memory, one fourth, that clients may use before they are accepted."""
 TAG, SQL92 = "TAG", "SQL92"
 CONSUME_TYPES = "CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP"
 MESSAGE_MODELS = "BROADCASTING", "CLUSTERING"
@@ -124,7 +121,7 @@ class Subscription:
 
 @dataclass
 class Member:
-    """One client of a group. ``subscriptions``: of accepted topics."""
+    """One client of a group."""
 
     client_id: str
     peer: Peer
@@ -187,12 +184,6 @@ class _Sent(NamedTuple):
 
     subscriptions: dict[str, Subscription]
     nbytes: int
-    is_accepted: bool
-
-
-Accepts = Callable[[str, str], bool]
-"""Whether a client's account is accepted for (group, topic); with an empty topic: for the group with any, as lite pull
-consumers with assigned queues subscribe to none."""
 
 
 class ClientTable:
@@ -207,7 +198,6 @@ class ClientTable:
         """Keyed by connection id and group."""
         self._last_left: dict[int, str] = {}
         """The group that a client on a connection left last, by connection id."""
-        self._unaccepted_bytes = 0
         self.held_bytes = 0
         """Memory estimate."""
         self._notify = ChangeNotices(self._peers).note
@@ -228,8 +218,8 @@ class ClientTable:
         return found is not None and peer.id in found.member_counts
 
     def names_group(self, group: str, peer: Peer) -> bool:
-        """Whether heartbeats on the connection of ``peer`` name ``group``, also before its account is accepted, or did
-        until the client left it: the last commits may follow."""
+        """Whether heartbeats on the connection of ``peer`` name ``group``, or did until the client left
+        it: the last commits may follow."""
         return group in self._sent.get(peer.id, _NOTHING) or self._last_left.get(peer.id) == group
 
     def subscription(self, group: str, topic: str, connection_id: int) -> Subscription | None:
@@ -237,15 +227,15 @@ class ClientTable:
         sent = self._sent.get(connection_id, _NOTHING).get(group)
         return None if sent is None else sent.subscriptions.get(topic)
 
-    def heartbeat(self, request: Request, accepts: Accepts | None = None) -> bool:
-        """Apply a heartbeat; returns whether members or subscriptions of a group changed. ``accepts`` None: the whole
-        heartbeat is accepted. Raises BadRequestError if it does not parse or exceeds ``bytes_max``."""
+    def heartbeat(self, request: Request) -> bool:
+        """Apply a heartbeat; returns whether members or subscriptions of a group changed. Raises BadRequestError if it
+        does not parse or exceeds ``bytes_max``."""
         try:
-            return self._heartbeat(request, accepts)
+            return self._heartbeat(request)
         except (AttributeError, TypeError, ValueError) as error:
             raise BadRequestError(f"body is not a heartbeat: {error}") from error
 
-    def _heartbeat(self, request: Request, accepts: Accepts | None) -> bool:
+    def _heartbeat(self, request: Request) -> bool:
         document = request.document()
         client_id = _name(document.get("clientID", ""), "clientID")
         without_subscriptions = bool(document.get("withoutSub", False))
@@ -268,26 +258,17 @@ class ClientTable:
                 request.command.language[:16],
                 request.command.version,
                 self._now_s(),
-                {
-                    topic: one
-                    for topic, one in subscriptions.items()
-                    if accepts is None or accepts(name, topic)
-                },
+                subscriptions,
             )
             group = self._groups.get(name) or Group(name)
             consume_type = _named(data, "consumeType", group.consume_type, CONSUME_TYPES)
             message_model = _named(data, "messageModel", group.message_model, MESSAGE_MODELS)
             consume_from = _named(data, "consumeFromWhere", group.consume_from, CONSUME_FROM)
-            is_accepted = (
-                accepts is None or bool(member.subscriptions) or (not subscriptions and accepts(name, ""))
-            )
             nbytes = ENTRY_BYTES + CHAR_BYTES * len(name) + _bytes_of(subscriptions)
-            sent = _Sent(subscriptions, nbytes, is_accepted)
+            sent = _Sent(subscriptions, nbytes)
             self._reserve(group, member, before, sent)
             self._sent.setdefault(request.peer.id, {})[name] = sent
             changed |= subscriptions is not known
-            if not is_accepted:
-                continue
             group.consume_type, group.message_model, group.consume_from = (
                 consume_type,
                 message_model,
@@ -309,22 +290,14 @@ class ClientTable:
     def _reserve(self, group: Group, member: Member, before: _Sent | None, sent: _Sent) -> None:
         """Count new memory. Raises BadRequestError above the limit."""
         more_bytes = sent.nbytes - (0 if before is None else before.nbytes)
-        unaccepted_bytes = self._unaccepted_bytes
-        if before is not None and not before.is_accepted:
-            unaccepted_bytes -= before.nbytes
-        if sent.is_accepted:
-            known = group.members.get(member.client_id)
-            more_bytes += member.nbytes - (0 if known is None else known.nbytes)
-            more_bytes += 0 if group.name in self._groups else group.nbytes
-        else:
-            unaccepted_bytes += sent.nbytes
-        is_over = more_bytes > 0 and self.held_bytes + more_bytes > self._bytes_max
-        if is_over or unaccepted_bytes > max(self._unaccepted_bytes, self._bytes_max // UNACCEPTED_PART):
+        known = group.members.get(member.client_id)
+        more_bytes += member.nbytes - (0 if known is None else known.nbytes)
+        more_bytes += 0 if group.name in self._groups else group.nbytes
+        if more_bytes > 0 and self.held_bytes + more_bytes > self._bytes_max:
             raise BadRequestError(
                 f"names in heartbeats take {self.held_bytes} bytes, limit {self._bytes_max} (serve.memory_bytes)"
             )
         self.held_bytes += more_bytes
-        self._unaccepted_bytes = unaccepted_bytes
 
     def leave(self, client_id: str, group_name: str, peer: Peer) -> None:
         """A client leaves a group. A member with the same id on another connection stays."""
@@ -375,7 +348,6 @@ class ClientTable:
         if not groups:
             del self._sent[connection_id]
         self.held_bytes -= sent.nbytes
-        self._unaccepted_bytes -= 0 if sent.is_accepted else sent.nbytes
 
     def _end_membership(self, member: Member, group_name: str) -> None:
         memberships = self._memberships[member.peer.id]

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from rocketmq_tiered.server.groups.group_offsets import ACCOUNT_PART, GROUP_PART
 from rocketmq_tiered.server.groups.group_state import HeldLock
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import (
     NAME_CHARS_MAX,
     BadRequestError,
@@ -27,6 +26,7 @@ from rocketmq_tiered.server.wire.request import (
     Response,
     json_response,
 )
+from tiered.remoting.codes import RequestCode, ResponseCode
 
 LOCK_S = 60.0
 TRUST_S = 30.0

@@ -32,7 +32,6 @@ from rocketmq_tiered.server.pop.pop_delivery import (
     offset_fields,
 )
 from rocketmq_tiered.server.retries.retry_log import RETRY_PREFIX
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import (
     BadRequestError,
     HandlerTable,
@@ -42,6 +41,7 @@ from rocketmq_tiered.server.wire.request import (
 )
 from rocketmq_tiered.server.wire.turns import first_of
 from tiered.errors import UsageError
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.timestamps import wall_ms
 
 PULL, POP = "PULL", "POP"

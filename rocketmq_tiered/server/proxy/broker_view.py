@@ -22,10 +22,10 @@ from fetcher.policy.broker_files import BrokerFiles
 from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange, Residency
 from rocketmq_tiered.server.proxy.offset_merge import is_expiring, next_deletion_margin
 from rocketmq_tiered.server.proxy.proxy_handlers import Upstream
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from tiered.errors import CorruptionError, NotFoundError, TieredError, UnavailableError
 from tiered.formats import fastjson
 from tiered.model.lru import Lru
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.remoting.command import RemotingCommand
 
 ASK_TIMEOUT_S = 3.0

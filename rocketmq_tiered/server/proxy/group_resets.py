@@ -24,10 +24,10 @@ from rocketmq_tiered.server.groups.queue_locks import MessageQueue, queue_map
 from rocketmq_tiered.server.proxy.broker_view import document_of, number_in
 from rocketmq_tiered.server.proxy.merged_lookups import ANSWER_S, MergedOffsets, offset_table
 from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import Request, Response
 from rocketmq_tiered.server.wire.turns import bounded_gather
 from tiered.errors import UnavailableError
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.remoting.command import RemotingCommand
 
 logger = logging.getLogger(__name__)

@@ -28,16 +28,16 @@ from fetcher.queries.source import count_within
 from rocketmq_tiered.server.backend.backend import Backend
 from rocketmq_tiered.server.backend.lookup_handlers import key_count, records_by_key
 from rocketmq_tiered.server.groups.queue_locks import MessageQueue, queue_map
-from rocketmq_tiered.server.proxy.accepted_accounts import AcceptedAccounts, is_refusal
 from rocketmq_tiered.server.proxy.broker_view import BrokerViews, QueueState, document_of, number_in
 from rocketmq_tiered.server.proxy.offset_merge import joined_min, lower_by_time
 from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import Buffer, Request, Response
 from rocketmq_tiered.server.wire.turns import bounded_gather
 from tiered.errors import CorruptionError, TieredError, UnavailableError
 from tiered.formats import fastjson
 from tiered.formats.record import SYS_BORN_HOST_V6, decode_record
+from tiered.remoting.client import is_refusal
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.remoting.command import RemotingCommand
 
 ANSWER_S: Final = 10.0
@@ -254,12 +254,8 @@ RECORD_BYTES_MIN: Final = 91
 class MergedLookups:
     """Handlers. Belongs to one event loop."""
 
-    def __init__(
-        self, router: ReadRouter, archive: Backend, *, accepted: AcceptedAccounts | None = None
-    ) -> None:
-        """``accepted``: the broker has access control, so nothing is returned while it is unavailable."""
+    def __init__(self, router: ReadRouter, archive: Backend) -> None:
         self._router, self._archive = router, archive
-        self._accepted = accepted
 
     def handlers(self) -> ProxyHandlers:
         return {RequestCode.VIEW_MESSAGE_BY_ID: self.view, RequestCode.QUERY_MESSAGE: self.by_key}
@@ -267,33 +263,17 @@ class MergedLookups:
     async def view(self, request: Request, upstream: Upstream) -> Response:
         """VIEW_MESSAGE_BY_ID: from the broker, else from the archive."""
         answer, away = await _call(request.command, upstream)
-        if away is not None and self._accepted is not None:
-            raise away
         if answer is not None and answer.code == ResponseCode.SUCCESS:
-            return await self._refusal(request, upstream, answer.body) or relayed(answer)
+            return relayed(answer)
         if answer is not None and (is_refusal(answer) or answer.code != ResponseCode.SYSTEM_ERROR):
             return relayed(answer)
         record = await self._archived_at(request)
         if record is not None:
-            return await self._refusal(request, upstream, bytes(record)) or Response(body=(record,))
+            return Response(body=(record,))
         if answer is None:
             assert away is not None
             raise away
         return relayed(answer)
-
-    async def _refusal(self, request: Request, upstream: Upstream, record: bytes) -> Response | None:
-        """The reply to an account that the broker has not accepted for the message's own topic. Brokers judge the topic
-        that the request names, or none."""
-        if self._accepted is None or not record:
-            return None
-        topic, command = decode_record(record).topic, request.command
-        if topic == request.text("topic", ""):
-            refusal = await self._accepted.refusal_to_read(command, upstream)
-            return None if refusal is None else relayed(refusal)
-        if self._accepted.accepts(command.ext_fields, upstream, "", topic):
-            return None
-        remark = "the message is of another topic than the request names"
-        return Response(ResponseCode.NO_PERMISSION, remark=remark)
 
     async def _archived_at(self, request: Request) -> Buffer | None:
         """The message from the archive, unless its own topic has DISABLE: a client may name another topic, and 4.9
@@ -311,8 +291,6 @@ class MergedLookups:
         (answer, away), (archived, failure) = await asyncio.gather(
             _call(request.command, upstream), self._archived(request)
         )
-        if away is not None and self._accepted is not None:
-            raise away
         if answer is not None and answer.code not in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND):
             return relayed(answer)  # perhaps a refusal by access control
         answer = None if answer is None else _of_topic(request, answer)

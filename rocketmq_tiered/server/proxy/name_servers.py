@@ -23,9 +23,9 @@ from rocketmq_tiered.server.listen.options import is_loopback
 from rocketmq_tiered.server.proxy.proxy_handlers import REAL_BROKER_ID, SIDECAR_ID
 from rocketmq_tiered.server.proxy.upstream import InflightLimit, RemotingUpstream
 from rocketmq_tiered.server.security.addresses import host_of
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from tiered.errors import UnavailableError
 from tiered.formats import fastjson
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.tls import ClientTls
 

@@ -19,9 +19,9 @@ from typing import Final
 from fetcher.policy.read_policy import OffsetRange
 from fetcher.rows.pull import PullResult, PullStatus
 from rocketmq_tiered.server.backend.pull_handlers import response_code
-from rocketmq_tiered.server.wire.codes import ResponseCode
 from tiered.errors import CorruptionError
 from tiered.formats.record import MAGIC_V1, MAGIC_V2, decode_record
+from tiered.remoting.codes import ResponseCode
 from tiered.remoting.command import RemotingCommand
 
 INNER_BATCH_FLAG: Final = 0x80

@@ -35,14 +35,13 @@ from rocketmq_tiered.server.backend.pull_handlers import (
     pull_response,
     unknown_subscription,
 )
-from rocketmq_tiered.server.proxy.accepted_accounts import AcceptedAccounts
 from rocketmq_tiered.server.proxy.broker_view import SIGNATURE, BrokerViews
 from rocketmq_tiered.server.proxy.offset_merge import OFFSET_RESET, BrokerReply, interpret, reply_code
 from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import Request, Response
-from tiered.errors import ThrottledError, TieredError, UnavailableError, UsageError
+from tiered.errors import ThrottledError, UnavailableError, UsageError
 from tiered.model.queue import LMQ_PREFIX
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.remoting.command import RemotingCommand
 
 ANSWER_S: Final = 10.0
@@ -56,14 +55,6 @@ class UnsubscribedError(UnavailableError):
     """The group's filter is not known yet, so the archive cannot be read."""
 
 
-class RefusedError(TieredError):
-    """The broker denies this client the pull, so the archive does too. ``reply``: the broker's."""
-
-    def __init__(self, reply: RemotingCommand) -> None:
-        super().__init__(reply.remark or f"code {reply.code}")
-        self.reply = reply
-
-
 @dataclass
 class PullContext:
     """Shared by all pulls."""
@@ -71,8 +62,6 @@ class PullContext:
     archive: Backend
     views: BrokerViews
     subscriptions: Subscriptions
-    accepted: AcceptedAccounts | None = None
-    """The broker has access control: the archive serves accounts that it accepted lately. None: it has none."""
     now_s: Callable[[], float] = time.monotonic
 
 
@@ -119,10 +108,7 @@ class PullSources:
     async def _archived(self) -> PullResult:
         if self._pull is None:
             raise UnsubscribedError(f"{self._topic}: the SQL92 subscription is not known yet")
-        result = await self._context.archive.pull(self._pull)
-        if result.records:
-            await self.check_permission()
-        return result
+        return await self._context.archive.pull(self._pull)
 
     async def relay(self) -> RemotingCommand:
         """The broker's reply to this pull, be it an error."""
@@ -135,7 +121,6 @@ class PullSources:
         reply = BrokerReply.of(command)
         if reply is None:
             return PullResult(PullStatus.REFUSED, self._offset, reply=command)
-        self._accept()
         self._context.views.note(self._topic, self._queue_id, reply.min_offset, reply.max_offset)
         has_all = self.is_joined and self._is_unfiltered()
         result = interpret(reply, self._offset, has_all=has_all)._replace(reply=command)
@@ -146,29 +131,9 @@ class PullSources:
         has_offset = await self._context.views.still_has(self._command, self._upstream, self._offset)
         return result if has_offset else result._replace(status=PullStatus.OFFSET_TOO_SMALL)
 
-    async def check_permission(self) -> None:
-        """Raises RefusedError if the broker denies this client the pull, UnavailableError if it is unreachable."""
-        accepted = self._context.accepted
-        if accepted is None or accepted.accepts(
-            self._command.ext_fields, self._upstream, self._group, self._topic
-        ):
-            return
-        command = await self.relay()
-        if BrokerReply.of(command) is None:
-            raise RefusedError(command)
-        self._accept()
-
-    def _accept(self) -> None:
-        if self._context.accepted is not None:
-            fields = self._command.ext_fields
-            self._context.accepted.accept(fields, self._upstream, self._group, self._topic)
-
     def _to_relay(self) -> RemotingCommand:
         if not self.may_relay:
             raise ThrottledError("the pull has waited too long to be relayed: the client sends it again")
-        if self._context.accepted is not None:
-            # LITE_PULL_MESSAGE is the same request, but not every version's access control judges it.
-            return replace(self._with_commit(), code=int(RequestCode.PULL_MESSAGE))
         return self._with_commit()
 
     def _with_commit(self) -> RemotingCommand:
@@ -229,9 +194,6 @@ class ProxyPulls:
             await sources.commit()
         is_pull_api = bool(flags & SUBSCRIPTION)
         try:
-            archived = plan.situation.archived
-            if plan.source is Source.TIERED and archived is not None and offset in archived:
-                await sources.check_permission()
             outcome = await self._router.pull(sources, plan)
             while (
                 response := self._response(outcome, is_pull_api=is_pull_api, is_joined=sources.is_joined)
@@ -247,8 +209,6 @@ class ProxyPulls:
                     break  # the client pulls again, with the commit that is current then
                 sources.may_relay = False
                 outcome = await self._router.pull(sources, plan)
-        except RefusedError as error:
-            return relayed(error.reply)
         except UnsubscribedError:
             return unknown_subscription()
         except UsageError as error:

@@ -19,12 +19,10 @@ from dataclasses import dataclass, field
 
 from fetcher.policy.read_policy import ReadPolicies
 from rocketmq_tiered.server.listen.options import parse_address
-from rocketmq_tiered.server.proxy.accepted_accounts import JUDGED, is_refusal
 from rocketmq_tiered.server.proxy.broker_view import query_record
 from rocketmq_tiered.server.proxy.name_servers import NameServers, Published, may_dial, rewritten
 from rocketmq_tiered.server.proxy.proxy_handlers import relayed
 from rocketmq_tiered.server.proxy.relay import (
-    SERVICE_NOT_AVAILABLE,
     Destination,
     ProxyClient,
     Relay,
@@ -36,11 +34,11 @@ from rocketmq_tiered.server.proxy.timer_gateway import CODES as TIMER_CODES
 from rocketmq_tiered.server.proxy.timer_gateway import GatewayConfig, TimerGateway, new_counts
 from rocketmq_tiered.server.proxy.upstream import InflightLimit, RemotingUpstream
 from rocketmq_tiered.server.security.authorizer import record_at
-from rocketmq_tiered.server.security.permissions import NEEDS, REAL_TOPIC
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.connection import Connection
 from rocketmq_tiered.server.wire.request import Request, Response
 from tiered.errors import CorruptionError, ThrottledError, UnavailableError
+from tiered.remoting.client import is_refusal
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.remoting.tls import ClientTls
 from tiered.settings.sections import ServeSettings
 
@@ -72,8 +70,8 @@ NAMED_BY_OFFSET: Mapping[int, str] = {
 @dataclass(frozen=True)
 class ProxyConfig:
     """The broker's name and address, its name servers, and the address clients dial. ``tls``: for the connections to
-    broker and name servers; None: plain. ``checks_clients``: the broker has access control;
-    ``judges_locks``: not ACL 1.0 only. ``timers``: None: timers are relayed."""
+    broker and name servers; None: plain. ``checks_clients``: the broker has access control.
+    ``timers``: None: timers are relayed."""
 
     broker: str
     broker_address: str
@@ -81,7 +79,6 @@ class ProxyConfig:
     advertise: str
     tls: ClientTls | None = None
     checks_clients: bool = False
-    judges_locks: bool = False
     timers: GatewayConfig | None = None
 
 
@@ -104,7 +101,6 @@ class ProxyService(RelayService[ProxyClient]):
             settings,
             Relay(self.counters),
             checks_clients=config.checks_clients,
-            judges_locks=config.judges_locks,
         )
         self._config, self._policies = config, policies
         self._published = Published(config.broker, config.advertise)
@@ -112,7 +108,7 @@ class ProxyService(RelayService[ProxyClient]):
         self._name_servers = NameServers(config.name_servers, InflightLimit(), config.tls)
         self.timers: TimerGateway | None = None
         if config.timers is not None:
-            self.timers = TimerGateway(config.timers, config.broker, self.accepted, self.counters.timers)
+            self.timers = TimerGateway(config.timers, config.broker, self.counters.timers)
         self._is_loopback_logged = False
         self.table.register(RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO)(
             self._route
@@ -207,15 +203,7 @@ class ProxyService(RelayService[ProxyClient]):
     async def _dispatch(self, request: Request) -> Response | None:
         code = request.code
         destination = destination_of(code)
-        is_change = destination is Destination.ALL_NAME_SERVERS  # name servers have no access control
-        if (is_change or code not in NEEDS) and self.accepted is not None and not self._settings.acl_file:
-            remark = f"request code {code} is relayed by serve.acl_file only: the broker has access control"
-            return Response(ResponseCode.NO_PERMISSION, remark=remark)
         if destination is Destination.ANY_NAME_SERVER:
-            if self.accepted is not None and code in JUDGED:
-                refusal = await self._refusal(request, self._client(request), self.accepted)
-                if refusal is not None:
-                    return refusal
             return relayed(await self._name_servers.ask(request.command))
         if destination is Destination.ALL_NAME_SERVERS:
             return relayed(await self._name_servers.ask_all(request.command))
@@ -239,43 +227,22 @@ class ProxyService(RelayService[ProxyClient]):
                     request, client.upstream, lambda one: self._relay.relay(one, client)
                 )
             except UnavailableError as error:
-                return Response(SERVICE_NOT_AVAILABLE, remark=f"broker not reachable: {error}")
+                return Response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=f"broker not reachable: {error}")
             if found is not None:
                 return found[0]
         return await self._answer_or_relay(request, client)
 
     async def _refusal_of_record(self, request: Request, client: ProxyClient, field: str) -> Response | None:
         """The reply to an account without permission for the topic of the message at the offset in ``field``."""
-        has_rules, accepted = bool(self._settings.acl_file), self.accepted
-        if not has_rules and accepted is None:
+        if not self._settings.acl_file:
             return None
         phys = request.number(field)
         answer = await query_record(request.command, client.upstream, field)
         if is_refusal(answer):
             return relayed(answer)
-        data = answer.body
-        record = record_at(data, phys)
-        if record is None:
-            is_left = not (data or has_rules) and request.code == RequestCode.END_TRANSACTION
-            return None if is_left else _no_message(phys)
-        if has_rules:
-            return self._authorizer.refusal_of_record(request, data, phys)
-        assert accepted is not None
-        real = record.properties.get(REAL_TOPIC, "")
-        if request.code == RequestCode.END_TRANSACTION:
-            # The broker judges the topic that is named, if it judges any.
-            return None if request.text("topic", real) == real else _OTHER_TOPIC
-        topics, group = {record.topic, real or record.topic}, request.text("group", "")
-        fields = request.command.ext_fields
-        is_read = all(accepted.accepts(fields, client.upstream, group, topic) for topic in topics)
-        return None if is_read else _OTHER_TOPIC
-
-
-_OTHER_TOPIC = Response(
-    ResponseCode.NO_PERMISSION,
-    remark="the message is not of a topic that the broker has accepted this client for",
-)
-"""A consumer then sends the message itself, and the broker judges that."""
+        if record_at(answer.body, phys) is None:
+            return _no_message(phys)
+        return self._authorizer.refusal_of_record(request, answer.body, phys)
 
 
 def _no_message(phys: int) -> Response:

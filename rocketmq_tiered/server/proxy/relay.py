@@ -21,14 +21,11 @@ from enum import Enum
 from rocketmq_tiered.server.proxy.proxy_handlers import relayed
 from rocketmq_tiered.server.proxy.relay_status import RelayCounters
 from rocketmq_tiered.server.proxy.upstream import LinkEvents, RemotingUpstream, TimedOutError
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.connection import RESPONSE_FLAG, Connection
 from rocketmq_tiered.server.wire.request import Request, Response
 from tiered.errors import ThrottledError, UnavailableError
+from tiered.remoting.codes import RequestCode, ResponseCode, request_name
 from tiered.remoting.command import RemotingCommand
-
-SERVICE_NOT_AVAILABLE = 14
-"""Response code; producers of every version send again on it."""
 
 
 class Destination(Enum):
@@ -40,9 +37,48 @@ class Destination(Enum):
     NONE = "none"
 
 
-READS_OF_NAME_SERVERS = frozenset({101, 105, 106, 206, 219, 224, 304, 311, 312, 313, 319, 901})
-WRITES_OF_NAME_SERVERS = frozenset({100, 102, 205, 212, 216, 217, 318, 327})
-AMONG_SERVERS = frozenset({103, 104, 322, 902, 903, 904, 905, 906, 908, 1008})
+READS_OF_NAME_SERVERS = frozenset(
+    {
+        RequestCode.GET_KV_CONFIG,
+        RequestCode.GET_ROUTEINFO_BY_TOPIC,
+        RequestCode.GET_BROKER_CLUSTER_INFO,
+        RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+        RequestCode.GET_KVLIST_BY_NAMESPACE,
+        RequestCode.GET_TOPICS_BY_CLUSTER,
+        RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS,
+        RequestCode.GET_UNIT_TOPIC_LIST,
+        RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST,
+        RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST,
+        RequestCode.GET_NAMESRV_CONFIG,
+        RequestCode.GET_BROKER_MEMBER_GROUP,
+    }
+)
+WRITES_OF_NAME_SERVERS = frozenset(
+    {
+        RequestCode.PUT_KV_CONFIG,
+        RequestCode.DELETE_KV_CONFIG,
+        RequestCode.WIPE_WRITE_PERM_OF_BROKER,
+        RequestCode.RESET_CONSUMER_OFFSET_IN_BROKER,
+        RequestCode.DELETE_TOPIC_IN_NAMESRV,
+        RequestCode.REGISTER_TOPIC_IN_NAMESRV,
+        RequestCode.UPDATE_NAMESRV_CONFIG,
+        RequestCode.ADD_WRITE_PERM_OF_BROKER,
+    }
+)
+AMONG_SERVERS = frozenset(
+    {
+        RequestCode.REGISTER_BROKER,
+        RequestCode.UNREGISTER_BROKER,
+        RequestCode.QUERY_DATA_VERSION,
+        RequestCode.ADD_BROKER,
+        RequestCode.REMOVE_BROKER,
+        RequestCode.BROKER_HEARTBEAT,
+        RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE,
+        RequestCode.EXCHANGE_BROKER_HA_INFO,
+        RequestCode.RESET_MASTER_FLUSH_OFFSET,
+        RequestCode.NOTIFY_BROKER_ROLE_CHANGED,
+    }
+)
 """Codes between brokers, name servers and controllers: relayed they would act for the wrong process."""
 _SENDS = frozenset(
     {
@@ -65,7 +101,7 @@ class Failure(Enum):
     """The outcome for a client whose request gets no reply from the broker."""
 
     BUSY = ResponseCode.SYSTEM_BUSY
-    NOT_AVAILABLE = SERVICE_NOT_AVAILABLE
+    NOT_AVAILABLE = ResponseCode.SERVICE_NOT_AVAILABLE
     SILENCE = -1
     CLOSE = -2
 
@@ -233,10 +269,10 @@ class Relay:
         # One warning an outage: every client repeats its requests while the broker is away.
         level = logging.DEBUG if self._is_outage_logged else logging.WARNING
         self._is_outage_logged = True
-        where = {"client": client.connection.address, "code": request.code}
+        where = {"client": client.connection.address, "request": request_name(request.code)}
         logger.log(level, "request not relayed: %s", error, extra=where)
         if failure is Failure.CLOSE:
-            client.connection.close(f"no reply to request {request.code}: {error}")
+            client.connection.close(f"no reply to {request_name(request.code)}: {error}")
         if failure in (Failure.CLOSE, Failure.SILENCE):
             return None
         return Response(failure.value, remark=f"broker not reachable: {error}")

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from rocketmq_tiered.server.wire.codes import ResponseCode
 from rocketmq_tiered.server.wire.request import Request, Response
 from tiered.model.lru import Lru
+from tiered.remoting.codes import ResponseCode
 
 
 @dataclass

@@ -10,7 +10,6 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from rocketmq_tiered.server.proxy.accepted_accounts import AcceptedAccounts
 from rocketmq_tiered.server.proxy.proxy_handlers import Upstream
 from rocketmq_tiered.server.proxy.timer_requests import (
     SENDS,
@@ -22,10 +21,10 @@ from rocketmq_tiered.server.proxy.timer_requests import (
     own_handle,
     unsigned,
 )
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import Request, Response
 from tiered.errors import UnavailableError
 from tiered.remoting.client import config_of
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.credentials import Credentials
 from tiered.timestamps import wall_ms
@@ -36,8 +35,13 @@ LIMIT_S = 30.0
 ASK_TIMEOUT_S = 3.0
 QUEUES = 8
 _DEFAULT_MAX_S = 3 * 24 * 3600
-_STORED = (ResponseCode.SUCCESS, 10, 11, 12)
-"""FLUSH_DISK_TIMEOUT, SLAVE_NOT_AVAILABLE, FLUSH_SLAVE_TIMEOUT: the broker has the message."""
+_STORED = (
+    ResponseCode.SUCCESS,
+    ResponseCode.FLUSH_DISK_TIMEOUT,
+    ResponseCode.SLAVE_NOT_AVAILABLE,
+    ResponseCode.FLUSH_SLAVE_TIMEOUT,
+)
+"""The broker has the message."""
 
 Send = Callable[[Request], Awaitable[Response | None]]
 """Relays a request to the broker over the client's connection."""
@@ -45,13 +49,12 @@ Send = Callable[[Request], Awaitable[Response | None]]
 
 @dataclass(frozen=True)
 class GatewayConfig:
-    """``credentials``: of an administrator of the broker. ``has_rules``: this process judges accounts itself."""
+    """``credentials``: of an administrator of the broker."""
 
     topic: str
     max_delay_ms: int
     ahead_ms: int
     credentials: Credentials | None = None
-    has_rules: bool = False
 
 
 def new_counts() -> dict[str, int]:
@@ -60,18 +63,16 @@ def new_counts() -> dict[str, int]:
 
 
 class TimerGateway:
-    """Of one broker, for all clients. Belongs to one event loop. ``accepted``: of a broker with access control;
-    ``counts``: see new_counts."""
+    """Of one broker, for all clients. Belongs to one event loop. ``counts``: see new_counts."""
 
     def __init__(
         self,
         config: GatewayConfig,
         broker: str,
-        accepted: AcceptedAccounts | None,
         counts: dict[str, int],
         now_ms: Callable[[], int] = wall_ms,
     ) -> None:
-        self._config, self._broker, self._accepted, self._now_ms = config, broker, accepted, now_ms
+        self._config, self._broker, self._now_ms = config, broker, now_ms
         self._limit_ms, self._asked_s = 0, -LIMIT_S
         self._has_topic = False
         self._counts = counts
@@ -100,7 +101,6 @@ class TimerGateway:
         if delay_ms > self._config.max_delay_ms:
             days = self._config.max_delay_ms / 86_400_000
             raise RefusedTimerError(f"timer too far ahead: at most {days:g} days")
-        await self._judge(request.command, upstream)
         await self._prepare(upstream)
         command, unique_key = asked.for_gateway(self._config.topic)
         if command.code == RequestCode.SEND_BATCH_MESSAGE:
@@ -125,7 +125,6 @@ class TimerGateway:
             raise RefusedTimerError("recall failed: the handle is of another topic")
         if handle.deliver_ms <= now_ms:
             raise RefusedTimerError("recall failed: its time has passed")
-        await self._judge(request.command, upstream)
         await self._prepare(upstream)
         cancel = cancel_send(handle, request.text("producerGroup", ""), self._config.topic, now_ms)
         cancel = replace(cancel, opaque=request.command.opaque, serialize_type=request.command.serialize_type)
@@ -151,22 +150,6 @@ class TimerGateway:
         if self._config.credentials is None:
             return command
         return replace(command, ext_fields=self._config.credentials.signed(command.ext_fields, command.body))
-
-    async def _judge(self, command: RemotingCommand, upstream: Upstream) -> None:
-        """The gateway topic gets requests under the account of this process: the client's own one must be allowed to
-        send to the real topic."""
-        if self._accepted is None:
-            return
-        if self._config.credentials is None:
-            raise RefusedTimerError(
-                "timers beyond the broker's limit require broker.credentials_file beside access control",
-                ResponseCode.NO_PERMISSION,
-            )
-        if self._config.has_rules:
-            return
-        refusal = await self._accepted.refusal_to_send(command, upstream)
-        if refusal is not None:
-            raise RefusedTimerError(refusal.remark or "not permitted", refusal.code)
 
     async def _ask(self, upstream: Upstream, code: RequestCode, **fields: str) -> RemotingCommand:
         command = self._signed(RemotingCommand(int(code), 0, ext_fields=fields))

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from tiered.errors import TieredError
 from tiered.formats.record import parse_properties
 from tiered.model.timer import CANCEL, DELIVER_MS, PROPERTIES, QUEUE, TOPIC, UNIQUE_KEY
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.credentials import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE
 

@@ -32,10 +32,10 @@ from rocketmq_tiered.server.retries.retry_log import (
     assign_offsets,
     encode_record,
 )
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
 from rocketmq_tiered.server.wire.turns import Turns, first_of
 from tiered.formats.record import decode_record
+from tiered.remoting.codes import RequestCode, ResponseCode
 
 
 class DeliveredQueues:
@@ -249,14 +249,6 @@ MESSAGES_KEPT: Final = 1_000
 HELD_BYTES_MAX: Final = 16 * 1024 * 1024
 """Limit of these messages; a proxy's message has some hundred bytes."""
 BODY_BYTES_MAX: Final = 256 * 1024
-_SHORT_NAMES = {
-    "topic": "b",
-    "queueId": "e",
-    "sysFlag": "f",
-    "bornTimestamp": "g",
-    "flag": "h",
-    "properties": "i",
-}
 
 
 class ProxyTopic(DeliveredQueues):
@@ -273,17 +265,12 @@ class ProxyTopic(DeliveredQueues):
 
     async def send(self, request: Request) -> Response:
         """SEND_MESSAGE: refused except for the proxies' topic, once a proxy created it."""
-        names = (
-            _SHORT_NAMES
-            if request.code == RequestCode.SEND_MESSAGE_V2
-            else {name: name for name in _SHORT_NAMES}
-        )
-        if request.text(names["topic"]) != PROXY_TOPIC or PROXY_TOPIC not in self._made:
+        if request.text("topic") != PROXY_TOPIC or PROXY_TOPIC not in self._made:
             return Response(ResponseCode.NO_PERMISSION, remark=READ_ONLY)
-        body, properties = request.command.body, request.text(names["properties"], "").encode()
+        body, properties = request.command.body, request.text("properties", "").encode()
         if len(body) > BODY_BYTES_MAX or len(properties) >= 1 << 15:
             return Response(ResponseCode.SYSTEM_ERROR, remark="message too large")
-        flag, sys_flag = request.number(names["flag"], 0), request.number(names["sysFlag"], 0)
+        flag, sys_flag = request.number("flag", 0), request.number("sysFlag", 0)
         data = encode_record(
             PROXY_TOPIC,
             properties,
@@ -291,7 +278,7 @@ class ProxyTopic(DeliveredQueues):
             (_host(request.peer.address), _host("")),
             flag=flag & 0x7FFF_FFFF,
             sys_flag=sys_flag & 0x7FFF_FFCF,
-            born_ms=request.number(names["bornTimestamp"], 0),
+            born_ms=request.number("bornTimestamp", 0),
             body_crc=zlib.crc32(body) & 0x7FFF_FFFF,
         )
         message = self._keep(data)

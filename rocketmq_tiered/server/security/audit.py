@@ -16,8 +16,8 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from rocketmq_tiered.server.security.addresses import host_of
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import NUMBER_CHARS_MAX, Peer, Request, Response
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.remoting.credentials import ACCESS_KEY
 
 logger = logging.getLogger(__name__)
@@ -54,10 +54,9 @@ class Audit:
 
     def note(self, request: Request, response: Response, body_bytes: int, account: str) -> None:
         """Count a reply, if it has messages."""
-        command = request.command
-        if not self._interval_s or not body_bytes or response.code != 0 or command.code not in _READS:
+        if not self._interval_s or not body_bytes or response.code != 0 or request.code not in _READS:
             return
-        get = command.ext_fields.get
+        get = request.fields.get
         host = host_of(request.peer.address)
         reader = host, account, get("consumerGroup", ""), get("topic", ""), get("queueId", "")
         sums = self._sums.get(reader) or self._added(reader, get("queueOffset", ""))
@@ -153,7 +152,7 @@ class AuditEvents:
 
     def is_outside(self, request: Request) -> bool:
         """Whether it commits an offset of a group that heartbeats on its connection do not name."""
-        code, fields = request.command.code, request.command.ext_fields
+        code, fields = request.code, request.fields
         if code not in _COMMITS or not _commits(
             code, fields.get("sysFlag", ""), fields.get("commitOffset", "-1")
         ):
@@ -178,11 +177,11 @@ class AuditEvents:
 
     def _add(self, event: AuditEvent, request: Request, response: Response | None) -> None:
         self.counts[event] += 1
-        get = request.command.ext_fields.get
+        get = request.fields.get
         group = get("consumerGroup") or get("group") or get("groupName", "")
         seen = (
             host_of(request.peer.address),
-            get(ACCESS_KEY, "")[:ACCOUNT_CHARS],
+            request.command.ext_fields.get(ACCESS_KEY, "")[:ACCOUNT_CHARS],
             request.code,
             group[:NAME_CHARS],
             (get("topic") or get("originTopic", ""))[:NAME_CHARS],
@@ -229,7 +228,7 @@ def _commits(code: int, flags: str, offset: str) -> bool:
 
 def _offset(request: Request) -> str:
     """The requested offset of a commit or reset: ``7``, or ``time 7``."""
-    get = request.command.ext_fields.get
+    get = request.fields.get
     offset = get("commitOffset") or get("offset", "")
     if not offset or offset.startswith("-"):
         return f"time {get('timestamp', '')[:NUMBER_CHARS_MAX]}"

@@ -14,14 +14,16 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from rocketmq_tiered.server.security.addresses import host_of, matches
+from rocketmq_tiered.server.security.addresses import host_of
 from rocketmq_tiered.server.security.audit import Audit, AuditEvents
 from rocketmq_tiered.server.security.permissions import NEEDS, encoded_body
 from rocketmq_tiered.server.security.rules import RulesFile
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
-from rocketmq_tiered.server.wire.request import Request, Response
+from rocketmq_tiered.server.wire.request import BadRequestError, Request, Response
+from rocketmq_tiered.server.wire.request_fields import undeclared
 from tiered.errors import CorruptionError
 from tiered.formats.record import Record, decode_record
+from tiered.model.topic_names import shortened
+from tiered.remoting.codes import RequestCode, ResponseCode, request_name
 from tiered.remoting.credentials import ACCESS_KEY, SIGNATURE, signature_of
 
 _UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
@@ -85,7 +87,8 @@ class RulesAuthorizer:
             return None
         name = command.ext_fields.get(ACCESS_KEY)
         account = None if name is None else rules.accounts.get(name)
-        if account is not None and account.trusted_from and matches(account.trusted_from, host):
+        if account is not None and account.is_trusted(host):
+            request.account = account.name
             return None
         if name is None or SIGNATURE not in command.ext_fields:
             return "request is not signed"
@@ -96,6 +99,8 @@ class RulesAuthorizer:
             return f"access key {name[:64]} is unknown or its signature is wrong"
         if not account.is_enabled:
             return f"account {name[:64]} is disabled"
+        if (field := undeclared(command)) is not None:
+            raise BadRequestError(f"{request_name(command.code)} has the unknown field {shortened(field)}")
         why = rules.refusal(account, request, host)
         if why is None and command.body and command.code in NEEDS:
             body = encoded_body(request)
@@ -109,9 +114,7 @@ class RulesAuthorizer:
             return None
         rules, host = self._rules.rules, host_of(request.peer.address)
         account = rules.accounts.get(request.command.ext_fields.get(ACCESS_KEY, ""))
-        if rules.is_trusted(host) or (
-            account is not None and account.trusted_from and matches(account.trusted_from, host)
-        ):
+        if rules.is_trusted(host) or (account is not None and account.is_trusted(host)):
             return None
         # No account: the rules were reloaded after the request was authorized.
         why: str | None = "account no longer exists"

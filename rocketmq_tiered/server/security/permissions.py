@@ -18,18 +18,22 @@ MessageQueue of 4.9.7 to 5.5.0.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
-from rocketmq_tiered.server.wire.codes import RequestCode as R
 from rocketmq_tiered.server.wire.request import (
     DOCUMENT_BYTES_MAX,
     DOCUMENT_VALUES_MAX,
+    NAME_CHARS_MAX,
     BadRequestError,
     Request,
 )
-from tiered.formats.record import Record
+from tiered.formats.record import Record, parse_properties
+from tiered.model.topic_names import shortened
+from tiered.remoting.codes import RequestCode as R
+from tiered.remoting.codes import request_name
 
 TEXT: Final = "text"
 PLAIN: Final = "plain"
@@ -141,7 +145,7 @@ def encoded_body(request: Request) -> bytes:
     if request.code in OPAQUE:
         return request.command.body
     if request.code not in BODIES:
-        raise BadRequestError(f"requests of code {request.code} have no body")
+        raise BadRequestError(f"{request_name(request.code)} has no body")
     try:
         return json.dumps(read_body(request), separators=(",", ":"), ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -177,9 +181,10 @@ def _shaped(value: Any, shape: Shape, name: str) -> Any:
     return value
 
 
+_PLAIN: Final = re.compile(rf"[!-~]{{0,{NAME_CHARS_MAX}}}")
 RETRY_PREFIX, DEAD_PREFIX = "%RETRY%", "%DLQ%"
-REAL_TOPIC = "REAL_TOPIC"
-"""Property of a half or delayed message."""
+REAL_TOPIC, LMQS = "REAL_TOPIC", "INNER_MULTI_DISPATCH"
+"""Properties: the topic of a half or delayed message; LMQs that get a message too."""
 
 
 class Kind(Enum):
@@ -234,11 +239,20 @@ def _topic(name: str) -> Resource:
 
 
 def _topic_in(field: str = "topic") -> Callable[[Request], list[Resource]]:
-    return lambda request: [_topic(request.command.ext_fields.get(field, ""))]
+    return lambda request: [_topic(request.fields.get(field, ""))]
+
+
+def _sent(request: Request) -> list[Resource]:
+    """Sends: the topic, and the LMQs that the broker adds the message to."""
+    fields = request.fields
+    if f"{LMQS}\x01".encode() in request.command.body:
+        raise BadRequestError("messages of a batch cannot be dispatched to LMQs: send them one by one")
+    lmqs = parse_properties(fields.get("properties", "").encode()).get(LMQS, "")
+    return [_topic(name) for name in (fields.get("topic", ""), *filter(None, lmqs.split(",")))]
 
 
 def _group_in(field: str = "consumerGroup") -> Callable[[Request], list[Resource]]:
-    return lambda request: [(Kind.GROUP, request.command.ext_fields.get(field, ""))]
+    return lambda request: [(Kind.GROUP, request.fields.get(field, ""))]
 
 
 def _both_in(group_field: str = "consumerGroup") -> Callable[[Request], list[Resource]]:
@@ -251,19 +265,19 @@ def _all(kind: Kind) -> Callable[[Request], list[Resource]]:
 
 def _named_topic(request: Request) -> list[Resource]:
     """VIEW_MESSAGE_BY_ID, END_TRANSACTION: 4.9 names no topic, and the message's own one is judged later."""
-    return _topic_in()(request) if "topic" in request.command.ext_fields else []
+    return _topic_in()(request) if "topic" in request.fields else []
 
 
 def _retried(request: Request) -> list[Resource]:
     """CONSUMER_SEND_MSG_BACK: the message's own topic is judged later."""
-    fields = request.command.ext_fields
+    fields = request.fields
     topic = [_topic(fields["originTopic"])] if fields.get("originTopic") else []
     return [*topic, (Kind.GROUP, fields.get("group", ""))]
 
 
 def _stats(request: Request) -> list[Resource]:
     """GET_CONSUME_STATS: of one topic, some, or all of the group."""
-    fields = request.command.ext_fields
+    fields = request.fields
     names = {fields.get("topic", ""), *fields.get("topicList", "").split(";")} - {""}
     return [*map(_topic, sorted(names)), *_group_in()(request)]
 
@@ -274,7 +288,7 @@ def _consume_queue(request: Request) -> list[Resource]:
 
 
 def _unregistered(request: Request) -> list[Resource]:
-    return _group_in()(request) if request.command.ext_fields.get("consumerGroup") else []
+    return _group_in()(request) if request.fields.get("consumerGroup") else []
 
 
 def _heartbeat(request: Request) -> list[Resource]:
@@ -316,11 +330,11 @@ ADMIN: Final = None
 
 NEEDS: Final[Mapping[int, Need]] = {
     # messages
-    R.SEND_MESSAGE: Need(_topic_in(), PUB, PUB),
-    R.SEND_MESSAGE_V2: Need(_topic_in("b"), PUB, PUB),
-    R.SEND_BATCH_MESSAGE: Need(_topic_in("b"), PUB, PUB),
-    R.SEND_REPLY_MESSAGE: Need(_topic_in(), PUB, PUB),
-    R.SEND_REPLY_MESSAGE_V2: Need(_topic_in("b"), PUB, PUB),
+    R.SEND_MESSAGE: Need(_sent, PUB, PUB),
+    R.SEND_MESSAGE_V2: Need(_sent, PUB, PUB),
+    R.SEND_BATCH_MESSAGE: Need(_sent, PUB, PUB),
+    R.SEND_REPLY_MESSAGE: Need(_sent, PUB, PUB),
+    R.SEND_REPLY_MESSAGE_V2: Need(_sent, PUB, PUB),
     R.END_TRANSACTION: Need(_named_topic, PUB, PUB),
     R.RECALL_MESSAGE: Need(_topic_in(), PUB, PUB),
     R.PULL_MESSAGE: Need(_both_in(), SUB, SUB),
@@ -405,4 +419,16 @@ def acl_1_permissions(request: Request) -> list[Permission] | None:
 
 
 def _permissions(need: Need, actions: Actions, request: Request) -> list[Permission]:
-    return [Permission(kind, name, actions) for kind, name in need.resources(request)]
+    return [
+        # A group has no PUB: who sends to its retry topic consumes.
+        Permission(kind, _plain(name), SUB if kind is Kind.GROUP and actions == PUB else actions)
+        for kind, name in need.resources(request)
+    ]
+
+
+def _plain(name: str) -> str:
+    """``name``, which rules, records and logs may get. Raises BadRequestError for separators and other characters that
+    no client library takes for a topic or group. Brokers check what is created; archives have names of every age."""
+    if _PLAIN.fullmatch(name) is None:
+        raise BadRequestError(f"{shortened(ascii(name))} is not the name of a topic or group")
+    return name

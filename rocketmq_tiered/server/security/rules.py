@@ -41,6 +41,7 @@ from rocketmq_tiered.server.wire.request import Request
 from tiered.errors import UsageError
 from tiered.formats.record import Record
 from tiered.private_directory import check_trusted_file
+from tiered.remoting.codes import request_name
 
 
 class RulesError(UsageError):
@@ -57,6 +58,10 @@ class Account:
     is_enabled: bool = True
     trusted_from: str = ""
     """Address pattern that needs neither signature nor permission."""
+
+    def is_trusted(self, host: str) -> bool:
+        """Whether its requests from ``host`` are allowed."""
+        return bool(self.trusted_from) and addresses.matches(self.trusted_from, host)
 
 
 class Rules(ABC):
@@ -276,7 +281,7 @@ class UserAcl(Rules):
             return None
         required = permissions_for(request)
         if required is None:
-            return f"account {account.name} is no super user, as request code {request.code} requires"
+            return f"account {account.name} is no super user, as {request_name(request.code)} requires"
         return self._missing(account, required, host)
 
     def _missing(self, account: Account, required: Sequence[Permission], host: str) -> str | None:

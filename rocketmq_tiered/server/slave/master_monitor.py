@@ -13,8 +13,8 @@ from contextlib import suppress
 
 from rocketmq_tiered.server.proxy.upstream import InflightLimit, LinkEvents, RemotingUpstream
 from rocketmq_tiered.server.slave.registration import SlaveConfig, master_refusal
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from tiered.errors import UnavailableError
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.remoting.command import VERSION, RemotingCommand
 from tiered.remoting.credentials import Credentials
 

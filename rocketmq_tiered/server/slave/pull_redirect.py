@@ -23,9 +23,9 @@ from rocketmq_tiered.server.backend.pull_handlers import SUSPEND, pull_response
 from rocketmq_tiered.server.proxy.broker_view import BrokerViews, QueueState
 from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandler, ProxyHandlers, Upstream
 from rocketmq_tiered.server.slave.registration import MASTER_ID
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.request import Request, Response
 from tiered.model.lru import Lru
+from tiered.remoting.codes import RequestCode, ResponseCode
 
 REPEAT_S: Final = 1.0
 """The least time between two empty replies to the same pull of the same client."""

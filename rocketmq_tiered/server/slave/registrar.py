@@ -18,7 +18,6 @@ from rocketmq_tiered.server.proxy.upstream import (
 )
 from rocketmq_tiered.server.slave.master_monitor import MasterMonitor
 from rocketmq_tiered.server.slave.registration import (
-    GET_BROKER_CLUSTER_INFO,
     MASTER_ID,
     Claims,
     Listing,
@@ -35,8 +34,8 @@ from rocketmq_tiered.server.slave.registration import (
     unregister_command,
     wait_s,
 )
-from rocketmq_tiered.server.wire.codes import ResponseCode
 from tiered.errors import CorruptionError, UnavailableError
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.remoting.command import RemotingCommand
 
 logger = logging.getLogger(__name__)
@@ -231,7 +230,7 @@ class _Session:
             await self._call(command)
 
     async def _listing(self) -> Listing:
-        answer = await self._call(RemotingCommand(GET_BROKER_CLUSTER_INFO, 0))
+        answer = await self._call(RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO, 0))
         if answer.code != ResponseCode.SUCCESS:
             raise UnavailableError(f"{self._address}: {answer.remark or answer.code}")
         return parse_listing(answer.body, self._slave.broker)

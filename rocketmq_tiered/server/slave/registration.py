@@ -24,12 +24,10 @@ from typing import Final
 
 from tiered.errors import CorruptionError
 from tiered.formats import fastjson
+from tiered.remoting.codes import RequestCode
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.tls import ClientTls
 
-REGISTER_BROKER: Final = 103
-UNREGISTER_BROKER: Final = 104
-GET_BROKER_CLUSTER_INFO: Final = 106
 MASTER_ID: Final = 0
 AGAIN_S: Final = 10.0
 """Time to the second registration, as brokers do: the first may come while the name server starts."""
@@ -195,7 +193,7 @@ def register_command(
     }
     if listed.zone:
         fields["__ZONE_NAME"] = listed.zone  # the last registration names the zone of all
-    return RemotingCommand(REGISTER_BROKER, 0, ext_fields=fields, body=body)
+    return RemotingCommand(RequestCode.REGISTER_BROKER, 0, ext_fields=fields, body=body)
 
 
 def unregister_command(slave: SlaveConfig, listed: Listing) -> RemotingCommand | None:
@@ -206,7 +204,7 @@ def unregister_command(slave: SlaveConfig, listed: Listing) -> RemotingCommand |
     """
     if listed.addresses.get(slave.broker_id) != slave.advertise:
         return None
-    return RemotingCommand(UNREGISTER_BROKER, 0, ext_fields=_identity(slave, listed.cluster))
+    return RemotingCommand(RequestCode.UNREGISTER_BROKER, 0, ext_fields=_identity(slave, listed.cluster))
 
 
 def _identity(slave: SlaveConfig, cluster: str) -> dict[str, str]:

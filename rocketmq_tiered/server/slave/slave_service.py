@@ -31,11 +31,11 @@ from rocketmq_tiered.server.slave.master_monitor import MasterMonitor
 from rocketmq_tiered.server.slave.pull_redirect import RedirectContext, RedirectCounters
 from rocketmq_tiered.server.slave.registrar import SlaveRegistrar
 from rocketmq_tiered.server.slave.registration import RegistrationState, SlaveConfig
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
-from rocketmq_tiered.server.wire.codes import RequestCode as R
 from rocketmq_tiered.server.wire.connection import Connection
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response, json_response
 from tiered.errors import ThrottledError
+from tiered.remoting.codes import RequestCode, ResponseCode, request_name
+from tiered.remoting.codes import RequestCode as R
 from tiered.remoting.credentials import Credentials
 from tiered.settings.sections import ServeSettings
 from tiered.timestamps import wall_ms
@@ -57,37 +57,36 @@ RELAYED: Final[frozenset[int]] = frozenset(
         R.QUERY_TOPICS_BY_CONSUMER,
         R.GET_TOPIC_CONFIG,
         R.GET_SUBSCRIPTIONGROUP_CONFIG,
-        52,
-        54,
-        301,
-        307,
-        315,
-        3004,
-        3005,
-        3009,
-        3010,
+        R.GET_BROKER_CLUSTER_ACL_INFO,
+        R.GET_BROKER_CLUSTER_ACL_CONFIG,
+        R.REGISTER_FILTER_SERVER,
+        R.GET_CONSUMER_RUNNING_INFO,
+        R.VIEW_BROKER_STATS_DATA,
+        R.AUTH_GET_USER,
+        R.AUTH_LIST_USER,
+        R.AUTH_GET_ACL,
+        R.AUTH_LIST_ACL,
     }
 )
-"""Answered by the master: offsets, members, configurations, statistics, access rules (read), group operations. 301:
-GET_ALL_GROUP…, 307: a consumer's own state, 315: statistics."""
+"""Answered by the master: offsets, members, configurations, statistics, access rules (read), group operations."""
 
 ACKNOWLEDGED: Final[frozenset[int]] = frozenset(
     {
         R.UPDATE_BROKER_CONFIG,
         R.DELETE_TOPIC_IN_BROKER,
-        50,
-        51,
-        53,
-        3001,
-        3002,
-        3003,
-        3006,
-        3007,
-        3008,
+        R.UPDATE_AND_CREATE_ACL_CONFIG,
+        R.DELETE_ACL_CONFIG,
+        R.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG,
+        R.AUTH_CREATE_USER,
+        R.AUTH_UPDATE_USER,
+        R.AUTH_DELETE_USER,
+        R.AUTH_CREATE_ACL,
+        R.AUTH_UPDATE_ACL,
+        R.AUTH_DELETE_ACL,
     }
 )
 """Changes that tools make at every broker of a cluster. Nothing changes here, and a refusal would stop the tool before
-the next broker. 50 to 53 and 3001 on: access rules."""
+the next broker. """
 
 READ_ONLY: Final[frozenset[int]] = frozenset(
     {
@@ -105,8 +104,8 @@ READ_ONLY: Final[frozenset[int]] = frozenset(
 )
 """Accepted by a master only: refused, as by any slave."""
 
-BETWEEN_REPLICAS: Final[frozenset[int]] = frozenset({906})
-"""EXCHANGE_BROKER_HA_INFO: sent only by a master that starts in a cluster whose slaves may act as master. It waits for
+BETWEEN_REPLICAS: Final[frozenset[int]] = frozenset({R.EXCHANGE_BROKER_HA_INFO})
+"""Sent only by a master that starts in a cluster whose slaves may act as master. It waits for
 every member to follow it."""
 
 
@@ -122,7 +121,7 @@ MEMBERS_COMPLETE_S = 90.0
 class SlaveOptions:
     """``serve``: limits, TLS and access rules, with the slave's ``bind``. ``broker_conf``: properties of the broker's
     configuration file. ``credentials``: for requests to the master in the sidecar's own name. ``checks_clients``: the
-    master has access control; ``judges_locks``: not ACL 1.0 only."""
+    master has access control."""
 
     slave: SlaveConfig
     cluster: str
@@ -131,7 +130,6 @@ class SlaveOptions:
     broker_conf: Mapping[str, str] | None = None
     credentials: Credentials | None = None
     checks_clients: bool = False
-    judges_locks: bool = False
 
 
 @dataclass
@@ -150,13 +148,7 @@ class SlaveService(RelayService[RelayClient]):
     def __init__(self, options: SlaveOptions, now_s: Callable[[], float] = time.monotonic) -> None:
         self.counters: SlaveCounters = SlaveCounters()
         relay = Relay(self.counters, self._without_master)
-        super().__init__(
-            options.serve,
-            relay,
-            now_s,
-            checks_clients=options.checks_clients,
-            judges_locks=options.judges_locks,
-        )
+        super().__init__(options.serve, relay, now_s, checks_clients=options.checks_clients)
         self._options = options
         self.master = MasterMonitor(options.slave, options.broker_conf, options.credentials)
         self._registrar = SlaveRegistrar(options.slave, options.register_s, self.master)
@@ -250,18 +242,18 @@ class SlaveService(RelayService[RelayClient]):
         if code in ACKNOWLEDGED:
             logger.warning(
                 "change acknowledged without effect: this is a slave",
-                extra={"code": code, "client": request.peer.address},
+                extra={"request": request_name(code), "client": request.peer.address},
             )
             return Response()
         if code in READ_ONLY:
             return Response(ResponseCode.NO_PERMISSION, remark="this is a read-only slave")
         if code in BETWEEN_REPLICAS:
             self.master.suspect(
-                f"the master treats this process as a replica (code {code}): its slaves may act as master"
+                f"the master treats this process as a replica ({request_name(code)}): its slaves may act as master"
             )
         if self._handlers is None and code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
             raise ThrottledError("the archive is not open yet")
-        remark = f"slave mode does not support request code {code}"
+        remark = f"slave mode does not support {request_name(code)}"
         return Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
 
     async def _without_master(self, request: Request) -> Response | None:
@@ -272,17 +264,9 @@ class SlaveService(RelayService[RelayClient]):
             self.counters.commits_dropped += 1
         if code in (RequestCode.GET_CONSUMER_LIST_BY_GROUP, RequestCode.GET_CONSUMER_CONNECTION_LIST):
             handler = self._member_lists.find(code)
-            if handler is not None and self._are_members_complete() and self._may_list(request):
+            if handler is not None and self._are_members_complete():
                 return await handler(request)
         return None
-
-    def _may_list(self, request: Request) -> bool:
-        """Whether the client may see the members of a group that the master cannot judge now."""
-        if self.accepted is None or self._settings.acl_file:
-            return True
-        group, client = request.text("consumerGroup", ""), self._client(request)
-        fields = request.command.ext_fields
-        return self.accepted.accepts_group(fields, client.upstream, group)
 
     def _config_text(self) -> str:
         options = self._options

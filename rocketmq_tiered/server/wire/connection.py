@@ -20,13 +20,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from rocketmq_tiered.server.wire.codes import RequestCode, ResponseCode
 from rocketmq_tiered.server.wire.connection_limits import BufferAccounts, ConnectionLimits, Holder
 from rocketmq_tiered.server.wire.connection_preamble import known_address
 from rocketmq_tiered.server.wire.counted_log import CountedLog
 from rocketmq_tiered.server.wire.reply_writer import ReplyWriter
 from rocketmq_tiered.server.wire.request import Authorizer, Dispatcher, HandlerTable, Request, Response
 from rocketmq_tiered.server.wire.turns import Turns, begin
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.remoting.command import FrameDecoder, ProtocolError, RemotingCommand, encode, encode_answer
 
 LARGE_BYTES = 16 * 1024

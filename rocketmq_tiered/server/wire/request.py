@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rocketmq_tiered.server.wire.codes import ResponseCode
+from rocketmq_tiered.server.wire.request_fields import decoded_fields
 from tiered.errors import CorruptionError, TieredError, UnavailableError
+from tiered.remoting.codes import ResponseCode, request_name
 from tiered.remoting.command import RemotingCommand, parse_json
 
 Buffer = bytes | bytearray | memoryview
@@ -60,6 +61,13 @@ class Request:
     peer: Peer
     account: str = ""
     """Whose signature was verified; empty without access rules."""
+    place: str = ""
+    """Where a timer of this request is kept, or the one that it recalls: topic, queue and offset."""
+
+    @property
+    def fields(self) -> Mapping[str, str]:
+        """Its fields by name, as access rules judge them and handlers execute them."""
+        return decoded_fields(self.command)
 
     @property
     def code(self) -> int:
@@ -68,7 +76,7 @@ class Request:
 
     def text(self, name: str, default: str | None = None) -> str:
         """A field's value; required unless there is a ``default``."""
-        found = self.command.ext_fields.get(name, default)
+        found = self.fields.get(name, default)
         if found is None:
             raise BadRequestError(f"request has no field {name}")
         return found
@@ -84,7 +92,7 @@ class Request:
 
     def number(self, name: str, default: int | None = None) -> int:
         """A field's value as a 64-bit number."""
-        value = self.command.ext_fields.get(name)
+        value = self.fields.get(name)
         if value is None:
             if default is None:
                 raise BadRequestError(f"request has no field {name}")
@@ -99,7 +107,7 @@ class Request:
 
     def flag(self, name: str) -> bool:
         """A field's value as Java's Boolean.parseBoolean reads it; absent is false."""
-        return self.command.ext_fields.get(name, "").lower() == "true"
+        return self.fields.get(name, "").lower() == "true"
 
     def document(self) -> dict[str, Any]:
         """The body as a JSON object."""
@@ -263,7 +271,7 @@ class Dispatcher:
     async def _answer(self, request: Request, *, is_authorized: bool) -> Response | None:
         handler = self._handlers.find(request.command.code)
         if handler is None:
-            remark = f"request code {request.code} is not supported"
+            remark = f"{request_name(request.code)} is not supported"
             return Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
         try:
             if not is_authorized and (refusal := self._refusal(request)) is not None:
@@ -283,7 +291,7 @@ def _error_reply(request: Request, error: TieredError | UnicodeEncodeError) -> R
     """UnicodeEncodeError: JSON can carry half a surrogate pair, which cannot be encoded."""
     if isinstance(error, BadRequestError | UnicodeEncodeError):
         return Response(ResponseCode.SYSTEM_ERROR, remark=str(error))
-    where = {"client": request.peer.address, "code": request.code}
+    where = {"client": request.peer.address, "request": request_name(request.code)}
     if isinstance(error, UnavailableError):
         # Clients repeat the request; no reply may move an offset.
         logger.warning("temporarily unavailable: %s", error, extra=where)

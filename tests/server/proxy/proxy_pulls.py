@@ -20,7 +20,6 @@ from rocketmq_tiered.server.proxy.broker_view import BrokerViews
 from rocketmq_tiered.server.proxy.merged_lookups import MergedLookups, MergedOffsets
 from rocketmq_tiered.server.proxy.proxy_pull import ProxyPulls, PullContext
 from rocketmq_tiered.server.proxy.upstream import InflightLimit, RemotingUpstream
-from rocketmq_tiered.server.wire.codes import RequestCode
 from rocketmq_tiered.server.wire.request import Response
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
 from tests.fetcher.broker_store_writer import FILE_BYTES, WrittenStore
@@ -28,6 +27,7 @@ from tests.server.proxy.scripted_broker import ScriptedBroker, phys_of
 from tests.server.serving_peer import request
 from tiered.broker_store.store import open_broker_store
 from tiered.object_store.file import FileStore
+from tiered.remoting.codes import RequestCode
 from tiered.settings.sections import Settings
 
 ARCHIVED, STORED = 300, 400

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from rocketmq_tiered.server.wire.codes import RequestCode as R
 from tests.fetcher.broker_store_writer import WrittenStore
+from tiered.remoting.codes import RequestCode as R
 from tiered.remoting.command import FrameDecoder, RemotingCommand, encode
 
 FOUND, NOT_FOUND, RETRY, MOVED = 0, 19, 20, 21

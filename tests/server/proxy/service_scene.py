@@ -85,7 +85,6 @@ async def scene(
     name_servers: int = 1,
     handlers: ProxyHandlers | None = None,
     checks_clients: bool = False,
-    judges_locks: bool = False,
     acl_file: str = "",
     timers: GatewayConfig | None = None,
 ) -> AsyncIterator[Scene]:
@@ -98,7 +97,6 @@ async def scene(
         [await name.start() for name in names],
         advertise,
         checks_clients=checks_clients,
-        judges_locks=judges_locks,
         timers=timers,
     )
     service = ProxyService(place, ServeSettings(bind="127.0.0.1:0", acl_file=acl_file), ReadPolicies())

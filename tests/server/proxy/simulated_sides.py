@@ -16,7 +16,6 @@ from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange, Resid
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
 from fetcher.rows.run_list import status_at
 from rocketmq_tiered.server.backend.backend import Bounds
-from rocketmq_tiered.server.wire.codes import RequestCode as R
 from tests.server.proxy.simulated_broker import (
     FILE_BYTES,
     QUEUE_FILE_UNITS,
@@ -26,6 +25,7 @@ from tests.server.proxy.simulated_broker import (
     World,
 )
 from tiered.errors import UnavailableError
+from tiered.remoting.codes import RequestCode as R
 from tiered.remoting.command import RemotingCommand
 
 

@@ -13,13 +13,13 @@ import pytest
 
 from rocketmq_tiered.server.groups.client_table import ClientTable
 from rocketmq_tiered.server.proxy.group_resets import GroupResets
-from rocketmq_tiered.server.wire.codes import RequestCode as R
 from rocketmq_tiered.server.wire.request import Response
 from rocketmq_tiered.server.wire.turns import AT_ONCE_MAX
 from tests.server.proxy.proxy_pulls import STORED, Scene, run
 from tests.server.proxy.scripted_broker import stored_ms_of
 from tests.server.serving_peer import RecordingPeer, request
 from tiered.formats import fastjson
+from tiered.remoting.codes import RequestCode as R
 from tiered.remoting.command import RemotingCommand
 
 BROKERS_OWN = RemotingCommand(0, 0, remark="the broker's own", body=b"{}")

@@ -10,10 +10,10 @@ from fetcher.policy.read_policy import OffsetRange
 from fetcher.policy.read_router import ArchivedQueue
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
 from rocketmq_tiered.server.backend.backend import Bounds
-from rocketmq_tiered.server.wire.codes import RequestCode as R
 from tests.server.proxy.proxy_pulls import ARCHIVED, STORED, SUBSCRIPTION, SUSPEND, Scene, run
 from tests.server.proxy.scripted_broker import stored_ms_of
 from tiered.errors import UnavailableError
+from tiered.remoting.codes import RequestCode as R
 
 BEGINS = 100
 

@@ -10,14 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetcher.policy.read_policy import ReadPolicies, ReadPolicy
-from rocketmq_tiered.server.proxy.accepted_accounts import AcceptedAccounts
-from rocketmq_tiered.server.proxy.merged_lookups import ANSWER_BYTES_MAX, MergedLookups, merged, records_in
-from rocketmq_tiered.server.wire.codes import RequestCode as R
+from rocketmq_tiered.server.proxy.merged_lookups import ANSWER_BYTES_MAX, merged, records_in
 from tests.kernels.record_builder import Message, encode
 from tests.server.proxy.proxy_pulls import ARCHIVED, STORED, Scene, run
 from tests.server.proxy.scripted_broker import phys_of, stored_ms_of
 from tiered.errors import UnavailableError
 from tiered.formats import fastjson
+from tiered.remoting.codes import RequestCode as R
 from tiered.remoting.command import FRAME_BYTES_MAX, RemotingCommand
 
 WAYS = pytest.mark.parametrize("with_files", [True, False], ids=["files", "word"])
@@ -277,41 +276,6 @@ def test_the_archives_own_key_search_answers_while_the_broker_is_away(tmp_path: 
             await scene.ask(R.QUERY_MESSAGE, topic="t", key="unknown", maxNum=4)
         scene.archive.messages_by_key = Keyed(scene.store.records["t", 0][3])  # type: ignore[method-assign]
         assert scene.numbers(await scene.ask(R.QUERY_MESSAGE, topic="t", key="k", maxNum=4)) == [3]
-
-    run(tmp_path, story)
-
-
-@pytest.mark.parametrize("offset", [10, 350], ids=["archived only", "at the broker"])
-def test_a_message_by_id_is_judged_by_its_own_topic(tmp_path: Path, offset: int) -> None:
-    async def story(scene: Scene) -> None:
-        scene.expire(150)
-        scene.lookups = MergedLookups(scene.router, scene.archive, accepted=AcceptedAccounts())
-        phys = phys_of(scene.store.records["t", 0][offset])
-        for named in ({"topic": "mine"}, {}):
-            found = await scene.ask(33, offset=phys, AccessKey="k", **named)
-            assert (found.code, list(found.body)) == (16, []), "its own topic is t"
-        assert scene.numbers(await scene.ask(33, offset=phys, topic="t", AccessKey="k")) == [offset]
-        assert scene.numbers(await scene.ask(33, offset=phys, AccessKey="k")) == [offset], "accepted for t"
-        assert (await scene.ask(33, offset=phys, AccessKey="other")).code == 16
-        scene.broker.refuses[12] = (1, "AclException: no SUB on t")
-        assert (await scene.ask(33, offset=phys, topic="t", AccessKey="other")).code == 1
-
-    run(tmp_path, story)
-
-
-def test_a_broker_that_checks_clients_has_to_be_there(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        scene.archive.messages_by_key = Keyed(scene.store.records["t", 0][3])  # type: ignore[method-assign]
-        scene.lookups = MergedLookups(scene.router, scene.archive, accepted=AcceptedAccounts())
-        phys = phys_of(scene.store.records["t", 0][3])
-        assert (await scene.ask(R.VIEW_MESSAGE_BY_ID, topic="t", offset=phys)).code == 0
-        await scene.broker.kill()
-        for code, fields in (
-            (R.VIEW_MESSAGE_BY_ID, {"offset": phys}),
-            (R.QUERY_MESSAGE, {"key": "k", "maxNum": 4}),
-        ):
-            with pytest.raises(UnavailableError):
-                await scene.ask(code, topic="t", **fields)
 
     run(tmp_path, story)
 

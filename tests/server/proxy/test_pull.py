@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from rocketmq_tiered.server.groups.client_table import SQL92, Subscription
-from rocketmq_tiered.server.proxy.accepted_accounts import AcceptedAccounts
-from rocketmq_tiered.server.wire.codes import RequestCode
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.server.proxy.proxy_pulls import (
     ARCHIVED,
@@ -23,6 +21,7 @@ from tests.server.proxy.proxy_pulls import (
     run,
 )
 from tiered.errors import UnavailableError
+from tiered.remoting.codes import RequestCode
 from tiered.remoting.command import RemotingCommand
 
 POLICIES = ["DISABLE", "NOT_IN_DISK", "NOT_IN_MEM", "FORCE"]
@@ -398,59 +397,6 @@ def test_sql92_is_never_given_out_unfiltered(tmp_path: Path, known: Subscription
         assert (await who(scene, 350, expressionType=SQL92, subVersion=4))[:2] == (BROKER, 0)
 
     run(tmp_path, story, tags=True)
-
-
-# -- who may read ---------------------------------------------------------------------------------------------
-
-
-def test_the_archive_answers_whom_the_broker_lets_pull(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        scene.expire(150)
-        scene.forget()
-        scene.context.accepted = AcceptedAccounts()
-        scene.broker.refuses[11] = (1, "AclException: wrong signature")
-        response = await scene.pull(0)
-        assert (response.code, response.remark, list(response.body)) == (
-            1,
-            "AclException: wrong signature",
-            [],
-        )
-        del scene.broker.refuses[11]
-        assert scene.numbers(await scene.pull(0)) == list(range(32))
-        scene.broker.refuses[11] = (16, "no permission")
-        assert scene.numbers(await scene.pull(32))[0] == 32, "it was let a moment ago"
-        assert (await scene.pull(32, consumerGroup="others")).code == 16
-        scene.context.accepted.clear()
-        assert (await scene.pull(32)).code == 16
-        await scene.broker.kill()
-        with pytest.raises(UnavailableError):
-            await scene.pull(0)
-
-    run(tmp_path, story)
-
-
-@pytest.mark.parametrize("policy", ["NOT_IN_DISK", "NOT_IN_MEM", "FORCE"])
-def test_an_account_without_rights_learns_nothing_from_pulls(tmp_path: Path, policy: str) -> None:
-    """Neither offsets, nor what a filter matches."""
-
-    async def story(scene: Scene) -> None:
-        scene.policy(policy)
-        scene.expire(150)
-        scene.forget()
-        scene.context.accepted = AcceptedAccounts()
-        scene.broker.refuses[11] = (16, "no permission")
-        for offset in (-1, 0, 150, STORED, 1 << 40):
-            for expression in ("*", "no-such-tag"):
-                for flags in (SUBSCRIPTION, SUBSCRIPTION | SUSPEND):
-                    fields = {"subscription": expression, "suspendTimeoutMillis": 10}
-                    try:
-                        response = await scene.pull(offset, flags=flags, **fields)
-                    except UnavailableError:
-                        continue
-                    assert response.code == 16, (offset, expression, flags)
-                    assert response.ext.keys() <= {"suggestWhichBrokerId"}, response.ext
-
-    run(tmp_path, story)
 
 
 def test_a_bad_expression_is_the_users_error(tmp_path: Path) -> None:

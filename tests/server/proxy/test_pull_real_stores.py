@@ -20,7 +20,6 @@ from rocketmq_tiered.server.backend.served_archive import ServedArchive
 from rocketmq_tiered.server.proxy.broker_view import BrokerViews
 from rocketmq_tiered.server.proxy.proxy_pull import ProxyPulls, PullContext
 from rocketmq_tiered.server.proxy.upstream import InflightLimit, RemotingUpstream
-from rocketmq_tiered.server.wire.codes import RequestCode
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
 from tests.server.proxy.proxy_pulls import Subscriptions
@@ -30,6 +29,7 @@ from tests.sweeps import sweep
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store
 from tiered.object_store.file import FileStore
+from tiered.remoting.codes import RequestCode
 from tiered.settings.sections import Settings
 
 Queue = tuple[str, int]

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rocketmq_tiered.server.wire.codes import RequestCode as Code
 from rocketmq_tiered.server.wire.request import Request, Response
 from tests.server.original_record import original
 from tests.server.proxy.proxy_client import Client
 from tests.server.proxy.service_scene import Scene, run, scene
 from tests.server.spelled_bodies import ACL_1, ACL_5, SECRET, respelled
+from tiered.remoting.codes import RequestCode as Code
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.credentials import signature_of
 
@@ -144,39 +144,6 @@ def test_a_transaction_is_ended_by_the_topic_of_its_half_message(
     run(story())
 
 
-def test_beside_access_control_alone_a_retry_needs_a_pull_of_the_messages_own_topic() -> None:
-    """Otherwise the client sends the message itself, and the broker judges that."""
-
-    async def story() -> None:
-        async with scene(checks_clients=True) as made:
-            with_stored(made, {777: original(topic=b"own")})
-            client = await made.client()
-            for body in (b"", b"{}"):  # signed too
-                odd = {"": "x", "Z": "y", "_z": "z"}
-                reply = await signed(client, Code.CONSUMER_SEND_MSG_BACK, body, offset="777", **BACK, **odd)
-                assert reply.code == 16
-            (inside,) = made.service._relay_clients.values()
-            assert made.service.accepted is not None
-            made.service.accepted.accept({"AccessKey": "reader1"}, inside.upstream, "own", "own")
-            assert (await signed(client, Code.CONSUMER_SEND_MSG_BACK, offset="777", **BACK)).code == 0
-
-    run(story())
-
-
-@pytest.mark.parametrize(("topic", "expected"), [("own", 0), ("secret", 16)])
-def test_beside_access_control_alone_the_named_topic_of_a_transaction_is_its_own(
-    topic: str, expected: int
-) -> None:
-    async def story() -> None:
-        async with scene(checks_clients=True) as made:
-            with_stored(made, {777: real(topic)})
-            client = await made.client()
-            reply = await signed(client, Code.END_TRANSACTION, commitLogOffset="777", topic="own", **END)
-            assert reply.code == expected
-
-    run(story())
-
-
 @pytest.mark.parametrize(
     "code", [Code.HEART_BEAT, Code.LOCK_BATCH_MQ, Code.BATCH_ACK_MESSAGE, Code.CHECK_CLIENT_CONFIG]
 )
@@ -205,7 +172,7 @@ def test_the_broker_gets_a_body_encoded_again_unless_it_checks_the_signature(acl
 
     def got(checks_clients: bool) -> Callable[[], Awaitable[None]]:
         async def story() -> None:
-            async with scene(acl_file=acl_file, checks_clients=checks_clients, judges_locks=True) as made:
+            async with scene(acl_file=acl_file, checks_clients=checks_clients) as made:
                 client = await made.client()
                 assert (await signed(client, Code.LOCK_BATCH_MQ, sent)).code == 0
                 (body,) = [one.body for one in made.broker.seen if one.code == Code.LOCK_BATCH_MQ]

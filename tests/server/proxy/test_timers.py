@@ -17,7 +17,6 @@ from tests.server.proxy.proxy_client import Client
 from tests.server.proxy.service_scene import Scene, run, scene
 from tiered.formats.record import parse_properties
 from tiered.remoting.command import RemotingCommand
-from tiered.remoting.credentials import Credentials
 
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
@@ -282,24 +281,3 @@ def test_a_mark_that_deletes_a_timer_goes_where_it_may_be(days: float, wanted: l
         assert days < 1 or found == {"UNIQ_KEY": "M", "TIERED_CANCEL": f"{deliver_ms} U"}
 
     during(story)
-
-
-def test_beside_access_control_the_broker_judges_the_client_and_the_sidecars_account_sends() -> None:
-    async def story(made: Scene, client: Client) -> None:
-        text = properties(TIMER_DELIVER_MS=at(60))
-        assert (await sent(client, text, AccessKey="client", Signature="s")).code == 0
-        judged, gateway = [one for one in made.broker.seen if one.code == 310]
-        assert judged.ext_fields["AccessKey"] == "client" and judged.ext_fields["d"] == "TBW102"
-        assert gateway.ext_fields["AccessKey"] == "sidecar" and gateway.ext_fields["b"] == "TIERED_TIMERS"
-        made.broker.answers[310] = Response(16, remark="no PUB on T")
-        answer = await sent(client, text, AccessKey="client", Signature="s")
-        assert (answer.code, answer.remark) == (16, "no PUB on T")
-
-    account = GatewayConfig("TIERED_TIMERS", 730 * DAY_MS, HOUR_MS, Credentials("sidecar", "secret"))
-    during(story, checks_clients=True, timers=account)
-
-    async def without(made: Scene, client: Client) -> None:
-        answer = await sent(client, properties(TIMER_DELIVER_MS=at(60)), AccessKey="client", Signature="s")
-        assert answer.code == 16 and "broker.credentials_file" in (answer.remark or "")
-
-    during(without, checks_clients=True)

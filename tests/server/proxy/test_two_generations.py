@@ -21,12 +21,12 @@ from rocketmq_tiered.server.backend.pull_handlers import SUSPEND, PullLimits
 from rocketmq_tiered.server.groups.client_table import Subscription
 from rocketmq_tiered.server.proxy.broker_view import BrokerViews
 from rocketmq_tiered.server.proxy.proxy_pull import ProxyPulls, PullContext
-from rocketmq_tiered.server.wire.codes import RequestCode as R
 from tests.end_to_end.offloading import FILTER
 from tests.kernels.record_builder import Message, encode
 from tests.server.proxy.offset_simulation import Known
 from tests.server.proxy.simulated_sides import Inline
 from tests.server.serving_peer import request
+from tiered.remoting.codes import RequestCode as R
 from tiered.remoting.command import RemotingCommand
 
 RECORD_BYTES, COUNT = 200, 4

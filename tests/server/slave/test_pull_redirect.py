@@ -21,10 +21,10 @@ from rocketmq_tiered.server.slave.pull_redirect import (
     next_id,
 )
 from rocketmq_tiered.server.slave.registration import MASTER_ID
-from rocketmq_tiered.server.wire.codes import RequestCode
 from rocketmq_tiered.server.wire.request import Response
 from tests.server.proxy.proxy_pulls import ARCHIVED, STORED, Scene, run
 from tests.server.serving_peer import RecordingPeer, request
+from tiered.remoting.codes import RequestCode
 
 OWN = 7
 FORCE, DISABLE = ReadPolicy.FORCE, ReadPolicy.DISABLE
