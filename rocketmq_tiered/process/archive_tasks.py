@@ -26,8 +26,9 @@ from rocketmq_tiered.maintenance.throttle import SHARES, Load, Throttle, Yieldin
 from rocketmq_tiered.process.allocator import trim
 from rocketmq_tiered.process.loaded_archive import keyed_topics, rules_in
 from rocketmq_tiered.sending.timer_delivery import Place, TimerDelivery
-from rocketmq_tiered.sending.timer_send import TimerBroker
+from rocketmq_tiered.sending.timer_send import TimerBroker, everyone
 from rocketmq_tiered.sending.timer_status import TimerStatus
+from rocketmq_tiered.server.security.timer_rights import SenderRights
 from tiered.archive.rewrite.outputs import Rewrite
 from tiered.archive.task import StoppedError, TaskLoop, TaskStatus
 from tiered.archive.unreadable import UnreadableRange
@@ -124,7 +125,9 @@ class ArchiveTasks:
     ) -> None:
         """``make_broker`` gets whether to stop; see TimerDelivery."""
         broker = make_broker(self._stopping.stopped.is_set)
-        self._timer_task = TimerDelivery(self._commits(store), self._settings.timers, broker, read)
+        acl_file = self._settings.serve.acl_file
+        judge = SenderRights(Path(acl_file), store) if acl_file else everyone
+        self._timer_task = TimerDelivery(self._commits(store), self._settings.timers, broker, read, judge)
         self._timers = TaskLoop(self._timer_task, self._timers_state)
         self._loops.append(self._timers)
 

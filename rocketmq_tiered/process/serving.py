@@ -44,6 +44,7 @@ from rocketmq_tiered.server.proxy.timer_gateway import GatewayConfig
 from rocketmq_tiered.server.slave.pull_redirect import RedirectContext, SlavePulls
 from rocketmq_tiered.server.slave.registration import SlaveConfig
 from rocketmq_tiered.server.slave.slave_service import SlaveOptions, SlaveService
+from tiered.archive.private_key import private_key
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.names import BrokerNames
 from tiered.broker_store.store import BrokerStore
@@ -224,7 +225,9 @@ class MergedHandlers:
         *,
         conf: BrokerConf | None,
         redirect: RedirectContext | None,
+        key: bytes,
     ) -> None:
+        self.key = key
         read, serve = settings.read, settings.serve
         self._archive, self._access, self._store = archive, access, store
         self._is_slave = redirect is not None
@@ -261,6 +264,7 @@ class MergedHandlers:
         """Over the archive and the broker's files. Raises what opening the store and reading the archive raise."""
         archive = ServedArchive(access)
         await archive.load()
+        key = b"" if redirect is not None else await asyncio.to_thread(private_key, access.store)
         store = await asyncio.to_thread(open_store_of, settings, conf)
         compacted = CompactionTopics(store)
         try:
@@ -268,7 +272,9 @@ class MergedHandlers:
         except BaseException:
             store.close()
             raise
-        return cls(archive, access, settings, clients, store, compacted, conf=conf, redirect=redirect)
+        return cls(
+            archive, access, settings, clients, store, compacted, conf=conf, redirect=redirect, key=key
+        )
 
     def committed(self) -> None:
         """The catalog has a new version: wake waiting pulls."""
@@ -464,7 +470,7 @@ class ServingThread:
             access.catalog.adopt(self._newest)
         for service, handlers in zip(self._services, made, strict=True):
             handlers.apply(self._settings)
-            service.open_archive(handlers.handlers)
+            service.open_archive(handlers.handlers, handlers.key)
         self._handlers = made
         logger.info(
             "archive open for clients", extra={"archive": access.title, "version": access.state.version}

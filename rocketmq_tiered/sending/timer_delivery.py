@@ -22,7 +22,14 @@ import numpy as np
 
 from fetcher.rows.message import Message
 from rocketmq_tiered.sending.timer_plan import RETRY_S, STEP_MS, horizon_ms, to_merge
-from rocketmq_tiered.sending.timer_send import TimerBroker, TimerSend, is_entry_of, timer_send
+from rocketmq_tiered.sending.timer_send import (
+    Judge,
+    TimerBroker,
+    TimerSend,
+    everyone,
+    is_entry_of,
+    timer_send,
+)
 from rocketmq_tiered.sending.timer_status import TimerStatus
 from tiered.archive.task import TIMER_DELIVERY, Due
 from tiered.archive.timers import NEVER_MS, Entries, Slice, TimerCounts, TimerFiles, joined, sort_out
@@ -74,7 +81,8 @@ class TimerPlan:
 
 
 class TimerDelivery:
-    """The task. ``read``: messages by place, without those that are not in the archive; raises for unreadable ones."""
+    """The task. ``read``: messages by place, without those that are not in the archive; raises for unreadable ones.
+    ``judge`` may raise UnavailableError."""
 
     name = TIMER_DELIVERY
     due = Due(every_s=1.0, first_s=1.0, retry_s=2.0)
@@ -85,11 +93,13 @@ class TimerDelivery:
         settings: TimerSettings,
         broker: TimerBroker,
         read: Callable[[Sequence[Place]], Mapping[Place, Message]],
+        judge: Judge = everyone,
         *,
         clock_ms: Callable[[], int] = wall_ms,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._commits, self._settings, self._broker, self._read = commits, settings, broker, read
+        self._judge = judge
         self._clock_ms, self._monotonic_s = clock_ms, monotonic_s
         self.files = TimerFiles(commits.store)
         self.counts = TimerStatus()
@@ -328,7 +338,7 @@ class TimerDelivery:
                 self.counts.problem = f"{_name(place)} is not in the archive any more"
                 logger.error("timer dropped: %s", self.counts.problem)
                 continue
-            send = timer_send(message, deliver_ms, has_timers=has_timers)
+            send = timer_send(message, deliver_ms, self._judge, has_timers=has_timers)
             if not (is_doubt and self._was_sent(send)):
                 sends.append(send)
                 rows.append(row)

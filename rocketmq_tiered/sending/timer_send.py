@@ -54,7 +54,16 @@ class TimerBroker(Protocol):
         ...
 
 
-def timer_send(message: Message, deliver_ms: int, *, has_timers: bool) -> TimerSend:
+Judge = Callable[[Mapping[str, str], bytes], str | None]
+"""Why the sender of a message of the gateway topic, by its properties and body, may not send it to its own topic; None:
+it may."""
+
+
+def everyone(_properties: Mapping[str, str], _body: bytes) -> None:
+    """Without access rules every sender may send to every topic."""
+
+
+def timer_send(message: Message, deliver_ms: int, judge: Judge = everyone, *, has_timers: bool) -> TimerSend:
     """What a message of the gateway topic becomes at ``deliver_ms``. One without a unique key gets one, as at a broker.
     Raises CorruptionError."""
     properties, record = message.properties, message.record
@@ -67,7 +76,7 @@ def timer_send(message: Message, deliver_ms: int, *, has_timers: bool) -> TimerS
     kept.setdefault(UNIQUE_KEY, f"{at.queue_id:04X}{at.queue_offset:012X}{record.physical_offset:016X}")
     if has_timers:
         kept["TIMER_DELIVER_MS"] = str(deliver_ms)
-    refusal = refused_target(topic, message.queue.topic) or ""
+    refusal = refused_target(topic, message.queue.topic) or judge(properties, record.stored_body) or ""
     return TimerSend(outgoing, kept[PLACE], int(queue or at.queue_offset), deliver_ms, refusal)
 
 

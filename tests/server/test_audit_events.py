@@ -87,7 +87,14 @@ def test_a_refusal_is_one_line_with_account_address_request_and_result(
         "result": "NO_PERMISSION",
     }
     assert "t_no" in line["reason"] and SECRET not in str(line)
-    assert authorizer.audited == {"refused": 1, "reset": 0, "commit": 0, "reload": 0, "reload_failed": 0}
+    assert authorizer.audited == {
+        "refused": 1,
+        "reset": 0,
+        "commit": 0,
+        "timer": 0,
+        "reload": 0,
+        "reload_failed": 0,
+    }
 
 
 def test_over_the_wire_the_address_is_the_one_a_load_balancer_names(

@@ -11,14 +11,14 @@ import hashlib
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import lz4.frame
 import zstandard
 
-from tiered.errors import CorruptionError
+from tiered.errors import CorruptionError, UsageError
 from tiered.formats.memory_bound import out_of_memory
 from tiered.model.queue import QueueKey
 
@@ -42,6 +42,7 @@ BODY_BYTES_MAX = 1 << 28
 _ZSTD_PIECE_BYTES = 1024
 _ZSTD_MAGIC_BYTES = 4
 _HEAD = struct.Struct(">iIIiiqqiq")
+_SEPARATORS = re.compile("[\x00-\x02]")
 _INNER_HEAD = struct.Struct(">iIIii")
 _MAPPED = bytes(10) + b"\xff\xff"
 _ENCODED_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
@@ -210,6 +211,16 @@ def parse_properties(encoded: bytes) -> dict[str, str]:
         if name and value:
             properties[name] = value
     return properties
+
+
+def encode_properties(properties: Mapping[str, str]) -> str:
+    """The opposite of ``parse_properties``. Raises UsageError for names and values that would become several."""
+    for name, value in properties.items():
+        if not name or _SEPARATORS.search(name) or _SEPARATORS.search(value):
+            raise UsageError(
+                f"property {ascii(name)[1:41]} has a control character that separates properties"
+            )
+    return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
 
 
 def decompress_body(stored: bytes, sys_flag: int, max_bytes: int, *, source: str) -> bytes:

@@ -22,7 +22,9 @@ CANCEL, CANCEL_PLACE = "TIERED_CANCEL", "TIERED_CANCEL_PLACE"
 key>"; and, to cancel only one of them, its place, which proxy mode takes from a recall handle."""
 PLACE = "TIERED_PLACE"
 """Property of a message that was handed over: the place and the physical offset of its timer."""
-PROPERTIES = frozenset((TOPIC, DELIVER_MS, QUEUE, CANCEL, CANCEL_PLACE, PLACE))
+SENDER, SEAL = "TIERED_SENDER", "TIERED_SEAL"
+"""Properties that proxy mode adds: "<account>@<host>" of who sent the timer, and the seal of ``timer_seal``."""
+PROPERTIES = frozenset((TOPIC, DELIVER_MS, QUEUE, CANCEL, CANCEL_PLACE, PLACE, SENDER, SEAL))
 UNIQUE_KEY = "UNIQ_KEY"
 HOUR_MS = 3_600_000
 QUEUES_MAX = 65_536

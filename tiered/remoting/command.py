@@ -287,6 +287,10 @@ def _from_json(header: bytes, body: bytes, frame_bytes: int) -> RemotingCommand:
         raise ValueError("extFields is not a JSON object")
     if len(fields) > HEADER_FIELDS_MAX:
         raise ValueError(f"{len(fields)} fields")
+    texts = [value for part in (document, fields) for value in part.values() if type(value) is str]
+    quotes = header.count(b'"') - 2 * (len(document) + len(fields) + len(texts))
+    if quotes > 0 and quotes > sum(text.count('"') for text in (*document, *fields, *texts)):
+        raise ValueError("a name is there twice")
     for value in fields.values():
         if type(value) is not str:
             fields = {name: _text(other) for name, other in fields.items() if other is not None}
@@ -343,7 +347,7 @@ def _from_binary(header: bytes, body: bytes, frame_bytes: int) -> RemotingComman
 
 
 def _binary_fields(fields: bytes) -> dict[str, str]:
-    found: dict[str, str] = {}
+    found: dict[bytes, bytes] = {}
     size, position, count = len(fields), 0, 0
     while position < size:
         (length,) = _SHORT.unpack_from(fields, position)
@@ -356,9 +360,10 @@ def _binary_fields(fields: bytes) -> dict[str, str]:
         count += 1
         if count > HEADER_FIELDS_MAX:
             raise ValueError(f"more than {HEADER_FIELDS_MAX} fields")
-        if value:
-            found[key.decode()] = value.decode()
-    return found
+        if key in found:
+            raise ValueError("a name is there twice")
+        found[key] = value
+    return {key.decode(): value.decode() for key, value in found.items() if value}
 
 
 def _piece(data: bytes, position: int) -> tuple[bytes, int]:

@@ -21,7 +21,7 @@ from fetcher.policy.read_policy import ReadPolicies
 from rocketmq_tiered.server.listen.options import parse_address
 from rocketmq_tiered.server.proxy.broker_view import query_record
 from rocketmq_tiered.server.proxy.name_servers import NameServers, Published, may_dial, rewritten
-from rocketmq_tiered.server.proxy.proxy_handlers import relayed
+from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandlers, relayed
 from rocketmq_tiered.server.proxy.relay import (
     Destination,
     ProxyClient,
@@ -121,6 +121,11 @@ class ProxyService(RelayService[ProxyClient]):
         bound = await super().start()
         self._spawn(self._name_servers.watch())
         return bound
+
+    def open_archive(self, handlers: ProxyHandlers, key: bytes = b"") -> None:
+        super().open_archive(handlers, key)
+        if self.timers is not None:
+            self.timers.key = key
 
     def apply(self, policies: ReadPolicies) -> None:
         """Use other read policies, in routes from the next request on. On the event loop's thread."""

@@ -54,8 +54,8 @@ class RelayService(Service, Generic[ClientT]):
         options = server_options(self._settings, self.clients.names_group, keeps_bodies=self._checks_clients)
         return await self._listen(options)
 
-    def open_archive(self, handlers: ProxyHandlers) -> None:
-        """Let ``handlers`` answer their codes from now on."""
+    def open_archive(self, handlers: ProxyHandlers, key: bytes = b"") -> None:
+        """Let ``handlers`` answer their codes from now on. ``key``: the archive's private key."""
         self._handlers = handlers
 
     def apply(self, policies: ReadPolicies) -> None:

@@ -14,15 +14,15 @@ from rocketmq_tiered.server.proxy.proxy_handlers import Upstream
 from rocketmq_tiered.server.proxy.timer_requests import (
     SENDS,
     AskedTimer,
-    Handle,
     RefusedTimerError,
     asked_timer,
     cancel_send,
-    own_handle,
-    unsigned,
+    kept_place,
 )
+from rocketmq_tiered.server.security.addresses import host_of
 from rocketmq_tiered.server.wire.request import Request, Response
-from tiered.errors import UnavailableError
+from tiered.errors import ThrottledError, UnavailableError
+from tiered.model.timer_seal import Handle, encoded_handle, handle_words, own_handle
 from tiered.remoting.client import config_of
 from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.remoting.command import RemotingCommand
@@ -34,6 +34,8 @@ LIMIT_S = 30.0
 """How long a broker's limit stands; operators change it live."""
 ASK_TIMEOUT_S = 3.0
 QUEUES = 8
+BROKERS_WORDS = 5
+"""Of a broker's recall handle; ours has more."""
 _DEFAULT_MAX_S = 3 * 24 * 3600
 _STORED = (
     ResponseCode.SUCCESS,
@@ -76,6 +78,8 @@ class TimerGateway:
         self._limit_ms, self._asked_s = 0, -LIMIT_S
         self._has_topic = False
         self._counts = counts
+        self.key = b""
+        """The archive's private key, once it is open."""
 
     async def answer(self, request: Request, upstream: Upstream, send: Send) -> tuple[Response | None] | None:
         """The reply to a timer that is not the broker's, in a tuple; None: relay the request as it is. Raises
@@ -83,7 +87,7 @@ class TimerGateway:
         try:
             if request.code == RequestCode.RECALL_MESSAGE:
                 return await self._recall(request, upstream, send)
-            asked = asked_timer(request.command, self._now_ms())
+            asked = asked_timer(request, self._now_ms())
             return None if asked is None else await self._timer(request, asked, upstream, send)
         except RefusedTimerError as error:
             self._counts["refused"] += 1
@@ -101,48 +105,62 @@ class TimerGateway:
         if delay_ms > self._config.max_delay_ms:
             days = self._config.max_delay_ms / 86_400_000
             raise RefusedTimerError(f"timer too far ahead: at most {days:g} days")
+        sender = f"{request.account}@{host_of(request.peer.address)}"
+        command, unique_key = asked.for_gateway(self._config.topic, sender, self._key_or_wait())
         await self._prepare(upstream)
-        command, unique_key = asked.for_gateway(self._config.topic)
-        if command.code == RequestCode.SEND_BATCH_MESSAGE:
-            command = replace(command, code=int(RequestCode.SEND_MESSAGE_V2))
         response = await self._send(request, command, send)
         if is_broker_s:
             return None  # a mark that deletes a timer, of the broker or of the archive: both have it
         if response is None or response.code not in _STORED:
             return (response,)
         self._counts["sent"] += 1
-        handle = Handle(asked.topic, self._broker, asked.deliver_ms, unique_key)
-        return (replace(response, ext={**response.ext, "recallHandle": handle.text()}),)
+        place = kept_place(response.ext)
+        if place is None or asked.cancels:
+            return (response,)
+        request.place = f"{self._config.topic}:{place.text}"
+        handle = Handle(asked.topic, self._broker, asked.deliver_ms, unique_key, place)
+        return (replace(response, ext={**response.ext, "recallHandle": handle.text(self._key_or_wait())}),)
 
     async def _recall(
         self, request: Request, upstream: Upstream, send: Send
     ) -> tuple[Response | None] | None:
-        handle = own_handle(request.text("recallHandle", ""))
-        if handle is None:
+        words = handle_words(request.text("recallHandle", ""))
+        topic = request.text("topic", "")
+        if words is None or words[1] != topic or not all(map(str.isprintable, words)):
+            raise RefusedTimerError("recall failed: the handle is not one of this topic")
+        if len(words) == BROKERS_WORDS:
             return None
-        now_ms = self._now_ms()
-        if handle.topic != request.text("topic", ""):
-            raise RefusedTimerError("recall failed: the handle is of another topic")
+        handle, now_ms = own_handle(self._key_or_wait(), words), self._now_ms()
+        if handle is None:
+            raise RefusedTimerError("recall failed: the handle is not one of this archive")
         if handle.deliver_ms <= now_ms:
             raise RefusedTimerError("recall failed: its time has passed")
         await self._prepare(upstream)
-        cancel = cancel_send(handle, request.text("producerGroup", ""), self._config.topic, now_ms)
-        cancel = replace(cancel, opaque=request.command.opaque, serialize_type=request.command.serialize_type)
-        response = await self._send(request, cancel, send)
+        response = await self._send(request, cancel_send(handle, request, self._config.topic, now_ms), send)
         if response is None or response.code not in _STORED:
             return (response,)
         self._counts["recalled"] += 1
+        request.place = f"{self._config.topic}:{handle.place.text}"
         if handle.deliver_ms - now_ms > self._config.ahead_ms or not self._limit_ms:
             return (Response(ext={"msgId": handle.unique_key}, version=response.version),)
         # The broker may have it already, and judges whether it recalls messages.
-        fields = {**request.command.ext_fields, "recallHandle": handle.text(is_ours=False)}
-        return (await self._send(request, replace(request.command, ext_fields=unsigned(fields)), send),)
+        fields = {
+            "producerGroup": request.text("producerGroup", ""),
+            "topic": topic,
+            "recallHandle": encoded_handle(handle.brokers_text()),
+        }
+        return (await self._send(request, replace(request.command, ext_fields=fields), send),)
 
     async def _send(self, request: Request, command: RemotingCommand, send: Send) -> Response | None:
         response = await send(Request(self._signed(command), request.peer, request.account))
         if response is not None and response.code == ResponseCode.TOPIC_NOT_EXIST:
             self._has_topic = False  # deleted since; the client sends again
         return response
+
+    def _key_or_wait(self) -> bytes:
+        if not self.key:
+            raise ThrottledError("the archive is not open yet")
+        return self.key
 
     # -- the broker -------------------------------------------------------------------------------------------
 

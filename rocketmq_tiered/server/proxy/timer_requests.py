@@ -7,43 +7,38 @@ RecallMessageHandle.
 
 from __future__ import annotations
 
-import base64
 import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
+from rocketmq_tiered.server.wire.request import Request
+from rocketmq_tiered.server.wire.request_fields import LETTERS, encoded_fields
 from tiered.errors import TieredError
-from tiered.formats.record import parse_properties
-from tiered.model.timer import CANCEL, DELIVER_MS, PROPERTIES, QUEUE, TOPIC, UNIQUE_KEY
+from tiered.formats.record import encode_properties, parse_properties
+from tiered.model.timer import (
+    DELIVER_MS,
+    PLACE,
+    QUEUE,
+    TOPIC,
+    UNIQUE_KEY,
+    TimerPlace,
+    cancel_properties,
+    time_problem,
+)
+from tiered.model.timer_seal import Handle, sealed
+from tiered.model.topic_names import refused_target, shortened
 from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.remoting.command import RemotingCommand
-from tiered.remoting.credentials import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE
 
 SENDS = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE})
 TIMER_PROPERTIES = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
-_CANCELLED, _LEVEL = "TIMER_DEL_UNIQKEY", "DELAY"
-_DROPPED = frozenset({*TIMER_PROPERTIES, _CANCELLED, _LEVEL, *PROPERTIES})
+_CANCELLED, _LEVEL, _RESERVED = "TIMER_DEL_UNIQKEY", "DELAY", "TIERED_"
+_DROPPED = frozenset({*TIMER_PROPERTIES, _CANCELLED, _LEVEL, PLACE})
+"""Of a message that its consumer sends again, PLACE too."""
 _TRANSACTION_TYPE = 0xC
 """Bits of sysFlag."""
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
-_HANDLE_VERSION = "v1"
-
-
-class _Fields(NamedTuple):
-    """Names of a send's fields."""
-
-    topic: str
-    default_topic: str
-    queue_id: str
-    sys_flag: str
-    properties: str
-    is_batch: str
-
-
-_V1 = _Fields("topic", "defaultTopic", "queueId", "sysFlag", "properties", "batch")
-_V2 = _Fields("b", "c", "e", "f", "i", "m")
 
 
 class RefusedTimerError(TieredError):
@@ -56,17 +51,17 @@ class RefusedTimerError(TieredError):
 
 @dataclass(frozen=True)
 class AskedTimer:
-    """A send at a time ahead. ``fields``: the names of its command's fields."""
+    """A send at a time ahead. ``fields``: see Request."""
 
     command: RemotingCommand
-    fields: _Fields
+    fields: Mapping[str, str]
     properties: Mapping[str, str]
     deliver_ms: int
 
     @property
     def topic(self) -> str:
         """Its real topic."""
-        return self.command.ext_fields.get(self.fields.topic, "")
+        return self.fields.get("topic", "")
 
     @property
     def cancels(self) -> str:
@@ -74,36 +69,44 @@ class AskedTimer:
         topic in front."""
         return self.properties.get(_CANCELLED, "").removeprefix(self.topic).removeprefix("+")
 
-    def for_gateway(self, gateway_topic: str) -> tuple[RemotingCommand, str]:
-        """The send to the gateway topic, unsigned, to a queue that the broker chooses; and the unique key. A message
-        without one gets one, as at a broker."""
-        text = self.command.ext_fields
+    def for_gateway(self, gateway_topic: str, sender: str, key: bytes) -> tuple[RemotingCommand, str]:
+        """The send to the gateway topic, to a queue that the broker chooses, sealed for ``sender``; and the unique key.
+        A message without one gets one, as at a broker. Raises RefusedTimerError."""
+        if (why := refused_target(self.topic, gateway_topic)) is not None:
+            raise RefusedTimerError(f"no timer is sent to this topic: {why}")
+        if problem := time_problem(self.deliver_ms):
+            raise RefusedTimerError(f"the time of delivery {problem}")
         kept = {name: value for name, value in self.properties.items() if name not in _DROPPED}
+        if reserved := [name for name in kept if name.startswith(_RESERVED)]:
+            raise RefusedTimerError(f"property {shortened(reserved[0])} is reserved: choose another name")
         unique_key = kept.setdefault(UNIQUE_KEY, uuid.uuid4().hex.upper())
-        if key := self.cancels:
-            kept[CANCEL] = f"{self.deliver_ms} {key}"
+        if cancelled := self.cancels:
+            kept |= cancel_properties(self.topic, self.deliver_ms, cancelled)
         else:
             kept |= {TOPIC: self.topic, DELIVER_MS: str(self.deliver_ms)}
-            queue_id = text.get(self.fields.queue_id, "")
+            queue_id = self.fields.get("queueId", "")
             kept |= {QUEUE: queue_id} if queue_id.isdecimal() else {}
-        fields = {
-            **text,
-            self.fields.topic: gateway_topic,
-            self.fields.default_topic: gateway_topic,
-            self.fields.queue_id: "-1",
-            self.fields.properties: _text(kept),
-        }
-        return replace(self.command, ext_fields=unsigned(fields)), unique_key
+            kept = sealed(key, sender, kept, self.command.body)
+        return _gateway_send(self.command, self.fields, gateway_topic, kept), unique_key
 
 
-def asked_timer(command: RemotingCommand, now_ms: int) -> AskedTimer | None:
+def _gateway_send(
+    command: RemotingCommand, fields: Mapping[str, str], gateway_topic: str, properties: Mapping[str, str]
+) -> RemotingCommand:
+    """A send of version 2 with the declared fields only, unsigned, instead of ``command``."""
+    code = RequestCode.SEND_MESSAGE_V2
+    own = {name: fields[name] for name in LETTERS.values() if name in fields}
+    own |= {"topic": gateway_topic, "defaultTopic": gateway_topic, "queueId": "-1"}
+    own["properties"] = encode_properties(properties)
+    return replace(command, code=int(code), ext_fields=encoded_fields(code, own))
+
+
+def asked_timer(request: Request, now_ms: int) -> AskedTimer | None:
     """The timer that a send asks for; None: none that lies ahead. Raises RefusedTimerError for one that no broker
     delivers at its time: without a valid time, of a transaction, in a batch."""
-    names = _V1 if command.code == RequestCode.SEND_MESSAGE else _V2
-    text = command.ext_fields.get(names.properties, "")
-    is_batch = (
-        command.code == RequestCode.SEND_BATCH_MESSAGE or command.ext_fields.get(names.is_batch) == "true"
-    )
+    command, fields = request.command, request.fields
+    text = fields.get("properties", "")
+    is_batch = command.code == RequestCode.SEND_BATCH_MESSAGE or request.flag("batch")
     if "TIMER_DE" not in text:
         if is_batch and b"TIMER_DEL" in command.body and _has_timer(command.body):
             raise RefusedTimerError("timers cannot be sent in a batch: send them one by one")
@@ -114,16 +117,20 @@ def asked_timer(command: RemotingCommand, now_ms: int) -> AskedTimer | None:
         return None
     if is_batch:
         raise RefusedTimerError("timers cannot be sent in a batch: send them one by one")
-    sys_flag = command.ext_fields.get(names.sys_flag, "0")
+    sys_flag = fields.get("sysFlag", "0")
     if _NUMBER.fullmatch(sys_flag) and int(sys_flag) & _TRANSACTION_TYPE:
         raise RefusedTimerError("a transactional message cannot be a timer: remove one of both")
     name, value = found
     if not _NUMBER.fullmatch(value):
-        raise RefusedTimerError(f"{name} = {value[:40]} is not a number of {'s' if 'SEC' in name else 'ms'}")
+        raise RefusedTimerError(
+            f"{name} = {shortened(value)} is not a number of {'s' if 'SEC' in name else 'ms'}"
+        )
     number = int(value)
     if name != "TIMER_DELIVER_MS":
         number = now_ms + number * (1000 if name == "TIMER_DELAY_SEC" else 1)
-    return AskedTimer(command, names, properties, number) if number > now_ms else None
+    elif number <= now_ms and (problem := time_problem(number)):
+        raise RefusedTimerError(f"{name} = {problem}")
+    return AskedTimer(command, fields, properties, number) if number > now_ms else None
 
 
 def _is_level(delay: str) -> bool:
@@ -135,58 +142,25 @@ def _has_timer(body: bytes) -> bool:
     return any(name.encode() + b"\x01" in body for name in TIMER_PROPERTIES)
 
 
-def _text(properties: Mapping[str, str]) -> str:
-    return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
+def kept_place(fields: Mapping[str, str]) -> TimerPlace | None:
+    """Where a broker has stored a message, by its reply to the send; None: it does not say."""
+    queue_id, offset = fields.get("queueId", ""), fields.get("queueOffset", "")
+    return TimerPlace(int(queue_id), int(offset)) if queue_id.isdecimal() and offset.isdecimal() else None
 
 
-def unsigned(fields: Mapping[str, str]) -> dict[str, str]:
-    """``fields`` without a client's signature."""
-    return {k: v for k, v in fields.items() if k not in (ACCESS_KEY, SIGNATURE, SECURITY_TOKEN)}
-
-
-class Handle(NamedTuple):
-    """The recall handle of a timer in the archive."""
-
-    topic: str
-    broker: str
-    deliver_ms: int
-    unique_key: str
-
-    def text(self, *, is_ours: bool = True) -> str:
-        """As a broker's, of five words, in which the time is TIMER_OUT_MS + 1; ``is_ours``: with the exact time as a
-        sixth, which clients do not read."""
-        recall_ms = (self.deliver_ms - 1) // 1000 * 1000 + 1
-        words = [_HANDLE_VERSION, self.topic, self.broker, str(recall_ms), self.unique_key]
-        words += [str(self.deliver_ms)] * is_ours
-        return base64.urlsafe_b64encode(" ".join(words).encode()).decode("ascii")
-
-
-def own_handle(text: str) -> Handle | None:
-    """A handle of ours; None: the broker's, or invalid."""
-    try:
-        words = base64.urlsafe_b64decode(text.encode() + b"=" * (-len(text) % 4)).decode().split(" ")
-    except ValueError:
-        return None
-    if len(words) != 6 or words[0] != _HANDLE_VERSION or not _NUMBER.fullmatch(words[5]):
-        return None
-    return Handle(words[1], words[2], int(words[5]), words[4])
-
-
-def cancel_send(handle: Handle, group: str, gateway_topic: str, now_ms: int) -> RemotingCommand:
-    """The send to the gateway topic that cancels a timer. It has a body: 5.x brokers fail without one."""
-    properties = {UNIQUE_KEY: uuid.uuid4().hex.upper(), CANCEL: f"{handle.deliver_ms} {handle.unique_key}"}
+def cancel_send(handle: Handle, request: Request, gateway_topic: str, now_ms: int) -> RemotingCommand:
+    """The send to the gateway topic that cancels the timer of a recall ``request``. It has a body: 5.x brokers fail
+    without one."""
+    properties = {UNIQUE_KEY: uuid.uuid4().hex.upper()}
+    properties |= cancel_properties(handle.topic, handle.deliver_ms, handle.unique_key, handle.place)
     fields = {
-        "a": group,
-        "b": gateway_topic,
-        "c": gateway_topic,
-        "d": "4",
-        "e": "-1",
-        "f": "0",
-        "g": str(now_ms),
-        "h": "0",
-        "i": _text(properties),
-        "j": "0",
-        "k": "false",
-        "m": "false",
+        "producerGroup": request.text("producerGroup", ""),
+        "defaultTopicQueueNums": "4",
+        "sysFlag": "0",
+        "bornTimestamp": str(now_ms),
+        "flag": "0",
+        "reconsumeTimes": "0",
+        "unitMode": "false",
+        "batch": "false",
     }
-    return RemotingCommand(int(RequestCode.SEND_MESSAGE_V2), 0, ext_fields=fields, body=b"0")
+    return _gateway_send(replace(request.command, body=b"0"), fields, gateway_topic, properties)

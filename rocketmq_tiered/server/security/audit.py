@@ -121,6 +121,7 @@ class AuditEvent(StrEnum):
     REFUSED = "refused"
     RESET = "reset"
     COMMIT = "commit"
+    TIMER = "timer"
     RELOAD = "reload"
     RELOAD_FAILED = "reload_failed"
 
@@ -129,6 +130,7 @@ _MESSAGES = {
     AuditEvent.REFUSED: "refused",
     AuditEvent.RESET: "reset",
     AuditEvent.COMMIT: "commit by a client outside the group",
+    AuditEvent.TIMER: "timer kept or recalled",
 }
 _Seen = tuple[str, str, int, str, str, str]
 """Client host, account, request code, group, topic, result."""
@@ -165,6 +167,8 @@ class AuditEvents:
         code = request.command.code
         if response is not None and response.code == _NO_PERMISSION:
             self._add(AuditEvent.REFUSED, request, response)
+        elif request.place:
+            self._add(AuditEvent.TIMER, request, response)
         elif code in _COMMITS:
             if was_outside and self.is_outside(request):
                 self._add(AuditEvent.COMMIT, request, response)
@@ -192,7 +196,9 @@ class AuditEvents:
             repeats[seen] += 1
         elif len(repeats) < LINES_MAX:
             repeats[seen] = 0
-            details = {"offset": _offset(request)} if event != AuditEvent.REFUSED else {}
+            details = {"place": request.place} if request.place else {"offset": _offset(request)}
+            if event == AuditEvent.REFUSED:
+                details = {}
             if response is not None and response.remark:
                 details["reason"] = response.remark[:REASON_CHARS]
             _log(event, seen, 1, client=request.peer.address, **details)

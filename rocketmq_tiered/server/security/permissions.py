@@ -402,8 +402,18 @@ def record_permissions(request: Request, record: Record) -> list[Permission]:
     half message, its real topic; to read a message, also a half or delayed one, its topic and its real one."""
     real = record.properties.get(REAL_TOPIC)
     if request.code == R.END_TRANSACTION:
-        return [Permission(*_topic(real or record.topic), PUB)]
-    return [Permission(*_topic(name), _READ) for name in (record.topic, real) if name]
+        return [topic_permission(real or record.topic, PUB)]
+    return [topic_permission(name, _READ) for name in (record.topic, real) if name]
+
+
+def topic_permission(name: str, actions: Actions) -> Permission:
+    """Any of ``actions`` on a topic, or on the group that it belongs to."""
+    return _permission(*_topic(name), actions)
+
+
+def _permission(kind: Kind, name: str, actions: Actions) -> Permission:
+    """A group has no PUB: who sends to its retry topic consumes."""
+    return Permission(kind, name, SUB if kind is Kind.GROUP and actions == PUB else actions)
 
 
 def permissions_for(request: Request) -> list[Permission] | None:
@@ -419,11 +429,7 @@ def acl_1_permissions(request: Request) -> list[Permission] | None:
 
 
 def _permissions(need: Need, actions: Actions, request: Request) -> list[Permission]:
-    return [
-        # A group has no PUB: who sends to its retry topic consumes.
-        Permission(kind, _plain(name), SUB if kind is Kind.GROUP and actions == PUB else actions)
-        for kind, name in need.resources(request)
-    ]
+    return [_permission(kind, _plain(name), actions) for kind, name in need.resources(request)]
 
 
 def _plain(name: str) -> str:

@@ -30,12 +30,14 @@ import yaml
 
 from rocketmq_tiered.server.security import addresses
 from rocketmq_tiered.server.security.permissions import (
+    PUB,
     Action,
     Kind,
     Permission,
     acl_1_permissions,
     permissions_for,
     record_permissions,
+    topic_permission,
 )
 from rocketmq_tiered.server.wire.request import Request
 from tiered.errors import UsageError
@@ -83,6 +85,15 @@ class Rules(ABC):
     @abstractmethod
     def refusal(self, account: Account, request: Request, host: str) -> str | None:
         """Why ``account`` may not send ``request``, or None. Raises BadRequestError."""
+
+    def send_refusal(self, name: str, topic: str, host: str) -> str | None:
+        """Why the account ``name`` may not send to ``topic`` from ``host``, or None: of messages without a request."""
+        account = self.accounts.get(name)
+        if self.is_trusted(host) or (account is not None and account.is_trusted(host)):
+            return None
+        if account is None or not account.is_enabled:
+            return f"account {name} {'does not exist' if account is None else 'is disabled'}"
+        return self._missing(account, [topic_permission(topic, PUB)], host)
 
     def record_refusal(self, account: Account, request: Request, record: Record, host: str) -> str | None:
         """Why ``account`` may not send ``request``, which names ``record`` by its physical offset, or None."""

@@ -169,10 +169,12 @@ class SlaveService(RelayService[RelayClient]):
         self.master.start()
         return bound
 
-    def open_archive(self, handlers: ProxyHandlers) -> None:
+    def open_archive(self, handlers: ProxyHandlers, key: bytes = b"") -> None:
         """See RelayService; also registers."""
         # Relayed codes stay relayed: a reset in proxy mode notifies members itself, here the master does.
-        super().open_archive({code: handler for code, handler in handlers.items() if code not in RELAYED})
+        super().open_archive(
+            {code: handler for code, handler in handlers.items() if code not in RELAYED}, key
+        )
         self._spawn(self._register())
 
     async def close(self, drain_s: float = 5.0) -> None:

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from rocketmq_tiered.server.proxy.timer_gateway import GatewayConfig
-from rocketmq_tiered.server.proxy.timer_requests import own_handle
 from rocketmq_tiered.server.wire.request import Response
 from tests.server.proxy.proxy_client import Client
 from tests.server.proxy.service_scene import Scene, run, scene
 from tiered.formats.record import parse_properties
+from tiered.model.queue import SYSTEM_TOPICS
+from tiered.model.timer import TimerPlace
+from tiered.model.timer_seal import Handle, handle_words, own_handle, sender_of
 from tiered.remoting.command import RemotingCommand
 
 DAY_MS = 86_400_000
@@ -23,6 +25,7 @@ HOUR_MS = 3_600_000
 CONFIG = GatewayConfig("TIERED_TIMERS", 730 * DAY_MS, HOUR_MS)
 WHEEL = b"timerWheelEnable=true\ntimerMaxDelaySec=259200\n"
 STORED = Response(0, {"msgId": "M", "queueId": "3", "queueOffset": "9"})
+KEY = b"k" * 32
 
 
 def properties(**values: object) -> str:
@@ -65,6 +68,8 @@ def during(story: Callable[[Scene, Client], Awaitable[None]], config: bytes = WH
     async def whole() -> None:
         async with scene(timers=options.pop("timers", CONFIG), **options) as made:
             made.broker.answers |= {26: Response(body=(config,)), 310: STORED, 10: STORED, 202: Response()}
+            assert made.service.timers is not None
+            made.service.timers.key = KEY
             await story(made, await made.client())
 
     run(whole())
@@ -80,8 +85,11 @@ def test_a_timer_beyond_the_limit_goes_to_the_gateway_topic_and_the_answer_is_th
         assert (answer.code, answer.ext_fields["queueOffset"]) == (0, "9")
         (gateway,) = gateway_sends(made)
         found = parse_properties(gateway.ext_fields["i"].encode())
+        assert sender_of(KEY, found, gateway.body) == "@127.0.0.1"
+        assert sender_of(KEY, found, b"another") is None
         deliver_ms = int(found.pop("TIERED_DELIVER_MS"))
         assert abs(deliver_ms - at(60)) < 5000
+        del found["TIERED_SENDER"], found["TIERED_SEAL"]
         assert found == {
             "UNIQ_KEY": "U1",
             "KEYS": "k",
@@ -92,9 +100,9 @@ def test_a_timer_beyond_the_limit_goes_to_the_gateway_topic_and_the_answer_is_th
         kept = {key: gateway.ext_fields[key] for key in "aefghm"}
         assert kept == {"a": "P", "e": "-1", "f": "0", "g": "11", "h": "7", "m": "false"}
         assert gateway.body == b"hello"
-        words = base64.urlsafe_b64decode(answer.ext_fields["recallHandle"]).decode().split(" ")
+        words = handle_words(answer.ext_fields["recallHandle"]) or []
         recall_ms = (deliver_ms - 1) // 1000 * 1000 + 1
-        assert words == ["v1", "T", "b", str(recall_ms), "U1", str(deliver_ms)]
+        assert words[:-1] == ["v1", "T", "b", str(recall_ms), "U1", str(deliver_ms), "3:9"]
 
     during(story)
 
@@ -118,9 +126,9 @@ def test_the_old_form_of_a_send_too_and_a_message_without_a_unique_key_gets_one(
         )
         assert answer.code == 0
         (gateway,) = gateway_sends(made)
-        found = parse_properties(gateway.ext_fields["properties"].encode())
+        found = parse_properties(gateway.ext_fields["i"].encode())
         assert len(found["UNIQ_KEY"]) == 32
-        handle = own_handle(answer.ext_fields["recallHandle"])
+        handle = own_handle(KEY, handle_words(answer.ext_fields["recallHandle"]) or [])
         assert handle is not None and handle.unique_key == found["UNIQ_KEY"]
 
     during(story)
@@ -232,7 +240,7 @@ def test_it_is_ok_only_when_the_broker_has_it() -> None:
     during(story)
 
 
-def test_a_recall_of_ours_cancels_in_the_gateway_topic_and_one_of_the_brokers_is_relayed() -> None:
+def test_a_recall_of_ours_cancels_its_place_and_one_of_the_brokers_is_relayed() -> None:
     async def story(made: Scene, client: Client) -> None:
         deliver_ms = at(60)
         handle = (await sent(client, properties(UNIQ_KEY="U", TIMER_DELIVER_MS=deliver_ms))).ext_fields[
@@ -241,10 +249,15 @@ def test_a_recall_of_ours_cancels_in_the_gateway_topic_and_one_of_the_brokers_is
         answer = await client.ask(370, producerGroup="P", topic="T", recallHandle=handle)
         assert (answer.code, answer.ext_fields["msgId"]) == (0, "U")
         found = parse_properties(gateway_sends(made)[-1].ext_fields["i"].encode())
-        assert found["TIERED_CANCEL"] == f"{deliver_ms} U" and "TIERED_TOPIC" not in found
+        del found["UNIQ_KEY"]
+        assert found == {
+            "TIERED_TOPIC": "T",
+            "TIERED_CANCEL": f"{deliver_ms} U",
+            "TIERED_CANCEL_PLACE": "3:9",
+        }
         assert 370 not in made.broker.codes()
         answer = await client.ask(370, producerGroup="P", topic="other", recallHandle=handle)
-        assert (answer.code, answer.remark) == (13, "recall failed: the handle is of another topic")
+        assert (answer.code, answer.remark) == (13, "recall failed: the handle is not one of this topic")
         theirs = base64.urlsafe_b64encode(b"v1 T b 1700000000001 U").decode()
         assert (await client.ask(370, producerGroup="P", topic="T", recallHandle=theirs)).remark == "said so"
         assert made.broker.seen[-1].ext_fields["recallHandle"] == theirs
@@ -252,17 +265,76 @@ def test_a_recall_of_ours_cancels_in_the_gateway_topic_and_one_of_the_brokers_is
     during(story)
 
 
+def forged_handles() -> dict[str, bytes]:
+    text = Handle("T", "b", at(60), "U", TimerPlace(3, 9)).text(KEY)
+    right = base64.urlsafe_b64decode(text)
+    return {
+        "another place": right.replace(b"3:9", b"3:8"),
+        "another key": base64.urlsafe_b64decode(
+            Handle("T", "b", at(60), "U", TimerPlace(3, 9)).text(b"x" * 32)
+        ),
+        "no code": right.rpartition(b" ")[0],
+        "separators": b"v1 T b 1 U\x02TIERED_TOPIC\x01secret\x02",
+        "separators behind it": right + b"\x01\x02",
+        "no handle": b"v2 T b 1 U",
+    }
+
+
+@pytest.mark.parametrize("case", forged_handles())
+def test_a_handle_that_was_not_given_recalls_nothing(case: str) -> None:
+    async def story(made: Scene, client: Client) -> None:
+        handle = base64.urlsafe_b64encode(forged_handles()[case]).decode()
+        answer = await client.ask(370, producerGroup="P", topic="T", recallHandle=handle)
+        assert answer.code == 13 and (answer.remark or "").startswith("recall failed: the handle is not one")
+        assert not made.broker.codes()
+
+    during(story)
+
+
 def test_a_recall_within_the_hand_over_goes_to_the_broker_too() -> None:
     async def story(made: Scene, client: Client) -> None:
         deliver_ms = at(1 / 48)
-        text = f"v1 T b 1 U {deliver_ms}"
-        handle = base64.urlsafe_b64encode(text.encode()).decode()
+        handle = Handle("T", "b", deliver_ms, "U", TimerPlace(3, 9)).text(KEY)
         await sent(client, properties(TIMER_DELAY_SEC=5))  # it asks for the limit
         answer = await client.ask(370, producerGroup="P", topic="T", recallHandle=handle)
         assert answer.remark == "said so"
         assert len(gateway_sends(made)) == 1
         words = base64.urlsafe_b64decode(made.broker.seen[-1].ext_fields["recallHandle"]).decode().split(" ")
         assert words == ["v1", "T", "b", str((deliver_ms - 1) // 1000 * 1000 + 1), "U"]
+
+    during(story)
+
+
+TARGETS = [*sorted(SYSTEM_TOPICS), "rmq_sys_wheel_timer", "c_REPLY_TOPIC", "%RETRY%g", "%DLQ%g", CONFIG.topic]
+
+
+@pytest.mark.parametrize("topic", [*TARGETS, "", "T\x01x\x02TIERED_TOPIC\x01secret", "a b", "a" * 128])
+def test_a_timer_to_a_topic_of_brokers_or_to_no_topic_is_refused_by_name(topic: str) -> None:
+    async def story(made: Scene, client: Client) -> None:
+        answer = await sent(client, properties(TIMER_DELIVER_MS=at(60)), b=topic)
+        assert answer.code == 13 and (answer.remark or "").startswith("no timer is sent to this topic: ")
+        assert topic[:20].isprintable() is False or topic[:20] in (answer.remark or "")
+        assert not gateway_sends(made)
+
+    during(story)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"TIMER_DELIVER_MS": at(60) // 1000}, "looks like seconds: give milliseconds"),
+        ({"TIMER_DELIVER_MS": 5}, "is not a time of the years 2000 to 2099 in ms since 1970"),
+        ({"TIMER_DELIVER_MS": at(60), "TIERED_TOPIC": "secret"}, "property TIERED_TOPIC is reserved"),
+        ({"TIMER_DELIVER_MS": at(60), "TIERED_SEAL": "x"}, "property TIERED_SEAL is reserved"),
+    ],
+)
+def test_what_only_the_archive_may_say_and_times_in_seconds_are_refused(
+    values: dict[str, Any], words: str
+) -> None:
+    async def story(made: Scene, client: Client) -> None:
+        answer = await sent(client, properties(**values))
+        assert answer.code == 13 and words in (answer.remark or "")
+        assert not gateway_sends(made)
 
     during(story)
 
@@ -278,6 +350,10 @@ def test_a_mark_that_deletes_a_timer_goes_where_it_may_be(days: float, wanted: l
         sends = [one for one in made.broker.seen if one.code == 310]
         assert [one.ext_fields["b"] for one in sends] == wanted
         found = parse_properties(sends[0].ext_fields["i"].encode())
-        assert days < 1 or found == {"UNIQ_KEY": "M", "TIERED_CANCEL": f"{deliver_ms} U"}
+        assert days < 1 or found == {
+            "UNIQ_KEY": "M",
+            "TIERED_TOPIC": "T",
+            "TIERED_CANCEL": f"{deliver_ms} U",
+        }
 
     during(story)
