@@ -1,4 +1,5 @@
-"""`tiered config check`: check the settings, print each value and its origin, explain the rule of a topic."""
+"""`tiered config`: check the settings, print each value and its origin, explain the rule of a topic; and print a 5.x
+broker's accounts and access rules as a file for serve.acl_file."""
 
 from __future__ import annotations
 
@@ -8,22 +9,34 @@ from pathlib import Path
 from typing import Any
 
 from rocketmq_tiered.cli.arguments import SERVE_FLAGS, add_json, add_places, add_writer_flags, settings_of
-from rocketmq_tiered.process.broker_side import read_conf, topic_filter_of
+from rocketmq_tiered.process.broker_side import address_of, credentials_of, read_conf, tls_of, topic_filter_of
 from rocketmq_tiered.process.loaded_archive import archived_topic_table, open_for_reading
 from tiered.broker_store.config import read_topics
 from tiered.broker_store.names import find_names
 from tiered.console import print_json, print_lines, print_table
+from tiered.errors import AccessDeniedError, UsageError
+from tiered.formats import fastjson
 from tiered.model.ttl_class import FOREVER_CLASS, ttl_class
 from tiered.object_store.open_store import check_addresses
+from tiered.remoting.client import BrokerClient
+from tiered.remoting.codes import RequestCode, ResponseCode
 from tiered.settings.load import FIELDS, LoadedSettings, value_of
 from tiered.settings.quantities import FOREVER, duration_text
 from tiered.settings.rules_in_force import differences
+from tiered.settings.sections import Settings
 from tiered.settings.topic_rules import TopicRules
+
+TIMEOUT_S = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`check`, a topic, and the flags of every other verb."""
-    parser.add_argument("action", choices=["check"], help="the only action")
+    """The action, a topic, and the flags of every other verb."""
+    parser.add_argument(
+        "action",
+        choices=["check", "acl-from-broker"],
+        help="check and print the settings; or print the accounts and access rules of a 5.x broker, with passwords, "
+        "for serve.acl_file",
+    )
     parser.add_argument(
         "--topic",
         metavar="TOPIC",
@@ -39,6 +52,9 @@ def execute(options: argparse.Namespace) -> int:
     loaded = settings_of(options)
     archive, endpoint_url = loaded.settings.archive, loaded.settings.object_store.endpoint_url
     check_addresses(archive.url or "file:///", endpoint_url)
+    if options.action == "acl-from-broker":
+        print_json(_broker_rules(loaded.settings))
+        return 0
     if options.topic is not None:
         _explain(options.topic, loaded, as_json=options.json)
         return 0
@@ -53,6 +69,34 @@ def execute(options: argparse.Namespace) -> int:
             ["setting", "value", "from"], [[k, repr(v["value"]), v["from"]] for k, v in effective.items()]
         )
     return 0
+
+
+def _broker_rules(settings: Settings) -> dict[str, Any]:
+    """The broker's users and rules, as AUTH_LIST_USER and AUTH_LIST_ACL reply. Raises TieredError."""
+    conf = read_conf(settings)
+    if not (address := address_of(settings, conf)):
+        raise UsageError(
+            "the broker's address is unknown", hint="set broker.address (--broker-address HOST:PORT)"
+        )
+    client = BrokerClient(address, TIMEOUT_S, credentials_of(settings), tls_of(settings))
+    try:
+        return {
+            "users": _listed(client, RequestCode.AUTH_LIST_USER),
+            "acls": _listed(client, RequestCode.AUTH_LIST_ACL),
+        }
+    finally:
+        client.close()
+
+
+def _listed(client: BrokerClient, code: RequestCode) -> Any:
+    answer = client.call(code)
+    if answer.code != ResponseCode.SUCCESS:
+        raise AccessDeniedError(
+            f"the broker refuses {code.name}: {answer.remark or answer.code}",
+            hint="set broker.credentials_file to an account of an administrator; a 4.9 broker has its rules in "
+            "conf/plain_acl.yml",
+        )
+    return fastjson.loads(answer.body or b"[]")
 
 
 def _plain(value: Any) -> Any:

@@ -26,6 +26,7 @@ from rocketmq_tiered.doctor.check import (
     PolicyLines,
     Result,
     failed,
+    failed_by,
     not_checked,
     ok,
     run_checks,
@@ -43,6 +44,8 @@ from rocketmq_tiered.process.broker_side import (
     tls_of,
 )
 from rocketmq_tiered.process.instance import default_state_dir
+from rocketmq_tiered.process.serving import missing_rules
+from rocketmq_tiered.server.security.rules import read_rules
 from tiered.archive.found_objects import objects_at_end
 from tiered.archive.verify_listing import newest_missing
 from tiered.broker_store.conf import BrokerConf
@@ -54,7 +57,8 @@ from tiered.catalog.archives import list_archives
 from tiered.catalog.catalog_reader import load, standing
 from tiered.catalog.holdings import REPAIR_HINT, Standing
 from tiered.catalog.state import CatalogState
-from tiered.errors import NoArchiveError, TieredError
+from tiered.console import counted
+from tiered.errors import NoArchiveError, TieredError, UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.bucket_probe import open_probe
 from tiered.object_store.interface import ObjectStore
@@ -103,6 +107,7 @@ class Examination:
         state_dir = self._state_dir(names)
         checks = host_checks(self._loaded, self._config_path, self._environment, state_dir)
         checks.append(Check("names", "names", lambda: self._named(found)))
+        checks.append(Check("access-rules", "access rules", self._access_rules))
         subject = self._store_subject(names, state_dir)
         checks += self._store_checks(subject)
         checks += broker_checks(self._broker_subject(names), wall_ms)
@@ -138,6 +143,18 @@ class Examination:
             else "no URL"
         )
         return ok(f"cluster {names.cluster}, broker {names.broker} (from {found.origin}); archive: {where}")
+
+    def _access_rules(self) -> Finding:
+        settings = self._settings
+        if (problem := missing_rules(settings, self._conf)) is not None:
+            return failed(problem.message, problem.hint)
+        if not settings.serve.acl_file:
+            return ok("clients need none" if settings.serve.advertise else "no clients are served")
+        try:
+            count = len(read_rules(Path(settings.serve.acl_file)).accounts)
+        except UsageError as error:
+            return failed_by(error)
+        return ok(f"{counted(count, 'account')} in {settings.serve.acl_file}")
 
     def _state_dir(self, names: BrokerNames) -> Path | None:
         if self._settings.process.state_dir:

@@ -24,7 +24,6 @@ PERM_NONE: Final = 0
 PERM_READ: Final = 4
 PERM_READ_WRITE: Final = 6
 DELAY_LEVELS: Final = 18
-GET_TIMER_METRICS: Final = 61
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 HALF_GROUP: Final = "CID_RMQ_SYS_TRANS"
 REVIVE_TOPIC: Final = "rmq_sys_REVIVE_LOG_"
@@ -126,7 +125,7 @@ class BrokerControl:
         return [Leftover("popped messages", count)] if count > 0 else []
 
     def _revive_timers(self) -> int:
-        answer = self._client.call(GET_TIMER_METRICS, {})
+        answer = self._client.call(RequestCode.GET_TIMER_METRICS, {})
         table = fastjson.loads(answer.body or b"{}") if answer.code == ResponseCode.SUCCESS else {}
         return int(table.get("timingCount", {}).get(f"{REVIVE_TOPIC}{self._cluster}", {}).get("count", 0))
 

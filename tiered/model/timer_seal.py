@@ -1,7 +1,7 @@
 """Seals what proxy mode has judged, with a key of the archive: who sent a timer, and the handles that recall one. Pure.
 
 A message in the gateway topic proves nothing about its sender. Proxy mode adds two properties: the account and host of
-the client, and a code over them, the topic, the time and the body. Without the key nobody makes one.
+the client, and a code over them, the topic, the time and the body. It cannot be made without the key.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def handle_words(text: str) -> list[str] | None:
 
 
 def own_handle(key: bytes, words: list[str]) -> Handle | None:
-    """A handle that was made with ``key``; None: another, or one that somebody changed."""
+    """A handle that was made with ``key``; None: another one, or a changed one."""
     *signed, code = words
     is_right = hmac.compare_digest(_code(key, "handle", " ".join(signed).encode()).encode(), code.encode())
     if not is_right:
