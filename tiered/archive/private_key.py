@@ -1,5 +1,5 @@
-"""The archive's own key, which seals what proxy mode has judged and the handles that it gives to clients. Whoever may
-read the object can make both."""
+"""The archive's own key, which seals what proxy mode has judged and the handles that it gives to clients. An account
+that may read the object can make both."""
 
 from __future__ import annotations
 

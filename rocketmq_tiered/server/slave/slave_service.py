@@ -32,6 +32,7 @@ from rocketmq_tiered.server.slave.pull_redirect import RedirectContext, Redirect
 from rocketmq_tiered.server.slave.registrar import SlaveRegistrar
 from rocketmq_tiered.server.slave.registration import RegistrationState, SlaveConfig
 from rocketmq_tiered.server.wire.connection import Connection
+from rocketmq_tiered.server.wire.counted_log import CountedLog
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response, json_response
 from tiered.errors import ThrottledError
 from tiered.remoting.codes import RequestCode, ResponseCode, request_name
@@ -160,7 +161,8 @@ class SlaveService(RelayService[RelayClient]):
         self._started_ms = wall_ms()
         self._member_lists = HandlerTable()
         register_client_handlers(self._member_lists, self.clients)
-        self._expiring.append(self._note_registration)
+        self._log = CountedLog(logger, now_s)
+        self._expiring += [self._note_registration, self._log.tick]
         self.table.register(RequestCode.HEART_BEAT)(self._heartbeat)
         self.table.register(RequestCode.UNREGISTER_CLIENT)(self._unregister)
 
@@ -242,10 +244,8 @@ class SlaveService(RelayService[RelayClient]):
         if code == RequestCode.GET_ALL_CONSUMER_OFFSET:
             return json_response({"offsetTable": {}})  # no broker may copy offsets from here
         if code in ACKNOWLEDGED:
-            logger.warning(
-                "change acknowledged without effect: this is a slave",
-                extra={"request": request_name(code), "client": request.peer.address},
-            )
+            text = f"{request_name(code)} acknowledged without effect: this is a slave"
+            self._log.note(logging.WARNING, text, request.peer.address)
             return Response()
         if code in READ_ONLY:
             return Response(ResponseCode.NO_PERMISSION, remark="this is a read-only slave")

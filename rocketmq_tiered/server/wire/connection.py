@@ -26,7 +26,7 @@ from rocketmq_tiered.server.wire.counted_log import CountedLog
 from rocketmq_tiered.server.wire.reply_writer import ReplyWriter
 from rocketmq_tiered.server.wire.request import Authorizer, Dispatcher, HandlerTable, Request, Response
 from rocketmq_tiered.server.wire.turns import Turns, begin
-from tiered.remoting.codes import RequestCode, ResponseCode
+from tiered.remoting.codes import RequestCode, ResponseCode, request_name
 from tiered.remoting.command import FrameDecoder, ProtocolError, RemotingCommand, encode, encode_answer
 
 LARGE_BYTES = 16 * 1024
@@ -149,7 +149,7 @@ class Connection(asyncio.BufferedProtocol):
         self.id = next(_numbers)
         self._context = context
         self._limits, self._accounts, self._authorizer = context.limits, context.accounts, context.authorizer
-        self._dispatcher = Dispatcher(context.handlers, context.authorizer)
+        self._dispatcher = Dispatcher(context.handlers, context.authorizer, context.log)
         self._in = FrameReader(context.limits.frame_bytes_max)
         self._out = ReplyWriter(self, context.accounts, plain)
         self._transport: asyncio.Transport | None = None
@@ -305,7 +305,7 @@ class Connection(asyncio.BufferedProtocol):
         self._start_waiting()
 
     def _failed(self, error: BaseException) -> None:
-        logger.error("request failed unexpectedly: %r", error, extra={"client": self._address})
+        self._context.log.note(logging.ERROR, f"request failed unexpectedly: {error!r}", self._address)
         self.close("internal error")
 
     async def _serve_in_turn(self, request: Request, *, is_authorized: bool) -> None:
@@ -341,7 +341,8 @@ class Connection(asyncio.BufferedProtocol):
                     command, int(response.code), version, response.remark, response.ext, body_bytes
                 )
             except ValueError as error:
-                logger.error("reply cannot be encoded: %s", error, extra={"client": self._address})
+                text = f"{request_name(command.code)}: reply cannot be encoded: {error}"
+                self._context.log.note(logging.ERROR, text, self._address)
                 code = int(ResponseCode.SYSTEM_ERROR)
                 pieces = [encode_answer(command, code, version, str(error), {}, 0)]
             self._out.write(pieces)

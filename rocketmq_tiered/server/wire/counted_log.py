@@ -9,10 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from tiered.model.topic_names import shortened
+
 INTERVAL_S: Final = 60.0
 KINDS_MAX: Final = 20
 """Different texts, numbers aside, in one interval; further ones count as one."""
 KIND_CHARS: Final = 80
+TEXT_CHARS: Final = 400
+"""Of a text, which clients may choose. What writes log lines escapes control characters."""
 OTHERS: Final = "others"
 _NUMBER: Final = re.compile(r"[0-9][0-9a-fA-F.:]*")
 
@@ -37,6 +41,7 @@ class CountedLog:
 
     def note(self, level: int, text: str, client: str) -> None:
         """Log ``text`` about ``client``, or count it."""
+        text = shortened(text, TEXT_CHARS)
         kind = _NUMBER.sub("#", text)[:KIND_CHARS]
         if kind not in self._kinds and len(self._kinds) >= KINDS_MAX:
             kind = OTHERS

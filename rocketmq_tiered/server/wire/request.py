@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rocketmq_tiered.server.wire.counted_log import CountedLog
 from rocketmq_tiered.server.wire.request_fields import decoded_fields
 from tiered.errors import CorruptionError, TieredError, UnavailableError
 from tiered.remoting.codes import ResponseCode, request_name
@@ -242,8 +243,11 @@ class Authorizer(Protocol):
 class Dispatcher:
     """Applies the authorizer, then the handler. Errors other than TieredError are raised and close the connection."""
 
-    def __init__(self, handlers: HandlerTable, authorizer: Authorizer | None) -> None:
+    def __init__(
+        self, handlers: HandlerTable, authorizer: Authorizer | None, log: CountedLog | None = None
+    ) -> None:
         self._handlers, self._authorizer = handlers, authorizer
+        self._log = log or CountedLog(logger)
         self.find_at_once = handlers.at_once
         """The at-once handler of a code, if any."""
         self.is_prompt = handlers.is_prompt
@@ -253,7 +257,7 @@ class Dispatcher:
         try:
             response = self._refusal(request) or at_once(request)
         except (TieredError, UnicodeEncodeError) as error:
-            return _error_reply(request, error)
+            return self._error_reply(request, error)
         if response is not None and self._authorizer is not None:
             self._authorizer.record(request, response)
         return response
@@ -281,20 +285,18 @@ class Dispatcher:
                 return response
             return self._authorizer.filtered(request, response)
         except (TieredError, UnicodeEncodeError) as error:
-            return _error_reply(request, error)
+            return self._error_reply(request, error)
 
     def _refusal(self, request: Request) -> Response | None:
         return None if self._authorizer is None else self._authorizer.refusal(request)
 
-
-def _error_reply(request: Request, error: TieredError | UnicodeEncodeError) -> Response:
-    """UnicodeEncodeError: JSON can carry half a surrogate pair, which cannot be encoded."""
-    if isinstance(error, BadRequestError | UnicodeEncodeError):
-        return Response(ResponseCode.SYSTEM_ERROR, remark=str(error))
-    where = {"client": request.peer.address, "request": request_name(request.code)}
-    if isinstance(error, UnavailableError):
-        # Clients repeat the request; no reply may move an offset.
-        logger.warning("temporarily unavailable: %s", error, extra=where)
-        return Response(ResponseCode.SYSTEM_BUSY, remark=f"temporarily unavailable: {error}")
-    logger.error("%s", error, extra=where)
-    return Response(ResponseCode.SYSTEM_ERROR, remark=str(error))
+    def _error_reply(self, request: Request, error: TieredError | UnicodeEncodeError) -> Response:
+        """UnicodeEncodeError: JSON can carry half a surrogate pair, which cannot be encoded."""
+        if isinstance(error, BadRequestError | UnicodeEncodeError):
+            return Response(ResponseCode.SYSTEM_ERROR, remark=str(error))
+        is_away = isinstance(error, UnavailableError)
+        remark = f"temporarily unavailable: {error}" if is_away else str(error)
+        level = logging.WARNING if is_away else logging.ERROR
+        self._log.note(level, f"{request_name(request.code)}: {remark}", request.peer.address)
+        # Clients repeat a request that finds something unavailable; no reply may move an offset.
+        return Response(ResponseCode.SYSTEM_BUSY if is_away else ResponseCode.SYSTEM_ERROR, remark=remark)
