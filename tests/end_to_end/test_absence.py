@@ -19,6 +19,7 @@ import fastcrc
 import pytest
 
 from rocketmq_tiered.maintenance.repair.abandonment import abandon
+from rocketmq_tiered.maintenance.repair.repair import apply_repair, plan_repair
 from rocketmq_tiered.process.instance import ArchiveMarker
 from rocketmq_tiered.server.mount.membership import Membership
 from rocketmq_tiered.server.mount.mounted_archive import MountedArchive, MountPlace
@@ -27,15 +28,18 @@ from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
 from tests.maintenance.damaged_archive import Truth, messages
 from tests.process.test_process import Sidecar
 from tests.servers.running_store import RunningStore
+from tests.uploader.small_broker import FILE_BYTES, SmallBroker
+from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load, read_commit
 from tiered.catalog.catalog_writer import CatalogWriter
-from tiered.errors import CatalogLostError, TieredError
+from tiered.errors import ArchiveDamagedError, CatalogLostError, TieredError
 from tiered.formats.container import HEADER
 from tiered.formats.keys import archive_prefix, catalog_key, state_key
 from tiered.formats.segment_layout import TRAILER_BYTES
 from tiered.formats.state_object import encode_state
 from tiered.object_store.file import FileStore
 from tiered.object_store.interface import ObjectStore
+from tiered.object_store.memory import MemoryStore
 from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.store_options import StoreOptions
@@ -285,6 +289,35 @@ def test_gc_keeps_messages_that_no_commit_names_until_they_are_committed(
     code, out, _ = run("gc", "--apply", place.url, *place.names)
     assert code == 0 and before - place.kept(), out
     assert messages(place.store) == place.truth
+
+
+@pytest.mark.parametrize("has_log", [True, False])
+def test_a_writer_records_no_gap_where_its_newest_commits_are_missing(tmp_path: Path, has_log: bool) -> None:
+    """The broker's log gives their messages again; without these a start is refused until a repair has adopted them."""
+    broker, root = SmallBroker(tmp_path / "store"), MemoryStore()
+    store = PrefixedStore(root, archive_prefix(CLUSTER, BROKER))
+    broker.send(300)
+    backfill(broker.path, root)
+    before = load(store)
+    broker.send(300)
+    backfill(broker.path, root)
+    truth = messages(store)
+    store.delete([catalog_key(one) for one in range(before.version + 1, load(store).version + 1)])
+    if not has_log:
+        broker.expire(before.cursor.phys // FILE_BYTES + 2)
+        with pytest.raises(ArchiveDamagedError, match=r"300 messages in 1 object.*tiered repair"):
+            backfill(broker.path, root)
+        assert load(store).version == before.version, "no claim, and no gap"
+        apply_repair(plan_repair(store, (CLUSTER, BROKER), wall_ms(), applies=True))
+        assert messages(store) == truth
+    broker.send(10)
+    backfill(broker.path, root)
+    found = messages(store)
+    assert {queue: len(rows) for queue, rows in found.items()} == {
+        queue: len(rows) + 10 for queue, rows in truth.items()
+    }
+    assert not len(load(store).gaps)
+    assert verify_archive(store, full=True).anomalies == []
 
 
 @pytest.mark.parametrize("name", ["catalog gone"])
