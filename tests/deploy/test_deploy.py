@@ -171,7 +171,7 @@ def test_every_alert_and_state_is_explained() -> None:
     linked = {rule["alert"]: rule["annotations"]["runbook"] for rule in group["rules"]}
     assert linked == {alert: f"docs/OPERATING.md#{alert.lower()}" for alert in alerts}
     assert re.findall(r"^### (\w+)", page, re.MULTILINE) == alerts
-    states = set(re.findall(r"^\| `(\w+)", page.partition("## Alerts")[0], re.MULTILINE))
+    states = set(re.findall(r"^\| `([\w ]+)", page.partition("## Alerts")[0], re.MULTILINE))
     assert states == {state.value for state in RunState}
     findings = page.partition("### TieredNeedsAttention")[2].partition("###")[0]
     assert set(ABOUT) <= set(re.findall(r"`([a-z-]+)`", findings))
