@@ -19,6 +19,7 @@ from pathlib import Path
 import rocketmq_tiered
 from benchmarks.archive_targets import open_target
 from benchmarks.backfill import NAMES, TIERED, run_backfill
+from benchmarks.recording import loaded
 from benchmarks.report import Row
 from benchmarks.stores import PROFILES, ensure_store
 from tests.servers.rocketmq import RocketMq
@@ -78,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             shutil.rmtree(directory)
             print(rows[-1], flush=True)
     with options.out.open("a", encoding="utf-8") as out:
-        out.writelines(json.dumps(row) + "\n" for row in rows)
+        out.writelines(json.dumps(loaded(row)) + "\n" for row in rows)
     return int(rows[1]["ready_s"] - rows[0]["ready_s"] > READY_S_MAX)
 
 

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.machine import busy_core_s, note, process_core_s
+from benchmarks.recording import loaded
 from benchmarks.report import Row
 from tests.servers.child import free_port
 from tests.servers.rocketmq import BROKER, RocketMq
@@ -77,7 +78,7 @@ def main() -> int:
     options.work.mkdir(parents=True)
     rows = list(measure(options))
     with options.out.open("a", encoding="utf-8") as out:
-        out.writelines(json.dumps(row) + "\n" for row in rows)
+        out.writelines(json.dumps(loaded(row)) + "\n" for row in rows)
     print(json.dumps(rows[-1], indent=2))
     return int(bool(rows[-1]["missed"]))
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.recording import loaded
 from benchmarks.report import Row
 from tiered.consume_queue.index import UNIT_DTYPE
 from tiered.consume_queue.open_store import open_for_writing
@@ -47,7 +48,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(dir=options.directory) as name:
             rows.append(measured(Path(name), kind, options.queues, options.units))
     with options.out.open("a", encoding="utf-8") as out:
-        out.writelines(json.dumps(row) + "\n" for row in rows)
+        out.writelines(json.dumps(loaded(row)) + "\n" for row in rows)
     print(table(rows))
     return 0
 

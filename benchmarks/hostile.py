@@ -25,6 +25,7 @@ from pathlib import Path
 from benchmarks.hostile_load import TOPIC
 from benchmarks.hostile_server import BODY_BYTES, RATE
 from benchmarks.publish_latency import read_ready
+from benchmarks.recording import loaded
 from benchmarks.report import MIB, Row
 from tiered.remoting.command import RemotingCommand, encode
 from tiered.settings.sections import OffloadSettings, Settings
@@ -49,7 +50,7 @@ def main() -> int:
         rows += measure(kind, options.seconds, options.batch_age_ms)
     summary = summarize(rows)
     with options.out.open("a", encoding="utf-8") as out:
-        out.writelines(json.dumps(row) + "\n" for row in [*rows, summary])
+        out.writelines(json.dumps(loaded(row)) + "\n" for row in [*rows, summary])
     for row in (*rows, summary):
         print(json.dumps(row, indent=2))
     return int(not summary["ok"])

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from benchmarks.backfill import NAMES, TIERED
 from benchmarks.json_bodies import BODY_BYTES_MIN, decimal_digits
 from benchmarks.machine import note, process_core_s, run_child
+from benchmarks.recording import loaded
 from benchmarks.report import Row
 from benchmarks.synthetic_store import StoreSpec, StoreWriter
 from tests.servers.rocketmq import RocketMq
@@ -64,7 +65,7 @@ def main() -> int:
         count, keys = options.broker_messages, options.broker_messages // 10
         rows += [compacted(options.work, count, keys), by_broker(options.work, count, keys, options.version)]
     with options.out.open("a", encoding="utf-8") as out:
-        out.writelines(json.dumps(row) + "\n" for row in rows)
+        out.writelines(json.dumps(loaded(row)) + "\n" for row in rows)
     return int(
         any(
             row.get("read_rate", RATE_MIN) < RATE_MIN or row.get("peak_bytes", 0) > MEMORY_MAX

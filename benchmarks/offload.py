@@ -32,10 +32,13 @@ from benchmarks.peer import Peer, PeerResult, peer_at
 from benchmarks.recording import record
 from benchmarks.report import CycleSizes, Row, summarize, table
 from benchmarks.stores import PROFILES, BenchStore, StoreProfile, ensure_store
+from tiered.object_store.create_race import RACERS, ROUNDS
 from tiered.settings.sections import OffloadSettings
 
 SOAK_STORES = ("L",)
 START_STORE_SCALE = 0.0001
+TRIAL_PUTS = ROUNDS * (RACERS + 1)
+"""Of the trial whether concurrent creates exclude each other: once an archive, so none of a cycle's."""
 HOT_TAIL_BYTES = 1 << 30
 """Of a soak store, the newest bytes are in the page cache beforehand, as beside a running broker."""
 
@@ -164,7 +167,9 @@ def _backfill_row(store: BenchStore, target: str, result: BackfillResult, again:
         "objects": stored.counts,
         "stored_ratio": round(store.log_bytes / max(1, stored.data_bytes), 3),
         "requests": result.requests,
-        "puts_beyond_objects": max(0, puts - sum(stored.counts.values())) if result.requests else 0,
+        "puts_beyond_objects": max(0, puts - TRIAL_PUTS - sum(stored.counts.values()))
+        if result.requests
+        else 0,
         "resident_before_bytes": result.resident_before_bytes,
         "resident_after_bytes": result.resident_after_bytes,
         "resident_control_kept": round(result.control_kept, 4),

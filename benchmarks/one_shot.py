@@ -18,6 +18,7 @@ from pathlib import Path
 import zstandard
 
 from benchmarks.machine import ChildRun, run_child
+from benchmarks.recording import loaded
 from benchmarks.report import Row
 
 PACK = Path(__file__).parents[1] / "examples" / "F-533-sigkill.tar.zst"
@@ -36,7 +37,7 @@ def main() -> int:
         commands = _commands(directory, message)
         rows = [_measure(what, command, options.runs, directory) for what, command in commands]
     with options.out.open("a", encoding="utf-8") as out:
-        out.writelines(json.dumps(row) + "\n" for row in rows)
+        out.writelines(json.dumps(loaded(row)) + "\n" for row in rows)
     for row in rows:
         verdict = "" if row["ok"] else f"  MISSED (at most {WALL_S_MAX} s)"
         print(

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.live_store import read_word
+from benchmarks.recording import loaded
 from benchmarks.report import Row
 from benchmarks.synthetic_store import StoreSpec
 from tiered.broker_store.bound import BrokerOffsets
@@ -69,7 +70,7 @@ def main() -> int:
         Experiment(options.seconds, options.idle_seconds, options.batch_age_ms, options.url, store_options)
     )
     with options.out.open("a", encoding="utf-8") as out:
-        out.write(json.dumps(row) + "\n")
+        out.write(json.dumps(row := loaded(row)) + "\n")
     print(json.dumps(row, indent=2))
     return int(not row["ok"])
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.machine import note
+from benchmarks.recording import loaded
 from benchmarks.report import Row
 from tests.integration.live_scene import Load, Producer, Scene, beside_broker
 from tests.servers.store_directory import StoreDirectory
@@ -45,7 +46,7 @@ def main() -> int:
     finally:
         shutil.rmtree(options.work, ignore_errors=True)
     with options.out.open("a", encoding="utf-8") as out:
-        out.writelines(json.dumps(row) + "\n" for row in rows)
+        out.writelines(json.dumps(loaded(row)) + "\n" for row in rows)
     print(json.dumps(rows[-1], indent=2))
     return int(not rows[-1]["ok"])
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from benchmarks.machine import busy_core_s, others_cores
+from benchmarks.recording import loaded
 from benchmarks.spark_processes import WorkerWatch, all_core_s, jvm_core_s
 from benchmarks.spark_range import BROKER, CLUSTER, Archived, range_bytes
 from benchmarks.spark_report import (
@@ -96,7 +97,7 @@ def main() -> int:
         readers.shutdown()
         spark.stop()
     if options.out is not None:
-        options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        options.out.write_text("".join(json.dumps(loaded(row)) + "\n" for row in rows))
     return 0 if all(row.get("met", True) for row in rows) else 1
 
 

@@ -23,6 +23,7 @@ import duckdb
 import rocketmq_tiered
 import rocketmq_tiered.sql.session  # what it imports is not measured here
 from benchmarks.machine import run_child
+from benchmarks.recording import loaded
 from benchmarks.report import Row
 from tiered.object_store.file import FileStore
 
@@ -61,7 +62,7 @@ def main() -> int:
     )
     by_name["scan"]["ok"] &= by_name["scan"]["of_reader"] >= OF_READER_MIN
     with options.out.open("a", encoding="utf-8") as out:
-        out.writelines(json.dumps(row) + "\n" for row in rows)
+        out.writelines(json.dumps(loaded(row)) + "\n" for row in rows)
     for row in rows:
         print(" ".join(f"{name} {value}" for name, value in row.items()))
     return int(not all(row["ok"] for row in rows))

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.recording import loaded
 from benchmarks.timer_store import STORED_MS, write_store
 from fetcher.access import open_access
 from rocketmq_tiered.sending.outgoing import OutgoingMessage
@@ -315,7 +316,7 @@ def resident_bytes() -> int:
 
 def report(what: str, **figures: object) -> None:
     """One line."""
-    print(json.dumps({"what": what, **figures}), flush=True)
+    print(json.dumps(loaded({"what": what, **figures})), flush=True)
 
 
 if __name__ == "__main__":

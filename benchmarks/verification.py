@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.machine import note
+from benchmarks.recording import loaded
 from benchmarks.report import Row
 from benchmarks.synthetic_store import StoreSpec, StoreWriter
 from tiered.archive.verify import READ_THREADS, verify_archive
@@ -53,7 +54,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("verification.jsonl"))
     options = parser.parse_args()
     is_ok = True
-    for row in _measured(options):
+    for row in map(loaded, _measured(options)):
         with options.out.open("a", encoding="utf-8") as out:
             out.write(json.dumps(row) + "\n")
         print(json.dumps(row, indent=2))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import recording
 from benchmarks.recording import record
 from benchmarks.report import Row
 
@@ -18,8 +19,10 @@ def _table(summaries: Sequence[Row]) -> str:
 
 @pytest.mark.parametrize("missed", [[], ["rate"]])
 def test_rows_summaries_and_the_verdict(
-    tmp_path: Path, missed: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, missed: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    loads = iter([0.4, 1.5])
+    monkeypatch.setattr(recording.os, "getloadavg", lambda: (next(loads), 0.0, 0.0))
     out = tmp_path / "out.jsonl"
     out.write_text('{"of": "the run before"}\n')
     rows: list[Row] = [{"n": 1, "requests": {"PutObject": 3}}, {"n": 2}]
@@ -29,7 +32,11 @@ def test_rows_summaries_and_the_verdict(
 
     assert record(out, rows, summarize, _table, quiet=("requests",)) == len(missed)
     lines = [json.loads(line) for line in out.read_text().splitlines()]
-    assert lines == [{"of": "the run before"}, *rows, {"sum": 3, "missed": missed}]
+    first, second = rows[0] | {"load": 0.4}, rows[1] | {"load": 1.5, "busy": True}
+    assert lines == [{"of": "the run before"}, first, second, {"sum": 3, "missed": missed}]
     shown = capsys.readouterr()
-    assert shown.out == "1 summaries\n"
-    assert [json.loads(line) for line in shown.err.splitlines()] == [{"n": 1}, {"n": 2}]
+    assert shown.out.splitlines() == [
+        "1 summaries",
+        "1 of 2 figures were measured on a busy machine (load above 1)",
+    ]
+    assert [json.loads(line) for line in shown.err.splitlines()] == [{"n": 1, "load": 0.4}, second]
