@@ -183,7 +183,7 @@ def _report(
         lag_messages=None if lag is None else lag.messages,
         is_lag_estimated=lag is not None and lag.estimated_from < 1,
         lag_bytes=None if end_phys is None else max(0, end_phys - state.cursor.phys),
-        lag_seconds=None if lag is None else lag.age_s(now_ms),
+        **({} if lag is None else lag.ages(now_ms)),
         retention_margin_seconds=margin_s,
         messages=sum(queue.messages for queue in queues),
         bytes=sum(queue.bytes for queue in queues),

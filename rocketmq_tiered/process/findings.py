@@ -222,6 +222,7 @@ ABOUT = (
     "retention-margin",
     "gaps",
     "broker-tables",
+    "clock",
     "diverged-log",
     "expiry",
     "garbage",
@@ -297,6 +298,12 @@ def _of_the_broker(report: StatusReport) -> list[Finding]:
     if report.bound_reason == BoundReason.DEAD.value and is_archiving:
         step = "start the broker; its log is archived to the end, and archiving continues with it"
         found.append(Finding("broker-down", "the broker does not run", step))
+    if report.clock_off_seconds:
+        off = duration_text(report.clock_off_seconds)
+        what = f"the broker has stored messages {off} in the future by this host's clock: one of the two is wrong"
+        found.append(
+            Finding("clock", what, "set the clocks by NTP; until then ages of messages are not known")
+        )
     margin_s = report.retention_margin_seconds
     if margin_s is not None and margin_s < report.short_retention_margin_seconds:
         found.append(

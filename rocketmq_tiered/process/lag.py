@@ -36,6 +36,8 @@ from uploader.log_batch import LogBatch
 from uploader.log_feed import FeedBound, FeedOutcome, LogFeed
 
 GROWTH_WINDOW_S = 10.0
+CLOCK_OFF_S = 5.0
+"""A message that is stamped later than this after the present shows that a clock is wrong."""
 
 
 def retention_margin_s(
@@ -125,10 +127,14 @@ class Lag:
         """Store timestamp of the oldest message that is not archived; None without lag."""
         return min((queue.oldest_ms for queue in self.queues.values() if queue.oldest_ms), default=None)
 
-    def age_s(self, now_ms: int) -> float:
-        """Age of the oldest message that is not archived; 0 without lag."""
+    def ages(self, now_ms: int) -> dict[str, Any]:
+        """Members of a report: the age of the oldest message that is not archived, 0 without lag. One that is stamped
+        in the future has no age: by so much a clock is off."""
         oldest_ms = self.oldest_ms()
-        return 0.0 if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1000)
+        age_s = 0.0 if oldest_ms is None else (now_ms - oldest_ms) / 1000
+        if age_s < -CLOCK_OFF_S:
+            return {"lag_seconds": None, "clock_off_seconds": -age_s}
+        return {"lag_seconds": max(0.0, age_s), "clock_off_seconds": 0.0}
 
     def reports(self, now_ms: int) -> tuple[QueueReport, ...]:
         """One report per queue with lag, by name. Scaled up to an estimate if only a share was counted."""

@@ -63,6 +63,8 @@ class StatusReport:
     """Whether ``lag_messages`` and ``queues`` are estimates from the first part of a long lag."""
     lag_bytes: int | None = None
     lag_seconds: float | None = None
+    clock_off_seconds: float = 0.0
+    """How far in the future the oldest message that is not archived was stored; ``lag_seconds`` is then unknown."""
     measured_seconds: float = 0.0
     """Age of these figures. A running instance measures the lag of many queues less often than once a second."""
     retention_margin_seconds: float | None = None

@@ -170,7 +170,7 @@ class Reporter:
             lag_messages=lag.messages,
             is_lag_estimated=lag.estimated_from < 1,
             lag_bytes=max(0, end_phys - committed_phys),
-            lag_seconds=lag.age_s(now_ms),
+            **lag.ages(now_ms),
             retention_margin_seconds=retention_margin_s(self._view, committed_phys, end_phys, growth),
             deletion_zone=str(self._view.zone()),
             short_retention_margin_seconds=short_margin_s(self._view.conf or BrokerConf()),

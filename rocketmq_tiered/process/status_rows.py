@@ -43,7 +43,8 @@ def status_lines(report: StatusReport) -> Iterator[Line]:
     is_known = report.committed_phys or report.lag_bytes is not None
     archived = f"to {report.committed_phys:,}" if is_known else "unknown"
     yield "archived", f"{archived} of {bound} ({report.bound_reason or 'bound unknown'}){measured}"
-    yield "behind", f"{messages}, {lag_bytes}, {duration_text(report.lag_seconds)}{measured}"
+    age = "unknown" if report.lag_seconds is None else duration_text(report.lag_seconds)
+    yield "behind", f"{messages}, {lag_bytes}, {age}{measured}"
     yield "retention", _margin(report)
     yield "gaps", f"{report.gaps:,}"
     if report.excluded:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from rocketmq_tiered.process.findings import of_report
 from rocketmq_tiered.process.known_figures import KnownFigures
+from rocketmq_tiered.process.lag import Lag, QueueLag
 from rocketmq_tiered.process.metrics import StatusCollector
 from rocketmq_tiered.process.report import StatusReport
 from rocketmq_tiered.process.status_rows import status_lines
@@ -58,3 +60,11 @@ def test_figures_of_another_archive_and_damaged_files_are_not_known(tmp_path: Pa
     assert figures(tmp_path, NOW_MS, ("file:///other", "c", "b")).completed(UNKNOWN) == UNKNOWN
     next(tmp_path.iterdir()).write_bytes(b"{")
     assert figures(tmp_path, NOW_MS).completed(UNKNOWN) == UNKNOWN
+
+
+def test_a_message_from_the_future_shows_a_wrong_clock_instead_of_an_age() -> None:
+    lag = Lag({("t", 0): QueueLag(3, 300, NOW_MS)})
+    assert lag.ages(NOW_MS + HOUR_MS) == {"lag_seconds": 3600.0, "clock_off_seconds": 0.0}
+    report = replace(REPORT, **lag.ages(NOW_MS - HOUR_MS))
+    assert report.lag_seconds is None and "unknown" in dict(status_lines(report))["behind"]
+    assert "1h 00m in the future" in next(one.what for one in of_report(report) if one.about == "clock")
