@@ -148,7 +148,7 @@ def _from_archive(settings: Settings) -> StatusReport:
             committed = archive.state.cursor.phys
             topics = topic_filter_of(settings, conf, archive.cluster, archive.broker)
             end = store.commit_log.max_file_end
-            lag = measure_lag(store.commit_log, store.consume_queues, topics, committed, end)
+            lag = measure_lag(store.commit_log, topics, committed, end)
             margin_s = retention_margin_s(store, committed, lag.end_phys, 0.0)
             report = _report(archive, settings.gc, lag, lag.end_phys, margin_s)
             if matches_archive(store, archive.store, archive.state) is CheckResult.DIFFERENT:

@@ -1,14 +1,11 @@
 """Measures the lag of each queue: messages, bytes and the age of the oldest message that is not archived.
 
 Counts from the dispatch offset to a physical end by scanning the commitlog, which costs less than a search in each of
-many consume queues. These are searched where the scan meets damage. The scan is bounded: the messages of a longer lag
-are estimated from its first 64 MiB.
+many consume queues. The scan is bounded: the messages of a longer lag are estimated from its first 64 MiB.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,11 +21,9 @@ from tiered.broker_store.damage import stored_size
 from tiered.broker_store.pins import measure_disk
 from tiered.broker_store.retention import deletion_margin
 from tiered.broker_store.store import BrokerStore
-from tiered.consume_queue.index import ConsumeQueueIndex
 from tiered.errors import AccessDeniedError, UnreadableError
 from tiered.kernels.queue_table import QueueTable
 from tiered.model.queue import TopicFilter
-from tiered.model.tables import Table
 from tiered.residency import PAGE_BYTES
 from tiered.timestamps import wall_ms
 from uploader.lmq_dispatch import resolved_lmq_rows
@@ -90,11 +85,6 @@ class LogGrowth:
 
 SCAN_BYTES_MAX = 64 * 1024 * 1024
 CHUNK_BYTES = 8 * 1024 * 1024
-_BORN_V6 = 0x10
-_SYS_FLAG = struct.Struct(">i")
-_TIMESTAMP = struct.Struct(">q")
-_SYS_FLAG_AT = 36
-_BORN_HOST_AT = 48
 
 
 @dataclass
@@ -158,58 +148,17 @@ class Lag:
         lag.oldest_ms = lag.oldest_ms or counted.oldest_ms
 
 
-def measure_lag(
-    log: CommitLog,
-    find_index: Callable[[], ConsumeQueueIndex | None],
-    topic_filter: TopicFilter,
-    committed_phys: int,
-    end_phys: int,
-) -> Lag:
-    """Count [committed_phys, end_phys) per queue. ``find_index`` is called where consume queues are needed; its None:
-    none is visible."""
+def measure_lag(log: CommitLog, topic_filter: TopicFilter, committed_phys: int, end_phys: int) -> Lag:
+    """Count [committed_phys, end_phys) per queue. What is long, or cannot be read to its end, is estimated."""
+    lag = Lag(end_phys=committed_phys)
     if committed_phys >= end_phys:
-        return Lag(end_phys=committed_phys)
-    if end_phys - committed_phys > SCAN_BYTES_MAX:
-        end_phys = written_end(log, committed_phys, end_phys)
-    if end_phys - committed_phys > SCAN_BYTES_MAX:
-        return _estimated_lag(log, topic_filter, committed_phys, end_phys)
-    lag = Lag(end_phys=committed_phys)
+        return lag
+    end_phys = written_end(log, committed_phys, end_phys)
     with suppress(UnreadableError, AccessDeniedError):
-        _count_scanned(lag, log, topic_filter, committed_phys, end_phys)
-        if lag.end_phys >= end_phys:
-            return lag
-    # The consume queues pass what is damaged or missing.
-    return lag_by_queues(log, find_index(), topic_filter, committed_phys, end_phys)
-
-
-def _estimated_lag(log: CommitLog, topic_filter: TopicFilter, committed_phys: int, end_phys: int) -> Lag:
-    lag = Lag(end_phys=committed_phys)
-    with suppress(UnreadableError, AccessDeniedError):
-        _count_scanned(lag, log, topic_filter, committed_phys, committed_phys + SCAN_BYTES_MAX)
-    lag.estimated_from = (lag.end_phys - committed_phys) / (end_phys - committed_phys)
-    lag.end_phys = end_phys
-    return lag
-
-
-def lag_by_queues(
-    log: CommitLog,
-    index: ConsumeQueueIndex | None,
-    topic_filter: TopicFilter,
-    committed_phys: int,
-    end_phys: int,
-) -> Lag:
-    """Count [committed_phys, end_phys) by the consume queues as far as they reach, the rest by a scan."""
-    lag, shown_phys = Lag(end_phys=committed_phys), committed_phys
-    if (
-        index is not None
-        and (reach := min(index.frontier_phys(at_least=end_phys), end_phys)) > committed_phys
-    ):
-        try:
-            _count_units(lag, index.units_between(committed_phys, reach), log, topic_filter)
-            shown_phys = lag.end_phys = reach
-        except (UnreadableError, AccessDeniedError):
-            lag = Lag(end_phys=committed_phys)  # unreadable queue: scan the log instead
-    _count_scanned(lag, log, topic_filter, shown_phys, end_phys)
+        _count_scanned(lag, log, topic_filter, committed_phys, min(end_phys, committed_phys + SCAN_BYTES_MAX))
+    if end_phys - lag.end_phys > PAGE_BYTES:
+        lag.estimated_from = (lag.end_phys - committed_phys) / (end_phys - committed_phys)
+        lag.end_phys = end_phys
     return lag
 
 
@@ -232,32 +181,11 @@ def _is_written(log: CommitLog, page: int) -> bool:
         return True  # it has been there
 
 
-def _count_units(
-    lag: Lag, units_by_queue: Mapping[tuple[str, int], Table], log: CommitLog, topic_filter: TopicFilter
-) -> None:
-    for (topic, queue_id), units in units_by_queue.items():
-        if len(units) and topic_filter.admits(topic):
-            counted = QueueLag(
-                int(units["inner_num"].sum()),
-                int(units["size"].sum(dtype=np.int64)),
-                store_timestamp_at(log, int(units["phys"][0])) or 0,
-            )
-            lag.add(topic, queue_id, counted)
-
-
 def _count_scanned(
     lag: Lag, log: CommitLog, topic_filter: TopicFilter, begin_phys: int, end_phys: int
 ) -> None:
     table = QueueTable()
-    # A stale checksum of a copied message is accepted; other damage ends the count without a search.
-    feed = LogFeed(
-        log,
-        table,
-        topic_filter,
-        delay_levels_ms=None,
-        next_record=lambda _phys, _limit: None,
-        accepted_size=partial(stored_size, log),
-    )
+    feed = LogFeed(log, table, topic_filter, delay_levels_ms=None, accepted_size=partial(stored_size, log))
     bound = FeedBound(end_phys, end_phys - 1)
     batch = LogBatch(min(CHUNK_BYTES, end_phys - begin_phys))
     phys = begin_phys
@@ -296,13 +224,3 @@ def _totals(group: NDArray[Any], values: NDArray[Any], groups: int) -> NDArray[A
     total = np.zeros(groups, np.int64)
     np.add.at(total, group, values)
     return total
-
-
-def store_timestamp_at(log: CommitLog, phys: int) -> int | None:
-    """Store timestamp (ms) of the record at ``phys``; None without one."""
-    if log.record_size_at(phys) is None:
-        return None
-    header = log.read(phys, _BORN_HOST_AT + 20 + _TIMESTAMP.size)
-    (sys_flag,) = _SYS_FLAG.unpack_from(header, _SYS_FLAG_AT)
-    (timestamp_ms,) = _TIMESTAMP.unpack_from(header, _BORN_HOST_AT + (20 if sys_flag & _BORN_V6 else 8))
-    return int(timestamp_ms)

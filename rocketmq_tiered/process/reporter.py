@@ -1,7 +1,7 @@
 """Makes the status report of an uploader: its status, plus lag and retention margin from the broker's files.
 
 Reads its own BrokerStore, because the uploader's is not thread-safe. A report is reused for REPORT_EVERY_S, and longer
-where it costs much: each one reads the log that is not archived, and beyond damage thousands of consume queues. Such a
+where it costs much: each one reads the log that is not archived. Such a
 report is made by a thread of its own, and until it is there the last one is returned.
 """
 
@@ -21,7 +21,6 @@ from tiered.broker_store.pins import PinStatus
 from tiered.broker_store.retention import short_margin_s
 from tiered.broker_store.store import BrokerStore
 from tiered.catalog.state import CatalogState
-from tiered.consume_queue.index import ConsumeQueueIndex
 from tiered.errors import TieredError
 from tiered.model.queue import TopicFilter
 from tiered.settings.retention_sections import GcSettings
@@ -157,7 +156,7 @@ class Reporter:
         log.refresh()
         # Beyond the bound too: what a silent broker excludes is lag as well.
         committed_phys, bound_phys = report.committed_phys, report.bound_phys
-        lag = measure_lag(log, self._fresh_index, self._filter, committed_phys, written_phys)
+        lag = measure_lag(log, self._filter, committed_phys, written_phys)
         end_phys = lag.end_phys
         if bound_phys is not None and report.bound_reason == BoundReason.DEAD.value:
             bound_phys = min(bound_phys, max(end_phys, committed_phys))  # it ends where its files do
@@ -176,9 +175,3 @@ class Reporter:
             short_retention_margin_seconds=short_margin_s(self._view.conf or BrokerConf()),
             queues=lag.reports(now_ms),
         )
-
-    def _fresh_index(self) -> ConsumeQueueIndex | None:
-        index = self._view.consume_queues()
-        if index is not None:
-            index.refresh()
-        return index

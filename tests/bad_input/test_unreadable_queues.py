@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_tiered.process.lag import lag_by_queues, measure_lag
 from tests.broker_store.bad_sectors import BadSectors
 from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
@@ -19,7 +18,6 @@ from tests.uploader.living_broker import LivingBroker
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
-from tiered.errors import AccessDeniedError, UnreadableError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
@@ -112,24 +110,3 @@ def test_beside_a_broker_its_word_bounds(
     broker.close()
     assert disk.reads > 0
     assert state_of(memory).cursor.phys == broker.end_phys
-
-
-@CODES
-def test_the_lag_is_counted_from_the_log(
-    code: int, real_store: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = real_store("F") / "store"
-    queue, path = fullest_queue(store)
-    with open_broker_store(store) as opened:
-        log, index = opened.commit_log, opened.consume_queues()
-        assert index is not None
-        begin = log.min_phys
-        expected = measure_lag(log, lambda: None, FILTER, begin, log.max_file_end)
-        disk = BadSectors(monkeypatch)
-        disk.code = code
-        disk.break_all(path)
-        with pytest.raises((UnreadableError, AccessDeniedError)):
-            index.max_offset(*queue)
-        lag = lag_by_queues(log, opened.consume_queues(), FILTER, begin, log.max_file_end)
-    assert lag.queues == expected.queues
-    assert queue in lag.queues
