@@ -25,8 +25,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from benchmarks.machine import log_files
-from tiered.formats.segment import SHARED_BLOCK_BYTES
-from tiered.formats.segment_blocks import PIECE_BYTES
+from tiered.formats.segment import PIECE_BYTES, SHARED_BLOCK_BYTES
 from tiered.kernels.gather import cut_blocks, gather_records
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.record_columns import RecordColumns, StopReason

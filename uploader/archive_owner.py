@@ -32,7 +32,6 @@ from tiered.errors import (
 from tiered.kernels.queue_table import QueueTable
 from tiered.model.tables import QUEUE_HIDDEN
 from tiered.object_store.interface import ObjectStore
-from uploader.common_records import Commits, common_records
 from uploader.log_divergence import (
     Check,
     CheckResult,
@@ -42,7 +41,7 @@ from uploader.log_divergence import (
     find_divergence,
     log_end,
 )
-from uploader.log_evidence import archived_end, log_head
+from uploader.log_evidence import Commits, archived_end, common_records, log_head
 from uploader.log_rule import Decision, LogFacts, LogLimits, Shared, Step, decide, misfit, recreated
 from uploader.offload_environment import Environment, OffloadIdentity
 from uploader.queue_tails import QueueTails

@@ -21,8 +21,7 @@ from tiered.errors import UnavailableError
 from tiered.formats.keys import epoch_of, index_key
 from tiered.model.tables import Table
 from tiered.settings.sections import IndexSettings
-from uploader.index_input import IndexInput, Unread
-from uploader.work_disk import work_disk
+from uploader.index_input import IndexInput, Unread, work_disk
 
 UPLOAD_BYTES_PER_S_MIN = 1 << 20
 TIMEOUT_S_MIN = 60.0

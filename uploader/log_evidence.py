@@ -1,21 +1,39 @@
 """Gathers what shows whether a log whose common bytes are gone continues an archive: queue offsets, times, store hosts.
 
 The archive's known store hosts are archive-wide settings, which commits extend. The decision is in log_rule.py.
+
+Finds the last record that a log and an archive have in common inside a commit: the log lost a part of what that has.
+
+Only checked bytes count: a log that has an archived record has those before it, so the last one is found by bisection,
+and the records in front of it are compared too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import fastcrc
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.archive.segment_reader import SegmentCache, SegmentReader
+from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.damage import record_size
 from tiered.broker_store.store import BrokerStore
-from tiered.catalog.state import CatalogState
-from tiered.errors import AccessDeniedError, CorruptionError, UnreadableError
+from tiered.catalog.living_runs import living_runs
+from tiered.catalog.log_histories import compared_runs
+from tiered.catalog.pages import RunIndex
+from tiered.catalog.state import CatalogState, LogCheck
+from tiered.errors import AccessDeniedError, CorruptionError, NotFoundError, UnreadableError
 from tiered.formats.record import Record, decode_record, host_of
-from tiered.model.tables import QUEUE_HIDDEN
-from uploader.log_batch import LogBatch
+from tiered.formats.run_part import CatalogRun
+from tiered.model.tables import QUEUE_HIDDEN, RunKind
+from tiered.object_store.interface import ObjectStore
+from uploader.log_batch import CHECK_BYTES_MAX, LogBatch
 from uploader.log_rule import ArchivedEnd, LogHead
 
 STORE_HOSTS = "store_hosts"
@@ -90,3 +108,101 @@ def _begins(store: BrokerStore, archived: ArchivedEnd, records: list[Record]) ->
 def _hosts(state: CatalogState) -> list[str]:
     found = state.settings.get(STORE_HOSTS, ())
     return [host for host in found if isinstance(host, str)] if isinstance(found, list | tuple) else []
+
+
+logger = logging.getLogger(__name__)
+
+_COMPARED_BELOW = 16
+"""Records in front of the last common one that are compared too."""
+
+
+@dataclass(frozen=True)
+class CommonRecords:
+    """Archived records that the log has: ``count`` of them, the last of which ends at ``end_phys``. ``check``: of the
+    log below it."""
+
+    count: int
+    end_phys: int
+    check: LogCheck
+
+
+@dataclass(frozen=True)
+class Commits:
+    """The physical range [begin, end) of commits, the first and last of which are ``versions``."""
+
+    begin_phys: int
+    end_phys: int
+    versions: tuple[int, int]
+
+
+def common_records(
+    log: CommitLog, log_end_phys: int, store: ObjectStore, state: CatalogState, commits: Commits
+) -> CommonRecords | None:
+    """The records of ``commits`` in ``state`` that ``log``, which ends at ``log_end_phys``, begins with; None without
+    any. Reads pages with their versions, tails of objects, and a block for each comparison."""
+    try:
+        return _Compared(log, log_end_phys, store, state, commits).last()
+    except (CorruptionError, NotFoundError) as error:
+        logger.warning("records of the log cannot be compared with those of the archive: %s", error)
+        return None
+
+
+class _Compared:
+    """Archived records by physical offset: parallel columns."""
+
+    def __init__(
+        self, log: CommitLog, log_end_phys: int, store: ObjectStore, state: CatalogState, commits: Commits
+    ) -> None:
+        self._log, self._log_end_phys = log, log_end_phys
+        self._runs: list[tuple[SegmentReader, CatalogRun]] = []
+        table = np.concatenate([np.zeros((0, 4), np.int64), *self._read(store, state, commits)])
+        is_in = (table[:, 0] >= max(commits.begin_phys, log.min_phys)) & (table[:, 0] < commits.end_phys)
+        table = table[is_in]
+        table = table[np.argsort(table[:, 0], kind="stable")]
+        self._phys, self._size, self._run, self._row = table.T
+
+    def _read(self, store: ObjectStore, state: CatalogState, commits: Commits) -> list[NDArray[np.int64]]:
+        segments, found = SegmentCache(store), []
+        for page in living_runs(RunIndex(store), state, *commits.versions):
+            chunk = page.chunk
+            chosen = compared_runs(state, page) & (chunk.runs["kind"] != RunKind.LMQ)
+            chosen &= chunk.runs["min_phys"] < commits.end_phys
+            chosen &= chunk.runs["end_phys"] > commits.begin_phys
+            for at in np.flatnonzero(chosen).tolist():
+                reader = segments.of_run(chunk, chunk.runs[at])
+                part = CatalogRun.of(chunk.runs[at])
+                rows = reader.row_columns(part)
+                numbers = np.full(len(rows), len(self._runs)), np.arange(len(rows))
+                found.append(np.stack([rows.phys, rows.size.astype(np.int64), *numbers], axis=1))
+                self._runs.append((reader, part))
+        return found
+
+    def last(self) -> CommonRecords | None:
+        """See ``common_records``."""
+        if not len(self._phys) or not self._is_same(0):
+            return None
+        low, high = 0, len(self._phys)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._is_same(middle) else (low, middle)
+        if not all(self._is_same(at) for at in range(max(0, low - _COMPARED_BELOW), low)):
+            return None
+        end_phys = int(self._phys[low] + self._size[low])
+        return CommonRecords(low + 1, end_phys, _check_below(self._log, end_phys))
+
+    def _is_same(self, at: int) -> bool:
+        phys, size = int(self._phys[at]), int(self._size[at])
+        if phys + size > self._log_end_phys or self._log.file_at(phys) is None:
+            return False
+        reader, part = self._runs[int(self._run[at])]
+        records = reader.read_blocks(part, int(self._row[at]), int(self._row[at]) + 1)
+        start = int(records.starts[0])
+        return records.data[start : start + size].tobytes() == bytes(self._log.read(phys, size))
+
+
+def _check_below(log: CommitLog, end_phys: int) -> LogCheck:
+    """Of the last bytes below ``end_phys``, in one file."""
+    file = log.file_at(end_phys - 1)
+    begin_phys = max(end_phys - CHECK_BYTES_MAX, end_phys if file is None else file.begin_phys)
+    data = log.read(begin_phys, end_phys - begin_phys)
+    return LogCheck(begin_phys, begin_phys + len(data), fastcrc.crc32.iscsi(data))

@@ -1,12 +1,26 @@
 """Commits without messages: the broker's tables under ``state/``, and queues to hide because their topic was deleted.
 
-Owns when tables are read and which queues are hidden. The rules of visibility are in visibility.py.
+Owns when tables are read and which queues are hidden.
+
+Decides which archived queues to hide because the broker deleted them, and which to show again. Nothing is erased.
+
+A topic deleted before a backfill left records in the commitlog, but no consume queue and no row in the topic table. A
+queue whose topic is in the table has lost its files: it stays visible. A queue without records in the commitlog is
+kept: expired records have no units either. A hidden queue is shown again once the broker's queue refers to its last
+archived record.
+
+While following, a topic is deleted once it was in the master's table, as read or as archived before the start, and is
+absent from table, backup and consume queues for an hour while others are present. Losing a tenth of all topics at once
+is an alarm, not a deletion.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from tiered.broker_store.config import BrokerState, state_fingerprint, topic_names_backup
 from tiered.broker_store.store import BrokerStore
@@ -14,13 +28,13 @@ from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.claims import BACKFILL
 from tiered.catalog.commit import CommitInvalidError
 from tiered.catalog.state import CatalogState
+from tiered.consume_queue.index import ConsumeQueueIndex
 from tiered.errors import CorruptionError, TieredError, UnavailableError
-from tiered.model.queue import QueueKey
+from tiered.model.queue import LMQ_PREFIX, QueueKey
 from tiered.model.tables import QUEUE_HIDDEN, QUEUE_SUPERSEDED
 from uploader.broker_state_archive import BrokerStateArchive
 from uploader.cycle_upload import CycleUploader
-from uploader.follow import Every
-from uploader.visibility import DeletedTopics, shown_again, without_units
+from uploader.follow_loop import Every
 
 TABLE_NAMES = ("topics", "subscription_groups", "consumer_offsets", "delay_offsets", "topic_queue_mappings")
 DELETIONS_EVERY_MS = 60_000
@@ -172,7 +186,7 @@ class MetadataCommits:
         return True
 
     def _watch_deletions(self, now_ms: int) -> None:
-        """Hide queues of topics that the master deleted. An absent topic is not yet a deleted one: visibility.py."""
+        """Hide queues of topics that the master deleted. An absent topic is not yet a deleted one."""
         state = self._writer.state_or_none
         if state is None or (self._store.conf is not None and self._store.conf.is_slave):
             return
@@ -236,3 +250,81 @@ class MetadataCommits:
 
     def _log(self, message: str, **fields: object) -> None:
         self._write_log(message, fields)
+
+
+ABSENT_MS_MIN = 3_600_000
+MASS_DELETION_RATIO = 0.1
+MASS_DELETION_TOPICS_MIN = 3
+
+
+def without_units(
+    archived: Iterable[QueueKey], shown: Set[tuple[str, int]], topics: Set[str]
+) -> tuple[list[QueueKey], list[QueueKey]]:
+    """Queues without a consume-queue unit at the broker: those of deleted topics, and those that lost their files.
+
+    ``shown``: (topic, queue id) of every queue with units. ``topics``: the broker's topic table and its backup; empty
+    where they are not known, and then no topic counts as deleted. LMQs are never in the table.
+    """
+    deleted: list[QueueKey] = []
+    missing: list[QueueKey] = []
+    for key in archived:
+        if (key.topic, key.queue_id) not in shown:
+            is_deleted = key.topic not in topics and (bool(topics) or key.topic.startswith(LMQ_PREFIX))
+            (deleted if is_deleted else missing).append(key)
+    return deleted, missing
+
+
+def shown_again(hidden: Iterable[tuple[QueueKey, np.void]], index: ConsumeQueueIndex) -> list[QueueKey]:
+    """Hidden queues, with their rows in the catalog, to whose last archived record the broker's queue refers."""
+    found = []
+    for key, row in hidden:
+        for unit in index.units(key.topic, key.queue_id, max(int(row["end_queue_offset"]) - 1, 0), 1):
+            if unit["phys"] + unit["size"] == row["end_phys"]:
+                found.append(key)
+    return found
+
+
+@dataclass(frozen=True)
+class DeletionVerdict:
+    """Result of one check of the topic table."""
+
+    deleted: frozenset[str] = frozenset()
+    alarm: str = ""
+
+
+class DeletedTopics:
+    """Detects deleted topics by the master's topic table while following."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._absent_since_ms: dict[str, int] = {}
+
+    def adopt(self, archived: Iterable[str]) -> None:
+        """Topics that were in the master's table when it was archived, before this process began."""
+        self._seen |= set(archived)
+
+    def check(
+        self, table: Set[str], backup: Set[str], consume_queues: Iterable[str], now_ms: int
+    ) -> DeletionVerdict:
+        """One check beside a master. LMQs are never in the table: they are not checked."""
+        present = set(table) | set(backup) | set(consume_queues)
+        if not table:
+            return DeletionVerdict()
+        self._seen |= set(table)
+        absent = {topic for topic in self._seen - present if not topic.startswith(LMQ_PREFIX)}
+        for topic in list(self._absent_since_ms):
+            if topic not in absent:
+                del self._absent_since_ms[topic]
+        for topic in absent:
+            self._absent_since_ms.setdefault(topic, now_ms)
+        due = frozenset(
+            topic for topic, since_ms in self._absent_since_ms.items() if now_ms - since_ms >= ABSENT_MS_MIN
+        )
+        if len(absent) >= MASS_DELETION_TOPICS_MIN and len(absent) > MASS_DELETION_RATIO * len(self._seen):
+            return DeletionVerdict(
+                alarm=f"{len(absent)} of {len(self._seen)} topics are gone from the broker at once"
+            )
+        for topic in due:
+            self._seen.discard(topic)
+            del self._absent_since_ms[topic]
+        return DeletionVerdict(deleted=due)

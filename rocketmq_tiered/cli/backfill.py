@@ -18,10 +18,8 @@ from rocketmq_tiered.process.progress import Progress
 from rocketmq_tiered.process.uploader_job import UploaderJob, Writer
 from tiered.console import camel_names, print_lines
 from tiered.object_store.request_metrics import StoreMetrics
-from uploader.bounded_run import run_bounded
-from uploader.offload_status import OffloadResult, OffloadStatus
-from uploader.outage_limit import AGAIN, OutageLimit
-from uploader.outcome_text import outcome_text
+from uploader.bounded_run import AGAIN, OutageLimit, run_bounded
+from uploader.offload_status import OffloadResult, OffloadStatus, outcome_text
 
 EXIT_ANOMALIES = 1
 EXIT_INTERRUPTED = 130

@@ -43,7 +43,7 @@ from tiered.remoting.client import BrokerClient
 from tiered.settings.quantities import duration_ms
 from tiered.settings.sections import Settings
 from tiered.timestamps import wall_ms
-from uploader.outcome_text import outcome_text
+from uploader.offload_status import outcome_text
 
 TIMEOUT_S = 10.0
 STOP_S = 60.0

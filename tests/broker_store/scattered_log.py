@@ -12,8 +12,7 @@ import numpy as np
 from tests.broker_store.record_bytes import record
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.damage import record_size
-from tiered.broker_store.filler import crc_property
-from tiered.broker_store.restored_log import Piece, RestoredLog
+from tiered.broker_store.restored_log import Piece, RestoredLog, crc_property
 
 FILE_BYTES = 1 << 20
 

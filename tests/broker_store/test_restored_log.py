@@ -11,8 +11,7 @@ import pytest
 
 from tests.broker_store.scattered_log import FILE_BYTES, scattered, walked
 from tiered.broker_store.compacted_log import compact, packed_bytes
-from tiered.broker_store.filler import FILLER_BYTES_MAX, FILLER_TOPIC
-from tiered.broker_store.restored_log import Piece, RestoredLog
+from tiered.broker_store.restored_log import FILLER_BYTES_MAX, FILLER_TOPIC, Piece, RestoredLog
 from tiered.errors import CorruptionError, StoreFullError, UsageError
 from tiered.formats.record import decode_record
 from tiered.model.queue import TopicFilter

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.catalog.drafts import append_draft, queue, small_limits, writer
-from tiered.catalog import kept_roots
+from tiered.catalog import apply
+from tiered.catalog.apply import KEEP_EVERY, KEPT_MAX, with_root
 from tiered.catalog.catalog_reader import load
-from tiered.catalog.kept_roots import KEEP_EVERY, KEPT_MAX, with_root
 from tiered.catalog.snapshot import describe
 from tiered.catalog.state import RootRef
 from tiered.object_store.memory import MemoryStore
@@ -33,7 +33,7 @@ def test_their_number_is_bounded_and_their_distance_grows_with_age() -> None:
 
 
 def test_an_earlier_version_is_read_from_a_kept_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_roots, "KEEP_EVERY", 20)
+    monkeypatch.setattr(apply, "KEEP_EVERY", 20)
     store = MemoryStore()
     made = writer(store, limits=small_limits(root_every_max=5))
     made.claim()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.catalog.drafts import queue
 from tiered.catalog.commit import PageChange
 from tiered.catalog.page_bytes import read_page_bytes
-from tiered.catalog.page_packs import PagePacks
+from tiered.catalog.page_writer import PagePacks
 from tiered.catalog.state import PageRef
 from tiered.object_store.memory import MemoryStore
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tiered.consume_queue.directory_changes import QUIET_NS, DirectoryChanges
+from tiered.consume_queue.file_queues import QUIET_NS, DirectoryChanges
 
 
 class Clock:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fetcher.io.waiting import InlineExecutor, new_future, run_sync
-from fetcher.rows import run_windows
+from fetcher.rows import catalog_view
 from fetcher.rows.catalog_view import CatalogView
 from fetcher.rows.run_list import QueueView
 from tests.archive.archive_builder import ArchiveBuilder, Sent
@@ -267,7 +267,7 @@ def test_following_a_queue_adds_the_runs_of_each_commit_without_a_request() -> N
 
 
 def test_a_tail_stays_over_a_spill_and_loses_what_is_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_windows, "TAIL_RUNS_MAX", 12)
+    monkeypatch.setattr(catalog_view, "TAIL_RUNS_MAX", 12)
     limits = CatalogLimits(root_every=4, root_runs_max=8, merge_sequences=1000)
     builder = ArchiveBuilder(MemoryStore(), limits=limits)
     builder.commit([Sent(PLAIN)])

@@ -16,19 +16,18 @@ from tiered.archive.index.layout import COVERED_DTYPE
 from tiered.archive.index.layout import FOOTER_KIND as INDEX_FOOTER_KIND
 from tiered.archive.index.places import PAGE_DTYPE as PLACES_PAGE_DTYPE
 from tiered.archive.index.places import PLACE_DTYPE
+from tiered.catalog.apply import KEEP_EVERY, KEPT_MAX
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.commit import COMMIT_KIND
 from tiered.catalog.deletions import LIST_KIND
 from tiered.catalog.index_refs import IndexRef
-from tiered.catalog.kept_roots import KEEP_EVERY, KEPT_MAX
 from tiered.catalog.page_bytes import read_page_bytes
 from tiered.catalog.pages import PAGE_KIND
 from tiered.catalog.snapshot import ROOT_KIND
 from tiered.catalog.state import REMOVED_DTYPE
 from tiered.catalog.timer_refs import TIMER_DTYPE
 from tiered.formats import segment_layout, timer_object
-from tiered.formats.catalog_dictionary import DICTIONARY
-from tiered.formats.container import decode_container
+from tiered.formats.container import DICTIONARY, decode_container
 from tiered.formats.fields import FIELD_TABLE, INNER_FIELD_TABLE
 from tiered.formats.keys import ESCAPED_CHARACTERS_MAX
 from tiered.formats.segment_layout import (

@@ -11,9 +11,16 @@ import pytest
 import zstandard
 
 from tests.formats.segment_builder import META, RowSpec, RunSpec, build
-from tiered.formats import segment_blocks
-from tiered.formats.segment import BlockCodec, SegmentScratch, encode_segment
-from tiered.formats.segment_blocks import KEPT_BYTES, PIECE_BYTES, BlockPacker, Records
+from tiered.formats import segment
+from tiered.formats.segment import (
+    KEPT_BYTES,
+    PIECE_BYTES,
+    BlockCodec,
+    BlockPacker,
+    Records,
+    SegmentScratch,
+    encode_segment,
+)
 from tiered.formats.segment_layout import BLOCK_DTYPE, CODEC_RAW, CODEC_ZSTD
 from tiered.kernels.gather import gather_records
 from tiered.model.queue import QueueKey
@@ -104,7 +111,7 @@ def test_nothing_reads_the_arena_after_a_failure(monkeypatch: pytest.MonkeyPatch
             reading.discard(threading.get_ident())
         return row
 
-    monkeypatch.setattr(segment_blocks, "gather_records", watched)
+    monkeypatch.setattr(segment, "gather_records", watched)
     rows = [16] * 40
     with pytest.raises(RuntimeError), BlockPacker(1, 2).packing(_blocks(rows), _arena(sum(rows))):
         raise RuntimeError("the columns could not be encoded")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.broker_store.record_bytes import record
 from tests.broker_store.scattered_log import record_at
-from tiered.broker_store.filler import crc_property, filled
+from tiered.broker_store.restored_log import crc_property, filled
 from tiered.kernels.log_records import (
     end_of_records,
     next_record,

@@ -28,10 +28,10 @@ from tiered.archive.segment_reader import SegmentCache
 from tiered.catalog.catalog_reader import load
 from tiered.errors import UnavailableError
 from tiered.object_store.file import FileStore
-from uploader import outage_limit
+from uploader import bounded_run
+from uploader.bounded_run import OutageLimit
 from uploader.cycle_upload import UploadCounters
 from uploader.offload import OffloadStatus
-from uploader.outage_limit import OutageLimit
 
 ROOT = Path(__file__).parents[2]
 TIERED = (sys.executable, "-c", "import sys; from rocketmq_tiered.cli import main; sys.exit(main())")
@@ -277,7 +277,7 @@ def small_disk(case: Case) -> Iterator[Path]:
 def test_a_full_disk_is_exit_4_and_with_room_the_same_command_continues(
     case: Case, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outage_limit, "OUTAGE_S_MAX", 1.0)
+    monkeypatch.setattr(bounded_run, "OUTAGE_S_MAX", 1.0)
     done = case.backfill()
     assert done.returncode == 4, done.stderr
     last = done.stderr.splitlines()[-1]

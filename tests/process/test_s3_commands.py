@@ -26,8 +26,8 @@ TIERED = (sys.executable, "-c", "import sys; from rocketmq_tiered.cli import mai
 SHORT_OUTAGE = """
 import sys
 from rocketmq_tiered.cli import main
-from uploader import outage_limit
-outage_limit.OUTAGE_S_MAX = {}
+from uploader import bounded_run
+bounded_run.OUTAGE_S_MAX = {}
 sys.exit(main())
 """
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from tiered.errors import UnavailableError
-from uploader.bounded_run import run_bounded
+from uploader.bounded_run import OutageLimit, run_bounded
 from uploader.offload_status import OffloadResult
-from uploader.outage_limit import OutageLimit
 
 
 def test_nothing_works_on_after_the_failure() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uploader.follow import Every
+from uploader.follow_loop import Every
 
 
 def test_once_per_period_and_the_first_time_at_once() -> None:

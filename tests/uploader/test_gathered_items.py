@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tiered.archive.index.items import ITEM_DTYPE, Widths, encode_items
 from tiered.archive.index.order import sorted_items
 from tiered.model.tables import Table
-from uploader.gathered_items import GatheredItems
+from uploader.index_input import GatheredItems
 
 
 def items_of(*rows: tuple[int, int, int]) -> Table:

@@ -45,10 +45,10 @@ from tiered.object_store.interface import ObjectStore
 from tiered.object_store.memory import MemoryStore
 from tiered.settings.sections import IndexSettings
 from tiered.settings.topic_rules import TopicRule
-from uploader import gathered_items, index_builder, index_files, index_input
+from uploader import index_builder, index_files, index_input
 from uploader.index_builder import IndexBuilder
+from uploader.index_input import stale_entries
 from uploader.index_plan import groups_of
-from uploader.unindexed import stale_entries
 
 _seeds = itertools.count()
 A, B = QueueKey("a", 0, 0), QueueKey("b", 3, 0)
@@ -125,7 +125,7 @@ def test_messages_with_many_keys_take_the_same_memory(monkeypatch: pytest.Monkey
         sizes.append(len(items))
         return sorted_items(items)
 
-    monkeypatch.setattr(gathered_items, "sorted_items", counted)
+    monkeypatch.setattr(index_input, "sorted_items", counted)
     store = MemoryStore()
     archive = ArchiveBuilder(store)
     for cycle in range(6):

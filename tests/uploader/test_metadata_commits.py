@@ -16,8 +16,7 @@ from tiered.errors import UnavailableError
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
 from uploader.broker_state_archive import BrokerStateArchive
-from uploader.metadata_commits import DELETIONS_EVERY_MS, MetadataCommits
-from uploader.visibility import ABSENT_MS_MIN
+from uploader.metadata_commits import ABSENT_MS_MIN, DELETIONS_EVERY_MS, MetadataCommits
 
 TOPICS = ["kept", "deleted", *(f"t{number}" for number in range(20))]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tiered.kernels.queue_table import QueueTable
 from tiered.model.queue import QueueKey
-from uploader.queue_generations import QueueGenerations
+from uploader.queue_tails import QueueGenerations
 
 
 class GrowingTable(QueueTable):

@@ -16,7 +16,7 @@ from tiered.formats.keys import archive_prefix
 from tiered.model.queue import TopicFilter
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
-from uploader.outcome_text import outcome_text
+from uploader.offload_status import outcome_text
 from uploader.topic_selections import SELECTIONS, SELECTIONS_MAX, TopicSelections
 
 NO_AUDIT = replace(FILTER, exclude=("audit*",))

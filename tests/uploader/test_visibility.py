@@ -1,7 +1,7 @@
 """Absent is not deleted; backfill shows what the broker would show."""
 
 from tiered.model.queue import QueueKey
-from uploader.visibility import ABSENT_MS_MIN, DeletedTopics, without_units
+from uploader.metadata_commits import ABSENT_MS_MIN, DeletedTopics, without_units
 
 TOPICS = frozenset(f"t{i}" for i in range(20))
 

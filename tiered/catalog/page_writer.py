@@ -6,15 +6,17 @@ an object its key is recorded as garbage. A page that cannot be written is retri
 A merge runs beside commits: it reads immutable pages only, and the next commit names its result if the pages it
 replaces still exist.
 
-Owns the schedule, and the PUTs and keys of page objects. Encoding is in pages.py and snapshot.py, placement in
-page_packs.py, merging in page_merge.py, commits in catalog_writer.py.
+Owns the schedule, and the PUTs and keys of page objects. Encoding is in pages.py and
+snapshot.py, merging in page_merge.py, commits in catalog_writer.py.
+
+Packs the pages of one catalog change into objects. Until one is put, a page's name is its position in a pack.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,15 +24,56 @@ from functools import partial
 from tiered.catalog.commit import NO_PAGES, CommitDraft, PageChange
 from tiered.catalog.deletions import DeletionChange, due_to_spill, encode_list, list_of
 from tiered.catalog.page_merge import merge, sequence_to_merge
-from tiered.catalog.page_packs import PagePacks
 from tiered.catalog.pages import PutPage, RunIndex, spill
 from tiered.catalog.snapshot import encode_root
 from tiered.catalog.state import CatalogState, PageRef, RootRef
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import WITHOUT_EFFECT, CorruptionError, NotFoundError, UnavailableError
-from tiered.formats.keys import object_of, page_key
+from tiered.formats.keys import object_of, page_key, parse_part_key, part_key
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.own_name import put_own
+
+PutPack = Callable[[int, Sequence[bytes]], str]
+"""(version, pages) -> key of the durable object with them; raises what the object store raises."""
+
+
+class PagePacks:
+    """Pages in packs of up to ``bytes_max``. Only the last pack is in memory, others are put when full."""
+
+    def __init__(self, put: PutPack, bytes_max: int) -> None:
+        self._put = put
+        self._bytes_max = bytes_max
+        self._keys: list[str] = []
+        self._pages: list[bytes] = []
+        self._bytes = 0
+        self._version = 0
+
+    def add(self, version: int, data: bytes) -> str:
+        """Add a page of ``version``; returns its name until ``put`` gives the final one."""
+        if self._pages and self._bytes + len(data) > self._bytes_max:
+            self._close()
+        name = part_key(str(len(self._keys)), self._bytes, len(data))
+        self._pages.append(data)
+        self._bytes += len(data)
+        self._version = version
+        return name
+
+    def put(self, change: PageChange) -> PageChange:
+        """``change`` with the names of objects, which are put."""
+        if self._pages:
+            self._close()
+        added: list[PageRef] = [page._replace(key=self._final_name(page.key)) for page in change.added]
+        return replace(change, added=tuple(added))
+
+    def _final_name(self, key: str) -> str:
+        part = parse_part_key(key)
+        assert part is not None
+        return part_key(self._keys[int(part.key)], part.offset, part.length)
+
+    def _close(self) -> None:
+        self._keys.append(self._put(self._version, self._pages))
+        self._pages, self._bytes = [], 0
+
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Kernels of a commitlog that is written record by record: records to their places, and which bytes are records.
 
-Fillers (tiered.broker_store.filler) are no records here. Oracle: ``tests.kernels.test_log_records``.
+Fillers (tiered.broker_store.restored_log) are no records here. Oracle: ``tests.kernels.test_log_records``.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from tiered.console import camel_names
 from tiered.errors import UsageError
 from tiered.object_store.store_options import StoreOptions
 from tiered.settings.topic_rules import TopicRules
-from uploader.outcome_text import outcome_text
+from uploader.offload_status import outcome_text
 
 EXIT_ANOMALIES = 1
 

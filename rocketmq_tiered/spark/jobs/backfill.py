@@ -31,11 +31,10 @@ from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import IndexSettings, OffloadSettings
 from tiered.settings.topic_rules import TopicRules
 from uploader.bound_source import no_offsets
-from uploader.bounded_run import run_bounded
+from uploader.bounded_run import OUTAGE_S_MAX, OutageLimit, run_bounded
 from uploader.log_rule import LogLimits
 from uploader.offload import Environment, ObjectOptions, Offloader, OffloadIdentity
 from uploader.offload_status import OffloadResult
-from uploader.outage_limit import OUTAGE_S_MAX, OutageLimit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

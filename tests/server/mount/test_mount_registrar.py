@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import orjson
 
 from rocketmq_tiered.server.backend.backend import TopicConfig
-from rocketmq_tiered.server.mount.mount_registrar import MountRegistrar, registered_topics
+from rocketmq_tiered.server.mount.mounted_archive import MountRegistrar, registered_topics
 from rocketmq_tiered.server.slave.registration import RegistrationState, SlaveConfig
 from tests.server.slave.name_server_double import BROKER, CLUSTER, NameServerDouble
 from tests.server.slave.until import until
