@@ -62,6 +62,7 @@ EXTENDED = {
     "integration/test_serving_security.py": r".*\[(4|5\.5)",
     "integration/test_slave.py": r"test_(it_is_listed|name_server)",
     "integration/test_slave_guarded.py": ALL,
+    "integration/test_republish.py": r".*\[5",
     "integration/test_timers.py": r".*\[(4|5\.5)|test_(timers_wait|pending)",
     "kernels/test_compiled_ahead.py": r"test_no_process",
     "kernels/test_jit.py": r"test_(a_change|a_process|kernels_run)",

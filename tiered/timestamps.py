@@ -8,6 +8,7 @@ from operator import index
 from time import time_ns
 
 from tiered.errors import UsageError
+from tiered.model.dates import PLAUSIBLE_MS
 
 TimePoint = int | datetime
 """Milliseconds since the epoch, or a datetime; without a zone it is UTC."""
@@ -16,8 +17,6 @@ RELATIVE = re.compile(r"-(?P<count>\d{1,9})(?P<unit>[smhdw])")
 """Seconds, minutes, hours, days or weeks before now."""
 _UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _EPOCH = datetime.fromtimestamp(0, UTC)
-PLAUSIBLE_MS = range(946_684_800_000, 4_102_444_800_000)
-"""Integers that are times: 2000 to 2099. Outside are seconds, years, microseconds, dates of twelve or more digits."""
 _FORMS = "use milliseconds since 1970, 2026-11-21T07:00:00Z, 2026-11-21, or -1h"
 
 

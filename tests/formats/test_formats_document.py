@@ -51,7 +51,7 @@ from tiered.object_store.file import FileStore
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "FORMATS.md").read_text("utf-8")
 TRAILERS = {FOOTER_KIND: TRAILER_BYTES, INDEX_FOOTER_KIND: index_layout.TRAILER_BYTES}
-NAMES = {"u1": "u8", "u4": "u32", "i4": "i32", "i8": "i64", "u8": "u64"}
+NAMES = {"u1": "u8", "u2": "u16", "u4": "u32", "i4": "i32", "i8": "i64", "u8": "u64"}
 SECTIONS = {
     "Segment": [QUEUE_DTYPE, SEGMENT_RUN_DTYPE, BLOCK_DTYPE],
     "Commit": [RUN_DTYPE, OBJECT_DTYPE, GAP_DTYPE, REMOVED_DTYPE, FLOOR_DTYPE, TIMER_DTYPE],

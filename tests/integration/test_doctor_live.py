@@ -38,7 +38,7 @@ def failures(checks: dict[str, dict[str, str]]) -> list[str]:
     return [name for name, check in checks.items() if check["outcome"] == "failed"]
 
 
-@pytest.mark.parametrize("version", ["4.9.7", "5.3.3"])
+@pytest.mark.parametrize("version", ["4.9.7", "5.3.3", "5.5.0"])
 def test_a_broker_its_wrong_port_and_its_end(version: str, tmp_path: Path, minio_url: RunningStore) -> None:
     scene = Scene(version)
     with beside_broker(scene, tmp_path, minio_url) as sidecar:

@@ -97,8 +97,8 @@ def expected(url: str) -> dict[tuple[str, int], list[Seen]]:
 class Target:
     """A live broker with a topic r_X for each topic t_X."""
 
-    def __init__(self, directory: Path, topics: set[str]) -> None:
-        self.server = RocketMq(VERSION, directory)
+    def __init__(self, directory: Path, topics: set[str], version: str = VERSION) -> None:
+        self.server = RocketMq(version, directory)
         self.topics = {topic: "r_" + topic.removeprefix("t_") for topic in sorted(topics)}
 
     def start(self) -> None:
@@ -230,3 +230,42 @@ def test_a_republish_killed_five_times_delivers_all_in_order(
         repeated += sum(back)
     assert sum(map(len, consumed.values())) == total + repeated
     print(f"{total} messages, {repeated} repeated by {KILLS} kills")
+
+
+@pytest.mark.parametrize("version", ["4.9.7", "5.3.3", "5.5.0"])
+def test_commands_take_the_name_server_and_the_broker_of_each_version(
+    version: str, url: str, tmp_path: Path
+) -> None:
+    """Name servers of 4.9 never answer a request that they do not know."""
+    with rocketmq_tiered.open(url) as archive:
+        topics = {topic for topic in archive.topics() if not topic.startswith("%")}
+    target = Target(tmp_path / "broker", topics, version)
+    target.start()
+    try:
+        names, broker, begun_s = (
+            target.server.name_server_address,
+            target.server.broker_address,
+            time.monotonic(),
+        )
+        count = sum(map(len, expected(url).values()))
+        for number, address in enumerate((names, broker)):
+            arguments = target.arguments(url, tmp_path / f"position-{number}")
+            arguments[arguments.index("--to") + 1] = address
+            assert sum(json.loads(tiered(*arguments, "--json"))["sent"].values()) == count
+        topic = next(iter(target.topics.values()))
+        reset = (
+            "reset-offset",
+            "--serve",
+            names,
+            "--group",
+            "G_reset",
+            "--topic",
+            topic,
+            "--earliest",
+            "--new-group",
+        )
+        assert "queues" in tiered(*reset, "--dry-run", "--json")
+        assert time.monotonic() - begun_s < 60
+    finally:
+        target.server.broker.kill()
+        target.server.stop()

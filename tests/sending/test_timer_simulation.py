@@ -72,11 +72,11 @@ def a_cancellation_after_the_plan_is_not_seen(patch: pytest.MonkeyPatch) -> None
     patch.setattr(TimerDelivery, "_commit", commit)
 
 
-def without(patch: pytest.MonkeyPatch, is_left_out: Callable[[str], bool]) -> None:
+def without(patch: pytest.MonkeyPatch, is_skipped: Callable[[str], bool]) -> None:
     right = RemoteTimerBroker._found
 
     def found(self: RemoteTimerBroker, topic: str, send: Any) -> set[str]:
-        return set() if is_left_out(topic) else right(self, topic, send)
+        return set() if is_skipped(topic) else right(self, topic, send)
 
     patch.setattr(RemoteTimerBroker, "_found", found)
 

@@ -181,7 +181,7 @@ class TimerFiles:
 
     def counting(self, state: CatalogState) -> Iterator[TimerCounts | None]:
         """None while counting, then the counts. Footers count hours that have timers alone; others are read, and
-        remembered until they change."""
+        kept in memory until they change."""
         parts = [np.zeros((5, 0), np.int64)]
         for number, ref in enumerate(state.timers):
             table = self.footer(ref).hours

@@ -12,8 +12,8 @@ from tiered.kernels.checksums import xxh64
 from tiered.kernels.jit import Int, kernel
 from tiered.kernels.loads import load_be32, load_be64, load_le64, load_u8
 from tiered.kernels.words import word
+from tiered.model.dates import PLAUSIBLE_MS
 from tiered.model.timer import QUEUES_MAX, Refusal
-from tiered.timestamps import PLAUSIBLE_MS
 
 ROW = 11
 """Numbers: deliver ms (0: no timer); hashes of its key, 0 without one, and of its topic; refusal; cancelled ms and hash

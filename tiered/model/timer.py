@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
+from tiered.model.dates import PLAUSIBLE_MS
 from tiered.model.topic_names import refused_target
-from tiered.timestamps import PLAUSIBLE_MS
 
 TOPIC, DELIVER_MS, QUEUE = "TIERED_TOPIC", "TIERED_DELIVER_MS", "TIERED_QUEUE"
 """Properties of a message in the gateway topic: its topic, the time at which it is sent there, in ms since 1970, and
