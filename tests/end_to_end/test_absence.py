@@ -317,7 +317,7 @@ def test_a_writer_records_no_gap_where_its_newest_commits_are_missing(tmp_path: 
         queue: len(rows) + 10 for queue, rows in truth.items()
     }
     assert not len(load(store).gaps)
-    assert verify_archive(store, full=True).anomalies == []
+    assert verify_archive(store, depth="full").anomalies == []
 
 
 @pytest.mark.parametrize("name", ["catalog gone"])
