@@ -10,6 +10,7 @@ from typing import Any
 
 from tiered.broker_store.config import BrokerState, state_fingerprint, topic_names_backup
 from tiered.broker_store.store import BrokerStore
+from tiered.catalog.broker_facts import TABLE_NAMES
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.claims import BACKFILL
 from tiered.catalog.commit import CommitInvalidError
@@ -22,7 +23,6 @@ from uploader.cycle_upload import CycleUploader
 from uploader.follow import Every
 from uploader.visibility import DeletedTopics, shown_again, without_units
 
-TABLE_NAMES = ("topics", "subscription_groups", "consumer_offsets", "delay_offsets", "topic_queue_mappings")
 DELETIONS_EVERY_MS = 60_000
 TABLE_ATTEMPTS = 5
 TABLE_WAIT_S = 0.2

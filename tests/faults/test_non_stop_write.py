@@ -51,7 +51,9 @@ def check_requests(requests: list[Request]) -> int:
         else:
             assert key not in abandoned, f"{operation} on abandoned {key}"
             assert operation != "delete", key
-            assert operation != "list" or not put, f"{key}: only a new archive is listed, before anything is put"
+            assert operation != "list" or not put, (
+                f"{key}: only a new archive is listed, before anything is put"
+            )
     return faults
 
 

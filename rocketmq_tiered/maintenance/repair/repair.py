@@ -416,8 +416,8 @@ def _beyond_end(repair: Repair, state: CatalogState, objects: Sequence[FoundObje
 
 
 def number_above(repair: Repair, objects: Iterable[FoundObject]) -> None:
-    """Commit above every version and epoch that ``objects`` name, which no known commit does: those after it may be
-    known to somebody."""
+    """Commit above every version and epoch that ``objects`` name, which no known commit does: readers and writers may
+    know of later ones."""
     before = repair.survey.state
     for one in objects:
         version = one.meta.catalog_version
