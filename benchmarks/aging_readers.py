@@ -33,7 +33,7 @@ from benchmarks.report import MIB, Row
 from benchmarks.synthetic_history import SyntheticHistory
 from fetcher.queries.queue_listing import list_queues
 from rocketmq_tiered.cli.status import _report
-from tiered.archive.verify_names import verify_names
+from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load, refresh
 from tiered.catalog.living_runs import living_runs
 from tiered.catalog.pages import RunIndex
@@ -147,7 +147,7 @@ def verified(store: CountingStore, state: CatalogState) -> Row:
     reads, listed, begun_s = store.reads, store.listed, time.process_time()
     before_bytes = rss_bytes()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
-    report = verify_names(store)
+    report = verify_archive(store, depth="names")
     assert report.anomalies == [] and report.counts["objects"] > state.version // 2
     return {
         "verify_requests": store.reads - reads,

@@ -25,9 +25,8 @@ from benchmarks.machine import note
 from benchmarks.recording import loaded
 from benchmarks.report import Row
 from benchmarks.synthetic_store import StoreSpec, StoreWriter
+from tiered.archive.run_passes import LivingRuns
 from tiered.archive.verify import READ_THREADS, verify_archive
-from tiered.archive.verify_names import verify_names
-from tiered.archive.verify_runs import LivingRuns
 from tiered.archive.verify_segment import SegmentCheck, rescanned
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
@@ -94,7 +93,7 @@ def _quick(commits: int) -> Row:
         writer.append(draft)
         if number % 10_000 == 0:
             note(f"{number} commits")
-    (wall_s, cpu_s), report = _timed(lambda: verify_names(store))
+    (wall_s, cpu_s), report = _timed(lambda: verify_archive(store, depth="names"))
     assert report.anomalies == [] and report.counts["versions"] >= commits
     return {
         "what": "quick",
@@ -134,7 +133,7 @@ def _full(store: ObjectStore, rounds: int) -> Row:
         with ThreadPoolExecutor(READ_THREADS) as pool:
             took, read = _timed(lambda: sum(pool.map(lambda check: _read(store, check), checks)))
         figures["parts"].append(took)
-        took, report = _timed(lambda: verify_archive(store, full=True))
+        took, report = _timed(lambda: verify_archive(store, depth="full"))
         assert report.anomalies == []
         figures["full"].append(took)
         note(f"round {number}: {figures}")

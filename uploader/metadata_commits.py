@@ -24,6 +24,7 @@ import numpy as np
 
 from tiered.broker_store.config import BrokerState, state_fingerprint, topic_names_backup
 from tiered.broker_store.store import BrokerStore
+from tiered.catalog.broker_facts import TABLE_NAMES
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.claims import BACKFILL
 from tiered.catalog.commit import CommitInvalidError
@@ -36,7 +37,6 @@ from uploader.broker_state_archive import BrokerStateArchive
 from uploader.cycle_upload import CycleUploader
 from uploader.follow_loop import Every
 
-TABLE_NAMES = ("topics", "subscription_groups", "consumer_offsets", "delay_offsets", "topic_queue_mappings")
 DELETIONS_EVERY_MS = 60_000
 TABLE_ATTEMPTS = 5
 TABLE_WAIT_S = 0.2

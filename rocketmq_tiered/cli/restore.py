@@ -33,7 +33,7 @@ from tiered.archive.index.rocketmq_index_file import (
 )
 from tiered.broker_store.conf import BrokerConf, read_broker_conf
 from tiered.broker_store.restored_log import RestoredLog
-from tiered.catalog.broker_facts import recorded_facts
+from tiered.catalog.broker_facts import TABLE_NAMES, recorded_facts
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.console import camel_names, counted, time_text
@@ -43,7 +43,6 @@ from tiered.errors import UsageError
 from tiered.formats.record import decode_record
 from tiered.model.queue import SCHEDULE_TOPIC
 from tiered.model.tables import QUEUE_HIDDEN
-from uploader.metadata_commits import TABLE_NAMES
 
 QUEUES = {kind.value: kind for kind in StoreKind} | {"none": None}
 OWNER_LIVES_MS = 5 * 60_000

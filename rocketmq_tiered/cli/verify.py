@@ -11,7 +11,6 @@ from rocketmq_tiered.maintenance.throttle import YieldingStore
 from rocketmq_tiered.process.loaded_archive import open_store_of
 from rocketmq_tiered.process.progress import Progress
 from tiered.archive.verify import verify_archive
-from tiered.archive.verify_names import verify_names
 from tiered.archive.verify_progress import VerifyProgress
 from tiered.console import camel_names, print_json, print_lines
 from tiered.errors import UnavailableError, UsageError
@@ -96,11 +95,13 @@ def execute(options: argparse.Namespace) -> int:
     ):
         store = _limited(archive.store, options.bytes_per_s)
         saved = _progress_in(options.resume, archive.store.url)
-        if is_read:
-            share = options.sample or 1.0
-            report = verify_archive(store, full=True, sample=share, progress=progress.update, saved=saved)
-        else:
-            report = verify_names(store, progress=progress.update, saved=saved)
+        report = verify_archive(
+            store,
+            depth="full" if is_read else "names",
+            sample=options.sample or 1.0,
+            progress=progress.update,
+            saved=saved,
+        )
     failed = bool(report.anomalies) or (options.strict and bool(report.leftovers))
     if options.json:
         print_json(camel_names(asdict(report)) | {"ok": not failed and not report.unchecked})

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tiered.archive.run_passes import LivingRuns
 from tiered.archive.salvage import Lost, Salvage, salvaged
-from tiered.archive.verify_runs import LivingRuns
 from tiered.archive.verify_segment import SegmentCheck
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 
 from rocketmq_tiered.maintenance.healing import heal
 from rocketmq_tiered.maintenance.task_figures import ScrubStatus
+from tiered.archive.run_passes import LivingRuns, Window
 from tiered.archive.task import SCRUB, Due
 from tiered.archive.unreadable import UnreadableRange
 from tiered.archive.verify import verifying
-from tiered.archive.verify_progress import VerifyProgress
-from tiered.archive.verify_report import VerifyReport
-from tiered.archive.verify_runs import LivingRuns, Window
+from tiered.archive.verify_progress import VerifyProgress, VerifyReport
 from tiered.archive.verify_segment import SegmentResult, check_segment
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.maintenance_commit import MaintenanceCommit
@@ -123,7 +122,7 @@ class ScrubTask:
 
         begun_s = time.monotonic()
         self._steps = self._steps or verifying(
-            self._commits.store, self._saved, 1.0, progress, own_epoch=self._commits.refresh().epoch
+            self._commits.store, self._saved, "full", 1.0, progress, own_epoch=self._commits.refresh().epoch
         )
         try:
             while time.monotonic() - begun_s < STEP_S and self._is_behind():

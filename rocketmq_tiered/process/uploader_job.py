@@ -166,7 +166,7 @@ class Writer:
     new_archive: bool = False
     """Whether an archive may begin though this instance has archived to another one."""
     abandons: int | None = None
-    """So many objects of a lost archive may be given up for a new one."""
+    """So many objects of a lost archive may be abandoned for a new one."""
     standby: StandbyWatch | None = None
     """None: no standby; never takes over without ``take_over``."""
     retires: bool = False
@@ -314,7 +314,7 @@ class UploaderJob:
                 raise FencedError(error.message, hint=self._standby.plan) from error
 
     def _begin(self) -> None:
-        """Give up the objects of a lost archive, if that was requested."""
+        """Abandon the objects of a lost archive, if that was requested."""
         if self._writer.new_archive:
             abandon(self._own, (self.names.cluster, self.names.broker), self._writer.abandons, wall_ms())
 

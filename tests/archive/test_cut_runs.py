@@ -87,7 +87,7 @@ def test_every_row_is_read_once(tmp_path: Path, rows_max: int) -> None:
     made.cut_runs(rows_max)
     runs = RunIndex(made.store).runs_of(made.state, QUEUES[0]).runs
     assert int(runs["rows"].max()) <= rows_max and bool(runs["first_row"].any()) == (rows_max < 8)
-    assert verify_archive(made.store, full=True).anomalies == []
+    assert verify_archive(made.store, depth="full").anomalies == []
     read_all(made)
 
 
@@ -97,7 +97,7 @@ def test_walks_and_queries_find_the_same_messages(tmp_path: Path, rows_max: int,
     made.cut_runs(rows_max)
     if is_indexed:
         index(made)
-        assert verify_archive(made.store, full=True).anomalies == []
+        assert verify_archive(made.store, depth="full").anomalies == []
     with rocketmq_tiered.open(f"file://{tmp_path}") as archive:
         for queue, truth in made.truth.items():
             walked = [bytes(one.data) for one in archive.queue(queue.topic, queue.queue_id).messages()]
@@ -119,7 +119,7 @@ def test_no_reader_finds_what_was_cut_off(tmp_path: Path) -> None:
     row = state.queue(queue)
     assert row is not None and int(row["min_queue_offset"]) == 3
     read_all(made)
-    assert verify_archive(made.store, full=True).anomalies == []
+    assert verify_archive(made.store, depth="full").anomalies == []
     with rocketmq_tiered.open(f"file://{tmp_path}") as archive:
         assert [one.queue_offset for one in archive.queue(queue.topic, queue.queue_id).messages()][:1] == [3]
         assert list(archive.find_by_key(queue.topic, "k0-1")) == []

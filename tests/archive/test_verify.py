@@ -24,8 +24,8 @@ from tiered.archive.verify import (
     VerifyReport,
     verify_archive,
 )
+from tiered.archive.verify_catalog import check_queues
 from tiered.archive.verify_progress import VerifyProgress
-from tiered.archive.verify_queues import check_queues
 from tiered.catalog.catalog_reader import read_commit
 from tiered.catalog.pages import sorted_page
 from tiered.catalog.writer_limits import CatalogLimits
@@ -84,7 +84,11 @@ def _kinds(report: VerifyReport) -> set[AnomalyKind]:
 def test_a_whole_archive_has_no_anomalies(full: bool) -> None:
     builder = _archive()
     seen: list[tuple[int, int]] = []
-    report = verify_archive(builder.store, full=full, progress=lambda done, total: seen.append((done, total)))
+    report = verify_archive(
+        builder.store,
+        depth="full" if full else "tails",
+        progress=lambda done, total: seen.append((done, total)),
+    )
     assert (report.anomalies, report.leftovers) == ([], [])
     messages = sum(row.inner_num for truth in builder.truth.values() for row in truth.rows)
     assert report.counts["messages"] == messages
@@ -143,7 +147,7 @@ def test_a_killed_pass_reads_few_objects_twice_and_a_sample_reads_some() -> None
     for number in range(60):
         builder.commit([Sent(ONE, b"%d" % number)])
     _replace(builder, builder.keys[3], _flip(20))
-    whole = verify_archive(builder.store, full=True)
+    whole = verify_archive(builder.store, depth="full")
     assert len(whole.anomalies) == 1
     once = {key: store.reads[key] for key in builder.keys}
     passes, store.reads = 0, {}
@@ -153,7 +157,7 @@ def test_a_killed_pass_reads_few_objects_twice_and_a_sample_reads_some() -> None
             document = saved[-1] if saved else None
             with patch.object(verify_progress, "SAVE_EVERY_S", 0.0):
                 progress = VerifyProgress(builder.store.url, document, saved.append)
-                report = verify_archive(builder.store, full=True, saved=progress)
+                report = verify_archive(builder.store, depth="full", saved=progress)
             break
         except KeyboardInterrupt:
             continue
@@ -161,7 +165,7 @@ def test_a_killed_pass_reads_few_objects_twice_and_a_sample_reads_some() -> None
     twice = [key for key in builder.keys if store.reads[key] > once[key]]
     assert len(twice) <= passes * 2 * READ_THREADS
     store.reads, store.left = {}, 1 << 30
-    verify_archive(builder.store, full=True, sample=0.2)
+    verify_archive(builder.store, depth="full", sample=0.2)
     assert 2 < len([key for key in builder.keys if key in store.reads]) < 30
 
 
@@ -218,7 +222,7 @@ def test_page_an_older_root_that_is_damaged_is_no_anomaly() -> None:
     older = read_commit(builder.store, builder.state.root.version).place.root
     assert older.key in builder.state.pending_deletions, "replaced, and not kept"
     _replace(builder, older.key, _flip(70))
-    assert not verify_archive(builder.store, full=True).anomalies
+    assert not verify_archive(builder.store, depth="full").anomalies
 
 
 def test_hole_and_overlap_in_a_queue() -> None:
@@ -276,7 +280,7 @@ def test_damaged_block_is_seen_only_in_full() -> None:
     builder = _archive()
     _replace(builder, builder.keys[0], _flip(20))
     assert verify_archive(builder.store).anomalies == []
-    (anomaly,) = verify_archive(builder.store, full=True).anomalies
+    (anomaly,) = verify_archive(builder.store, depth="full").anomalies
     assert (anomaly.kind, anomaly.key) == (AnomalyKind.DAMAGED, builder.keys[0])
     assert anomaly.range is not None
     assert anomaly.range[0] <= 20 < anomaly.range[1]
@@ -285,7 +289,7 @@ def test_damaged_block_is_seen_only_in_full() -> None:
 def test_damaged_header() -> None:
     builder = _archive()
     _replace(builder, builder.keys[0], _flip(9))
-    assert _kinds(verify_archive(builder.store, full=True)) == {AnomalyKind.DAMAGED}
+    assert _kinds(verify_archive(builder.store, depth="full")) == {AnomalyKind.DAMAGED}
 
 
 def test_contradiction_of_catalog_and_footer() -> None:
@@ -313,7 +317,7 @@ def test_record_that_is_not_what_its_row_says(change: str) -> None:
     }[change]
     builder.commit([Sent(ONE, b"body", keys=["k1"]) for _ in range(3)])
     assert verify_archive(builder.store).anomalies == []
-    report = verify_archive(builder.store, full=True)
+    report = verify_archive(builder.store, depth="full")
     assert _kinds(report) == {AnomalyKind.RECORD}
 
 
@@ -329,7 +333,7 @@ def test_lmq_row_whose_parent_expired_is_fine() -> None:
     builder.commit([Sent(ONE, lmq=[LMQ])])
     builder.commit([Sent(ONE, lmq=[LMQ])])
     builder.expire_first_run(ONE)
-    report = verify_archive(builder.store, full=True)
+    report = verify_archive(builder.store, depth="full")
     assert report.anomalies == []
 
 
@@ -365,7 +369,7 @@ def test_runs_in_pages_are_checked_and_a_lost_page_shows() -> None:
     for cycle in range(12):
         builder.commit([Sent(queue, b"%d" % cycle, lmq=[LMQ]) for queue in (ONE, TWO)])
     assert len(builder.state.pages) > 1
-    assert verify_archive(builder.store, full=True).anomalies == []
+    assert verify_archive(builder.store, depth="full").anomalies == []
     page = parse_part_key(builder.state.pages[0].key)
     assert page is not None
     stored = builder.store.get(page.key)
@@ -398,7 +402,7 @@ def test_any_flipped_bit_in_any_data_object_is_found_in_full(data: st.DataObject
     BUILDER.store.delete([key])
     BUILDER.store.put_if_absent(key, [bytes(damaged)])
     try:
-        report = verify_archive(BUILDER.store, full=True)
+        report = verify_archive(BUILDER.store, depth="full")
     finally:
         BUILDER.store.delete([key])
         BUILDER.store.put_if_absent(key, [WHOLE[key]])

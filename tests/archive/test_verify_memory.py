@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.archive.archive_builder import ArchiveBuilder, Sent
-from tiered.archive import verify_runs
+from tiered.archive import run_passes
+from tiered.archive.run_passes import LivingRuns, cut_windows
 from tiered.archive.verify import AnomalyKind, verify_archive
-from tiered.archive.verify_runs import LivingRuns, cut_windows
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.formats.keys import object_of
 from tiered.model.queue import QueueKey
@@ -36,7 +36,7 @@ def _archive(cycles: int) -> ArchiveBuilder:
 def _peak_bytes(builder: ArchiveBuilder, *, full: bool) -> int:
     tracemalloc.start()
     try:
-        report = verify_archive(builder.store, full=full)
+        report = verify_archive(builder.store, depth="full" if full else "tails")
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -51,10 +51,10 @@ def _peak_bytes(builder: ArchiveBuilder, *, full: bool) -> int:
 )
 def test_ten_times_the_history_takes_the_same_memory(monkeypatch: pytest.MonkeyPatch, cycles: int) -> None:
     """As in production, but for smaller pages and windows: history is many of each."""
-    monkeypatch.setattr(verify_runs, "WINDOW_RUNS", 2 * PAGE_RUNS)
-    monkeypatch.setattr(verify_runs, "MERGED_RUNS", PAGE_RUNS)
+    monkeypatch.setattr(run_passes, "WINDOW_RUNS", 2 * PAGE_RUNS)
+    monkeypatch.setattr(run_passes, "MERGED_RUNS", PAGE_RUNS)
     small, large = _archive(cycles), _archive(10 * cycles)
-    verify_archive(small.store, full=True)  # what is loaded once, kernels for instance, is not counted
+    verify_archive(small.store, depth="full")  # what is loaded once, kernels for instance, is not counted
     before, after = _peak_bytes(small, full=True), _peak_bytes(large, full=True)
     assert after <= 1.1 * before + SLACK_BYTES, f"{before} B became {after} B"
 
@@ -77,11 +77,11 @@ def test_passes_change_nothing_that_is_found(monkeypatch: pytest.MonkeyPatch, da
     assert len(builder.state.pages) > 5
     if damage:
         builder.store.delete([object_of(builder.state.pages[1].key), builder.keys[-2]])
-    whole = verify_archive(builder.store, full=True)
-    monkeypatch.setattr(verify_runs, "WINDOW_RUNS", 5)
-    monkeypatch.setattr(verify_runs, "MERGED_RUNS", 3)
+    whole = verify_archive(builder.store, depth="full")
+    monkeypatch.setattr(run_passes, "WINDOW_RUNS", 5)
+    monkeypatch.setattr(run_passes, "MERGED_RUNS", 3)
     assert len(LivingRuns(builder.store, builder.state).windows()[0]) > 4
-    parts = verify_archive(builder.store, full=True)
+    parts = verify_archive(builder.store, depth="full")
     assert sorted(map(str, parts.anomalies)) == sorted(map(str, whole.anomalies))
     assert (parts.leftovers, parts.counts) == (whole.leftovers, whole.counts)
     kinds = {anomaly.kind for anomaly in whole.anomalies}

@@ -84,7 +84,7 @@ def test_a_copied_record_with_a_stale_checksum_is_archived_if_the_consume_queue_
         assert found[int(str(victim["queueOffset"]))] == log.read(phys, size), "verbatim, checksum and all"
     else:
         assert victim["queueOffset"] not in found
-    assert verify_archive(archive, full=True).anomalies == []
+    assert verify_archive(archive, depth="full").anomalies == []
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_odd_records_are_archived_and_the_archive_is_whole(seed: int, tmp_path: 
             index_settings=IndexSettings(unindexed_objects_max=1, after_backfill=True),
         )
     archive = PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
-    assert verify_archive(archive, full=True).anomalies == []
+    assert verify_archive(archive, depth="full").anomalies == []
     state = load(archive)
     found = {
         phys: record

@@ -40,4 +40,4 @@ def test_a_record_of_many_batches_is_archived_whole(tmp_path: Path) -> None:
             message = messages[offset * 2 + key[0].queue_id]
             assert record == encode(message, phys)
     assert b"".join(found[phys] for phys in sorted(found)) == log
-    assert verify_archive(archive, full=True).anomalies == []
+    assert verify_archive(archive, depth="full").anomalies == []

@@ -147,7 +147,7 @@ def test_records_before_an_unreadable_sector_are_archived_and_the_rest_once_it_i
     disk.mend()
     archive()
     assert visible_in(state_of(memory)) == visible_in(state_of(scene.sound))
-    assert verify_archive(archive_of(memory), full=True).anomalies == []
+    assert verify_archive(archive_of(memory), depth="full").anomalies == []
 
 
 @pytest.mark.parametrize("gives_the_front", sweep([True, False], fast=[True]))
@@ -169,7 +169,7 @@ def test_a_pin_that_is_broken_costs_what_stands_in_its_broken_pages(
     assert lost == len(touched)
     assert any("lost to the archive" in line and f"{pin.path} cannot be read" in line for line in scene.said)
     assert not pin.path.exists(), "it is let go"
-    assert verify_archive(archive_of(memory), full=True).anomalies == []
+    assert verify_archive(archive_of(memory), depth="full").anomalies == []
 
 
 @pytest.mark.parametrize("bad_at", [0, FILE_BYTES - 1])

@@ -26,7 +26,7 @@ from rocketmq_tiered.server.mount.mounted_archive import MountedArchive, MountPl
 from rocketmq_tiered.server.mount.node_lease import BrokerName
 from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
 from tests.maintenance.damaged_archive import Truth, messages
-from tests.process.test_process import Sidecar
+from tests.process.sidecar import Sidecar
 from tests.servers.running_store import RunningStore
 from tests.uploader.small_broker import FILE_BYTES, SmallBroker
 from tiered.archive.verify import verify_archive
@@ -317,11 +317,11 @@ def test_a_writer_records_no_gap_where_its_newest_commits_are_missing(tmp_path: 
         queue: len(rows) + 10 for queue, rows in truth.items()
     }
     assert not len(load(store).gaps)
-    assert verify_archive(store, full=True).anomalies == []
+    assert verify_archive(store, depth="full").anomalies == []
 
 
 @pytest.mark.parametrize("name", ["catalog gone"])
-def test_a_lost_archive_is_given_up_only_by_its_number_of_objects_and_kept(
+def test_a_lost_archive_is_abandoned_only_by_its_number_of_objects_and_kept(
     place: Place, name: str, run: Run
 ) -> None:
     names = CLUSTER, BROKER

@@ -28,7 +28,7 @@ def test_every_message_of_every_queue_comes_back_byte_exact(
     second = backfill(directory / "store", root)
     assert (second.messages, second.objects, second.commits) == (0, 0, 0)
     assert [info.key for info in root.list("")] == objects
-    report = verify_archive(PrefixedStore(root, archive_prefix(CLUSTER, BROKER)), full=True)
+    report = verify_archive(PrefixedStore(root, archive_prefix(CLUSTER, BROKER)), depth="full")
     assert report.anomalies == []
     assert report.leftovers == []
     assert first.messages > 1000

@@ -101,7 +101,7 @@ def test_what_stays_is_what_the_broker_kept(
                 served[PHYSICAL_OFFSET] = struct.pack(">q", line["commitLogOffset"])
                 assert zlib.crc32(served) == line["recCrc32"]
         check_edges(store, directory / "truth" / truth / "pull_edges.jsonl.zst", is_last=truth == "after2")
-        assert verify_archive(store, full=True).anomalies == []
+        assert verify_archive(store, depth="full").anomalies == []
 
 
 def check_edges(store: ObjectStore, path: Path, *, is_last: bool) -> None:

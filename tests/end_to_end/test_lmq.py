@@ -42,7 +42,7 @@ def archived(
     for queue, rows in read_back(archive):
         units[queue] = [(offset, phys) for offset, phys, _ in rows]
         assert all(record == log.read(phys, len(record)) for _, phys, record in rows), queue
-    assert verify_archive(archive, full=True).anomalies == []
+    assert verify_archive(archive, depth="full").anomalies == []
     return units, archive
 
 

@@ -28,4 +28,4 @@ def test_spills_are_merged_at_the_end(
     archive = own_archive(tmp_path)
     found = sequences_of(load(archive).pages)
     assert len(found) == 1
-    assert verify_archive(archive, full=True).anomalies == []
+    assert verify_archive(archive, depth="full").anomalies == []

@@ -62,12 +62,12 @@ def test_a_damaged_archive_is_repaired(
     code, out, _ = run("repair", url, *NAMES, *log)
     assert code == 0 and "would be repaired: no message lost" in out, out
     assert run("repair", url, *NAMES, *log, "--apply")[0] == 0
-    report = verify_archive(store, full=True)
+    report = verify_archive(store, depth="full")
     assert report.anomalies == [], report.anomalies[:3]
     assert check_against_truth(root, directory, name, deleted=deleted) > 400
     assert run("repair", url)[1].strip().endswith("nothing to repair")
     backfill(directory / "store", root, instance="next")
-    assert verify_archive(store, full=True).anomalies == []
+    assert verify_archive(store, depth="full").anomalies == []
     assert check_against_truth(root, directory, name, deleted=deleted) > 400
     code, out, _ = run("ls", url, *NAMES, "--quarantine", "--json")
     assert code == 0 and len(json.loads(out)["quarantine"]) == (3 if damage is damage_much else 0)
@@ -91,5 +91,5 @@ def test_what_the_broker_deleted_is_repaired_from_the_pins_of_a_stopped_process(
     assert run("repair", url, *log)[0] == 1
     code, out, _ = run("repair", url, *log, "--state-dir", str(tmp_path / "state"), "--apply")
     assert code == 0 and "no message lost" in out, out
-    assert verify_archive(store, full=True).anomalies == []
+    assert verify_archive(store, depth="full").anomalies == []
     assert check_against_truth(root, directory, "F") > 400

@@ -64,7 +64,7 @@ def test_timers_are_committed_with_their_messages(tmp_path: Path) -> None:
     assert files.find(state, TimerName("mails", "A")).table["queue_offset"].tolist() == [4]
     assert files.find(state, TimerPlace(0, 4)).table["queue_offset"].tolist() == [4]
     assert not len(files.find(state, TimerName("orders", "A")).table)
-    report = verify_archive(store, full=True)
+    report = verify_archive(store, depth="full")
     assert not report.anomalies and not report.leftovers and report.counts["timers"] == 8
 
 
@@ -116,7 +116,7 @@ def test_messages_of_timers_do_not_expire(tmp_path: Path) -> None:
         assert row is not None and row["min_queue_offset"] == 0
     orders = state.queue(QueueKey("orders", 0, 0))
     assert orders is not None and orders["min_queue_offset"] == 3
-    assert not verify_archive(store, full=True).anomalies
+    assert not verify_archive(store, depth="full").anomalies
 
 
 def store_ms(store: PrefixedStore) -> int:

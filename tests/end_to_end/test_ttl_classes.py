@@ -34,7 +34,7 @@ WHOLE_SETS = replace(SMALL, split_bytes=64 << 20)
 def _classes(root: FileStore) -> dict[str, set[int]]:
     """Classes of the objects that hold each topic; checks that a set's key names its class."""
     archive = PrefixedStore(root, archive_prefix(CLUSTER, BROKER))
-    assert verify_archive(archive, full=True).anomalies == []
+    assert verify_archive(archive, depth="full").anomalies == []
     state, found = load(archive), dict[str, set[int]]()
     for page in living_runs(RunIndex(archive), state):
         for row in page.chunk.runs:

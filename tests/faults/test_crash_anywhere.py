@@ -68,4 +68,6 @@ def test_a_writer_that_crashes_again_and_again_gets_there(
             crashes += 1
     assert 1 < crashes < 500
     assert check_against_truth(memory, directory, "F") > 400
-    assert verify_archive(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)), full=True).anomalies == []
+    assert (
+        verify_archive(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)), depth="full").anomalies == []
+    )

@@ -45,6 +45,6 @@ def test_killed(moment: str, tmp_path: Path, minio_url: RunningStore) -> None:
     scene.check()
     scene.collect()
     scene.check()
-    assert verify_archive(store, full=True).leftovers == []
+    assert verify_archive(store, depth="full").leftovers == []
     assert scene.data_objects() * 5 < len(scene.owner.keys)
     store.close()

@@ -63,9 +63,9 @@ def check_clean(directory: Path, url: str, server: RunningStore) -> None:
     root = open_store(url, server.options())
     check_against_truth(root, directory, NAME)
     archive = PrefixedStore(root, archive_prefix(CLUSTER, BROKER))
-    assert verify_archive(archive, full=True).anomalies == []
+    assert verify_archive(archive, depth="full").anomalies == []
     run_gc(archive, load(archive), apply=True, grace_ms=0, clock=lambda: time.time_ns() // 1_000_000)
-    report = verify_archive(archive, full=True)
+    report = verify_archive(archive, depth="full")
     assert (report.anomalies, report.leftovers) == ([], [])
     root.close()
 

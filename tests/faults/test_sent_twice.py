@@ -39,7 +39,7 @@ def test_own_puts_that_were_sent_twice_neither_end_nor_repeat_anything(
     kinds = {key.split("/")[2] for key in store.taken}
     assert kinds >= {"catalog", "data", "sets"}
     assert check_against_truth(store, real_store("B"), "B") > 1000
-    found = verify_archive(PrefixedStore(store, archive_prefix(CLUSTER, BROKER)), full=True)
+    found = verify_archive(PrefixedStore(store, archive_prefix(CLUSTER, BROKER)), depth="full")
     assert found.anomalies == []
     unknown = [key for key in found.leftovers if not key.startswith("state/")]
     assert unknown == [], "what was abandoned is known to be garbage"

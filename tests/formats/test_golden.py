@@ -76,7 +76,7 @@ def test_every_message_of_the_golden_archive_comes_back() -> None:
 
 
 def test_the_golden_archive_is_whole() -> None:
-    report = verify_archive(FileStore(ARCHIVE), full=True)
+    report = verify_archive(FileStore(ARCHIVE), depth="full")
     assert (report.anomalies, report.leftovers) == ([], [])
 
 

@@ -25,7 +25,7 @@ def check_through(server: RunningStore, directory: Path, name: str) -> None:
     assert check_against_truth(root, directory, name) > 400
     again = backfill(directory / "store", root)
     assert (again.messages, again.objects, again.commits) == (0, 0, 0)
-    report = verify_archive(PrefixedStore(root, archive_prefix(CLUSTER, BROKER)), full=True)
+    report = verify_archive(PrefixedStore(root, archive_prefix(CLUSTER, BROKER)), depth="full")
     assert report.anomalies == []
     assert report.leftovers == []
     root.close()

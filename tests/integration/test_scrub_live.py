@@ -16,7 +16,7 @@ from tests.integration.live_scene import Load, Producer, Scene, beside_broker, d
 from tests.maintenance.damage import flip
 from tests.servers.running_store import RunningStore
 from tests.servers.store_directory import StoreDirectory
-from tiered.archive.verify_runs import LivingRuns, Window
+from tiered.archive.run_passes import LivingRuns, Window
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.catalog_reader import load
 

@@ -45,7 +45,7 @@ def served(real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
     finally:
         server.stop()
     store = PrefixedStore(FileStore(directory / "archive"), archive_prefix(CLUSTER, BROKER))
-    report = verify_archive(store, full=True)
+    report = verify_archive(store, depth="full")
     assert (report.anomalies, report.leftovers) == ([], [])
 
 

@@ -65,7 +65,7 @@ def test_each_timer_is_delivered_once_though_the_sidecar_is_killed(
         assert late[0] >= 0, "early"
         sidecar.wait_until_archived(60)
         assert sidecar.stop() == 0
-        report = verify_archive(sidecar.open_archive(), full=True)
+        report = verify_archive(sidecar.open_archive(), depth="full")
         assert not report.anomalies and not report.counts.get("timers")
 
 

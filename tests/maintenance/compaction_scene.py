@@ -101,7 +101,7 @@ class Scene:
 
     def check(self) -> None:
         """The archive is sound, and every row is what was sent."""
-        report = verify_archive(self.store, full=True)
+        report = verify_archive(self.store, depth="full")
         assert report.anomalies == [], report.anomalies[:3]
         state = self.state
         for queue, truth in self.owner.truth.items():

@@ -268,7 +268,7 @@ class World:
         for _ in range(2):
             self.now_ms += GRACE_S * 2000
             self.collect()
-        report = verify_archive(self.store, full=True)
+        report = verify_archive(self.store, depth="full")
         assert report.anomalies == [], report.anomalies[:3]
         return report.leftovers
 

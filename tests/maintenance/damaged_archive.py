@@ -14,9 +14,9 @@ from tests.catalog.collection import run_gc
 from tests.maintenance.compaction_scene import Scene
 from tests.maintenance.damage import flip
 from tests.maintenance.keyed_scene import Table
+from tiered.archive.run_passes import LivingRuns
 from tiered.archive.segment_reader import SegmentReader
 from tiered.archive.verify import verify_archive
-from tiered.archive.verify_runs import LivingRuns
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
@@ -104,7 +104,7 @@ class Sound:
             assert sorted(info.key for info in store.list("")) == before
         repair = plan_repair(store, self.names, NOW_MS, applies=True)
         apply_repair(repair)
-        report = verify_archive(store, full=True)
+        report = verify_archive(store, depth="full")
         assert report.anomalies == [], report.anomalies[:3]
         self._compare(messages(store), repair, may_lose=may_lose)
         with pytest.raises(FencedError):

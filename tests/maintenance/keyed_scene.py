@@ -167,7 +167,7 @@ class Table:
 
     def check(self) -> dict[int, bytes]:
         """The archive is sound; what is left is what was sent, and gives the dict of all that did not expire."""
-        report = verify_archive(self.store, full=True)
+        report = verify_archive(self.store, depth="full")
         assert report.anomalies == [], report.anomalies[:3]
         found = self.rows()
         truth = {row.offset: row.record for row in self.owner.truth[KEYED].rows}

@@ -106,7 +106,7 @@ def test_messages_expire_by_the_time_to_live_of_their_topic() -> None:
         "a",
         "%LMQ%x",
     }
-    assert verify_archive(store, full=True).anomalies == []
+    assert verify_archive(store, depth="full").anomalies == []
 
 
 def test_a_clock_of_the_future_keeps_no_older_messages_after_its_time_in_the_bucket() -> None:
@@ -163,7 +163,7 @@ def test_objects_without_living_messages_are_deleted_after_the_grace_period(
         run_gc(store, load(store), apply=True, grace_ms=72 * HOUR_MS, clock=lambda: store.now_ms)
         assert deleted == (not {info.key for info in store.list("data/")} & set(gone))
     assert readable(store, KEPT) == bodies(made, KEPT, 0)
-    report = verify_archive(store, full=True)
+    report = verify_archive(store, depth="full")
     assert (report.anomalies, report.leftovers) == ([], [])
 
 
@@ -209,7 +209,7 @@ def test_commits_of_the_writer_during_a_pass_lose_nothing() -> None:
     commit_pass(store, state, found, clock=lambda: store.now_ms)
     assert found.is_committed
     assert readable(store, A) == bodies(made, A, 6, 2)
-    assert verify_archive(store, full=True).anomalies == []
+    assert verify_archive(store, depth="full").anomalies == []
 
 
 def test_a_pass_during_a_compaction_changes_nothing(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_a_pass_during_a_compaction_changes_nothing(tmp_path: Path) -> None:
     again, _ = expire(store)
     assert again.is_committed or not len(again.plan.floors)
     assert readable(store, KEPT) == bodies(made, KEPT, 0)
-    assert verify_archive(store, full=True).anomalies == []
+    assert verify_archive(store, depth="full").anomalies == []
 
 
 @pytest.mark.parametrize("generation", [None, 0])
@@ -257,7 +257,7 @@ def test_a_log_that_was_truncated_below_the_floor_starts_at_its_end() -> None:
     made._phys, truth.end, truth.end_byte = phys, end, end_byte
     made.commit([Sent(B, b"young", stored_ms=store.now_ms)])
     assert readable(store, B) == [truth.rows[-1].record]
-    assert verify_archive(store, full=True).anomalies == []
+    assert verify_archive(store, depth="full").anomalies == []
 
 
 class World:
@@ -395,4 +395,4 @@ def test_no_message_younger_than_its_time_to_live_is_ever_unreadable(seed: int, 
                 after = {key: int(row["min_queue_offset"]) for key, row in load(world.store).queues()}
                 assert event == world.diverge or all(after[key] >= low for key, low in before.items())
                 world.check()
-    assert verify_archive(world.store, full=True).anomalies == []
+    assert verify_archive(world.store, depth="full").anomalies == []

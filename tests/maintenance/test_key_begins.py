@@ -155,7 +155,7 @@ def test_a_kill_at_any_request_leaves_an_archive_that_the_next_copy_finishes(tmp
         if not table.floor:
             table.check()
         table.collect()
-        assert verify_archive(table.store, full=True).anomalies == []
+        assert verify_archive(table.store, depth="full").anomalies == []
         step += 1
 
 

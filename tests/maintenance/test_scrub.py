@@ -58,7 +58,7 @@ def test_a_flipped_bit_of_a_new_object_is_healed_from_the_log(
     scrub = Scrubbed(store, CommitLog([directory / "store" / "commitlog"]))
     scrub.run()
     assert (scrub.task.status.healed, scrub.task.status.damaged, scrub.task.problem) == (4, 0, "")
-    assert verify_archive(store, full=True).anomalies == []
+    assert verify_archive(store, depth="full").anomalies == []
     assert check_against_truth(root, directory, name) > 400
 
 
@@ -72,7 +72,7 @@ def test_without_the_log_tails_are_healed_and_lost_blocks_are_named(tmp_path: Pa
     assert (scrub.task.status.healed, scrub.task.status.damaged) == (1, 1)
     assert {found.object_key for found in scrub.task.unreadable} == {other}
     assert "tiered repair" in scrub.task.problem
-    assert {anomaly.key for anomaly in verify_archive(scene.store, full=True).anomalies} == {other}
+    assert {anomaly.key for anomaly in verify_archive(scene.store, depth="full").anomalies} == {other}
 
 
 def test_a_cycle_is_spread_and_finds_what_new_objects_no_longer_show(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_a_limit_inside_joined_runs_expires_the_oldest_and_no_more_than_needed(
     del scene.left[:gone]
     scene.check()
     assert not len(scene.expire(int(total * share)).plan.floors), "a second pass takes nothing"
-    assert verify_archive(scene.store, full=True).anomalies == []
+    assert verify_archive(scene.store, depth="full").anomalies == []
 
 
 def test_the_rest_of_a_divided_run_expires_by_its_time_to_live(scene: Scene) -> None:
@@ -210,4 +210,4 @@ def test_whatever_happens_between_passes_limits_leave_the_newest_that_fit(
         scene.check()
     scene.limit()
     scene.check()
-    assert verify_archive(scene.store, full=True).anomalies == []
+    assert verify_archive(scene.store, depth="full").anomalies == []

@@ -406,7 +406,7 @@ def test_a_bucket_that_does_not_answer_is_one_failure(
     code, out, _ = run("doctor", "s3://bucket/x", *arguments, "--json")
     checks = {check["id"]: check for check in json.loads(out)["checks"]}
     assert [name for name, check in checks.items() if check["outcome"] == "failed"] == ["bucket"]
-    assert checks["retention-margin"]["detail"] == "list was not checked" and code == 4
+    assert checks["retention-margin"]["detail"] == "archive was not checked" and code == 4
 
 
 def test_names_of_files_are_escaped_and_failures_end_with_1(run: Run, tmp_path: Path) -> None:

@@ -162,5 +162,5 @@ class Scene:
 
     def check(self) -> None:
         """The archive is whole."""
-        report = verify_archive(self.store, full=True)
+        report = verify_archive(self.store, depth="full")
         assert not report.anomalies, report.anomalies

@@ -204,7 +204,7 @@ def test_live(version: str, tmp_path: Path, minio_url: RunningStore) -> None:
         )
         sidecar.wait_until_archived(120)
         assert sidecar.stop() == 0
-        report = verify_archive(sidecar.open_archive(), full=True)
+        report = verify_archive(sidecar.open_archive(), depth="full")
         assert not report.anomalies and not report.counts.get("timers")
     publish(
         f"timers beside {version}",

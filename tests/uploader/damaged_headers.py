@@ -62,7 +62,7 @@ def assert_all_but(
         for offset, _, record in records_of(QueueReader(archive, state, shown[queue])):
             assert difference(record, left.pop(offset), log) == "", (queue, offset)
         assert left == {}, queue
-    assert verify_archive(archive, full=True).anomalies == []
+    assert verify_archive(archive, depth="full").anomalies == []
 
 
 def archived(store_path: Path, name: str) -> tuple[OffloadResult, list[Mapping[str, object]], PrefixedStore]:

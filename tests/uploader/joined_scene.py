@@ -144,7 +144,7 @@ class JoinedScene:
 
     def check(self) -> None:
         """The archive is sound, and queues have what was sent."""
-        report = verify_archive(self.store, full=True)
+        report = verify_archive(self.store, depth="full")
         assert report.anomalies == [], report.anomalies[:3]
         assert contents(self.store, load(self.store)) == self.sent()
 
@@ -153,7 +153,7 @@ class JoinedScene:
         self.owner_again()
         for _ in range(2):
             self.collect()
-        report = verify_archive(self.store, full=True)
+        report = verify_archive(self.store, depth="full")
         assert (report.anomalies, report.leftovers) == ([], [])
 
 

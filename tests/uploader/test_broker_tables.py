@@ -13,6 +13,7 @@ import pytest
 from tests.broker_store.mapping_documents import MAPPINGS
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
+from tiered.catalog.broker_facts import TABLE_NAMES
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.errors import ThrottledError
@@ -20,7 +21,7 @@ from tiered.formats.keys import archive_prefix
 from tiered.formats.state_object import decode_state
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
-from uploader.metadata_commits import TABLE_ATTEMPTS, TABLE_NAMES
+from uploader.metadata_commits import TABLE_ATTEMPTS
 from uploader.offload import Environment, Offloader
 
 RealStore = Callable[[str], Path]

@@ -95,7 +95,7 @@ def check(store: ObjectStore, cycles: int) -> None:
             assert answered(queries, "b", f"b-{number}") == [b"b%d" % number]
             assert answered(queries, "b", f"a-{number}") == []
         assert answered(queries, "a", "shared") == [b"a%d" % number for number in reversed(range(cycles))]
-    report = verify_archive(store, full=True)
+    report = verify_archive(store, depth="full")
     assert report.anomalies == []
 
 
@@ -137,7 +137,7 @@ def test_messages_with_many_keys_take_the_same_memory(monkeypatch: pytest.Monkey
     index.run_to_end(threading.Event())
     assert sum(sizes) == index.counters.items == 6 * 10 * 500
     assert max(sizes) <= memory_bytes // (2 * ITEM_DTYPE.itemsize)
-    assert verify_archive(store, full=True).anomalies == []
+    assert verify_archive(store, depth="full").anomalies == []
     assert found(store, "a", "3-7-499") == [b"3"]
 
 
@@ -150,7 +150,7 @@ def test_a_version_with_more_keys_than_memory_has_room_for_is_one_file() -> None
     while index.build_next():
         pass
     assert (index.counters.files, index.counters.items) == (2, 40_000)
-    assert verify_archive(store, full=True).anomalies == []
+    assert verify_archive(store, depth="full").anomalies == []
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_its_memory_is_that_of_the_setting_and_one_key_section(
     assert index.counters.items == keys and 8 * memory_bytes < keys * ITEM_DTYPE.itemsize
     section_bytes = 8 * keys if as_set else keys
     assert peak_bytes < memory_bytes + 1.25 * section_bytes + (3 << 19)
-    assert verify_archive(store, full=True).anomalies == []
+    assert verify_archive(store, depth="full").anomalies == []
     assert found(store, "a", f"{rows - 1}-2499") == [b"body"] * 8
 
 
@@ -437,7 +437,7 @@ def test_a_damaged_segment_is_skipped_and_all_others_are_indexed(damaged: Damage
     assert [fields["segment"] for fields in damaged.said] == [damaged.key] and "error" in damaged.said[0]
     assert builder.counters.excluded == 1
     damaged.check_others()
-    anomalies = {anomaly.key for anomaly in verify_archive(damaged.store, full=True).anomalies}
+    anomalies = {anomaly.key for anomaly in verify_archive(damaged.store, depth="full").anomalies}
     assert anomalies == {damaged.key}
 
 
@@ -454,7 +454,7 @@ def test_an_unindexed_segment_never_looks_like_an_absent_key(damaged: Damaged) -
     assert len(load(damaged.store).indexes) > 0
     damaged.put(damaged.whole)  # from a copy of the bucket
     assert found(damaged.store, "c", "c-key") == [b"c"]
-    assert verify_archive(damaged.store, full=True).anomalies == []
+    assert verify_archive(damaged.store, depth="full").anomalies == []
 
 
 def test_files_that_are_merged_still_leave_it_out(damaged: Damaged) -> None:
@@ -565,7 +565,7 @@ def test_messages_are_found_while_an_index_file_is_damaged(indexed: Indexed, wha
     for number in range(12):
         assert found(indexed.store, "a", f"a-{number}") == [b"a%d" % number]
     assert found(indexed.store, "a", "shared") == [b"a%d" % number for number in reversed(range(12))]
-    assert {anomaly.key for anomaly in verify_archive(indexed.store, full=True).anomalies} == {
+    assert {anomaly.key for anomaly in verify_archive(indexed.store, depth="full").anomalies} == {
         indexed.files[1].key
     }
 
@@ -598,7 +598,7 @@ def test_a_damaged_segment_is_skipped_when_a_damaged_file_is_rebuilt(indexed: In
     assert list(load(indexed.store).unindexed) == [segment]
     with pytest.raises(CorruptionError, match=re.escape(segment)):
         found(indexed.store, "a", "shared")
-    assert verify_archive(indexed.store, full=True).anomalies[0].key == segment
+    assert verify_archive(indexed.store, depth="full").anomalies[0].key == segment
 
 
 def test_a_file_that_cannot_be_rebuilt_is_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -696,7 +696,7 @@ def test_a_backlog_is_found_in_one_pass_over_the_pages_for_many_files(
     assert builder.counters.files >= 10
     assert reads <= windows * len(pages)
     assert archive.state.indexed_version >= 40
-    assert verify_archive(memory, full=True).anomalies == []
+    assert verify_archive(memory, depth="full").anomalies == []
     check(memory, 40)
 
 
@@ -735,4 +735,4 @@ def test_a_file_of_which_most_has_expired_is_rebuilt_once(limits: CatalogLimits)
     version = archive.state.version
     again = builder_of(store, archive.writer, unindexed_objects_max=8, day_files_max=64)
     assert not again.build_next() and archive.state.version == version
-    assert verify_archive(store, full=True).anomalies == []
+    assert verify_archive(store, depth="full").anomalies == []

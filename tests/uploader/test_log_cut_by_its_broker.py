@@ -89,7 +89,7 @@ def assert_archive_equals_the_log(store: Path, memory: MemoryStore, messages: in
                 found += 1
             offset = batch.next_offset
     assert found == messages
-    assert verify_archive(archive, full=True).anomalies == []
+    assert verify_archive(archive, depth="full").anomalies == []
 
 
 def test_what_came_after_the_cut_is_archived(

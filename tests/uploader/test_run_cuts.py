@@ -257,7 +257,7 @@ def test_an_earlier_log_returns_without_another_upload(
     ):
         state = scene.owner_again().return_to(end)
         assert contents(scene.store, state) == wanted
-        report = verify_archive(scene.store, full=True)
+        report = verify_archive(scene.store, depth="full")
         assert report.anomalies == [], report.anomalies[:3]
         hidden = contents(scene.store, history_state(scene.store, state, state.cursor.history - 1))
         assert hidden == {queue: rows for queue, rows in above(other, wanted).items() if rows}

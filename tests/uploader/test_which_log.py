@@ -231,7 +231,7 @@ def test_the_same_brokers_log_that_does_not_fit_continues_when_asked(
     backfill(broker.path, memory)
     assert shown(memory)["audit"] == 75, "the answer is needed once"
     own = PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
-    assert verify_archive(own, full=True).anomalies == []
+    assert verify_archive(own, depth="full").anomalies == []
 
 
 def test_stores_of_two_brokers_with_the_same_names_are_not_mixed(
@@ -336,7 +336,7 @@ def test_a_store_put_back_after_an_empty_one_replaced_it_is_visible_without_a_se
     backfill(broker.path, memory)
     assert shown(memory) == {"orders": 210} and listed(memory) == [0, 0, 0, 3, 0]
     own = PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
-    assert verify_archive(own, full=True).anomalies == []
+    assert verify_archive(own, depth="full").anomalies == []
 
 
 def rows_uploaded(memory: MemoryStore) -> int:
@@ -377,17 +377,17 @@ def test_a_log_that_lost_its_tail_inside_a_commit_continues_at_the_last_common_r
     backfill(lost.path, memory)
     assert shown(memory) == {"orders": 230 + earlier, "audit": 20}
     assert rows_uploaded(memory) == before + 30 and listed(memory)[-2:] == [85, 0]
-    assert verify_archive(own, full=True).anomalies == []
+    assert verify_archive(own, depth="full").anomalies == []
     backfill(lost.path, memory)
     assert len(state_of(memory).log_histories) == 1
     backfill(broker.path, memory)
     assert shown(memory) == {"orders": 280 + earlier, "audit": 20, "new": 5}
     assert rows_uploaded(memory) == before + 30 and listed(memory)[-2:] == [30, 0]
-    assert verify_archive(own, full=True).anomalies == []
+    assert verify_archive(own, depth="full").anomalies == []
     backfill(lost.path, memory)
     assert shown(memory) == {"orders": 230 + earlier, "audit": 20}
     run_gc(own, load(own), apply=True, grace_ms=0, diverged_grace_ms=0, clock=lambda: own.clock_ms() + 10)
-    found = verify_archive(own, full=True)
+    found = verify_archive(own, depth="full")
     assert (found.anomalies, found.leftovers, rows_uploaded(memory) >= 250 + earlier) == ([], [], True)
 
 
@@ -409,7 +409,7 @@ def test_a_longer_log_put_back_after_an_older_copy(
     assert shown(memory) == {"orders": 500} and listed(memory) == [0, used, 0]
     assert uploaded(memory) == keys
     own = PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
-    assert verify_archive(own, full=True).anomalies == []
+    assert verify_archive(own, depth="full").anomalies == []
 
 
 def test_after_its_grace_a_hidden_history_is_archived_again(
@@ -425,7 +425,7 @@ def test_after_its_grace_a_hidden_history_is_archived_again(
     assert listed(memory) == [0, 0]
     backfill(broker.path, memory)
     assert shown(memory) == {"orders": 500}
-    assert verify_archive(own, full=True).anomalies == []
+    assert verify_archive(own, depth="full").anomalies == []
 
 
 def test_a_standby_with_an_earlier_log_does_not_take_over_by_lag(

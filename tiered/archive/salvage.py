@@ -20,8 +20,8 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from tiered.archive.run_passes import LivingRuns
 from tiered.archive.segment_reader import RANGE_BYTES_MAX, SegmentCache
-from tiered.archive.verify_runs import LivingRuns
 from tiered.archive.verify_segment import SegmentCheck, rescanned
 from tiered.broker_store.commit_log import RECORD_MAGICS, CommitLog
 from tiered.broker_store.damage import find_next_record

@@ -2,30 +2,33 @@
 
     chain      every commit exists and follows the one before; the newest root page equals the replayed commits
     queues     the runs and gaps of every queue cover its offsets once each
-    segments   every object exists; its tail, footer and runs agree with the catalog
-    index      every index file exists and covers its segments; full: every key of theirs is found in it
+    names      every named object exists with its size, by listing; no request for each object
+    segments   the tail, footer and runs of every object agree with the catalog
+    index      every index file covers its segments; full: every key of theirs is found in it
     full       every block and key section passes its checksum, and every record agrees with its row
     leftovers  objects without a reference: uploads in flight, abandoned attempts, garbage not yet collected
 
+By names alone it proves that all that the newest commit names is there, that the catalog is whole, and that no object
+shows a later commit: the chain is followed from where the last clean pass ended, or from the newest root.
+
 Anomalies are collected, not raised; so are objects that cannot be read now, unless many in a row cannot. Other errors
-of the store are raised.
+of the store are raised, and UnsupportedFormatError: an object of another format is not damaged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from typing import Literal
 
 from tiered.archive.found_objects import READ_THREADS, few_at_a_time
-from tiered.archive.verify_catalog import check_catalog_objects, check_state_objects
+from tiered.archive.run_passes import LivingRuns
+from tiered.archive.verify_catalog import check_catalog_objects, check_state_objects, check_timers
 from tiered.archive.verify_index import check_indexes
 from tiered.archive.verify_listing import NamedObjects, key_digest, newest_missing
-from tiered.archive.verify_progress import VerifyPass, VerifyProgress
-from tiered.archive.verify_report import VerifyReport
-from tiered.archive.verify_runs import LivingRuns, WindowObjects
+from tiered.archive.verify_progress import VerifyPass, VerifyProgress, VerifyReport
 from tiered.archive.verify_segment import Anomaly, AnomalyKind, SegmentCheck, SegmentResult, check_segment
-from tiered.archive.verify_timers import check_timers
 from tiered.catalog.catalog_reader import follow, head_version, load, read_commit, refresh
 from tiered.catalog.commit import Commit
 from tiered.catalog.holdings import without_commits
@@ -45,29 +48,30 @@ __all__ = ["Anomaly", "AnomalyKind", "SegmentChecker", "VerifyReport", "verify_a
 
 UNCHECKED_MAX = 16
 """If so many objects in a row cannot be read now, none can."""
-
-SegmentChecker = Callable[[CatalogState, Mapping[str, SegmentCheck]], Iterable[tuple[str, SegmentResult]]]
+Depth = Literal["names", "tails", "full"]
+"""What of the data objects is read: nothing, the tails, every byte."""
+SegmentChecker = Callable[[CatalogState, Iterable[SegmentCheck]], Iterable[tuple[str, SegmentResult]]]
 """Checks objects of one catalog version, given in order of their keys; Spark jobs pass their own."""
+Progress = Callable[[int, int], object]
 
 
 def verify_archive(
     store: ObjectStore,
     *,
-    full: bool = False,
+    depth: Depth = "tails",
     sample: float = 1.0,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = lambda done, total: None,
     segments: SegmentChecker | None = None,
     saved: VerifyProgress | None = None,
 ) -> VerifyReport:
-    """Check the archive at ``store``, which is its own prefix. ``full`` reads every byte, of a ``sample`` of the data
-    objects (0 to 1).
+    """Check the archive at ``store``, which is its own prefix; of a ``sample`` of the data objects (0 to 1).
 
-    ``progress(done_bytes, total_bytes)``, of messages, is called as objects are finished. ``segments`` replaces the
-    threads that check objects here, and gets some of the objects at a time. ``saved`` continues an interrupted pass.
-    Memory is proportional to the live queues, not to the length of history. Raises NotFoundError without an archive,
-    and the store's errors.
+    ``progress(done, total)``, in bytes of messages, or objects listed by names, is called as objects are finished.
+    ``segments`` replaces the threads that check objects here, and gets some of the objects at a time. ``saved``
+    continues an interrupted pass. Memory is proportional to the live queues, and 17 bytes for each object. Raises
+    NotFoundError without an archive, CatalogLostError, and the store's errors.
     """
-    steps = verifying(store, saved or VerifyProgress(), sample if full else None, progress, segments)
+    steps = verifying(store, saved or VerifyProgress(), depth, sample, progress, segments)
     while True:
         try:
             next(steps)
@@ -79,43 +83,47 @@ def verify_archive(
 def verifying(
     store: ObjectStore,
     saved: VerifyProgress,
-    sample: float | None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    depth: Depth,
+    sample: float = 1.0,
+    progress: Progress = lambda done, total: None,
     segments: SegmentChecker | None = None,
     own_epoch: int = 0,
 ) -> Generator[tuple[str, SegmentResult], None, VerifyReport]:
-    """The steps of ``verify_archive``: each data object with its result, and the report in the end. ``sample`` None: no
-    data is read. ``own_epoch``: of the writer of this process, whose uploads are in progress."""
-    full, share = sample is not None, 1.0 if sample is None else sample
+    """The steps of ``verify_archive``: each data object with its result, and the report in the end. ``own_epoch``: of
+    the writer of this process, whose uploads are in progress."""
     head = head_version(store)
     if head == 0:
         raise without_commits(store)
-    current = saved.begin(head)
-    report = VerifyReport()
+    current, report, by_names = saved.begin(head), VerifyReport(), depth == "names"
     state = _load(store, current.version, report)
     if not current.is_chain_checked:
-        chain = VerifyReport()
-        replayed = _check_chain(store, current.version, state, chain)
+        since = saved.verified if by_names else None
+        replayed = _check_chain(store, state, since, current, saved)
         state = state or replayed
-        current.anomalies, current.is_chain_checked = chain.anomalies, True
     if state is None:
         saved.end("", is_clean=False)
         return report.joined(current.anomalies)
-    named = NamedObjects(store, state, current, report)
-    runs = LivingRuns(store, state)
-    objects = _Objects(runs, segments or _threaded(store, full=full), share)
-    yield from objects.check(current, report, progress, saved)
-    try:
-        found, items = check_indexes(store, state, runs.between, full=full and share >= 1)
-        report.anomalies += found
-        report.counts["keys"] = items
-        found, timers = check_timers(store, state, full=full)
-        report.anomalies += found
-        report.counts |= {"timers": timers} if timers else {}
-    except UnavailableError as error:
-        report.unchecked["index"] = error.message
-    unlisted = named.listed((lambda keep: None) if report.unchecked else saved.save)
+    named, runs = NamedObjects(store, state, current, report), LivingRuns(store, state)
+    report.counts["rows"] = int(state.table["row_count"].sum())
+    if not by_names:
+        is_whole = depth == "full" and sample >= 1
+        objects = _Objects(runs, segments or _threaded(store, full=depth == "full"), sample)
+        yield from objects.check(current, report, progress, saved)
+        try:
+            found, report.counts["keys"] = check_indexes(store, state, runs.between, full=is_whole)
+            report.anomalies += found
+            found, timers = check_timers(store, state, full=depth == "full")
+            report.anomalies += found
+            report.counts |= {"timers": timers} if timers else {}
+        except UnavailableError as error:
+            report.unchecked["index"] = error.message
+    unlisted = named.listed(
+        (lambda keep: None) if report.unchecked else saved.save,
+        progress if by_names else lambda done, total: None,
+    )
     report = replace(report.joined(current.anomalies), leftovers=sorted(current.leftovers))
+    for key in named.missing() if by_names else ():
+        report.add(AnomalyKind.MISSING, key, "is in the catalog, but does not exist, or has another size")
     forgive_what_moved(store, state, report)
     report.anomalies += newest_missing(store, state, report.leftovers, own_epoch)
     for key in unlisted:
@@ -130,7 +138,7 @@ def verifying(
         "pending_deletions": current.pending_deletions,
     }
     is_clean = not report.anomalies and not report.unchecked
-    saved.end(state.put_id, is_clean=is_clean and full and share >= 1)
+    saved.end(state.put_id, is_clean=is_clean and (by_names or (depth == "full" and sample >= 1)))
     return report
 
 
@@ -147,36 +155,53 @@ def _load(store: ObjectStore, version: int, report: VerifyReport) -> CatalogStat
 
 
 def _check_chain(
-    store: ObjectStore, head: int, state: CatalogState | None, report: VerifyReport
+    store: ObjectStore,
+    state: CatalogState | None,
+    since: tuple[int, str] | None,
+    current: VerifyPass,
+    saved: VerifyProgress,
 ) -> CatalogState | None:
-    """The state at ``head`` by its commits, from the newest repair on; None if they do not give one. ``state``: as
-    readers load it."""
-    replayed: CatalogState | None = CatalogState()
+    """Versions without a hole, from the newest repair on, and the chain of put ids, whose anomalies are in the pass.
+    ``state``: as readers load it. ``since`` None: all commits are read, and the state that they give is returned, if
+    they give one; else those after this version (of this put id) up to the newest root. ``load`` followed the rest."""
+    report = VerifyReport()
     first = 1 if state is None else max(1, state.repaired_version)
-    listed = listed_versions(store, first, head)
+    listed = listed_versions(store, first, current.version)
     expected = first
-    for version, read in _commits(store, listed):
+    for version in (*listed, current.version + 1):
         if version > expected:
-            missing = (
-                f"version {expected} is"
-                if version == expected + 1
-                else f"versions {expected} to {version - 1} are"
-            )
-            report.add(AnomalyKind.CHAIN, catalog_key(expected), f"{missing} missing")
-            replayed = None
+            last = version - 1
+            missing = f"versions {expected} to {last} are" if expected < last else f"version {last} is"
+            report.add(AnomalyKind.CHAIN, catalog_key(last), f"{missing} missing")
         expected = version + 1
+    replayed = CatalogState() if since is None and not report.anomalies else None
+    if since is not None:
+        since = max(since, current.chain)
+        root = state.root.version if state is not None and first <= since[0] else 0
+        listed = [version for version in listed if since[0] < version <= root]
+    last, put_id = since or (0, "")
+    for version, read in _commits(store, listed):
         try:
             commit = read.result()
             if replayed is not None:
                 replayed = follow(store, replayed, commit)
         except (NotFoundError, CorruptionError) as error:
             report.add(AnomalyKind.CHAIN, catalog_key(version), error.message)
-            replayed = None
+            replayed, last, put_id = None, version, ""
+            continue
+        before = commit.place.predecessor_put_id
+        if replayed is None and put_id and last == version - 1 and before != put_id:
+            detail = f"follows {before!r}, but version {last} is {put_id!r}"
+            report.add(AnomalyKind.CHAIN, catalog_key(version), detail)
+        last, put_id = version, commit.put_id
+        if since is not None:
+            current.chain = last, put_id
+            saved.save()
     if replayed is not None and state is not None and describe(replayed) != describe(state):
         differing = [name for name, value in describe(state).items() if describe(replayed)[name] != value]
-        report.add(
-            AnomalyKind.ROOT, state.root.key, f"differs from the commits replayed in {', '.join(differing)}"
-        )
+        detail = f"differs from the commits replayed in {', '.join(differing)}"
+        report.add(AnomalyKind.ROOT, state.root.key, detail)
+    current.anomalies, current.is_chain_checked = report.anomalies, True
     return replayed
 
 
@@ -209,11 +234,7 @@ class _Objects:
         self._runs, self._checker, self._sample = runs, checker, sample
 
     def check(
-        self,
-        current: VerifyPass,
-        report: VerifyReport,
-        progress: Callable[[int, int], None],
-        saved: VerifyProgress,
+        self, current: VerifyPass, report: VerifyReport, progress: Progress, saved: VerifyProgress
     ) -> Iterator[tuple[str, SegmentResult]]:
         """Each of them, but those that an interrupted pass has checked."""
         counts = {"runs": 0, "messages": 0, "blocks": 0, "bytes": 0} | current.counts
@@ -226,7 +247,7 @@ class _Objects:
             done += sum(objects.cost(key) for key in keys) - sum(objects.cost(key) for key in left)
             if number > current.checked[0]:
                 counts["runs"] += objects.runs
-            for key, result in self._checker(self._runs.state, _Chosen(objects, left)):
+            for key, result in self._checker(self._runs.state, map(objects.__getitem__, left)):
                 current.anomalies += result.anomalies
                 for name, count in result.counts.items():
                     counts[name] += count
@@ -248,7 +269,7 @@ class _Objects:
 
 
 def check_objects(
-    store: ObjectStore, runs: LivingRuns, progress: Callable[[int, int], None]
+    store: ObjectStore, runs: LivingRuns, progress: Progress
 ) -> Iterator[tuple[str, SegmentResult]]:
     """Each data object of ``runs`` with what is wrong with it; every byte is read."""
     objects = _Objects(runs, _threaded(store, full=True), 1.0)
@@ -256,32 +277,13 @@ def check_objects(
     yield from objects.check(current, VerifyReport(), progress, VerifyProgress())
 
 
-class _Chosen(Mapping[str, SegmentCheck]):
-    """Some of the objects of a window."""
-
-    def __init__(self, objects: WindowObjects, keys: list[str]) -> None:
-        self._objects, self._keys = objects, keys
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._keys)
-
-    def __getitem__(self, key: str) -> SegmentCheck:
-        return self._objects[key]
-
-
 def _threaded(store: ObjectStore, *, full: bool) -> SegmentChecker:
     """A checker that reads a few objects at a time, in threads of this process."""
 
-    def check_all(
-        state: CatalogState, objects: Mapping[str, SegmentCheck]
-    ) -> Iterator[tuple[str, SegmentResult]]:
+    def check_all(state: CatalogState, checks: Iterable[SegmentCheck]) -> Iterator[tuple[str, SegmentResult]]:
         with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="verify") as pool:
             pending = (
-                (key, pool.submit(check_segment, store, state, check, full=full))
-                for key, check in objects.items()
+                (check.key, pool.submit(check_segment, store, state, check, full=full)) for check in checks
             )
             for key, outcome in few_at_a_time(pending):
                 try:

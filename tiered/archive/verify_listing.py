@@ -14,11 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiered.archive.found_objects import found_objects, may_be_newest, why_unexplained
-from tiered.archive.verify_catalog import pending_of
-from tiered.archive.verify_progress import VerifyPass
-from tiered.archive.verify_queues import check_queues
-from tiered.archive.verify_report import VerifyReport
-from tiered.archive.verify_runs import LivingRuns
+from tiered.archive.run_passes import LivingRuns
+from tiered.archive.verify_catalog import check_queues, pending_of
+from tiered.archive.verify_progress import VerifyPass, VerifyReport
 from tiered.archive.verify_segment import Anomaly, AnomalyKind
 from tiered.catalog.catalog_reader import refresh
 from tiered.catalog.holdings import OBJECT_PREFIXES

@@ -1,7 +1,7 @@
-"""The progress of `verify`: an interrupted pass continues, and the next pass follows the chain of put ids from where
-the last clean one ended.
+"""The report of `verify`, and its progress: an interrupted pass continues, and the next pass follows the chain of put
+ids from where the last clean one ended.
 
-A pass is of one catalog version. Kept are its positions in the listings and in the chain, which objects were found, and
+A pass is of one catalog version. Kept are its positions in the listing and in the chain, which objects were found, and
 what was wrong; the pages of the catalog are read again. Owns the document, not the file.
 """
 
@@ -11,7 +11,7 @@ import base64
 import json
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiered.archive.verify_segment import Anomaly, AnomalyKind
+from tiered.catalog.holdings import REPAIR_HINT
 from tiered.errors import UsageError
 from tiered.timestamps import wall_ms
 
@@ -29,13 +30,12 @@ AGE_MS_MAX = 24 * 3600 * 1000
 
 @dataclass
 class VerifyPass:
-    """A pass over ``version``, as far as it got. ``versions_left``: those not listed yet. ``after``: the object listed
+    """A pass over ``version``, as far as it got. ``after``: the object listed
     last. ``found``: one bit for each named object. ``missing``: objects of the catalog that were not listed yet.
     ``checked``: window and key of the data object checked last, with ``counts``."""
 
     version: int = 0
     begun_ms: int = 0
-    versions_left: int = 0
     chain: tuple[int, str] = (0, "")
     after: str = ""
     found: str = ""
@@ -87,7 +87,7 @@ class VerifyProgress:
         """The interrupted pass, or one over ``head``."""
         now_ms, found = self._clock_ms(), self._begun
         if found is None or found.version > head or now_ms - found.begun_ms > self._age_ms_max:
-            found = VerifyPass(head, now_ms, versions_left=head)
+            found = VerifyPass(head, now_ms)
         self._begun = found
         return found
 
@@ -138,3 +138,37 @@ class VerifyProgress:
 
 def _anomaly(kind: str, key: str, range: list[int] | None, detail: str) -> Anomaly:
     return Anomaly(AnomalyKind(kind), key, None if range is None else (range[0], range[1]), detail)
+
+
+@dataclass
+class VerifyReport:
+    """Result. ``leftovers``: keys without a reference, which only take space. ``counts``: objects checked, by kind.
+    ``unchecked``: objects that could not be read now, with the reason."""
+
+    anomalies: list[Anomaly] = field(default_factory=list)
+    leftovers: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    unchecked: dict[str, str] = field(default_factory=dict)
+
+    def add(self, kind: AnomalyKind, key: str, detail: str) -> None:
+        """Record an anomaly of a whole object."""
+        self.anomalies.append(Anomaly(kind, key, None, detail))
+
+    def joined(self, found: Sequence[Anomaly]) -> VerifyReport:
+        """This report with the anomalies ``found`` before the others."""
+        return replace(self, anomalies=[*found, *self.anomalies])
+
+    def lines(self, title: str) -> Iterator[str]:
+        """The report as text: each anomaly, each leftover, then a summary that starts with ``title``."""
+        yield from (f"anomaly: {anomaly}" for anomaly in self.anomalies)
+        yield from (f"not checked: {key}: {reason}" for key, reason in self.unchecked.items())
+        yield from (f"leftover: {key}" for key in self.leftovers)
+        counts = ", ".join(f"{name} {count:,}" for name, count in self.counts.items())
+        count = len(self.anomalies)
+        verdict = f"{count} {'ANOMALY' if count == 1 else 'ANOMALIES'}" if count else "clean"
+        if self.unchecked:
+            verdict += f", {len(self.unchecked)} NOT CHECKED"
+        parts = verdict, counts, f"leftovers {len(self.leftovers)}"
+        yield f"{title}: {'; '.join(part for part in parts if part)}"
+        if count:
+            yield f"next: {REPAIR_HINT}"

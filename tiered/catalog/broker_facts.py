@@ -13,6 +13,14 @@ from tiered.formats.memory_bound import stored_bytes_max
 from tiered.formats.state_object import decode_state
 from tiered.object_store.interface import ObjectStore
 
+TABLE_NAMES: Final = (
+    "topics",
+    "subscription_groups",
+    "consumer_offsets",
+    "delay_offsets",
+    "topic_queue_mappings",
+)
+"""The broker's tables, by their names below `state/`."""
 BROKER: Final = "broker"
 """The archive-wide setting that has them."""
 

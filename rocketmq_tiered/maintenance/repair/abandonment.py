@@ -30,7 +30,7 @@ def abandon(store: ObjectStore, names: tuple[str, str], count: int | None, now_m
     if len(infos) != count:
         raise CatalogLostError(
             f"the catalog is lost: {store.url} holds {counted(len(infos), 'object')} and no commit that names them",
-            hint=f"{REPAIR_HINT}; to give them up and begin a new archive beside them, start once with --new-archive "
+            hint=f"{REPAIR_HINT}; to abandon them and begin a new archive beside them, start once with --new-archive "
             f"--abandon {len(infos)}",
         )
     found = survey(store)
@@ -41,7 +41,7 @@ def abandon(store: ObjectStore, names: tuple[str, str], count: int | None, now_m
     number_above(repair, (one for _, one in found_objects(store, _data(infos)) if one is not None))
     repair.survey.state = state
     repair.quarantined = {info.key for info in infos}
-    repair.unknown.append(f"what {counted(len(infos), 'object')} in quarantine hold, which --abandon gave up")
+    repair.unknown.append(f"what {counted(len(infos), 'object')} in quarantine hold, which --abandon named")
     apply_repair(repair)
 
 

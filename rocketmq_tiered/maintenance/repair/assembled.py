@@ -10,9 +10,9 @@ import numpy as np
 
 from rocketmq_tiered.maintenance.healing import Healed
 from tiered.archive.found_objects import FoundObject
+from tiered.archive.run_passes import LivingRuns
 from tiered.archive.salvage import Lost, Salvage
 from tiered.archive.segment_reader import SegmentCache, SegmentReader
-from tiered.archive.verify_runs import LivingRuns
 from tiered.catalog.broker_facts import recorded_facts
 from tiered.catalog.log_histories import living_rows
 from tiered.catalog.replace_runs import take_out

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 
-from tiered.catalog.broker_facts import broker_table
+from tiered.catalog.broker_facts import TABLE_NAMES, broker_table
 from tiered.catalog.state import CatalogState
 from tiered.console import counted, names_text
 from tiered.errors import ArchiveDamagedError
@@ -13,7 +13,6 @@ from tiered.formats.keys import STATE_PREFIX, TIMER_PREFIX, parse_state_key
 from tiered.model.queue import LMQ_PREFIX
 from tiered.model.tables import QUEUE_HIDDEN
 from tiered.object_store.interface import ObjectStore
-from uploader.metadata_commits import TABLE_NAMES
 
 TOPICS = TABLE_NAMES[0]
 OUT_OF_CATALOG = (

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tiered.archive.run_passes import LivingRuns
 from tiered.archive.salvage import Lost
 from tiered.archive.segment_reader import SegmentCache
-from tiered.archive.verify_runs import LivingRuns
 from tiered.catalog.state import CatalogState
 from tiered.errors import TieredError
 from tiered.formats.run_part import CatalogRun

@@ -44,17 +44,22 @@ from tiered.archive.found_objects import (
     may_be_newest,
     why_unexplained,
 )
+from tiered.archive.run_passes import LivingRuns
 from tiered.archive.salvage import Lost, salvaged
 from tiered.archive.segment_reader import SegmentCache
 from tiered.archive.verify import check_objects
-from tiered.archive.verify_catalog import check_catalog_objects, check_state_objects, pending_of
+from tiered.archive.verify_catalog import (
+    check_catalog_objects,
+    check_queues,
+    check_state_objects,
+    check_timers,
+    pending_of,
+    queue_name,
+)
 from tiered.archive.verify_index import check_indexes
 from tiered.archive.verify_listing import newest_missing
-from tiered.archive.verify_queues import check_queues, queue_name
-from tiered.archive.verify_report import VerifyReport
-from tiered.archive.verify_runs import LivingRuns
+from tiered.archive.verify_progress import VerifyReport
 from tiered.archive.verify_segment import AnomalyKind
-from tiered.archive.verify_timers import check_timers
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.commit import CommitDraft, CommitKind, CommitPlace, PageChange, encode_commit
 from tiered.catalog.deletions import KEPT_MS, PendingDeletion, Reason, read_list
@@ -411,8 +416,8 @@ def _beyond_end(repair: Repair, state: CatalogState, objects: Sequence[FoundObje
 
 
 def number_above(repair: Repair, objects: Iterable[FoundObject]) -> None:
-    """Commit above every version and epoch that ``objects`` name, which no known commit does: those after it may be
-    known to somebody."""
+    """Commit above every version and epoch that ``objects`` name, which no known commit does: readers and writers may
+    know of later ones."""
     before = repair.survey.state
     for one in objects:
         version = one.meta.catalog_version

@@ -13,8 +13,8 @@ from rocketmq_tiered.maintenance.restore.selection import Selection
 from tiered.archive.found_objects import READ_THREADS, few_at_a_time
 from tiered.archive.kept_offsets import KeptOffsets
 from tiered.archive.object_spans import ObjectSpans
+from tiered.archive.run_passes import LivingRuns, WindowObjects
 from tiered.archive.segment_reader import SegmentCache, SegmentReader
-from tiered.archive.verify_runs import LivingRuns, WindowObjects
 from tiered.broker_store.restored_log import Piece, RestoredLog
 from tiered.catalog.pages import Page, RunIndex
 from tiered.catalog.state import CatalogState, renumbered, selected

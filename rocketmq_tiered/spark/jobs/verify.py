@@ -5,7 +5,7 @@ The driver checks the commit chain, the queues and the index; each task checks s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -70,7 +70,9 @@ def verify(
     with opened(source) as store:
         for archive in archives(store, source):
             distributed = _Distributed(source, archive.cluster, archive.broker, full, runner)
-            checked = verify_archive(archive.store, full=full, progress=report, segments=distributed)
+            checked = verify_archive(
+                archive.store, depth="full" if full else "tails", progress=report, segments=distributed
+            )
             found.append(ArchiveReport(archive.cluster, archive.broker, checked))
     return found
 
@@ -86,7 +88,7 @@ class _Distributed:
         self._runner = runner
 
     def __call__(
-        self, state: CatalogState, checks: Mapping[str, SegmentCheck]
+        self, state: CatalogState, checks: Iterable[SegmentCheck]
     ) -> Iterator[tuple[str, SegmentResult]]:
         tasks = [
             VerifyTask(self._source, self._cluster, self._broker, state.version, group, self._full)
@@ -98,11 +100,11 @@ class _Distributed:
                 yield from results
 
 
-def _groups(checks: Mapping[str, SegmentCheck], full: bool) -> Iterator[list[SegmentCheck]]:
+def _groups(checks: Iterable[SegmentCheck], full: bool) -> Iterator[list[SegmentCheck]]:
     """Objects in order, in groups of about TASK_BYTES."""
     group: list[SegmentCheck] = []
     size_bytes = 0
-    for _, check in sorted(checks.items()):
+    for check in checks:
         cost = int(check.place["size_bytes" if full else "tail_bytes"])
         if group and size_bytes + cost > TASK_BYTES:
             yield group

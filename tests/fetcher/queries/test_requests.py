@@ -147,7 +147,7 @@ def test_messages_of_compacted_objects_are_found_without_reading_all_tails(tmp_p
                     assert queries.requests <= 6 + 3
         with ArchiveQueries(store, state) as queries:
             assert queries.by_id(OffsetMsgId.parse("00" * 8 + f"{1:016x}")) is None
-        assert verify_archive(store, full=True).anomalies == []
+        assert verify_archive(store, depth="full").anomalies == []
 
 
 def test_a_key_takes_one_request_an_index_file() -> None:

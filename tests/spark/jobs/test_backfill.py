@@ -47,7 +47,7 @@ def test_the_archive_equals_that_of_a_single_backfill(real_store: RealStore, tmp
         single.to_phys,
     )
     assert check_against_truth(FileStore(tmp_path / "bulk"), directory, "K") > 400
-    found = verify_archive(own_archive(tmp_path / "bulk"), full=True)
+    found = verify_archive(own_archive(tmp_path / "bulk"), depth="full")
     assert (found.anomalies, found.leftovers) == ([], [])
     again = run(directory / "store", tmp_path / "bulk")
     assert (again.messages, again.commits) == (0, 0)
@@ -118,7 +118,7 @@ def test_a_backfill_ends_when_the_store_refuses_writes_and_continues_later(
     assert str(caught.value).endswith("the same command continues where it stopped")
     run(store, tmp_path / "bulk")
     assert truth_of(tmp_path / "bulk") == truth_of(tmp_path / "single")
-    assert verify_archive(own_archive(tmp_path / "bulk"), full=True).anomalies == []
+    assert verify_archive(own_archive(tmp_path / "bulk"), depth="full").anomalies == []
 
 
 def test_a_writer_that_has_not_released_its_epoch_is_not_fenced(

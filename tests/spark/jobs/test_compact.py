@@ -67,7 +67,7 @@ def checked(store: ObjectStore, expected: dict[object, list[bytes]]) -> None:
     """Sound, nothing left over after garbage collection, and all records are what they were."""
     later = store.clock_ms() + 2_000  # some buckets have a clock of whole seconds
     run_gc(store, load(store), apply=True, grace_ms=0, clock=lambda: later)
-    report = verify_archive(store, full=True)
+    report = verify_archive(store, depth="full")
     assert report.anomalies == []
     assert report.leftovers == []
     assert contents(store) == expected

@@ -74,7 +74,7 @@ def test_the_same_result_as_one_process(
     assert expected.rounds == 1 or name == "C"
     assert contents(there) == contents(here)
     run_gc(there, load(there), apply=True, grace_ms=0, clock=lambda: there.clock_ms() + 1)
-    report = verify_archive(there, full=True)
+    report = verify_archive(there, depth="full")
     assert (report.anomalies, report.leftovers) == ([], [])
     assert contents(there) == contents(here)
 
@@ -98,7 +98,7 @@ def test_a_dead_task_changes_nothing(real_store: RealStore, tmp_path: Path) -> N
             no_spark, archive, SETTINGS, lambda topic: True, apply=True, tasks=InlineTasks()
         )
         assert again.rounds > 0
-        assert verify_archive(archive.store, full=True).anomalies == []
+        assert verify_archive(archive.store, depth="full").anomalies == []
 
 
 @pytest.mark.integration

@@ -88,7 +88,7 @@ def test_killed_tasks_are_repeated_without_duplicates(real_store: RealStore, tmp
     assert killed > 0
     backfill(real_store("A") / "store", FileStore(tmp_path / "single"))
     assert truth_of(tmp_path / "bulk") == truth_of(tmp_path / "single")
-    assert verify_archive(archive, full=True).anomalies == []
+    assert verify_archive(archive, depth="full").anomalies == []
 
 
 @pytest.mark.timeout(900)
@@ -105,7 +105,7 @@ def test_a_backfill_killed_repeatedly_archives_its_store(real_store: RealStore, 
     backfill(directory / "store", FileStore(tmp_path / "single"))
     assert truth_of(tmp_path / "bulk") == truth_of(tmp_path / "single")
     assert check_against_truth(FileStore(tmp_path / "bulk"), directory, "A") > 100_000
-    assert verify_archive(archive, full=True).anomalies == []
+    assert verify_archive(archive, depth="full").anomalies == []
 
 
 @pytest.mark.timeout(900)

@@ -60,14 +60,14 @@ def test_spark_verify_finds_the_same_as_verify(
 ) -> None:
     (clean,) = verify(spark, SourceOptions(f"file://{small_archive}"))
     archive = PrefixedStore(FileStore(small_archive), archive_prefix(CLUSTER, "K"))
-    assert clean.report == verify_archive(archive, full=True)
+    assert clean.report == verify_archive(archive, depth="full")
     assert clean.report.anomalies == []
     name = damaged_copy(small_archive, tmp_path / "damaged")
     (missing, *_) = sorted((tmp_path / "damaged").rglob("*.so"))
     missing.unlink()
     (found,) = verify(spark, SourceOptions(f"file://{tmp_path / 'damaged'}"))
     damaged = PrefixedStore(FileStore(tmp_path / "damaged"), archive_prefix(CLUSTER, "K"))
-    assert found.report == verify_archive(damaged, full=True)
+    assert found.report == verify_archive(damaged, depth="full")
     kinds = {anomaly.kind for anomaly in found.report.anomalies}
     assert {AnomalyKind.DAMAGED, AnomalyKind.MISSING} <= kinds
     assert any(name in anomaly.key and anomaly.range for anomaly in found.report.anomalies)
@@ -158,7 +158,7 @@ def test_backfill_verb_archives_its_store(
     assert (code, report["damaged"], report["messages"] > 5000, report["commits"] > 3) == (0, 0, True, True)
     assert report["rawBytes"] > report["storedBytes"] > 0
     archive = PrefixedStore(FileStore(tmp_path), archive_prefix(CLUSTER, "K"))
-    found = verify_archive(archive, full=True)
+    found = verify_archive(archive, depth="full")
     assert (found.anomalies, found.leftovers, found.counts["messages"]) == ([], [], report["messages"])
     code, out, _ = run(capsys, *arguments[:-1])
     assert "nothing to do" in out
