@@ -12,7 +12,7 @@ from rocketmq_tiered.server.security.rules import Rules, read_rules
 from rocketmq_tiered.server.security.timer_rights import SenderRights, hand_over_refusal
 from tiered.archive.private_key import KEY_BYTES, private_key
 from tiered.errors import CorruptionError
-from tiered.formats.keys import SERVE_PREFIX
+from tiered.formats.keys import PRIVATE_KEY
 from tiered.model.timer import DELIVER_MS, SENDER, TOPIC
 from tiered.model.timer_seal import sealed
 from tiered.object_store.memory import MemoryStore
@@ -92,6 +92,6 @@ def test_an_archive_has_one_key_whoever_asks_first(tmp_path: Path) -> None:
     properties = sealed(key, "producer1@10.0.0.1", {TOPIC: "orders", DELIVER_MS: "1800000000000"}, BODY)
     assert judge(properties, BODY) is None and judge(properties, b"other") is not None
     damaged = MemoryStore()
-    damaged.put_if_absent(f"{SERVE_PREFIX}private-key", [b"short"])
+    damaged.put_if_absent(PRIVATE_KEY, [b"short"])
     with pytest.raises(CorruptionError, match="5 bytes"):
         private_key(damaged)
