@@ -11,6 +11,7 @@ from typing import Any
 from rocketmq_tiered.cli.arguments import SERVE_FLAGS, add_json, add_places, add_writer_flags, settings_of
 from rocketmq_tiered.process.broker_side import address_of, credentials_of, read_conf, tls_of, topic_filter_of
 from rocketmq_tiered.process.loaded_archive import archived_topic_table, open_for_reading
+from rocketmq_tiered.server.security.rules import read_rules
 from tiered.broker_store.config import read_topics
 from tiered.broker_store.names import find_names
 from tiered.console import print_json, print_lines, print_table
@@ -62,12 +63,16 @@ def execute(options: argparse.Namespace) -> int:
         key: {"value": _plain(value_of(loaded.settings, key)), "from": loaded.origins.get(key, "default")}
         for key in FIELDS
     }
+    acl_file = loaded.settings.serve.acl_file
+    rules = read_rules(Path(acl_file)).explained() if acl_file else []
     if options.json:
-        print_json(effective)
+        print_json({**effective, "serve.acl_file": {**effective["serve.acl_file"], "rules": rules}})
     else:
         print_table(
             ["setting", "value", "from"], [[k, repr(v["value"]), v["from"]] for k, v in effective.items()]
         )
+        if rules:
+            print_table([f"account of {acl_file}", "rule"], [list(rule) for rule in rules])
     return 0
 
 

@@ -36,6 +36,7 @@ from rocketmq_tiered.doctor.store_trial import PART_BYTES, StoreTrial
 from rocketmq_tiered.process.broker_side import (
     address_of,
     credentials_of,
+    missing_rules,
     name_servers_of,
     names_of,
     open_store_of,
@@ -44,7 +45,6 @@ from rocketmq_tiered.process.broker_side import (
     tls_of,
 )
 from rocketmq_tiered.process.instance import default_state_dir
-from rocketmq_tiered.process.serving import missing_rules
 from rocketmq_tiered.server.security.rules import read_rules
 from tiered.archive.found_objects import objects_at_end
 from tiered.archive.verify_listing import newest_missing

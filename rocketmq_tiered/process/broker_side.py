@@ -155,6 +155,39 @@ def read_conf(settings: Settings) -> BrokerConf | None:
     return read_broker_conf(Path(path)) if path else None
 
 
+def checks_clients(conf: BrokerConf | None) -> bool:
+    """Whether the broker has access control; assumed if there is no configuration file."""
+    if conf is None:
+        return True
+    return any(_is_on(conf, name) for name in ("aclEnable", "authenticationEnabled", "authorizationEnabled"))
+
+
+def missing_rules(settings: Settings, conf: BrokerConf | None) -> UsageError | None:
+    """Why clients cannot be served beside this broker: it judges accounts by rules that this process does not have."""
+    key = (
+        "serve.advertise"
+        if settings.serve.advertise
+        else "slave.advertise"
+        if settings.slave.advertise
+        else ""
+    )
+    if not key or settings.serve.acl_file or not checks_clients(conf):
+        return None
+    if conf is None:
+        return UsageError(
+            f"{key} requires broker.conf, which shows whether the broker has access control",
+            hint="set broker.conf_path, or serve.acl_file to the broker's rules",
+        )
+    return UsageError(
+        f"{key} requires serve.acl_file: the broker has access control, and archived messages are read by its rules",
+        hint="set it to a copy of conf/plain_acl.yml (4.9), or of what `tiered config acl-from-broker` prints (5.x)",
+    )
+
+
+def _is_on(conf: BrokerConf, name: str) -> bool:
+    return conf.properties.get(name, "").strip().lower() == "true"
+
+
 def store_path(settings: Settings, conf: BrokerConf | None) -> Path:
     """The store directory, by the settings or by broker.conf. UsageError when neither names it."""
     if settings.broker.store_path:

@@ -22,7 +22,9 @@ from fetcher.policy.read_policy import ReadPolicies
 from fetcher.policy.read_router import ReadRouter
 from rocketmq_tiered.process.broker_side import (
     address_of,
+    checks_clients,
     credentials_of,
+    missing_rules,
     name_servers_of,
     open_store_of,
     read_conf,
@@ -156,35 +158,6 @@ def services_of(settings: Settings, conf: BrokerConf | None, names: BrokerNames)
     return services
 
 
-def checks_clients(conf: BrokerConf | None) -> bool:
-    """Whether the broker has access control; assumed if there is no configuration file."""
-    if conf is None:
-        return True
-    return any(_is_on(conf, name) for name in ("aclEnable", "authenticationEnabled", "authorizationEnabled"))
-
-
-def missing_rules(settings: Settings, conf: BrokerConf | None) -> UsageError | None:
-    """Why clients cannot be served beside this broker: it judges accounts by rules that this process does not have."""
-    key = (
-        "serve.advertise"
-        if settings.serve.advertise
-        else "slave.advertise"
-        if settings.slave.advertise
-        else ""
-    )
-    if not key or settings.serve.acl_file or not checks_clients(conf):
-        return None
-    if conf is None:
-        return UsageError(
-            f"{key} requires broker.conf, which shows whether the broker has access control",
-            hint="set broker.conf_path, or serve.acl_file to the broker's rules",
-        )
-    return UsageError(
-        f"{key} requires serve.acl_file: the broker has access control, and archived messages are read by its rules",
-        hint="set it to a copy of conf/plain_acl.yml (4.9), or of what `tiered config acl-from-broker` prints (5.x)",
-    )
-
-
 def needs_account(settings: Settings) -> bool:
     """Whether clients need an account of server or broker, by the settings and the broker.conf of now; assumed if that
     cannot be read."""
@@ -195,10 +168,6 @@ def needs_account(settings: Settings) -> bool:
     except TieredError:
         return True
     return conf is not None and checks_clients(conf)
-
-
-def _is_on(conf: BrokerConf, name: str) -> bool:
-    return conf.properties.get(name, "").strip().lower() == "true"
 
 
 START_S = 30.0

@@ -5,10 +5,11 @@ with both kinds of rules, and in proxy mode beside brokers with ACL 1.0 and 5.x.
 from __future__ import annotations
 
 import json
+import random
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,12 +18,15 @@ from typing import Any
 import pytest
 import yaml
 
+from rocketmq_tiered.cli import main
+from rocketmq_tiered.server.security.rules import read_rules
 from tests.end_to_end.offloading import backfill
 from tests.integration.access_attempts import Account, Target, cell_of, codes, is_refusal, record
 from tests.integration.client_scene import QUEUES, beside_clients, broker_config, everything, until
 from tests.integration.live import Sidecar
 from tests.integration.live_scene import Scene
 from tests.integration.proxy_scene import ProxyScene
+from tests.server.request_fuzz import changed_requests
 from tests.servers.child import ChildServer, free_port
 from tests.servers.rocketmq import BROKER, CLUSTER, checking_signatures, judging_permissions
 from tests.servers.running_store import RunningStore
@@ -33,11 +37,13 @@ from tiered.remoting.client import BrokerClient
 from tiered.remoting.codes import RequestCode
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.credentials import Credentials
+from tiered.timestamps import wall_ms
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 OWNER = Credentials("the-owner", "a secret of the owner")
 SECOND = Credentials("the-second", "a secret of the second")
+PRODUCER = Credentials("the-producer", "secret-of-the-producer")
 READER = Credentials("the-reader", "secret-of-the-reader")
 GROUP, ORDERED = "G-owned", "G-ordered"
 PLAIN: dict[str, Any] = {
@@ -48,6 +54,13 @@ PLAIN: dict[str, Any] = {
             "secretKey": SECOND.secret_key,
             "defaultTopicPerm": "DENY",
             "defaultGroupPerm": "DENY",
+        },
+        {
+            "accessKey": PRODUCER.access_key,
+            "secretKey": PRODUCER.secret_key,
+            "defaultTopicPerm": "DENY",
+            "defaultGroupPerm": "DENY",
+            "topicPerms": ["own=PUB"],
         },
         {
             "accessKey": READER.access_key,
@@ -63,6 +76,13 @@ USERS: dict[str, Any] = {
     "users": [
         {"username": OWNER.access_key, "password": OWNER.secret_key, "userType": "Super"},
         {"username": SECOND.access_key, "password": SECOND.secret_key, "userType": "Normal"},
+        {"username": PRODUCER.access_key, "password": PRODUCER.secret_key, "userType": "Normal"},
+    ],
+    "acls": [
+        {
+            "subject": f"User:{PRODUCER.access_key}",
+            "policies": [{"entries": [{"resource": "Topic:own", "actions": ["Pub"], "decision": "Allow"}]}],
+        }
     ],
 }
 STATE = {
@@ -222,18 +242,21 @@ def guarded(
         if version.startswith("5"):
             (directory / "conf").mkdir(exist_ok=True)
             (directory / "conf" / "tools.yml").write_text(account.read_text())
-            words = (
-                "createUser",
-                "-c",
-                CLUSTER,
-                "-u",
-                SECOND.access_key,
-                "-p",
-                SECOND.secret_key,
-                "-t",
-                "Normal",
-            )
-            until(lambda: "success" in found.mqadmin(*words, real=True), "no second account")
+            for one in (SECOND, PRODUCER):
+                words = (
+                    "createUser",
+                    "-c",
+                    CLUSTER,
+                    "-u",
+                    one.access_key,
+                    "-p",
+                    one.secret_key,
+                    "-t",
+                    "Normal",
+                )
+                until(lambda words=words: "success" in found.mqadmin(*words, real=True), "no other account")
+            grant = ("createAcl", "-c", CLUSTER, "-s", f"User:{PRODUCER.access_key}", "-r", "Topic:own")
+            found.mqadmin(*grant, "-a", "Pub", "-d", "Allow", real=True)
         found.settings_file.write_text("")
         found.sidecar.arguments = ("--config", str(found.settings_file))
         found.sidecar.start()
@@ -364,3 +387,84 @@ def archived_end(scene: Guarded, queue: int) -> int:
     reply = owner.ask(scene.address, RequestCode.GET_MAX_OFFSET, {"topic": "live0", "queueId": str(queue)})
     assert reply is not None and reply.code == 0, reply
     return int(reply.ext_fields["offset"])
+
+
+def ends(scene: Guarded, *topics: str) -> dict[str, int]:
+    """How many messages the topics have."""
+    found = dict.fromkeys(topics, 0)
+    for topic in topics:
+        for queue in range(8):
+            fields = {"topic": topic, "queueId": str(queue)}
+            reply = owner.ask(scene.broker.broker_address, RequestCode.GET_MAX_OFFSET, fields)
+            found[topic] += int(reply.ext_fields.get("offset", "0")) if reply is not None else 0
+    return found
+
+
+def test_changed_requests_and_timers_reach_no_topic_that_the_account_lacks(guarded: Guarded) -> None:
+    """Far timers too, which 4.9 would deliver at once."""
+    for topic in ("own", "secret"):
+        guarded.mqadmin("updateTopic", "-c", CLUSTER, "-t", topic, "-r", "8", "-w", "8", real=True)
+    deliver_ms = wall_ms() + 60 * 86_400_000
+    send = {"a": "P", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0", "j": "0", "k": "false"}
+    send["i"] = f"UNIQ_KEY\x01U\x02TIMER_DELIVER_MS\x01{deliver_ms}\x02"
+    producer, before = Account(PRODUCER), ends(guarded, "own", "secret")
+    codes_of = {}
+    for topic in ("own", "secret", "rmq_sys_wheel_timer"):
+        reply = producer.ask(
+            guarded.address, RequestCode.SEND_MESSAGE_V2, {**send, "b": topic, "m": "false"}, b"x"
+        )
+        codes_of[topic] = None if reply is None else reply.code
+        if topic == "own":
+            assert reply is not None and reply.ext_fields.get("recallHandle"), reply
+    assert codes_of == {"own": 0, "secret": 16, "rmq_sys_wheel_timer": 16}
+    assert ends(guarded, "own", "secret") == before, "it is kept for its time"
+    kept = ends(guarded, "TIERED_TIMERS")["TIERED_TIMERS"]
+    assert kept == 1
+    host, _, port = guarded.address.rpartition(":")
+    answered = 0
+    for frame in changed_requests(random.Random(7), 1_000, wall_ms(), PRODUCER):
+        with socket.create_connection((host, int(port)), 5) as connection:
+            connection.sendall(len(frame).to_bytes(4, "big") + frame)
+            connection.settimeout(5)
+            with suppress(OSError):
+                answered += bool(connection.recv(1 << 16))
+    assert answered > 500
+    assert ends(guarded, "secret")["secret"] == before["secret"]
+    assert (
+        ends(guarded, "own")["own"] > before["own"] or ends(guarded, "TIERED_TIMERS")["TIERED_TIMERS"] > kept
+    )
+    for queue in range(8):
+        fields = pull_of(0, "TIERED_TIMERS", queueId=queue)
+        reply = owner.ask(guarded.broker.broker_address, RequestCode.PULL_MESSAGE, fields)
+        at = 0
+        while reply is not None and at < len(reply.body):
+            size = int.from_bytes(reply.body[at : at + 4], "big")
+            properties = decode_record(reply.body[at : at + size]).properties
+            assert properties["TIERED_TOPIC"] == "own", properties
+            at += size
+
+
+def test_the_brokers_rules_are_printed_as_a_file(
+    guarded: Guarded, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = f"broker.credentials_file={guarded.directory}/owner.yml"
+    words = [
+        "config",
+        "acl-from-broker",
+        "--broker-address",
+        guarded.broker.broker_address,
+        "--set",
+        settings,
+    ]
+    code = main(words)
+    printed = capsys.readouterr()
+    if guarded.broker.version.startswith("4"):
+        assert code != 0 and "conf/plain_acl.yml" in printed.err
+        return
+    path = tmp_path / "rules.yml"
+    path.write_text(printed.out)
+    path.chmod(0o600)
+    rules = read_rules(path)
+    assert rules.accounts[SECOND.access_key].secret == SECOND.secret_key
+    assert rules.send_refusal(PRODUCER.access_key, "own", "10.0.0.1") is None
+    assert rules.send_refusal(PRODUCER.access_key, "secret", "10.0.0.1") is not None

@@ -50,6 +50,10 @@ def slave(
         checks = checking_signatures(request.param, CLIENT.access_key, CLIENT.secret_key)
         found.broker.restart_with(checks | judging_permissions(request.param))
         add_account(found)
+        rules = tmp_path / "rules.yml"
+        rules.write_text(PLAIN_ACL)
+        rules.chmod(0o600)
+        found.sidecar.settings = {**found.sidecar.settings, "TIERED_SERVE__ACL_FILE": rules}
         for user in ("client_scene", "live"):
             monkeypatch.setattr(
                 f"tests.integration.{user}.BrokerClient", partial(BrokerClient, credentials=CLIENT)

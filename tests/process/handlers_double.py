@@ -13,6 +13,7 @@ class FakeHandlers:
 
     def __init__(self) -> None:
         self.handlers: ProxyHandlers = {}
+        self.key = b""
         self.applied: list[Settings] = []
         self.commits = 0
         self.is_closed = False

@@ -15,12 +15,11 @@ import pytest
 
 from fetcher.access import ArchiveAccess, open_async_access
 from fetcher.policy.read_policy import BrokerSide, LocalView, Residency
+from rocketmq_tiered.process.broker_side import checks_clients, missing_rules
 from rocketmq_tiered.process.report import decode_report, encode_report
 from rocketmq_tiered.process.serving import (
     MergedHandlers,
     ServingThread,
-    checks_clients,
-    missing_rules,
     needs_account,
     proxy_config,
     services_of,

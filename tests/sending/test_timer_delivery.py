@@ -72,6 +72,21 @@ def test_a_broker_without_timers_gets_each_at_its_time(scene: Scene) -> None:
         assert "TIMER_DELIVER_MS" not in scene.target.properties[key]
 
 
+def test_a_sender_is_judged_again_at_the_hand_over(scene: Scene) -> None:
+    lost = {"lost"}
+    scene.judge = lambda properties, body: "it lost PUB" if properties["UNIQ_KEY"] in lost and body else None
+    for key in ("kept", "lost"):
+        scene.broker.timer(key, NOW + 5 * HOUR)
+    scene.archive()
+    scene.start()
+    scene.run(NOW + 5 * HOUR, 60_000)
+    assert list(scene.target.counts) == ["kept"]
+    assert scene.task.status().problem.endswith("it lost PUB")
+    lost.clear()
+    scene.run(NOW + 6 * HOUR, 60_000)
+    assert scene.target.counts == {"kept": 1, "lost": 1}, "the right came back"
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_each_timer_once_whatever_fails(seed: int, scene: Scene) -> None:
     rng = random.Random(seed)

@@ -9,7 +9,7 @@ from pathlib import Path
 from rocketmq_tiered.sending.timer_delivery import Place, TimerDelivery
 from rocketmq_tiered.sending.timer_messages import TimerMessages
 from rocketmq_tiered.sending.timer_plan import BrokerTimers
-from rocketmq_tiered.sending.timer_send import TimerSend
+from rocketmq_tiered.sending.timer_send import Judge, TimerSend, everyone
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.uploader.timer_broker import TimerBroker as StoreOfBroker
 from tiered.archive.task import run_pass
@@ -40,7 +40,7 @@ class Target:
         """Topic and place."""
         self.is_away = False
         self.fault: Callable[[int], str] = lambda _number: ""
-        self.refusal: Callable[[TimerSend], str] = lambda _send: ""
+        self.refusal: Callable[[TimerSend], str] = lambda send: send.refusal
         self.queries = self.refusals = 0
         self.sent: list[tuple[str, str, str]] = []
         """(place of the timer, topic, body)."""
@@ -104,6 +104,7 @@ class Scene:
         self.root: ObjectStore = open_store(self.url)
         self.target = Target(self, max_delay_ms)
         self.settings = TimerSettings(ahead_ms=ahead_ms)
+        self.judge: Judge = everyone
         self.task: TimerDelivery
         self._messages: TimerMessages | None = None
 
@@ -126,6 +127,7 @@ class Scene:
             self.settings,
             self.target,
             self._read,
+            self.judge,
             clock_ms=lambda: self.now_ms + self.skew_ms,
             monotonic_s=lambda: self.now_ms / 1000,
         )

@@ -8,6 +8,7 @@ import base64
 import json
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tiered.model.timer import TimerPlace
 from tiered.model.timer_seal import Handle
 from tiered.remoting.codes import RequestCode as R
 from tiered.remoting.command import ProtocolError, RemotingCommand, decode
-from tiered.remoting.credentials import signature_of
+from tiered.remoting.credentials import Credentials, signature_of
 
 KEY, SECRET, GATEWAY = b"k" * 32, "12345678-secret", "TIERED_TIMERS"
 OWN, OTHERS = "own", "secret"
@@ -109,6 +110,9 @@ def _pairs(draw: random.Random, code: int, now_ms: int) -> list[tuple[str, str]]
         "defaultTopic": "TBW102",
         "queueId": "0",
         "sysFlag": "0",
+        "defaultTopicQueueNums": "4",
+        "bornTimestamp": "1",
+        "flag": "0",
         "batch": "false",
         "properties": "",
         "commitLogOffset": "7",
@@ -136,6 +140,17 @@ def frame_of(code: int, pairs: list[tuple[str, str]], body: bytes) -> bytes:
     fields = ",".join(f"{json.dumps(name)}:{json.dumps(value)}" for name, value in pairs)
     header = f'{{"code":{code},"flag":0,"language":"JAVA","opaque":1,"version":479,"extFields":{{{fields}}}}}'.encode()
     return len(header).to_bytes(4, "big") + header + body
+
+
+def changed_requests(draw: random.Random, count: int, now_ms: int, account: Credentials) -> Iterator[bytes]:
+    """Frames without their length, signed as far as they can be read."""
+    for _ in range(count):
+        code = int(draw.choice(CHOSEN))
+        pairs, body = _pairs(draw, code, now_ms), draw.choice([b"x", b"INNER_MULTI_DISPATCH\x01secret\x02"])
+        with suppress(ProtocolError):
+            fields = {**decode(frame_of(code, pairs, body)).ext_fields, "AccessKey": account.access_key}
+            signature = signature_of(fields, body, account.secret_key)
+            yield frame_of(code, [*pairs, ("AccessKey", account.access_key), ("Signature", signature)], body)
 
 
 def stored_topics(command: RemotingCommand) -> Iterator[str]:
@@ -196,16 +211,9 @@ async def _reached(
         return await send(request)
 
     dispatcher, peer = Dispatcher(HandlerTable(default=handle), authorizer), RecordingPeer()
-    for _ in range(count):
-        code = int(draw.choice(CHOSEN))
-        pairs, body = _pairs(draw, code, now_ms), draw.choice([b"x", b"INNER_MULTI_DISPATCH\x01secret\x02"])
-        try:
-            signed = {**decode(frame_of(code, pairs, body)).ext_fields, "AccessKey": "producer1"}
-            pairs += [("AccessKey", "producer1"), ("Signature", signature_of(signed, body, SECRET))]
-            command = decode(frame_of(code, pairs, body))
-        except (ProtocolError, UnicodeError):
-            continue
-        await dispatcher.answer(Request(command, peer), is_authorized=False)
+    for frame in changed_requests(draw, count, now_ms, Credentials("producer1", SECRET)):
+        with suppress(ProtocolError):
+            await dispatcher.answer(Request(decode(frame), peer), is_authorized=False)
     topics: dict[str, int] = {}
     for command in got:
         for topic in stored_topics(command):

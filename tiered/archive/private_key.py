@@ -7,20 +7,20 @@ import secrets
 from contextlib import suppress
 
 from tiered.errors import AlreadyExistsError, CorruptionError, NotFoundError
-from tiered.formats.keys import SERVE_PREFIX
+from tiered.formats.keys import PRIVATE_KEY
 from tiered.object_store.interface import ObjectStore
 
-KEY, KEY_BYTES = f"{SERVE_PREFIX}private-key", 32
+KEY_BYTES = 32
 
 
 def private_key(store: ObjectStore) -> bytes:
     """The key; the first process that needs it makes it. Raises what the store raises."""
     try:
-        found = store.get(KEY, KEY_BYTES)
+        found = store.get(PRIVATE_KEY, KEY_BYTES)
     except NotFoundError:
         with suppress(AlreadyExistsError):
-            store.put_if_absent(KEY, [secrets.token_bytes(KEY_BYTES)])
-        found = store.get(KEY, KEY_BYTES)
+            store.put_if_absent(PRIVATE_KEY, [secrets.token_bytes(KEY_BYTES)])
+        found = store.get(PRIVATE_KEY, KEY_BYTES)
     if len(found) != KEY_BYTES:
-        raise CorruptionError(f"{store.url}/{KEY} has {len(found)} bytes, not {KEY_BYTES}")
+        raise CorruptionError(f"{store.url}/{PRIVATE_KEY} has {len(found)} bytes, not {KEY_BYTES}")
     return found

@@ -22,6 +22,8 @@ STATE_PREFIX = "state/"
 TIMER_PREFIX = "timer/"
 SERVE_PREFIX = "state/serve/"
 """State that servers keep for clients; no commit names it."""
+PRIVATE_KEY = "private/key"
+"""For the sidecar only: policies by role deny it to all others."""
 
 ESCAPED_CHARACTERS_MAX = 200
 """Longer escapes are cut and end in a digest: file systems allow 255 bytes a path component."""

@@ -19,9 +19,11 @@ org.apache.rocketmq.auth.authorization.chain.AclAuthorizationHandler, UserInfo, 
 
 from __future__ import annotations
 
+import difflib
 import logging
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,6 +84,19 @@ class Rules(ABC):
         """Whether all requests from ``host`` are allowed."""
         return False
 
+    def explained(self) -> list[tuple[str, str]]:
+        """The rules as they are understood: account, what it may or may not, first what decides first."""
+        found = []
+        for account in self.accounts.values():
+            rank = "administrator" if account.is_super else "account" if account.is_enabled else "disabled"
+            trusted = [f"trusted from {account.trusted_from}"] if account.trusted_from else []
+            found += [(account.name, text) for text in (rank, *trusted, *self._explained(account.name))]
+        return found
+
+    @abstractmethod
+    def _explained(self, name: str) -> list[str]:
+        """The rules of one account, a line each."""
+
     @abstractmethod
     def refusal(self, account: Account, request: Request, host: str) -> str | None:
         """Why ``account`` may not send ``request``, or None. Raises BadRequestError."""
@@ -109,6 +124,10 @@ def text_of(value: object) -> str:
     return "" if value is None else str(value).strip()
 
 
+def _words(actions: Iterable[Action]) -> str:
+    return ", ".join(sorted(action.value for action in actions))
+
+
 def pattern_of(value: object) -> str:
     """An address pattern. Raises RulesError if it does not parse."""
     text = text_of(value)
@@ -117,11 +136,49 @@ def pattern_of(value: object) -> str:
     return text
 
 
-def _mappings(document: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+class _Lined(dict[str, Any]):
+    """A mapping of the file. ``line``: where it begins."""
+
+    line = 0
+
+
+class _Loader(yaml.SafeLoader):
+    """Of two equal names YAML takes the last: a rule would have no effect."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = set[str]()
+        for name, _ in node.value:
+            if name.value in names:
+                raise RulesError(f"line {name.start_mark.line + 1}: {name.value} is there twice")
+            names.add(name.value)
+        found = _Lined(super().construct_mapping(node, deep=True))
+        found.line = node.start_mark.line + 1
+        return found
+
+
+def _construct(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    return loader.construct_mapping(node)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _construct)
+
+
+def _mappings(document: Mapping[str, Any], name: str, names: str) -> list[Mapping[str, Any]]:
+    """The entries of a list, each with no other than the ``names``."""
     found = _list(document, name)
     if not all(isinstance(one, dict) for one in found):
         raise RulesError(f"{name}: an entry is not a mapping")
+    for one in found:
+        _require_names(one, names)
     return found
+
+
+def _require_names(mapping: Mapping[str, Any], names: str) -> None:
+    for name in map(str, mapping):
+        if name not in names.split():
+            near = difflib.get_close_matches(name, names.split(), 1)
+            hint = f"write {near[0]}" if near else f"the names here are {', '.join(names.split())}"
+            raise RulesError(f"line {getattr(mapping, 'line', 0)}: {name} is unknown", hint=hint)
 
 
 def _list(document: Mapping[str, Any], name: str) -> list[Any]:
@@ -140,6 +197,10 @@ _WORDS = {
     "ANY": frozenset({Action.PUB, Action.SUB}),
 }
 
+_ACCOUNT = (
+    "accessKey secretKey whiteRemoteAddress admin defaultTopicPerm defaultGroupPerm topicPerms groupPerms"
+)
+_NAME = re.compile(r"[^\s*=]+")
 _YES = frozenset({"true", "1", "y", "t"})
 """As fastjson casts to boolean, also from strings."""
 
@@ -173,9 +234,10 @@ class PlainAcl(Rules):
     def __init__(self, document: Mapping[str, Any]) -> None:
         """Raises RulesError."""
         super().__init__()
+        _require_names(document, "globalWhiteRemoteAddresses accounts dataVersion")
         self._trusted = [pattern_of(one) for one in _list(document, "globalWhiteRemoteAddresses")]
         self._grants: dict[str, Grants] = {}
-        for entry in _mappings(document, "accounts"):
+        for entry in _mappings(document, "accounts", _ACCOUNT):
             account = _plain_account(entry)
             self._add(account, "access key")
             self._grants[account.name] = Grants(
@@ -184,6 +246,15 @@ class PlainAcl(Rules):
                 _named(_list(entry, "topicPerms")),
                 _named(_list(entry, "groupPerms")),
             )
+
+    def _explained(self, name: str) -> list[str]:
+        grants = self._grants[name]
+        kinds = ("topic", grants.topics, grants.topic_default), ("group", grants.groups, grants.group_default)
+        return [
+            f"{kind} {one}: {_words(actions) or 'deny'}"
+            for kind, named, default in kinds
+            for one, actions in (*named.items(), ("*", default))
+        ]
 
     def is_trusted(self, host: str) -> bool:
         return any(addresses.matches(pattern, host) for pattern in self._trusted)
@@ -228,9 +299,15 @@ def _named(entries: list[Any]) -> dict[str, frozenset[Action]]:
     found = {}
     for entry in entries:
         name, _, permission = text_of(entry).partition("=")
-        if not name.strip() or not permission:
-            raise RulesError("a permission is not NAME=PERMISSION")
-        found[name.strip()] = _granted(permission)
+        name = name.strip()
+        if not _NAME.fullmatch(name) or not permission:
+            raise RulesError(
+                f"permission {text_of(entry)} is not NAME=PERMISSION",
+                hint="for all others use defaultTopicPerm",
+            )
+        if name in found:
+            raise RulesError(f"{name} has two permissions")
+        found[name] = _granted(permission)
     return found
 
 
@@ -240,6 +317,7 @@ _ACTIONS = {action.value.lower(): frozenset({action}) for action in Action} | {
     "all": frozenset(Action),
     "any": frozenset(Action),
 }
+_ENTRY = "resource actions sourceIps decision"
 _KINDS = {kind.value.lower(): kind for kind in Kind}
 
 
@@ -264,6 +342,16 @@ class Entry:
         return not self.sources or any(addresses.matches(source, host) for source in self.sources)
 
     @property
+    def text(self) -> str:
+        """For people."""
+        kind = "any" if self.kind is None else self.kind.value.lower()
+        hosts = f" from {', '.join(self.sources)}" if self.sources else ""
+        decision = "allow" if self.allows else "deny"
+        return (
+            f"{kind} {self.prefix}{'' if self.is_literal else '*'}: {decision} {_words(self.actions)}{hosts}"
+        )
+
+    @property
     def rank(self) -> tuple[bool, bool, int, bool]:
         """Sort key: the smallest decides."""
         return self.kind is None, not self.is_literal, -len(self.prefix), self.allows
@@ -275,17 +363,28 @@ class UserAcl(Rules):
     def __init__(self, document: Mapping[str, Any]) -> None:
         """Raises RulesError."""
         super().__init__()
-        for entry in _mappings(document, "users"):
+        _require_names(document, "users acls")
+        for entry in _mappings(document, "users", "username password userType userStatus"):
             self._add(_user(entry), "user")
         self._custom: dict[str, list[Entry]] = {}
         self._default: dict[str, list[Entry]] = {}
-        for acl in _mappings(document, "acls"):
-            name = text_of(acl.get("subject")).removeprefix("User:")
-            for policy in _mappings(acl, "policies"):
-                is_default = text_of(policy.get("policyType")).lower() == "default"
-                target = self._default if is_default else self._custom
-                found = [_entry(entry) for entry in _mappings(policy, "entries")]
+        for acl in _mappings(document, "acls", "subject policies"):
+            prefix, _, name = text_of(acl.get("subject")).partition(":")
+            if prefix != "User" or name not in self.accounts:
+                raise RulesError(
+                    f"line {getattr(acl, 'line', 0)}: subject {text_of(acl.get('subject'))} is no user of this file",
+                    hint="write User:NAME, with a username of users",
+                )
+            for policy in _mappings(acl, "policies", "policyType entries"):
+                kind = text_of(policy.get("policyType")).lower()
+                if kind not in ("", "custom", "default"):
+                    raise RulesError(f"policyType {kind} is unknown", hint="use Custom or Default")
+                target = self._default if kind == "default" else self._custom
+                found = [_entry(entry) for entry in _mappings(policy, "entries", _ENTRY)]
                 target[name] = sorted(target.get(name, []) + found, key=lambda entry: entry.rank)
+
+    def _explained(self, name: str) -> list[str]:
+        return [entry.text for entries in (self._custom, self._default) for entry in entries.get(name, ())]
 
     def refusal(self, account: Account, request: Request, host: str) -> str | None:
         if account.is_super:
@@ -327,7 +426,7 @@ def _entry(entry: Mapping[str, Any]) -> Entry:
     kind_name, _, name = resource.partition(":")
     if resource == "*":
         kind, name = None, "*"
-    elif kind_name.lower() in _KINDS and name:
+    elif kind_name.lower() in _KINDS and (name == "*" or _NAME.fullmatch(name.removesuffix("*"))):
         kind = _KINDS[kind_name.lower()]
     else:
         raise RulesError(
@@ -340,6 +439,8 @@ def _entry(entry: Mapping[str, Any]) -> Entry:
     if "" in sources:
         raise RulesError("sourceIps: an address is empty")
     actions = frozenset[Action]().union(*(_action(one) for one in _list(entry, "actions")))
+    if not actions:
+        raise RulesError(f"line {getattr(entry, 'line', 0)}: resource {resource} has no actions")
     return Entry(kind, name.removesuffix("*"), not name.endswith("*"), actions, sources, decision == "allow")
 
 
@@ -367,16 +468,23 @@ def read_rules(path: Path) -> Rules:
     if len(data) > FILE_BYTES_MAX:
         raise RulesError(f"{path} is larger than {FILE_BYTES_MAX} bytes")
     try:
-        document = yaml.safe_load(data)
+        document = _Loader(data).get_single_data()
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else "?"
         raise RulesError(f"{path} is not YAML: line {line}") from None
     except (yaml.YAMLError, ValueError, RecursionError):
         raise RulesError(f"{path} is not YAML") from None
-    if isinstance(document, dict) and "users" in document:
-        return UserAcl(document)
-    if isinstance(document, dict) and ("accounts" in document or "globalWhiteRemoteAddresses" in document):
-        return PlainAcl(document)
+    except RulesError as error:
+        raise RulesError(f"{path}: {error.message}", hint=error.hint) from None
+    try:
+        if isinstance(document, dict) and ("users" in document or "acls" in document):
+            return UserAcl(document)
+        if isinstance(document, dict) and (
+            "accounts" in document or "globalWhiteRemoteAddresses" in document
+        ):
+            return PlainAcl(document)
+    except RulesError as error:
+        raise RulesError(f"{path}: {error.message}", hint=error.hint) from None
     raise RulesError(f"{path} has neither accounts (ACL 1.0) nor users (5.x)")
 
 

@@ -14,14 +14,14 @@ from tiered.model.timer_seal import sender_of
 from tiered.object_store.interface import ObjectStore
 
 ANONYMOUS: Final = "anonymous"
-"""The account, if the rules have it, of messages that were sent to the gateway topic itself."""
+"""The account, if the rules have it, of what was sent to the gateway topic itself, or before there were rules."""
 
 
 def hand_over_refusal(rules: Rules, key: bytes, properties: Mapping[str, str], body: bytes) -> str | None:
     """Why the message of the gateway topic may not be sent to its own topic; None: it may. Pure. ``key``: the
     archive's private key."""
     name, _, host = (sender_of(key, properties, body) or f"{ANONYMOUS}@").rpartition("@")
-    return rules.send_refusal(name, properties.get(TOPIC, ""), host)
+    return rules.send_refusal(name or ANONYMOUS, properties.get(TOPIC, ""), host)
 
 
 class SenderRights:
