@@ -163,7 +163,7 @@ def test_a_broker_is_searched_for_places_among_messages_of_one_key(version: str,
         for number in range(80):
             pairs = {"UNIQ_KEY": "AC110002000100000000000000000000", PLACE: f"0:{number}:{number}"}
             deliver_ms = now_ms + 15_000 * (number % 2)
-            if asked.timers().max_delay_ms:
+            if asked.longest_ms():
                 pairs["TIMER_DELIVER_MS"] = str(deliver_ms)
             sends.append(TimerSend(OutgoingMessage(TARGET, b"x", pairs), pairs[PLACE], number, deliver_ms))
         assert not asked.send(sends[:70], lambda _: None, time.monotonic() + 20)
