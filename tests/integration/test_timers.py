@@ -124,7 +124,7 @@ def test_keys_repeat_and_each_timer_is_delivered_though_the_sidecar_is_killed(
         broker.create_topic(GATEWAY, QUEUES)
         sidecar.start()
         sidecar.wait_until_following(60)
-        deliver_ms = int(time.time() * 1000) + 30_000
+        deliver_ms = int(time.time() * 1000) + 75_000
         arguments = GATEWAY, TARGET, OWN_TARGET, str(deliver_ms), str(output)
         broker.run_java("RepeatedKeys", broker.name_server_address, *arguments)
         sent = [line.split() for line in output.read_text().splitlines()]
