@@ -149,3 +149,28 @@ def test_progress_only_rises_and_ends_an_object() -> None:
         change(ref.moved(4, 4), may_move=False)
     with pytest.raises(ValueError, match="pending deletion"):
         change(new, garbage=(new.key,))
+
+
+def test_only_hours_with_other_entries_are_read_to_be_counted_and_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, reads = MemoryStore(), list[int]()
+    rows = [(hour * HOUR, hour, 100 * hour, TIMER) for hour in range(20)]
+    refs = [
+        put(store, 0, entries(*rows)),
+        put(store, 1, entries((7 * HOUR, 7, 999, CANCEL), (9 * HOUR, 1, 5, TIMER))),
+    ]
+    right = store.get_range
+
+    def get_range(key: str, offset: int, length: int) -> bytes:
+        reads.append(length)
+        return right(key, offset, length)
+
+    monkeypatch.setattr(store, "get_range", get_range)
+    files, state = TimerFiles(store), CatalogState(timers=tuple(refs))
+    assert files.counts(CatalogState(timers=(refs[0],))).pending == 20 and len(reads) == 1, "the footer"
+    assert files.counts(state).pending == 20 and len(reads) == 4, "a footer, and a page of each"
+    assert (
+        files.counts(state).hours == dict.fromkeys([*range(7), 8, *range(10, 20)], 1) | {9: 2}
+        and len(reads) == 4
+    )

@@ -19,7 +19,7 @@ from tiered.archive import timers as timer_files
 from tiered.catalog.commit import CommitInvalidError
 from tiered.model.timer import CANCELS, HOUR_MS, EntryKind
 
-PART = 100
+PART = 50
 NOTICED_WITHIN = 200
 
 
