@@ -296,7 +296,7 @@ class TimerDelivery:
         late_ms = now_ms - int(row["deliver_ms"])
         if row["kind"] == EntryKind.TIMER:
             found["kind"] = EntryKind.POSTPONED
-            found["late_hours"] = min(max(late_ms, 0) // HOUR_MS, np.iinfo(np.uint16).max)
+            found["late_hours"] = min(-(-max(late_ms, 0) // HOUR_MS), np.iinfo(np.uint16).max)
         elif late_ms - int(row["late_hours"]) * HOUR_MS >= self._settings.refused_ttl_ms:
             found["kind"], found["key_hash"] = EntryKind.REFUSED, Refusal.BROKER
             found["deliver_ms"], found["late_hours"] = now_ms + self._settings.listed_ms, 0
