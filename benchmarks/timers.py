@@ -29,7 +29,6 @@ from rocketmq_tiered.sending.outgoing import OutgoingMessage
 from rocketmq_tiered.sending.timer_broker import RemoteTimerBroker
 from rocketmq_tiered.sending.timer_delivery import TimerDelivery, put_timers
 from rocketmq_tiered.sending.timer_messages import TimerMessages
-from rocketmq_tiered.sending.timer_plan import BrokerTimers
 from rocketmq_tiered.sending.timer_send import TimerSend
 from tiered.archive.task import run_pass
 from tiered.archive.timers import TimerFiles, hash_of
@@ -148,7 +147,8 @@ def pending(work: Path, count: int) -> None:
         entries["deliver_ms"] = STORED_MS + 2 * HOUR_MS + rng.integers(0, YEARS_MS, len(entries))
         entries["queue_offset"] = np.arange(first, first + len(entries)) % MESSAGES
         entries["key_hash"] = hashes[entries["queue_offset"]]
-        entries["order"] = np.arange(first, first + len(entries)) * 400
+        entries["topic_hash"] = hash_of("orders")
+        entries["order"] = (1 << 40) + np.arange(first, first + len(entries))  # as if they had been moved
         ref = put_timers(commits, sorted_entries(entries), queues, commits.state.epoch)
         commits.commit(lambda _state, ref=ref: CommitDraft(CommitKind.MAINTENANCE, timers=[ref]))  # type: ignore[misc]
         run_pass(task, commits.refresh)
@@ -158,7 +158,7 @@ def pending(work: Path, count: int) -> None:
     state = load(store)
     before = resident_bytes()
     files = TimerFiles(store)
-    hours = files.hours(state)
+    hours = files.counts(state).hours
     memory = resident_bytes() - before
     report(
         "pending",
@@ -194,8 +194,7 @@ def hand_over_month(place: Path) -> None:
         handed_over=task.counts.delivered,
         cancelled=task.counts.cancelled,
         dropped=task.counts.dropped,
-        repeated=task.counts.repeated,
-        pending=sum(task.files.hours(load(store)).values()),
+        pending=task.files.counts(load(store)).pending,
         imported_peak_bytes=begun,
         planned_peak_bytes=opened,
         peak_bytes=peak_bytes(),
@@ -238,6 +237,7 @@ def dequeue(work: Path, count: int, address: str) -> None:
         lambda: address,
         lambda where: BrokerClient(where, 10.0),
         lambda: False,
+        TimerSettings(rate_per_s=0),
     )
     task = TimerDelivery(commits, TimerSettings(rate_per_s=0), broker, messages.read)
     raw_per_s = ready_per_s(address, min(count, 50_000))
@@ -291,15 +291,15 @@ class Nowhere(RemoteTimerBroker):
     def __init__(self) -> None:
         pass
 
-    def timers(self) -> BrokerTimers:
-        return BrokerTimers(0)
+    def longest_ms(self) -> int:
+        return 0
 
 
 class Anywhere(Nowhere):
     """A broker that takes everything."""
 
-    def timers(self) -> BrokerTimers:
-        return BrokerTimers(72 * HOUR_MS)
+    def longest_ms(self) -> int:
+        return 72 * HOUR_MS
 
     def send(
         self, sends: Sequence[TimerSend], sent: Callable[[TimerSend], None], until_s: float

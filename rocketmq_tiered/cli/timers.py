@@ -13,12 +13,12 @@ from fetcher.access import ArchiveAccess, open_access
 from fetcher.rows.message import Message
 from rocketmq_tiered.cli.arguments import add_archive, add_json, add_times, instant, settings_of
 from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
-from rocketmq_tiered.sending.timer_change import GONE, change_timers
+from rocketmq_tiered.sending.timer_change import change_timers
 from rocketmq_tiered.sending.timer_messages import TimerMessages
 from tiered.archive.timers import NEVER_MS, Entries, TimerFiles, TimerName, sort_out
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.console import counted, print_json, print_lines, print_table, time_text
-from tiered.errors import NotFoundError, UsageError
+from tiered.errors import UsageError
 from tiered.model.queue import QueueKey
 from tiered.model.timer import (
     HOUR_MS,
@@ -77,7 +77,7 @@ def execute(options: argparse.Namespace) -> int:
         elif options.action == "cancel":
             _cancel(archive, settings, options, name)
         else:
-            rows = _rows(archive, settings, [_found(archive, name)])
+            rows = _rows(archive, settings, [TimerFiles(archive.store).find(archive.state, name)])
             if options.json:
                 print_json(rows)
             for row in [] if options.json else rows:
@@ -87,13 +87,6 @@ def execute(options: argparse.Namespace) -> int:
 
 def _name(words: Sequence[str]) -> TimerName | TimerPlace | None:
     return TimerName(*words) if len(words) == 2 else place_of(words[0]) if len(words) == 1 else None
-
-
-def _found(archive: LoadedArchive, name: TimerName | TimerPlace) -> Entries:
-    found = TimerFiles(archive.store).find(archive.state, name)
-    if not len(found.table):
-        raise NotFoundError(f"no timer with {name} is pending", hint=GONE)
-    return found
 
 
 def _stats(archive: LoadedArchive, options: argparse.Namespace) -> None:
@@ -193,4 +186,4 @@ def _cancel(
         return
     what = "cancelled" if options.at is None else f"moved to {time_text(options.at)}"
     were = time_text(min(times)) + (f" to {time_text(max(times))}" if min(times) < max(times) else "")
-    print_lines(f"{name}: {counted(len(times), 'timer')} {what}; delivery was at {were}")
+    print_lines(f"{name.text}: {counted(len(times), 'timer')} {what}; delivery was at {were}")

@@ -25,8 +25,9 @@ from rocketmq_tiered.maintenance.task_figures import CompactionStatus, KeyCompac
 from rocketmq_tiered.maintenance.throttle import SHARES, Load, Throttle, YieldingStore
 from rocketmq_tiered.process.allocator import trim
 from rocketmq_tiered.process.loaded_archive import keyed_topics, rules_in
+from rocketmq_tiered.sending.timer_broker import RemoteTimerBroker
 from rocketmq_tiered.sending.timer_delivery import Place, TimerDelivery
-from rocketmq_tiered.sending.timer_send import TimerBroker, everyone
+from rocketmq_tiered.sending.timer_send import everyone
 from rocketmq_tiered.sending.timer_status import TimerStatus
 from rocketmq_tiered.server.security.timer_rights import SenderRights
 from tiered.archive.rewrite.outputs import Rewrite
@@ -120,7 +121,7 @@ class ArchiveTasks:
     def add_timers(
         self,
         store: ObjectStore,
-        make_broker: Callable[[Callable[[], bool]], TimerBroker],
+        make_broker: Callable[[Callable[[], bool]], RemoteTimerBroker],
         read: Callable[[Sequence[Place]], Mapping[Place, Message]],
     ) -> None:
         """``make_broker`` gets whether to stop; see TimerDelivery."""

@@ -274,22 +274,31 @@ def of_report(report: StatusReport) -> list[Finding]:
 
 
 def _of_timers(timers: TimerStatus) -> list[Finding]:
-    found, why = [], f": {timers.problem}" if timers.problem else ""
-    if timers.overdue_seconds > TIMER_LATE_S:
-        what = f"timers are not delivered: the first has been due for {duration_text(timers.overdue_seconds)}{why}"
-        step = "check that the broker runs and takes messages; they are delivered in order as soon as it does"
-        found.append(Finding("timers", what, step))
-    if timers.postponed:
-        what = f"the broker refuses {counted(timers.postponed, 'timer')}, which are sent again every ten minutes{why}"
-        step = "correct the topic, or run tiered timers cancel: tiered timers ls lists them"
-        found.append(Finding("timers", what, step))
-    if timers.refused:
-        what = f"{counted(timers.refused, 'message')} to the gateway topic will not be delivered"
-        found.append(Finding("timers", what, "tiered timers ls --refused lists them, and why"))
-    if timers.dropped:
-        what = f"{counted(timers.dropped, 'timer')} dropped, as other messages are at their places{why}"
-        found.append(Finding("timers", what, "the log names each: send them again"))
-    return found
+    why = f": {timers.problem}" if timers.problem else ""
+    due, is_late = duration_text(timers.overdue_seconds), timers.overdue_seconds > TIMER_LATE_S
+    found = (
+        (
+            is_late,
+            f"timers are not delivered: the first has been due for {due}{why}",
+            "check that the broker runs and takes messages; they are delivered in order as soon as it does",
+        ),
+        (
+            timers.postponed,
+            f"the broker refuses {counted(timers.postponed, 'timer')}, sent again every ten minutes{why}",
+            "correct the topic, or run tiered timers cancel: tiered timers ls lists them",
+        ),
+        (
+            timers.refused,
+            f"{counted(timers.refused, 'message')} to the gateway topic will not be delivered",
+            "tiered timers ls --refused lists them, and why",
+        ),
+        (
+            timers.dropped,
+            f"{counted(timers.dropped, 'timer')} dropped, as other messages are at their places{why}",
+            "send them again: the log names the last of each batch",
+        ),
+    )
+    return [Finding("timers", what, step) for is_so, what, step in found if is_so]
 
 
 def _of_the_broker(report: StatusReport) -> list[Finding]:

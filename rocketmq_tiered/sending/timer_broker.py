@@ -11,7 +11,6 @@ from contextlib import suppress
 
 from rocketmq_tiered.sending.sender import BACKOFF_FIRST_S, BACKOFF_MAX_S, send_failure, send_request
 from rocketmq_tiered.sending.target import Connect, TargetBroker, TargetQueue, find_target
-from rocketmq_tiered.sending.timer_plan import BrokerTimers
 from rocketmq_tiered.sending.timer_send import TimerSend
 from tiered.archive.task import StoppedError
 from tiered.errors import NotFoundError, ThrottledError, UnavailableError, UsageError
@@ -45,7 +44,7 @@ _PULL = {
 
 
 class RemoteTimerBroker:
-    """The broker at ``address()``, empty: unknown."""
+    """The broker at ``address()``, empty: unknown. Methods raise UnavailableError while it is away."""
 
     answers_few = 10
     """If a key query returns so many messages, there may be more."""
@@ -63,25 +62,25 @@ class RemoteTimerBroker:
         self._places: dict[tuple[str, str], set[str]] = {}
         """What was found since ``is_settled``: topic and key, empty for all of the topic -> places of timers."""
         self._client: BrokerClient | None = None
-        self._known: tuple[float, TargetBroker, BrokerTimers] | None = None
+        self._known: tuple[float, TargetBroker, int] | None = None
 
     def close(self) -> None:
         """Close the connection."""
         if self._client is not None:
             self._client.close()
 
-    def timers(self) -> BrokerTimers:
-        """See TimerBroker."""
+    def longest_ms(self) -> int:
+        """The longest timer that it takes; 0: none, as 4.9, or they are off."""
         return self._facts()[1]
 
     def is_settled(self) -> bool:
-        """See TimerBroker."""
+        """Whether all that it has stored can be found."""
         self._places.clear()
         return self._asked().runtime_info().get("dispatchBehindBytes") == "0"
 
     def has(self, send: TimerSend) -> bool:
-        """See TimerBroker."""
-        topics = (WHEEL_TOPIC, send.message.topic)[not self.timers().max_delay_ms :]
+        """Whether it has a message of this topic and place, pending or delivered."""
+        topics = (WHEEL_TOPIC, send.message.topic)[not self.longest_ms() :]
         return any(send.place in self._found(topic, send) for topic in topics)
 
     def _found(self, topic: str, send: TimerSend) -> set[str]:
@@ -145,7 +144,7 @@ class RemoteTimerBroker:
             raise UnavailableError("the broker's address is unknown", hint="set broker.address")
         return address
 
-    def _facts(self) -> tuple[TargetBroker, BrokerTimers]:
+    def _facts(self) -> tuple[TargetBroker, int]:
         now_s = time.monotonic()
         if self._known is None or now_s - self._known[0] > FACTS_S:
             self._known = None
@@ -160,8 +159,8 @@ class RemoteTimerBroker:
                     hint="timers are delivered beside the master, or with broker.address set to it",
                 )
             has_wheel = config.get("timerWheelEnable") == "true"
-            max_delay_ms = int(config.get("timerMaxDelaySec") or 259_200) * 1000 if has_wheel else 0
-            self._known = now_s, target, BrokerTimers(max_delay_ms)
+            longest_ms = int(config.get("timerMaxDelaySec") or 259_200) * 1000 if has_wheel else 0
+            self._known = now_s, target, longest_ms
         return self._known[1:]
 
     # -- sending ----------------------------------------------------------------------------------------------
@@ -169,7 +168,8 @@ class RemoteTimerBroker:
     def send(
         self, sends: Sequence[TimerSend], sent: Callable[[TimerSend], None], until_s: float
     ) -> Mapping[int, str]:
-        """See TimerBroker."""
+        """Send all, in order as far as possible, and call ``sent`` for each; position -> why the broker refuses it.
+        Raises UnavailableError if any is in doubt, and after ``until_s`` (monotonic)."""
         refused: dict[int, str] = {}
         left, pause_s = list(enumerate(sends)), BACKOFF_FIRST_S
         size = min(PART, int(self._rate * PART_S) + 1) if self._rate else PART

@@ -11,13 +11,12 @@ from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.requirements import Requirements
 from tiered.catalog.state import CatalogState
 from tiered.catalog.timer_refs import TimerRef
-from tiered.errors import NotFoundError, UnavailableError
+from tiered.errors import UnavailableError
 from tiered.formats.timer_object import sorted_entries
 from tiered.model.tables import Table
 from tiered.model.timer import EntryKind, TimerPlace
 
 ATTEMPTS = 10
-GONE = "it may be handed over to the broker already, or was cancelled, or is not archived yet"
 
 
 def change_timers(
@@ -30,8 +29,6 @@ def change_timers(
     for _ in range(ATTEMPTS):
         state = commits.refresh()
         timers, queues, _ = TimerFiles(commits.store).find(state, name)
-        if not len(timers):
-            raise NotFoundError(f"no timer with {name} is pending", hint=GONE)
         changed = np.concatenate([timers] if at_ms is None else [timers, timers])
         changed["order"] += 1
         changed["late_hours"], changed["kind"] = 0, EntryKind.TIMER

@@ -21,10 +21,10 @@ from itertools import chain, islice
 import numpy as np
 
 from fetcher.rows.message import Message
+from rocketmq_tiered.sending.timer_broker import RemoteTimerBroker
 from rocketmq_tiered.sending.timer_plan import RETRY_S, STEP_MS, horizon_ms, to_merge
 from rocketmq_tiered.sending.timer_send import (
     Judge,
-    TimerBroker,
     TimerSend,
     everyone,
     is_entry_of,
@@ -42,7 +42,7 @@ from tiered.errors import UnavailableError
 from tiered.formats.timer_object import ENTRY_DTYPE, EncodedTimers, encode_timers, sorted_entries
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table, concatenated
-from tiered.model.timer import HOUR_MS, EntryKind, Refusal, hour_of
+from tiered.model.timer import HOUR_MS, EntryKind, Refusal
 from tiered.settings.timer_section import TimerSettings
 from tiered.timestamps import wall_ms
 
@@ -66,8 +66,7 @@ takes beside its record."""
 CHUNK_S, CHUNK_MAX, DOUBT_CHUNK = 1.0, 1024, 256
 """Messages that are sent before the claim is renewed; those in doubt are searched, one after the other."""
 Place = tuple[QueueKey, int]
-Postponed = tuple[Table, Sequence[QueueKey]]
-"""An entry, and what its ``queue`` indexes."""
+_NONE = Entries(np.zeros(0, ENTRY_DTYPE), ())
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class TimerDelivery:
         self,
         commits: MaintenanceCommit,
         settings: TimerSettings,
-        broker: TimerBroker,
+        broker: RemoteTimerBroker,
         read: Callable[[Sequence[Place]], Mapping[Place, Message]],
         judge: Judge = everyone,
         *,
@@ -111,7 +110,7 @@ class TimerDelivery:
         self._counting: Iterator[TimerCounts | None] | None = None
         self._over: dict[str, TimerRef] = {}
         """Rows that are over, which no commit says yet: objects as the next commit has them."""
-        self._postponed: list[Postponed] = []
+        self._postponed = _NONE
         self._held: set[str] = set()
         """Objects that are not read before ``_retry_s``. After a restart all are read at once."""
         self._retry_s = 0.0
@@ -139,7 +138,7 @@ class TimerDelivery:
             return TimerPlan(joined(list(self.files.merged(doubt))), is_doubt=True)
         self._settled_s = None
         self._sent.clear()
-        if self._postponed:
+        if len(self._postponed.table):
             return TimerPlan()
         if self._monotonic_s() >= self._retry_s:
             self._held.clear()
@@ -147,7 +146,7 @@ class TimerDelivery:
         refs = [ref for ref in refs if ref.key not in self._held]
         due_ms = self._due_ms = min(map(self.files.next_ms, refs), default=NEVER_MS)
         if due_ms < self._clock_ms() + self._settings.ahead_ms + 1:
-            before_ms = horizon_ms(self._clock_ms(), self._settings.ahead_ms, self._broker.timers())
+            before_ms = horizon_ms(self._clock_ms(), self._settings.ahead_ms, self._broker.longest_ms())
             if due_ms < before_ms:
                 return TimerPlan(self._next(refs, before_ms))
         if self._over:
@@ -189,7 +188,7 @@ class TimerDelivery:
     def _is_due(self, entries: Entries) -> bool:
         """Whether none is sent early: the clock may have been set back since they were claimed."""
         last_ms = int(entries.table["deliver_ms"].max())
-        return last_ms <= self._clock_ms() or self._broker.timers().max_delay_ms > 0
+        return last_ms <= self._clock_ms() or self._broker.longest_ms() > 0
 
     def _is_settled(self) -> bool:
         """Whether the broker can be queried about rows in doubt: what others had sent is stored by now."""
@@ -206,19 +205,20 @@ class TimerDelivery:
         last_ms = -1 if entries is None or not len(entries.table) else int(entries.table["deliver_ms"][-1])
         known = set(state.timers)
         changed = {**self._over, **{ref.key: ref for ref in claims}}
-        encoded = self._put_postponed(state.epoch)
+        table, queues, _ = self._postponed
+        again = [put_timers(self._commits, sorted_entries(table), queues, state.epoch)] if len(table) else []
 
         def change(newest: CatalogState) -> CommitDraft | None:
             new = set(newest.timers) - known
             if known - set(newest.timers) or any(ref.begin_ms <= last_ms for ref in new):
                 return None
-            return CommitDraft(CommitKind.MAINTENANCE, timers=[*changed.values(), *encoded])
+            return CommitDraft(CommitKind.MAINTENANCE, timers=[*changed.values(), *again])
 
         is_committed = self._commits.commit(change, Requirements(epoch=state.epoch))
         if is_committed:
             self._over.clear()
-            self._postponed.clear()
-            self._hold(encoded)
+            self._postponed = _NONE
+            self._hold(again)
         return is_committed
 
     def _hold(self, refs: Sequence[TimerRef]) -> None:
@@ -235,17 +235,6 @@ class TimerDelivery:
         if not self._commits.commit(lambda _newest: draft, Requirements(epoch=self._commits.state.epoch)):
             raise UnavailableError("another writer owns the archive")
         self._claim_s = now_s
-
-    def _put_postponed(self, epoch: int) -> list[TimerRef]:
-        if not self._postponed:
-            return []
-        queues = list(dict.fromkeys(queue for _, some in self._postponed for queue in some))
-        parts = []
-        for table, some in self._postponed:
-            part = table.copy()
-            part["queue"] = np.array([queues.index(queue) for queue in some], np.uint32)[table["queue"]]
-            parts.append(part)
-        return [put_timers(self._commits, sorted_entries(concatenated(parts, ENTRY_DTYPE)), queues, epoch)]
 
     def _merge(self, group: Sequence[TimerRef]) -> bool:
         places = list(dict.fromkeys(queue for ref in group for queue in self.files.footer(ref).queues))
@@ -266,10 +255,10 @@ class TimerDelivery:
 
     # -- messages ---------------------------------------------------------------------------------------------
 
-    def _hand_over(self, entries: Entries, claims: Sequence[TimerRef], *, is_doubt: bool) -> list[Postponed]:
+    def _hand_over(self, entries: Entries, claims: Sequence[TimerRef], *, is_doubt: bool) -> Entries:
         """Send what is to be sent; what the broker refuses. Raises UnavailableError."""
-        found, postponed, fresh, size, at = sort_out(entries), list[Postponed](), 0, 64, 0
-        every, before = _places(entries, found.timers), self.counts.delivered
+        found, postponed, fresh, size, at = sort_out(entries), list[Table](), 0, 64, 0
+        every, before = _places(entries, found.timers), replace(self.counts)
         while at < len(found.timers):
             self._renew(claims)
             begun_s = self._monotonic_s()
@@ -281,7 +270,7 @@ class TimerDelivery:
             refused = self._broker.send(sends, self._note, self._claim_s + CLAIM_S)
             fresh += sum(rows["kind"][chosen[number]] == EntryKind.TIMER for number in refused)
             postponed += [
-                (self._postpone(rows[chosen[number]], why, places[chosen[number]]), entries.queues)
+                self._postpone(rows[chosen[number]], why, places[chosen[number]])
                 for number, why in refused.items()
             ]
             at += len(rows)
@@ -291,12 +280,14 @@ class TimerDelivery:
             logger.warning(
                 "the broker refuses %d timers, which are sent again: %s", fresh, self.counts.problem
             )
-        postponed += [(row, entries.queues) for row in self._holding(found.cancels)]
+        postponed += self._holding(found.cancels)
         self.counts.cancelled += len(found.cancelled)
-        sent = min(self.counts.delivered - before, LATE_SAMPLES)
+        if dropped := self.counts.dropped - before.dropped:
+            logger.error("%d timers dropped: %s", dropped, self.counts.problem)
+        sent = min(self.counts.delivered - before.delivered, LATE_SAMPLES)
         if sent and (late_ms := max(islice(reversed(self._lateness_ms), sent))) > LATE_MS:
             logger.warning("%d timers handed over, up to %d s late", sent, late_ms // 1000)
-        return postponed
+        return Entries(concatenated(postponed, ENTRY_DTYPE), entries.queues)
 
     def _postpone(self, row: np.void, why: str, place: Place) -> Table:
         """The entry of a timer that the broker refused: it is sent again, or only listed if that took too long."""
@@ -305,7 +296,7 @@ class TimerDelivery:
         late_ms = now_ms - int(row["deliver_ms"])
         if row["kind"] == EntryKind.TIMER:
             found["kind"] = EntryKind.POSTPONED
-            found["late_hours"] = min(max(late_ms, 0) // HOUR_MS, np.iinfo(np.uint16).max)
+            found["late_hours"] = min(-(-max(late_ms, 0) // HOUR_MS), np.iinfo(np.uint16).max)
         elif late_ms - int(row["late_hours"]) * HOUR_MS >= self._settings.refused_ttl_ms:
             found["kind"], found["key_hash"] = EntryKind.REFUSED, Refusal.BROKER
             found["deliver_ms"], found["late_hours"] = now_ms + self._settings.listed_ms, 0
@@ -329,14 +320,13 @@ class TimerDelivery:
         """What to send, without what the broker has, and the row of each."""
         sends: list[TimerSend] = []
         rows: list[int] = []
-        has_timers = self._broker.timers().max_delay_ms > 0
+        has_timers = self._broker.longest_ms() > 0
         for row, (place, timer) in enumerate(zip(places, timers, strict=True)):
             message, deliver_ms = self._ahead[place], int(timer["deliver_ms"])
             hashes = int(timer["key_hash"]), int(timer["topic_hash"])
             if message is None or not is_entry_of(message, deliver_ms, int(timer["order"]), hashes):
                 self.counts.dropped += 1
                 self.counts.problem = f"{_name(place)} is not in the archive any more"
-                logger.error("timer dropped: %s", self.counts.problem)
                 continue
             send = timer_send(message, deliver_ms, self._judge, has_timers=has_timers)
             if not (is_doubt and self._was_sent(send)):
@@ -399,7 +389,7 @@ class TimerDelivery:
     def status(self, problem: str = "") -> TimerStatus:
         """Figures, from any thread. ``problem``: of the last pass."""
         counts, pending, now_ms = self.counts, self._pending, self._clock_ms()
-        last = hour_of(now_ms) + 1
+        last = now_ms // HOUR_MS + 1
         late_ms = sorted(self._lateness_ms.copy())
         return replace(
             counts,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from tiered.catalog.timer_refs import TimerRef
 
@@ -16,16 +15,10 @@ RETRY_S = 600.0
 """A timer that the broker refuses is tried again after this long."""
 
 
-class BrokerTimers(NamedTuple):
-    """What the broker can do. ``max_delay_ms`` 0: it has no timers, as 4.9, or they are off."""
-
-    max_delay_ms: int
-
-
-def horizon_ms(now_ms: int, ahead_ms: int, broker: BrokerTimers) -> int:
-    """Timers before this time are handed over now: in steps, so that one commit covers many; without timers of the
-    broker those that are due."""
-    ahead_ms = min(ahead_ms, broker.max_delay_ms * 9 // 10)
+def horizon_ms(now_ms: int, ahead_ms: int, longest_ms: int) -> int:
+    """Timers before this time are handed over now: in steps, so that one commit covers many; to a broker that takes no
+    timers (``longest_ms`` 0) those that are due."""
+    ahead_ms = min(ahead_ms, longest_ms * 9 // 10)
     step_ms = max(1, min(STEP_MS, ahead_ms // 4))
     return max(now_ms + 1, (now_ms + ahead_ms) // step_ms * step_ms)
 

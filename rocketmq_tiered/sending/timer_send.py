@@ -1,14 +1,12 @@
-"""What a timer becomes when it is handed over, and what is required of the broker."""
+"""What a timer becomes when it is handed over."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from fetcher.rows.message import Message
 from rocketmq_tiered.sending.outgoing import OutgoingMessage, outgoing_messages
-from rocketmq_tiered.sending.timer_plan import BrokerTimers
 from tiered.archive.timers import hash_of
 from tiered.model.timer import DELIVER_MS, PLACE, PROPERTIES, QUEUE, TOPIC, UNIQUE_KEY, TimerPlace
 from tiered.model.topic_names import refused_target
@@ -31,29 +29,6 @@ class TimerSend:
         return self.message.properties[UNIQUE_KEY]
 
 
-class TimerBroker(Protocol):
-    """The broker beside the archive's owner. Methods raise UnavailableError while it is away."""
-
-    def timers(self) -> BrokerTimers:
-        """What it can do."""
-        ...
-
-    def is_settled(self) -> bool:
-        """Whether all that it has stored can be found by key."""
-        ...
-
-    def has(self, send: TimerSend) -> bool:
-        """Whether it has a message of this topic and place, pending or delivered."""
-        ...
-
-    def send(
-        self, sends: Sequence[TimerSend], sent: Callable[[TimerSend], None], until_s: float
-    ) -> Mapping[int, str]:
-        """Send all, in order as far as possible, and call ``sent`` for each; position -> why the broker refuses it.
-        Raises UnavailableError if any is in doubt, and after ``until_s`` (monotonic)."""
-        ...
-
-
 Judge = Callable[[Mapping[str, str], bytes], str | None]
 """Why the sender of a message of the gateway topic, by its properties and body, may not send it to its own topic; None:
 it may."""
@@ -72,12 +47,14 @@ def timer_send(message: Message, deliver_ms: int, judge: Judge = everyone, *, ha
     kept, at = outgoing.properties, TimerPlace(message.queue.queue_id, message.queue_offset)
     for name in PROPERTIES:
         kept.pop(name, None)
-    kept[PLACE] = at.sent_text(record.physical_offset)
+    kept[PLACE] = f"{at.text}:{record.physical_offset}"  # which tells apart topics and generations
     kept.setdefault(UNIQUE_KEY, f"{at.queue_id:04X}{at.queue_offset:012X}{record.physical_offset:016X}")
     if has_timers:
         kept["TIMER_DELIVER_MS"] = str(deliver_ms)
     refusal = refused_target(topic, message.queue.topic) or judge(properties, record.stored_body) or ""
-    return TimerSend(outgoing, kept[PLACE], int(queue or at.queue_offset), deliver_ms, refusal)
+    return TimerSend(
+        outgoing, kept[PLACE], int(queue) if queue.isdecimal() else at.queue_offset, deliver_ms, refusal
+    )
 
 
 def is_entry_of(message: Message, deliver_ms: int, order: int, hashes: tuple[int, int]) -> bool:

@@ -14,6 +14,7 @@ from tests.uploader.timer_broker import TimerBroker
 from tiered.archive.timers import TimerFiles, TimerName, joined, sort_out
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
+from tiered.errors import NotFoundError
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import QueueKey
 from tiered.model.timer import (
@@ -63,7 +64,8 @@ def test_timers_are_committed_with_their_messages(tmp_path: Path) -> None:
     assert files.find(state, TimerName("orders", "C")).table["queue_offset"].tolist() == [2]
     assert files.find(state, TimerName("mails", "A")).table["queue_offset"].tolist() == [4]
     assert files.find(state, TimerPlace(0, 4)).table["queue_offset"].tolist() == [4]
-    assert not len(files.find(state, TimerName("orders", "A")).table)
+    with pytest.raises(NotFoundError, match="no timer A of topic orders is pending"):
+        files.find(state, TimerName("orders", "A"))
     report = verify_archive(store, depth="full")
     assert not report.anomalies and not report.leftovers and report.counts["timers"] == 8
 

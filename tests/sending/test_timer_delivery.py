@@ -14,7 +14,7 @@ import pytest
 
 from rocketmq_tiered.cli import main
 from rocketmq_tiered.sending.timer_change import change_timers
-from rocketmq_tiered.sending.timer_plan import FAN_IN, BrokerTimers, horizon_ms, to_merge
+from rocketmq_tiered.sending.timer_plan import FAN_IN, horizon_ms, to_merge
 from tests.sending.target_broker import TargetScene
 from tests.sending.timer_scene import HOUR, NOW, Scene
 from tiered.archive.timers import TimerName
@@ -216,11 +216,11 @@ def test_objects_of_many_commits_become_one(scene: Scene) -> None:
 
 
 def test_horizons() -> None:
-    five = BrokerTimers(72 * HOUR)
+    five = 72 * HOUR
     assert horizon_ms(NOW, 0, five) == NOW + 1
-    assert horizon_ms(NOW, HOUR, BrokerTimers(0)) == NOW + 1
+    assert horizon_ms(NOW, HOUR, 0) == NOW + 1
     assert NOW + HOUR - 60_000 < horizon_ms(NOW, HOUR, five) <= NOW + HOUR
-    assert NOW + 6_000 < horizon_ms(NOW, HOUR, BrokerTimers(10_000)) <= NOW + 9_000
+    assert NOW + 6_000 < horizon_ms(NOW, HOUR, 10_000) <= NOW + 9_000
 
 
 def test_merges_take_objects_of_one_size() -> None:

@@ -11,6 +11,7 @@ import pytest
 from rocketmq_tiered.sending import timer_delivery
 from rocketmq_tiered.sending.timer_broker import WHEEL_TOPIC, RemoteTimerBroker
 from rocketmq_tiered.sending.timer_delivery import TimerDelivery
+from tests.archive.timer_fates import entries_of
 from tests.sending import timer_simulation
 from tests.sending.timer_simulation import World
 from tests.sweeps import sweep
@@ -18,7 +19,7 @@ from tiered.archive import timers as timer_files
 from tiered.catalog.commit import CommitInvalidError
 from tiered.model.timer import CANCELS, HOUR_MS, EntryKind
 
-PART = 100
+PART = 50
 NOTICED_WITHIN = 200
 
 
@@ -154,7 +155,7 @@ def a_place_cancels_all_of_its_key(patch: pytest.MonkeyPatch) -> None:
 
 def counts_before_cancels(patch: pytest.MonkeyPatch) -> None:
     def counts(self: timer_files.TimerFiles, state: Any) -> Any:
-        every = [self.rows(ref, ref.claimed, ref.entries) for ref in state.timers]
+        every = [entries_of(self, ref)[ref.claimed :] for ref in state.timers]
         timers = sum(
             int(np.isin(rows["kind"], [EntryKind.TIMER, EntryKind.POSTPONED]).sum()) for rows in every
         )

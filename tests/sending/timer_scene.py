@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rocketmq_tiered.sending.timer_delivery import Place, TimerDelivery
 from rocketmq_tiered.sending.timer_messages import TimerMessages
-from rocketmq_tiered.sending.timer_plan import BrokerTimers
 from rocketmq_tiered.sending.timer_send import Judge, TimerSend, everyone
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.uploader.timer_broker import TimerBroker as StoreOfBroker
@@ -50,9 +49,9 @@ class Target:
         if self.is_away:
             raise UnavailableError("the broker is away")
 
-    def timers(self) -> BrokerTimers:
+    def longest_ms(self) -> int:
         self._answer()
-        return BrokerTimers(self.max_delay_ms)
+        return self.max_delay_ms
 
     def is_settled(self) -> bool:
         self._answer()

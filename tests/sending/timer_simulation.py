@@ -22,9 +22,8 @@ from rocketmq_tiered.sending.timer_delivery import (
     TimerDelivery,
     put_timers,
 )
-from rocketmq_tiered.sending.timer_plan import BrokerTimers
 from rocketmq_tiered.sending.timer_send import TimerSend
-from tests.archive.timer_fates import fate_of
+from tests.archive.timer_fates import entries_of, fate_of
 from tests.kernels.record_builder import Message as Written
 from tests.kernels.record_builder import encode, properties
 from tiered.archive.timers import NEVER_MS, hash_of
@@ -147,9 +146,9 @@ class ModelBroker(RemoteTimerBroker):
         if self._world.clock.s < self.away_until_s:
             raise UnavailableError("the broker is away")
 
-    def timers(self) -> BrokerTimers:
+    def longest_ms(self) -> int:
         self._check()
-        return BrokerTimers(self.max_delay_ms)
+        return self.max_delay_ms
 
     def _asked(self) -> Any:
         self._check()
@@ -446,7 +445,7 @@ class World:
     def _unclaimed(self) -> list[Any]:
         """The entries of the newest state, one by one."""
         files, state = self.owner.task.files, self.owner.writer.state
-        return [row for ref in state.timers for row in files.rows(ref, ref.claimed, ref.entries)]
+        return [row for ref in state.timers for row in entries_of(files, ref)[ref.claimed :]]
 
     def _check_counts(self) -> None:
         """Counts are what entries are, one by one, after cancellations."""

@@ -15,6 +15,7 @@ import numpy as np
 from tiered.archive.index.key_hash import xxh64
 from tiered.catalog.state import CatalogState
 from tiered.catalog.timer_refs import TimerRef
+from tiered.errors import NotFoundError
 from tiered.formats.timer_object import ENTRY_DTYPE, TimerFooter, decode_footer, decode_page
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table, concatenated, picked
@@ -74,9 +75,10 @@ class TimerName(NamedTuple):
     topic: str
     unique_key: str
 
-    def __str__(self) -> str:
-        """The text in messages to people."""
-        return f"unique key {self.unique_key} of topic {self.topic}"
+    @property
+    def text(self) -> str:
+        """For people."""
+        return f"{self.unique_key} of topic {self.topic}"
 
 
 PENDING_DTYPE = np.dtype([("queue_offset", "<i8"), ("deliver_ms", "<i8")])
@@ -152,17 +154,6 @@ class TimerFiles:
         rows = int(footer.pages["rows"][number])
         return decode_page(data, source=source, rows=rows, queues=len(footer.queues))
 
-    def rows(self, ref: TimerRef, first: int, last: int) -> Table:
-        """Rows [first, last)."""
-        footer = self.footer(ref)
-        number = int(np.searchsorted(footer.page_row, first, side="right")) - 1
-        parts = []
-        while number < len(footer.pages) and footer.page_row[number] < last:
-            begin = int(footer.page_row[number])
-            parts.append(self.page(ref, number)[max(first - begin, 0) : last - begin])
-            number += 1
-        return concatenated(parts, ENTRY_DTYPE)
-
     def next_ms(self, ref: TimerRef) -> int:
         """When the first entry that is not claimed is delivered; NEVER_MS: there is none."""
         return NEVER_MS if ref.claimed >= ref.entries else self._next_ms(ref.moved(0, ref.claimed))
@@ -236,7 +227,8 @@ class TimerFiles:
             yield some._replace(table=picked(some.table, some.table["deliver_ms"] >= begin_ms))
 
     def find(self, state: CatalogState, name: TimerName | TimerPlace) -> Entries:
-        """The timers that ``name`` names, which are not handed over and alive. Reads all entries."""
+        """The timers that ``name`` names, which are not handed over and alive. Reads all entries. Raises
+        NotFoundError."""
         found, queues = [], list[QueueKey]()
         for some in self.pending(state, 0, NEVER_MS):
             queues = list(some.queues)
@@ -248,6 +240,11 @@ class TimerFiles:
                 queue_id = np.array([queue.queue_id for queue in queues])[timers["queue"]]
                 is_named = (queue_id == name.queue_id) & (timers["queue_offset"] == name.queue_offset)
             found.append(picked(timers, is_named))
+        if not any(map(len, found)):
+            raise NotFoundError(
+                f"no timer {name.text} is pending",
+                hint="it may be handed over to the broker already, or was cancelled, or is not archived yet",
+            )
         return Entries(concatenated(found, ENTRY_DTYPE), queues)
 
     def pending_times(self, state: CatalogState) -> dict[QueueKey, Table]:

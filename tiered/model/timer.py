@@ -91,18 +91,10 @@ class TimerPlace(NamedTuple):
     queue_id: int
     queue_offset: int
 
-    def __str__(self) -> str:
-        """The text in messages to people."""
-        return f"place {self.text}"
-
     @property
     def text(self) -> str:
         """As commands and CANCEL_PLACE have it."""
         return f"{self.queue_id}:{self.queue_offset}"
-
-    def sent_text(self, physical_offset: int) -> str:
-        """As PLACE has it: the physical offset tells apart topics and generations."""
-        return f"{self.text}:{physical_offset}"
 
 
 def place_of(text: str) -> TimerPlace | None:
@@ -168,8 +160,3 @@ def timer_of(
 
 def _of_time(ms: int) -> Refusal:
     return Refusal.SECONDS if ms * 1000 in PLAUSIBLE_MS else Refusal.BAD_TIME
-
-
-def hour_of(deliver_ms: int) -> int:
-    """Hours since the epoch."""
-    return deliver_ms // HOUR_MS
