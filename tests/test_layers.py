@@ -57,11 +57,11 @@ FOLDER_ORDER = {
     "tiered": (
         "lazy_names",
         "errors",
-        "timestamps",
         "whole_file",
         "private_directory",
         "residency",
         "model",
+        "timestamps",
         "console",
         "settings",
         "kernels",

@@ -43,7 +43,9 @@ def off_by_one_hour(patch: pytest.MonkeyPatch) -> None:
 def a_delivery_time_of_the_hour(patch: pytest.MonkeyPatch) -> None:
     right = timer_delivery.timer_send
     patch.setattr(
-        timer_delivery, "timer_send", lambda m, ms, **more: right(m, ms // HOUR_MS * HOUR_MS, **more)
+        timer_delivery,
+        "timer_send",
+        lambda m, ms, *args, **more: right(m, ms // HOUR_MS * HOUR_MS, *args, **more),
     )
 
 
@@ -183,7 +185,9 @@ def doubt_is_not_asked(patch: pytest.MonkeyPatch) -> None:
 
 def rounded_down_to_seconds(patch: pytest.MonkeyPatch) -> None:
     right = timer_delivery.timer_send
-    patch.setattr(timer_delivery, "timer_send", lambda m, ms, **more: right(m, ms // 1000 * 1000, **more))
+    patch.setattr(
+        timer_delivery, "timer_send", lambda m, ms, *args, **more: right(m, ms // 1000 * 1000, *args, **more)
+    )
 
 
 def catching_up_out_of_order(patch: pytest.MonkeyPatch) -> None:

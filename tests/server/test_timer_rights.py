@@ -83,7 +83,7 @@ def test_another_body_or_another_archives_key_is_no_seal(tmp_path: Path) -> None
         assert hand_over_refusal(rules, key, timer(), body) == "account anonymous does not exist"
 
 
-def test_an_archive_has_one_key_whoever_asks_first(tmp_path: Path) -> None:
+def test_an_archive_has_one_key_for_all_servers(tmp_path: Path) -> None:
     store = MemoryStore()
     key = private_key(store)
     assert len(key) == KEY_BYTES and private_key(store) == key != private_key(MemoryStore())

@@ -151,7 +151,9 @@ class _Loader(yaml.SafeLoader):
             if name.value in names:
                 raise RulesError(f"line {name.start_mark.line + 1}: {name.value} is there twice")
             names.add(name.value)
-        found = _Lined(super().construct_mapping(node, deep=True))
+        found = _Lined(
+            {str(name): value for name, value in super().construct_mapping(node, deep=True).items()}
+        )
         found.line = node.start_mark.line + 1
         return found
 
