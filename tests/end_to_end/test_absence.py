@@ -263,8 +263,10 @@ def check(place: Place, run: Run, tmp_path: Path) -> None:
         code, out, _ = run("repair", place.url, *place.names, "--apply")
         assert code == 0, out
         assert messages(place.store) == place.truth
-        assert run("verify", place.url, *place.names)[0] == 0
-        assert run("gc", "--apply", place.url, *place.names)[0] == 0
+        code, out, _ = run("verify", place.url, *place.names)
+        assert code == 0, out
+        code, out, _ = run("gc", "--apply", place.url, *place.names)
+        assert code == 0, out
         assert messages(place.store) == place.truth
 
 

@@ -3,7 +3,7 @@ recovered is named, each with the next step."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 
 from tiered.catalog.broker_facts import TABLE_NAMES, broker_table
 from tiered.catalog.state import CatalogState
@@ -24,12 +24,15 @@ OUT_OF_CATALOG = (
 )
 
 
-def newest_tables(store: ObjectStore, named: dict[str, str], unusable: Container[str]) -> dict[str, str]:
-    """The newest readable object of each of the broker's tables below `state/`; ``named``: by the catalog."""
+def newest_tables(
+    store: ObjectStore, named: Mapping[str, str], unusable: Container[str], *, is_whole: bool
+) -> dict[str, str]:
+    """The newest readable object of each of the broker's tables below `state/`. ``named``: by the catalog, whose tables
+    are the newest ones if it ``is_whole``."""
     copies: dict[str, list[tuple[int, int, str]]] = {}
     for info in store.list(STATE_PREFIX):
         parts = parse_state_key(info.key)
-        if parts is not None and info.key not in unusable:
+        if parts is not None and info.key not in unusable and not (is_whole and parts[0] in named):
             copies.setdefault(parts[0], []).append((*parts[1:], info.key))
     found = dict(named)
     for table, keys in copies.items():

@@ -140,7 +140,6 @@ def plan_repair(
     repair.state = replace(state, cluster=state.cluster or names[0], broker=state.broker or names[1])
     report = VerifyReport()
     _drop_unreadable(repair, report)
-    _recover_tables(repair)
     damaged = _damaged_objects(repair, report, progress)
     report.anomalies += check_indexes(
         store, repair.state, LivingRuns(store, repair.state).between, full=True
@@ -149,6 +148,7 @@ def plan_repair(
     _drop_indexes(repair, {anomaly.key for anomaly in report.anomalies})
     _fill(repair)
     _rewrite(repair, damaged, log)
+    _recover_tables(repair)
     _name_unknown(repair)
     repair.quarantined = {key for key in repair.quarantined if _exists(store, key)}
     repair.is_needed = bool(repair.notes or repair.lost)
@@ -274,18 +274,19 @@ def _drop_unreadable(repair: Repair, report: VerifyReport) -> None:
 
 
 def _recover_tables(repair: Repair) -> None:
-    """The newest readable copies of the broker's tables, if the catalog's are not readable or not the newest."""
+    """The newest readable copies of the broker's tables that the catalog does not name, or of all if its newest commits
+    are lost."""
     state, before = repair.state, repair.survey.state
-    if repair.survey.is_whole and state.state_objects == before.state_objects:
-        return
     listed = KeySet(key for one in state.deletion_lists for key in read_list(repair.store, one))
-    tables = newest_tables(repair.store, dict(state.state_objects), listed)
-    for table in sorted(tables.keys() & before.state_objects.keys()):
-        if tables[table] != before.state_objects[table]:
-            repair.notes.append(f"the broker's table {table} is recovered from {tables[table]}")
+    is_whole = repair.survey.is_whole and repair.survey.is_chain_whole
+    tables = newest_tables(repair.store, state.state_objects, listed, is_whole=is_whole)
+    for table, key in sorted(tables.items()):
+        if key != before.state_objects.get(table):
+            repair.notes.append(f"the broker's table {table} is recovered from {key}")
     repair.used |= set(tables.values())
     repair.state = replace(state, state_objects=tables)
-    repair.unknown += unknown_tables(repair.state)
+    if not is_whole or state.state_objects != before.state_objects:
+        repair.unknown += unknown_tables(repair.state)
 
 
 def _name_unknown(repair: Repair) -> None:
