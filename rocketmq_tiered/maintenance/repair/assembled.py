@@ -17,7 +17,7 @@ from tiered.catalog.broker_facts import recorded_facts
 from tiered.catalog.log_histories import living_rows
 from tiered.catalog.replace_runs import take_out
 from tiered.catalog.state import NO_CHECK, REMOVED_DTYPE, CatalogState, LogCheck, LogCursor, RunChunk
-from tiered.errors import TieredError
+from tiered.errors import CorruptionError, TieredError
 from tiered.model.queue import QueueKey
 from tiered.model.tables import (
     GAP_DTYPE,
@@ -156,7 +156,10 @@ def with_cursor_at(
     parts = [np.zeros((0, 2), np.int64)]
     for one in objects:
         for number in np.flatnonzero(one.runs["kind"] != RunKind.LMQ).tolist():
-            rows = one.open(segments).row_columns(number)
+            try:
+                rows = one.open(segments).row_columns(number)
+            except CorruptionError:
+                return state
             parts.append(np.column_stack([rows.phys, rows.phys + rows.size]))
     spans = np.unique(np.concatenate(parts), axis=0)
     spans = spans[spans[:, 0] >= phys]
