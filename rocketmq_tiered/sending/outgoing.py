@@ -10,7 +10,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from fetcher.rows.message import Message
-from tiered.formats.record import SYS_COMPRESSED, SYS_INNER_BATCH, SYS_NEED_UNWRAP, Record, inner_messages
+from tiered.formats.record import (
+    SYS_COMPRESSED,
+    SYS_INNER_BATCH,
+    SYS_NEED_UNWRAP,
+    Record,
+    encode_properties,
+    inner_messages,
+)
 from tiered.model.timer import PLACE
 from tiered.remoting.codes import RequestCode
 from tiered.remoting.command import RemotingCommand
@@ -81,7 +88,7 @@ class OutgoingMessage:
     def request(self, group: str, queue_id: int) -> RemotingCommand:
         """The request that stores it in a queue, from a producer ``group``. A message without a body goes as a batch of
         one: 5.x brokers fail on it otherwise."""
-        properties = "".join([f"{name}\x01{value}\x02" for name, value in self.properties.items()])
+        properties = encode_properties(self.properties)
         body, is_batch = self.body, not self.body
         if is_batch:
             encoded = properties.encode()

@@ -42,7 +42,8 @@ BODY_BYTES_MAX = 1 << 28
 _ZSTD_PIECE_BYTES = 1024
 _ZSTD_MAGIC_BYTES = 4
 _HEAD = struct.Struct(">iIIiiqqiq")
-_SEPARATORS = re.compile("[\x00-\x02]")
+SEPARATORS = re.compile("[\x00-\x02]")
+"""Characters that separate names and values of properties, and NUL."""
 _INNER_HEAD = struct.Struct(">iIIii")
 _MAPPED = bytes(10) + b"\xff\xff"
 _ENCODED_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
@@ -214,12 +215,10 @@ def parse_properties(encoded: bytes) -> dict[str, str]:
 
 
 def encode_properties(properties: Mapping[str, str]) -> str:
-    """The opposite of ``parse_properties``. Raises UsageError for names and values that would become several."""
+    """The opposite of ``parse_properties``. Raises UsageError for a name or value that would become several."""
     for name, value in properties.items():
-        if not name or _SEPARATORS.search(name) or _SEPARATORS.search(value):
-            raise UsageError(
-                f"property {ascii(name)[1:41]} has a control character that separates properties"
-            )
+        if "\x01" in name or "\x02" in name or "\x02" in value:
+            raise UsageError(f"property {ascii(name)[1:41]} has a character that separates properties")
     return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
 
 

@@ -55,6 +55,7 @@ from tiered.formats.record import (
     SYS_NEED_UNWRAP,
     InnerMessage,
     decode_record,
+    encode_properties,
     inner_messages,
     java_hash,
 )
@@ -126,7 +127,7 @@ def exploded(chunk: RowChunk) -> RowChunk:
 def _record(stored: bytes, body: tuple[int, int], topic_end: int, offset: int, item: InnerMessage) -> bytes:
     """The message as a stored record."""
     _, magic, _, queue_id, _, _, phys, sys_flag, born = _HEAD.unpack_from(stored)
-    names = "".join(f"{name}\x01{value}\x02" for name, value in item.properties.items()).encode()
+    names = encode_properties(item.properties).encode()
     rest = b"".join(
         (
             stored[_HEAD.size : body[0] - 4],

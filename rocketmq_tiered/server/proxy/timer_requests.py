@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from rocketmq_tiered.server.wire.request import Request
 from rocketmq_tiered.server.wire.request_fields import LETTERS, encoded_fields
 from tiered.errors import TieredError
-from tiered.formats.record import encode_properties, parse_properties
+from tiered.formats.record import SEPARATORS, encode_properties, parse_properties
 from tiered.model.timer import (
     DELIVER_MS,
     PLACE,
@@ -79,6 +79,8 @@ class AskedTimer:
         kept = {name: value for name, value in self.properties.items() if name not in _DROPPED}
         if reserved := [name for name in kept if name.startswith(_RESERVED)]:
             raise RefusedTimerError(f"property {shortened(reserved[0])} is reserved: choose another name")
+        if any(SEPARATORS.search(text) for pair in kept.items() for text in pair):
+            raise RefusedTimerError("a property has a control character that separates properties")
         unique_key = kept.setdefault(UNIQUE_KEY, uuid.uuid4().hex.upper())
         if cancelled := self.cancels:
             kept |= cancel_properties(self.topic, self.deliver_ms, cancelled)

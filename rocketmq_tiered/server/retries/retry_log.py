@@ -29,7 +29,14 @@ from tiered.errors import AlreadyExistsError, CorruptionError, FencedError, NotF
 from tiered.formats.container import decode_container, encode_container
 from tiered.formats.keys import SERVE_PREFIX
 from tiered.formats.memory_bound import LARGE, stored_bytes_max
-from tiered.formats.record import MAGIC_V1, MAGIC_V2, SYS_BORN_HOST_V6, SYS_STORE_HOST_V6, Record
+from tiered.formats.record import (
+    MAGIC_V1,
+    MAGIC_V2,
+    SYS_BORN_HOST_V6,
+    SYS_STORE_HOST_V6,
+    Record,
+    encode_properties,
+)
 from tiered.object_store.interface import ObjectStore
 
 RETRY_PREFIX: Final = "%RETRY%"
@@ -99,8 +106,7 @@ def _host(address: str | None) -> bytes | None:
 
 
 def _encode(source: Record, topic: str, properties: dict[str, str], host: bytes | None) -> bytes:
-    text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
-    encoded = text.encode("utf-8", "replace")
+    encoded = encode_properties(properties).encode("utf-8", "replace")
     if len(encoded) > _PROPERTIES_BYTES_MAX:
         raise UsageError(f"properties of {len(encoded)} bytes are too large for a retry message")
     born_end = _HEAD.size + (20 if source.sys_flag & SYS_BORN_HOST_V6 else 8)

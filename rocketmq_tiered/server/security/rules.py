@@ -136,7 +136,7 @@ def pattern_of(value: object) -> str:
     return text
 
 
-class _Lined(dict[str, Any]):
+class _Lined(dict[Any, Any]):
     """A mapping of the file. ``line``: where it begins."""
 
     line = 0

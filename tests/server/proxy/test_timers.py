@@ -326,6 +326,8 @@ def test_a_timer_to_a_topic_of_brokers_or_to_no_topic_is_refused_by_name(topic: 
         ({"TIMER_DELIVER_MS": 5}, "is not a time of the years 2000 to 2099 in ms since 1970"),
         ({"TIMER_DELIVER_MS": at(60), "TIERED_TOPIC": "secret"}, "property TIERED_TOPIC is reserved"),
         ({"TIMER_DELIVER_MS": at(60), "TIERED_SEAL": "x"}, "property TIERED_SEAL is reserved"),
+        ({"TIMER_DELIVER_MS": at(60), "color": "a\x01b"}, "a control character"),
+        ({"TIMER_DELIVER_MS": at(60), "co\0lor": "a"}, "a control character"),
     ],
 )
 def test_what_only_the_archive_may_say_and_times_in_seconds_are_refused(
