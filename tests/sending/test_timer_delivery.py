@@ -6,7 +6,7 @@ import json
 import random
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,15 @@ import pytest
 from rocketmq_tiered.cli import main
 from rocketmq_tiered.sending.timer_change import change_timers
 from rocketmq_tiered.sending.timer_plan import FAN_IN, horizon_ms, to_merge
+from tests.end_to_end.offloading import BROKER, CLUSTER
 from tests.sending.target_broker import TargetScene
 from tests.sending.timer_scene import HOUR, NOW, Scene
+from tiered.archive.task import run_pass
 from tiered.archive.timers import TimerName
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.timer_refs import TimerRef
+from tiered.errors import UnavailableError
 from tiered.formats import timer_object
 from tiered.model.timer import TimerPlace, cancel_properties
 from tiered.settings.timer_section import TimerSettings
@@ -181,6 +185,35 @@ def test_refused_timers_of_one_time_do_not_keep_others_waiting(scene: Scene) -> 
     scene.run(NOW + 13 * 60_000, 10_000)
     assert scene.target.counts == {"last": 1} | {f"k{n}": 1 for n in range(40) if n != 7}
     assert scene.state.timers == ()
+
+
+@pytest.mark.parametrize("is_taken_over", [False, True])
+def test_a_claim_is_renewed_while_sending_takes_long(
+    is_taken_over: bool, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is sent after its end, and nothing more once another process owns the archive."""
+    for number in range(500):
+        scene.broker.timer(f"k{number}", NOW + HOUR)
+    scene.archive()
+    scene.start()
+    right, calls = scene.target.send, list[int]()
+
+    def send(sends: Any, sent: Any, until_s: float) -> Any:
+        assert scene.now_ms / 1000 <= until_s
+        calls.append(len(sends))
+        scene.now_ms += 4_000
+        if is_taken_over and len(calls) == 2:
+            owner = {"instance": "other", "kind": "run", "wait": lambda _: None}
+            clock = {"clock_ms": lambda: scene.now_ms, "random": random.Random(1)}
+            CatalogWriter(scene.store, cluster=CLUSTER, broker=BROKER, **owner, **clock).claim(take_over=True)
+        return right(sends, sent, until_s)
+
+    monkeypatch.setattr(scene.target, "send", send)
+    scene.now_ms += 60_000
+    with pytest.raises(UnavailableError) if is_taken_over else nullcontext():
+        run_pass(scene.task, scene.commits.refresh)
+    assert sum(calls) == len(scene.target.sent)
+    assert len(calls) == 2 if is_taken_over else (len(scene.target.sent), scene.task.counts.found) == (500, 0)
 
 
 def test_messages_are_read_once_for_several_claims(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
