@@ -119,7 +119,7 @@ class TimerDelivery:
         self._ahead: dict[Place, Message | None] = {}
         """Messages of this claim and the next ones; None: it is not in the archive."""
         self._ahead_max = AHEAD_FIRST
-        self._claim_s = 0.0
+        self._claim_s: float
         """When the present claim was begun."""
         self._sent: set[str] = set()
         """Places of the rows in doubt that were answered for."""
