@@ -284,7 +284,7 @@ class TimerDelivery:
         self.counts.cancelled += len(found.cancelled)
         if dropped := self.counts.dropped - before.dropped:
             logger.error("%d timers dropped: %s", dropped, self.counts.problem)
-        sent = min(self.counts.delivered - before.delivered, LATE_SAMPLES)
+        sent = self.counts.delivered - before.delivered
         if sent and (late_ms := max(islice(reversed(self._lateness_ms), sent))) > LATE_MS:
             logger.warning("%d timers handed over, up to %d s late", sent, late_ms // 1000)
         return Entries(concatenated(postponed, ENTRY_DTYPE), entries.queues)
