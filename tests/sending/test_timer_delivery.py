@@ -141,8 +141,10 @@ def test_what_the_broker_refuses_is_tried_again_on_time(scene: Scene) -> None:
     assert scene.state.timers == ()
 
 
-@pytest.mark.parametrize("restarts", [False, True], ids=["one process", "restarted"])
-def test_a_timer_that_the_broker_refused_is_cancelled_by_its_time(scene: Scene, restarts: bool) -> None:
+@pytest.mark.parametrize("ends", ["", "restarted", "killed with the claim of the cancellation"])
+def test_a_timer_that_the_broker_refused_is_cancelled_by_its_time(
+    scene: Scene, ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The cancellation that proxy mode makes of a recall handle has the time that the producer gave."""
     for key in ("a", "b", "c"):
         scene.broker.timer(key, NOW + 2 * HOUR)
@@ -154,9 +156,20 @@ def test_a_timer_that_the_broker_refused_is_cancelled_by_its_time(scene: Scene, 
     for key in ("a", "c"):
         scene.broker.send_with(cancel_properties("orders", NOW + 2 * HOUR, key))
     scene.archive()
-    if restarts:
+    if ends.startswith("killed"):
+        right = scene.commits.commit
+
+        def commit(*arguments: Any) -> bool:
+            assert right(*arguments)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(scene.commits, "commit", commit)
+        with pytest.raises(KeyboardInterrupt):
+            scene.run(NOW + HOUR + 120_000, 20_000)
+        scene.target.refusal = lambda _send: ""
+    if ends:
         scene.start()
-    scene.run(NOW + HOUR + 120_000, 20_000)
+    scene.run(scene.now_ms + 60_000, 20_000)
     scene.target.refusal = lambda _send: ""
     scene.run(NOW + 2 * HOUR, 60_000)
     assert scene.target.counts == {"b": 1, "c": 1}
