@@ -43,16 +43,12 @@ def change_timers(
 
 def _commit(commits: MaintenanceCommit, state: CatalogState, new: TimerRef, times: Table) -> bool:
     """Unless a timer of these times may have been handed over, or changed, since ``state``."""
-    before = {(ref.epoch, ref.number): ref for ref in state.timers}
+    first_ms, last_ms = int(times.min()), int(times.max())
 
-    def change(newest: CatalogState) -> CommitDraft | None:
-        for ref in newest.timers:
-            known = before.get((ref.epoch, ref.number))
-            is_other = ref.claimed != known.claimed if known else ref.end_ms >= times.min()
-            if is_other and ref.begin_ms <= times.max():
-                return None
-        if {(ref.epoch, ref.number) for ref in newest.timers} < before.keys():
-            return None
-        return CommitDraft(CommitKind.MAINTENANCE, timers=[new])
+    def near(one: CatalogState) -> set[TimerRef]:
+        return {ref for ref in one.timers if ref.begin_ms <= last_ms and first_ms <= ref.end_ms}
 
-    return commits.commit(change, Requirements(epoch=state.epoch))
+    draft = CommitDraft(CommitKind.MAINTENANCE, timers=[new])
+    return commits.commit(
+        lambda newest: draft if near(newest) == near(state) else None, Requirements(epoch=state.epoch)
+    )

@@ -119,7 +119,7 @@ class TimerDelivery:
         self._ahead: dict[Place, Message | None] = {}
         """Messages of this claim and the next ones; None: it is not in the archive."""
         self._ahead_max = AHEAD_FIRST
-        self._claim_s = 0.0
+        self._claim_s: float
         """When the present claim was begun."""
         self._sent: set[str] = set()
         """Places of the rows in doubt that were answered for."""
@@ -284,7 +284,7 @@ class TimerDelivery:
         self.counts.cancelled += len(found.cancelled)
         if dropped := self.counts.dropped - before.dropped:
             logger.error("%d timers dropped: %s", dropped, self.counts.problem)
-        sent = min(self.counts.delivered - before.delivered, LATE_SAMPLES)
+        sent = self.counts.delivered - before.delivered
         if sent and (late_ms := max(islice(reversed(self._lateness_ms), sent))) > LATE_MS:
             logger.warning("%d timers handed over, up to %d s late", sent, late_ms // 1000)
         return Entries(concatenated(postponed, ENTRY_DTYPE), entries.queues)

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 @dataclass
 class TimerStatus:
     """``pending``: timers that are not handed over, ``next_hour`` those of this hour and the next; ``postponed``: of
-    them, those that the broker refused; ``refused``: messages that are listed and not delivered. Others are counted
-    since the start. ``problem``: why the broker, or this program, refused one last, or why the last pass failed."""
+    them, those that the broker refused; ``refused``: messages that are listed and not delivered. ``overdue_seconds``:
+    how long the first has been due; ``late_p99_seconds``: how late the newest 10,000 were handed over. Others are
+    counted since the start: ``delivered``, of them ``found`` at the broker after a failure; ``cancelled``; ``dropped``,
+    without their message. ``problem``: why the broker, or this program, refused one last, or the last pass failed."""
 
     pending: int = 0
     next_hour: int = 0
@@ -17,13 +19,9 @@ class TimerStatus:
     refused: int = 0
     objects: int = 0
     overdue_seconds: float = 0.0
-    """How long the first of them has been due."""
     late_p99_seconds: float = 0.0
-    """How late the newest 10,000 were handed over."""
     delivered: int = 0
     found: int = 0
-    """Of them, those the broker already had after a failure."""
     cancelled: int = 0
     dropped: int = 0
-    """Timers whose message is not in its queue any more."""
     problem: str = ""

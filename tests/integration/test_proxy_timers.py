@@ -242,15 +242,12 @@ def commands_of_the_page(timers: Timers) -> None:
     listed = json.loads(timers.proxy.sidecar.tiered("timers", "ls", url, "--json").stdout)
     (timer,) = [one for one in listed if one["topic"] == "reminders"]
     commands = re.findall(r"^    tiered (timers .*?)(?: +#.*)?$", PAGE.read_text("utf-8"), re.MULTILINE)
-    assert len(commands) == 5
+    assert len(commands) == 6
     later = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 90 * 86_400))
+    own = {"s3://bucket/rocketmq": url, "UNIQ_KEY": timer["uniqKey"], "3:1042": timer["place"]}
     for command in commands:
-        words = [
-            {"s3://bucket/rocketmq": url, "UNIQ_KEY": timer["uniqKey"], "2027-03-01T08:00:00Z": later}.get(
-                word, word
-            )
-            for word in command.split()
-        ]
+        words = [{**own, "2027-03-01T08:00:00Z": later}.get(word, word) for word in command.split()]
         done = timers.proxy.sidecar.tiered(*words)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
-    assert timers.proxy.sidecar.tiered("timers", "show", url, timer["uniqKey"]).returncode == 3, "cancelled"
+    shown = timers.proxy.sidecar.tiered("timers", "show", url, "reminders", timer["uniqKey"])
+    assert shown.returncode == 3, "cancelled"

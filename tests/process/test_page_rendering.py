@@ -13,6 +13,7 @@ from rocketmq_tiered.page.overview import _upkeep, level_of
 from rocketmq_tiered.process.findings import Finding, of_catalog, of_relay, of_report
 from rocketmq_tiered.process.metrics import StatusCollector
 from rocketmq_tiered.process.report import decode_report
+from rocketmq_tiered.sending.timer_status import TimerStatus
 from rocketmq_tiered.server.proxy.relay_status import ProxyStatus, SlaveStatus
 from tests.process.status_report import REPORT
 from tiered.archive.task import TaskStatus
@@ -66,6 +67,22 @@ def test_findings_name_the_next_step() -> None:
     proxy = ProxyStatus("h:1", 1, True, (), 1, has_plain_accounts=True)
     slave = SlaveStatus("h:1", 1, True, (), 7, False, None, (), "refused")
     assert "TLS" in of_relay(proxy)[0].what and "refused" in of_relay(slave)[0].what
+
+
+def test_findings_of_timers_say_what_is_true() -> None:
+    """One that the broker refuses does not mean that none is delivered."""
+
+    def found(**figures: float) -> list[str]:
+        timers = TimerStatus(
+            pending=3, delivered=3006, problem="TIERED_TIMERS queue 0 offset 1: no topic", **figures
+        )  # type: ignore[arg-type]
+        report = replace(REPORT, retention_margin_seconds=None, timers=timers)
+        return [finding.what.partition(":")[0] for finding in of_report(report)]
+
+    assert found() == []
+    assert found(postponed=1) == ["the broker refuses 1 timer, sent again every ten minutes"]
+    assert found(refused=2) == ["2 messages to the gateway topic will not be delivered"]
+    assert found(overdue_seconds=90.0) == ["timers are not delivered"]
 
 
 def test_unreadable_messages_are_a_critical_finding() -> None:

@@ -6,20 +6,25 @@ import json
 import random
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rocketmq_tiered.cli import main
+from rocketmq_tiered.sending import timer_delivery
 from rocketmq_tiered.sending.timer_change import change_timers
 from rocketmq_tiered.sending.timer_plan import FAN_IN, horizon_ms, to_merge
+from tests.end_to_end.offloading import BROKER, CLUSTER
 from tests.sending.target_broker import TargetScene
 from tests.sending.timer_scene import HOUR, NOW, Scene
+from tiered.archive.task import run_pass
 from tiered.archive.timers import TimerName
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.timer_refs import TimerRef
+from tiered.errors import UnavailableError
 from tiered.formats import timer_object
 from tiered.model.timer import TimerPlace, cancel_properties
 from tiered.settings.timer_section import TimerSettings
@@ -136,8 +141,10 @@ def test_what_the_broker_refuses_is_tried_again_on_time(scene: Scene) -> None:
     assert scene.state.timers == ()
 
 
-@pytest.mark.parametrize("restarts", [False, True], ids=["one process", "restarted"])
-def test_a_timer_that_the_broker_refused_is_cancelled_by_its_time(scene: Scene, restarts: bool) -> None:
+@pytest.mark.parametrize("ends", ["", "restarted", "killed with the claim of the cancellation"])
+def test_a_timer_that_the_broker_refused_is_cancelled_by_its_time(
+    scene: Scene, ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The cancellation that proxy mode makes of a recall handle has the time that the producer gave."""
     for key in ("a", "b", "c"):
         scene.broker.timer(key, NOW + 2 * HOUR)
@@ -149,9 +156,20 @@ def test_a_timer_that_the_broker_refused_is_cancelled_by_its_time(scene: Scene, 
     for key in ("a", "c"):
         scene.broker.send_with(cancel_properties("orders", NOW + 2 * HOUR, key))
     scene.archive()
-    if restarts:
+    if ends.startswith("killed"):
+        right = scene.commits.commit
+
+        def commit(*arguments: Any) -> bool:
+            assert right(*arguments)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(scene.commits, "commit", commit)
+        with pytest.raises(KeyboardInterrupt):
+            scene.run(NOW + HOUR + 120_000, 20_000)
+        scene.target.refusal = lambda _send: ""
+    if ends:
         scene.start()
-    scene.run(NOW + HOUR + 120_000, 20_000)
+    scene.run(scene.now_ms + 60_000, 20_000)
     scene.target.refusal = lambda _send: ""
     scene.run(NOW + 2 * HOUR, 60_000)
     assert scene.target.counts == {"b": 1, "c": 1}
@@ -181,6 +199,49 @@ def test_refused_timers_of_one_time_do_not_keep_others_waiting(scene: Scene) -> 
     scene.run(NOW + 13 * 60_000, 10_000)
     assert scene.target.counts == {"last": 1} | {f"k{n}": 1 for n in range(40) if n != 7}
     assert scene.state.timers == ()
+
+
+@pytest.mark.parametrize("is_taken_over", [False, True])
+def test_a_claim_is_renewed_while_sending_takes_long(
+    is_taken_over: bool, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is sent after its end, and nothing more once another process owns the archive."""
+    for number in range(500):
+        scene.broker.timer(f"k{number}", NOW + HOUR)
+    scene.archive()
+    scene.start()
+    right, calls = scene.target.send, list[int]()
+
+    def send(sends: Any, sent: Any, until_s: float) -> Any:
+        assert scene.now_ms / 1000 <= until_s
+        calls.append(len(sends))
+        scene.now_ms += 4_000
+        if is_taken_over and len(calls) == 2:
+            owner = {"instance": "other", "kind": "run", "wait": lambda _: None}
+            clock = {"clock_ms": lambda: scene.now_ms, "random": random.Random(1)}
+            CatalogWriter(scene.store, cluster=CLUSTER, broker=BROKER, **owner, **clock).claim(take_over=True)
+        return right(sends, sent, until_s)
+
+    monkeypatch.setattr(scene.target, "send", send)
+    scene.now_ms += 60_000
+    with pytest.raises(UnavailableError) if is_taken_over else nullcontext():
+        run_pass(scene.task, scene.commits.refresh)
+    assert sum(calls) == len(scene.target.sent)
+    assert calls == ([64, 16] if is_taken_over else [64, *[16] * 27, 4]), "as many as take a second"
+    assert not scene.task.counts.found
+
+
+def test_messages_in_memory_are_bounded_by_their_bytes(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timer_delivery, "AHEAD_BYTES", 20 * 1024)
+    for number in range(200):
+        scene.broker.timer(f"k{number}", NOW + HOUR)
+    scene.archive()
+    scene.start()
+    reads: list[int] = []
+    monkeypatch.setattr(scene.task, "_read", lambda places: reads.append(len(places)) or scene._read(places))
+    scene.run(NOW + 60_000, 60_000)
+    assert len(scene.target.sent) == 200
+    assert reads[0] == 64 and set(reads[1:-1]) == {reads[1]} and 20 < reads[1] < 40
 
 
 def test_messages_are_read_once_for_several_claims(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

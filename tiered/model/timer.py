@@ -37,17 +37,15 @@ _PLACE = re.compile(r"([0-9]{1,5}):([0-9]{1,18})\Z")
 
 
 class EntryKind(IntEnum):
-    """What an entry of a timer object is."""
+    """What an entry of a timer object is. CANCEL: timers of its time, key and topic with a lower order are not sent;
+    CANCEL_PLACE: only the one of them at its place. REFUSED: a message that is not delivered; the key's hash is the
+    Refusal. POSTPONED: a timer that the broker refused, and that is sent again."""
 
     TIMER = 0
     CANCEL = 1
-    """Timers of its time, key and topic with a lower order are not sent."""
     CANCEL_PLACE = 2
-    """Of these timers, only the one at the entry's place."""
     REFUSED = 3
-    """A message of the gateway topic that is not delivered; the key's hash is the Refusal."""
     POSTPONED = 4
-    """A timer that the broker refused, and that is sent again."""
 
 
 CANCELS = (EntryKind.CANCEL, EntryKind.CANCEL_PLACE)
