@@ -35,14 +35,14 @@ from tiered.object_store.interface import ObjectStore
 from uploader.log_divergence import (
     Check,
     CheckResult,
-    Divergence,
+    CommonEnd,
     compare,
     ends_before,
     find_divergence,
     log_end,
 )
 from uploader.log_evidence import Commits, archived_end, common_records, log_head
-from uploader.log_rule import Decision, LogFacts, LogLimits, Shared, Step, decide, misfit, recreated
+from uploader.log_rule import LogDecision, LogFacts, LogLimits, Shared, Step, decide_log, misfit, recreated
 from uploader.offload_environment import Environment, OffloadIdentity
 from uploader.queue_tails import QueueTails
 
@@ -180,7 +180,7 @@ class ArchiveOwner:
             hint = "stop the broker that is not the master; if it is the other one, start this sidecar with --take-over"
             raise found.error(f"another writer owns the archive ({name}): ", hint)
 
-    def _ends_below(self, state: CatalogState, divergence: Divergence) -> bool:
+    def _ends_below(self, state: CatalogState, divergence: CommonEnd) -> bool:
         """Whether the log, as that of a slave that lags, only ends before the archive does."""
         end_phys = self._reported_end_phys()
         if end_phys is None:
@@ -193,7 +193,7 @@ class ArchiveOwner:
         reported_end_phys = self._reported_end_phys()
         check = self._restored.of(state.cursor.check)
         result = compare(self._log, check, reported_end_phys)
-        divergence = Divergence(state.version, state.cursor.phys, result is CheckResult.SAME)
+        divergence = CommonEnd(state.version, state.cursor.phys, result is CheckResult.SAME)
         shared, common = Shared.END, state
         if result is CheckResult.DELETED:
             shared = Shared.END_DELETED
@@ -208,7 +208,9 @@ class ArchiveOwner:
         has_grown = not state.log_histories or state.cursor.phys > state.log_histories[-1].begin_phys
         is_proven = shared is Shared.END and has_grown
         if may_return and not is_proven and (earlier := self._earlier(state, divergence, shared)) is not None:
-            return Comparison(earlier, decide(LogFacts(Shared.EARLIER_HISTORY), self._limits), state, None)
+            return Comparison(
+                earlier, decide_log(LogFacts(Shared.EARLIER_HISTORY), self._limits), state, None
+            )
         if shared in (Shared.EARLIER, Shared.EARLIER_DELETED):
             common = load(self._archive, version=divergence.version)
         is_deleted = shared in (Shared.END_DELETED, Shared.EARLIER_DELETED)
@@ -222,13 +224,13 @@ class ArchiveOwner:
             and self._limits.truncate_max_bytes is None
             and ends_before(self._log, check, divergence.phys),
         )
-        decision = decide(facts, self._limits)
+        decision = decide_log(facts, self._limits)
         if not decision.is_foreign:
             return Comparison(divergence, decision, state, common)
         ended = None if head is None else hidden_messages(state, common, recreated(archived, head))
-        return Comparison(Divergence(0, self._log.min_phys), decision, state, None, ended)
+        return Comparison(CommonEnd(0, self._log.min_phys), decision, state, None, ended)
 
-    def _inside(self, state: CatalogState, found: Divergence) -> Divergence:
+    def _inside(self, state: CatalogState, found: CommonEnd) -> CommonEnd:
         """Where log and archive diverge inside the commit after ``found``, if they have records of it in common."""
         if found.above is None or found.above[0] == 1:
             return found
@@ -243,7 +245,7 @@ class ArchiveOwner:
         first, _ = history_spans(state)[-1]
         for common in filter(None, (version - 1, found.version, first if first == 1 else 0)):
             if load(self._archive, version=common).cursor.phys <= records.end_phys:
-                return Divergence(common, records.end_phys, check=records.check, records=records.count)
+                return CommonEnd(common, records.end_phys, check=records.check, records=records.count)
         return found
 
     def planning_begins(self) -> None:
@@ -286,7 +288,7 @@ class ArchiveOwner:
                 generation=key.generation,
             )
 
-    def _earlier(self, state: CatalogState, present: Divergence, shared: Shared) -> Divergence | None:
+    def _earlier(self, state: CatalogState, present: CommonEnd, shared: Shared) -> CommonEnd | None:
         """Where the log stops agreeing with an earlier log history, if that is beyond ``present``; None otherwise."""
         reported_end_phys = self._reported_end_phys()
         is_present = shared in (Shared.END, Shared.EARLIER) and present.is_compared
@@ -308,7 +310,7 @@ class ArchiveOwner:
         found = newest_log_check(self._archive, first, last)
         return None if found is None else (found[0], self._restored.of(found[1]), found[2])
 
-    def _return_to(self, divergence: Divergence) -> int:
+    def _return_to(self, divergence: CommonEnd) -> int:
         """Raises CommitInvalidError if messages of that history are gone."""
         before = self.writer.state.cursor.history
         self.writer.return_to(divergence.version)
@@ -324,7 +326,7 @@ class ArchiveOwner:
         )
         return divergence.phys
 
-    def _start_history(self, divergence: Divergence) -> int:
+    def _start_history(self, divergence: CommonEnd) -> int:
         before = self.writer.state
         try:
             after = self.writer.append_history(
@@ -362,8 +364,8 @@ class Comparison:
     """What a log shares with the archive of ``state``. ``common``: the state up to which they agree, or None.
     ``hidden_if_same``: how many messages archive.same_broker would hide; None if that is no answer."""
 
-    divergence: Divergence
-    decision: Decision
+    divergence: CommonEnd
+    decision: LogDecision
     state: CatalogState
     common: CatalogState | None
     hidden_if_same: int | None = None

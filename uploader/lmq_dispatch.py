@@ -112,7 +112,7 @@ def _has_duplicates(queue: Ints, row: Ints) -> bool:
     return True
 
 
-def decide(claims: Claims, begin: Place, rules: LmqRules) -> tuple[list[int], Place]:
+def decide_lmqs(claims: Claims, begin: Place, rules: LmqRules) -> tuple[list[int], Place]:
     """The offset of each entry in its queue, or NOT_DISPATCHED, and the new end of the queue. Pure."""
     offsets, place = [], begin
     for claimed, times, doubt, by_units in zip(*claims, strict=True):
@@ -198,7 +198,7 @@ class LmqDispatch:
             claims = Claims(
                 records.claimed.tolist(), times[mine].tolist(), records.doubt.tolist(), by_units.tolist()
             )
-            offsets, place = decide(claims, Place(end, self._claimed.get((ordinal, end), end)), rules)
+            offsets, place = decide_lmqs(claims, Place(end, self._claimed.get((ordinal, end), end)), rules)
             self._store_claimed(ordinal, place)
             resolved |= zip(((phys, ordinal) for phys in records.phys.tolist()), offsets, strict=True)
         return resolved

@@ -39,7 +39,7 @@ class CheckResult(Enum):
 
 
 @dataclass(frozen=True)
-class Divergence:
+class CommonEnd:
     """Log and archive share everything up to ``phys``: the end of commit ``version`` (0: nothing), or, with
     ``check`` of the log below, of the first ``records`` of the next commit. ``is_compared``: by bytes; otherwise the
     broker deleted those. ``above``: version and end of the first commit that the log lacks; None: unknown."""
@@ -95,7 +95,7 @@ def find_divergence(
     spans: Iterable[tuple[int, int]],
     newest: Callable[[int, int], Check | None],
     reported_end_phys: int | None = None,
-) -> Divergence:
+) -> CommonEnd:
     """The newest commit whose check still holds. ``spans`` of versions, newest first, are searched by doubling and
     halving: a log that holds one commit holds all earlier ones. ``newest`` returns the newest check in a span.
 
@@ -110,8 +110,8 @@ def find_divergence(
             is_deleted = compare(log, check, reported_end_phys) == CheckResult.DELETED
             if is_deleted and search.is_contradicted:
                 break
-            return Divergence(version, to_phys, not is_deleted, search.above)
-    return Divergence(0, log.min_phys, above=search.above)
+            return CommonEnd(version, to_phys, not is_deleted, search.above)
+    return CommonEnd(0, log.min_phys, above=search.above)
 
 
 class _Search:

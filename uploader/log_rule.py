@@ -68,7 +68,7 @@ class Step(Enum):
 
 
 @dataclass(frozen=True)
-class Decision:
+class LogDecision:
     """``why`` it stops; empty otherwise. ``is_foreign``: nothing shows that the log is of the archive's owner."""
 
     step: Step
@@ -76,18 +76,18 @@ class Decision:
     is_foreign: bool = False
 
 
-def decide(facts: LogFacts, limits: LogLimits) -> Decision:
+def decide_log(facts: LogFacts, limits: LogLimits) -> LogDecision:
     """The step for ``facts``."""
     if limits.same_broker:
         facts = replace(facts, misfit="")
     if facts.shared is Shared.END or (facts.shared is Shared.END_DELETED and not facts.misfit):
-        return Decision(Step.CONTINUE)
+        return LogDecision(Step.CONTINUE)
     if facts.shared is Shared.EARLIER_HISTORY:
-        return Decision(Step.RETURN, is_foreign=True)
+        return LogDecision(Step.RETURN, is_foreign=True)
     why, is_foreign = _why_not(facts, limits)
     if limits.replace_log or not why:
-        return Decision(Step.NEW_HISTORY, is_foreign=is_foreign)
-    return Decision(Step.STOP, why, is_foreign)
+        return LogDecision(Step.NEW_HISTORY, is_foreign=is_foreign)
+    return LogDecision(Step.STOP, why, is_foreign)
 
 
 def _why_not(facts: LogFacts, limits: LogLimits) -> tuple[str, bool]:

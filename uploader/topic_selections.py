@@ -18,7 +18,7 @@ SELECTIONS_MAX = 32
 """Changes that are kept, the newest ones: a gap has the selection of the last restarts."""
 
 
-class Selection(NamedTuple):
+class TopicSelection(NamedTuple):
     """What was selected from physical offset ``from_phys`` on."""
 
     from_phys: int
@@ -32,20 +32,20 @@ class TopicSelections:
     """Selections in the order of the log, the last one ``topics``, which is in force."""
 
     topics: TopicFilter
-    entries: tuple[Selection, ...] = (Selection(0),)
+    entries: tuple[TopicSelection, ...] = (TopicSelection(0),)
 
     @classmethod
     def at(cls, state: CatalogState, topics: TopicFilter, phys: int) -> TopicSelections:
         """Those of ``state``, continued with ``topics`` at ``phys``."""
-        known = [one for one in _read(state.settings) if one.from_phys < phys] or [Selection(0)]
-        now = Selection(phys, tuple(topics.include), tuple(topics.exclude), topics.include_system)
+        known = [one for one in _read(state.settings) if one.from_phys < phys] or [TopicSelection(0)]
+        now = TopicSelection(phys, tuple(topics.include), tuple(topics.exclude), topics.include_system)
         if known[-1][1:] != now[1:]:
             known.append(now)
         return cls(topics, tuple(known[-SELECTIONS_MAX:]))
 
-    def setting(self, state: CatalogState) -> dict[str, list[Selection]]:
+    def setting(self, state: CatalogState) -> dict[str, list[TopicSelection]]:
         """What the next commit after ``state`` records; empty if nothing changed."""
-        known = _read(state.settings) or (Selection(0),)
+        known = _read(state.settings) or (TopicSelection(0),)
         return {} if known == self.entries else {SELECTIONS: list(self.entries)}
 
     def excluded(self, topic: str, begin_phys: int, end_phys: int) -> bool:
@@ -62,15 +62,15 @@ class TopicSelections:
             topic for topic in set(topics) if self.topics.admits(topic) and self.excluded(topic, 0, end_phys)
         )
 
-    def _refused(self, one: Selection, topic: str) -> bool:
+    def _refused(self, one: TopicSelection, topic: str) -> bool:
         chosen = replace(
             self.topics, include=one.include, exclude=one.exclude, include_system=one.include_system
         )
         return not chosen.admits(topic)
 
 
-def _read(settings: Mapping[str, Any]) -> tuple[Selection, ...]:
+def _read(settings: Mapping[str, Any]) -> tuple[TopicSelection, ...]:
     return tuple(
-        Selection(int(phys), tuple(include), tuple(exclude), bool(include_system))
+        TopicSelection(int(phys), tuple(include), tuple(exclude), bool(include_system))
         for phys, include, exclude, include_system in settings.get(SELECTIONS, ())
     )

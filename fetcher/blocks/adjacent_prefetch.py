@@ -30,7 +30,7 @@ OBJECTS_MAX = 4096
 
 
 @dataclass
-class _ScanTrail:
+class _ScanOrder:
     """How an object is read: up to block ``end``, ``byte_count`` stored bytes further each time. The next blocks are
     to be loaded when one of ``due`` is read."""
 
@@ -55,15 +55,15 @@ class AdjacentPrefetch:
     def __init__(self, unread_bytes_max: int) -> None:
         self.unread_bytes_max = unread_bytes_max
         self._lock = threading.Lock()
-        self._trails: Lru[str, _ScanTrail] = Lru(OBJECTS_MAX)
-        self._ended_bytes = 0
-        """``byte_count`` of a trail that has reached the end of its object: the next object is read from its begin."""
+        self._orders: Lru[str, _ScanOrder] = Lru(OBJECTS_MAX)
+        self._last_byte_count = 0
+        """``byte_count`` of an order that has reached the end of its object: the next object begins with half of it."""
         self._unread: dict[BlockKey, int] = {}
         self._unread_bytes = 0
 
     @property
     def unread_bytes(self) -> int:
-        """Raw bytes brought along and not read yet."""
+        """Raw bytes of adjacent blocks that are not read yet."""
         return self._unread_bytes
 
     @property
@@ -71,66 +71,66 @@ class AdjacentPrefetch:
         """Whether adjacent blocks do not fit, unless some were lost unnoticed."""
         return 2 * self._unread_bytes > self.unread_bytes_max
 
-    def awaited(self) -> list[BlockKey]:
+    def unread(self) -> list[BlockKey]:
         """Unread adjacent blocks."""
         with self._lock:
             return list(self._unread)
 
-    def behind(self, index: SegmentIndex, run: int, first: int, last: int) -> range:
+    def to_load_with(self, index: SegmentIndex, run: int, first: int, last: int) -> range:
         """Adjacent blocks to load with [first, last], which are absent and hold rows of ``run``."""
         if int(index.runs["byte_count"][run]) > RUN_BYTES_MAX:
             return range(0)
         with self._lock:
-            trail = self._trails.get(index.key)
-            if trail is None:
-                trail = self._begin(first)
-                self._trails.add(index.key, trail)
-            if not trail.is_sequential(first):
-                trail.end, trail.byte_count, trail.due = last + 1, 0, range(0)
+            order = self._orders.get(index.key)
+            if order is None:
+                order = self._begin(first)
+                self._orders.add(index.key, order)
+            if not order.is_sequential(first):
+                order.end, order.byte_count, order.due = last + 1, 0, range(0)
                 return range(0)
-            return self._further(trail, index, last + 1)
+            return self._further(order, index, last + 1)
 
-    def _begin(self, first: int) -> _ScanTrail:
-        """The trail of an object whose first request is for block ``first``."""
-        if not self._ended_bytes or first > NEAR_BLOCKS:
-            return _ScanTrail(first)
-        byte_count, self._ended_bytes = self._ended_bytes // 2, 0
-        return _ScanTrail(first, byte_count, PROOFS)
+    def _begin(self, first: int) -> _ScanOrder:
+        """The order of an object whose first request is for block ``first``."""
+        if not self._last_byte_count or first > NEAR_BLOCKS:
+            return _ScanOrder(first)
+        byte_count, self._last_byte_count = self._last_byte_count // 2, 0
+        return _ScanOrder(first, byte_count, PROOFS)
 
-    def ahead(self, index: SegmentIndex, last: int) -> range:
+    def to_load_now(self, index: SegmentIndex, last: int) -> range:
         """Adjacent blocks to load now, when blocks up to ``last`` are read and no block is absent."""
-        trail = self._trails.peek(index.key)
-        if trail is None or last not in trail.due:
+        order = self._orders.peek(index.key)
+        if order is None or last not in order.due:
             return range(0)
         with self._lock:  # another reader may have been first
-            return self._further(trail, index, trail.end) if last in trail.due else range(0)
+            return self._further(order, index, order.end) if last in order.due else range(0)
 
-    def _further(self, trail: _ScanTrail, index: SegmentIndex, begin: int) -> range:
+    def _further(self, order: _ScanOrder, index: SegmentIndex, begin: int) -> range:
         """Blocks from ``begin`` on, twice as many bytes as the last time."""
-        trail.byte_count = min(max(FIRST_BYTES, 2 * trail.byte_count), MOST_BYTES)
+        order.byte_count = min(max(FIRST_BYTES, 2 * order.byte_count), MOST_BYTES)
         room_bytes = self.unread_bytes_max - self._unread_bytes
         end, stored_bytes = begin, 0
         blocks = index.blocks[end : end + 4 * NEAR_BLOCKS]
         for stored, raw in zip(blocks["stored_bytes"].tolist(), blocks["raw_bytes"].tolist(), strict=True):
             stored_bytes += stored
             room_bytes -= raw
-            if stored_bytes > trail.byte_count or room_bytes < 0 or raw > RUN_BYTES_MAX:
+            if stored_bytes > order.byte_count or room_bytes < 0 or raw > RUN_BYTES_MAX:
                 break
             end += 1
-        trail.end = max(trail.end, end)
+        order.end = max(order.end, end)
         if begin < end == len(index.blocks):
-            self._ended_bytes = trail.byte_count
-        trail.due = range(begin, trail.end) if begin < end else range(0)
+            self._last_byte_count = order.byte_count
+        order.due = range(begin, order.end) if begin < end else range(0)
         return range(begin, end)
 
-    def brought(self, keys: Iterable[tuple[BlockKey, int]]) -> None:
+    def are_loading(self, keys: Iterable[tuple[BlockKey, int]]) -> None:
         """These adjacent blocks, with their raw bytes, are being loaded."""
         with self._lock:
             for key, raw_bytes in keys:
                 self._unread_bytes += raw_bytes - self._unread.get(key, 0)
                 self._unread[key] = raw_bytes
 
-    def taken(self, keys: Iterable[BlockKey]) -> None:
+    def were_read(self, keys: Iterable[BlockKey]) -> None:
         """Blocks are read."""
         if not self._unread:
             return
@@ -145,7 +145,7 @@ class AdjacentPrefetch:
                 if key not in self._unread:
                     continue
                 self._unread_bytes -= self._unread.pop(key)
-                trail = self._trails.peek(key.object_key)
-                if trail is not None and key.object_key not in halved:
+                order = self._orders.peek(key.object_key)
+                if order is not None and key.object_key not in halved:
                     halved.add(key.object_key)
-                    trail.byte_count //= 4  # doubled again before it is used
+                    order.byte_count //= 4  # doubled again before it is used

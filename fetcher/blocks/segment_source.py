@@ -221,7 +221,7 @@ class SegmentSource:
         key = BlockKey(object_key, number)
         if key not in self._cache:
             return None
-        self._adjacent.taken([key])
+        self._adjacent.were_read([key])
         return self._cache.get(key, is_read=True)
 
     async def _blocks(self, read: _Read) -> list[Block]:
@@ -284,7 +284,7 @@ class SegmentSource:
             if number not in read.blocks and number not in read.loads
         ]
         if read.priority is Priority.USER:
-            self._adjacent.taken(keys)
+            self._adjacent.were_read(keys)
         loads = self._loads.join(keys, read.priority)
         if loads:
             read.loads.update((key.block, load) for key, load in loads.items())
@@ -323,16 +323,16 @@ class SegmentSource:
         """The plan for ``absent`` and the adjacent blocks worth loading with them; None without any."""
         index, run = read.index, read.run
         if self._adjacent.is_full:
-            self._adjacent.lost(key for key in self._adjacent.awaited() if not self._is_at_hand(key))
+            self._adjacent.lost(key for key in self._adjacent.unread() if not self._is_at_hand(key))
         extra: list[int] = []
-        for number in self._adjacent.behind(index, run, absent[0], absent[-1]):
+        for number in self._adjacent.to_load_with(index, run, absent[0], absent[-1]):
             if self._is_at_hand(BlockKey(index.key, number)):
                 break
             extra.append(number)
         if not extra:
             return None
         spans = index.spans_of_single_blocks(run, [*absent, *extra])
-        self._adjacent.brought(
+        self._adjacent.are_loading(
             (BlockKey(index.key, span.first_block), span.raw_bytes) for span in spans[len(absent) :]
         )
         return self._loads.plan(index, spans, frozenset(extra))
@@ -340,7 +340,7 @@ class SegmentSource:
     def _prefetch_adjacent(self, read: _Read) -> None:
         """Begin to load the next adjacent blocks, if they are due and memory has room."""
         index = read.index
-        due = self._adjacent.ahead(index, read.numbers[-1])
+        due = self._adjacent.to_load_now(index, read.numbers[-1])
         extra = [number for number in due if not self._is_at_hand(BlockKey(index.key, number))]
         if not extra:
             return
@@ -348,7 +348,7 @@ class SegmentSource:
         plan = self._loads.plan(index, spans)
         if not self._budget.try_charge(plan.cost_bytes, Priority.PREFETCH):
             return
-        self._adjacent.brought((BlockKey(index.key, span.first_block), span.raw_bytes) for span in spans)
+        self._adjacent.are_loading((BlockKey(index.key, span.first_block), span.raw_bytes) for span in spans)
         if self._loads.start(plan, Priority.PREFETCH) is None:
             self._budget.release(plan.cost_bytes)  # another reader loads one of them
 

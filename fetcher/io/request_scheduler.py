@@ -148,7 +148,7 @@ class PriorityLimits:
     queue_max: int = 4096
 
 
-class Pace:
+class BytePace:
     """Bytes a second on average, by debt: a request starts when nothing is owed and then owes its whole length."""
 
     def __init__(self, bytes_per_s: int, now_s: float) -> None:
@@ -214,7 +214,7 @@ class RequestScheduler:
         self._is_closed = False
         self.counts = {priority: RequestCounts() for priority in Priority}
         self._limits = dict(limits)
-        self._pace = Pace(bytes_per_s, clock_s())
+        self._pace = BytePace(bytes_per_s, clock_s())
 
     @property
     def in_flight(self) -> dict[Priority, int]:

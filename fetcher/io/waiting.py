@@ -3,8 +3,8 @@
 The core is ``async def`` without threads or an event loop. ``run_sync`` blocks the calling thread, ``run_async`` runs
 in asyncio, ``Background`` runs prefetch in an executor, a simulation steps coroutines by a virtual clock. A coroutine
 that finds everything in memory never yields, so it costs no switch. Executors and timers are injected, so that a
-simulation has one clock. A read that may take long waits for slices of time (``Pace``): between them the event loop
-serves others.
+simulation has one clock. A read that may take long waits for slices of time (``SlicePace``): between them the event
+loop serves others.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class Turn(Wait[None]):
     """Waits for a slice, not for data."""
 
 
-class Pace:
+class SlicePace:
     """Slices of SLICE_S, waits for data included, together READ_S. ``turn``: a future that is done when a slice may
     begin."""
 

@@ -21,7 +21,7 @@ from typing import Final
 
 import numpy as np
 
-from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange, Residency
+from fetcher.policy.read_policy import BrokerSide, HeldOffsets, LocalView, Residency
 from tiered.broker_store.commit_log import CommitLog, LogFile
 from tiered.broker_store.config import topics_fingerprint
 from tiered.broker_store.store import BrokerStore
@@ -270,7 +270,7 @@ class BrokerFiles:
                 self._fresh_until_s = done_s + max(self._refresh_s, (done_s - started_s) / REFRESH_SHARE_MAX)
         return queues
 
-    def _range(self, queues: ConsumeQueueIndex, topic: str, queue_id: int) -> OffsetRange:
+    def _range(self, queues: ConsumeQueueIndex, topic: str, queue_id: int) -> HeldOffsets:
         """The minimum moves only when files are deleted, so it is searched once per listing."""
         maximum = queues.max_offset(topic, queue_id)
         files, minimums = self._minimums
@@ -283,7 +283,7 @@ class BrokerFiles:
             minimum = queues.min_offset(topic, queue_id)
             if minimum < maximum:
                 minimums[topic, queue_id] = minimum
-        return OffsetRange(min(minimum, maximum), maximum)
+        return HeldOffsets(min(minimum, maximum), maximum)
 
     def _warn_once(self, error: TieredError) -> None:
         if error.message not in self._warned and len(self._warned) < 100:

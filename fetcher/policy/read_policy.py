@@ -79,7 +79,7 @@ def _for_slave(policy: ReadPolicy) -> ReadPolicy:
 
 
 @dataclass(frozen=True)
-class OffsetRange:
+class HeldOffsets:
     """Offsets [min_offset, max_offset) of one queue, in the archive or in the broker's files."""
 
     min_offset: int
@@ -115,7 +115,7 @@ class LocalView(NamedTuple):
     """One queue of the broker, for one offset. ``queue`` is None if the broker does not have it."""
 
     side: BrokerSide
-    queue: OffsetRange | None = None
+    queue: HeldOffsets | None = None
     is_record: bool = False
     """Whether the record at the offset can be read, from a pin if pins are visible."""
     phys: int = -1
@@ -135,9 +135,9 @@ class Situation:
     offset: int
     is_system: bool = False
     """A system topic: always read from the broker."""
-    archived: OffsetRange | None = None
+    archived: HeldOffsets | None = None
     broker: BrokerSide = BrokerSide.READABLE
-    local: OffsetRange | None = None
+    local: HeldOffsets | None = None
     is_local_record: bool = False
     """Whether the broker's files hold the record at ``offset`` (checkInStoreByConsumeOffset)."""
     is_archive_behind: bool = False
@@ -169,7 +169,7 @@ class Situation:
         return self.archived.max_offset < self.offset <= self.earlier_end
 
 
-class Source(Enum):
+class ReadSource(Enum):
     """Where a pull is read."""
 
     LOCAL = "local"
@@ -181,59 +181,61 @@ class Source(Enum):
 
 
 @dataclass(frozen=True)
-class Decision:
+class ReadDecision:
     """The source and the reason, for logs."""
 
-    source: Source
+    source: ReadSource
     why: str
 
 
 _UNREACHABLE: Final = frozenset({BrokerSide.UNREADABLE, BrokerSide.AWAY})
 
 
-def decide(policy: ReadPolicy, situation: Situation) -> Decision:
+def decide_read(policy: ReadPolicy, situation: Situation) -> ReadDecision:
     """The first source of a pull."""
     is_local_only = situation.is_system or policy is ReadPolicy.DISABLE
     if situation.broker in _UNREACHABLE:
         return _decide_without_broker_files(policy, situation, is_local_only)
     if is_local_only:
-        return Decision(Source.LOCAL, "system topic" if situation.is_system else "DISABLE")
+        return ReadDecision(ReadSource.LOCAL, "system topic" if situation.is_system else "DISABLE")
     if situation.archived is None:
         # FORCE too: the archive may have an earlier generation of the queue.
         if situation.is_archive_behind and not situation.is_local_record and _is_below_local(situation):
-            return Decision(Source.RETRY, "the archive has not reached this offset")
-        return Decision(Source.LOCAL, "the queue is not archived")
+            return ReadDecision(ReadSource.RETRY, "the archive has not reached this offset")
+        return ReadDecision(ReadSource.LOCAL, "the queue is not archived")
     if policy is ReadPolicy.FORCE:
-        return Decision(Source.TIERED, "FORCE")
+        return ReadDecision(ReadSource.TIERED, "FORCE")
     if situation.offset >= situation.archived.max_offset:
         if not situation.is_local_record and _is_below_local(situation):
-            return Decision(Source.RETRY, "between the archive's end and the broker's minimum")
-        return Decision(Source.LOCAL, "beyond the archive's end")
+            return ReadDecision(ReadSource.RETRY, "between the archive's end and the broker's minimum")
+        return ReadDecision(ReadSource.LOCAL, "beyond the archive's end")
     if not situation.is_local_record:
-        return Decision(Source.TIERED, "not on the broker's disk")
+        return ReadDecision(ReadSource.TIERED, "not on the broker's disk")
     if situation.is_expiring:
-        return Decision(Source.TIERED, "about to be deleted by the broker")
+        return ReadDecision(ReadSource.TIERED, "about to be deleted by the broker")
     if policy is ReadPolicy.NOT_IN_DISK:
-        return Decision(Source.LOCAL, "on the broker's disk")
+        return ReadDecision(ReadSource.LOCAL, "on the broker's disk")
     return _MEMORY[situation.residency]
 
 
 _MEMORY: Final = {
-    Residency.NOT_CHECKED: Decision(Source.CHECK_MEMORY, "NOT_IN_MEM"),
-    Residency.RESIDENT: Decision(Source.LOCAL, "in the broker's memory"),
-    Residency.COLD: Decision(Source.TIERED, "not in the broker's memory"),
-    Residency.UNKNOWN: Decision(Source.LOCAL, "on the broker's disk, page cache unknown"),
+    Residency.NOT_CHECKED: ReadDecision(ReadSource.CHECK_MEMORY, "NOT_IN_MEM"),
+    Residency.RESIDENT: ReadDecision(ReadSource.LOCAL, "in the broker's memory"),
+    Residency.COLD: ReadDecision(ReadSource.TIERED, "not in the broker's memory"),
+    Residency.UNKNOWN: ReadDecision(ReadSource.LOCAL, "on the broker's disk, page cache unknown"),
 }
 
 
-def _decide_without_broker_files(policy: ReadPolicy, situation: Situation, is_local_only: bool) -> Decision:
+def _decide_without_broker_files(
+    policy: ReadPolicy, situation: Situation, is_local_only: bool
+) -> ReadDecision:
     if is_local_only:
-        return Decision(Source.RETRY, "broker's files unreadable")
+        return ReadDecision(ReadSource.RETRY, "broker's files unreadable")
     if policy is ReadPolicy.FORCE:
-        return Decision(Source.TIERED, "FORCE")
+        return ReadDecision(ReadSource.TIERED, "FORCE")
     if situation.archived is None or situation.offset >= situation.archived.max_offset:
-        return Decision(Source.RETRY, "not archived yet, broker's files unreadable")
-    return Decision(Source.TIERED, "broker's files unreadable")
+        return ReadDecision(ReadSource.RETRY, "not archived yet, broker's files unreadable")
+    return ReadDecision(ReadSource.TIERED, "broker's files unreadable")
 
 
 def _is_below_local(situation: Situation) -> bool:
@@ -319,15 +321,15 @@ def _is_before_both(status: PullStatus | None, situation: Situation) -> bool:
     return situation.offset < situation.archived.min_offset
 
 
-def join_offsets(result: PullResult, source: Source, situation: Situation) -> PullResult:
+def join_offsets(result: PullResult, source: ReadSource, situation: Situation) -> PullResult:
     """``result`` of ``source`` with status and offsets for the queue that archive and broker make together. The next
     offset never passes a message that either has.
 
     The minimum is the smaller one. The maximum of an archive's result stays the archive's: with the broker's, a reader
     at the archive's end would loop. The broker's is raised where its log ends earlier.
     """
-    other = situation.local if source is Source.TIERED else situation.archived
-    if source is Source.LOCAL and situation.is_system:
+    other = situation.local if source is ReadSource.TIERED else situation.archived
+    if source is ReadSource.LOCAL and situation.is_system:
         return result
     if result.status is PullStatus.OFFSET_OVERFLOW_BADLY and situation.is_of_earlier_generation:
         return result._replace(next_offset=result.min_offset)
@@ -337,11 +339,11 @@ def join_offsets(result: PullResult, source: Source, situation: Situation) -> Pu
     lowest = min(result.min_offset, other.min_offset) if has_messages else result.min_offset
     status, next_offset, max_offset = result.status, result.next_offset, result.max_offset
     # After the end of an archive whose messages have all expired, more may not be archived yet.
-    is_ahead = has_messages or (source is Source.LOCAL and situation.offset < other.min_offset)
+    is_ahead = has_messages or (source is ReadSource.LOCAL and situation.offset < other.min_offset)
     leads_past = is_ahead and situation.offset <= other.min_offset < next_offset
     if status is PullStatus.OFFSET_TOO_SMALL and leads_past:
         next_offset = other.min_offset
-    if source is Source.LOCAL and other.max_offset > max_offset:
+    if source is ReadSource.LOCAL and other.max_offset > max_offset:
         # The broker's log was truncated or replaced below the archived end.
         max_offset = other.max_offset
         if status in _NOT_THERE and situation.offset < other.min_offset:
@@ -353,11 +355,11 @@ def join_offsets(result: PullResult, source: Source, situation: Situation) -> Pu
     return result._replace(status=status, next_offset=next_offset, min_offset=lowest, max_offset=max_offset)
 
 
-def _with_unarchived(result: PullResult, source: Source, situation: Situation) -> PullResult:
+def _with_unarchived(result: PullResult, source: ReadSource, situation: Situation) -> PullResult:
     """The result for a queue the archive does not have (yet): messages the broker deleted since the view may be on
     their way there."""
     local, is_too_small = situation.local, result.status is PullStatus.OFFSET_TOO_SMALL
-    if source is Source.TIERED or not is_too_small or local is None or not situation.is_admitted:
+    if source is ReadSource.TIERED or not is_too_small or local is None or not situation.is_admitted:
         return result
     is_past = situation.offset < local.min_offset < result.next_offset
     return result._replace(next_offset=local.min_offset) if is_past else result

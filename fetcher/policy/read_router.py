@@ -14,17 +14,17 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from fetcher.policy.read_policy import (
+    HeldOffsets,
     LocalView,
     NextStep,
-    OffsetRange,
     ReadPolicies,
     ReadPolicy,
+    ReadSource,
     Residency,
     Situation,
-    Source,
     after_local,
     after_tiered,
-    decide,
+    decide_read,
     join_offsets,
 )
 from fetcher.rows.pull import PullResult, PullStatus
@@ -48,7 +48,7 @@ class KnownCatalog(Protocol):
 class ArchivedQueue(NamedTuple):
     """One queue of the catalog; ``queue`` is None for a missing one."""
 
-    queue: OffsetRange | None
+    queue: HeldOffsets | None
     end_phys: int
     """Physical end of its last archived record."""
     dispatched_phys: int
@@ -66,7 +66,7 @@ def archived_queue(state: CatalogState, topic: str, queue_id: int) -> ArchivedQu
     row = state.queue(QueueKey(topic, queue_id, generation)) if generation is not None else None
     if row is None or int(row["flags"]) & (QUEUE_SUPERSEDED | QUEUE_HIDDEN):
         return ArchivedQueue(None, 0, state.cursor.phys)
-    offsets = OffsetRange(int(row["min_queue_offset"]), int(row["end_queue_offset"]))
+    offsets = HeldOffsets(int(row["min_queue_offset"]), int(row["end_queue_offset"]))
     key = QueueKey(topic, queue_id, generation or 0)
     return ArchivedQueue(
         offsets,
@@ -124,10 +124,10 @@ class BrokerSource(Protocol):
         ...
 
 
-class Sources(BrokerSource, Protocol):
+class PullSources(BrokerSource, Protocol):
     """Both sources of one pull."""
 
-    async def read(self, source: Source, local: OffsetRange | None) -> PullResult:
+    async def read(self, source: ReadSource, local: HeldOffsets | None) -> PullResult:
         """The result of LOCAL or TIERED; ``local``: the broker's range in the last view. Raises TieredError."""
         ...
 
@@ -151,7 +151,7 @@ class Plan:
     queue_id: int
     policy: ReadPolicy
     situation: Situation
-    source: Source
+    source: ReadSource
 
     @property
     def is_joined(self) -> bool:
@@ -168,13 +168,13 @@ class Plan:
         return not self.situation.is_system and self.policy is not ReadPolicy.DISABLE
 
 
-class Outcome(NamedTuple):
+class ReadOutcome(NamedTuple):
     """How a pull ended. ``result`` None: neither side has the offset yet, the client retries it.
 
     ``joined``: status and offsets for the client, over both sources.
     """
 
-    source: Source
+    source: ReadSource
     result: PullResult | None
     joined: PullResult
 
@@ -210,16 +210,16 @@ class ReadRouter:
         """The first source of a pull."""
         policy = self.policy_of(topic)
         situation = await self.situation(sources, topic, queue_id, offset)
-        decision = decide(policy, situation)
-        if decision.source is Source.CHECK_MEMORY:
+        decision = decide_read(policy, situation)
+        if decision.source is ReadSource.CHECK_MEMORY:
             situation = replace(situation, residency=self._counted(await sources.residency()))
-            decision = decide(policy, situation)
+            decision = decide_read(policy, situation)
         logger.debug(
             "%s queue %d offset %d: %s, %s", topic, queue_id, offset, decision.source.value, decision.why
         )
         return Plan(topic, queue_id, policy, situation, decision.source)
 
-    def archived(self, topic: str, queue_id: int) -> OffsetRange | None:
+    def archived(self, topic: str, queue_id: int) -> HeldOffsets | None:
         """The archive's part of a queue."""
         return self._queues.find(topic, queue_id).queue
 
@@ -250,11 +250,11 @@ class ReadRouter:
             earlier_end=archived.earlier_end,
         )
 
-    async def pull(self, sources: Sources, plan: Plan) -> Outcome:
+    async def pull(self, sources: PullSources, plan: Plan) -> ReadOutcome:
         """The result. Raises what reading the archive raises if the broker cannot replace it."""
         source, situation = plan.source, plan.situation
-        tried: set[Source] = set()
-        while source in (Source.LOCAL, Source.TIERED) and source not in tried:
+        tried: set[ReadSource] = set()
+        while source in (ReadSource.LOCAL, ReadSource.TIERED) and source not in tried:
             tried.add(source)
             result: PullResult | None = None
             error: TieredError | None = None
@@ -263,7 +263,7 @@ class ReadRouter:
             except TieredError as raised:
                 error = raised
             status = result.status if result is not None else None
-            if source is Source.TIERED:
+            if source is ReadSource.TIERED:
                 step = after_tiered(status, situation)
             else:
                 step = after_local(plan.policy, status, situation)
@@ -272,11 +272,11 @@ class ReadRouter:
                     assert error is not None
                     raise error
                 self._count(source)
-                return Outcome(source, result, join_offsets(result, source, situation))
+                return ReadOutcome(source, result, join_offsets(result, source, situation))
             self._fell_back(plan, source, step, status, error)
             source = _SOURCES[step]
         self.counters.retried += 1
-        return Outcome(Source.RETRY, None, retry_result(situation))
+        return ReadOutcome(ReadSource.RETRY, None, retry_result(situation))
 
     def _counted(self, residency: Residency) -> Residency:
         if residency is Residency.UNKNOWN:
@@ -289,14 +289,19 @@ class ReadRouter:
                 )
         return residency
 
-    def _count(self, source: Source) -> None:
-        if source is Source.LOCAL:
+    def _count(self, source: ReadSource) -> None:
+        if source is ReadSource.LOCAL:
             self.counters.local += 1
         else:
             self.counters.tiered += 1
 
     def _fell_back(
-        self, plan: Plan, source: Source, step: NextStep, status: PullStatus | None, error: TieredError | None
+        self,
+        plan: Plan,
+        source: ReadSource,
+        step: NextStep,
+        status: PullStatus | None,
+        error: TieredError | None,
     ) -> None:
         reason = status.value if status is not None else type(error).__name__
         self.counters.fallbacks[f"{source.value} {reason}"] += 1
@@ -312,7 +317,11 @@ class ReadRouter:
             )
 
 
-_SOURCES = {NextStep.LOCAL: Source.LOCAL, NextStep.TIERED: Source.TIERED, NextStep.RETRY: Source.RETRY}
+_SOURCES = {
+    NextStep.LOCAL: ReadSource.LOCAL,
+    NextStep.TIERED: ReadSource.TIERED,
+    NextStep.RETRY: ReadSource.RETRY,
+}
 
 
 def retry_result(situation: Situation) -> PullResult:

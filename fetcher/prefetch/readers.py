@@ -15,7 +15,7 @@ from typing import NamedTuple, cast
 from fetcher.blocks.budget import ByteBudget
 from fetcher.io.request_scheduler import Priority
 from fetcher.prefetch.prefetch_window import PrefetchWindow, WindowLimits
-from fetcher.rows.block_fetch import BufferedRows, Slices
+from fetcher.rows.block_fetch import BlockSlices, BufferedRows
 from fetcher.rows.run_list import QueueView
 from tiered.model.lru import Lru
 from tiered.model.queue import QueueKey
@@ -62,7 +62,7 @@ class Reader:
         if view.min_offset <= rows.base and rows.end <= view.max_offset:
             block = buffered.blocks[rows.object_key, rows.first_block]
             starts, ends = rows.starts.data, rows.ends.data
-            buffered.slices = Slices(
+            buffered.slices = BlockSlices(
                 view, rows.base, cast("Sequence[int]", starts), cast("Sequence[int]", ends), block.data
             )
 

@@ -52,7 +52,7 @@ class BlockSource(Protocol):
         ...
 
 
-class Slices(NamedTuple):
+class BlockSlices(NamedTuple):
     """Rows of a plain run in one block, all visible in ``view``: offset ``base + i`` is bytes [starts[i], ends[i]) of
     ``data``. Plain integers and memory: a pull takes three look-ups."""
 
@@ -74,7 +74,7 @@ class BufferedRows:
     """``rows`` with those of the blocks after it, if their columns were decoded too."""
     table: tuple[RunPlace, RowTable] | None = None
     """All rows of the run read last, if it is an LMQ's."""
-    slices: Slices | None = None
+    slices: BlockSlices | None = None
     """``rows`` in the form most pulls need, after the first pull from them."""
     history: int = -1
     """Log history of the catalog it was read from. Stored with the rows, as another thread may replace both."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from fetcher.io.waiting import Pace
+from fetcher.io.waiting import SlicePace
 from fetcher.rows.message import EMPTY_BATCH, MessageBatch
 from fetcher.rows.tag_filter import ANY_TAG, MessageFilter
 from tiered.object_store.interface import Buffer
@@ -62,7 +62,7 @@ class PullRequest:
     filter: MessageFilter | None = None
     generation: int | None = None
     until: int | None = None
-    pace: Pace | None = None
+    pace: SlicePace | None = None
     client: int = field(default=0, compare=False)
 
     def at(self, offset: int) -> PullRequest:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fetcher.io.request_scheduler import Priority
-from fetcher.io.waiting import Pace
+from fetcher.io.waiting import SlicePace
 from fetcher.rows.block_fetch import BlockFetch, BlockId, BlockSource, BufferedRows, Needed
 from fetcher.rows.catalog_view import CatalogView
 from fetcher.rows.lmq_rows import LmqReader
@@ -272,7 +272,7 @@ def _last(part: TakenRows) -> int:
 
 
 async def _filtered(
-    batch: MessageBatch, message_filter: MessageFilter, count: int, pace: Pace | None
+    batch: MessageBatch, message_filter: MessageFilter, count: int, pace: SlicePace | None
 ) -> tuple[MessageBatch, int | None]:
     """Rows of ``batch`` the filter keeps, at most ``count``; the first offset not examined, if it ended early."""
     kept: list[int] = []

@@ -149,15 +149,15 @@ Listing = QueueListing | TopicListing
 
 
 @dataclass(frozen=True)
-class Due:
+class ExpiryDue:
     """What the next pass of expiry takes, and when the next message after it expires (None: unknown or never)."""
 
     messages: int = 0
     bytes: int = 0
     next_ms: int | None = None
 
-    def __add__(self, other: Due) -> Due:
-        return Due(
+    def __add__(self, other: ExpiryDue) -> ExpiryDue:
+        return ExpiryDue(
             self.messages + other.messages,
             self.bytes + other.bytes,
             _earliest((self.next_ms, other.next_ms)),
@@ -168,7 +168,7 @@ def _earliest(times_ms: Iterable[int | None]) -> int | None:
     return min((time_ms for time_ms in times_ms if time_ms is not None), default=None)
 
 
-Dues = Callable[[Listing], Due]
+Dues = Callable[[Listing], ExpiryDue]
 
 
 @dataclass(frozen=True)
@@ -187,15 +187,16 @@ def _due(archive: LoadedArchive, rules: Callable[[str], TopicRule]) -> Dues:
     plan = plan_pass(archive.store, state, rules, clock=wall_ms).plan
     times = plan.next_due_ms.tolist()
     found = {
-        state.key_of(row): Due(next_ms=None if time >= NEVER_MS else time) for row, time in enumerate(times)
+        state.key_of(row): ExpiryDue(next_ms=None if time >= NEVER_MS else time)
+        for row, time in enumerate(times)
     }
     for (row, offset, rows), size in zip(plan.floors.tolist(), plan.floor_bytes.tolist(), strict=True):
         queue = state.table[row]
         # A row of a batch queue is a batch; each message has an offset.
         messages = offset - int(queue["min_queue_offset"]) if queue["flags"] & QUEUE_BATCH else rows
-        found[state.key_of(row)] += Due(messages, size)
+        found[state.key_of(row)] += ExpiryDue(messages, size)
 
-    return lambda row: sum((found[queue.key] for queue in _queues_of(row)), Due())
+    return lambda row: sum((found[queue.key] for queue in _queues_of(row)), ExpiryDue())
 
 
 def _oldest(state: CatalogState, index: RunIndex) -> Callable[[Listing], int | None]:

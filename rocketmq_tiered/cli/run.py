@@ -55,6 +55,7 @@ from tiered.catalog.state import CatalogState
 from tiered.errors import StoreFullError, UsageError
 from tiered.object_store.open_store import check_addresses
 from tiered.object_store.request_metrics import StoreMetrics
+from tiered.settings.load import LoadedSettings
 from tiered.settings.sections import Settings
 from tiered.timestamps import wall_ms
 
@@ -102,12 +103,8 @@ def execute(options: argparse.Namespace) -> int:
             state, metrics, partial(_committed, view, thread), partial(_reads, thread), options.abandon
         )
         figures = KnownFigures(state.path, (settings.archive.url, names.cluster, names.broker))
-        on_reload, extended = (
-            partial(_reloaded, current, thread),
-            partial(_extended, figures, services, thread),
-        )
         service = Service(
-            loaded, factory=factory, reload=current.reload, on_reload=on_reload, extended=extended
+            loaded, factory=factory, surroundings=_Surroundings(current, figures, services, thread)
         )
         service.handle_signals()
         source = _Source(service, metrics, services, thread)
@@ -173,12 +170,6 @@ def _reads(thread: ServingThread | None) -> int:
     return found.hits + found.misses
 
 
-def _reloaded(current: CurrentSettings, thread: ServingThread | None, settings: Settings) -> None:
-    current.apply(settings)
-    if thread is not None:
-        thread.apply(settings)
-
-
 def _process(
     source: _Source,
     current: CurrentSettings,
@@ -199,23 +190,40 @@ def _process(
     )
 
 
-def _extended(
-    figures: KnownFigures,
-    services: Sequence[RelayService[Any]],
-    thread: ServingThread | None,
-    report: StatusReport,
-) -> StatusReport:
-    """With the last known figures, the status of proxy and slave mode, and what their clients could not read."""
-    report = figures.completed(report)
-    if thread is not None and thread.access is not None:
-        unreadable = {*report.unreadable, *thread.access.fetcher.unreadable.ranges()}
-        report = replace(report, unreadable=tuple(sorted(unreadable)))
-    for service in services:
-        if isinstance(service, ProxyService):
-            report = replace(report, proxy=service.status())
-        elif isinstance(service, SlaveService):
-            report = replace(report, slave=service.status())
-    return report
+class _Surroundings:
+    """What else is in the process: settings as its pages show them, proxy and slave mode, the last known figures."""
+
+    def __init__(
+        self,
+        current: CurrentSettings,
+        figures: KnownFigures,
+        services: Sequence[RelayService[Any]],
+        thread: ServingThread | None,
+    ) -> None:
+        self._current, self._figures, self._services, self._thread = current, figures, services, thread
+
+    def loaded(self) -> LoadedSettings:
+        """See lifecycle.Surroundings."""
+        return self._current.reload()
+
+    def apply(self, settings: Settings) -> None:
+        """See lifecycle.Surroundings."""
+        self._current.apply(settings)
+        if self._thread is not None:
+            self._thread.apply(settings)
+
+    def extended(self, report: StatusReport) -> StatusReport:
+        """With the last known figures, the status of proxy and slave mode, and what their clients could not read."""
+        report = self._figures.completed(report)
+        if self._thread is not None and self._thread.access is not None:
+            unreadable = {*report.unreadable, *self._thread.access.fetcher.unreadable.ranges()}
+            report = replace(report, unreadable=tuple(sorted(unreadable)))
+        for service in self._services:
+            if isinstance(service, ProxyService):
+                report = replace(report, proxy=service.status())
+            elif isinstance(service, SlaveService):
+                report = replace(report, slave=service.status())
+        return report
 
 
 class _Factory:

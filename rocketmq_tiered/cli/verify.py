@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rocketmq_tiered.cli.arguments import add_archive, add_json, settings_of
 from rocketmq_tiered.maintenance.throttle import YieldingStore
-from rocketmq_tiered.process.loaded_archive import open_store_of
+from rocketmq_tiered.process.loaded_archive import open_archive_store
 from rocketmq_tiered.process.progress import Progress
 from tiered.archive.verify import verify_archive
 from tiered.archive.verify_progress import VerifyProgress
@@ -90,7 +90,7 @@ def execute(options: argparse.Namespace) -> int:
     """Print anomalies and leftovers. Exit code 1 for anomalies, 4 if something could not be checked."""
     settings, is_read = settings_of(options).settings, bool(options.full or options.sample)
     with (
-        open_store_of(options.url, settings) as archive,
+        open_archive_store(options.url, settings) as archive,
         Progress("verify", 0, quiet=options.json, unit="" if is_read else "objects") as progress,
     ):
         store = _limited(archive.store, options.bytes_per_s)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from rocketmq_tiered.doctor.check import Check, Finding, failed, failed_by, not_checked, ok
+from rocketmq_tiered.doctor.check import Check, CheckFinding, failed, failed_by, not_checked, ok
 from rocketmq_tiered.process.broker_side import Connect
 from tiered.broker_store.liveness import Liveness, LivenessReport
 from tiered.errors import TieredError
@@ -58,7 +58,7 @@ def broker_checks(subject: BrokerSubject, clock_ms: Callable[[], int]) -> list[C
     ]
 
 
-def _broker(subject: BrokerSubject, reached: _Reached) -> Finding:
+def _broker(subject: BrokerSubject, reached: _Reached) -> CheckFinding:
     report = subject.liveness()
     if not subject.address:
         if report is not None and report.liveness is Liveness.ALIVE:
@@ -84,7 +84,7 @@ def _broker(subject: BrokerSubject, reached: _Reached) -> Finding:
     return ok(f"{name or 'answers'} at {subject.address} ({subject.origin})")
 
 
-def judge_version(info: dict[str, str]) -> Finding:
+def judge_version(info: dict[str, str]) -> CheckFinding:
     """Whether this broker's formats are known. Pure."""
     version = info.get("brokerVersionDesc", "")
     if not version:
@@ -94,7 +94,7 @@ def judge_version(info: dict[str, str]) -> Finding:
     return ok(version)
 
 
-def judge_clock(info: dict[str, str], now_ms: int) -> Finding:
+def judge_clock(info: dict[str, str], now_ms: int) -> CheckFinding:
     """The broker's clock from its start time and its running time, which it reports in whole seconds. Pure."""
     runtime = _RUNTIME.search(info.get("runtime", ""))
     boot_ms = info.get("bootTimestamp", "")
@@ -109,7 +109,7 @@ def judge_clock(info: dict[str, str], now_ms: int) -> Finding:
     return ok(text)
 
 
-def _name_servers(subject: BrokerSubject, reached: _Reached) -> Finding:
+def _name_servers(subject: BrokerSubject, reached: _Reached) -> CheckFinding:
     listed = reached.config.get("namesrvAddr", "")
     servers = list(subject.name_servers) or [part.strip() for part in listed.split(";") if part.strip()]
     if not servers:
@@ -146,7 +146,7 @@ def _brokers(body: bytes) -> set[str]:
     return set(table) if isinstance(table, dict) else set()
 
 
-def _unanswered(error: TieredError, address: str, origin: str, fix: str) -> Finding:
+def _unanswered(error: TieredError, address: str, origin: str, fix: str) -> CheckFinding:
     """The address that was tried, and why it does not answer."""
     why = error.message.removeprefix(f"broker {address} ")
     finding = failed_by(error)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocketmq_tiered.doctor.check import Check, Finding, failed, not_checked, ok
+from rocketmq_tiered.doctor.check import Check, CheckFinding, failed, not_checked, ok
 from rocketmq_tiered.process.findings import MARGIN_BAD_SHARE
 from rocketmq_tiered.process.lag import retention_margin_s
 from tiered.broker_store.conf import BrokerConf
@@ -70,14 +70,14 @@ def margin_check(subject: StoreSubject) -> Check:
     return Check("retention-margin", "retention margin", lambda: margin(subject), needs)
 
 
-def _directory(store: BrokerStore) -> Finding:
+def _directory(store: BrokerStore) -> CheckFinding:
     files = store.commit_log.files
     size = sum(file.size_bytes for file in files)
     kind = "RocksDB" if store.has_rocksdb_queues else "files"
     return ok(f"{store.path}: {len(files)} commitlog files, {size_text(size)}; consume queues in {kind}")
 
 
-def permissions(store: BrokerStore, access: StoreAccess) -> Finding:
+def permissions(store: BrokerStore, access: StoreAccess) -> CheckFinding:
     """Whether this user can read every file."""
     count = 0
     for path in _paths(store):
@@ -92,7 +92,7 @@ def permissions(store: BrokerStore, access: StoreAccess) -> Finding:
     return ok(f"user {os.geteuid()} can read {count:,} files and directories")
 
 
-def tables(store: BrokerStore) -> Finding:
+def tables(store: BrokerStore) -> CheckFinding:
     """Whether the broker's tables (topics, groups, offsets) can be read."""
     state = store.state()
     if state.damaged:
@@ -111,7 +111,7 @@ def _paths(store: BrokerStore) -> Iterator[Path]:
         yield from (Path(parent, name) for name in files)
 
 
-def pins(subject: StoreSubject, access: StoreAccess) -> Finding:
+def pins(subject: StoreSubject, access: StoreAccess) -> CheckFinding:
     """Link a commitlog file into a pin directory, and remove the link."""
     if not subject.has_pins:
         return not_checked("pins.enabled is false")
@@ -159,7 +159,7 @@ def _pin_fix(source: Path, error: OSError) -> str:
     return "set pins.directory to a directory of a file system with hard links"
 
 
-def disk_space(subject: StoreSubject, access: StoreAccess) -> Finding:
+def disk_space(subject: StoreSubject, access: StoreAccess) -> CheckFinding:
     """Disk usage against the thresholds of pins and broker."""
     store = subject.opened()
     conf = store.conf or BrokerConf()
@@ -182,7 +182,7 @@ def continuation_check(subject: StoreSubject) -> Check:
     return Check("log-continues", "log of the broker", lambda: continuation(subject), needs)
 
 
-def continuation(subject: StoreSubject) -> Finding:
+def continuation(subject: StoreSubject) -> CheckFinding:
     """Compare the log with the archive's end."""
     archived = subject.archived()
     if archived is None:
@@ -197,7 +197,7 @@ def continuation(subject: StoreSubject) -> Finding:
     return ok(f"it has the archive's bytes below physical offset {state.cursor.phys:,}, or deleted them")
 
 
-def margin(subject: StoreSubject) -> Finding:
+def margin(subject: StoreSubject) -> CheckFinding:
     """The time until the broker deletes messages that are not archived."""
     archived = subject.archived()
     if archived is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rocketmq_tiered.doctor.check import Check, Finding, Outcome, denied_action, failed, not_checked, ok
+from rocketmq_tiered.doctor.check import Check, CheckFinding, Outcome, denied_action, failed, not_checked, ok
 from tiered.errors import RefusedRequestError, TieredError
 from tiered.object_store.bucket_probe import BucketProbe, LifecycleRule, LockRule, open_probe
 from tiered.object_store.open_store import parse_url
@@ -63,7 +63,7 @@ def what_stays(url: str, options: StoreOptions) -> list[str]:
     return lines
 
 
-def _if_allowed(read: Callable[[], Finding]) -> Finding:
+def _if_allowed(read: Callable[[], CheckFinding]) -> CheckFinding:
     """The finding. An archive does not need these permissions, and some stores lack the requests."""
     try:
         return read()
@@ -76,7 +76,7 @@ def _if_allowed(read: Callable[[], Finding]) -> Finding:
         raise
 
 
-def _versioning(probe: BucketProbe, prefix: str) -> Finding:
+def _versioning(probe: BucketProbe, prefix: str) -> CheckFinding:
     status = probe.versioning()
     try:
         return judge_versioning(status, probe.lifecycle() if status else [], prefix)
@@ -87,7 +87,7 @@ def _versioning(probe: BucketProbe, prefix: str) -> Finding:
         return not_checked(f"{kept}; the rules are unknown, because {action} is not allowed")
 
 
-def judge_versioning(status: str, rules: Sequence[LifecycleRule], prefix: str) -> Finding:
+def judge_versioning(status: str, rules: Sequence[LifecycleRule], prefix: str) -> CheckFinding:
     """What becomes of deleted objects. Pure."""
     if not status:
         return ok(f"{DISABLED}: deleted objects are gone at once")
@@ -101,7 +101,7 @@ def judge_versioning(status: str, rules: Sequence[LifecycleRule], prefix: str) -
     )
 
 
-def judge_lock(rule: LockRule | None) -> Finding:
+def judge_lock(rule: LockRule | None) -> CheckFinding:
     """How long objects cannot be removed. Pure."""
     if rule is None:
         return ok(f"{DISABLED}: objects can be deleted at any time")
@@ -110,7 +110,7 @@ def judge_lock(rule: LockRule | None) -> Finding:
     return ok(f"every object version is locked for {rule.period} ({rule.mode}), also deleted ones")
 
 
-def judge_lifecycle(rules: Sequence[LifecycleRule], prefix: str, *, is_aws: bool) -> Finding:
+def judge_lifecycle(rules: Sequence[LifecycleRule], prefix: str, *, is_aws: bool) -> CheckFinding:
     """Whether rules of the bucket harm the archive below ``prefix``. Pure."""
     ours = [rule for rule in rules if rule.prefix.startswith(prefix) or prefix.startswith(rule.prefix)]
     harmful = [rule for rule in ours if rule.expires]

@@ -21,7 +21,7 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckFinding:
     """The outcome in one line. ``fix``: what to do about a failure. ``is_temporary``: it may pass without a change."""
 
     outcome: Outcome
@@ -36,7 +36,7 @@ class Check:
 
     id: str
     title: str
-    run: Callable[[], Finding]
+    run: Callable[[], CheckFinding]
     needs: tuple[str, ...] = ()
 
 
@@ -46,7 +46,7 @@ class Result:
 
     id: str
     title: str
-    finding: Finding
+    finding: CheckFinding
 
 
 @dataclass(frozen=True)
@@ -80,29 +80,29 @@ def denied_action(error: TieredError) -> str:
     return found[1] if found else ""
 
 
-def ok(detail: str) -> Finding:
+def ok(detail: str) -> CheckFinding:
     """A finding without a problem."""
-    return Finding(Outcome.OK, detail)
+    return CheckFinding(Outcome.OK, detail)
 
 
-def failed(detail: str, fix: str) -> Finding:
+def failed(detail: str, fix: str) -> CheckFinding:
     """A problem and its fix."""
-    return Finding(Outcome.FAILED, detail, fix)
+    return CheckFinding(Outcome.FAILED, detail, fix)
 
 
-def not_checked(why: str) -> Finding:
+def not_checked(why: str) -> CheckFinding:
     """A check that does not apply or cannot be made."""
-    return Finding(Outcome.NOT_CHECKED, why)
+    return CheckFinding(Outcome.NOT_CHECKED, why)
 
 
-def failed_by(error: TieredError, policy: PolicyLines | None = None) -> Finding:
+def failed_by(error: TieredError, policy: PolicyLines | None = None) -> CheckFinding:
     """The problem that ``error`` describes. A missing permission is fixed by the policy's statement."""
     action = denied_action(error)
     is_temporary = isinstance(error, UnavailableError)
     fix = error.hint or ("try again" if is_temporary else "")
     if action and policy is not None:
         fix = f"add to the policy of this account, as in deploy/s3/policy-writer.json: {policy.line(action)}"
-    return Finding(Outcome.FAILED, error.message, fix, is_temporary)
+    return CheckFinding(Outcome.FAILED, error.message, fix, is_temporary)
 
 
 def run_checks(checks: Sequence[Check], policy: PolicyLines | None = None) -> Iterator[Result]:

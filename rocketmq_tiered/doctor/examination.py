@@ -22,7 +22,7 @@ from rocketmq_tiered.doctor.broker_store import (
 from rocketmq_tiered.doctor.bucket_rules import rule_checks
 from rocketmq_tiered.doctor.check import (
     Check,
-    Finding,
+    CheckFinding,
     PolicyLines,
     Result,
     failed,
@@ -133,7 +133,7 @@ class Examination:
                 return Names(BrokerNames(*archives[0]), "the only archive")
         return Names(BrokerNames("", ""), "")
 
-    def _named(self, found: Names) -> Finding:
+    def _named(self, found: Names) -> CheckFinding:
         names = found.names
         if not (names.cluster and names.broker):
             return not_checked("cluster and broker are unknown; give --cluster and --broker, or --store")
@@ -144,7 +144,7 @@ class Examination:
         )
         return ok(f"cluster {names.cluster}, broker {names.broker} (from {found.origin}); archive: {where}")
 
-    def _access_rules(self) -> Finding:
+    def _access_rules(self) -> CheckFinding:
         settings = self._settings
         if (problem := missing_rules(settings, self._conf)) is not None:
             return failed(problem.message, problem.hint)
@@ -203,7 +203,7 @@ class Examination:
         except NoArchiveError:
             return None
 
-    def _archive(self, names: BrokerNames) -> Finding:
+    def _archive(self, names: BrokerNames) -> CheckFinding:
         """What lies below the archive's prefix."""
         if self._root is None or not (names.cluster and names.broker):
             return not_checked("give ARCHIVE_URL, --cluster and --broker")

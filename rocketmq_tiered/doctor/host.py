@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
-from rocketmq_tiered.doctor.check import Check, Finding, failed, failed_by, ok
+from rocketmq_tiered.doctor.check import Check, CheckFinding, failed, failed_by, ok
 from rocketmq_tiered.process.instance import running_instance
 from tiered.console import counted
 from tiered.errors import NotFoundError, TieredError
@@ -34,7 +34,7 @@ def host_checks(
     return checks
 
 
-def program() -> Finding:
+def program() -> CheckFinding:
     """Versions."""
     try:
         version = metadata.version("rocketmq-tiered")
@@ -43,7 +43,9 @@ def program() -> Finding:
     return ok(f"tiered {version}, Python {platform.python_version()}, {platform.platform(terse=True)}")
 
 
-def configuration(loaded: LoadedSettings, config_path: str | None, environment: Mapping[str, str]) -> Finding:
+def configuration(
+    loaded: LoadedSettings, config_path: str | None, environment: Mapping[str, str]
+) -> CheckFinding:
     """Where settings come from."""
     if config_path:
         source = f"{Path(config_path).absolute()} (--config)"
@@ -56,7 +58,7 @@ def configuration(loaded: LoadedSettings, config_path: str | None, environment: 
     )
 
 
-def state_directory(path: Path) -> Finding:
+def state_directory(path: Path) -> CheckFinding:
     """The directory, and whether an instance uses it."""
     finding = usable(path, "process.state_dir")
     try:
@@ -66,7 +68,7 @@ def state_directory(path: Path) -> Finding:
     return ok(f"{path}, used by the running process {instance.pid}")
 
 
-def usable(path: Path, setting: str) -> Finding:
+def usable(path: Path, setting: str) -> CheckFinding:
     """Whether this user can write in ``path``, or create it, and others cannot."""
     try:
         if path.exists():

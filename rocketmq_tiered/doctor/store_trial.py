@@ -9,7 +9,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from rocketmq_tiered.doctor.check import Check, Finding, PolicyLines, denied_action, failed, failed_by, ok
+from rocketmq_tiered.doctor.check import (
+    Check,
+    CheckFinding,
+    PolicyLines,
+    denied_action,
+    failed,
+    failed_by,
+    ok,
+)
 from rocketmq_tiered.maintenance.gc import CLOCK_SKEW_MS_MAX
 from tiered.errors import AlreadyExistsError, NotFoundError, TieredError
 from tiered.object_store.bucket_probe import BucketProbe
@@ -81,7 +89,7 @@ class StoreTrial:
         self._left[key] = None
         return key
 
-    def _reached(self) -> Finding:
+    def _reached(self) -> CheckFinding:
         try:
             next(self._store.list(self.prefix, limit=1), None)
         except TieredError as error:
@@ -93,22 +101,22 @@ class StoreTrial:
             )
         return ok(self._store.url)
 
-    def _list(self) -> Finding:
+    def _list(self) -> CheckFinding:
         found = list(self._store.list(self.prefix, limit=1))
         return ok(f"below {self._store.url}") if not found else failed("unexpected objects", _USE_ANOTHER)
 
-    def _clock(self) -> Finding:
+    def _clock(self) -> CheckFinding:
         skew_ms = self._clock_ms() - self._store.clock_ms(self.prefix)
         text = f"this host is {abs(skew_ms) / 1000:.1f} s {'ahead' if skew_ms > 0 else 'behind'}"
         if abs(skew_ms) > CLOCK_SKEW_MS_MAX:
             return failed(text, "set this host's clock: garbage collection refuses to run")
         return ok(text)
 
-    def _create(self) -> Finding:
+    def _create(self) -> CheckFinding:
         self._store.put_if_absent(self._key("small"), [_CONTENT])
         return ok(f"{self._store.url}/{self.prefix}")
 
-    def _create_again(self) -> Finding:
+    def _create_again(self) -> CheckFinding:
         try:
             self._store.put_if_absent(self._key("small"), [_CONTENT])
         except AlreadyExistsError:
@@ -118,23 +126,23 @@ class StoreTrial:
             "use a store with conditional PUTs (If-None-Match: *), such as AWS S3 or MinIO",
         )
 
-    def _race(self) -> Finding:
+    def _race(self) -> CheckFinding:
         for number in range(ROUNDS):
             race_creates(self._store, self._key(f"race-{number}"))
         return ok(f"one of {RACERS} succeeded, in each of {ROUNDS} rounds")
 
-    def _read(self) -> Finding:
+    def _read(self) -> CheckFinding:
         if self._store.get(self._key("small"), PART_BYTES) != _CONTENT:
             return failed("an object has other bytes than were written", _USE_ANOTHER)
         return ok("the bytes that were written")
 
-    def _range(self) -> Finding:
+    def _range(self) -> CheckFinding:
         key = self._key("small")
         if self._store.get_range(key, 8, 5) != _CONTENT[8:13]:
             return failed("a range read returns other bytes", f"{_USE_ANOTHER}; a proxy may ignore Range")
         return ok("from an offset")
 
-    def _order(self) -> Finding:
+    def _order(self) -> CheckFinding:
         for name in ("m", "z", "A", "0", "a", "a-b", "a.b", "a_b"):
             self._store.put_if_absent(self._key(f"order/{name}"), [_CONTENT])
         prefix = f"{self.prefix}order/"
@@ -150,14 +158,14 @@ class StoreTrial:
             )
         return ok(f"{len(listed)} objects directly after they were written")
 
-    def _multipart(self) -> Finding:
+    def _multipart(self) -> CheckFinding:
         key = self._key("large")
         self._store.put_if_absent(key, [bytes(PART_BYTES), _CONTENT])
         if self._may_read() and self._store.get_range(key, PART_BYTES - 1, 3) != b"\0" + _CONTENT[:2]:
             return failed("an object of several parts has other bytes than were written", _USE_ANOTHER)
         return ok(f"{PART_BYTES + len(_CONTENT):,} bytes")
 
-    def _large(self) -> Finding:
+    def _large(self) -> CheckFinding:
         """A proxy before the store may limit bodies."""
         pieces = [bytes(PIECE_BYTES)] * (self._largest_put_bytes // PIECE_BYTES)
         self._store.put_if_absent(self._key("largest"), pieces)
@@ -172,7 +180,7 @@ class StoreTrial:
             raise
         return True
 
-    def _copy(self) -> Finding:
+    def _copy(self) -> CheckFinding:
         copied = self._key("copied")
         self._store.compose_if_absent(
             copied, [ObjectRange(self._key("large"), 0, PART_BYTES), _CONTENT[::-1]]
@@ -181,31 +189,31 @@ class StoreTrial:
             return failed("a copied part has other bytes than its source", _USE_ANOTHER)
         return ok("a part of another object")
 
-    def _abort(self) -> Finding:
+    def _abort(self) -> CheckFinding:
         assert self._probe is not None
         self._probe.start_and_abort_upload(self._key("aborted"))
         return ok("parts of failed uploads are removed")
 
-    def _checksum(self) -> Finding:
+    def _checksum(self) -> CheckFinding:
         assert self._probe is not None
         if self._probe.accepts_damaged(self._key("damaged")):
             return failed("a body was stored that does not match its CRC32C", _USE_ANOTHER)
         return ok("CRC32C")
 
-    def _delete(self) -> Finding:
+    def _delete(self) -> CheckFinding:
         keys = list(self._left)
         try:
             self._store.delete(keys)
         except TieredError as error:
             finding = failed_by(error, self._policy)
             rest = f"then delete the objects of this check below {self._store.url}/{self.prefix}"
-            return Finding(
+            return CheckFinding(
                 finding.outcome, finding.detail, f"{finding.fix}; {rest}".lstrip("; "), finding.is_temporary
             )
         self._left.clear()
         return self._gone(keys[0])
 
-    def _gone(self, key: str) -> Finding:
+    def _gone(self, key: str) -> CheckFinding:
         try:
             self._store.get(key, PART_BYTES)
         except NotFoundError:

@@ -332,7 +332,7 @@ def gains(candidates: Candidates, plan: RewritePlan, gets_min: int = GAIN_MIN) -
 
 
 @dataclass(frozen=True)
-class Due:
+class CompactionDue:
     """Due is a plan that gains, and moves new objects with ``full_bytes`` of messages, or with one from before
     ``before_ms``; or only what compaction wrote; or mostly dead messages."""
 

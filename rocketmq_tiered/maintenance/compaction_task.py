@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rocketmq_tiered.maintenance.compaction_job import limits_of, planned_rounds, rewrite_options
-from rocketmq_tiered.maintenance.compaction_plan import Due as DueRounds
+from rocketmq_tiered.maintenance.compaction_plan import CompactionDue
 from rocketmq_tiered.maintenance.compaction_ranges import ObjectRunCounter
 from rocketmq_tiered.maintenance.compaction_round import PlannedRound, run_round
 from rocketmq_tiered.maintenance.damaged_sources import DamagedSources
@@ -190,8 +190,8 @@ class CompactionTask:
 
     def _due_rounds(self, state: CatalogState) -> _DueRounds:
         own, now_ms = self._settings.compaction, self._clock_ms()
-        due = DueRounds(FULL_OBJECTS * own.object_bytes, now_ms - 2 * own.min_age_ms)
-        overdue = DueRounds(1 << 62, now_ms - 3 * own.min_age_ms)
+        due = CompactionDue(FULL_OBJECTS * own.object_bytes, now_ms - 2 * own.min_age_ms)
+        overdue = CompactionDue(1 << 62, now_ms - 3 * own.min_age_ms)
         found = _DueRounds()
         for planned in planned_rounds(
             self._store,

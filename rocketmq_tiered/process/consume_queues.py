@@ -253,7 +253,7 @@ class _Rewrite:
             source = self._store.consume_queues()
             for topic, queue_id, end in _ends(source):
                 if end > 0 and target.max_offset(topic, queue_id) == 0 and self._is_wanted(topic, queue_id):
-                    target.put_ended(topic, queue_id, end)
+                    target.put_empty_queue(topic, queue_id, end)
         except TieredError as error:
             self._done.unknown_ends = error.message
 

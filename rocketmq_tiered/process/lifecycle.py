@@ -79,30 +79,35 @@ def with_values_of(before: Settings, after: Settings, keys: Sequence[str]) -> Se
     return after
 
 
+class Surroundings(Protocol):
+    """The process around a service."""
+
+    def loaded(self) -> LoadedSettings:
+        """The settings, read again. Raises what reading them raises."""
+
+    def apply(self, settings: Settings) -> None:
+        """These settings are in effect now."""
+
+    def extended(self, report: StatusReport) -> StatusReport:
+        """``report`` with what other parts of the process add."""
+
+
 class Service:
-    """Runs jobs built by ``factory`` until a stop. ``extended``: a report with what other parts of the process add."""
+    """Runs jobs built by ``factory`` until a stop."""
 
     def __init__(
         self,
         loaded: LoadedSettings,
         *,
         factory: JobFactory,
-        reload: Callable[[], LoadedSettings],
-        on_reload: Callable[[Settings], None] = lambda _settings: None,
-        extended: Callable[[StatusReport], StatusReport] = lambda report: report,
-        monotonic_s: Callable[[], float] = time.monotonic,
-        jitter: Callable[[], float] = random.random,
+        surroundings: Surroundings,
     ) -> None:
         self._settings = loaded.settings
         self._factory = factory
-        self._load = reload
-        self._on_reload = on_reload
-        self._extended = extended
+        self._surroundings = surroundings
         self._settings_problem = ""
         self._findings: dict[str, Finding] = {}
         """As logged last, by what they are about."""
-        self._monotonic_s = monotonic_s
-        self._jitter = jitter
         self._events: EventQueue[tuple[Event, int]] = EventQueue()
         self._condition = Condition(RunState.STARTING, "reading settings")
         """In effect unless the uploader has claimed its archive."""
@@ -110,7 +115,7 @@ class Service:
         self._has_owned = self._has_stood_by = False
         self._standby_report: StatusReport | None = None
         self._logged = self._condition
-        self._logged_s = monotonic_s()
+        self._logged_s = time.monotonic()
         self._failures = 0
         self._failed_why = ""
         """The cause of the last failure."""
@@ -168,7 +173,7 @@ class Service:
     def report(self) -> StatusReport:
         """The uploader's report with the service's state; only the state before the first uploader."""
         condition, report = self._observed()
-        return self._extended(
+        return self._surroundings.extended(
             replace(
                 report or StatusReport(),
                 state=condition.text,
@@ -209,11 +214,11 @@ class Service:
         due_at_s = self._late_at_s if self._retry_at_s is None else self._retry_at_s
         wait_s = OBSERVE_START_S if self._logged.state in STARTING else OBSERVE_S
         if due_at_s is not None:
-            wait_s = min(wait_s, max(0.0, due_at_s - self._monotonic_s()))
+            wait_s = min(wait_s, max(0.0, due_at_s - time.monotonic()))
         return self._events.get(wait_s) or (Event.TIMEOUT, 0)
 
     def _due(self) -> None:
-        now_s = self._monotonic_s()
+        now_s = time.monotonic()
         if self._retry_at_s is not None:
             if now_s >= self._retry_at_s:
                 self._start_job()
@@ -223,7 +228,7 @@ class Service:
 
     def _start_job(self) -> None:
         self._retry_at_s = self._late_at_s = None
-        self._started_s = self._monotonic_s()
+        self._started_s = time.monotonic()
         self._job_error = None
         self._is_built = False
         self._job_stop = threading.Event()
@@ -268,7 +273,7 @@ class Service:
             return 0
         if self._rolls_back(error):
             return None
-        if self._monotonic_s() - self._started_s >= SETTLED_S:
+        if time.monotonic() - self._started_s >= SETTLED_S:
             self._failures = 0
         self._failures += 1
         lasts, self._failed_why = str(error) == self._failed_why, str(error)
@@ -276,7 +281,7 @@ class Service:
             error,
             self._settings,
             self._failures,
-            self._jitter(),
+            random.random(),
             has_owned=self._has_owned,
             has_stood_by=self._has_stood_by,
             lasts=lasts,
@@ -288,7 +293,7 @@ class Service:
         self._enter(plan.condition)
         if plan.exit_code is not None:
             return plan.exit_code
-        self._retry_at_s = self._monotonic_s() + plan.delay_s
+        self._retry_at_s = time.monotonic() + plan.delay_s
         return None
 
     def _rolls_back(self, error: BaseException) -> bool:
@@ -308,11 +313,11 @@ class Service:
     def _apply(self, settings: Settings) -> None:
         logging.getLogger().setLevel(settings.process.log_level.upper())
         self._settings = settings
-        self._on_reload(settings)
+        self._surroundings.apply(settings)
 
     def _reload(self) -> None:
         try:
-            after = self._load().settings
+            after = self._surroundings.loaded().settings
         except TieredError as error:
             logger.error("settings not reloaded: previous settings stay", exc_info=error)
             self._settings_problem = str(error)
@@ -343,7 +348,7 @@ class Service:
         self._job_stop.set()
         if not self._restart_when_ended:
             self._restart_when_ended = True
-            self._late_at_s = self._monotonic_s() + self._settings.process.drain_timeout_ms / 1000
+            self._late_at_s = time.monotonic() + self._settings.process.drain_timeout_ms / 1000
 
     def _drain(self) -> int:
         before = self.condition.state
@@ -393,7 +398,7 @@ class Service:
         now, before = self.condition, self._logged
         if now.text == before.text:
             return
-        now_s = self._monotonic_s()
+        now_s = time.monotonic()
         details = {"why": now.why} | ({"next": now.step} if now.step else {})
         if before.state in TROUBLE:
             details |= {"before": before.text, "after": f"{now_s - self._logged_s:.0f} s"}

@@ -95,7 +95,7 @@ def _fits(names: tuple[str, str], wanted: tuple[str, str]) -> bool:
 
 
 @contextmanager
-def open_store_of(url: str, settings: Settings) -> Iterator[Archive]:
+def open_archive_store(url: str, settings: Settings) -> Iterator[Archive]:
     """The archive that ``settings.archive`` names below ``url``, or the only one there, whose catalog is not read.
 
     Raises NotFoundError when there is none, UsageError listing the names when there are several.
@@ -109,6 +109,6 @@ def open_store_of(url: str, settings: Settings) -> Iterator[Archive]:
 
 @contextmanager
 def open_for_reading(url: str, settings: Settings) -> Iterator[LoadedArchive]:
-    """The archive of ``open_store_of``, with its newest state."""
-    with open_store_of(url, settings) as found:
+    """The archive of ``open_archive_store``, with its newest state."""
+    with open_archive_store(url, settings) as found:
         yield LoadedArchive(url, found.cluster, found.broker, found.store, load(found.store))

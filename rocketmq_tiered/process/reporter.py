@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from rocketmq_tiered.process.lag import LogGrowth, measure_lag, retention_margin_s
@@ -35,6 +35,18 @@ COST_SHARE = 4.0
 """A report is reused for so many times the processor time that it took: reports take a fifth of a core at most."""
 
 
+@dataclass(frozen=True)
+class Clock:
+    """The time, and the processor time of this thread."""
+
+    monotonic_s: Callable[[], float] = time.monotonic
+    cpu_s: Callable[[], float] = time.thread_time
+    wall_ms: Callable[[], int] = wall_ms
+
+
+_CLOCK: Final = Clock()
+
+
 class Reporter:
     """Makes reports of one uploader. Thread-safe. Closes ``view``. ``head``: the report before there is a status."""
 
@@ -45,16 +57,13 @@ class Reporter:
         topic_filter: TopicFilter,
         *,
         gc: GcSettings = _GRACES,
-        monotonic_s: Callable[[], float] = time.monotonic,
-        cpu_s: Callable[[], float] = time.thread_time,
-        wall_ms: Callable[[], int] = wall_ms,
+        clock: Clock = _CLOCK,
     ) -> None:
         self._head = head
         self._view = view
         self._filter = topic_filter
         self._gc = gc
-        self._monotonic_s, self._cpu_s = monotonic_s, cpu_s
-        self._wall_ms = wall_ms
+        self._clock = clock
         self._lock = threading.Lock()
         self._last = head
         self._cost_s = 0.0
@@ -68,13 +77,13 @@ class Reporter:
     def report(self, status: Callable[[], OffloadStatus | None]) -> StatusReport:
         """A report of ``status()``; the last one while that is recent, another is made, or the reporter is closed."""
         self._renew(status)
-        age_s = 0.0 if self._measured_s is None else self._monotonic_s() - self._measured_s
+        age_s = 0.0 if self._measured_s is None else self._clock.monotonic_s() - self._measured_s
         return self._last if age_s <= REPORT_EVERY_S else replace(self._last, measured_seconds=age_s)
 
     def _renew(self, status: Callable[[], OffloadStatus | None]) -> None:
         if not self._lock.acquire(blocking=self._due_s is None):
             return
-        if self._is_closed or (self._due_s is not None and self._monotonic_s() < self._due_s):
+        if self._is_closed or (self._due_s is not None and self._clock.monotonic_s() < self._due_s):
             self._lock.release()
         elif self._cost_s < COSTLY_S:
             self._make(status)
@@ -88,13 +97,13 @@ class Reporter:
         """Make a report, and release the lock."""
         cost_s, self._cost_s = 0.0, 0.0  # after a failure the next call makes it, and raises
         try:
-            found, began_s = status(), self._cpu_s()
+            found, began_s = status(), self._clock.cpu_s()
             if found is not None:
-                measured_s = self._monotonic_s()
+                measured_s = self._clock.monotonic_s()
                 self._last = self._fresh(found)
                 self._measured_s = measured_s
-                cost_s = self._cpu_s() - began_s
-                self._due_s = self._monotonic_s() + max(REPORT_EVERY_S, COST_SHARE * cost_s)
+                cost_s = self._clock.cpu_s() - began_s
+                self._due_s = self._clock.monotonic_s() + max(REPORT_EVERY_S, COST_SHARE * cost_s)
             self._cost_s = cost_s
         finally:
             self._lock.release()
@@ -102,7 +111,7 @@ class Reporter:
     def stand_by(self, state: CatalogState, log_end_phys: int | None) -> StatusReport:
         """A report of the lag behind the archive of another writer, whose state is ``state``."""
         with self._lock:
-            figures = catalog_figures(state, self._wall_ms(), self._gc)
+            figures = catalog_figures(state, self._clock.wall_ms(), self._gc)
             head = replace(self._head, committed_phys=state.cursor.phys, **figures)
             try:
                 self._view.commit_log.refresh()
@@ -110,7 +119,7 @@ class Reporter:
                 self._last = self._with_lag(head, end_phys)
             except (TieredError, OSError) as error:
                 self._last = replace(head, last_error=str(error))
-            self._measured_s = self._monotonic_s()
+            self._measured_s = self._clock.monotonic_s()
             return self._last
 
     def close(self) -> None:
@@ -141,7 +150,7 @@ class Reporter:
             index_files_rebuilt=status.index_files_rebuilt,
             tasks=() if status.index is None else (status.index,),
             store_problem=status.store_problem,
-            **catalog_figures(status.catalog, self._wall_ms(), self._gc),
+            **catalog_figures(status.catalog, self._clock.wall_ms(), self._gc),
         )
         if not status.bound_reason:
             return replace(report, bound_phys=None)  # no bound yet
@@ -160,8 +169,8 @@ class Reporter:
         end_phys = lag.end_phys
         if bound_phys is not None and report.bound_reason == BoundReason.DEAD.value:
             bound_phys = min(bound_phys, max(end_phys, committed_phys))  # it ends where its files do
-        growth = self._growth.bytes_per_s(self._monotonic_s(), end_phys)
-        now_ms = self._wall_ms()
+        growth = self._growth.bytes_per_s(self._clock.monotonic_s(), end_phys)
+        now_ms = self._clock.wall_ms()
         return replace(
             report,
             bound_phys=bound_phys,

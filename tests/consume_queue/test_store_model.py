@@ -84,11 +84,11 @@ class StoreMachine(RuleBasedStateMachine):
             store.put(*key, units)
 
     @rule(key=QUEUES, end=st.integers(1, 45))
-    def put_ended(self, key: _Key, end: int) -> None:
+    def put_empty_queue(self, key: _Key, end: int) -> None:
         self.model.delete(key)
         self.model.ends[key] = end
         for store in self.stores:
-            store.put_ended(*key, end)
+            store.put_empty_queue(*key, end)
 
     @rule(key=QUEUES)
     def delete_queue(self, key: _Key) -> None:

@@ -83,7 +83,7 @@ def test_a_queue_with_nothing_kept_continues_at_its_end(
 ) -> None:
     log.min_phys = 500
     store.put("t", 0, units_of(0, 3, 0))
-    store.put_ended("t", 0, 42)
+    store.put_empty_queue("t", 0, 42)
     assert (store.min_offset("t", 0), store.max_offset("t", 0)) == (42, 42)
     store.put("t", 0, units_of(42, 2, 1000))
     store.flush(0)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fetcher.policy.broker_files import BrokerFiles, end_of, list_until
-from fetcher.policy.read_policy import OffsetRange
+from fetcher.policy.read_policy import HeldOffsets
 from fetcher.rows.message import EMPTY_BATCH, MessageBatch, joined_batch
 from fetcher.rows.pull import PullResult, PullStatus
 from fetcher.rows.tag_filter import MessageFilter
@@ -42,7 +42,7 @@ class HotPull:
         store: BrokerStore,
         queues: ConsumeQueueIndex,
         key: tuple[str, int],
-        queue: OffsetRange,
+        queue: HeldOffsets,
         filter: MessageFilter | None,
     ) -> None:
         self._log = store.commit_log
@@ -142,7 +142,7 @@ class HotReader(BrokerFiles):
         count: int,
         max_bytes: int,
         filter: MessageFilter | None = None,
-        queue: OffsetRange | None = None,
+        queue: HeldOffsets | None = None,
     ) -> PullResult:
         """Up to ``count`` messages (those of an inner batch count each) and ``max_bytes``, at least one record.
 
@@ -158,7 +158,7 @@ class HotReader(BrokerFiles):
                 hint="ask the broker itself, or wait until the archive has the messages",
             )
         if not queues.contains(topic, queue_id):
-            return _nothing(PullStatus.NO_MATCHED_LOGIC_QUEUE, offset, OffsetRange(0, 0))
+            return _nothing(PullStatus.NO_MATCHED_LOGIC_QUEUE, offset, HeldOffsets(0, 0))
         if queue is None:
             queue = self._range(queues, topic, queue_id)
         status = status_outside(offset, queue)
@@ -167,7 +167,7 @@ class HotReader(BrokerFiles):
         return HotPull(self._store, queues, (topic, queue_id), queue, filter).run(offset, count, max_bytes)
 
 
-def status_outside(offset: int, queue: OffsetRange) -> PullStatus | None:
+def status_outside(offset: int, queue: HeldOffsets) -> PullStatus | None:
     """The status of an offset outside ``queue``, None inside."""
     if queue.max_offset <= 0:
         return PullStatus.NO_MESSAGE_IN_QUEUE
@@ -178,14 +178,14 @@ def status_outside(offset: int, queue: OffsetRange) -> PullStatus | None:
     return PullStatus.OFFSET_OVERFLOW_BADLY if offset > queue.max_offset else None
 
 
-def next_outside(offset: int, queue: OffsetRange) -> int:
+def next_outside(offset: int, queue: HeldOffsets) -> int:
     """Where to continue from an offset outside ``queue``."""
     if queue.max_offset <= 0:
         return offset
     return queue.min_offset if offset < queue.min_offset else queue.max_offset
 
 
-def _nothing(status: PullStatus, next_offset: int, queue: OffsetRange) -> PullResult:
+def _nothing(status: PullStatus, next_offset: int, queue: HeldOffsets) -> PullResult:
     return PullResult(status, next_offset, queue.min_offset, queue.max_offset)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from fetcher.io.waiting import Executor, InlineExecutor, Wait
-from fetcher.policy.read_policy import LocalView, OffsetRange, ReadPolicies, Residency, Source
+from fetcher.policy.read_policy import HeldOffsets, LocalView, ReadPolicies, ReadSource, Residency
 from fetcher.policy.read_router import KnownCatalog, ReadCounters, ReadRouter
 from fetcher.rows.pull import PullResult
 from fetcher.rows.tag_filter import MessageFilter
@@ -95,7 +95,7 @@ class PolicyReader:
         archived, local = await self._bounds(topic, queue_id)
         return max((queue.max_offset for queue in (archived, local) if queue is not None), default=0)
 
-    async def _bounds(self, topic: str, queue_id: int) -> tuple[OffsetRange | None, OffsetRange | None]:
+    async def _bounds(self, topic: str, queue_id: int) -> tuple[HeldOffsets | None, HeldOffsets | None]:
         situation = await self._router.situation(self._sides(topic, queue_id, 0), topic, queue_id, 0)
         return situation.archived, situation.local
 
@@ -140,8 +140,8 @@ class _FileSides:
         except NotFoundError:
             return Residency.COLD  # deleted since
 
-    async def read(self, source: Source, local: OffsetRange | None) -> PullResult:
-        if source is Source.TIERED:
+    async def read(self, source: ReadSource, local: HeldOffsets | None) -> PullResult:
+        if source is ReadSource.TIERED:
             result = await self.tiered.get(
                 self.topic,
                 self.queue_id,

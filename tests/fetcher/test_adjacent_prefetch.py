@@ -49,7 +49,7 @@ def in_order(subject: AdjacentPrefetch, count: int) -> list[range]:
     """Ask for ``count`` blocks, each behind what is there."""
     at, found = 0, []
     for _ in range(count):
-        found.append(subject.behind(index(), 0, at, at))
+        found.append(subject.to_load_with(index(), 0, at, at))
         at = max(at + 1, found[-1].stop)
     return found
 
@@ -67,19 +67,19 @@ def test_the_next_blocks_are_due_when_the_last_ones_are_begun() -> None:
     subject = AdjacentPrefetch(1 << 30)
     brought = in_order(subject, PROOFS)[-1]
     assert len(brought) > 2
-    assert not subject.ahead(index(), brought.start - 1)
-    assert not subject.ahead(index(), brought.stop), "another reader, elsewhere in the object"
-    further = subject.ahead(index(), brought.start)
+    assert not subject.to_load_now(index(), brought.start - 1)
+    assert not subject.to_load_now(index(), brought.stop), "another reader, elsewhere in the object"
+    further = subject.to_load_now(index(), brought.start)
     assert further.start == brought.stop
     assert len(further) > len(brought)
-    assert not subject.ahead(index(), brought.start + 1)
-    assert not AdjacentPrefetch(1 << 30).ahead(index(), brought.start)
+    assert not subject.to_load_now(index(), brought.start + 1)
+    assert not AdjacentPrefetch(1 << 30).to_load_now(index(), brought.start)
 
 
 def test_the_order_continues_in_the_next_object() -> None:
     subject = AdjacentPrefetch(1 << 30)
     in_order(subject, len(index().blocks))
-    found = [subject.behind(other, 0, 0, 0) for other in (index("other"), index("third"))]
+    found = [subject.to_load_with(other, 0, 0, 0) for other in (index("other"), index("third"))]
     assert len(found[0]) > 2
     assert not found[1], "once for each object that was read to its end"
 
@@ -102,7 +102,7 @@ def test_a_reader_of_small_runs_in_order_does_not_wait_for_each_request() -> Non
 def test_reads_at_random_bring_nothing_along() -> None:
     subject, rand = AdjacentPrefetch(1 << 30), random.Random(3)
     brought = sum(
-        len(subject.behind(index(), 0, block, block))
+        len(subject.to_load_with(index(), 0, block, block))
         for block in (rand.randrange(len(index().blocks)) for _ in range(300))
     )
     assert brought == 0
@@ -120,19 +120,19 @@ def test_unread_blocks_are_bounded_and_lost_ones_lower_the_bound() -> None:
     keys: list[tuple[BlockKey, int]] = []
     at = 0
     for _ in range(40):
-        blocks = subject.behind(index(), 0, at, at)
+        blocks = subject.to_load_with(index(), 0, at, at)
         new = [(BlockKey(index().key, number), int(index().blocks["raw_bytes"][number])) for number in blocks]
-        subject.brought(new)
+        subject.are_loading(new)
         keys += new
         at = max(at + 1, blocks.stop)
         assert subject.unread_bytes <= 40 * KIB
     assert subject.unread_bytes > 20 * KIB
-    subject.taken([keys[0][0]])
-    subject.taken([keys[0][0]])
+    subject.were_read([keys[0][0]])
+    subject.were_read([keys[0][0]])
     assert subject.unread_bytes == sum(raw for _, raw in keys[1:])
     subject.lost(key for key, _ in keys)
     assert subject.unread_bytes == 0
-    again = subject.behind(index(), 0, at, at)
+    again = subject.to_load_with(index(), 0, at, at)
     stored = int(index().blocks["stored_bytes"][again.start : again.stop].sum())
     assert stored <= 64 * KIB  # from the beginning
 

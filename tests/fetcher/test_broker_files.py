@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange
+from fetcher.policy.read_policy import BrokerSide, HeldOffsets, LocalView
 from fetcher.rows.pull import PullStatus
 from fetcher.rows.tag_filter import TagFilter
 from fetcher.sql92.message_filter import Sql92Filter
@@ -319,7 +319,7 @@ def test_a_live_broker_with_rocksdb_shows_nothing(real_store: Callable[[str], Pa
     finally:
         holder.communicate()
     with reading(store) as reader:
-        assert reader.local_view("t_one", 0, 0).queue == OffsetRange(0, 1350)
+        assert reader.local_view("t_one", 0, 0).queue == HeldOffsets(0, 1350)
 
 
 def test_an_unknown_queue(written: WrittenStore) -> None:

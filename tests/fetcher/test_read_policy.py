@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from fetcher.policy.read_policy import (
     BrokerSide,
+    HeldOffsets,
     NextStep,
-    OffsetRange,
     PullResult,
     ReadPolicies,
     ReadPolicy,
+    ReadSource,
     Residency,
     Situation,
-    Source,
     after_local,
     after_tiered,
-    decide,
+    decide_read,
     join_offsets,
 )
 from fetcher.rows.pull import PullStatus
@@ -28,11 +28,11 @@ from tiered.errors import UsageError
 from tiered.settings.load import load_settings
 from tiered.settings.sections import Settings
 
-ARCHIVED, LOCAL = OffsetRange(0, 100), OffsetRange(50, 150)
+ARCHIVED, LOCAL = HeldOffsets(0, 100), HeldOffsets(50, 150)
 BOTH = Situation(60, archived=ARCHIVED, local=LOCAL, is_local_record=True)
-TIERED, HERE, HOLD, ASK = Source.TIERED, Source.LOCAL, Source.RETRY, Source.CHECK_MEMORY
+TIERED, HERE, HOLD, ASK = ReadSource.TIERED, ReadSource.LOCAL, ReadSource.RETRY, ReadSource.CHECK_MEMORY
 
-PLACES: dict[str, tuple[Situation, tuple[Source, Source, Source, Source]]] = {
+PLACES: dict[str, tuple[Situation, tuple[ReadSource, ReadSource, ReadSource, ReadSource]]] = {
     # where the message is                     DISABLE  NOT_IN_DISK  NOT_IN_MEM  FORCE
     "in both, memory not asked": (BOTH, (HERE, HERE, ASK, TIERED)),
     "in both, in memory": (replace(BOTH, residency=Residency.RESIDENT), (HERE, HERE, HERE, TIERED)),
@@ -44,11 +44,11 @@ PLACES: dict[str, tuple[Situation, tuple[Source, Source, Source, Source]]] = {
     ),
     "archived, broker's queue is gone": (Situation(10, archived=ARCHIVED), (HERE, TIERED, TIERED, TIERED)),
     "archived, broker's log is empty": (
-        Situation(60, archived=ARCHIVED, local=OffsetRange(100, 100)),
+        Situation(60, archived=ARCHIVED, local=HeldOffsets(100, 100)),
         (HERE, TIERED, TIERED, TIERED),
     ),
     "below what both have": (
-        Situation(5, archived=OffsetRange(10, 100), local=LOCAL),
+        Situation(5, archived=HeldOffsets(10, 100), local=LOCAL),
         (HERE, TIERED, TIERED, TIERED),
     ),
     "not archived yet": (
@@ -62,11 +62,11 @@ PLACES: dict[str, tuple[Situation, tuple[Source, Source, Source, Source]]] = {
     "at the end of the queue": (Situation(150, archived=ARCHIVED, local=LOCAL), (HERE, HERE, HERE, TIERED)),
     "beyond the end": (Situation(999, archived=ARCHIVED, local=LOCAL), (HERE, HERE, HERE, TIERED)),
     "deleted before it was archived": (
-        Situation(120, archived=ARCHIVED, local=OffsetRange(130, 150)),
+        Situation(120, archived=ARCHIVED, local=HeldOffsets(130, 150)),
         (HERE, HOLD, HOLD, TIERED),
     ),
     "deleted, but still pinned": (
-        Situation(120, archived=ARCHIVED, local=OffsetRange(130, 150), is_local_record=True),
+        Situation(120, archived=ARCHIVED, local=HeldOffsets(130, 150), is_local_record=True),
         (HERE, HERE, HERE, TIERED),
     ),
     "queue not archived": (Situation(60, local=LOCAL, is_local_record=True), (HERE, HERE, HERE, HERE)),
@@ -116,7 +116,7 @@ PLACES: dict[str, tuple[Situation, tuple[Source, Source, Source, Source]]] = {
 @pytest.mark.parametrize("place", PLACES)
 def test_the_whole_table(place: str, policy: ReadPolicy) -> None:
     situation, sources = PLACES[place]
-    decision = decide(policy, situation)
+    decision = decide_read(policy, situation)
     assert decision.source is sources[list(ReadPolicy).index(policy)] and decision.why
 
 
@@ -136,37 +136,37 @@ FORCED_BEYOND = Situation(120, archived=ARCHIVED, local=LOCAL, is_local_record=T
         (None, BOTH, NextStep.LOCAL),
         (None, replace(BOTH, is_local_record=False), NextStep.KEEP),
         (S.OFFSET_TOO_SMALL, BOTH, NextStep.LOCAL),
-        (S.OFFSET_TOO_SMALL, Situation(5, archived=OffsetRange(10, 100), local=LOCAL), NextStep.KEEP),
+        (S.OFFSET_TOO_SMALL, Situation(5, archived=HeldOffsets(10, 100), local=LOCAL), NextStep.KEEP),
         (
             S.OFFSET_TOO_SMALL,
-            Situation(5, archived=OffsetRange(10, 100), broker=BrokerSide.AWAY),
+            Situation(5, archived=HeldOffsets(10, 100), broker=BrokerSide.AWAY),
             NextStep.RETRY,
         ),
         (
             S.OFFSET_TOO_SMALL,
-            Situation(5, archived=OffsetRange(10, 100), broker=BrokerSide.UNREPORTED),
+            Situation(5, archived=HeldOffsets(10, 100), broker=BrokerSide.UNREPORTED),
             NextStep.LOCAL,
         ),
         (
             S.OFFSET_TOO_SMALL,
-            Situation(5, archived=OffsetRange(10, 100), broker=BrokerSide.UNREADABLE),
+            Situation(5, archived=HeldOffsets(10, 100), broker=BrokerSide.UNREADABLE),
             NextStep.RETRY,
         ),
         (
             S.OFFSET_TOO_SMALL,
-            Situation(5, archived=OffsetRange(10, 100), broker=BrokerSide.UNREADABLE, is_broker_older=False),
+            Situation(5, archived=HeldOffsets(10, 100), broker=BrokerSide.UNREADABLE, is_broker_older=False),
             NextStep.KEEP,
         ),
         (S.OFFSET_OVERFLOW_BADLY, FORCED_BEYOND, NextStep.LOCAL),
         (
             S.OFFSET_OVERFLOW_ONE,
-            replace(FORCED_BEYOND, offset=100, local=OffsetRange(100, 150)),
+            replace(FORCED_BEYOND, offset=100, local=HeldOffsets(100, 150)),
             NextStep.LOCAL,
         ),
         (S.OFFSET_OVERFLOW_BADLY, Situation(150, archived=ARCHIVED, local=LOCAL), NextStep.LOCAL),
         (
             S.OFFSET_OVERFLOW_BADLY,
-            Situation(120, archived=ARCHIVED, local=OffsetRange(130, 150)),
+            Situation(120, archived=ARCHIVED, local=HeldOffsets(130, 150)),
             NextStep.RETRY,
         ),
         (
@@ -215,7 +215,7 @@ def test_after_the_broker_s_files_have_answered(
 # -- one line -------------------------------------------------------------------------------------------------
 
 
-def _answer(offset: int, queue: OffsetRange | None) -> PullResult:
+def _answer(offset: int, queue: HeldOffsets | None) -> PullResult:
     """What a side says of ``offset``, a whole queue read at once."""
     if queue is None:
         return PullResult(S.NO_MATCHED_LOGIC_QUEUE, offset, 0, 0)
@@ -231,17 +231,17 @@ def _answer(offset: int, queue: OffsetRange | None) -> PullResult:
     return PullResult(S.FOUND, high, low, high)
 
 
-def _pull(policy: ReadPolicy, situation: Situation, local: OffsetRange | None = None) -> PullResult | None:
+def _pull(policy: ReadPolicy, situation: Situation, local: HeldOffsets | None = None) -> PullResult | None:
     """A pull as PolicyReader makes it, with both sides as they are said to be, or the broker as it is now: ``local``;
     None: held."""
     local = local or situation.local
-    decision = decide(policy, situation)
-    if decision.source is Source.CHECK_MEMORY:
-        decision = decide(policy, replace(situation, residency=Residency.COLD))
+    decision = decide_read(policy, situation)
+    if decision.source is ReadSource.CHECK_MEMORY:
+        decision = decide_read(policy, replace(situation, residency=Residency.COLD))
     source, tried = decision.source, set()
-    while source in (Source.LOCAL, Source.TIERED) and source not in tried:
+    while source in (ReadSource.LOCAL, ReadSource.TIERED) and source not in tried:
         tried.add(source)
-        if source is Source.TIERED:
+        if source is ReadSource.TIERED:
             line = _answer(situation.offset, situation.archived)
             follow = after_tiered(line.status, situation)
         else:
@@ -251,15 +251,17 @@ def _pull(policy: ReadPolicy, situation: Situation, local: OffsetRange | None = 
             follow = after_local(policy, line.status, situation)
         if follow is NextStep.KEEP:
             return join_offsets(line, source, situation)
-        source = {NextStep.LOCAL: Source.LOCAL, NextStep.TIERED: Source.TIERED, NextStep.RETRY: Source.RETRY}[
-            follow
-        ]
+        source = {
+            NextStep.LOCAL: ReadSource.LOCAL,
+            NextStep.TIERED: ReadSource.TIERED,
+            NextStep.RETRY: ReadSource.RETRY,
+        }[follow]
     return None
 
 
 RANGES = st.one_of(
     st.none(),
-    st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda pair: OffsetRange(min(pair), max(pair))),
+    st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda pair: HeldOffsets(min(pair), max(pair))),
 )
 
 
@@ -315,7 +317,7 @@ def test_a_broker_that_was_cut_back_since_the_look_moves_no_consumer_past_the_ar
     if known is None or archived is None:
         return
     end = data.draw(st.integers(known.min_offset, known.max_offset))
-    line = _pull(policy, situation, OffsetRange(known.min_offset, end))
+    line = _pull(policy, situation, HeldOffsets(known.min_offset, end))
     offset = situation.offset
     if line is None:
         assert offset not in archived

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fetcher.policy.read_policy import BrokerSide, OffsetRange
+from fetcher.policy.read_policy import BrokerSide, HeldOffsets
 from rocketmq_tiered.server.groups.client_table import ClientTable
 from rocketmq_tiered.server.proxy.broker_view import BrokerViews
 from rocketmq_tiered.server.proxy.offset_merge import BrokerReply, interpret
@@ -129,7 +129,7 @@ def test_questions_and_commits_in_a_clients_name(broker: RocketMq, tmp_path: Pat
         view = await views.local_view(command, upstream, 3)
         assert (view.side, view.queue, view.is_record) == (
             BrokerSide.READABLE,
-            OffsetRange(0, MESSAGES),
+            HeldOffsets(0, MESSAGES),
             True,
         )
         assert view.oldest_phys == 0

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import rocketmq_tiered.maintenance.compaction_ranges as ranges
 import rocketmq_tiered.maintenance.compaction_round as rounds
-from rocketmq_tiered.maintenance.compaction_plan import Due, gains
+from rocketmq_tiered.maintenance.compaction_plan import CompactionDue, gains
 from rocketmq_tiered.maintenance.expire import commit_pass, plan_pass
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.archive.queue_reader import QueueReader
@@ -201,7 +201,7 @@ class World:
     def compact(self) -> None:
         """One round, as far as it comes."""
         state = self.owner.writer.state if self.random.random() < 0.5 else load(self.store)
-        wanted = gains if self.random.random() < 0.5 else Due(10**9, self.now_ms)
+        wanted = gains if self.random.random() < 0.5 else CompactionDue(10**9, self.now_ms)
         before = self.random.choice((1 << 40, state.version - 3))
         planned = next(
             rounds.plan_rounds(

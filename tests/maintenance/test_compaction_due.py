@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rocketmq_tiered.maintenance.compaction_plan import (
+    CompactionDue,
     CompactionLimits,
-    Due,
     gains,
     plan_join,
     plan_rewrite,
@@ -59,9 +59,9 @@ def test_small_objects_wait_until_they_are_many_bytes_or_old() -> None:
     candidates.objects["raw_bytes"] = 20
     plan = planned(candidates)
     assert gains(candidates, plan)
-    assert not Due(161, 100)(candidates, plan)
-    assert Due(160, 100)(candidates, plan)
-    assert Due(161, 101)(candidates, plan)
+    assert not CompactionDue(161, 100)(candidates, plan)
+    assert CompactionDue(160, 100)(candidates, plan)
+    assert CompactionDue(161, 101)(candidates, plan)
 
 
 def test_a_plan_that_saves_gets_alone_is_worth_it_but_not_of_a_busy_broker() -> None:
@@ -76,12 +76,12 @@ def test_a_plan_that_saves_gets_alone_is_worth_it_but_not_of_a_busy_broker() -> 
     assert large is not None
     assert reader_gets(candidates, large) == (24, 6)
     assert gains(candidates, large)
-    assert Due(0, 0)(candidates, large), "four times fewer"
+    assert CompactionDue(0, 0)(candidates, large), "four times fewer"
     three = candidates_of([f"a[{n},{n + 1})900 b[{n},{n + 1})900 c[{n},{n + 1})900" for n in range(3)])
     plan = plan_rewrite(three, replace(LIMITS, object_bytes_max=10_000, memory_bytes=100_000))
     assert plan is not None
     assert gains(three, plan)
-    assert not Due(0, 0)(three, plan)
+    assert not CompactionDue(0, 0)(three, plan)
 
 
 def test_parts_of_a_large_object_are_counted_in_gets() -> None:
@@ -142,7 +142,7 @@ def test_mostly_dead_sets_are_rewritten_for_their_space() -> None:
     candidates.objects["raw_bytes"] = 510, 94
     plan = planned(candidates)
     assert plan.sources.tolist() == [0, 1]
-    assert Due(10**9, 0)(candidates, plan)
+    assert CompactionDue(10**9, 0)(candidates, plan)
     alone = candidates_of(["a[0,5)500 b[0,5)10", "c[5,9)90"], {"a": 5})
     alone.objects["raw_bytes"] = 510, 90
     assert planned(alone).sources.tolist() == [0], "it shares its queues with no other"
@@ -164,7 +164,7 @@ def test_a_byte_is_written_twice_in_months(day_bytes: int) -> None:
         for level in (plan_rewrite, plan_join):
             candidates = _candidates(objects)
             plan = level(candidates, LIMITS)
-            if plan is None or not Due(16_000, 1)(candidates, plan):
+            if plan is None or not CompactionDue(16_000, 1)(candidates, plan):
                 continue
             if not plan.copies:
                 written += sum(int(candidates.objects["raw_bytes"][n]) for n in plan.sources.tolist())

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rocketmq_tiered.process.broker_control import (
-    GET_TIMER_METRICS,
     BrokerControl,
     Leftover,
 )
@@ -47,7 +46,7 @@ class ClientDouble:
         table: dict[str, Any] = {"offsetTable": {}}
         if code == RequestCode.GET_ALL_CONSUMER_OFFSET:
             table = {"offsetTable": self.offsets}
-        if code == GET_TIMER_METRICS:
+        if code == RequestCode.GET_TIMER_METRICS:
             table = {"timingCount": {name: {"count": count} for name, count in self.timers.items()}}
         return RemotingCommand(0, 0, body=json.dumps(table).encode())
 

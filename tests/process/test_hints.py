@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = ("tiered", "uploader", "fetcher", "rocketmq_tiered")
 ADVISING = {"hint", "step", "fix"}
 COMMAND = re.compile(
-    r"\btiered ([a-z][a-z-]*)((?: (?:--[a-z-]+|[A-Z][A-Z_:]*|ls|build|verify|s3://\S+|\d+h))*)"
+    r"(?<![\w-])tiered ([a-z][a-z-]*)((?: (?:--[a-z-]+|[A-Z][A-Z_:]*|ls|build|verify|s3://\S+|\d+h))*)"
 )
 OWN_FLAGS = {"--debug", "--help", "--version"}
 

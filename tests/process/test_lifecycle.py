@@ -50,6 +50,11 @@ class FakeJob:
         return self.shows
 
 
+@pytest.fixture(autouse=True)
+def _no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("random.random", lambda: 0.0)
+
+
 class Harness:
     """A service in a thread, with a list of behaviours, one for each job it starts; the last repeats."""
 
@@ -59,14 +64,11 @@ class Harness:
         self.applied: list[Settings] = []
         self.refused: dict[str, Exception] = {}
         """By topics.exclude: why no job can be built."""
-        self.loaded = _loaded(**settings)
-        self.next_loaded: LoadedSettings | Exception = self.loaded
+        self.next_loaded: LoadedSettings | Exception = _loaded(**settings)
         self.service = Service(
-            self.loaded,
+            self.loaded(),
             factory=self._build,
-            reload=self._reload,
-            on_reload=self.applied.append,
-            jitter=lambda: 0.0,
+            surroundings=self,
         )
         self.exit_code: int | None = None
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -86,10 +88,16 @@ class Harness:
         self.job = FakeJob(behaviour, UNOWNED if behaviour in NEVER_OWNERS else REPORT)
         return self.job
 
-    def _reload(self) -> LoadedSettings:
+    def loaded(self) -> LoadedSettings:
         if isinstance(self.next_loaded, Exception):
             raise self.next_loaded
         return self.next_loaded
+
+    def apply(self, settings: Settings) -> None:
+        self.applied.append(settings)
+
+    def extended(self, report: StatusReport) -> StatusReport:
+        return report
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 10
@@ -334,9 +342,8 @@ def test_reload_applies_new_settings_to_a_new_job() -> None:
 
 
 def test_reload_of_what_the_uploader_does_not_use_leaves_it_running() -> None:
-    reloaded: list[Settings] = []
     harness = Harness(_until_stopped)
-    harness.service._on_reload = reloaded.append
+    reloaded = harness.applied
     harness.wait_for(lambda: len(harness.seen) == 1)
     harness.next_loaded = _loaded(read__policy="FORCE", admin__port=0)
     harness.service.post(Event.RELOAD)
@@ -350,9 +357,8 @@ def test_reload_of_what_the_uploader_does_not_use_leaves_it_running() -> None:
 
 
 def test_reloaded_rules_of_topics_reach_the_uploader_and_readers() -> None:
-    reloaded: list[Settings] = []
     harness = Harness(_until_stopped)
-    harness.service._on_reload = reloaded.append
+    reloaded = harness.applied
     harness.wait_for(lambda: len(harness.seen) == 1)
     rules = '[{"pattern": "orders-*", "ttl": "7d", "read_policy": "DISABLE"}]'
     harness.next_loaded = _loaded(topics__rules=rules, admin__port=0)

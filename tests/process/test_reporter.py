@@ -13,7 +13,7 @@ import pytest
 from benchmarks.synthetic_store import StoreSpec, write_store
 from rocketmq_tiered.process import reporter as reporter_module
 from rocketmq_tiered.process.report import StatusReport
-from rocketmq_tiered.process.reporter import COST_SHARE, Reporter
+from rocketmq_tiered.process.reporter import COST_SHARE, Clock, Reporter
 from tests.end_to_end.offloading import FILTER
 from tests.uploader.living_broker import LivingBroker, offloader_of
 from tiered.broker_store.store import open_broker_store
@@ -46,7 +46,7 @@ def followed(directory: Path, broker: LivingBroker) -> Iterator[Ask]:
     with open_broker_store(directory) as store:
         following = offloader_of(store, MemoryStore("memory://lag"), broker)
         reporter = Reporter(
-            HEAD, open_broker_store(directory), FILTER, monotonic_s=iter(range(10**9)).__next__
+            HEAD, open_broker_store(directory), FILTER, clock=Clock(iter(range(10**9)).__next__)
         )
         work = threading.Thread(target=following.run, args=(stop,), kwargs={"follow": True})
         work.start()
@@ -104,9 +104,7 @@ def test_reports_that_cost_much_are_made_less_often_and_delay_no_request(
         offloader.run(threading.Event(), follow=False)
         status = offloader.status()
         view = open_broker_store(tmp_path / "store")
-        reporter = Reporter(
-            HEAD, view, FILTER, monotonic_s=lambda: now_s[0], cpu_s=lambda: cpu_s[0], wall_ms=slow
-        )
+        reporter = Reporter(HEAD, view, FILTER, clock=Clock(lambda: now_s[0], lambda: cpu_s[0], slow))
 
         def counted() -> OffloadStatus | None:
             made[0] += 1
@@ -131,7 +129,7 @@ def test_a_report_without_figures_has_no_age(tmp_path: Path, broker: LivingBroke
     """Before the uploader has a status nothing was measured."""
     now_s = [0.0]
     view = open_broker_store(tmp_path / "store")
-    reporter = Reporter(HEAD, view, FILTER, monotonic_s=lambda: now_s[0])
+    reporter = Reporter(HEAD, view, FILTER, clock=Clock(lambda: now_s[0]))
     assert reporter.report(lambda: None) == HEAD
     now_s[0] = 60.0
     assert reporter.report(lambda: None) == HEAD
@@ -145,7 +143,9 @@ def test_what_gc_has_not_deleted_is_reported(tmp_path: Path, broker: LivingBroke
         offloader.run(threading.Event(), follow=False)
         status = offloader.status()
         view = open_broker_store(tmp_path / "store")
-        reporter = Reporter(HEAD, view, FILTER, gc=GcSettings(grace_ms=200_000), wall_ms=lambda: now_ms)
+        reporter = Reporter(
+            HEAD, view, FILTER, gc=GcSettings(grace_ms=200_000), clock=Clock(wall_ms=lambda: now_ms)
+        )
         assert status is not None and status.catalog is not None
         pending = {key: PendingDeletion(pending_since_ms, 1, Reason.EXPIRED) for key in "ab"}
         catalog = replace(status.catalog, pending_deletions=pending)

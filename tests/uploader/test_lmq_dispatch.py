@@ -25,7 +25,7 @@ from uploader.lmq_dispatch import (
     LmqDispatch,
     LmqRules,
     Place,
-    decide,
+    decide_lmqs,
     resolved_lmq_rows,
 )
 from uploader.queue_tails import UNKNOWN
@@ -46,7 +46,7 @@ def decided(
 ) -> tuple[list[int], Place]:
     count = len(offsets)
     claims = Claims(offsets, times or [1] * count, doubts or [0] * count, said or [NO_UNIT] * count)
-    return decide(claims, end if isinstance(end, Place) else Place(end, end), rules)
+    return decide_lmqs(claims, end if isinstance(end, Place) else Place(end, end), rules)
 
 
 def test_what_units_say_was_made_whatever_is_in_doubt() -> None:

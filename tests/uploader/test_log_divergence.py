@@ -20,7 +20,7 @@ from uploader.log_divergence import (
     WRITTEN_BYTES,
     Check,
     CheckResult,
-    Divergence,
+    CommonEnd,
     compare,
     ends_before,
     find_divergence,
@@ -39,7 +39,7 @@ def check_of(data: bytes, begin: int, end: int) -> LogCheck:
     return LogCheck(begin, end, fastcrc.crc32.iscsi(data[begin:end]))
 
 
-def line_among(log: CommitLog, checks: list[Check]) -> Divergence:
+def line_among(log: CommitLog, checks: list[Check]) -> CommonEnd:
     """``checks``: newest first."""
 
     def newest(first: int, last: int) -> Check | None:
@@ -88,20 +88,20 @@ def test_the_walk_ends_at_the_newest_common_commit(tmp_path: Path) -> None:
     log = log_of(tmp_path, DATA)
     lost = LogCheck(5000, 5100, 1)
     checks = [(4, lost, 5100), (3, lost, 5050), (2, check_of(DATA, 900, 1000), 1000), (1, lost, 500)]
-    assert line_among(log, checks) == Divergence(2, 1000, above=(3, 5050))
+    assert line_among(log, checks) == CommonEnd(2, 1000, above=(3, 5050))
 
 
 def test_history_that_was_deleted_stays_when_everything_newer_was_cut_off(tmp_path: Path) -> None:
     log = log_of(tmp_path, DATA[FILE_BYTES:], FILE_BYTES)
     checks = [(3, LogCheck(15000, 15100, 1), 15100), (2, check_of(DATA, 900, 1000), 1000)]
-    assert line_among(log, checks) == Divergence(2, 1000, is_compared=False, above=(3, 15100))
+    assert line_among(log, checks) == CommonEnd(2, 1000, is_compared=False, above=(3, 15100))
 
 
 def test_a_log_that_contradicts_all_it_can_be_asked_about_shares_nothing(tmp_path: Path) -> None:
     """Another broker's, or a new disk's, whose first files are gone already: what is archived is the only copy."""
     log = log_of(tmp_path, DATA[FILE_BYTES:], FILE_BYTES)
     checks = [(3, LogCheck(5000, 5100, 1), 5100), (2, check_of(DATA, 900, 1000), 1000)]
-    assert line_among(log, checks) == Divergence(0, FILE_BYTES, above=(3, 5100))
+    assert line_among(log, checks) == CommonEnd(0, FILE_BYTES, above=(3, 5100))
 
 
 @pytest.mark.parametrize(("written", "is_before"), [(5000, True), (5036, True), (5037, False), (6000, False)])
@@ -157,7 +157,7 @@ def test_padding_is_not_looked_for_far_away(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_wiped_disk_shares_nothing(tmp_path: Path) -> None:
     log = log_of(tmp_path, bytes(FILE_BYTES))
-    assert line_among(log, [(1, LogCheck(5000, 5100, 1), 5100)]) == Divergence(0, 0, above=(1, 5100))
+    assert line_among(log, [(1, LogCheck(5000, 5100, 1), 5100)]) == CommonEnd(0, 0, above=(1, 5100))
 
 
 @pytest.mark.parametrize("held", [0, 1, 2, 3, 500, 998, 999, 1000])
@@ -170,14 +170,14 @@ def test_long_history_is_not_walked_through(tmp_path: Path, held: int) -> None:
     expected = next((v for v in range(held, 0, -1) if v % 7), 0)
     above = next(((v, 1000 + v) for v in range(held + 1, 1001) if v % 7), None)
     end_phys = 1000 + expected if expected else 0
-    assert line_among(log, checks) == Divergence(expected, end_phys, above=above)
+    assert line_among(log, checks) == CommonEnd(expected, end_phys, above=above)
 
 
 def test_a_commit_without_bytes_proves_nothing(tmp_path: Path) -> None:
     """The first of a line may have lost all it covers."""
     log = log_of(tmp_path, DATA)
     checks = [(3, LogCheck(5000, 5100, 1), 5100), (2, LogCheck(900, 1000, 1), 1000), (1, NO_CHECK, 500)]
-    assert line_among(log, checks) == Divergence(0, 0, above=(1, 500))
+    assert line_among(log, checks) == CommonEnd(0, 0, above=(1, 500))
 
 
 def test_a_commit_that_ends_above_the_log_is_not_in_it(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_commit_that_ends_above_the_log_is_not_in_it(tmp_path: Path) -> None:
     log = log_of(tmp_path, DATA[FILE_BYTES:], FILE_BYTES)
     gone = check_of(DATA, 900, 1000)
     checks = [(3, LogCheck(20_000, 20_100, 1), 20_100), (2, gone, 15_000), (1, gone, 1000)]
-    assert line_among(log, checks) == Divergence(1, 1000, is_compared=False, above=(2, 15_000))
+    assert line_among(log, checks) == CommonEnd(1, 1000, is_compared=False, above=(2, 15_000))
 
 
 @given(

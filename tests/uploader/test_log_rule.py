@@ -8,13 +8,13 @@ import pytest
 
 from uploader.log_rule import (
     ArchivedEnd,
-    Decision,
+    LogDecision,
     LogFacts,
     LogHead,
     LogLimits,
     Shared,
     Step,
-    decide,
+    decide_log,
     misfit,
 )
 
@@ -53,20 +53,20 @@ TABLE = [
 def test_bytes_that_cannot_be_compared_prove_nothing(
     facts: LogFacts, limits: LogLimits, step: Step, why: str
 ) -> None:
-    found = decide(facts, limits)
+    found = decide_log(facts, limits)
     assert found.step is step and why in found.why and bool(found.why) == (step is Step.STOP)
-    same = decide(facts, LogLimits(False, limits.truncate_max_bytes, same_broker=True))
-    assert same == decide(replace(facts, misfit=""), limits)
-    allowed = decide(facts, LogLimits(True, limits.truncate_max_bytes))
+    same = decide_log(facts, LogLimits(False, limits.truncate_max_bytes, same_broker=True))
+    assert same == decide_log(replace(facts, misfit=""), limits)
+    allowed = decide_log(facts, LogLimits(True, limits.truncate_max_bytes))
     assert allowed.step is (Step.CONTINUE if step is Step.CONTINUE else Step.NEW_HISTORY)
     assert allowed.is_foreign == found.is_foreign
 
 
 def test_a_log_is_foreign_if_nothing_shows_that_it_is_this_brokers() -> None:
-    foreign = [facts for facts, limits, *_ in TABLE if decide(facts, limits).is_foreign]
+    foreign = [facts for facts, limits, *_ in TABLE if decide_log(facts, limits).is_foreign]
     assert {facts.shared for facts in foreign} == {Shared.NOTHING, Shared.END_DELETED, Shared.EARLIER_DELETED}
     assert all(facts.misfit or facts.shared is Shared.NOTHING for facts in foreign)
-    assert decide(LogFacts(Shared.END), RUN) == Decision(Step.CONTINUE)
+    assert decide_log(LogFacts(Shared.END), RUN) == LogDecision(Step.CONTINUE)
 
 
 MISFITS = [

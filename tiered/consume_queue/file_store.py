@@ -107,7 +107,7 @@ class FileQueueStore:
         for row, run in zip([0, *behind_holes], np.split(stored, behind_holes), strict=True):
             self._write(queue, int(units["queue_offset"][row]), run)
 
-    def put_ended(self, topic: str, queue_id: int, end_offset: int) -> None:
+    def put_empty_queue(self, topic: str, queue_id: int, end_offset: int) -> None:
         """See ConsumeQueueStore. The last unit names no record: the broker would skip new units behind a filler."""
         last = np.zeros(1, UNIT_DTYPE)
         last["phys"] = last["size"] = ENDED_PHYS
@@ -131,7 +131,7 @@ class FileQueueStore:
             if kept > queue.files.first and len(queue.read(kept - 1, 1)):
                 self._cut(queue, kept)
             elif first > 0:
-                self.put_ended(topic, queue_id, first)
+                self.put_empty_queue(topic, queue_id, first)
             else:
                 self.delete_queue(topic, queue_id)
 

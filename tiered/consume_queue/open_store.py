@@ -40,9 +40,9 @@ class BothQueueStores:
         for store in self._stores(topic):
             store.put(topic, queue_id, units)
 
-    def put_ended(self, topic: str, queue_id: int, end_offset: int) -> None:
+    def put_empty_queue(self, topic: str, queue_id: int, end_offset: int) -> None:
         for store in self._stores(topic):
-            store.put_ended(topic, queue_id, end_offset)
+            store.put_empty_queue(topic, queue_id, end_offset)
 
     def delete_queue(self, topic: str, queue_id: int) -> None:
         for store in self._stores(topic):

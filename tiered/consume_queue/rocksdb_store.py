@@ -102,7 +102,7 @@ class RocksdbQueueStore(RocksdbUnits):
         if self._batch.size_in_bytes() >= BATCH_BYTES_MAX:
             self._commit()
 
-    def put_ended(self, topic: str, queue_id: int, end_offset: int) -> None:
+    def put_empty_queue(self, topic: str, queue_id: int, end_offset: int) -> None:
         self.delete_queue(topic, queue_id)
         self._put_last(topic, queue_id, ENDED_PHYS, end_offset - 1)
 
@@ -125,7 +125,7 @@ class RocksdbQueueStore(RocksdbUnits):
             if begin["queue_offset"][0] == first:
                 self.delete_queue(topic, queue_id)
                 if first > 0:
-                    self.put_ended(topic, queue_id, first)
+                    self.put_empty_queue(topic, queue_id, first)
                 continue
             self._batch.delete_range(
                 prefix + first.to_bytes(8, "big"), queue_prefix(topic, queue_id) + CTRL_2

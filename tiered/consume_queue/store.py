@@ -73,7 +73,7 @@ class ConsumeQueueStore(QueueReader, Protocol):
         files may end there for their readers.
         """
 
-    def put_ended(self, topic: str, queue_id: int, end_offset: int) -> None:
+    def put_empty_queue(self, topic: str, queue_id: int, end_offset: int) -> None:
         """Write a queue of which nothing is kept: minimum and maximum are ``end_offset``, above 0."""
 
     def delete_queue(self, topic: str, queue_id: int) -> None:
@@ -93,7 +93,7 @@ def copy_queue(key: tuple[str, int], source: QueueReader, target: ConsumeQueueSt
     """Copy the living units of ``key`` from offset ``begin`` on, and its end if none lives; returns how many."""
     at, end, count = max(begin, source.min_offset(*key)), source.max_offset(*key), 0
     if at >= end > target.max_offset(*key):
-        target.put_ended(*key, end)
+        target.put_empty_queue(*key, end)
     while len(units := source.units(*key, at, UNITS_AT_ONCE)):
         target.put(*key, units)
         count += len(units)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rocketmq_tiered.maintenance.restore.selection import Selection
+from rocketmq_tiered.maintenance.restore.selection import RestoreSelection
 from tiered.archive.found_objects import READ_THREADS, few_at_a_time
 from tiered.archive.kept_offsets import KeptOffsets
 from tiered.archive.object_spans import ObjectSpans
@@ -100,7 +100,7 @@ class LogOrder:
     certainly selected. ``has_holes``: key compaction dropped rows inside runs. Raises CorruptionError if a page of the
     archive cannot be read, and what the store raises."""
 
-    def __init__(self, store: ObjectStore, state: CatalogState, selection: Selection) -> None:
+    def __init__(self, store: ObjectStore, state: CatalogState, selection: RestoreSelection) -> None:
         self._runs = LivingRuns(store, state)
         self._version, self._selection = state.version, selection
         starts = [np.zeros(0, np.int64)]
@@ -167,7 +167,7 @@ Written = Callable[[int, int], object]
 class RecordWriter:
     """Copies records of ``selection`` from ``store`` to ``log``."""
 
-    def __init__(self, store: ObjectStore, selection: Selection, log: RestoredLog) -> None:
+    def __init__(self, store: ObjectStore, selection: RestoreSelection, log: RestoredLog) -> None:
         self._store, self._selection, self._log = store, selection, log
         self._tails = SegmentCache(store, cache_bytes=TAIL_BYTES)
 
@@ -214,7 +214,7 @@ class RecordWriter:
 
 
 def messages_left(
-    store: ObjectStore, state: CatalogState, selection: Selection
+    store: ObjectStore, state: CatalogState, selection: RestoreSelection
 ) -> dict[QueueKey, KeptOffsets]:
     """What key compaction left of each queue, if LMQs are selected: their other entries are of no message. Raises what
     reading objects raises."""

@@ -36,7 +36,7 @@ from rocketmq_tiered.maintenance.restore.records import (
 )
 from rocketmq_tiered.maintenance.restore.selection import (
     Configuration,
-    Selection,
+    RestoreSelection,
     batch_topics,
     configuration,
     encoded,
@@ -96,7 +96,7 @@ class RestoreReport(NamedTuple):
     """The result. ``layout``: where its log is."""
 
     layout: LogLayout
-    selection: Selection
+    selection: RestoreSelection
     configuration: Configuration
     units: UnitCounts
     has_crc: bool
@@ -163,7 +163,9 @@ class Restoring:
         continues = layout.end_phys == state.cursor.phys
         return RestoreReport(layout, selection, found, units, log.has_crc, continues)
 
-    def _written_log(self, order: LogOrder, selection: Selection) -> tuple[RestoredLog, LogLayout, Moved]:
+    def _written_log(
+        self, order: LogOrder, selection: RestoreSelection
+    ) -> tuple[RestoredLog, LogLayout, Moved]:
         """The log with all records, and where they are."""
         building, file_bytes = self._request.building, self._request.sizes.commitlog
         is_compact = self._request.is_compact
@@ -184,13 +186,15 @@ class Restoring:
         target = RestoredLog(building / "commitlog", file_bytes)
         return target, layout, compact(log, target, layout.begin_phys)
 
-    def _needs(self, order: LogOrder, selection: Selection) -> Needs:
+    def _needs(self, order: LogOrder, selection: RestoreSelection) -> Needs:
         is_deleted = any(queue.min_offset or not queue.is_selected for queue in selection.queues.values())
         return Needs(
             bool(self._request.since_ms) or is_deleted, order.has_holes or has_gaps(self._state, selection)
         )
 
-    def _write_records(self, order: LogOrder, selection: Selection, log: RestoredLog, notes: _Notes) -> None:
+    def _write_records(
+        self, order: LogOrder, selection: RestoreSelection, log: RestoredLog, notes: _Notes
+    ) -> None:
         done_bytes, synced_s, total = 0, time.monotonic(), self._total(order)
 
         def written(objects: int, copied_bytes: int) -> None:
@@ -209,7 +213,12 @@ class Restoring:
         return order.total_bytes + max(0, self._state.cursor.phys - order.oldest_phys)
 
     def _write_queues(
-        self, order: LogOrder, selection: Selection, layout: LogLayout, tables: dict[str, Any], moved: Moved
+        self,
+        order: LogOrder,
+        selection: RestoreSelection,
+        layout: LogLayout,
+        tables: dict[str, Any],
+        moved: Moved,
     ) -> UnitCounts:
         request = self._request
         kind = request.queues or StoreKind.FILE

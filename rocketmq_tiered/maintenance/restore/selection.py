@@ -46,7 +46,7 @@ class Configuration(NamedTuple):
 
 
 def configuration(
-    tables: Tables, selection: Selection, now_ms: int, *, keeps_compaction: bool, may_batch: bool
+    tables: Tables, selection: RestoreSelection, now_ms: int, *, keeps_compaction: bool, may_batch: bool
 ) -> Configuration:
     """The documents for ``tables``, as of ``now_ms``."""
     version = {"counter": 1, "stateVersion": 0, "timestamp": now_ms}
@@ -120,7 +120,7 @@ def _topics(
     return found, sorted(plain)
 
 
-def _topics_of(selection: Selection) -> dict[str, Any]:
+def _topics_of(selection: RestoreSelection) -> dict[str, Any]:
     """A table of the topics that have queues, for an archive without one."""
     counts: dict[str, int] = {}
     for key in selection.queues:
@@ -143,7 +143,7 @@ class ShownQueue(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Selection:
+class RestoreSelection:
     """``since_ms``: messages stored before it stay away; 0: none."""
 
     queues: Mapping[QueueKey, ShownQueue]
@@ -191,7 +191,7 @@ class Selection:
         return kept
 
 
-def select(state: CatalogState, topics: Sequence[str], since_ms: int, *, in_files: bool) -> Selection:
+def select(state: CatalogState, topics: Sequence[str], since_ms: int, *, in_files: bool) -> RestoreSelection:
     """What ``state`` shows of topics that match a pattern of ``topics``. ``in_files``: consume queues are files, whose
     directories are named by topics. Others are in RocksDB, which has no BatchCQ."""
     chosen = TopicFilter(include=topics, include_system=True)
@@ -211,10 +211,10 @@ def select(state: CatalogState, topics: Sequence[str], since_ms: int, *, in_file
             bool(flags & QUEUE_LMQ),
             chosen.admits(key.topic),
         )
-    return Selection(found, since_ms, sorted(absent))
+    return RestoreSelection(found, since_ms, sorted(absent))
 
 
-def has_gaps(state: CatalogState, selection: Selection) -> bool:
+def has_gaps(state: CatalogState, selection: RestoreSelection) -> bool:
     """Whether offsets are missing inside a selected queue."""
     gaps: Table = state.gaps
     return any(

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rocketmq_tiered.maintenance.restore.records import COMPACT, TAIL_BYTES, LogOrder, OrderedRun, opened
-from rocketmq_tiered.maintenance.restore.selection import Selection, ShownQueue
+from rocketmq_tiered.maintenance.restore.selection import RestoreSelection, ShownQueue
 from tiered.archive.found_objects import READ_THREADS, few_at_a_time
 from tiered.archive.object_spans import Rows, all_rows
 from tiered.archive.segment_reader import SegmentCache, SegmentReader
@@ -46,7 +46,7 @@ class UnitWriter:
 
     def __init__(
         self,
-        selection: Selection,
+        selection: RestoreSelection,
         queues: ConsumeQueueStore,
         gap_phys: int,
         moved: Moved,
@@ -131,7 +131,7 @@ class UnitWriter:
         written = self._next.get(key)
         if written is None:
             if queue.end_offset:
-                self._queues.put_ended(key.topic, key.queue_id, queue.end_offset)
+                self._queues.put_empty_queue(key.topic, key.queue_id, queue.end_offset)
             return int(queue.end_offset > 0)
         if written < queue.end_offset and not queue.is_batch:
             self._put_gap(key, written, queue.end_offset)

@@ -53,7 +53,7 @@ def plan_ranges(options: SourceOptions) -> list[LogRange]:
     keeps consume queues in RocksDB.
     """
     path = store_path(options)
-    with open_store_of(options) as store:
+    with open_source_store(options) as store:
         shown = BoundSource(store, no_offsets).shown_queues()
         if shown is not None:
             require_topics(options, {topic for topic, _ in shown})
@@ -81,7 +81,7 @@ def store_path(options: SourceOptions) -> str:
     return path
 
 
-def open_store_of(options: SourceOptions) -> BrokerStore:
+def open_source_store(options: SourceOptions) -> BrokerStore:
     """The store directory that ``options`` name. Raises what open_broker_store raises."""
     conf = read_broker_conf(Path(options.broker_conf)) if options.broker_conf else None
     return open_broker_store(Path(store_path(options)), conf=conf)
@@ -111,7 +111,7 @@ def store_chunks(
     options: SourceOptions, predicate: Predicate, on_corrupt: OnCorrupt, part: LogRange
 ) -> Iterator[RowChunk]:
     """All matching rows of ``part``, one window at a time. A chunk is valid until the next one is requested."""
-    with open_store_of(options) as store:
+    with open_source_store(options) as store:
         table = QueueTable()
         current = _CurrentQueues(store, options, part.proven_phys)
         feed = feed_of(store, table, _filter(options.topics, part.names), BoundSource(store, no_offsets))

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from fetcher.access import ArchiveAccess
-from fetcher.io.waiting import Pace, run_async
+from fetcher.io.waiting import SlicePace, run_async
 from fetcher.policy.read_router import earlier_end
 from fetcher.queries.by_key import KeyKind
 from fetcher.queries.time_search import Boundary
@@ -243,7 +243,7 @@ class ServedArchive:
             result = await run_async(self._access.fetcher.pull(request))
             return self._moved(request, result)
         async with self._filtered.slot(request.client):
-            request.pace = Pace(partial(self._turns.turn, request.client))
+            request.pace = SlicePace(partial(self._turns.turn, request.client))
             return self._moved(request, await run_async(self._access.fetcher.pull(request)))
 
     def _moved(self, request: PullRequest, result: PullResult) -> PullResult:

@@ -20,7 +20,14 @@ from rocketmq_tiered.server.mount.node_lease import (
     NodeLog,
     NodeState,
 )
-from rocketmq_tiered.server.mount.sharing import LEASE_S, MARGIN_S, RENEW_S, Decision, Sightings, decide
+from rocketmq_tiered.server.mount.sharing import (
+    LEASE_S,
+    MARGIN_S,
+    RENEW_S,
+    SharingDecision,
+    Sightings,
+    decide_sharing,
+)
 from tiered.errors import FencedError
 from tiered.object_store.interface import ObjectStore
 
@@ -61,7 +68,7 @@ class Membership:
         records = (record for lease in self.leases.values() for record in lease.mounts)
         return {record.address for record in records if record.name == name}
 
-    def step(self, state: NodeState, mounts: Sequence[MountRecord]) -> Decision:
+    def step(self, state: NodeState, mounts: Sequence[MountRecord]) -> SharingDecision:
         """One round. Raises FencedError if the lease is lost: everything held is to be closed; the next call joins as a
         new process. Raises what the store raises."""
         held = {record.name for record in mounts}
@@ -88,7 +95,7 @@ class Membership:
                 leases[node] = ended
         self.leases = leases
         self.announced = self._archives.read()
-        decision = decide(self.node, leases, self.announced)
+        decision = decide_sharing(self.node, leases, self.announced)
         self.claiming = {name for name in self.claiming if name in self.announced} | set(decision.take)
         return replace(decision, take=tuple(sorted(self.claiming - held)))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from rocketmq_tiered.server.mount.mounted_archive import MountedArchive, MountPlace
 from rocketmq_tiered.server.mount.node_lease import BrokerName, MountRecord, NodeState, withdraw_archive
-from rocketmq_tiered.server.mount.sharing import Decision
+from rocketmq_tiered.server.mount.sharing import SharingDecision
 from tiered.errors import FencedError, TieredError, UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class MountNode:
 
     # -- rounds -----------------------------------------------------------------------------------------------
 
-    async def _step(self) -> Decision:
+    async def _step(self) -> SharingDecision:
         step = functools.partial(self.member.step, self.state, self.records())
         return await asyncio.get_running_loop().run_in_executor(self._renewer, step)
 
@@ -124,7 +124,7 @@ class MountNode:
                 continue
             await asyncio.sleep(RETRY_S / 10)
 
-    def _act(self, decision: Decision) -> None:
+    def _act(self, decision: SharingDecision) -> None:
         now_s = asyncio.get_running_loop().time()
         for name in decision.take:
             if self._refused_s.get(name, -AGAIN_S) + AGAIN_S > now_s:

@@ -58,7 +58,7 @@ class Sightings:
 
 
 @dataclass(frozen=True)
-class Decision:
+class SharingDecision:
     """``take``: claim and serve; ``give``: release, to another node or because it is no longer announced."""
 
     take: tuple[BrokerName, ...] = ()
@@ -70,7 +70,9 @@ def weight_of(queues: int, consumers: int = 0) -> int:
     return max(1, queues) + CONSUMER_WEIGHT * consumers
 
 
-def decide(me: str, leases: Mapping[str, NodeLease], announced: Mapping[BrokerName, int]) -> Decision:
+def decide_sharing(
+    me: str, leases: Mapping[str, NodeLease], announced: Mapping[BrokerName, int]
+) -> SharingDecision:
     """What node ``me`` does now. ``announced``: brokers to be mounted, with their queues."""
     held = {
         node: [record for record in lease.mounts if not record.is_leaving]
@@ -81,7 +83,7 @@ def decide(me: str, leases: Mapping[str, NodeLease], announced: Mapping[BrokerNa
     gone = tuple(record.name for record in mine if record.name not in announced)
     mine = [record for record in mine if record.name in announced]
     if leases[me].state is not NodeState.ACTIVE:
-        return Decision(give=(*gone, *(record.name for record in mine)))
+        return SharingDecision(give=(*gone, *(record.name for record in mine)))
     loads = {node: _load(records) for node, records in held.items() if leases[node].state is NodeState.ACTIVE}
     taken = {record.name for records in held.values() for record in records}
     free = sorted((-weight_of(queues), name) for name, queues in announced.items() if name not in taken)
@@ -92,7 +94,7 @@ def decide(me: str, leases: Mapping[str, NodeLease], announced: Mapping[BrokerNa
         if target == me:
             take.append(name)
     is_moving = free or any(not record.address for records in held.values() for record in records)
-    return Decision(tuple(take), gone if is_moving else (*gone, *_given(me, mine, loads)))
+    return SharingDecision(tuple(take), gone if is_moving else (*gone, *_given(me, mine, loads)))
 
 
 def _given(me: str, mine: list[MountRecord], loads: dict[str, int]) -> tuple[BrokerName, ...]:

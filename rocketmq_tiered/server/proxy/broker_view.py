@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fetcher.policy.broker_files import BrokerFiles
-from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange, Residency
+from fetcher.policy.read_policy import BrokerSide, HeldOffsets, LocalView, Residency
 from rocketmq_tiered.server.proxy.offset_merge import is_expiring, next_deletion_margin
 from rocketmq_tiered.server.proxy.proxy_handlers import Upstream
 from tiered.errors import CorruptionError, NotFoundError, TieredError, UnavailableError
@@ -123,7 +123,7 @@ class _Known:
     side: BrokerSide
     learnt_s: float
     max_s: float
-    queue: OffsetRange | None = None
+    queue: HeldOffsets | None = None
     first_phys: int = -1
     """Position of the record at the minimum; GONE_PHYS if it was deleted during the query, -1 if unknown."""
     last_phys: int = -1
@@ -220,7 +220,7 @@ class BrokerViews:
         step = minimum - known.queue.min_offset
         if step > 0:
             self._doubt(known)
-        queue = OffsetRange(max(minimum, known.queue.min_offset), maximum)
+        queue = HeldOffsets(max(minimum, known.queue.min_offset), maximum)
         noted = replace(
             known,
             queue=queue,
@@ -268,7 +268,7 @@ class BrokerViews:
                 return _Known(BrokerSide.UNREPORTED, now_s, now_s, oldest_phys=oldest)
             if minimum < 0 or maximum <= 0:
                 return _Known(BrokerSide.READABLE, now_s, now_s, oldest_phys=oldest)
-            queue = OffsetRange(min(minimum, maximum), maximum)
+            queue = HeldOffsets(min(minimum, maximum), maximum)
             first = await query_phys(command, upstream, queue.min_offset)
             last = await query_phys(command, upstream, maximum - 1)
         except UnavailableError:

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from fetcher.policy.read_policy import OffsetRange, ReadPolicy, Situation
+from fetcher.policy.read_policy import HeldOffsets, ReadPolicy, Situation
 from fetcher.policy.read_router import ReadRouter
 from fetcher.queries.source import count_within
 from rocketmq_tiered.server.backend.backend import Backend
@@ -196,7 +196,7 @@ class MergedOffsets:
         return await self._router.situation(look, topic, int(queue_id), 0)
 
     async def _call(
-        self, command: RemotingCommand, upstream: Upstream, archived: OffsetRange | None
+        self, command: RemotingCommand, upstream: Upstream, archived: HeldOffsets | None
     ) -> RemotingCommand | None:
         """The broker's reply; None if it is unavailable and the archive begins at 0."""
         try:
@@ -207,7 +207,7 @@ class MergedOffsets:
             raise
 
 
-def _has_earlier(local: OffsetRange | None, archived: OffsetRange) -> bool:
+def _has_earlier(local: HeldOffsets | None, archived: HeldOffsets) -> bool:
     has_messages = local is not None and local.max_offset > local.min_offset
     return has_messages and local is not None and local.min_offset < archived.min_offset
 

@@ -16,7 +16,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from fetcher.policy.read_policy import OffsetRange
+from fetcher.policy.read_policy import HeldOffsets
 from fetcher.rows.pull import PullResult, PullStatus
 from rocketmq_tiered.server.backend.pull_handlers import response_code
 from tiered.errors import CorruptionError
@@ -155,12 +155,12 @@ def next_deletion_margin(margin: int, step: int) -> int:
     return max(step, margin // 2) if step > 0 else margin
 
 
-def is_expiring(offset: int, queue: OffsetRange, margin: int) -> bool:
+def is_expiring(offset: int, queue: HeldOffsets, margin: int) -> bool:
     """Whether the record at ``offset`` may be deleted with the next files."""
     return offset in queue and offset < queue.min_offset + margin
 
 
-def lower_by_time(found: int, archived: OffsetRange, broker_found: int, local: OffsetRange | None) -> int:
+def lower_by_time(found: int, archived: HeldOffsets, broker_found: int, local: HeldOffsets | None) -> int:
     """The first offset stored at a time or later, by the archive's ``found`` and the broker's ``broker_found``.
 
     If messages between the two are not archived yet, the archive's end: they may be the first.
@@ -170,7 +170,7 @@ def lower_by_time(found: int, archived: OffsetRange, broker_found: int, local: O
     return max(archived.max_offset, broker_found)
 
 
-def joined_min(archived: OffsetRange | None, local_min: int) -> int:
+def joined_min(archived: HeldOffsets | None, local_min: int) -> int:
     """The smaller minimum; an archive without messages does not count. ``local_min`` -1: the broker has no queue."""
     if archived is None or archived.max_offset <= archived.min_offset:
         return local_min

@@ -21,8 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from fetcher.policy.read_policy import LocalView, OffsetRange, Residency, Source, join_offsets
-from fetcher.policy.read_router import Outcome, Plan, ReadRouter, retry_result
+from fetcher.policy.read_policy import HeldOffsets, LocalView, ReadSource, Residency, join_offsets
+from fetcher.policy.read_router import Plan, ReadOutcome, ReadRouter, retry_result
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
 from rocketmq_tiered.server.backend.backend import Backend
 from rocketmq_tiered.server.backend.pull_handlers import (
@@ -93,8 +93,8 @@ class PullSources:
             self._topic, self._queue_id, self._offset, count, max_bytes
         )
 
-    async def read(self, source: Source, local: OffsetRange | None) -> PullResult:
-        return await (self._archived() if source is Source.TIERED else self._relayed())
+    async def read(self, source: ReadSource, local: HeldOffsets | None) -> PullResult:
+        return await (self._archived() if source is ReadSource.TIERED else self._relayed())
 
     async def commit(self) -> None:
         """Send the offset committed with the pull, once. The fields are the pull's, so its signature stays valid."""
@@ -190,7 +190,7 @@ class ProxyPulls:
             return _below_zero(await sources.relay(), plan)
         ends_s = self._context.now_s() + self._hold_s(request, flags)
         plan = await self._planned(sources, topic, queue_id, offset)
-        if plan.source is not Source.LOCAL:
+        if plan.source is not ReadSource.LOCAL:
             await sources.commit()
         is_pull_api = bool(flags & SUBSCRIPTION)
         try:
@@ -205,7 +205,7 @@ class ProxyPulls:
                 before, plan = plan, await self._planned(sources, topic, queue_id, offset)
                 if plan.situation.has_replaced(before.situation):
                     return _recreated(plan)
-                if plan.source is Source.LOCAL:
+                if plan.source is ReadSource.LOCAL:
                     break  # the client pulls again, with the commit that is current then
                 sources.may_relay = False
                 outcome = await self._router.pull(sources, plan)
@@ -225,7 +225,7 @@ class ProxyPulls:
             return LOOK_AGAIN_S
         return min(max(0, request.number("suspendTimeoutMillis", 0)) / 1000, self._limits.hold_s_max)
 
-    def _response(self, outcome: Outcome, *, is_pull_api: bool, is_joined: bool) -> Response | None:
+    def _response(self, outcome: ReadOutcome, *, is_pull_api: bool, is_joined: bool) -> Response | None:
         """None: hold the request."""
         result, joined = outcome.result, outcome.joined
         if result is None:
@@ -250,7 +250,7 @@ class ProxyPulls:
         remark = reply.remark if reply.code == code else response.remark
         return Response(code, ext, response.body, remark, reply.version)
 
-    def _retry(self, offset: int, outcome: Outcome) -> Response:
+    def _retry(self, offset: int, outcome: ReadOutcome) -> Response:
         is_at_end = outcome.result is not None
         code = ResponseCode.PULL_NOT_FOUND if is_at_end else ResponseCode.PULL_RETRY_IMMEDIATELY
         return _pull_response(code, offset, outcome.joined)
@@ -276,7 +276,7 @@ def _below_zero(command: RemotingCommand, plan: Plan) -> Response:
     if command.code != ResponseCode.PULL_OFFSET_MOVED or not plan.is_joined:
         return response
     moved = PullResult(PullStatus.OFFSET_TOO_SMALL, reply.next_offset, reply.min_offset, reply.max_offset)
-    joined = join_offsets(moved, Source.LOCAL, plan.situation)
+    joined = join_offsets(moved, ReadSource.LOCAL, plan.situation)
     numbers = {
         "nextBeginOffset": joined.next_offset,
         "minOffset": joined.min_offset,

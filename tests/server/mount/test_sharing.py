@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_tiered.server.mount.node_lease import BrokerName, MountRecord, NodeLease, NodeState
-from rocketmq_tiered.server.mount.sharing import LEASE_S, Decision, Sightings, decide
+from rocketmq_tiered.server.mount.sharing import LEASE_S, SharingDecision, Sightings, decide_sharing
 
 
 def lease(
@@ -28,33 +28,35 @@ def leases_of(*found: NodeLease) -> dict[str, NodeLease]:
 def test_free_brokers_go_to_the_node_with_the_least_load() -> None:
     leases = leases_of(lease("n1", held(0)), lease("n2"))
     announced = {BrokerName("c", f"b{number}"): 8 for number in range(4)}
-    assert decide("n2", leases, announced).take == (BrokerName("c", "b1"), BrokerName("c", "b3"))
-    assert decide("n1", leases, announced).take == (BrokerName("c", "b2"),)
+    assert decide_sharing("n2", leases, announced).take == (BrokerName("c", "b1"), BrokerName("c", "b3"))
+    assert decide_sharing("n1", leases, announced).take == (BrokerName("c", "b2"),)
 
 
 def test_a_draining_node_gives_everything_and_takes_nothing() -> None:
     leases = leases_of(lease("n1", held(0), state=NodeState.DRAINING), lease("n2"))
     announced = {BrokerName("c", "b0"): 8, BrokerName("c", "b1"): 8}
-    assert decide("n1", leases, announced) == Decision(give=(BrokerName("c", "b0"),))
-    assert decide("n2", leases, announced).take == (BrokerName("c", "b1"),)
+    assert decide_sharing("n1", leases, announced) == SharingDecision(give=(BrokerName("c", "b0"),))
+    assert decide_sharing("n2", leases, announced).take == (BrokerName("c", "b1"),)
 
 
 def test_a_broker_that_is_no_longer_announced_is_stopped() -> None:
-    assert decide("n1", leases_of(lease("n1", held(0))), {}) == Decision(give=(BrokerName("c", "b0"),))
+    assert decide_sharing("n1", leases_of(lease("n1", held(0))), {}) == SharingDecision(
+        give=(BrokerName("c", "b0"),)
+    )
 
 
 def test_a_new_node_gets_its_share_and_balance_comes_to_rest() -> None:
     announced = {BrokerName("c", f"b{number}"): 8 for number in range(20)}
     nodes: dict[str, list[MountRecord]] = {"n1": [held(n) for n in range(20)], "n2": [], "n3": []}
     for _ in range(12):
-        decisions = {node: decide(node, _leases(nodes), announced) for node in nodes}
+        decisions = {node: decide_sharing(node, _leases(nodes), announced) for node in nodes}
         for node, decision in decisions.items():
             nodes[node] = [record for record in nodes[node] if record.name not in decision.give]
-        taken = {node: decide(node, _leases(nodes), announced).take for node in nodes}
+        taken = {node: decide_sharing(node, _leases(nodes), announced).take for node in nodes}
         for node, names in taken.items():
             nodes[node] += [MountRecord(*name, "10.0.0.1:10940", queues=8) for name in names]
     assert sorted(len(records) for records in nodes.values()) == [6, 7, 7]
-    assert all(decide(node, _leases(nodes), announced) == Decision() for node in nodes)
+    assert all(decide_sharing(node, _leases(nodes), announced) == SharingDecision() for node in nodes)
 
 
 def _leases(nodes: Mapping[str, list[MountRecord]]) -> dict[str, NodeLease]:
@@ -67,7 +69,7 @@ def test_nodes_with_one_view_take_each_broker_once(found: list[tuple[int, int]],
     for number, (node, queues) in enumerate(found):
         nodes[f"n{node}"].append(held(number, queues))
     announced = {BrokerName("c", f"b{number}"): 8 for number in range(len(found) + free)}
-    decisions = [decide(node, _leases(nodes), announced) for node in nodes]
+    decisions = [decide_sharing(node, _leases(nodes), announced) for node in nodes]
     taken = [name for decision in decisions for name in decision.take]
     assert sorted(taken) == sorted(
         BrokerName("c", f"b{number}") for number in range(len(found), len(found) + free)
@@ -95,6 +97,6 @@ def test_a_process_that_stood_still_says_nothing_of_others() -> None:
 def test_nothing_is_given_while_a_broker_is_opened() -> None:
     leases = leases_of(lease("n1", *map(held, range(4))), lease("n2", MountRecord("c", "b4", queues=8)))
     announced = {BrokerName("c", f"b{number}"): 8 for number in range(5)}
-    assert decide("n1", leases, announced) == Decision()
+    assert decide_sharing("n1", leases, announced) == SharingDecision()
     leases["n2"] = lease("n2", held(4))
-    assert decide("n1", leases, announced).give == (BrokerName("c", "b0"),)
+    assert decide_sharing("n1", leases, announced).give == (BrokerName("c", "b0"),)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from fetcher.policy.read_policy import OffsetRange
+from fetcher.policy.read_policy import HeldOffsets
 from fetcher.policy.read_router import ArchivedQueue
 from tests.kernels.record_builder import Message, encode
 
@@ -200,5 +200,5 @@ def archived_queue(version: Version, topic: str, queue_id: int) -> ArchivedQueue
     if version.high == 0:
         return ArchivedQueue(None, 0, version.dispatched)
     return ArchivedQueue(
-        OffsetRange(version.low, version.high), version.end_phys, version.dispatched, version.first_phys
+        HeldOffsets(version.low, version.high), version.end_phys, version.dispatched, version.first_phys
     )

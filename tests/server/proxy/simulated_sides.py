@@ -12,7 +12,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import replace
 from typing import Any
 
-from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange, Residency
+from fetcher.policy.read_policy import BrokerSide, HeldOffsets, LocalView, Residency
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
 from fetcher.rows.run_list import status_at
 from rocketmq_tiered.server.backend.backend import Bounds
@@ -58,7 +58,7 @@ class PlayedFiles:
         low = next((n for n, row in enumerate(world.rows) if row.phys >= oldest), high)
         phys = world.rows[offset].phys if offset < high else -1
         last = world.rows[-1].phys
-        return LocalView(BrokerSide.READABLE, OffsetRange(low, high), phys >= oldest, phys, oldest, last)
+        return LocalView(BrokerSide.READABLE, HeldOffsets(low, high), phys >= oldest, phys, oldest, last)
 
     def oldest_file(self) -> PlayedFile:
         begin = self._oldest()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fetcher.policy.read_policy import OffsetRange
+from fetcher.policy.read_policy import HeldOffsets
 from fetcher.policy.read_router import ArchivedQueue
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
 from rocketmq_tiered.server.backend.backend import Bounds
@@ -32,7 +32,7 @@ def begin_late(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
         return max(BEGINS, await by_time(topic, queue_id, store_ms, upper=upper))
 
     by_time = scene.archive.offset_by_time
-    queue = ArchivedQueue(OffsetRange(BEGINS, ARCHIVED), 1 << 40, 1 << 40)
+    queue = ArchivedQueue(HeldOffsets(BEGINS, ARCHIVED), 1 << 40, 1 << 40)
     monkeypatch.setattr(scene.archive, "pull", pull)
     monkeypatch.setattr(scene.archive, "offset_by_time", offset_by_time)
     monkeypatch.setattr("fetcher.policy.read_router.archived_queue", lambda *_: queue)
@@ -108,7 +108,7 @@ def test_an_earlier_generation_of_the_queue_is_not_served_as_the_current_one(
     async def story(scene: Scene) -> None:
         scene.policy(policy)
         # All that the broker has of the queue lies behind what is archived of it.
-        earlier = ArchivedQueue(OffsetRange(0, ARCHIVED), 0, 1 << 40)
+        earlier = ArchivedQueue(HeldOffsets(0, ARCHIVED), 0, 1 << 40)
         monkeypatch.setattr("fetcher.policy.read_router.archived_queue", lambda *_: earlier)
         response = await scene.pull(7)
         assert scene.broker.codes().count(R.PULL_MESSAGE) == 1, "the broker answers"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetcher.policy.read_policy import (
-    OffsetRange,
+    HeldOffsets,
 )
 from fetcher.rows.pull import PullResult, PullStatus
 from rocketmq_tiered.server.proxy.offset_merge import (
@@ -146,11 +146,11 @@ def test_codes(status: PullStatus, push: int | None, pull_api: int | None) -> No
 
 
 def test_offsets_by_time_in_the_joined_queue() -> None:
-    archived = OffsetRange(0, 300)
-    assert lower_by_time(120, archived, 250, OffsetRange(250, 400)) == 120
-    assert lower_by_time(300, archived, 330, OffsetRange(250, 400)) == 330
-    assert lower_by_time(300, archived, 250, OffsetRange(250, 400)) == 300
-    assert lower_by_time(300, archived, 370, OffsetRange(350, 400)) == 300, "300 to 349 may be it"
+    archived = HeldOffsets(0, 300)
+    assert lower_by_time(120, archived, 250, HeldOffsets(250, 400)) == 120
+    assert lower_by_time(300, archived, 330, HeldOffsets(250, 400)) == 330
+    assert lower_by_time(300, archived, 250, HeldOffsets(250, 400)) == 300
+    assert lower_by_time(300, archived, 370, HeldOffsets(350, 400)) == 300, "300 to 349 may be it"
     assert lower_by_time(300, archived, 0, None) == 300
     assert (joined_min(archived, 100), joined_min(archived, -1), joined_min(None, 7)) == (0, 0, 7)
-    assert joined_min(OffsetRange(50, 50), 7) == 7
+    assert joined_min(HeldOffsets(50, 50), 7) == 7

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange, ReadPolicies, ReadPolicy
+from fetcher.policy.read_policy import BrokerSide, HeldOffsets, LocalView, ReadPolicies, ReadPolicy
 from fetcher.policy.read_router import ArchivedQueue, ReadRouter
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
 from fetcher.rows.run_list import status_at
@@ -108,7 +108,7 @@ def archived_queue(state: list[Row], topic: str, queue_id: int) -> ArchivedQueue
     generation = rows[0].generation
     ends = [row.offset + 1 for row in state if row.generation < generation]
     return ArchivedQueue(
-        OffsetRange(0, len(rows)),
+        HeldOffsets(0, len(rows)),
         rows[-1].phys + RECORD_BYTES,
         dispatched,
         rows[0].phys,
@@ -128,7 +128,7 @@ class Files:
         if not rows:
             return LocalView(BrokerSide.READABLE)
         phys = rows[offset].phys if offset < len(rows) else -1
-        queue = OffsetRange(0, len(rows))
+        queue = HeldOffsets(0, len(rows))
         return LocalView(BrokerSide.READABLE, queue, phys >= 0, phys, 0, rows[-1].phys)
 
     def oldest_file(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetcher.policy.read_policy import BrokerSide, OffsetRange, ReadPolicy, Situation
+from fetcher.policy.read_policy import BrokerSide, HeldOffsets, ReadPolicy, Situation
 from rocketmq_tiered.server.backend.pull_handlers import SUSPEND
 from rocketmq_tiered.server.slave.pull_redirect import (
     REPEAT_S,
@@ -28,7 +28,7 @@ from tiered.remoting.codes import RequestCode
 
 OWN = 7
 FORCE, DISABLE = ReadPolicy.FORCE, ReadPolicy.DISABLE
-ranges = st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda pair: OffsetRange(min(pair), max(pair)))
+ranges = st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda pair: HeldOffsets(min(pair), max(pair)))
 situations = st.builds(
     Situation,
     offset=st.integers(0, 60),
@@ -66,9 +66,9 @@ def test_what_is_archived_is_read_here(situation: Situation) -> None:
 
 
 def test_a_consumer_goes_back_where_the_archive_ends() -> None:
-    at_end = Situation(50, archived=OffsetRange(0, 50), local=OffsetRange(20, 50))
+    at_end = Situation(50, archived=HeldOffsets(0, 50), local=HeldOffsets(20, 50))
     assert next_id(OWN, FORCE, at_end, is_master_available=True) == MASTER_ID
-    behind = Situation(50, archived=OffsetRange(0, 50), local=OffsetRange(60, 90))
+    behind = Situation(50, archived=HeldOffsets(0, 50), local=HeldOffsets(60, 90))
     assert next_id(OWN, FORCE, behind, is_master_available=True) == OWN
 
 

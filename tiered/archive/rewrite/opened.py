@@ -93,7 +93,7 @@ class Parents:
         return found
 
 
-class Source:
+class OpenedSource:
     """An open object. ``bounds`` and ``first_row`` end with the end of the last run; ``parent`` of LMQ rows is a number
     of ``parents``."""
 
@@ -130,7 +130,7 @@ class BlockBytes(Protocol):
 class OpenedSources:
     """Objects as one: their runs, blocks and rows, one object behind the other."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[OpenedSource]) -> None:
         self._sources = sources
         self._first_run = begins(np.array([len(source.runs) for source in sources]))
         self._first_block = begins(np.array([len(source.blocks) for source in sources]))

@@ -30,7 +30,7 @@ from tiered.archive.rewrite.result import (
     key_of,
     spool_bytes,
 )
-from tiered.archive.rewrite.sources import Sources
+from tiered.archive.rewrite.sources import RewriteSources
 from tiered.archive.rewrite.spool import FoundRanges
 from tiered.errors import (
     FULL_ERRNOS,
@@ -83,7 +83,7 @@ def rewrite(
     with tempfile.TemporaryDirectory(prefix="compaction-", dir=options.spool_directory) as directory:
         spool = Path(directory)
         file, room = spool / "sources", options.spool_bytes_max - needed
-        sources = Sources(store, candidates, file, room, options.in_flight_bytes, plan)
+        sources = RewriteSources(store, candidates, file, room, options.in_flight_bytes, plan)
         try:
             run = _Rewriting(store, candidates, plan, identity, options, sources, spool)
             return run.join() if plan.copies else run.rewrite()
@@ -139,7 +139,7 @@ class _Rewriting:
         plan: RewritePlan,
         identity: OutputIdentity,
         options: RewriteOptions,
-        sources: Sources,
+        sources: RewriteSources,
         spool: Path,
     ) -> None:
         self._store = store

@@ -22,9 +22,9 @@ from tiered.archive.rewrite.opened import (
     COPIED_RAW_BYTES_MIN,
     WANTED_DTYPE,
     Chunks,
+    OpenedSource,
     OpenedSources,
     Parents,
-    Source,
     Taking,
     queue_hashes,
 )
@@ -64,7 +64,7 @@ ROW_BYTES, RANGE_BYTES = 64, 64
 """What a row and a range take in the spool, beside messages."""
 
 
-class Sources:
+class RewriteSources:
     """The objects that a compaction reads for ``plan``. ``spooled``: a file of up to ``spool_bytes_max``.
     ``in_flight_bytes``: of reads in progress, at most."""
 
@@ -170,7 +170,7 @@ class Sources:
         """All rows of a run of the candidates."""
         wanted = np.zeros(1, WANTED_DTYPE)
         wanted["run"], wanted["end"] = run, length_of(self._candidates.runs[run : run + 1])
-        opened = OpenedSources([Source(index, keys, self.parents)])
+        opened = OpenedSources([OpenedSource(index, keys, self.parents)])
         places = opened.places_of(self._candidates, self._queue_hashes, wanted)
         found = opened.found(places, Chunks.without_bytes(1))
         return found.row_table(np.array([0, 1]))
@@ -190,7 +190,7 @@ class Sources:
         ends, sizes = [memoryview(one) for one in last_bytes.result()], self._candidates.objects["size_bytes"]
         opened = OpenedSources(
             [
-                Source(*self._decoded(number, end), self.parents)
+                OpenedSource(*self._decoded(number, end), self.parents)
                 for number, end in zip(group.objects, ends, strict=True)
             ]
         )
@@ -238,7 +238,12 @@ class _ObjectBytes:
     """Bytes of an object: its ``end``, and the blocks ``wanted``, as (offset, length). Read in ascending order."""
 
     def __init__(
-        self, sources: Sources, key: str, size_bytes: int, end: memoryview, wanted: list[tuple[int, int]]
+        self,
+        sources: RewriteSources,
+        key: str,
+        size_bytes: int,
+        end: memoryview,
+        wanted: list[tuple[int, int]],
     ) -> None:
         self._sources, self._key = sources, key
         known = size_bytes - len(end)
