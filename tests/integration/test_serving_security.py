@@ -85,7 +85,6 @@ def guarded(real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPath
         "tls_key": directory / "server.key",
         "tls_client_ca": directory / "ca.pem",
         "tls_client_required": "false",
-        "audit_interval_ms": 1000,
     }
     settings = [word for name, value in places.items() for word in ("--set", f"serve.{name}={value}")]
     command = [
