@@ -106,6 +106,7 @@ def guarded(real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPath
         yield Guarded(directory, f"127.0.0.1:{port}", rules, directory / "serve.log", messages)
     finally:
         server.stop()
+    assert '"group":"G_signed","topic":"t_keys"' in (directory / "serve.log").read_text(), "reads are audited"
 
 
 def make_certificates(directory: Path) -> None:
@@ -142,7 +143,6 @@ def test_rules_of_5_take_the_place_of_the_old_ones_while_serving(guarded: Guarde
     finally:
         guarded.rules.write_text(RULES["plain"])
     assert '"access rules reloaded"' in guarded.log.read_text()
-    assert '"group":"G_signed","topic":"t_keys"' in guarded.log.read_text()
 
 
 @pytest.mark.parametrize("version", ["4.9.7", "5.3.3"])
