@@ -147,7 +147,7 @@ def test_a_timer_that_the_broker_refused_is_cancelled_by_its_time(
 ) -> None:
     """The cancellation that proxy mode makes of a recall handle has the time that the producer gave."""
     for key in ("a", "b", "c"):
-        scene.broker.timer(key, NOW + 2 * HOUR)
+        scene.broker.timer(key, NOW + 2 * HOUR + (key == "b"))
     scene.archive()
     scene.start()
     scene.target.refusal = lambda send: "flow control" if send.key in "ab" else ""
@@ -173,9 +173,25 @@ def test_a_timer_that_the_broker_refused_is_cancelled_by_its_time(
     scene.target.refusal = lambda _send: ""
     scene.run(NOW + 2 * HOUR, 60_000)
     assert scene.target.counts == {"b": 1, "c": 1}
-    assert scene.target.stored[-1][3] == NOW + 2 * HOUR
+    assert scene.target.stored[-1][3] == NOW + 2 * HOUR + 1
     assert scene.task.counts.cancelled == 1 and scene.state.timers == ()
     scene.check()
+
+
+def test_a_cancellation_between_plan_and_claim_is_obeyed(scene: Scene) -> None:
+    for number in range(2):
+        scene.broker.timer(f"k{number}", NOW + HOUR + number)
+    scene.archive()
+    scene.start()
+    scene.now_ms += 60_000
+    state = scene.commits.refresh()
+    plan = scene.task.plan(state)
+    assert plan is not None
+    other = MaintenanceCommit.opened(scene.store, scene.state, "timers", lambda: scene.now_ms)
+    assert change_timers(other, TimerPlace(0, 1)) == [NOW + HOUR + 1]
+    assert scene.task.step(state, plan) and not scene.target.sent
+    scene.run(NOW + 120_000)
+    assert scene.target.counts == {"k0": 1}
 
 
 def test_refused_timers_of_one_time_do_not_keep_others_waiting(scene: Scene) -> None:
