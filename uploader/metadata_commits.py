@@ -92,7 +92,7 @@ class MetadataCommits:
         self._refresh(following=True)
         if self._watch.is_due(now_ms):
             self._watch_deletions(now_ms)
-        self._commit_when_idle()
+        self.commit_when_idle()
 
     def finish(self, with_units: set[tuple[str, int]], proven_phys: Callable[[], int]) -> None:
         """End of a backfill: hide queues of deleted topics, show those that are back, archive the broker's tables.
@@ -208,7 +208,8 @@ class MetadataCommits:
         self._hide += [key for key in gone if key not in self._hide]
         self._unhide = self._shown_again(state, with_queues)
 
-    def _commit_when_idle(self) -> None:
+    def commit_when_idle(self) -> None:
+        """Commit tables that are written and not named yet, and queues to hide or to show again."""
         if not (self._writer.is_claimed and self._writer.state.started and self._uploader.is_idle):
             return
         if not (
@@ -236,6 +237,8 @@ class MetadataCommits:
         fingerprint = state_fingerprint(self._store.path)
         if not self._writer.is_claimed or fingerprint == self._fingerprint:
             return
+        if following and self._state_archive.pending():
+            return  # a second copy would replace one that no commit names yet
         for attempt in range(1 if following else TABLE_ATTEMPTS):
             try:
                 self._state_archive.refresh(self._writer.state.epoch, self._uploader.next_attempt())

@@ -311,6 +311,7 @@ class Offloader:
                 with self._maintained_pins():
                     self._await_metadata(threads[-1])
                     self._drain()
+                    self._metadata.commit_when_idle()
                 self._loop.step_pins()
             else:
                 self._drain()

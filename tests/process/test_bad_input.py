@@ -230,8 +230,8 @@ def test_tables_broken_with_their_backups_are_named_and_the_messages_are_there(c
         (config / name).write_text('{"topicConfigTable": {')
     done = case.backfill()
     assert done.returncode == 1
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("tiered: ") and str(config / "topics.json") in last and "character" in last
+    said = done.stdout.splitlines()[-1]
+    assert "DAMAGED tables" in said and str(config / "topics.json") in said and "character" in said
     assert case.read_back() == case.expected(lambda m: False)
 
 
