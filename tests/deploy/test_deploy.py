@@ -314,7 +314,9 @@ def test_policies_never_let_anyone_overwrite_and_only_some_delete() -> None:
 def test_policies_are_bound_to_prefix_tls_and_key(role: str) -> None:
     (listing,) = [one for one in policy_of(role)["Statement"] if "s3:ListBucket" in one["Action"]]
     assert listing["Condition"] == {"StringLike": {"s3:prefix": ["PREFIX/*"]}}
-    (denial,) = [one for one in policy_of(role)["Statement"] if one["Effect"] == "Deny"]
+    *of_the_key, denial = [one for one in policy_of(role)["Statement"] if one["Effect"] == "Deny"]
+    private = ["arn:aws:s3:::BUCKET/PREFIX/*/*/private/key"]
+    assert [one["Resource"] for one in of_the_key] == ([] if role == "writer" else [private])
     assert denial["Action"] == ["s3:*"]
     assert denial["Resource"] == ["arn:aws:s3:::BUCKET", "arn:aws:s3:::BUCKET/*"]
     assert denial["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}

@@ -29,6 +29,7 @@ from tests.maintenance.damaged_archive import Truth, messages
 from tests.process.sidecar import Sidecar
 from tests.servers.running_store import RunningStore
 from tests.uploader.small_broker import FILE_BYTES, SmallBroker
+from tiered.archive import verify_listing
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load, read_commit
 from tiered.catalog.catalog_writer import CatalogWriter
@@ -233,8 +234,9 @@ def mounted(place: Place) -> tuple[int, str]:
 
 @pytest.mark.parametrize("name", SCENES)
 def test_every_command_answers_deletes_nothing_and_one_brings_all_back(
-    place: Place, name: str, run: Run, tmp_path: Path
+    place: Place, name: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(verify_listing, "SETTLE_S", 0.01)  # no writer runs whose commits are to be awaited
     check(place, run, tmp_path)
 
 
