@@ -12,6 +12,7 @@ dispatch loop in follow_loop.py.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -22,6 +23,7 @@ from typing import Any
 
 from tiered.archive.task import TaskLoop
 from tiered.broker_store.bound import BoundReason
+from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.file_sizes import commitlog_file_bytes, consume_queue_file_bytes
 from tiered.broker_store.pins import PinKeeper
 from tiered.broker_store.store import BrokerStore
@@ -29,11 +31,13 @@ from tiered.catalog.broker_facts import BrokerFacts, facts_to_record
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.claims import RUN
 from tiered.catalog.state import CatalogState
-from tiered.errors import TieredError, UnavailableError, UnreadableError
+from tiered.consume_queue.index import ConsumeQueueIndex
+from tiered.errors import AccessDeniedError, CorruptionError, TieredError, UnavailableError, UnreadableError
 from tiered.formats.keys import archive_prefix
 from tiered.formats.segment import BlockCodec
 from tiered.kernels.queue_table import QueueTable
 from tiered.model.queue import TopicFilter
+from tiered.model.tables import QUEUE_HIDDEN
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.settings.rules_in_force import RULES
@@ -53,13 +57,11 @@ from uploader.log_rule import LogLimits
 from uploader.metadata_commits import MetadataCommits, broker_tables
 from uploader.offload_environment import Environment, ObjectOptions, OffloadIdentity
 from uploader.offload_status import OffloadResult, OffloadStatus
-from uploader.pin_watch import maintained, released_when_full
 from uploader.queue_tails import QueueTails
 from uploader.queue_ttl_classes import QueueTtlClasses
 from uploader.skipped_log import SkippedLog
 from uploader.store_feed import feed_of, header_check_of
 from uploader.topic_selections import TopicSelections
-from uploader.truncation import referenced_end_phys
 
 __all__ = [
     "BrokerRestartedError",
@@ -80,6 +82,76 @@ TIMER_SLACK_MS = 3_600_000
 """Servers that refuse timers too far ahead before they answer have clocks of their own."""
 ARENA_SLACK = 0.25
 """Room beyond batch_bytes, so that a retry can include newer data."""
+
+
+Log = Callable[[str, dict[str, object]], None]
+
+
+@contextmanager
+def released_when_full(pins: PinKeeper | None, log: CommitLog, every_s: float, say: Log) -> Iterator[None]:
+    """Release pins above the disk limits while the block runs; see ``maintained``."""
+    if pins is None:
+        yield
+        return
+
+    def step() -> None:
+        log.refresh()
+        pins.let_go([file for file in log.files if not file.is_pinned])
+
+    with maintained(step, every_s, say):
+        yield
+
+
+@contextmanager
+def maintained(step: Callable[[], None], every_s: float, say: Log) -> Iterator[None]:
+    """Call ``step`` at once, then every ``every_s`` seconds while the block runs; failures go to ``say``."""
+    ended = threading.Event()
+
+    def try_step() -> None:
+        try:
+            step()
+        except (TieredError, OSError) as error:
+            say("pins not checked; the next check follows", {"error": str(error)})
+
+    def watch() -> None:
+        while not ended.wait(every_s):
+            try_step()
+
+    try_step()
+    thread = threading.Thread(target=watch, name="pins", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def referenced_end_phys(
+    index: ConsumeQueueIndex,
+    state: CatalogState,
+    end_phys: int,
+    *,
+    shown: Set[tuple[str, int]],
+    topics: TopicFilter,
+) -> int:
+    """Physical end of the last referenced record, at least ``end_phys``.
+
+    Reads the queues that end elsewhere in the broker than in the archive, and the queues of ``shown``, those with units
+    at the broker, that the archive does not have in their present generation.
+    """
+    ends = {
+        (key.topic, key.queue_id): int(row["end_queue_offset"])
+        for key, row in state.current_queues()
+        if not row["flags"] & QUEUE_HIDDEN
+    }
+    unknown = [queue for queue in shown - ends.keys() if topics.admits(queue[0])]
+    for queue in (*index.that_end_elsewhere(ends), *unknown):
+        with contextlib.suppress(UnreadableError, AccessDeniedError, CorruptionError):
+            unit = index.last_unit(*queue)
+            if len(unit):
+                end_phys = max(end_phys, int(unit["phys"][0]) + int(unit["size"][0]))
+    return end_phys
 
 
 class Offloader:

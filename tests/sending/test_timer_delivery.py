@@ -15,7 +15,7 @@ import pytest
 from rocketmq_tiered.cli import main
 from rocketmq_tiered.sending import timer_delivery
 from rocketmq_tiered.sending.timer_change import change_timers
-from rocketmq_tiered.sending.timer_plan import FAN_IN, horizon_ms, to_merge
+from rocketmq_tiered.sending.timer_delivery import FAN_IN, horizon_ms, to_merge
 from tests.end_to_end.offloading import BROKER, CLUSTER
 from tests.sending.target_broker import TargetScene
 from tests.sending.timer_scene import HOUR, NOW, Scene

@@ -13,7 +13,6 @@ from typing import Any
 from tiered.model.queue import TopicFilter
 from tiered.settings.compaction_section import CompactionSettings, KeyCompactionSettings
 from tiered.settings.declaration import setting
-from tiered.settings.mount_section import MountSettings
 from tiered.settings.retention_sections import HOUR_MS, GcSettings, RetentionSettings, ScrubSettings
 from tiered.settings.rule_entries import READ_POLICIES, RuleEntry, read_policy_name
 from tiered.settings.timer_section import TimerSettings
@@ -23,6 +22,29 @@ MIB = 1024 * KIB
 GIB = 1024 * MIB
 DERIVED = -1
 """A size that follows from another one."""
+
+
+@dataclass(frozen=True)
+class MountSettings:
+    """`tiered mount`: retired brokers served under their names. Limits, TLS and access rules are those of `[serve]`,
+    name servers those of `[broker]`."""
+
+    node: str = setting(
+        "", "name of this node among those that share the brokers; empty: the host's", restart=True
+    )
+    advertise: str = setting(
+        "", "host in routes, to which clients connect; empty: this machine's", restart=True
+    )
+    bind: str = setting("127.0.0.1", "host to listen on; 0.0.0.0: all of this machine", restart=True)
+    first_port: int = setting(
+        10_940,
+        "first of up to 500 ports, one for each mounted broker; 0: any free ones",
+        minimum=0,
+        maximum=65_535,
+        restart=True,
+    )
+    ports: int = 500
+    """Ports that may be used: more brokers than a node can hold."""
 
 
 @dataclass(frozen=True)

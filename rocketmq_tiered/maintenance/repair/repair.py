@@ -35,7 +35,6 @@ from rocketmq_tiered.maintenance.repair.catalog_facts import (
     unknown_tables,
     unknown_without_root,
 )
-from rocketmq_tiered.maintenance.repair.lost_entries import lost_entries
 from rocketmq_tiered.maintenance.repair.survey import VERSION_STEP, Survey, survey
 from tiered.archive.found_objects import (
     FoundObject,
@@ -69,7 +68,7 @@ from tiered.catalog.pages import spill
 from tiered.catalog.snapshot import encode_root
 from tiered.catalog.state import NO_ROOT, REPAIRED, CatalogState, Owner, RootRef
 from tiered.console import counted
-from tiered.errors import FencedError, UsageError
+from tiered.errors import FencedError, TieredError, UsageError
 from tiered.formats.keys import (
     DATA_PREFIX,
     SETS_PREFIX,
@@ -79,7 +78,9 @@ from tiered.formats.keys import (
     object_of,
     page_key,
 )
+from tiered.formats.run_part import CatalogRun
 from tiered.model.queue import QueueKey
+from tiered.model.tables import RunKind
 from tiered.object_store.interface import ObjectStore
 
 NAMED_MAX = 1000
@@ -88,6 +89,33 @@ SPILL_RUNS = 50_000
 PAGE_RUNS = 8192
 CATALOG_OBJECTS = tuple(prefix for prefix in OBJECT_PREFIXES if prefix not in (DATA_PREFIX, SETS_PREFIX))
 Progress = Callable[[int, int], None]
+
+
+def lost_entries(store: ObjectStore, state: CatalogState, lost: Sequence[Lost]) -> list[Lost]:
+    """The offsets of LMQs that refer to ``lost`` offsets. Reads the tail of each object with LMQ entries."""
+    of_queue: dict[QueueKey, list[tuple[int, int]]] = {}
+    for queue, begin, end in lost:
+        of_queue.setdefault(queue, []).append((begin, end))
+    found: list[Lost] = []
+    segments = SegmentCache(store)
+    for page in LivingRuns(store, state).between(0, 1 << 62) if lost else ():
+        chunk = page.chunk
+        for run in chunk.runs[chunk.runs["kind"] == RunKind.LMQ]:
+            try:
+                reader = segments.of_run(chunk, run)
+                rows = reader.row_columns(CatalogRun.of(run))
+            except TieredError:
+                continue
+            is_lost = np.zeros(len(rows), bool)
+            for number, parent in enumerate(reader.queues):
+                for begin, end in of_queue.get(parent, ()):
+                    offsets = rows.parent_queue_offset
+                    is_lost |= (rows.parent == number) & (begin <= offsets) & (offsets < end)
+            found += [
+                (page.queues[int(run["queue"])], offset, offset + 1)
+                for offset in rows.queue_offset[is_lost].tolist()
+            ]
+    return found
 
 
 @dataclass
