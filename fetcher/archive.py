@@ -28,7 +28,7 @@ from fetcher.rows.tag_filter import MessageFilter
 from fetcher.walk import Batches, Messages, Span, Walk, messages_of, span_of
 from tiered.archive.kept_offsets import KeptOffsets
 from tiered.archive.offset_map import OffsetMap, entries_of
-from tiered.errors import NotFoundError
+from tiered.errors import NotFoundError, UsageError
 from tiered.formats.record import decode_record
 from tiered.model.queue import QueueKey
 from tiered.model.tables import picked
@@ -152,13 +152,43 @@ MORE = 16
 """So many times more are searched for the latest message if none had exactly its key."""
 
 
-class Archive:
+class ArchiveNames:
+    """What an open archive lists without waiting."""
+
+    _access: ArchiveAccess | None = None
+
+    @property
+    def access(self) -> ArchiveAccess:
+        """Its parts, for programs that need more. Raises UsageError before an asynchronous archive is entered."""
+        if self._access is None:
+            raise UsageError("the archive is not open", hint="use `async with rocketmq_tiered.open_async(…)`")
+        return self._access
+
+    @property
+    def title(self) -> str:
+        """Names and URL, for messages."""
+        return self.access.title
+
+    @property
+    def version(self) -> int:
+        """The catalog version read last."""
+        return self.access.state.version
+
+    def topics(self) -> list[str]:
+        """Names of all topics that are not hidden, sorted."""
+        return self.access.topics()
+
+    def queues(self, topic: str | None = None, *, hidden: bool = False) -> list[QueueListing]:
+        """Queues of ``topic``, or all, by name; ``hidden``: those of deleted topics and earlier generations too."""
+        return self.access.queues(topic, hidden=hidden)
+
+
+class Archive(ArchiveNames):
     """One broker's archive. Threads may share it. Close it, or use it as a context manager: then names and
     bounds stay available, and reads raise UsageError."""
 
     def __init__(self, access: ArchiveAccess) -> None:
-        self.access = access
-        """Its parts, for programs that need more than this class offers."""
+        self._access = access
 
     @classmethod
     def open(
@@ -204,28 +234,10 @@ class Archive:
         """Release threads and connections. Idempotent."""
         self.access.close()
 
-    @property
-    def title(self) -> str:
-        """Names and URL, for messages."""
-        return self.access.title
-
-    @property
-    def version(self) -> int:
-        """The catalog version read last."""
-        return self.access.state.version
-
     def refresh(self) -> int:
         """Read the newest catalog version; returns it."""
         _answer(self.access, self.access.refresh())
         return self.version
-
-    def topics(self) -> list[str]:
-        """Names of all topics that are not hidden, sorted."""
-        return self.access.topics()
-
-    def queues(self, topic: str | None = None, *, hidden: bool = False) -> list[QueueListing]:
-        """Queues of ``topic``, or all, by name; ``hidden``: those of deleted topics and earlier generations too."""
-        return self.access.queues(topic, hidden=hidden)
 
     def queue(self, topic: str, queue_id: int, *, generation: int | None = None) -> Queue:
         """One queue, in its newest or an earlier ``generation``. Raises NotFoundError."""

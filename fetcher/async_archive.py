@@ -16,10 +16,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from fetcher.access import ArchiveAccess, open_async_access
-from fetcher.archive import DEFAULT_LIMIT, Archive, KeyTable, QueueHandle
+from fetcher.archive import DEFAULT_LIMIT, Archive, ArchiveNames, KeyTable, QueueHandle
 from fetcher.io.waiting import run_async
 from fetcher.queries.by_key import KeyKind
-from fetcher.queries.queue_listing import QueueListing
 from fetcher.queries.time_search import Boundary
 from fetcher.rows.message import Message
 from fetcher.rows.tag_filter import MessageFilter
@@ -42,14 +41,13 @@ def open_async(
     return AsyncArchive(url_of(url), cluster, broker, settings or Settings())
 
 
-class AsyncArchive:
+class AsyncArchive(ArchiveNames):
     """One broker's archive. Enter it once, use it from one event loop, leave it there."""
 
     def __init__(self, url: str, cluster: str, broker: str, settings: Settings) -> None:
         self._url = url
         self._cluster, self._broker = cluster, broker
         self._settings = settings
-        self._access: ArchiveAccess | None = None
         self._is_entered = False
 
     async def __aenter__(self) -> Self:
@@ -91,35 +89,10 @@ class AsyncArchive:
         if self._access is not None:
             await asyncio.to_thread(self._access.close)
 
-    @property
-    def access(self) -> ArchiveAccess:
-        """Its parts. Raises UsageError before the archive is entered."""
-        if self._access is None:
-            raise UsageError("the archive is not open", hint="use `async with rocketmq_tiered.open_async(…)`")
-        return self._access
-
-    @property
-    def title(self) -> str:
-        """Names and URL, for messages."""
-        return self.access.title
-
-    @property
-    def version(self) -> int:
-        """The catalog version read last."""
-        return self.access.state.version
-
     async def refresh(self) -> int:
         """Read the newest catalog version; returns it."""
         await _answer(self.access, self.access.refresh())
         return self.version
-
-    def topics(self) -> list[str]:
-        """Names of all topics that are not hidden, sorted."""
-        return self.access.topics()
-
-    def queues(self, topic: str | None = None, *, hidden: bool = False) -> list[QueueListing]:
-        """Queues of ``topic``, or all, by name; ``hidden``: those of deleted topics and earlier generations too."""
-        return self.access.queues(topic, hidden=hidden)
 
     def queue(self, topic: str, queue_id: int, *, generation: int | None = None) -> AsyncQueue:
         """One queue, in its newest or an earlier ``generation``. Raises NotFoundError."""

@@ -34,7 +34,7 @@ from tiered.broker_store.names import BrokerNames
 from tiered.errors import UsageError
 from tiered.object_store.file import FileStore
 from tiered.remoting.command import RemotingCommand
-from tiered.settings.contradictions import contradictions
+from tiered.settings.load import contradictions
 from tiered.settings.sections import (
     ArchiveSettings,
     BrokerSettings,
