@@ -304,12 +304,16 @@ class MountedArchive:
         return self._archive.problem or next(iter(sorted(found, key=lambda why: MASTER_THERE not in why)), "")
 
     def note_lag(self) -> None:
-        """Count again what groups have not consumed."""
+        """Count again what groups have not consumed, by their offsets here, else by those that the broker had."""
         self._lag = 0
-        for (_, topic), queues in self._offsets.table().items():
-            for number, offset in queues.items():
-                bounds = self._archive.bounds(topic, number & 0xFFFFFFFF)
-                self._lag += 0 if bounds is None else max(0, bounds.maximum - max(offset, bounds.minimum))
+        for topic, queue_id in self._places():
+            bounds = self._archive.bounds(topic, queue_id)
+            for group in {*self._offsets.groups_of(topic), *self._archive.archived_groups(topic)}:
+                offset = self._offsets.find(group, topic, queue_id)
+                if offset is None:
+                    offset = self._archive.archived_offset(group, topic, queue_id)
+                if bounds is not None and offset is not None:
+                    self._lag += max(0, bounds.maximum - max(offset, bounds.minimum))
 
     def record(self) -> MountRecord:
         """For the node's lease."""
