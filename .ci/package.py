@@ -92,7 +92,6 @@ def check_installed(wheel: Path, directory: Path) -> None:
     commands = (
         ("backfill", home / "store", archive, "--broker-conf", home / "broker.conf"),
         ("verify", archive, "--full"),
-        ("index", "export", archive, directory / "index"),
     )
     for words in commands:
         said = run(tiered, *words, cwd=directory, **NO_CACHE)

@@ -281,7 +281,7 @@ class Service:
             error,
             self._settings,
             self._failures,
-            random.random(),
+            random.random(),  # nosec B311 - jitter
             has_owned=self._has_owned,
             has_stood_by=self._has_stood_by,
             lasts=lasts,
