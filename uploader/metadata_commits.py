@@ -17,6 +17,7 @@ is an alarm, not a deletion.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,7 @@ from tiered.catalog.claims import BACKFILL
 from tiered.catalog.commit import CommitInvalidError
 from tiered.catalog.state import CatalogState
 from tiered.consume_queue.index import ConsumeQueueIndex
-from tiered.errors import CorruptionError, TieredError, UnavailableError
+from tiered.errors import AccessDeniedError, CorruptionError, TieredError, UnavailableError
 from tiered.model.queue import LMQ_PREFIX, QueueKey
 from tiered.model.tables import QUEUE_HIDDEN, QUEUE_SUPERSEDED
 from uploader.broker_state_archive import BrokerStateArchive
@@ -278,12 +279,14 @@ def without_units(
 
 
 def shown_again(hidden: Iterable[tuple[QueueKey, np.void]], index: ConsumeQueueIndex) -> list[QueueKey]:
-    """Hidden queues, with their rows in the catalog, to whose last archived record the broker's queue refers."""
+    """Hidden queues, with their rows in the catalog, to whose last archived record the broker's queue refers. One whose
+    files cannot be read proves nothing."""
     found = []
     for key, row in hidden:
-        for unit in index.units(key.topic, key.queue_id, max(int(row["end_queue_offset"]) - 1, 0), 1):
-            if unit["phys"] + unit["size"] == row["end_phys"]:
-                found.append(key)
+        with suppress(AccessDeniedError, CorruptionError, UnavailableError):
+            for unit in index.units(key.topic, key.queue_id, max(int(row["end_queue_offset"]) - 1, 0), 1):
+                if unit["phys"] + unit["size"] == row["end_phys"]:
+                    found.append(key)
     return found
 
 

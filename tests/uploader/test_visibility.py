@@ -1,7 +1,8 @@
 """Absent is not deleted; backfill shows what the broker would show."""
 
+from tiered.errors import UnavailableError
 from tiered.model.queue import QueueKey
-from uploader.metadata_commits import ABSENT_MS_MIN, DeletedTopics, without_units
+from uploader.metadata_commits import ABSENT_MS_MIN, DeletedTopics, shown_again, without_units
 
 TOPICS = frozenset(f"t{i}" for i in range(20))
 
@@ -12,6 +13,15 @@ def test_a_queue_without_units_is_deleted_only_if_its_topic_is_not_in_a_table_th
     queues, units = [kept, gone, emptied, lmq], {("kept", 0), ("recreated", 0)}
     assert without_units(queues, units, {"kept", "recreated"}) == ([gone, lmq], [emptied])
     assert without_units(queues, units, set()) == ([lmq], [gone, emptied])
+
+
+def test_a_hidden_queue_whose_files_cannot_be_read_stays_hidden() -> None:
+    class Unreadable:
+        def units(self, *place: object) -> object:
+            raise UnavailableError("consumequeue/t/0: Input/output error")
+
+    row = {"end_queue_offset": 3, "end_phys": 300}
+    assert shown_again([(QueueKey("t", 0, 0), row)], Unreadable()) == []  # type: ignore[list-item, arg-type]
 
 
 def test_absent_is_not_deleted() -> None:
