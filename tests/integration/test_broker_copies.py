@@ -82,12 +82,12 @@ def ask(
 
 
 def message_of(scene: ProxyScene, topic: str) -> int:
-    """The physical offset of its first message, as the broker has it."""
+    """The physical offset of its second message at the broker. The proxy retries none at 0, where a log begins."""
     fields = {
         "consumerGroup": "G-any",
         "topic": topic,
         "queueId": 0,
-        "queueOffset": 0,
+        "queueOffset": 1,
         "maxMsgNums": 1,
         "sysFlag": 4,
         "subscription": "*",

@@ -358,7 +358,7 @@ def test_versions_and_clocks() -> None:
 @pytest.fixture
 def any_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """However full the disk of the tests is."""
-    monkeypatch.setattr(examination, "PinLimits", lambda: PinLimits(0.99, 1.0))
+    monkeypatch.setattr(examination, "measure_disk", lambda _path: DiskUse(0.1, 1 << 40))
 
 
 @pytest.mark.usefixtures("any_disk")
