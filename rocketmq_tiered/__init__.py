@@ -86,4 +86,8 @@ _HOMES = {
     "tiered.settings.load": ("load_settings",),
     "tiered.settings.sections": ("Settings",),
 }
-__getattr__ = lazy_names(__name__, _HOMES, {"open": "rocketmq_tiered.sql.archive:open_archive"})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    _HOMES,
+    {"open": "rocketmq_tiered.sql.archive:open_archive", "__version__": "tiered.version:VERSION"},
+)

@@ -53,8 +53,23 @@ def test_every_public_name_loads(package: object) -> None:
     names = package.__all__  # type: ignore[attr-defined]
     assert len(names) >= 19
     assert all(callable(getattr(package, name)) or getattr(package, name) for name in names)
+    assert set(dir(package)) >= set(names), "a shell completes them"
     with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
         package.no_such_name  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_types_and_the_version_are_for_users_too() -> None:
+    assert all((ROOT / package / "py.typed").exists() for package in NAMES)
+    assert rocketmq_tiered.__version__[0].isdigit()
+
+
+def test_spark_commands_without_pyspark_say_what_to_install(tmp_path: Path) -> None:
+    code = "sys.modules['pyspark'] = None; from rocketmq_tiered.spark.cli import main"
+    done = _run(tmp_path, code)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "tiered-spark: pyspark is not installed: pip install 'rocketmq-tiered[spark]'\n",
+    )
 
 
 def test_importing_the_root_loads_nothing_heavy(tmp_path: Path) -> None:

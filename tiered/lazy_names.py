@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
 
 
 def lazy_names(
     package: str, homes: Mapping[str, tuple[str, ...]], renamed: Mapping[str, str] = MappingProxyType({})
-) -> Callable[[str], object]:
-    """The ``__getattr__`` of ``package`` (PEP 562).
+) -> tuple[Callable[[str], object], Callable[[], Sequence[str]]]:
+    """The ``__getattr__`` and the ``__dir__`` of ``package`` (PEP 562).
 
     ``homes`` maps a module to the names that it defines, ``renamed`` a name to ``module:name``.
     """
@@ -26,4 +26,4 @@ def lazy_names(
         setattr(sys.modules[package], name, value)
         return value
 
-    return load
+    return load, lambda: sorted({*vars(sys.modules[package]), *origins})

@@ -14,13 +14,13 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from gc import freeze, set_threshold  # by name: a verb's module here is called gc
-from importlib import metadata
 from typing import NoReturn
 
 from rocketmq_tiered.process.event_queue import catch_sighup
 from tiered.console import print_lines
 from tiered.errors import FULL_ERRNOS, StoreFullError, TieredError, UsageError
 from tiered.timestamps import RELATIVE
+from tiered.version import VERSION
 
 EXIT_INTERRUPTED = 130
 EXIT_INTERNAL = 70
@@ -176,7 +176,7 @@ def _split_verb(words: list[str]) -> tuple[str | None, list[str]]:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("--version", action="version", version=f"tiered {VERSION}")
     parser.add_argument("verb", choices=list(VERBS), metavar="VERB", help="see below")
     if not words:
         parser.print_help(sys.stderr)
@@ -192,13 +192,6 @@ def _verb_table() -> str:
     for title, group in GROUPS.items():
         lines += ["", f"{title}:", *(f"  {verb:<{width}}  {text}" for verb, (_, text) in group.items())]
     return "\n".join([*lines, "", EXIT_CODES])
-
-
-def _version() -> str:
-    try:
-        return f"tiered {metadata.version('rocketmq-tiered')}"
-    except metadata.PackageNotFoundError:
-        return "tiered (not installed)"
 
 
 def run_verb(

@@ -17,8 +17,18 @@ from tiered.errors import AccessDeniedError
 from tiered.formats import segment
 from tiered.formats.page_decoder import PageDecoder
 from tiered.kernels import jit, scan
+from tiered.kernels.log_records import (
+    HEAD_BYTES,
+    end_of_records,
+    next_record,
+    record_sizes,
+    relocate,
+    stored_ms_at,
+    write_rows,
+)
 from tiered.kernels.queue_table import QUEUES_FULL, QueueTable
 from tiered.kernels.record_columns import RecordColumns
+from tiered.kernels.record_fields import copied, message_ids, property_pairs, record_fields, slice_crc32
 from tiered.kernels.rescan import rescan
 from tiered.kernels.split import SplitScratch, split_by_queue
 from tiered.kernels.timers import find_timers, time_order
@@ -53,14 +63,42 @@ def _uses() -> Iterator[Callable[[], object]]:
     yield lambda: time_order(_NONE)
     yield segment.warm_up
     yield lambda: split_by_queue(np.zeros(1, np.int32), 1, 1, SplitScratch())
-    yield lambda: QueueTable().grow(QUEUES_FULL)
+    yield _larger_table
     yield PageDecoder().load
     yield _rescan
+    yield _message_table
+    yield _restored_log
 
 
 def _rescan() -> None:
     one = np.zeros(1, np.int64)
     rescan(np.zeros(8, np.uint8), one, np.full(1, 8, np.int32), one, QueueTable(), RecordColumns(1, 1, 1))
+
+
+def _larger_table() -> None:
+    table = QueueTable()
+    table.ordinal("topic", 0)
+    table.grow(QUEUES_FULL)
+
+
+def _message_table() -> None:
+    for data in (np.zeros(1, np.uint8), np.frombuffer(b"read-only: a type of its own", np.uint8)):
+        fields = record_fields(data, _NONE, _NONE, properties=True)
+        property_pairs(data, fields)
+        message_ids(data, fields)
+        copied(data, _NONE, _NONE)
+        slice_crc32(data, _NONE, _NONE)
+
+
+def _restored_log() -> None:
+    data, sizes = np.zeros(8 * HEAD_BYTES, np.uint8), np.zeros(0, np.int32)
+    address, position = data.ctypes.data, 0
+    write_rows(0, address, _NONE, sizes, _NONE, position)
+    end_of_records(address, len(data), position, position)
+    next_record(address, len(data), position, position)
+    stored_ms_at(address, position)
+    record_sizes(address, len(data), sizes)
+    relocate(address, _NONE, sizes, _NONE)
 
 
 def _bytes(directory: Path) -> int:

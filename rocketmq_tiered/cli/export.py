@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -55,9 +56,9 @@ def execute(options: argparse.Namespace) -> int:
     settings = settings_of(options).settings
     if options.catalog and options.format != ICEBERG:
         raise UsageError("--catalog requires --format iceberg")
-    namespace, _, table = options.table.rpartition(".")
-    if not namespace or not table:
-        raise UsageError(f"--table {options.table} has no namespace", hint=f"write {DEFAULT_TABLE}")
+    if not re.fullmatch(r"[^.]+\.[^.]+", options.table):
+        hint = f"write a namespace, a point and a name, such as {DEFAULT_TABLE}"
+        raise UsageError(f"--table {options.table} does not name a table in a namespace", hint=hint)
     source, store = _source(options, settings), StoreOptions(settings.object_store)
     with (
         Extra(),

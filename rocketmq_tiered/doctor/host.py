@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 
 from rocketmq_tiered.doctor.check import Check, CheckFinding, failed, failed_by, ok
@@ -14,6 +13,7 @@ from tiered.console import counted
 from tiered.errors import NotFoundError, TieredError
 from tiered.private_directory import check_private, exposed_parent
 from tiered.settings.load import CONFIG_VARIABLE, LoadedSettings
+from tiered.version import VERSION
 
 
 def host_checks(
@@ -36,11 +36,7 @@ def host_checks(
 
 def program() -> CheckFinding:
     """Versions."""
-    try:
-        version = metadata.version("rocketmq-tiered")
-    except metadata.PackageNotFoundError:
-        version = "(not installed)"
-    return ok(f"tiered {version}, Python {platform.python_version()}, {platform.platform(terse=True)}")
+    return ok(f"tiered {VERSION}, Python {platform.python_version()}, {platform.platform(terse=True)}")
 
 
 def configuration(

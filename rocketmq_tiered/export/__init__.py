@@ -21,4 +21,4 @@ _HOMES = {
     "rocketmq_tiered.export.iceberg_table": ("IcebergWriter", "open_catalog"),
     "rocketmq_tiered.export.parquet_parts": ("write_part",),
 }
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

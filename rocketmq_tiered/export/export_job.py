@@ -24,7 +24,7 @@ from rocketmq_tiered.export.parquet_parts import PartTask
 from rocketmq_tiered.message_table.options.columns import chosen
 from rocketmq_tiered.message_table.options.source_options import Source, SourceOptions
 from rocketmq_tiered.message_table.plan.archive_plan import opened, pinned_versions, states_at
-from tiered.console import size_text
+from tiered.console import counted, size_text
 from tiered.errors import UsageError
 from tiered.object_store.open_store import parse_url
 from tiered.object_store.store_options import StoreOptions
@@ -60,7 +60,8 @@ class ExportReport:
             return [f"{self.target}: no new messages"]
         expired = f"; {self.expired:,} offsets EXPIRED before they were exported" if self.expired else ""
         size = size_text(self.size_bytes)
-        return [f"{self.target}: {self.rows:,} rows in {self.files:,} {self.format} files, {size}{expired}"]
+        files = f"{counted(self.files, 'file')} ({self.format})"
+        return [f"{self.target}: {counted(self.rows, 'row')} in {files}, {size}{expired}"]
 
 
 class ExportJob:

@@ -54,4 +54,4 @@ _HOMES = {
     "rocketmq_tiered.spark.source.reading": ("read", "with_json"),
     "rocketmq_tiered.spark.source.session": ("register", "session"),
 }
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -14,4 +14,4 @@ if TYPE_CHECKING:
 __all__ = ["SqlSession", "Topic"]
 
 _HOMES = {"rocketmq_tiered.sql.session": ("SqlSession",), "rocketmq_tiered.sql.topic": ("Topic",)}
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -33,6 +33,13 @@ def completed(*words: str) -> set[str]:
 
 def test_bash_completes_verbs_and_options() -> None:
     assert completed("tiered", '""') >= set(VERBS)
+
+
+def test_the_page_of_the_command_line_lists_every_verb() -> None:
+    page = Path("docs/CLI.md").read_text("utf-8")
+    table, sections = page.split("## Conventions")
+    assert [verb for verb in VERBS if f"[{verb}](#tiered-{verb}" not in table] == []
+    assert [verb for verb in VERBS if f"## tiered {verb}" not in sections] == []
     assert completed("tiered", "ver") == {"verify"}
     assert completed("tiered", "gc", "--app") == {"--apply"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,29 @@ def test_kernels_that_another_user_can_write_are_not_used(package_copy: Path) ->
     )
     assert done.stdout.split() == ["3", "2"]
     assert "not used" in done.stderr and f"chmod 700 {ahead}" in done.stderr
+
+
+@pytest.mark.integration
+def test_no_verb_compiles_after_the_installation(real_store: Callable[[str], Path], tmp_path: Path) -> None:
+    archive, store, restored = f"file://{tmp_path}/a", real_store("F") / "store", tmp_path / "restored"
+    name = ("--cluster", "FxCluster", "--broker", "fx-a")
+    for command in (
+        ("backfill", store, archive, *name),
+        ("cat", archive, "--all"),
+        ("export", archive, f"file://{tmp_path}/parquet"),
+        ("sql", archive, "select max(body), max(keys) from t_k_one where tags = 'TagA'"),
+        ("restore", archive, restored),
+        ("consumequeue", "build", restored, "--to", "rocksdb"),
+        ("backfill", restored, f"file://{tmp_path}/b", *name),
+        ("repair", archive, "--store", store),
+        ("verify", archive, "--full"),
+    ):
+        done = subprocess.run(
+            [Path(sys.executable).parent / "tiered", *map(str, command)],
+            env={**os.environ, "NUMBA_CACHE_DIR": "/dev/null"},
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "compiling kernels" not in done.stderr, command

@@ -85,6 +85,10 @@ def load(
         raise without_commits(store)
     try:
         return _loaded(store, wanted, known or CatalogState())
+    except NotFoundError as error:
+        if version is None or version <= (newest := head_version(store)):
+            raise
+        raise NotFoundError(f"{store.url} has no version {version}: its newest is {newest}") from error
     except CorruptionError as error:
         raise ArchiveDamagedError(error.message, hint=REPAIR_HINT) from error
 

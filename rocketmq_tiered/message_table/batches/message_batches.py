@@ -228,7 +228,9 @@ class _Damage:
 
     def __call__(self, place: CorruptPlace) -> None:
         if self._mode is Mode.FAILFAST:
-            raise CorruptionError(place.message, hint="option mode=PERMISSIVE skips and reports damage")
+            raise CorruptionError(
+                place.message, hint="mode=PERMISSIVE (--permissive of commands) skips and reports damage"
+            )
         logger.warning("skipped: %s", place.message)
         self._skipped(place)
         if self._wants_rows:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from types import ModuleType
 from typing import NoReturn
 
 from rocketmq_tiered.cli import EXIT_CODES, run_verb
-from rocketmq_tiered.spark.cli import backfill, compact, compact_keys, export, verify
-from rocketmq_tiered.spark.jobs.tasks import typed
-from tiered.console import printable
+from tiered.console import print_lines, printable
+from tiered.errors import UsageError
+
+try:
+    from rocketmq_tiered.spark.cli import backfill, compact, compact_keys, export, verify
+    from rocketmq_tiered.spark.jobs.tasks import typed
+except ModuleNotFoundError as missing:
+    print_lines(
+        f"tiered-spark: {missing.name} is not installed: pip install 'rocketmq-tiered[spark]'",
+        file=sys.stderr,
+    )
+    raise SystemExit(UsageError.exit_code) from missing
 
 VERBS: dict[str, tuple[ModuleType, str]] = {
     "backfill": (backfill, "archive store directories in parallel"),
