@@ -59,7 +59,7 @@ def execute(options: argparse.Namespace) -> int:
     if not re.fullmatch(r"[^.]+\.[^.]+", options.table):
         hint = f"write a namespace, a point and a name, such as {DEFAULT_TABLE}"
         raise UsageError(f"--table {options.table} does not name a table in a namespace", hint=hint)
-    source, store = _source(options, settings), StoreOptions(settings.object_store)
+    source, store = _source(options, settings), tables.readable_as_umask(StoreOptions(settings.object_store))
     with (
         Extra(),
         Progress("export", 0, quiet=options.json, unit=" parts") as progress,
@@ -76,7 +76,7 @@ def execute(options: argparse.Namespace) -> int:
         )
         write: tables.PartsWriter | tables.IcebergWriter = parts
         if options.format == ICEBERG:
-            catalog = tables.open_catalog(options.catalog, options.target, store)
+            catalog = tables.open_catalog(options.catalog, options.target, target_store)
             write = tables.IcebergWriter(catalog, options.table, parts)
         progress_of_batches = tables.ExportProgress(target_store)
         report = tables.ExportJob(source, options.target, options.format, progress_of_batches, write).run()

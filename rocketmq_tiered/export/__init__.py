@@ -11,14 +11,22 @@ if TYPE_CHECKING:
     from rocketmq_tiered.export.export_job import ExportJob, PartsWriter
     from rocketmq_tiered.export.export_progress import ExportProgress
     from rocketmq_tiered.export.iceberg_table import IcebergWriter, open_catalog
-    from rocketmq_tiered.export.parquet_parts import write_part
+    from rocketmq_tiered.export.parquet_parts import readable_as_umask, write_part
 
-__all__ = ["ExportJob", "ExportProgress", "IcebergWriter", "PartsWriter", "open_catalog", "write_part"]
+__all__ = [
+    "ExportJob",
+    "ExportProgress",
+    "IcebergWriter",
+    "PartsWriter",
+    "open_catalog",
+    "readable_as_umask",
+    "write_part",
+]
 
 _HOMES = {
     "rocketmq_tiered.export.export_job": ("ExportJob", "PartsWriter"),
     "rocketmq_tiered.export.export_progress": ("ExportProgress",),
     "rocketmq_tiered.export.iceberg_table": ("IcebergWriter", "open_catalog"),
-    "rocketmq_tiered.export.parquet_parts": ("write_part",),
+    "rocketmq_tiered.export.parquet_parts": ("readable_as_umask", "write_part"),
 }
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

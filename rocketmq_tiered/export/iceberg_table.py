@@ -7,6 +7,7 @@ and the export's own record. The table is partitioned by topic and by the day of
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from pyiceberg.exceptions import (
     CommitFailedException,
     NamespaceAlreadyExistsError,
     NoSuchTableError,
+    NotInstalledError,
     RESTError,
     TableAlreadyExistsError,
 )
@@ -27,22 +29,25 @@ from sqlalchemy.exc import SQLAlchemyError
 from rocketmq_tiered.export.export_job import PartsWriter
 from rocketmq_tiered.export.export_plan import BatchPlan
 from rocketmq_tiered.export.export_progress import Intent, PartDone
+from rocketmq_tiered.export.iceberg_files import PLACE, STORE
 from rocketmq_tiered.message_table.batches.message_batches import arrow_schema
 from rocketmq_tiered.message_table.options.columns import chosen
 from rocketmq_tiered.message_table.options.source_options import SourceOptions
 from tiered.errors import UnavailableError, UsageError
+from tiered.object_store.interface import ObjectStore
 from tiered.object_store.open_store import parse_url
-from tiered.object_store.store_options import StoreOptions
 
 BATCH = "tiered.batch"
 """Property of the table and of snapshots: the number of the last batch."""
+FILES = "rocketmq_tiered.export.iceberg_files.StoreFiles"
 TRIES = 8
 """Commits that other writers of the table may win in a row."""
 
 
-def open_catalog(uri: str, target: str, store: StoreOptions) -> Catalog:
+def open_catalog(uri: str, target: str, store: ObjectStore) -> Catalog:
     """The catalog at ``uri``: http:// or https:// of a REST catalog, or a database as SQLAlchemy names it; empty: an
-    SQLite file in the directory ``target``. Raises UsageError or UnavailableError if it cannot be opened."""
+    SQLite file in the directory ``target``. ``store``, at ``target``, has the files of its tables. Raises UsageError or
+    UnavailableError if it cannot be opened."""
     address = parse_url(target)
     if not uri:
         if address.scheme != "file":
@@ -52,24 +57,21 @@ def open_catalog(uri: str, target: str, store: StoreOptions) -> Catalog:
             )
         Path(address.place).mkdir(parents=True, exist_ok=True)
         uri = f"sqlite:///{address.place}/catalog.db"
-    given, settings = store.credentials, store.settings
     is_rest = uri.startswith(("http://", "https://"))
-    properties = {
-        "type": "rest" if is_rest else "sql",
-        "uri": uri,
-        "warehouse": "" if is_rest else target,
-        "s3.endpoint": settings.endpoint_url,
-        "s3.region": settings.region,
-        "s3.access-key-id": given.access_key if given else "",
-        "s3.secret-access-key": given.secret_key if given else "",
-    }
+    properties: dict[str, Any] = {"type": "rest" if is_rest else "sql", "uri": uri, "py-io-impl": FILES}
+    properties |= {STORE: store, PLACE: target.rstrip("/")}
+    if not is_rest:
+        properties["warehouse"] = target
+    shown = re.sub(r"//[^/]*@", "//…@", uri)
     logging.getLogger("pyiceberg").setLevel(logging.WARNING)  # it tells which file system it chooses
     try:
-        return load_catalog("tiered", **{name: value for name, value in properties.items() if value})
-    except (SQLAlchemyError, ValueError) as error:
-        raise UsageError(f"catalog {uri} cannot be opened: {_line(error)}") from error
+        return load_catalog("tiered", **properties)
+    except (SQLAlchemyError, ValueError, ImportError, NotInstalledError) as error:
+        raise UsageError(f"catalog {shown} cannot be opened: {_line(error).replace(uri, shown)}") from error
     except (OSError, RESTError) as error:
-        raise UnavailableError(f"catalog {uri} does not answer: {_line(error)}") from error
+        raise UnavailableError(
+            f"catalog {shown} does not answer: {_line(error).replace(uri, shown)}"
+        ) from error
 
 
 class IcebergWriter:
@@ -80,11 +82,11 @@ class IcebergWriter:
 
     def __call__(self, intent: Intent, source: SourceOptions, plan: BatchPlan) -> list[PartDone]:
         """See WriteBatch."""
-        done = self._parts(intent, source, plan)
         target = self._parts.target.rstrip("/")
-        names = [f"{target}/{name}" for part in done for name in part.names]
         try:
-            self._commit(self._table(intent.choices.columns), intent.number, names)
+            table = self._table(intent.choices.columns)
+            done = self._parts(intent, source, plan)
+            self._commit(table, intent.number, [f"{target}/{name}" for part in done for name in part.names])
         except (SQLAlchemyError, OSError, RESTError) as error:
             raise UnavailableError(
                 f"catalog of {self._name}: {_line(error)}", hint="run the export again"
@@ -92,10 +94,15 @@ class IcebergWriter:
         return done
 
     def _table(self, columns: Sequence[str]) -> Table:
-        try:
-            return self._catalog.load_table(self._name)
-        except NoSuchTableError:
-            pass
+        """The table. Raises UsageError when it is at another place than the files."""
+        with suppress(NoSuchTableError):
+            table = self._catalog.load_table(self._name)
+            if (place := table.location().rstrip("/")) != self._parts.target.rstrip("/"):
+                hint = f"export to {place}, or to a table of another --table"
+                raise UsageError(
+                    f"{self._name} is a table at {place}, not at {self._parts.target}", hint=hint
+                )
+            return table
         with suppress(NamespaceAlreadyExistsError):
             self._catalog.create_namespace(self._name.rpartition(".")[0])
         location = self._parts.target.rstrip("/")

@@ -7,14 +7,13 @@ Names follow from the batch and the part, and files appear whole: writing a part
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from rocketmq_tiered.export.export_progress import ExportProgress, PartDone
 from rocketmq_tiered.message_table.batches.message_batches import arrow_schema, read_partition
@@ -23,11 +22,11 @@ from rocketmq_tiered.message_table.options.predicate import Predicate
 from rocketmq_tiered.message_table.options.source_options import SourceOptions
 from rocketmq_tiered.message_table.plan.partitions import Slices
 from rocketmq_tiered.message_table.scan.object_rows import CorruptPlace
-from tiered.errors import UnavailableError
+from tiered.errors import AlreadyExistsError, UnavailableError, UsageError
 from tiered.model.dates import DATES_BEGIN_MS, DATES_END_MS
-from tiered.object_store.open_store import open_store, parse_url
+from tiered.object_store.interface import GET_BYTES_MAX, Buffer, ObjectStore
+from tiered.object_store.open_store import open_store
 from tiered.object_store.store_options import StoreOptions
-from tiered.whole_file import replace_whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,8 +37,10 @@ FIRST_DAY, LAST_DAY = DATES_BEGIN_MS // DAY_MS, DATES_END_MS // DAY_MS
 """Days since the epoch of the first and last date that Python supports. A damaged store timestamp, which no checksum
 covers, may be any number and is clipped to them."""
 ROW_GROUP_BYTES = 16 << 20
-_ESCAPED = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
-"""Characters that Spark and Hive escape in names of partition directories."""
+_ESCAPED = re.compile(r"[^A-Za-z0-9._-]")
+"""Characters that are escaped in names of partition directories; Spark and Hive understand any that is."""
+TRIES = 3
+"""Requests to write a file, which may be repeated."""
 
 
 @dataclass(frozen=True)
@@ -63,18 +64,18 @@ def write_part(task: PartTask) -> PartDone:
         progress = ExportProgress(store)
         done = progress.part(task.batch, task.number)
         if done is None:
-            done = _write(task)
+            done = _write(task, store)
             progress.finish_part(task.batch, task.number, done)
     return done
 
 
 def partition_directory(topic: str, day: int) -> str:
     """The directory of a topic and a UTC day, in days since the epoch."""
-    escaped = _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", topic)
+    escaped = _ESCAPED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), topic)
     return f"topic={escaped}/date={date.fromordinal(EPOCH_ORDINAL + day).isoformat()}"
 
 
-def _write(task: PartTask) -> PartDone:
+def _write(task: PartTask, store: ObjectStore) -> PartDone:
     names = tuple(dict.fromkeys((*task.columns, "topic", "storeTimestamp")))
     columns = chosen(names)
     schema = arrow_schema(columns)
@@ -93,7 +94,7 @@ def _write(task: PartTask) -> PartDone:
         data = file.finished()
         name = f"{partition_directory(topic, day)}/{task.batch:08d}-{task.number:08d}.parquet"
         written.append(f"data/{name}" if task.is_table else name)
-        _put(task, written[-1], data)
+        write_file(store, written[-1], data)
         size_bytes, rows = size_bytes + len(data), rows + file.rows
     return PartDone(rows, len(files), size_bytes, unreadable, written)
 
@@ -155,34 +156,42 @@ class _File:
         self._buffered, self._buffered_bytes = [], 0
 
 
-def _put(task: PartTask, name: str, data: memoryview) -> None:
-    """Make the file durable as a whole. An existing file has the same rows."""
-    address = parse_url(task.target)
-    try:
-        if address.scheme == "file":
-            path = str(Path(address.place) / name)
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            replace_whole(Path(path), data)
+def readable_as_umask(options: StoreOptions) -> StoreOptions:
+    """``options`` for files that those read whom the umask lets, as files of other programs."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    readers = "owner" if umask & 0o040 else "group" if umask & 0o004 else "all"
+    return replace(options, settings=replace(options.settings, file_readers=readers))
+
+
+def write_file(store: ObjectStore, name: str, data: Buffer) -> None:
+    """Make a file durable as a whole, unless an earlier try has done so. Raises UsageError where another file has its
+    name, and the store's errors."""
+    for left in reversed(range(TRIES)):
+        try:
+            store.put_if_absent(name, [data])
+        except AlreadyExistsError:
+            break
+        except UnavailableError:
+            if not left:
+                raise
         else:
-            path = "/".join(filter(None, (address.place, address.prefix, name)))
-            with _s3(task.store).open_output_stream(path) as stream:
-                stream.write(data)
-    except OSError as error:
-        raise UnavailableError(f"{path} cannot be written: {error.strerror or error}") from error
+            return
+    if not _has_same_rows(store.get(name, GET_BYTES_MAX), data):
+        raise UsageError(
+            f"{store.url}/{name} exists with other rows", hint="give a target without other files"
+        )
 
 
-def _s3(options: StoreOptions) -> Any:
-    """Arrow's S3 file system: partition directories have characters that archive keys may not have."""
-    from pyarrow import fs
+def _has_same_rows(found: Buffer, data: Buffer) -> bool:
+    """Whether both are the same Parquet file, perhaps by versions of the library that encode it differently."""
+    import pyarrow as pa
+    from pyarrow import parquet
 
-    given = options.credentials
-    endpoint = urlsplit(options.settings.endpoint_url)
-    return fs.S3FileSystem(
-        access_key=given.access_key if given else None,
-        secret_key=given.secret_key if given else None,
-        session_token=given.session_token if given else None,
-        region=options.settings.region or None,
-        endpoint_override=endpoint.netloc or None,
-        scheme=endpoint.scheme or "https",
-        force_virtual_addressing=options.settings.addressing_style == "virtual",
-    )
+    if found == data:
+        return True
+    try:
+        tables = [parquet.read_table(pa.BufferReader(one)) for one in (found, data)]
+    except pa.ArrowInvalid:
+        return False
+    return bool(tables[0].equals(tables[1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -43,10 +45,8 @@ DAY_MS = 86_400_000
 COLUMNS = "topic", "queueId", "queueOffset", "storeTime", "body"
 
 
-def _table(target: Path) -> Table:
-    return load_catalog("tiered", type="sql", uri=f"sqlite:///{target}/catalog.db").load_table(
-        "rocketmq.messages"
-    )
+def _table(target: Path, name: str = "rocketmq.messages") -> Table:
+    return load_catalog("tiered", type="sql", uri=f"sqlite:///{target}/catalog.db").load_table(name)
 
 
 def _rows(target: Path) -> Counter[tuple[str, int, int]]:
@@ -86,13 +86,26 @@ def test_an_iceberg_table_grows_by_batches(run: Run, tmp_path: Path) -> None:
     assert "was started with iceberg" in err
     for wrong, message in (
         (("--catalog", "sqlite:////none/here.db"), "--catalog requires --format iceberg"),
-        (("--format", "iceberg", "--table", "plain"), "has no namespace"),
+        (("--format", "iceberg", "--table", "plain"), "does not name a table in a namespace"),
+        (("--format", "iceberg", "--table", "a.b.c"), "does not name a table in a namespace"),
         (("--format", "iceberg", "--catalog", "sqlite:////none/here/catalog.db"), "sqlite:////none/here"),
+        (("--format", "iceberg", "--catalog", "http://user:SECRET@127.0.0.1:9"), "http://…@127.0.0.1:9"),
+        (("--format", "iceberg", "--catalog", "postgresql://user:SECRET@127.0.0.1:9/x"), "//…@127.0.0.1:9"),
+        (
+            ("--format", "iceberg", "--catalog", f"sqlite:///{target}/catalog.db"),
+            "the table is elsewhere",
+        ),
     ):
         code, _, err = run("export", url, f"file://{tmp_path}/other", *wrong)
         assert code in (2, 4)
-        assert message in err
+        assert message in err and "SECRET" not in err
         assert err.count("\n") == 1
+    assert not list((tmp_path / "other").rglob("*.parquet"))
+    shutil.copytree(target, tmp_path / "copy")
+    _grow(builder, 4)
+    code, _, err = run("export", url, f"file://{tmp_path}/copy", "--format", "iceberg")
+    assert (code, "the table is elsewhere" in err) == (2, True), err
+    assert len(_table(target).snapshots()) == 3
 
 
 def test_a_rest_catalog_when_one_is_given(run: Run, tmp_path: Path) -> None:
@@ -145,8 +158,8 @@ def test_what_dies_is_finished_by_the_next_export(
 
     def export(left: int = 1 << 30) -> int:
         parts = PartsWriter(target, store, _Dying(left), 1, lambda done, total: None, is_table=True)
-        catalog = open_catalog("", target, store)
         with closing(open_store(target, store)) as target_store:
+            catalog = open_catalog("", target, target_store)
             job = ExportJob(
                 source, target, "iceberg", ExportProgress(target_store), IcebergWriter(catalog, "n.t", parts)
             )
@@ -156,7 +169,7 @@ def test_what_dies_is_finished_by_the_next_export(
         raise _DiedError
 
     def rows() -> Counter[tuple[str, int, int]]:
-        found = open_catalog("", target, store).load_table("n.t").scan().to_arrow()
+        found = _table(tmp_path / "table", "n.t").scan().to_arrow()
         return Counter(
             zip(*(found[name].to_pylist() for name in ("topic", "queueId", "queueOffset")), strict=True)
         )
@@ -215,6 +228,30 @@ def test_killed_five_times(real_store: Callable[[str], Path], tmp_path: Path, ru
     listed = json.loads(run("ls", url, "--json")[1])["queues"]
     assert set(rows.values()) == {1}
     assert len(rows) == sum(one["messages"] for one in listed)
+
+
+def test_files_are_readable_as_the_umask_says_and_replace_no_others(run: Run, tmp_path: Path) -> None:
+    builder = ArchiveBuilder(PrefixedStore(FileStore(tmp_path / "archive"), "cluster/broker"))
+    _grow(builder, 0)
+    url, day = f"file://{tmp_path}/archive", f"date={date.fromtimestamp(STORED_MS // 1000)}"
+    for umask, mode in ((0o022, 0o644), (0o027, 0o640), (0o077, 0o600)):
+        target, before = tmp_path / f"{umask}", os.umask(umask)
+        try:
+            assert run("export", url, f"file://{target}")[0] == 0
+        finally:
+            os.umask(before)
+        assert {path.stat().st_mode & 0o777 for path in target.rglob("*.parquet")} == {mode}
+    (tmp_path / "elsewhere").mkdir()
+    for number, plant in enumerate((os.symlink, lambda _, path: path.mkdir())):
+        planted = tmp_path / f"planted{number}" / "topic=orders"
+        planted.parent.mkdir()
+        plant(tmp_path / "elsewhere", planted)
+        if number:
+            (planted / day).mkdir()
+            (planted / day / "00000001-00000000.parquet").write_bytes(b"of somebody else")
+        code, _, err = run("export", url, f"file://{planted.parent}")
+        assert code == 2 and ("symbolic link" in err or "exists with other rows" in err), err
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_a_target_inside_the_archive_is_refused(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from rocketmq_tiered.export.export_job import (
 )
 from rocketmq_tiered.export.export_plan import BatchPlan
 from rocketmq_tiered.export.export_progress import ExportProgress, Intent, PartDone
-from rocketmq_tiered.export.parquet_parts import DAY_MS, FIRST_DAY, LAST_DAY, write_part
+from rocketmq_tiered.export.parquet_parts import DAY_MS, FIRST_DAY, LAST_DAY, readable_as_umask, write_part
 from rocketmq_tiered.message_table.options.columns import chosen
 from rocketmq_tiered.message_table.options.source_options import SourceOptions
 from rocketmq_tiered.message_table.plan.partitions import Slices
@@ -180,7 +180,7 @@ def export(
             f"cannot export archive as {format}", hint=f"export an archive as {' or '.join(FORMATS)}"
         )
     table_address(target)
-    store_options = store or source.store_options()
+    store_options = readable_as_umask(store or source.store_options())
     with closing(open_store(target, store_options)) as target_store:
         write: WriteBatch
         if format == DELTA:
