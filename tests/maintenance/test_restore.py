@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -226,6 +227,26 @@ def test_what_is_refused_in_one_line(place: Place) -> None:
     writer.claim(take_over=True)
     refusal = place.restore(code=2)
     assert "i on h committed" in refusal and f"--at-version {load(archive).version}" in refusal
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make files of another user")
+@pytest.mark.parametrize("plant", ["directory", "writable", "link", "file"])
+def test_a_directory_that_another_user_prepared_is_not_filled(place: Place, plant: str) -> None:
+    archived(written(place.directory / "store"), place.directory / "archive")
+    planted, elsewhere = place.directory / "restored.restoring", place.directory / "elsewhere"
+    elsewhere.mkdir()
+    if plant == "link":
+        planted.symlink_to(elsewhere)
+    else:
+        planted.mkdir()
+        planted.chmod(0o777 if plant == "writable" else 0o700)
+    if plant == "file":
+        (planted / "commitlog").touch()
+        planted /= "commitlog"
+    if plant != "writable":
+        os.lchown(planted, 65534, 65534)
+    assert "another STORE" in place.restore(code=2)
+    assert not list(elsewhere.iterdir()) and not place.store.exists()
 
 
 def test_an_archive_without_sizes_of_files_requests_them(place: Place) -> None:

@@ -54,6 +54,7 @@ from tiered.consume_queue.open_store import open_for_writing
 from tiered.consume_queue.store import LogView, StoreKind
 from tiered.errors import NotFoundError, UnavailableError, UsageError
 from tiered.object_store.interface import ObjectStore
+from tiered.private_directory import check_files, make_private
 from tiered.timestamps import wall_ms
 from tiered.whole_file import file_error, replace_whole, save_whole, sync_directory
 
@@ -326,9 +327,11 @@ def _refuse_full(target: Path) -> None:
 
 @contextmanager
 def _only_here(building: Path) -> Iterator[None]:
-    """No other process restores into ``building``."""
+    """No other process restores into ``building``, and no other user has prepared it. Raises AccessDeniedError and
+    UnavailableError."""
     try:
-        building.mkdir(parents=True, exist_ok=True)
+        make_private(building, "another STORE")
+        check_files(building, "another STORE")
         lock = os.open(building, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise file_error(error, building) from error
