@@ -1,5 +1,8 @@
 """Pulls: statuses and next offsets as the Java peer's tests ask for them (MessageStoreFetcherImplTest), and, over
-archives with everything in them, the same rows as the simple reader's."""
+archives with everything in them, the same rows as the simple reader's.
+
+Queues of the archives that fetcher tests build.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,6 @@ from tests.archive.archive_builder import ArchiveBuilder, Sent, Stored
 from tests.archive.queue_reader import QueueReader
 from tests.end_to_end.ground_truth import difference, load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
-from tests.fetcher.plain_queue import OTHER, PLAIN
 from tests.fetcher.reading_fakes import PlainSource, plain_fetcher
 from tests.sweeps import examples
 from tiered.broker_store.store import open_broker_store
@@ -715,3 +717,6 @@ def test_real_stores_come_back_message_by_message(name: str, real_store: Callabl
                         delivered += 1
                 offset = result.next_offset
     assert delivered > 100
+
+
+PLAIN, OTHER = QueueKey("plain", 0, 0), QueueKey("other", 3, 0)
