@@ -233,7 +233,10 @@ def test_follow_prints_what_comes_and_ends_cleanly(real_store: Callable[[str], P
     assert [(line["queueId"], line["queueOffset"]) for line in printed] == expected
 
 
-def test_follow_prints_the_rest_of_a_deleted_topic_and_then_its_new_generation(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("begin", "rest"), [(0, 30), (40, 0)])
+def test_follow_prints_the_rest_of_a_deleted_topic_and_then_its_new_generation_from_the_first_message(
+    tmp_path: Path, begin: int, rest: int
+) -> None:
     store = WrittenStore(tmp_path / "store")
     url, names = f"file://{tmp_path}/archive", ["--cluster", "c", "--broker", "b"]
 
@@ -243,36 +246,17 @@ def test_follow_prints_the_rest_of_a_deleted_topic_and_then_its_new_generation(t
 
     put(50)
     assert main(["backfill", str(store.path), url, *names]) == 0
-    follower = Follower(url, "t")
-    follower.wait_for(50)
-    put(30)
+    follower = Follower(url, "t", "--from", str(begin))
+    follower.wait_for(50 - begin)
+    put(rest)
     store.records.clear()
     shutil.rmtree(store.path / "consumequeue" / "t")
     put(20)
     assert main(["backfill", str(store.path), url, *names]) == 0
-    follower.wait_for(100)
+    follower.wait_for(50 - begin + rest + 20)
     assert follower.interrupt() == (0, b"")
-    assert [json.loads(line)["queueOffset"] for line in follower.lines] == [*range(80), *range(20)]
-
-
-def test_follow_prints_a_new_generation_from_its_first_message_wherever_the_old_one_was_begun(
-    tmp_path: Path,
-) -> None:
-    store = WrittenStore(tmp_path / "store")
-    url, names = f"file://{tmp_path}/archive", ["--cluster", "c", "--broker", "b"]
-    for number in range(50):
-        store.put("t", 0, b"%d" % number)
-    assert main(["backfill", str(store.path), url, *names]) == 0
-    follower = Follower(url, "t", "--from", "40")
-    follower.wait_for(10)
-    store.records.clear()
-    shutil.rmtree(store.path / "consumequeue" / "t")
-    for number in range(20):
-        store.put("t", 0, b"%d" % number)
-    assert main(["backfill", str(store.path), url, *names]) == 0
-    follower.wait_for(30)
-    assert follower.interrupt() == (0, b"")
-    assert [json.loads(line)["queueOffset"] for line in follower.lines] == [*range(40, 50), *range(20)]
+    offsets = [*range(begin, 50 + rest), *range(20)]
+    assert [json.loads(line)["queueOffset"] for line in follower.lines] == offsets
 
 
 def test_a_walk_beyond_the_end_says_so_once(archive: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -131,29 +131,20 @@ def test_a_waiting_request_does_not_hold_up_the_next() -> None:
     play(story)
 
 
-def test_requests_above_the_limit_are_not_even_read() -> None:
+@pytest.mark.parametrize(("bursts", "size"), [(1, 20), (12, 1)])
+def test_requests_above_the_limit_are_not_even_read_whether_they_come_together_or_one_by_one(
+    bursts: int, size: int
+) -> None:
     async def story(made: Scene) -> None:
         client = await made.client()
-        await client.send(*(RemotingCommand(SLOW, n, ext_fields={"n": str(n)}) for n in range(20)))
-        await asyncio.sleep(0.1)
+        requests = [RemotingCommand(SLOW, n, ext_fields={"n": str(n)}) for n in range(bursts * size)]
+        for at in range(0, len(requests), size):
+            await client.send(*requests[at : at + size])
+            await asyncio.sleep(0.1 / bursts)
         (connection,) = made.server.connections
         assert len(connection.active_requests) == 4
         made.gate.set()
-        assert sorted([(await client.receive()).opaque for _ in range(20)]) == list(range(20))
-
-    play(story, ServerOptions(limits=ConnectionLimits(requests_max=4)))
-
-
-def test_requests_that_come_one_by_one_are_limited_as_those_that_come_together() -> None:
-    async def story(made: Scene) -> None:
-        client = await made.client()
-        for n in range(12):
-            await client.send(RemotingCommand(SLOW, n, ext_fields={"n": str(n)}))
-            await asyncio.sleep(0.01)
-        (connection,) = made.server.connections
-        assert len(connection.active_requests) == 4
-        made.gate.set()
-        assert sorted([(await client.receive()).opaque for _ in range(12)]) == list(range(12))
+        assert sorted([(await client.receive()).opaque for _ in requests]) == list(range(len(requests)))
 
     play(story, ServerOptions(limits=ConnectionLimits(requests_max=4)))
 
