@@ -83,8 +83,7 @@ def test_a_copied_record_with_a_stale_checksum_is_archived_if_the_consume_queue_
         for units in (tmp_path / "store" / "consumequeue").rglob("0" * 20):
             units.write_bytes(units.read_bytes().replace(unit, stranger))
     memory = MemoryStore(f"memory://stale-{is_known}")
-    result = backfill(tmp_path / "store", memory)
-    assert result.damaged == (0 if is_known else 1)
+    assert backfill(tmp_path / "store", memory).damaged == (0 if is_known else 1)
     archive = PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
     state = load(archive)
     key = next(key for key in state.visible_queues() if key[:2] == (victim["topic"], victim["queueId"]))
@@ -142,8 +141,7 @@ def test_an_empty_commitlog_directory_is_no_other_log(
     (store / "commitlog").mkdir()
     with pytest.raises(UnavailableError, match="commitlog contains no commitlog file"):
         backfill(store, memory)
-    after = state_of(memory)
-    assert after.version == before.version
+    assert state_of(memory).version == before.version
 
     (store / "commitlog").rmdir()
     (tmp_path / "the disk").rename(store / "commitlog")

@@ -144,7 +144,6 @@ def test_a_record_of_many_batches_is_archived_whole(tmp_path: Path) -> None:
     for key in state.current_queues():
         for offset, phys, record in records_of(QueueReader(archive, state, key[0])):
             found[phys] = record
-            message = messages[offset * 2 + key[0].queue_id]
-            assert record == encode(message, phys)
+            assert record == encode(messages[offset * 2 + key[0].queue_id], phys)
     assert b"".join(found[phys] for phys in sorted(found)) == log
     assert verify_archive(archive, depth="full").anomalies == []

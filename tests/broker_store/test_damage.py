@@ -111,8 +111,7 @@ def test_bytes_unknown_to_the_consume_queues_are_left_over(tmp_path: Path) -> No
     data[positions[3] : positions[6]] = bytes(3 * size)
     data[left_over : left_over + size] = record(left_over, b"x" * 100)
     log_file(tmp_path / "commitlog", 0, bytes(data), SIZE)
-    units = b"".join(unit(phys, size) for phys in positions)
-    queue_file(tmp_path, "t", 0, units)
+    queue_file(tmp_path, "t", 0, b"".join(unit(phys, size) for phys in positions))
     log = CommitLog([tmp_path / "commitlog"])
     index = FileConsumeQueues(tmp_path, lambda: 0)
     assert find_next_record(log, positions[3], FAR) == left_over

@@ -98,8 +98,7 @@ def test_the_bucket_says_which_versions_are_older_than_the_grace_period(versions
         memory.now_ms = NOW_MS + version
         put(memory, catalog_key(version))
     for before in range(-1, versions + 3):
-        found = settled_version(memory, versions, NOW_MS + before)
-        assert found == min(max(before, 0), versions)
+        assert settled_version(memory, versions, NOW_MS + before) == min(max(before, 0), versions)
     assert settled_version(memory, versions + 1, NOW_MS + 10**6) == versions, (
         "a missing commit is not settled"
     )
@@ -150,8 +149,7 @@ def test_attempts_of_a_fenced_epoch_go(memory: Bucket) -> None:
 def test_what_the_head_needs_stays_and_the_catalog_with_it(memory: Bucket) -> None:
     made = filled(memory, 60)
     catalog = {key for key in everything(memory) if key.startswith("catalog/")}
-    gone = collect(memory, grace_ms=0)
-    assert any(key.startswith("pages/root-") for key in gone)
+    assert any(key.startswith("pages/root-") for key in collect(memory, grace_ms=0))
     assert catalog <= everything(memory)
     state = load(memory)
     assert describe(state)["queues"] == describe(made.state)["queues"]
@@ -300,8 +298,7 @@ def test_a_list_replaced_in_the_meantime_is_not_collected() -> None:
 
 
 def test_a_list_that_does_not_fit_is_refused() -> None:
-    store = MemoryStore()
-    made = with_garbage(store)
+    made = with_garbage(MemoryStore())
     entry = {"sets/x": PendingDeletion(1, 2, Reason.EXPIRED)}
     for change in (
         DeletionChange(removed=["pages/unknown"]),

@@ -312,8 +312,7 @@ def test_of_two_kinds_of_a_queue_the_one_that_cannot_be_read_may_be_the_one_that
     path = tmp_path / "batchconsumequeue" / "t" / "0" / f"{0:020d}"
     path.parent.mkdir(parents=True)
     path.write_bytes(batch_unit(5000, 0, 10))
-    disk = BadSectors(monkeypatch)
-    disk.break_all(path)
+    BadSectors(monkeypatch).break_all(path)
     index = index_of(tmp_path)
     assert index.frontier_phys() == 0
     assert index.last_records() == {}

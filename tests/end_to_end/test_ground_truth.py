@@ -52,6 +52,5 @@ def test_spills_are_merged_at_the_end(
     monkeypatch.setattr(catalog_writer, "CatalogLimits", partial(CatalogLimits, merge_spills=1000, **LIMITS))
     backfill(real_store("A") / "store", FileStore(tmp_path))
     archive = own_archive(tmp_path)
-    found = sequences_of(load(archive).pages)
-    assert len(found) == 1
+    assert len(sequences_of(load(archive).pages)) == 1
     assert verify_archive(archive, depth="full").anomalies == []

@@ -401,8 +401,7 @@ def test_hidden_files_hold_what_only_the_broker_may_have_before_the_archive(
     commit_log = store.path / "commitlog"
     away = tmp_path / "away"
     away.mkdir()
-    files = sorted(commit_log.iterdir())
-    for path in files[:2]:
+    for path in sorted(commit_log.iterdir())[:2]:
         path.rename(away / path.name)
     backfill(store.path, root)
     if not is_deleted:
@@ -437,8 +436,7 @@ def _late_archive(tmp_path: Path) -> tuple[Scene, int]:
         (away / path.name).rename(path)
     archive = Backend(root)
     hot = HotReader(open_broker_store(store.path), clock_s=lambda: 0.0)  # never looks again on its own
-    reader = PolicyReader(archive, archive, hot, topics=FILTER)
-    scene = Scene(store, root, archive, hot, reader)
+    scene = Scene(store, root, archive, hot, PolicyReader(archive, archive, hot, topics=FILTER))
     scene.policy("FORCE")
     row = archive.state.queue(QueueKey("t", 0, 0))
     assert row is not None

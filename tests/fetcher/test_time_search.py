@@ -127,8 +127,7 @@ def queues(
     rows = list(zip(stamps, spans, strict=True))
     gaps = draw(st.lists(st.integers(0, 3), max_size=len(sizes))) if with_gaps else []
     runs = [rows[end - size : end] for size, end in zip(sizes, ends, strict=True)]
-    base = draw(st.integers(0, 50))
-    return queue_of(runs, base=base, gaps=[0, *gaps], is_batch=is_batch)
+    return queue_of(runs, base=draw(st.integers(0, 50)), gaps=[0, *gaps], is_batch=is_batch)
 
 
 def every_row(rows: Rows) -> list[tuple[int, int]]:
@@ -344,8 +343,7 @@ def opener(builder: ArchiveBuilder) -> Any:
 
 def test_columns_come_from_the_object_the_catalog_names(archive: ArchiveBuilder) -> None:
     chunk = RunIndex(archive.store).runs_of(archive.state, QUEUE)
-    times = QueueTimes.of(archive.state, QUEUE, chunk)
-    columns = run_sync(columns_from(times, opener(archive))(0))
+    columns = run_sync(columns_from(QueueTimes.of(archive.state, QUEUE, chunk), opener(archive))(0))
     assert columns.queue_offset.tolist() == [0, 1]
     assert columns.store_timestamp.tolist() == [NOW_MS, NOW_MS]
 

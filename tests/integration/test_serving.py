@@ -127,8 +127,7 @@ def test_retry_messages_come_again_and_end_as_dead_letters_over_kill_9(served: S
         assert consumers.wait(120) == 0
     finally:
         consumers.kill()
-    lines = served.lines(0)
-    done = [fields for fields in lines if fields[8] == "ok"]
+    done = [fields for fields in served.lines(0) if fields[8] == "ok"]
     assert {(int(f[2]), int(f[3])) for f in done} == {line[2:] for line in expected}
     assert all(int(fields[7]) >= 2 and fields[9] == "t_props" for fields in done)
     with rocketmq_tiered.open(served.url) as archive:

@@ -64,8 +64,7 @@ def read_all_of_it(slave: Slave) -> None:
     # Of a group's very first commits a broker may lose all but one, if they arrive at the same time.
     slave.commit("G-pinned", 0, 0)
     before_pulls = slave.pulls()
-    assigned = slave.pinned("assign", "G-pinned", 10**6, idle_s=8)
-    assert got(assigned) == truth
+    assert got(slave.pinned("assign", "G-pinned", 10**6, idle_s=8)) == truth
     # Ten messages a pull, and then eight seconds at the end, where it is not redirected again and again.
     assert slave.pulls() - before_pulls < sum(ends) / 10 + QUEUES * 10
     until(lambda: slave.committed("G-pinned") == ends, "its offsets are not at the master", 20)

@@ -249,8 +249,7 @@ def test_a_damaged_separator_before_the_record_crc_does_not_hide_it() -> None:
 
 
 def test_an_empty_body_has_no_crc() -> None:
-    record = encode(Message(body=b""), 0)
-    assert scan(patched(record, 8, ">i", 77))[1].rows == 1
+    assert scan(patched(encode(Message(body=b""), 0), 8, ">i", 77))[1].rows == 1
 
 
 def test_a_topic_that_is_not_utf8_is_invalid() -> None:
@@ -391,8 +390,7 @@ def test_the_largest_topic_and_key_fit() -> None:
 
 def test_a_record_with_thousands_of_keys_grows_the_columns() -> None:
     keys = b" ".join(b"%d" % index for index in range(6000))
-    row = one_row(Message(properties=properties((b"KEYS", keys))))
-    assert len(row.key_texts) == 6000
+    assert len(one_row(Message(properties=properties((b"KEYS", keys)))).key_texts) == 6000
 
 
 def test_importing_the_scan_does_not_import_numba() -> None:

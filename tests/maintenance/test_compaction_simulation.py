@@ -312,8 +312,7 @@ class World:
             offset = batch.next_offset
         sent = [(one.offset, one.record) for one in self.owner.truth[queue].rows if first <= one.offset < end]
         if queue == LMQ:
-            parent = state.queue(QUEUES[0])
-            assert parent is not None
+            assert state.queue(QUEUES[0]) is not None
             assert sent[len(sent) - len(found) :] == found, (
                 queue,
                 first,

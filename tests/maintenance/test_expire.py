@@ -82,8 +82,7 @@ def built(store: Bucket, cycles: int = 12, **limits: float) -> ArchiveBuilder:
 def expire(store: Bucket, *, erase: Erasure | None = None) -> tuple[ExpiryPass, CatalogState]:
     state = load(store)
     found = plan_pass(store, state, rule, clock=lambda: store.now_ms, erase=erase)
-    after = commit_pass(store, state, found, clock=lambda: store.now_ms)
-    return found, after
+    return found, commit_pass(store, state, found, clock=lambda: store.now_ms)
 
 
 def readable(store: MemoryStore, key: QueueKey, state: CatalogState | None = None) -> list[bytes]:
@@ -141,8 +140,7 @@ def test_a_clock_of_the_future_keeps_no_older_messages_after_its_time_in_the_buc
 def test_nothing_expires_before_its_time_in_the_bucket() -> None:
     """The broker's clock was in 1970."""
     store = Bucket()
-    made = ArchiveBuilder(store)
-    made.commit([Sent(A, b"x", stored_ms=1_000)])
+    ArchiveBuilder(store).commit([Sent(A, b"x", stored_ms=1_000)])
     store.now_ms = NOW_MS + 10 * HOUR_MS - 1_000
     assert not len(expire(store)[0].plan.floors)
     store.now_ms = NOW_MS + 10 * HOUR_MS + 1_000

@@ -156,8 +156,7 @@ def test_full_disk(tiny_disk: Path, anonymous: bool) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_directory_of_another_user(tmp_path: Path) -> None:
-    store = FileStore(tmp_path / "archive")
-    store.put_if_absent("k", [b"x"])
+    FileStore(tmp_path / "archive").put_if_absent("k", [b"x"])
     (tmp_path / "archive").chmod(0o700)
     script = f"""
         import os, sys

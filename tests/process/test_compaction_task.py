@@ -204,8 +204,7 @@ def test_only_the_owner_compacts(tmp_path: Path) -> None:
 
 
 def test_uncollected_garbage_refuses_a_pass(tmp_path: Path) -> None:
-    settings = replace(SETTINGS, gc=GcSettings(grace_ms=0, every_ms=HOUR_MS))
-    beside = Beside(tmp_path, settings)
+    beside = Beside(tmp_path, replace(SETTINGS, gc=GcSettings(grace_ms=0, every_ms=HOUR_MS)))
     beside.compact()
     beside.scene.append(40)
     beside.now_ms += 2 * HOUR_MS
@@ -255,8 +254,7 @@ def test_the_thread_reports_failures_and_tries_again(
     thread = threading.Thread(target=beside.loop.run)
     thread.start()
     wait_for(lambda: beside.report.failures >= 2, "two passes fail")
-    report = beside.report
-    assert "was refused; allow the account" in report.problem
+    assert "was refused; allow the account" in beside.report.problem
     assert "compaction has not run: GET of" in caplog.text
     assert not any(beside.spool.iterdir()), "what a killed process left is removed"
     beside.task._store._store = beside.scene.store

@@ -187,8 +187,7 @@ def test_a_file_that_the_broker_deleted_is_there_for_the_next_job(settings: Sett
     data = log.read(oldest.begin_phys, 4096)
     assert kept.keeper is not None
     kept.keeper.limits = PinLimits(0.999, 0.9999)
-    status = kept.keeper.step(log.files, 0)
-    assert {pin.method for pin in status.pins} == {PinMethod.DESCRIPTOR}
+    assert {pin.method for pin in kept.keeper.step(log.files, 0).pins} == {PinMethod.DESCRIPTOR}
     oldest.path.unlink()
     job.close()
 

@@ -78,8 +78,7 @@ def test_heartbeats_fill_no_memory(what: str) -> None:
         "members": (heartbeat(f"c{n}", "g", "t") for n in numbers),
         "subscriptions": (heartbeat("c", "g", *map(str, range(n)), expression="x" * 1000) for n in numbers),
     }
-    taken = refused_after(table, makers[what])
-    assert taken > 10
+    assert refused_after(table, makers[what]) > 10
     assert table.held_bytes <= BYTES_MAX
     table.heartbeat(
         heartbeat("c0" if what == "members" else "c", "g0" if what == "groups" else "g", "t", version=9)
@@ -240,8 +239,7 @@ def test_a_group_that_cannot_be_does_not_exist(code: RequestCode, group: str) ->
 )
 def test_retry_topics_are_those_of_groups_that_can_be(group: str, is_there: bool) -> None:
     archive: Any = Archive()
-    routes = RouteTable(archive, "a:1")
-    assert (routes.route(f"%RETRY%{group}") is not None) is is_there
+    assert (RouteTable(archive, "a:1").route(f"%RETRY%{group}") is not None) is is_there
 
 
 @pytest.mark.parametrize("what", ["groups", "topics", "queues"])

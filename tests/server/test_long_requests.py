@@ -166,8 +166,7 @@ def test_heartbeats_of_many_clients_leave_the_loop_to_others() -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(frames)
             for _ in range(3):
-                length = int.from_bytes(await reader.readexactly(4), "big")
-                await reader.readexactly(length)
+                await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
             writer.close()
 
         async with gaps() as found:

@@ -67,8 +67,7 @@ def test_partitions_are_bounded_and_contain_every_offset_once(
         table[number] = (queue, key, number, 0, 10, 10 + offsets, weight)
     objects = tuple(ObjectRef(f"key-{number}", 100, 50) for number in range(6))
     queues = tuple(QueueKey("t", number, 0) for number in range(4))
-    whole = Slices(ArchiveRef("c", "b", 1), table, queues, objects)
-    parts = cut([whole], partition_bytes)
+    parts = cut([Slices(ArchiveRef("c", "b", 1), table, queues, objects)], partition_bytes)
     found: dict[int, list[tuple[int, int]]] = {}
     for part in parts:
         heaviest = int(part.table["weight"].max())
@@ -208,8 +207,7 @@ def test_lmqs_weigh_as_much_as_the_records_they_refer_to(tmp_path: Path) -> None
         parts = plan(options, pinned_versions(options), Predicate(), is_header_only=False)
         assert 5 <= len(parts) <= 6
         assert sum(int(part.table["weight"].sum()) for part in parts) >= 20 * len(body)
-        heads = plan(options, pinned_versions(options), Predicate(), is_header_only=True)
-        assert len(heads) == 1
+        assert len(plan(options, pinned_versions(options), Predicate(), is_header_only=True)) == 1
 
 
 def test_missing_topics_archives_and_versions_are_errors(small_archive: Path, tmp_path: Path) -> None:

@@ -133,5 +133,4 @@ def test_a_backfill_takes_nothing_that_a_broker_appends(
             offsets_source=no_offsets,
             environment=Environment(committed=lambda _: broker.start()),
         ).run(threading.Event(), follow=False)
-    state = load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)))
-    assert 0 < state.cursor.phys <= end_phys
+    assert 0 < load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))).cursor.phys <= end_phys

@@ -103,8 +103,7 @@ def test_a_topic_deleted_while_no_process_watched_is_hidden_after_an_hour(
 
 
 def test_a_disk_without_its_topics_deletes_nothing(store: Flaky, tmp_path: Path) -> None:
-    made = archived(store)
-    commits, hidden = started(store, made, tmp_path, ["kept"])
+    commits, hidden = started(store, archived(store), tmp_path, ["kept"])
     commits.step(0)
     commits.step(2 * ABSENT_MS_MIN)
     assert not hidden

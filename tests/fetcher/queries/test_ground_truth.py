@@ -102,8 +102,7 @@ def check_queries(name: str, indexed: bool, step: int, real_store: Callable[[str
                 whole, whole_equal = whole + 1, whole_equal + is_equal
             if is_equal:
                 continue
-            records = records_at(archive, sorted({*ours, *line["brokerPhys"]}))
-            found = explain(line, ours, records)
+            found = explain(line, ours, records_at(archive, sorted({*ours, *line["brokerPhys"]})))
             assert "?" not in found, (found, line, ours)
             excuses |= found
     assert asked > 5
