@@ -46,7 +46,7 @@ LONGEST = (
     "tests/server/proxy/test_pull.py",
     "tests/process/test_compaction_task.py",
     "tests/sending/test_timer_simulation.py",
-    "tests/maintenance/test_key_begins.py",
+    "tests/maintenance/test_key_compaction.py",
     "tests/server/slave/test_service.py",
     "tests/fetcher/test_read_router.py",
     "tests/maintenance/test_key_compaction.py",

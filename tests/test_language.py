@@ -114,8 +114,7 @@ def retired() -> tuple[re.Pattern[str], re.Pattern[str]]:
         words += re.findall(r"`([^`]+)`", cells[0])
         allowed += re.findall(r"`([^`]+)`", cells[2])
     assert words and allowed
-    searched = "|".join([any_of(words), *OUTSIDE])
-    return re.compile(searched), re.compile(any_of(allowed))
+    return re.compile("|".join([any_of(words), *OUTSIDE])), re.compile(any_of(allowed))
 
 
 @functools.cache
@@ -144,8 +143,7 @@ def found_in_name(name: str) -> str | None:
     """The retired word in an identifier, if any."""
     if name in exempt_names():
         return None
-    words = WORD_BREAK.sub(" ", name).strip().lower()
-    return next((word for _, word in found_in(words)), None)
+    return next((word for _, word in found_in(WORD_BREAK.sub(" ", name).strip().lower())), None)
 
 
 def names_in(tree: ast.AST) -> Iterator[tuple[int, str]]:

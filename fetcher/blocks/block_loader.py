@@ -430,8 +430,7 @@ class BlockLoader:
         landed: list[NewBlock] = []
         try:
             numbers = [load.span.first_block for load in loads]
-            decoded = index.decode_each(numbers, pieces, decompressor)
-            for load, found in zip(loads, decoded, strict=True):
+            for load, found in zip(loads, index.decode_each(numbers, pieces, decompressor), strict=True):
                 if isinstance(found, TieredError):
                     self.counts.corrupt += isinstance(found, CorruptionError)
                     load.error = found

@@ -378,8 +378,7 @@ class SegmentSource:
             self._indexes.evict(excess_bytes)
 
     def _expire(self) -> None:
-        now_s = self._clock_s()
-        if now_s >= self._expire_s:
+        if self._clock_s() >= self._expire_s:
             self.expire()
 
     def expire(self) -> None:

@@ -131,8 +131,7 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code."""
     _replace_closed_streams()
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    verb, rest = _split_verb(words)
+    verb, rest = _split_verb(list(sys.argv[1:] if arguments is None else arguments))
     if verb is None:
         return 2
     if verb in SERVICES:

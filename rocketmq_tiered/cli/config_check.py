@@ -78,8 +78,7 @@ def execute(options: argparse.Namespace) -> int:
 
 def _broker_rules(settings: Settings) -> dict[str, Any]:
     """The broker's users and rules, as AUTH_LIST_USER and AUTH_LIST_ACL reply. Raises TieredError."""
-    conf = read_conf(settings)
-    if not (address := address_of(settings, conf)):
+    if not (address := address_of(settings, read_conf(settings))):
         raise UsageError(
             "the broker's address is unknown", hint="set broker.address (--broker-address HOST:PORT)"
         )

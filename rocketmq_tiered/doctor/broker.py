@@ -149,5 +149,4 @@ def _brokers(body: bytes) -> set[str]:
 def _unanswered(error: TieredError, address: str, origin: str, fix: str) -> CheckFinding:
     """The address that was tried, and why it does not answer."""
     why = error.message.removeprefix(f"broker {address} ")
-    finding = failed_by(error)
-    return replace(finding, detail=f"{address}{origin} {why}", fix=error.hint or fix)
+    return replace(failed_by(error), detail=f"{address}{origin} {why}", fix=error.hint or fix)

@@ -137,8 +137,7 @@ class StoreTrial:
         return ok("the bytes that were written")
 
     def _range(self) -> CheckFinding:
-        key = self._key("small")
-        if self._store.get_range(key, 8, 5) != _CONTENT[8:13]:
+        if self._store.get_range(self._key("small"), 8, 5) != _CONTENT[8:13]:
             return failed("a range read returns other bytes", f"{_USE_ANOTHER}; a proxy may ignore Range")
         return ok("from an offset")
 

@@ -223,8 +223,7 @@ def _parts(found: list[Slices], partition_bytes: int) -> list[Slices]:
 
 
 def _of_topics(part: Slices, topics: set[str]) -> Slices | None:
-    wanted = np.array([queue.topic in topics for queue in part.queues], bool)
-    mine = wanted[part.table["queue"]]
+    mine = np.array([queue.topic in topics for queue in part.queues], bool)[part.table["queue"]]
     if not mine.any():
         return None
     return Slices(part.archive, part.table[mine], part.queues, part.objects)

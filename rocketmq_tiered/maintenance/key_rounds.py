@@ -424,8 +424,7 @@ def _choose(
         left[at] = kept.count(begin, end) + above
         is_inside = kept.begin < end and begin < kept.end and not candidates.is_fixed[run["object"]]
         replaced[at] = is_inside and not is_done and left[at] < rows
-    groups = np.split(mine, np.flatnonzero(~_continue(candidates, mine)) + 1)
-    for group in groups:
+    for group in np.split(mine, np.flatnonzero(~_continue(candidates, mine)) + 1):
         while (at := _empty(group, replaced, left)) is not None:
             first, last = at
             behind = group[last + 1] if last + 1 < len(group) else None

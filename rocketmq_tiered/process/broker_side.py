@@ -215,12 +215,7 @@ def open_store_of(
     pinned: Callable[[], Iterable[LogFile]] | None = None,
 ) -> BrokerStore:
     """The broker's store, read-only. Raises what open_broker_store raises."""
-    return open_broker_store(
-        store_path(settings, conf),
-        conf=conf,
-        pinned=pinned,
-        time_zone=settings.broker.time_zone,
-    )
+    return open_broker_store(store_path(settings, conf), conf=conf, pinned=pinned)
 
 
 def names_of(settings: Settings, store: BrokerStore) -> BrokerNames:

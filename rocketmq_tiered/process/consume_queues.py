@@ -250,8 +250,7 @@ class _Rewrite:
     def _keep_ends(self, target: ConsumeQueueStore) -> None:
         """A queue whose messages have all expired continues at its end, which only the old queues know."""
         try:
-            source = self._store.consume_queues()
-            for topic, queue_id, end in _ends(source):
+            for topic, queue_id, end in _ends(self._store.consume_queues()):
                 if end > 0 and target.max_offset(topic, queue_id) == 0 and self._is_wanted(topic, queue_id):
                     target.put_empty_queue(topic, queue_id, end)
         except TieredError as error:

@@ -40,6 +40,8 @@ class EventQueue(Generic[T]):
     def __init__(self) -> None:
         self._events: queue.SimpleQueue[T] = queue.SimpleQueue()
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._readable = select.poll()  # unlike select(), for descriptors above 1023 as well
+        self._readable.register(self._read_fd, select.POLLIN)
         self._wakes_on_signals = False
 
     def wake_on_signals(self) -> None:
@@ -58,8 +60,7 @@ class EventQueue(Generic[T]):
         while True:
             with contextlib.suppress(queue.Empty):
                 return self._events.get_nowait()
-            readable, _, _ = select.select([self._read_fd], [], [], timeout_s)
-            if not readable:
+            if not self._readable.poll(None if timeout_s is None else timeout_s * 1000):
                 return None
             with contextlib.suppress(BlockingIOError):
                 os.read(self._read_fd, 4096)

@@ -71,8 +71,7 @@ class KnownFigures:
         now_ms = self._clock_ms()
         with self._lock:
             if report.lag_bytes is not None:
-                age_ms = round(report.measured_seconds * 1000)
-                self._last, self._known_ms = report, now_ms - age_ms
+                self._last, self._known_ms = report, now_ms - round(report.measured_seconds * 1000)
                 if abs(now_ms - self._saved_ms) >= SAVED_EVERY_MS:
                     self._saved_ms = now_ms
                     self._save()

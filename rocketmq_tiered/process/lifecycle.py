@@ -144,8 +144,7 @@ class Service:
         self._events.wake_on_signals()
         signal.signal(signal.SIGTERM, lambda *_: self.post(Event.STOP))
         signal.signal(signal.SIGINT, lambda *_: self.post(Event.STOP))
-        replaced = signal.signal(signal.SIGHUP, lambda *_: self.post(Event.RELOAD))
-        if was_received(replaced):
+        if was_received(signal.signal(signal.SIGHUP, lambda *_: self.post(Event.RELOAD))):
             self.post(Event.RELOAD)
 
     def post(self, event: Event) -> None:

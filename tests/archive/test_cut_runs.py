@@ -115,8 +115,7 @@ def test_no_reader_finds_what_was_cut_off(tmp_path: Path) -> None:
     queue = QUEUES[2]
     made.cut_runs(3)
     made.expire_first_run(queue)
-    state = made.state
-    row = state.queue(queue)
+    row = made.state.queue(queue)
     assert row is not None and int(row["min_queue_offset"]) == 3
     read_all(made)
     assert verify_archive(made.store, depth="full").anomalies == []
@@ -140,8 +139,7 @@ def test_cut_runs_are_compacted(tmp_path: Path, cut_at: int) -> None:
 def test_a_part_that_the_object_does_not_have_is_damage(tmp_path: Path) -> None:
     made = built(tmp_path)
     made.cut_runs(3)
-    chunk = RunIndex(made.store).runs_of(made.state, QUEUES[0])
-    run = chunk.runs[1].copy()
+    run = RunIndex(made.store).runs_of(made.state, QUEUES[0]).runs[1].copy()
     reader = QueueReader(made.store, made.state, QUEUES[0])
     segment, _ = reader._run_at(int(run["base_queue_offset"]))
     segment.index.check_run(run, QUEUES[0])
@@ -172,8 +170,7 @@ def test_a_cut_of_a_cut_is_a_cut_of_the_whole(tmp_path: Path) -> None:
     state = load(made.store)
     for queue in (*QUEUES[:3], LMQ):
         reader = QueueReader(made.store, state, queue)
-        offset = reader.min_offset
-        segment, part = reader._run_at(offset)
+        segment, part = reader._run_at(reader.min_offset)
         run = RunIndex(made.store).runs_of(state, queue).runs[0]
         rows = segment.row_columns(part)
         inner = cut_run(run, rows, 2, len(rows))

@@ -105,7 +105,6 @@ def test_an_lmq_lives_no_longer_than_its_parent() -> None:
     builder.commit([Sent(ONE, b"a", lmq=[LMQ]), Sent(ONE, b"b", lmq=[LMQ])])
     builder.commit([Sent(TWO, b"c", lmq=[LMQ]), Sent(ONE, b"d", lmq=[LMQ])])
     builder.expire_first_run(ONE)
-    reader = QueueReader(builder.store, builder.state, LMQ)
-    batch = reader.read(0, max_rows=9, max_bytes=1 << 20)
+    batch = QueueReader(builder.store, builder.state, LMQ).read(0, max_rows=9, max_bytes=1 << 20)
     assert (batch.gap, batch.queue_offsets.tolist()) == ((0, 2), [2, 3])
     assert _records(batch) == [row.record for row in builder.truth[LMQ].rows[2:]]

@@ -86,8 +86,7 @@ def test_batches_are_of_one_run_and_of_one_kind() -> None:
             data += batch.data
         assert data == list(ranges.data)
         assert blocks == len(ranges.blocks)
-    one = found(1, 1, 3)
-    assert [batch[:3] for batch in one.batches(np.array([0, 1]), 1 << 20)] == [(0, 0, 3)]
+    assert [batch[:3] for batch in found(1, 1, 3).batches(np.array([0, 1]), 1 << 20)] == [(0, 0, 3)]
 
 
 def test_rows_continue_inside_a_run_only() -> None:

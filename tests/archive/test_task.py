@@ -87,8 +87,7 @@ def test_failures_are_reported_and_tried_again() -> None:
 @pytest.mark.parametrize("lasts", [False, True])
 def test_an_outage_is_a_problem_only_if_it_lasts(lasts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tiered.archive.task.OUTAGE_S", 0.0 if lasts else 600.0)
-    task = Counting(1, Due(every_s=3600), fail=unavailable)
-    loop = TaskLoop(task, lambda: OWNED)
+    loop = TaskLoop(Counting(1, Due(every_s=3600), fail=unavailable), lambda: OWNED)
     thread = threading.Thread(target=loop.run)
     thread.start()
     until(lambda: loop.status.failures == 1)

@@ -100,8 +100,7 @@ def test_what_becomes_of_entries_and_their_counts(seed: int, monkeypatch: pytest
     hours = {hour: count for hour in range(3) if (count := int((timers["deliver_ms"] == hour * HOUR).sum()))}
     postponed = int((timers["kind"] == POSTPONED).sum())
     assert files.counts(state) == (hours, postponed, len(found.refused))
-    times = files.pending_times(state)
-    assert sum(map(len, times.values())) == len(timers)
+    assert sum(map(len, files.pending_times(state).values())) == len(timers)
     place = TimerPlace(1, 2)
     at_place = (timers["queue"] == 1) & (timers["queue_offset"] == 2)
     with nullcontext() if at_place.any() else pytest.raises(NotFoundError):

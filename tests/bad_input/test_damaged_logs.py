@@ -1,9 +1,13 @@
-"""A damaged commitlog: what is lost is recorded with file and offset, all other queues are archived byte-exact."""
+"""A damaged commitlog: what is lost is recorded with file and offset, all other queues are archived byte-exact.
+
+A commitlog directory whose disk is not mounted: nothing is taken for deleted or replaced.
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,16 +17,21 @@ from tests.archive.queue_reader import QueueReader
 from tests.bad_input.stale_checksum import NAME, copy_with_stale_checksum
 from tests.end_to_end.archive_check import records_of
 from tests.end_to_end.ground_truth import load_truth
-from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
+from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.sweeps import sweep
 from tests.uploader.damaged_headers import archived, assert_all_but, flip
 from tiered.archive.verify import verify_archive
 from tiered.broker_store.commit_log import CommitLog
+from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
+from tiered.catalog.state import CatalogState
+from tiered.errors import UnavailableError
 from tiered.formats.keys import archive_prefix
 from tiered.model.tables import GapReason
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
+from uploader.bound_source import no_offsets
+from uploader.offload import Offloader, OffloadIdentity, OffloadResult
 
 SPEC = StoreSpec(topics=1, queues_per_topic=2, body_bytes=200)
 # Where in a record of an IPv4 host. The last byte of QUEUEOFFSET, and QUEUEID, leave a record that looks whole.
@@ -74,8 +83,7 @@ def test_a_copied_record_with_a_stale_checksum_is_archived_if_the_consume_queue_
         for units in (tmp_path / "store" / "consumequeue").rglob("0" * 20):
             units.write_bytes(units.read_bytes().replace(unit, stranger))
     memory = MemoryStore(f"memory://stale-{is_known}")
-    result = backfill(tmp_path / "store", memory)
-    assert result.damaged == (0 if is_known else 1)
+    assert backfill(tmp_path / "store", memory).damaged == (0 if is_known else 1)
     archive = PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
     state = load(archive)
     key = next(key for key in state.visible_queues() if key[:2] == (victim["topic"], victim["queueId"]))
@@ -103,3 +111,99 @@ def test_damage_before_a_restart_is_recorded_as_damage(stops: tuple[int, ...], t
         backfill(store, memory)
     state = load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)))
     assert [GapReason(int(gap["reason"])) for gap in state.gaps] == [GapReason.DAMAGED]
+
+
+def state_of(memory: MemoryStore) -> CatalogState:
+    return load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)))
+
+
+def backfill_from(store: Path, dirs: Sequence[Path], memory: MemoryStore) -> OffloadResult:
+    with open_broker_store(store, commitlog_dirs=dirs) as broker_store:
+        return Offloader(
+            broker_store,
+            memory,
+            OffloadIdentity(CLUSTER, BROKER, "test", "backfill"),
+            SMALL,
+            topic_filter=FILTER,
+            offsets_source=no_offsets,
+        ).run(threading.Event(), follow=False)
+
+
+def test_an_empty_commitlog_directory_is_no_other_log(
+    real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(real_store("B") / "store", store)
+    memory = MemoryStore("memory://empty")
+    backfill(store, memory)
+    before = state_of(memory)
+    (store / "commitlog").rename(tmp_path / "the disk")
+    (store / "commitlog").mkdir()
+    with pytest.raises(UnavailableError, match="commitlog contains no commitlog file"):
+        backfill(store, memory)
+    assert state_of(memory).version == before.version
+
+    (store / "commitlog").rmdir()
+    (tmp_path / "the disk").rename(store / "commitlog")
+    assert backfill(store, memory).messages == 0
+
+
+@pytest.mark.parametrize("is_begun", sweep([True, False], fast=[True]))
+def test_one_of_two_directories_without_its_disk_makes_no_gap(
+    is_begun: bool, real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(real_store("A") / "store", store)
+    files = sorted((store / "commitlog").iterdir())
+    assert len(files) > 4
+    dirs = [tmp_path / "d1", tmp_path / "d2"]
+    for directory in dirs:
+        directory.mkdir()
+    for number, file in enumerate(files):
+        file.rename(dirs[number % 2] / file.name)
+    memory = MemoryStore(f"memory://two-{is_begun}")
+    if is_begun:
+        backfill_from(store, dirs, memory)
+    dirs[1].rename(tmp_path / "the disk")
+    dirs[1].mkdir()
+    with pytest.raises(UnavailableError, match="d2 contains no commitlog file"):
+        backfill_from(store, dirs, memory)
+
+    dirs[1].rmdir()
+    (tmp_path / "the disk").rename(dirs[1])
+    result = backfill_from(store, dirs, memory)
+    assert (result.lost, result.damaged) == (0, 0)
+    single = MemoryStore(f"memory://single-{is_begun}")
+    backfill(real_store("A") / "store", single)
+    archive, expected = state_of(memory), state_of(single)
+    assert archive.cursor == expected.cursor
+    assert {key: row.tobytes() for key, row in archive.queues()} == {
+        key: row.tobytes() for key, row in expected.queues()
+    }
+
+
+def test_the_directory_of_the_newest_file_alone_without_its_disk_is_no_shorter_log(
+    real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(real_store("B") / "store", store)
+    newest = sorted((store / "commitlog").iterdir())[-1]
+    dirs = [store / "commitlog", tmp_path / "d2"]
+    dirs[1].mkdir()
+    newest.rename(dirs[1] / newest.name)
+    memory = MemoryStore("memory://newest")
+    backfill_from(store, dirs, memory)
+    version = state_of(memory).version
+    (dirs[1] / newest.name).rename(tmp_path / newest.name)
+    with pytest.raises(UnavailableError, match="d2 contains no commitlog file"):
+        backfill_from(store, dirs, memory)
+    assert state_of(memory).version == version
+
+
+def test_a_missing_file_among_others_is_a_gap_all_the_same(
+    real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(real_store("A") / "store", store)
+    sorted((store / "commitlog").iterdir())[2].unlink()
+    assert backfill(store, MemoryStore("memory://gap")).lost == 1

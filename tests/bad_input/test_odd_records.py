@@ -1,4 +1,7 @@
-"""Unusual but valid records: archiving continues, each is stored as it is and read back, and the archive is whole."""
+"""Unusual but valid records: archiving continues, each is stored as it is and read back, and the archive is whole.
+
+A record larger than block and batch: it gets room of its own, and nothing around it is lost.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pytest
 from tests.archive.queue_reader import QueueReader
 from tests.end_to_end.archive_check import records_of
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
-from tests.kernels.record_builder import Message, encode, properties
+from tests.kernels.record_builder import Message, build_log, encode, properties
 from tests.sweeps import sweep
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
@@ -117,3 +120,30 @@ def _lmq_entries(chance: random.Random, lasts: Lasts) -> list[tuple[bytes, bytes
             b",".join(b"%d" % offset for offset in offsets[: chance.choice([3, 3, 3, 2])]),
         ),
     ]
+
+
+SMALL_FILE_BYTES = 4 << 20
+WAITING = OffloadSettings(batch_bytes=64 << 10, split_bytes=64 << 10, block_bytes=4 << 10)
+
+
+def test_a_record_of_many_batches_is_archived_whole(tmp_path: Path) -> None:
+    sizes = [10, 3 << 10, 1 << 20, 20, 300 << 10, 30]
+    messages = [
+        Message(queue_id=i % 2, queue_offset=i // 2, body=bytes([i + 1]) * size)
+        for i, size in enumerate(sizes)
+    ]
+    log = build_log(messages)
+    directory = tmp_path / "store" / "commitlog"
+    directory.mkdir(parents=True)
+    (directory / f"{0:020d}").write_bytes(log + bytes(SMALL_FILE_BYTES - len(log)))
+    memory = MemoryStore("memory://oversize")
+    backfill(tmp_path / "store", memory, settings=WAITING)
+    archive = PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
+    state = load(archive)
+    found = {}
+    for key in state.current_queues():
+        for offset, phys, record in records_of(QueueReader(archive, state, key[0])):
+            found[phys] = record
+            assert record == encode(messages[offset * 2 + key[0].queue_id], phys)
+    assert b"".join(found[phys] for phys in sorted(found)) == log
+    assert verify_archive(archive, depth="full").anomalies == []

@@ -56,8 +56,7 @@ def test_everything_costs_the_same_after_a_long_history(queues: int) -> None:
     assert long["bytes"] <= 3_500 + stored / 10  # pages are short here: a larger share of roots and merges
     assert len(state.pending_deletions) < 4 * SMALL.spill_deletions
     assert describe(load(store)) == describe(state)
-    checked = verified(store, state)
-    assert checked["verify_requests"] <= len(state.pages) + 2 * SMALL.root_every_max
+    assert verified(store, state)["verify_requests"] <= len(state.pages) + 2 * SMALL.root_every_max
     # Every offset of a queue is found, whatever the level of its page.
     view = aging.catalog_view(store, state)
     row = state.queue(history.keys[0])

@@ -14,8 +14,7 @@ from benchmarks.stores import PROFILES, ensure_store
 @pytest.mark.integration
 def test_a_tiny_store_goes_through_every_measurement(tmp_path: Path) -> None:
     profiles = [PROFILES["C"].scaled(0.01)]
-    plan = Plan(profiles, ["file"], runs=1, work=tmp_path, peer=None, verify=True)
-    rows = list(measure(plan))
+    rows = list(measure(Plan(profiles, ["file"], runs=1, work=tmp_path, peer=None, verify=True)))
     assert [row["what"] for row in rows] == ["start", "copy", "parts", "backfill"]
     _, _, parts, backfill = rows
     assert parts["messages"] == backfill["messages"] == 2_000

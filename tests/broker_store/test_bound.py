@@ -48,10 +48,13 @@ def test_records_that_belong_to_no_queue_do_not_hold_the_bound() -> None:
     assert decide_bound(replace(LIVE, offsets=offsets, frontier_phys=640)).phys == 1000
 
 
-def test_what_the_broker_has_not_dispatched_is_above_the_bound() -> None:
-    offsets = BrokerOffsets(max_phys=1000, confirm_phys=1000, dispatch_behind_bytes=300)
-    assert decide_bound(replace(LIVE, offsets=offsets, frontier_phys=640)).phys == 700
-    assert decide_bound(replace(LIVE, offsets=offsets, frontier_phys=None)).phys == 700
+@pytest.mark.parametrize(("confirm_phys", "behind_bytes"), [(1000, 300), (800, 100)])
+@pytest.mark.parametrize("frontier_phys", [640, None])
+def test_what_the_broker_has_not_dispatched_is_counted_from_the_confirm_offset_and_above_the_bound(
+    confirm_phys: int, behind_bytes: int, frontier_phys: int | None
+) -> None:
+    offsets = BrokerOffsets(max_phys=1000, confirm_phys=confirm_phys, dispatch_behind_bytes=behind_bytes)
+    assert decide_bound(replace(LIVE, offsets=offsets, frontier_phys=frontier_phys)).phys == 700
 
 
 def test_what_was_dispatched_stays_dispatched() -> None:
@@ -64,14 +67,7 @@ def test_what_was_dispatched_stays_dispatched() -> None:
     assert decide_bound(replace(live, previous=Bound(1001, 1001, BoundReason.BROKER))).has_retreated
     early = replace(live, offsets=replace(offsets, max_phys=0, confirm_phys=0))
     assert decide_bound(early).phys == 0
-    scan = Bound(900, 900, BoundReason.DEAD)
-    assert decide_bound(replace(live, previous=scan)).phys == 600
-
-
-def test_what_is_not_dispatched_is_counted_from_the_confirm_offset() -> None:
-    offsets = BrokerOffsets(max_phys=1000, confirm_phys=800, dispatch_behind_bytes=100)
-    assert decide_bound(replace(LIVE, offsets=offsets, frontier_phys=640)).phys == 700
-    assert decide_bound(replace(LIVE, offsets=offsets, frontier_phys=None)).phys == 700
+    assert decide_bound(replace(live, previous=Bound(900, 900, BoundReason.DEAD))).phys == 600
 
 
 def test_a_lag_below_zero_proves_no_record_above_the_confirm_offset() -> None:
@@ -148,8 +144,7 @@ def test_an_answer_outweighs_a_free_lock() -> None:
 
 
 def test_a_bound_that_retreats_says_so() -> None:
-    bound = decide_bound(replace(LIVE, previous=Bound(2000, 2000, BoundReason.BROKER)))
-    assert bound.has_retreated
+    assert decide_bound(replace(LIVE, previous=Bound(2000, 2000, BoundReason.BROKER))).has_retreated
     assert not decide_bound(replace(LIVE, previous=Bound(900, 900, BoundReason.BROKER))).has_retreated
 
 

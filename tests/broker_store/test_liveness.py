@@ -70,8 +70,7 @@ def test_a_lock_taken_as_java_takes_it_is_seen(store: Path, tmp_path: Path) -> N
 def test_asking_takes_nothing(store: Path) -> None:
     for _ in range(3):
         assert ask_liveness(store).is_dead
-    holder = hold([sys.executable, "-c", HOLDER, str(store / "lock")])
-    release(holder)
+    release(hold([sys.executable, "-c", HOLDER, str(store / "lock")]))
 
 
 def test_a_lock_on_other_bytes_does_not_count(store: Path) -> None:

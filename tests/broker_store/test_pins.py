@@ -308,8 +308,7 @@ def test_another_stores_pins_are_not_this_brokers_log(tmp_path: Path) -> None:
     keepers = {
         name: PinKeeper([tmp_path / "pins"], PinLimits(0.999, 0.9999), owner=name) for name in ("a", "b")
     }
-    first = keepers["a"].step(logs["a"].files, 0)
-    assert {pin.method for pin in first.pins} == {PinMethod.LINK}
+    assert {pin.method for pin in keepers["a"].step(logs["a"].files, 0).pins} == {PinMethod.LINK}
     second = keepers["b"].step(logs["b"].files, 0)
     assert {pin.method for pin in second.pins} == {PinMethod.DESCRIPTOR}
     assert "names another store" in second.problem
@@ -319,6 +318,5 @@ def test_another_stores_pins_are_not_this_brokers_log(tmp_path: Path) -> None:
         assert name.encode() * 9 in with_pins.read(0, 200)
         keeper.close()
     # The second alone, later: what the first left is not its own.
-    later = PinKeeper([tmp_path / "pins"], PinLimits(0.999, 0.9999), owner="b")
-    assert later.files() == []
+    assert PinKeeper([tmp_path / "pins"], PinLimits(0.999, 0.9999), owner="b").files() == []
     assert len(PinKeeper([tmp_path / "pins"], PinLimits(0.999, 0.9999), owner="a").files()) == 2

@@ -1,15 +1,21 @@
-"""Every real store, read by us, against what its broker returned to the Java client."""
+"""Every real store, read by us, against what its broker returned to the Java client.
+
+Reads the broker's ``checkpoint`` file: flush times and offsets, up to a minute old.
+
+Source: org.apache.rocketmq.store.StoreCheckpoint.
+"""
 
 from __future__ import annotations
 
+import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.broker_store.checkpoint_file import read_checkpoint
 from tests.sweeps import sweep
 from tests.truth import archived_messages, read_lines, truth_directories
 from tiered.broker_store.conf import read_broker_conf
@@ -18,6 +24,7 @@ from tiered.broker_store.names import BrokerNames
 from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.consume_queue.index import QueueKind
 from tiered.formats.fastjson import loads
+from tiered.residency import open_failure
 
 STORES = ("A", "B", "C", "D", "E", "F", "G", "H", "H2", "K")
 F_RECORDS_WITHOUT_UNIT = {("t_k_four", 1): 1, ("t_k_one", 0): 1}
@@ -217,3 +224,32 @@ def test_killed_broker_is_dead_but_leaves_its_abort_file(real_store: Callable[[s
         report = store.liveness()
         assert report.is_dead
         assert report.is_abort_present
+
+
+_FIELDS = struct.Struct(">6q")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Times in ms since the epoch, offsets physical; 0 for fields that this broker version does not write."""
+
+    physic_msg_timestamp_ms: int = 0
+    logics_msg_timestamp_ms: int = 0
+    index_msg_timestamp_ms: int = 0
+    master_flushed_phys: int = 0
+    confirm_phys: int = 0
+    dispatched_phys: int = 0
+    """5.5: physical offset of the last dispatched record."""
+
+
+def read_checkpoint(store_path: Path) -> Checkpoint | None:
+    """The store's checkpoint; None when missing (a fresh store) or too short."""
+    path = store_path / "checkpoint"
+    try:
+        with path.open("rb") as file:
+            data = file.read(_FIELDS.size)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise open_failure(path, error) from error
+    return Checkpoint(*_FIELDS.unpack(data)) if len(data) == _FIELDS.size else None

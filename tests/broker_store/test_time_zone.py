@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tiered.broker_store.time_zone import broker_zone
-from tiered.model.zone import parse_zone
 
 BEGIN_MS = 1_764_000_123_456
 
@@ -23,8 +22,8 @@ def index_file(store: Path, name_ms: int, offset_hours: float, begin_ms: int = B
     path.write_bytes(struct.pack(">q", begin_ms) + bytes(32))
 
 
-def hours(store: Path, configured: str = "") -> float:
-    offset = datetime.now(broker_zone(store, configured).zone).utcoffset()
+def hours(store: Path) -> float:
+    offset = datetime.now(broker_zone(store).zone).utcoffset()
     assert offset is not None
     return offset / timedelta(hours=1)
 
@@ -34,7 +33,7 @@ def test_index_files_show_the_zone(tmp_path: Path, offset_hours: float) -> None:
     index_file(tmp_path, BEGIN_MS + 15, offset_hours)
     index_file(tmp_path, BEGIN_MS + 3_600_015, offset_hours, BEGIN_MS + 3_600_000)
     assert hours(tmp_path) == offset_hours
-    assert "by the broker's index files" in str(broker_zone(tmp_path, ""))
+    assert "by the broker's index files" in str(broker_zone(tmp_path))
 
 
 def test_files_that_disagree_or_were_built_again_show_nothing(tmp_path: Path) -> None:
@@ -44,19 +43,7 @@ def test_files_that_disagree_or_were_built_again_show_nothing(tmp_path: Path) ->
     index_file(tmp_path, BEGIN_MS, 8)
     index_file(tmp_path, BEGIN_MS, 3)
     assert hours(tmp_path) == here
-    assert "assumed to be this host's" in str(broker_zone(tmp_path, ""))
-
-
-def test_the_setting_takes_precedence(tmp_path: Path) -> None:
-    index_file(tmp_path, BEGIN_MS, 3)
-    assert hours(tmp_path, "+08:00") == 8 and hours(tmp_path, "Asia/Kolkata") == 5.5
-    assert str(broker_zone(tmp_path, "+08:00")) == "UTC+08:00, by broker.time_zone"
-
-
-@pytest.mark.parametrize("text", ["8", "Mars/Olympus", "+25:00", "../etc/passwd"])
-def test_what_is_no_zone_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="Asia/Shanghai"):
-        parse_zone(text)
+    assert "assumed to be this host's" in str(broker_zone(tmp_path))
 
 
 def test_a_real_brokers_index_files(real_store: Callable[[str], Path]) -> None:

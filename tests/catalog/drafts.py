@@ -15,10 +15,19 @@ from tiered.catalog.writer_limits import CatalogLimits
 from tiered.model.queue import QueueKey
 from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, RUN_DTYPE, GapReason, RunKind, Table
 from tiered.object_store.interface import ObjectStore
+from tiered.object_store.memory import MemoryStore
 
 RECORD_BYTES = 100
 ROW_PHYS = 200
 NOW_MS = 1_700_000_000_000
+
+
+class Bucket(MemoryStore):
+    """Stamps objects with a clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now_ms = NOW_MS
+        super().__init__(clock_ms=lambda: self.now_ms)
 
 
 def queue(topic: str = "t", queue_id: int = 0, generation: int = 0) -> QueueKey:

@@ -166,8 +166,7 @@ class Uploader:
             self.die()  # the broker restarted: so does its sidecar
             return
         begin = state.cursor.phys // ROW_PHYS
-        records = log.records[begin : begin + self.world.source.randrange(1, 9)]
-        draft = self.draft(state, records)
+        draft = self.draft(state, log.records[begin : begin + self.world.source.randrange(1, 9)])
         if draft is not None:
             self.writer.append(draft)
             self.pending_deletions = []

@@ -77,8 +77,7 @@ def test_one_cursor_an_append_begins_where_the_last_one_ended(started: CatalogSt
 
 
 def test_filtered_traffic_moves_the_cursor_without_data(started: CatalogState) -> None:
-    draft = replace(append_draft(started, {}), to_phys=50_000)
-    state = step(started, draft)
+    state = step(started, replace(append_draft(started, {}), to_phys=50_000))
     assert state.cursor.phys == 50_000
     assert state.table is started.table
 
@@ -181,8 +180,7 @@ def test_inner_num_counts(started: CatalogState) -> None:
     draft = append_draft(started, {batch: 4})
     runs = draft.runs.copy()
     runs["kind"], runs["end_queue_offset"] = RunKind.BATCH, 10
-    state = step(started, replace(draft, runs=runs))
-    row = state.queue(batch)
+    row = step(started, replace(draft, runs=runs)).queue(batch)
     assert row is not None
     assert (row["end_queue_offset"], row["row_count"], row["flags"]) == (10, 4, QUEUE_BATCH)
     runs["rows"] = 11
@@ -197,8 +195,7 @@ def test_an_lmq_has_no_bytes_of_its_own(started: CatalogState) -> None:
     refused(started, replace(draft, runs=refused_runs), "invalid run")
     runs = refused_runs
     runs["byte_count"][1] = 0
-    state = step(started, replace(draft, runs=runs))
-    row = state.queue(lmq)
+    row = step(started, replace(draft, runs=runs)).queue(lmq)
     assert row is not None
     assert (row["end_byte"], row["end_queue_offset"], row["flags"]) == (0, 2, QUEUE_LMQ)
 

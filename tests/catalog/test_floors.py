@@ -1,7 +1,11 @@
-"""Floors: expired runs are gone for every reader, in memory, in pages and after merges; a floor never comes down."""
+"""Floors: expired runs are gone for every reader, in memory, in pages and after merges; a floor never comes down.
+
+Recorded gaps of one queue, however many there are.
+"""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fetcher.rows.run_list import QueueView
+from rocketmq_tiered.message_table.plan.archive_plan import filled, gaps_in
+from rocketmq_tiered.message_table.plan.partitions import OffsetRange
+from tests.archive.archive_builder import ArchiveBuilder, Sent
+from tests.archive.queue_reader import QueueReader
 from tests.catalog.drafts import NOW_MS, append_draft, queue, small_limits, writer
 from tests.sweeps import examples
 from tiered.catalog.catalog_reader import load, refresh
@@ -16,10 +25,11 @@ from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
 from tiered.catalog.garbage import referenced_by
 from tiered.catalog.pages import RunIndex
+from tiered.catalog.queue_gaps import QueueGaps
 from tiered.catalog.snapshot import describe
 from tiered.catalog.state import CatalogState
 from tiered.model.queue import QueueKey
-from tiered.model.tables import FLOOR_DTYPE
+from tiered.model.tables import FLOOR_DTYPE, GAP_DTYPE
 from tiered.object_store.memory import MemoryStore
 
 A, B = queue("a"), queue("b")
@@ -135,3 +145,61 @@ def test_what_is_read_is_what_did_not_expire(steps: list[tuple[bool, int]]) -> N
     for key, runs in living.items():
         assert offsets(store, made.state, key) == [base for base, _ in runs]
     assert describe(load(store)) == describe(made.state)
+
+
+QUEUE = QueueKey("a", 0, 0)
+MANY = 100_000
+CPU_S_MAX = 1.0
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), max_size=8))
+def test_offsets_in_gaps_that_touch_or_do_not(distances: list[tuple[int, int]]) -> None:
+    table, at, inside = np.zeros(len(distances), GAP_DTYPE), 0, set[int]()
+    for number, (before, length) in enumerate(distances):
+        begin = at + before
+        at = begin + length
+        table[number] = (0, 1, begin, at)
+        inside |= set(range(begin, at))
+    gaps = QueueGaps(table)
+    offsets = np.arange(at + 2)
+    assert gaps.hold(offsets).tolist() == [offset in inside for offset in offsets.tolist()]
+    for offset in offsets.tolist():
+        assert gaps.after(offset) == next(one for one in range(offset, at + 3) if one not in inside)
+
+
+@pytest.fixture(scope="module")
+def many() -> CatalogState:
+    """QUEUE queue of which every other record was damaged."""
+    builder = ArchiveBuilder(MemoryStore())
+    builder.commit([Sent(QUEUE)])
+    gaps, table = np.zeros(MANY, GAP_DTYPE), builder.state.table.copy()
+    gaps["begin_queue_offset"] = 1 + 2 * np.arange(MANY)
+    gaps["end_queue_offset"] = gaps["begin_queue_offset"] + 1
+    table["end_queue_offset"] = 2 * MANY + 1
+    return replace(builder.state, gaps=gaps, table=table)
+
+
+def test_a_pull_costs_no_look_at_every_gap(many: CatalogState) -> None:
+    began_s = time.thread_time()
+    view = QueueView(many, QUEUE, many.queue(QUEUE))
+    for offset in range(0, 2 * MANY, 50):
+        assert view.existing(offset) == offset and view.existing(offset + 1) == offset + 2
+    for _ in range(50):
+        assert view.are_lost(np.arange(100)).sum() == 50
+    assert time.thread_time() - began_s < CPU_S_MAX
+
+
+def test_nor_does_reading_a_queue(many: CatalogState) -> None:
+    began_s = time.thread_time()
+    reader = QueueReader(MemoryStore(), many, QUEUE)
+    for offset in range(0, 2 * MANY, 1000):
+        assert reader._existing(offset + 1) == offset + 2
+    assert time.thread_time() - began_s < CPU_S_MAX
+
+
+def test_nor_does_finding_what_was_filled(many: CatalogState) -> None:
+    later = replace(many, gaps=many.gaps[np.arange(MANY) != MANY // 2])
+    before, whole = gaps_in(many), {QUEUE: OffsetRange(0, 2 * MANY + 1)}
+    began_s = time.thread_time()
+    assert filled(later, before, whole) == [{QUEUE: OffsetRange(MANY + 1, MANY + 2)}]
+    assert time.thread_time() - began_s < 3 * CPU_S_MAX

@@ -46,8 +46,7 @@ def applied(before: tuple[IndexRef, ...], delta: IndexChange, version: int = 100
 
 
 def test_coverage_is_extended_and_merged() -> None:
-    first = applied((), change([ref(1, 4)]))
-    two = applied(first, change([ref(5, 9)]))
+    two = applied(applied((), change([ref(1, 4)])), change([ref(5, 9)]))
     assert indexed_version(two) == 9
     merged = applied(two, change([ref(1, 9, name="m")], list(two)))
     assert [(r.from_version, r.to_version) for r in merged] == [(1, 9)]
@@ -91,8 +90,7 @@ def test_merging_neighbours_keeps_coverage(lengths: list[int], data: st.DataObje
         end = indexed_version(files)
         files = applied(files, change([ref(end + 1, end + length)]))
     low = data.draw(st.integers(0, len(files) - 1))
-    high = data.draw(st.integers(low, len(files) - 1))
-    gone = list(files[low : high + 1])
+    gone = list(files[low : data.draw(st.integers(low, len(files) - 1)) + 1])
     merged = applied(files, change([ref(gone[0].from_version, gone[-1].to_version, name="m")], gone))
     assert indexed_version(merged) == sum(lengths)
     assert len(merged) == len(files) - len(gone) + 1
@@ -121,17 +119,14 @@ def test_readers_see_index_files_through_roots_and_commits() -> None:
     made = filled(store)
     publish(made, change([ref(1, 3)]))
     for _ in range(7):
-        draft = append_draft(made.state, {queue("a"): 1})
-        made.append(draft)
+        made.append(append_draft(made.state, {queue("a"): 1}))
     assert load(store).indexes == (ref(1, 3),) == made.state.indexes
     assert load(store).indexed_version == 3
-    again = decode_root(encode_root(made.state), source="x")
-    assert describe(again) == describe(made.state)
+    assert describe(decode_root(encode_root(made.state), source="x")) == describe(made.state)
 
 
 def test_only_maintenance_publishes() -> None:
-    store = MemoryStore()
-    made = filled(store)
+    made = filled(MemoryStore())
     draft = replace(append_draft(made.state, {queue("a"): 1}), index=change([ref(1, 3)]))
     with pytest.raises(CommitInvalidError, match="cannot change the index"):
         apply(made.state, at(made.state, draft))
@@ -160,8 +155,7 @@ def test_replaced_files_are_deleted_after_the_grace_period() -> None:
     # What is named stays; an attempt of the epoch in force may still be published.
     assert present == {files[2].key, files[3].key}
     made.release()
-    other = writer(store, "w2")
-    other.claim()
+    writer(store, "w2").claim()
     assert files[3].key in collected(5)
     assert {info.key for info in store.list("index/")} == {files[2].key}
 

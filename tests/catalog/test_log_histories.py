@@ -179,8 +179,7 @@ def test_a_history_starts_only_at_a_commit_of_its_predecessor(memory: MemoryStor
     state = made.state
     with pytest.raises(CommitInvalidError, match="does not end at"):
         made.append_history(common_version=4, phys=state.cursor.phys)
-    common = load(memory, version=3)
-    made.append_history(common_version=3, phys=common.cursor.phys)
+    made.append_history(common_version=3, phys=load(memory, version=3).cursor.phys)
     left = load(memory, version=5)
     with pytest.raises(CommitInvalidError, match="an abandoned log history"):
         made.append_history(common_version=5, phys=left.cursor.phys)

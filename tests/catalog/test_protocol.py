@@ -482,8 +482,7 @@ def test_every_kth_commit_names_a_fresh_root_and_a_reader_starts_there(
     first = grown(memory, **limits)
     assert first.state.version - first.state.root.version <= 2 * small_limits().root_every
     store = faulty(memory)
-    state = load(store)
-    assert describe(state) == describe(first.state)
+    assert describe(load(store)) == describe(first.state)
     assert len(requests(store, "list")) == 1
     assert len(requests(store, "get")) <= 2 * small_limits().root_every
     assert len(requests(store, "get", "pages/")) == 1
@@ -494,8 +493,7 @@ def test_every_kth_commit_names_a_fresh_root_and_a_reader_starts_there(
 def test_old_runs_spill_into_pages_and_stay_findable(
     memory: MemoryStore, in_objects: dict[str, float]
 ) -> None:
-    first = grown(memory, **in_objects)
-    state = first.state
+    state = grown(memory, **in_objects).state
     limits = small_limits()
     assert state.memory_runs < limits.spill_runs + 4
     assert max(page.level for page in state.pages) >= 2
@@ -518,8 +516,7 @@ def test_any_version_can_be_read_even_when_its_root_is_gone(memory: MemoryStore)
     roots = {wanted.root.key} - {first.state.root.key}
     assert roots
     memory.delete([object_of(key) for key in roots])
-    again = load(memory, version=30)
-    assert describe(again) == describe(wanted)
+    assert describe(load(memory, version=30)) == describe(wanted)
     with pytest.raises(NotFoundError):
         load(memory, version=first.state.version + 1)
 
@@ -608,8 +605,7 @@ def test_a_cycle_is_one_catalog_put_but_for_roots_and_pages(memory: MemoryStore)
 
 
 def test_pages_of_a_change_are_one_object(memory: MemoryStore) -> None:
-    store = faulty(memory)
-    first = grown(store, 60)
+    first = grown(faulty(memory), 60)
     objects = {object_of(page.key) for page in first.state.pages}
     assert len(objects) < len(first.state.pages)
     assert all(key.startswith("pages/runs-") for key in objects)

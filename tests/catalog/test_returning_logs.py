@@ -236,8 +236,7 @@ class LogOwner(Uploader):
         """At the last record that log and archive have in common: where a commit ends, or inside the next one."""
         world, state = self.world, writer.state
         end = phys
-        rows = sorted((at, i) for at, i in world.placed(state) if at >= phys)
-        for at, identity in rows:
+        for at, identity in sorted((at, i) for at, i in world.placed(state) if at >= phys):
             if at >= world.log.end_phys or world.log.records[at // ROW_PHYS].identity != identity:
                 break
             end = at + ROW_PHYS

@@ -78,8 +78,7 @@ def test_the_newest_roots_are_damaged_and_the_state_is_the_same(
 
 
 def test_a_damaged_root_costs_the_commits_to_the_one_before_it(memory: MemoryStore) -> None:
-    state = grown(memory).state
-    flip(memory, state.root.key)
+    flip(memory, grown(memory).state.root.key)
     store = FaultStore(memory, ())
     load(store)
     # Head, two roots, the commit at the damaged one, and as many commits as lie between three roots at most.
@@ -115,8 +114,7 @@ def test_roots_that_name_each_other_are_damage(
     memory: MemoryStore, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not followed for ever."""
-    state = grown(memory).state
-    for root in roots(memory, state.version):
+    for root in roots(memory, grown(memory).state.version):
         flip(memory, root.key)
     read = reading.read_commit
 

@@ -1,9 +1,13 @@
 """Consume queues in files, made by hand: blank tails, fillers, growth, truncation, holes, ext addresses,
-batches."""
+batches.
+
+One stat tells whether a directory must be listed again.
+"""
 
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import struct
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +22,10 @@ from tests.broker_store.record_bytes import log_file, queue_file, unit
 from tests.sweeps import examples
 from tiered.consume_queue.file_queues import (
     OPEN_FILES_MAX,
+    QUIET_NS,
     SEARCH_QUEUES_MAX,
     UNREADABLE_AGAIN_S,
+    DirectoryChanges,
     FileConsumeQueues,
 )
 from tiered.consume_queue.index import QueueKind
@@ -306,9 +312,57 @@ def test_of_two_kinds_of_a_queue_the_one_that_cannot_be_read_may_be_the_one_that
     path = tmp_path / "batchconsumequeue" / "t" / "0" / f"{0:020d}"
     path.parent.mkdir(parents=True)
     path.write_bytes(batch_unit(5000, 0, 10))
-    disk = BadSectors(monkeypatch)
-    disk.break_all(path)
+    BadSectors(monkeypatch).break_all(path)
     index = index_of(tmp_path)
     assert index.frontier_phys() == 0
     assert index.last_records() == {}
     assert index.shown() == {("t", 0)}
+
+
+class Clock:
+    """A wall clock moved by hand."""
+
+    def __init__(self, now_ns: int) -> None:
+        self.now_ns = now_ns
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+def test_a_quiet_directory_is_listed_once(tmp_path: Path) -> None:
+    changes = DirectoryChanges(Clock(os.stat(tmp_path).st_mtime_ns + QUIET_NS))
+    assert [changes.has_changed(tmp_path) for _ in range(3)] == [True, False, False]
+
+
+def test_an_added_entry_is_seen(tmp_path: Path) -> None:
+    clock = Clock(os.stat(tmp_path).st_mtime_ns + QUIET_NS)
+    changes = DirectoryChanges(clock)
+    changes.has_changed(tmp_path)
+    (tmp_path / "new").mkdir()
+    os.utime(tmp_path, ns=(clock.now_ns, clock.now_ns))
+    clock.now_ns += QUIET_NS
+    assert [changes.has_changed(tmp_path) for _ in range(2)] == [True, False]
+
+
+def test_one_that_changed_just_now_may_change_again_within_the_same_tick(tmp_path: Path) -> None:
+    clock = Clock(os.stat(tmp_path).st_mtime_ns + 1)
+    changes = DirectoryChanges(clock)
+    assert [changes.has_changed(tmp_path) for _ in range(3)] == [True, True, True]
+    clock.now_ns += QUIET_NS
+    assert [changes.has_changed(tmp_path) for _ in range(2)] == [True, False]
+
+
+def test_one_that_comes_goes_or_is_replaced(tmp_path: Path) -> None:
+    directory = tmp_path / "queue"
+    clock = Clock(0)
+    changes = DirectoryChanges(clock)
+    assert [changes.has_changed(directory) for _ in range(2)] == [True, False]
+    directory.mkdir()
+    stamp = os.stat(directory).st_mtime_ns
+    clock.now_ns = stamp + QUIET_NS
+    assert [changes.has_changed(directory) for _ in range(2)] == [True, False]
+    directory.rename(tmp_path / "old")
+    assert changes.has_changed(directory)
+    directory.mkdir()
+    os.utime(directory, ns=(stamp, stamp))
+    assert changes.has_changed(directory)

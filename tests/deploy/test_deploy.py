@@ -71,8 +71,7 @@ def test_compose_settings_exist() -> None:
 
 
 def test_compose_mounts_exist_and_ports_stay_local() -> None:
-    services = compose()["services"]
-    for service in services.values():
+    for service in compose()["services"].values():
         for mount in service.get("volumes", ()):
             source = mount.split(":", 1)[0]
             assert not source.startswith(".") or (ROOT / source).exists(), mount

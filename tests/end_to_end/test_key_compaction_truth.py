@@ -55,8 +55,7 @@ def compact(store: ObjectStore, cuts: dict[QueueKey, int], spool: Path) -> None:
     for queue, cut in cuts.items():
         chunk = index.runs_of(state, queue)
         chunk = selected(chunk, np.flatnonzero(chunk.runs["base_queue_offset"] < cut))
-        one = KeyedQueue(queue, chunk, cut)
-        read_queue(store, one, found, spool, 1 << 16, keeps_keyless=False)
+        read_queue(store, KeyedQueue(queue, chunk, cut), found, spool, 1 << 16, keeps_keyless=False)
     while True:
         rounds = planned_key_rounds(index, maintenance.refresh(), found, limits, before_version=EVERYTHING)
         planned = next(rounds, None)

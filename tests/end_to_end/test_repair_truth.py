@@ -85,8 +85,7 @@ def test_what_the_broker_deleted_is_repaired_from_the_pins_of_a_stopped_process(
     pins.mkdir(parents=True, mode=0o700)
     first, *_ = sorted((broker / "commitlog").iterdir())
     shutil.move(first, pins / first.name)
-    damaged = min(info.key for prefix in ("data/", "sets/") for info in store.list(prefix))
-    flip(store, damaged, 40)
+    flip(store, min(info.key for prefix in ("data/", "sets/") for info in store.list(prefix)), 40)
     url, log = f"file://{tmp_path}/archive", ("--store", str(broker))
     assert run("repair", url, *log)[0] == 1
     code, out, _ = run("repair", url, *log, "--state-dir", str(tmp_path / "state"), "--apply")

@@ -76,8 +76,7 @@ def test_lmqs_share_the_objects_of_their_parents(real_store: RealStore, tmp_path
     root = FileStore(tmp_path)
     store = real_store("L") / "store"
     backfill(store, root, topic_filter=EVERYTHING, settings=WHOLE_SETS, rules=rules)
-    found = _classes(root)
-    lmqs = {topic: days for topic, days in found.items() if topic.startswith(LMQ_PREFIX)}
+    lmqs = {topic: days for topic, days in _classes(root).items() if topic.startswith(LMQ_PREFIX)}
     assert lmqs and set(map(tuple, lmqs.values())) == {(7,)}
 
 

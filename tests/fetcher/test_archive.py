@@ -87,8 +87,7 @@ def test_queues_are_listed_with_their_bounds(archive: Archive, truth: Queues) ->
 
 def test_messages_are_what_a_java_client_saw(archive: Archive, truth: Queues) -> None:
     for topic in ("t_one", "t_tags", "t_bcq", "%LMQ%t_all"):
-        queue = archive.queue(topic, 0)
-        messages = list(queue.messages())
+        messages = list(archive.queue(topic, 0).messages())
         lines = truth[topic, 0]
         assert [message.queue_offset for message in messages] == [line["queueOffset"] for line in lines]
         for message, line in zip(messages, lines, strict=True):
@@ -284,8 +283,7 @@ def test_a_boundary_may_be_its_text_and_nothing_else() -> None:
 
 def test_gaps_are_passed_and_said(caplog: pytest.LogCaptureFixture) -> None:
     url = "memory://gaps"
-    store = open_store(url)
-    builder = ArchiveBuilder(PrefixedStore(store, "cluster/broker"))
+    builder = ArchiveBuilder(PrefixedStore(open_store(url), "cluster/broker"))
     queue = QueueKey("t", 0, 0)
     builder.commit([Sent(queue), Sent(queue, offset=5), Sent(queue)])
     with rocketmq_tiered.open(url) as archive, caplog.at_level(logging.WARNING):
@@ -295,8 +293,7 @@ def test_gaps_are_passed_and_said(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_an_archive_that_grows_is_seen_after_a_refresh() -> None:
     url = "memory://grows"
-    store = open_store(url)
-    builder = ArchiveBuilder(PrefixedStore(store, "cluster/broker"))
+    builder = ArchiveBuilder(PrefixedStore(open_store(url), "cluster/broker"))
     queue = QueueKey("t", 0, 0)
     builder.commit([Sent(queue)])
     with rocketmq_tiered.open(url) as archive:
@@ -534,12 +531,19 @@ def _little_memory(wait_ms: int) -> Settings:
 
 
 @pytest.mark.asyncio
-async def test_walks_side_by_side_hold_no_batch_while_they_wait_for_the_next(four_long_queues: str) -> None:
-    """Else all would wait for each other's memory, until none gets any."""
-    async with rocketmq_tiered.open_async(four_long_queues, settings=_little_memory(60_000)) as archive:
+@pytest.mark.parametrize(("by_batch", "wait_ms"), [(False, 60_000), (True, 200)])
+async def test_walks_side_by_side_hold_no_batch_while_they_wait_for_the_next(
+    four_long_queues: str, by_batch: bool, wait_ms: int
+) -> None:
+    """Else all would wait for each other's memory, until none gets any. A program that walks batch by batch holds
+    its last one while it waits: batches get smaller where memory has no room for large ones."""
+    async with rocketmq_tiered.open_async(four_long_queues, settings=_little_memory(wait_ms)) as archive:
 
         async def count(queue_id: int) -> int:
-            return len([message.queue_offset async for message in archive.queue("t", queue_id).messages()])
+            queue = archive.queue("t", queue_id)
+            if by_batch:
+                return sum([len(batch) async for batch in queue.batches()])
+            return len([message.queue_offset async for message in queue.messages()])
 
         async with asyncio.timeout(30):
             assert await asyncio.gather(*map(count, range(4))) == [48] * 4
@@ -554,18 +558,6 @@ def test_threads_that_walk_side_by_side_hold_no_batch_while_they_wait_for_the_ne
     ):
         queues = [archive.queue("t", queue_id) for queue_id in range(4)]
         assert list(threads.map(lambda queue: sum(1 for _ in queue.messages()), queues)) == [48] * 4
-
-
-@pytest.mark.asyncio
-async def test_batches_get_smaller_where_memory_has_no_room_for_large_ones(four_long_queues: str) -> None:
-    """A program holds its last batch while it waits for the next."""
-    async with rocketmq_tiered.open_async(four_long_queues, settings=_little_memory(200)) as archive:
-
-        async def count(queue_id: int) -> int:
-            return sum([len(batch) async for batch in archive.queue("t", queue_id).batches()])
-
-        async with asyncio.timeout(30):
-            assert await asyncio.gather(*map(count, range(4))) == [48] * 4
 
 
 class Opened:

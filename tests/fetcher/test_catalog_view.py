@@ -1,21 +1,30 @@
-"""When the catalog is read on, and that one state answers all of a reply."""
+"""When the catalog is read on, and that one state answers all of a reply.
+
+Which topics count as compacted, and when the broker's table is read again.
+"""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fetcher.io.waiting import InlineExecutor, new_future, run_sync
+from fetcher.policy.broker_files import CompactionTopics
+from fetcher.policy.read_policy import ReadPolicy
+from fetcher.policy.read_router import ReadRouter
 from fetcher.rows import catalog_view
 from fetcher.rows.catalog_view import CatalogView
 from fetcher.rows.run_list import QueueView
 from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.object_store.fault_store import FaultStore
+from tiered.broker_store.store import open_broker_store
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import REMOVED_DTYPE
@@ -24,6 +33,7 @@ from tiered.errors import CorruptionError, UnavailableError
 from tiered.model.queue import QueueKey
 from tiered.model.tables import FLOOR_DTYPE
 from tiered.object_store.memory import MemoryStore
+from tiered.settings.topic_rules import is_compacted
 
 PLAIN = QueueKey("plain", 0, 0)
 
@@ -323,3 +333,44 @@ def test_runs_that_were_removed_since_leave_the_lists(
     builder.commit([Sent(PLAIN)])
     view.adopt(builder.writer.state)
     assert runs_read(view, plain_view(view)) == runs_expected(builder)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"attributes": {"cleanup.policy": "COMPACTION"}}, True),
+        ({"attributes": {"cleanup.policy": "DELETE"}}, False),
+        ({"attributes": {"cleanup.policy": 7}}, False),
+        ({"attributes": None}, False),
+        ({}, False),
+        ("not a document", False),
+    ],
+)
+def test_the_attribute_decides(config: object, expected: bool) -> None:
+    assert is_compacted(config) is expected
+
+
+def test_topics_of_a_store_are_read_again_when_the_broker_writes_them(
+    real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    original = real_store("H2") / "store"
+    (tmp_path / "config").mkdir()
+    (tmp_path / "commitlog").symlink_to(original / "commitlog")
+    table = json.loads((original / "config" / "topics.json").read_text())
+    path = tmp_path / "config" / "topics.json"
+    path.write_text(json.dumps(table))
+    with open_broker_store(tmp_path) as store:
+        compacted = CompactionTopics(store)
+        router = ReadRouter(None, compacted=compacted)  # type: ignore[arg-type]
+        compacted.refresh()
+        assert "t_compact_hot" in compacted and "t_plain" not in compacted
+        assert router.policy_of("t_compact_hot") is ReadPolicy.DISABLE
+        assert router.policy_of("t_plain") is ReadPolicy.NOT_IN_DISK
+        path.write_text('{"topicConfigTable":')
+        with pytest.raises(CorruptionError):
+            compacted.refresh()
+        assert "t_compact_hot" in compacted, "the last table that could be read stays"
+        table["topicConfigTable"]["t_new"] = {"attributes": {"cleanup.policy": "COMPACTION"}}
+        path.write_text(json.dumps(table))
+        compacted.refresh()
+        assert "t_new" in compacted and "t_compact_hot" in compacted

@@ -1,24 +1,34 @@
-"""An archive that is closed under its readers: each gets an error that says so, is not to retry, and none waits on."""
+"""An archive that is closed under its readers: each gets an error that says so, is not to retry, and none waits on.
+
+How the parts of an open archive are put together: what one of them notices reaches the one it concerns.
+
+Iterators of the Python API after an error, a time limit, and their end: nothing is missing, nothing comes twice.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, closing
 from pathlib import Path
 
 import pytest
 
 import rocketmq_tiered
+from fetcher.access import decode_threads
 from fetcher.archive import Archive
 from fetcher.io.waiting import run_async, run_sync
+from fetcher.prefetch.readers import ReaderKey
 from fetcher.queries.by_key import KeyKind
 from fetcher.rows.pull import PullRequest
 from fetcher.walk import Span
 from tests.archive.archive_builder import ArchiveBuilder, Sent
-from tiered.errors import UnavailableError, UsageError
+from tiered.errors import AccessDeniedError, UnavailableError, UsageError
+from tiered.formats.keys import archive_prefix
 from tiered.formats.segment import BlockCodec
 from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
@@ -199,3 +209,231 @@ def _until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline_s
         time.sleep(0.005)
+
+
+TOPIC_QUEUE = QueueKey("topic", 0, 0)
+KIB = 1024
+
+
+def test_blocks_that_leave_the_cache_unread_halve_the_window_of_who_had_them_fetched(tmp_path: Path) -> None:
+    builder = ArchiveBuilder(
+        PrefixedStore(FileStore(tmp_path), archive_prefix("c", "b")), codec=BlockCodec(block_bytes=8 * KIB)
+    )
+    builder.commit([Sent(TOPIC_QUEUE, b"%7d" % number * 16) for number in range(2000)])
+    settings = Settings(
+        fetch=FetchSettings(cache_bytes=512 * KIB),
+        prefetch=PrefetchSettings(window_first_bytes=128 * KIB, window_max_bytes=256 * KIB),
+    )
+    with rocketmq_tiered.open(f"file://{tmp_path}", cluster="c", broker="b", settings=settings) as archive:
+        access = archive.access
+        offset = 0
+        for _ in range(4):
+            result = run_sync(
+                access.fetcher.pull(
+                    PullRequest(*TOPIC_QUEUE[:2], offset, count=32, max_bytes=1 << 20, group="g")
+                )
+            )
+            offset = result.next_offset
+        deadline_s = time.monotonic() + 30
+        while access.fetcher.prefetcher.counters.fetches == 0 and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        reader = access.fetcher.readers.find(ReaderKey("g", TOPIC_QUEUE))
+        assert reader is not None and reader.window.unread_bytes > 0
+        size = reader.window.size
+        access.source._cache.reclaim(1 << 30, unread_too=True)
+        assert access.source.statistics().evicted_unread > 0
+        assert reader.window.size == max(size // 2, 32)
+        assert access.fetcher.prefetcher.counters.evicted > 0
+        assert reader.window.unread_bytes == 0
+        result = run_sync(
+            access.fetcher.pull(PullRequest(*TOPIC_QUEUE[:2], offset, count=32, max_bytes=1 << 20, group="g"))
+        )
+        assert result.batch.queue_offsets.tolist() == list(range(offset, offset + 32))
+
+
+def test_a_disk_cache_in_which_others_write_is_refused(tmp_path: Path) -> None:
+    builder = ArchiveBuilder(PrefixedStore(FileStore(tmp_path / "archive"), archive_prefix("c", "b")))
+    builder.commit([Sent(TOPIC_QUEUE, b"body")])
+    shared = tmp_path / "cache"
+    settings = Settings(fetch=FetchSettings(disk_cache_path=str(shared)))
+    with rocketmq_tiered.open(tmp_path / "archive", settings=settings):
+        made = [path for path in shared.rglob("*") if path.is_dir()]
+        assert {stat.S_IMODE(path.stat().st_mode) for path in (shared, *made)} == {0o700}
+    shared.chmod(0o755)  # a cache directory of others, too
+    rocketmq_tiered.open(tmp_path / "archive", settings=settings).close()
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o755
+    shared.chmod(0o777)
+    with pytest.raises(AccessDeniedError, match=f"chmod 700 {shared}, or set fetch.disk_cache_path"):
+        rocketmq_tiered.open(tmp_path / "archive", settings=settings)
+
+
+def test_files_are_read_by_threads_for_an_event_loop_too(tmp_path: Path) -> None:
+    """A loop would only pass them on to threads, and their answers back."""
+    builder = ArchiveBuilder(PrefixedStore(FileStore(tmp_path), archive_prefix("c", "b")))
+    builder.commit([Sent(TOPIC_QUEUE, b"%d" % number) for number in range(9)])
+
+    async def offsets() -> list[int]:
+        async with rocketmq_tiered.open_async(f"file://{tmp_path}", cluster="c", broker="b") as archive:
+            found = [message.queue_offset async for message in archive.queue(*TOPIC_QUEUE[:2]).messages()]
+            names = {thread.name.rpartition("_")[0] or thread.name for thread in threading.enumerate()}
+            assert "range-reader" in names and "range-reader-loop" not in names
+            return found
+
+    assert asyncio.run(offsets()) == list(range(9))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "processors", "threads", "beside_a_loop"),
+    [(0, 1, 1, 1), (0, 2, 2, 1), (0, 3, 2, 2), (0, 64, 2, 2), (5, 2, 5, 5)],
+)
+def test_decoding_leaves_a_processor_to_an_event_loop(
+    wanted: int, processors: int, threads: int, beside_a_loop: int
+) -> None:
+    assert decode_threads(wanted, processors, has_loop=False) == threads
+    assert decode_threads(wanted, processors, has_loop=True) == beside_a_loop
+
+
+ITERATED = 60
+EVERY_READ_ASKS = Settings(
+    fetch=FetchSettings(cache_bytes=0, index_cache_bytes=0),
+    prefetch=PrefetchSettings(enabled=False, buffered_bytes=0),
+)
+
+
+class RestlessStore(FileStore):
+    """Refuses every fifth read, or answers when it is let."""
+
+    reads = 0
+    refuses = False
+    gate: threading.Event | None = None
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """See FileStore."""
+        type(self).reads += 1
+        if self.gate is not None:
+            self.gate.wait(20)
+        if self.refuses and self.reads % 5 == 0:
+            raise UnavailableError("the store is away")
+        return super().get_range(key, offset, length)
+
+
+@pytest.fixture
+def builder(tmp_path: Path) -> ArchiveBuilder:
+    """An archive of one queue in six objects."""
+    builder = ArchiveBuilder(
+        PrefixedStore(FileStore(tmp_path), "cluster/broker"), codec=BlockCodec(block_bytes=512)
+    )
+    for _ in range(6):
+        builder.commit([Sent(QueueKey("t", 0, 0), b"%100d" % number) for number in range(ITERATED // 6)])
+    return builder
+
+
+@pytest.fixture
+def restless_url(builder: ArchiveBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Where it is."""
+    monkeypatch.setattr("tiered.object_store.open_store.FileStore", RestlessStore)
+    monkeypatch.setattr("fetcher.walk.BATCH_MESSAGES", 7)
+    monkeypatch.setattr(RestlessStore, "reads", 0)
+    yield f"file://{tmp_path}"
+
+
+@pytest.mark.parametrize("is_decoded", [True, False])
+def test_a_retry_after_an_outage_gets_the_next(
+    restless_url: str, is_decoded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offsets: list[int] = []
+    failures = 0
+    with rocketmq_tiered.open(restless_url, settings=EVERY_READ_ASKS) as archive:
+        queue = archive.queue("t", 0)
+        messages, batches = queue.messages(), queue.batches()
+        monkeypatch.setattr(RestlessStore, "refuses", True)
+        while True:
+            try:
+                if is_decoded:
+                    offsets.append(next(messages).queue_offset)
+                else:
+                    offsets += next(batches).queue_offsets.tolist()
+            except UnavailableError:
+                failures += 1
+            except StopIteration:
+                break
+    assert failures > 1 and offsets == list(range(ITERATED))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("is_decoded", [True, False])
+async def test_a_retry_after_a_time_limit_gets_the_next(
+    restless_url: str, is_decoded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offsets: list[int] = []
+    async with rocketmq_tiered.open_async(restless_url, settings=EVERY_READ_ASKS) as archive:
+        queue = archive.queue("t", 0)
+        messages, batches = queue.messages(), queue.batches()
+        first = await (anext(messages) if is_decoded else anext(batches))
+        offsets += (
+            [first.queue_offset]
+            if isinstance(first, rocketmq_tiered.Message)
+            else first.queue_offsets.tolist()
+        )
+        gate = threading.Event()
+        monkeypatch.setattr(RestlessStore, "gate", gate)
+        with pytest.raises(TimeoutError):
+            while True:
+                async with asyncio.timeout(0.2):
+                    if is_decoded:
+                        offsets.append((await anext(messages)).queue_offset)
+                    else:
+                        offsets += (await anext(batches)).queue_offsets.tolist()
+        assert len(offsets) < ITERATED
+        gate.set()
+        if is_decoded:
+            offsets += [message.queue_offset async for message in messages]
+        else:
+            offsets += [offset async for batch in batches for offset in batch.queue_offsets.tolist()]
+    assert offsets == list(range(ITERATED))
+
+
+def test_what_has_ended_stays_so_when_the_archive_grows(restless_url: str, builder: ArchiveBuilder) -> None:
+    with rocketmq_tiered.open(restless_url) as archive:
+        queue = archive.queue("t", 0)
+        messages, batches = queue.messages(), queue.batches()
+        assert len(list(messages)) == sum(map(len, batches)) == ITERATED
+        builder.commit([Sent(QueueKey("t", 0, 0))])
+        archive.refresh()
+        assert list(messages) == [] and list(batches) == []
+        assert len(list(queue.messages())) == ITERATED + 1
+
+
+@pytest.mark.asyncio
+async def test_closing_ends_them(restless_url: str) -> None:
+    with rocketmq_tiered.open(restless_url) as archive:
+        for iterator in (archive.queue("t", 0).messages(), archive.queue("t", 0).batches()):
+            with closing(iterator) as begun:  # type: ignore[type-var]
+                next(begun)
+            assert list(iterator) == []
+    async with rocketmq_tiered.open_async(restless_url) as other:
+        async with aclosing(other.queue("t", 0).messages()) as messages:  # type: ignore[type-var]
+            await anext(messages)
+        assert [message async for message in messages] == []
+
+
+def test_two_threads_with_one_iterator_get_an_error(
+    restless_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would get some of the messages, in no order, and some of them both."""
+    gate = threading.Event()
+    with rocketmq_tiered.open(restless_url) as archive:
+        messages = archive.queue("t", 0).messages()
+        monkeypatch.setattr(RestlessStore, "gate", gate)
+        reads = RestlessStore.reads
+        got: list[int] = []
+        other = threading.Thread(target=lambda: got.append(next(messages).queue_offset), daemon=True)
+        other.start()
+        deadline_s = time.monotonic() + 20
+        while RestlessStore.reads == reads and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        with pytest.raises(UsageError, match="already in use"):
+            next(messages)
+        gate.set()
+        other.join(20)
+        assert got == [0] and next(messages).queue_offset == 1

@@ -55,8 +55,7 @@ def test_what_was_put_is_there_after_a_restart(tmp_path: Path) -> None:
 def test_no_other_user_reads_or_makes_blocks(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o755)
-    cache = DiskCache(tmp_path / "cache", 1 << 20)
-    cache.put(KEY, STORED)
+    DiskCache(tmp_path / "cache", 1 << 20).put(KEY, STORED)
     assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
     assert stat.S_IMODE(_file(tmp_path / "cache").stat().st_mode) == 0o600
     (tmp_path / "cache").chmod(0o777)
@@ -86,8 +85,7 @@ def test_a_block_that_another_user_may_have_written_is_dropped(tmp_path: Path, h
 def test_a_torn_file_is_a_miss_and_goes(tmp_path: Path, keep: int) -> None:
     DiskCache(tmp_path, 1 << 20).put(KEY, STORED)
     path = _file(tmp_path)
-    content = path.read_bytes()
-    path.write_bytes(content[:keep])
+    path.write_bytes(path.read_bytes()[:keep])
     cache = DiskCache(tmp_path, 1 << 20)
     assert _get(cache) is None
     assert cache.counts.corrupt == 1 and KEY not in cache and not path.exists()
@@ -143,8 +141,7 @@ def test_leftovers_of_a_crash_go_and_strangers_stay(tmp_path: Path) -> None:
     (tmp_path / "123-4.tmp").write_bytes(b"half")
     (tmp_path / "notes.txt").write_bytes(b"mine")
     (tmp_path / "lost+found").mkdir()
-    cache = DiskCache(tmp_path, 0)
-    assert len(cache) == 0
+    assert len(DiskCache(tmp_path, 0)) == 0
     assert sorted(os.listdir(tmp_path)) == ["lost+found", "notes.txt"]
 
 

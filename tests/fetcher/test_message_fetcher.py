@@ -1,5 +1,8 @@
 """Pulls: statuses and next offsets as the Java peer's tests ask for them (MessageStoreFetcherImplTest), and, over
-archives with everything in them, the same rows as the simple reader's."""
+archives with everything in them, the same rows as the simple reader's.
+
+Queues of the archives that fetcher tests build.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,6 @@ from tests.archive.archive_builder import ArchiveBuilder, Sent, Stored
 from tests.archive.queue_reader import QueueReader
 from tests.end_to_end.ground_truth import difference, load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
-from tests.fetcher.plain_queue import OTHER, PLAIN
 from tests.fetcher.reading_fakes import PlainSource, plain_fetcher
 from tests.sweeps import examples
 from tiered.broker_store.store import open_broker_store
@@ -215,8 +217,7 @@ def mixed_archive(seed: int) -> ArchiveBuilder:
         for _ in range(rand.randrange(3, 30)):
             queue = rand.choice([PLAIN, PLAIN, OTHER, BATCHED])
             lmq = [] if queue == BATCHED else [q for q in (LMQ, LONELY) if rand.random() < 0.3]
-            known = builder.truth.get(queue)
-            skip = known is not None and rand.random() < 0.03
+            skip = builder.truth.get(queue) is not None and rand.random() < 0.03
             sent.append(
                 Sent(
                     queue,
@@ -593,8 +594,7 @@ def test_nothing_is_kept_of_a_queue_that_one_pull_reads_to_its_end() -> None:
 def test_the_end_of_a_queue_needs_no_coroutine_while_the_catalog_is_recent() -> None:
     clock, builder = Clock(), hundred()
     fetcher = plain_fetcher(builder.store, clock_s=clock)
-    request = PullRequest(PLAIN.topic, PLAIN.queue_id, 200, 32, NO_LIMIT)
-    found = fetcher._memory.pull_rows(request)
+    found = fetcher._memory.pull_rows(PullRequest(PLAIN.topic, PLAIN.queue_id, 200, 32, NO_LIMIT))
     assert found == pull(fetcher, PLAIN, 200)
     assert found is not None and found.status is PullStatus.OFFSET_OVERFLOW_ONE
     assert (found.min_offset, found.max_offset, found.next_offset) == (100, 200, 200)
@@ -626,8 +626,7 @@ def test_buffered_rows_are_not_used_once_the_log_was_replaced() -> None:
     state = builder.state
     table = state.table.copy()
     table["end_queue_offset"] = 5
-    shorter = replace(state, version=state.version + 1, table=table)
-    fetcher.catalog.adopt(shorter)
+    fetcher.catalog.adopt(replace(state, version=state.version + 1, table=table))
     assert pull(fetcher, PLAIN, 5, count=2, group="g").status is PullStatus.OFFSET_OVERFLOW_ONE
     assert pull(fetcher, PLAIN, 3, count=1, group="g").next_offset == 4
     line = replace(state.cursor, history=state.cursor.history + 1)
@@ -667,8 +666,7 @@ def test_buffered_rows_are_not_judged_by_the_log_history_of_their_successors() -
     def other_pull() -> None:
         fetcher.readers.buffer(reader, BufferedRows(dict(old.blocks), old.rows, history=new_line.history))
 
-    interrupted = cast("QueueView", InterruptedView(view, other_pull))
-    assert _rows(reader, interrupted, request) is None
+    assert _rows(reader, cast("QueueView", InterruptedView(view, other_pull)), request) is None
     assert _rows(reader, view, request) is not None
 
 
@@ -715,3 +713,6 @@ def test_real_stores_come_back_message_by_message(name: str, real_store: Callabl
                         delivered += 1
                 offset = result.next_offset
     assert delivered > 100
+
+
+PLAIN, OTHER = QueueKey("plain", 0, 0), QueueKey("other", 3, 0)

@@ -104,8 +104,7 @@ def test_a_common_rate_is_the_users_first() -> None:
     assert priorities.counts[Priority.USER].requests == 40  # two seconds' worth, before anything else
     assert 20 <= priorities.counts[Priority.PREFETCH].requests <= 24
     clock.run()
-    total = sum(get[3] for get in reader.gets)
-    assert total / reader.gets[-1][0] == pytest.approx(rate, rel=0.05)
+    assert sum(get[3] for get in reader.gets) / reader.gets[-1][0] == pytest.approx(rate, rel=0.05)
     assert priorities.counts[Priority.BACKGROUND].requests == 100
 
 

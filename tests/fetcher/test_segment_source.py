@@ -107,8 +107,7 @@ def test_near_blocks_share_a_request_over_unwanted_bytes() -> None:
     blocks = bench.clock.run_one(bench.source.blocks_at(index, 0, numbers, Priority.USER))
     assert [block.tobytes() for block in blocks] == [PLAIN.block(number) for number in numbers]
     assert len(bench.reader.gets) == 3  # tail, 0-19 over block 9, block 30
-    found = bench.source.statistics()
-    assert found.gap_bytes == PLAIN.span(9).length
+    assert bench.source.statistics().gap_bytes == PLAIN.span(9).length
     assert BlockKey(index.key, 9) not in bench.source._cache
 
 
@@ -190,8 +189,7 @@ def test_a_bandwidth_cap_is_kept_within_five_per_cent() -> None:
     began_s = bench.clock.time_s
     bench.read(index, 0, len(index.blocks))
     taken_s = bench.clock.time_s - began_s
-    fetched = sum(get[3] for get in bench.reader.gets[1:])
-    assert fetched / taken_s == pytest.approx(rate, rel=0.05)
+    assert sum(get[3] for get in bench.reader.gets[1:]) / taken_s == pytest.approx(rate, rel=0.05)
 
 
 # -- damage -----------------------------------------------------------------------------------------------------

@@ -60,5 +60,4 @@ def _encode(runs: list[PageRun], first: int, end: int) -> bytes:
     ]
     streams, out = np.empty(70 * len(rows), np.uint8), np.empty(70 * len(rows) + 28, np.uint8)
     columns = [*view.columns, *columns, streams, out]
-    length = encode_page(first, end, view.run_at(first), *columns)
-    return out[:length].tobytes()
+    return out[: encode_page(first, end, view.run_at(first), *columns)].tobytes()

@@ -26,8 +26,7 @@ JSON = st.recursive(
 
 
 def _table(dtype: np.dtype[Any], rows: int, seed: int) -> Any:
-    noise = np.random.default_rng(seed).integers(0, 256, rows * dtype.itemsize, np.uint8)
-    return noise.view(dtype)
+    return np.random.default_rng(seed).integers(0, 256, rows * dtype.itemsize, np.uint8).view(dtype)
 
 
 def _sample() -> bytes:
@@ -42,8 +41,7 @@ DATA = _sample()
 @given(st.dictionaries(st.text(max_size=5), JSON, max_size=4), st.integers(0, 50), st.integers(0, 5))
 def test_what_goes_in_comes_out(header: dict[str, Any], rows: int, other_rows: int) -> None:
     tables = {"runs": _table(RUN_DTYPE, rows, rows), "gaps": _table(GAP_DTYPE, other_rows, 1)}
-    data = encode_container(KIND, header, tables)
-    found = decode_container(data + b"more", KIND, source="s")
+    found = decode_container(encode_container(KIND, header, tables) + b"more", KIND, source="s")
     assert found.header == header
     assert {name: table.tolist() for name, table in found.tables.items()} == {
         name: table.tolist() for name, table in tables.items()

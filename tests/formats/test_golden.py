@@ -138,8 +138,7 @@ def test_a_newer_container_is_refused_by_name(prefix: str, kind: bytes) -> None:
 
 
 def test_a_newer_footer_is_refused_by_name() -> None:
-    store = FileStore(ARCHIVE)
-    data = store.get(_keys("sets/")[0])
+    data = FileStore(ARCHIVE).get(_keys("sets/")[0])
     footer = data[data.rindex(FOOTER_KIND) : -48]
     decode_container(footer, FOOTER_KIND, source="footer")
     with pytest.raises(UnsupportedFormatError, match="RMQTSEGF"):

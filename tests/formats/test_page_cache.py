@@ -60,8 +60,7 @@ def test_what_is_gone_leaves_no_pages_behind() -> None:
 
 
 def test_many_tiny_pages_are_bounded_by_what_they_take() -> None:
-    cache = PageCache(1 << 20)
-    index = Index(cache)
+    index = Index(PageCache(1 << 20))
     tracemalloc.start()
     for page in range(20_000):
         index.page(page)

@@ -25,8 +25,7 @@ def test_a_table_tells_the_same_queues_through_a_container(keys: list[QueueKey])
     topics, table = queue_table(keys)
     assert len(topics) == len(set(topics)) == len({key.topic for key in keys})
     data = encode_container(b"RMQTTEST", {"topics": topics}, {"queues": table})
-    stored = decode_container(data, b"RMQTTEST", source="test")
-    assert queue_keys(stored) == keys
+    assert queue_keys(decode_container(data, b"RMQTTEST", source="test")) == keys
 
 
 @pytest.mark.parametrize("key", [QueueKey("t", 2**31, 0), QueueKey("t", 0, 2**32), QueueKey("t", 0, -1)])

@@ -74,8 +74,7 @@ def written(source: Segment, seed: int) -> bytes:
         end = first + int(run["rows"])
         while first < end:
             last = min(end, first + rng.randint(1, 3000))
-            part = part_of(source.rows, first, last)
-            writer.add_rows(part, QUEUES)
+            writer.add_rows(part_of(source.rows, first, last), QUEUES)
             if spec.kind != RunKind.LMQ:
                 writer.add_records(*records_of(source, first, last))
             first = last

@@ -232,8 +232,7 @@ class Account:
 
 def name_of(code: int) -> str:
     """The code's name, if it has one here."""
-    known = set(map(int, RequestCode))
-    return RequestCode(code).name if code in known else ""
+    return RequestCode(code).name if code in set(map(int, RequestCode)) else ""
 
 
 REFUSALS: Final = ("AclException", "not supported", "AuthenticationException", "AuthorizationException")

@@ -178,8 +178,7 @@ def cut_tail(store: Path, byte_count: int) -> None:
     """Zero the last ``byte_count`` written bytes of the commitlog, as a power loss may; the units of the consume
     queues that point there stay."""
     log = max(path for path in (store / "commitlog").iterdir() if any(path.read_bytes()[:8]))
-    data = log.read_bytes()
-    end = len(data.rstrip(b"\0"))
+    end = len(log.read_bytes().rstrip(b"\0"))
     with log.open("r+b") as file:
         file.seek(end - byte_count)
         file.write(bytes(byte_count))

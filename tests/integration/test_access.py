@@ -321,8 +321,7 @@ def test_proxy_mode_beside_access_control(guarded: Guarded) -> None:
     target = target_of(broker.broker_address, "live0")
     before = state_of(guarded.address, target)
     replies = attempts(guarded.address, target)
-    after = state_of(guarded.address, target)
-    assert after == before
+    assert state_of(guarded.address, target) == before
     assert {code for code, reply in replies.items() if not is_refusal(reply)} == set()
     record(f"proxy {broker.version}", {code: cell_of(reply) for code, reply in replies.items()})
     unsigned = Account(None)

@@ -112,8 +112,7 @@ def test_no_other_spelling_makes_a_member(ruled: ProxyScene) -> None:
         }
         return json.dumps({"clientID": f"client-of-{name}", name: [consumer]}).encode()
 
-    broker = ruled.broker.broker_address
-    member = BrokerClient(broker, 8)
+    member = BrokerClient(ruled.broker.broker_address, 8)
     taken = 0
     try:
         for number, name in enumerate(

@@ -264,8 +264,7 @@ def test_the_writers_policy_suffices_to_run(archived: Bucket, tmp_path: Path) ->
 
 
 def test_the_servers_policy_suffices(archived: Bucket, use: Use, run: Run, tmp_path: Path) -> None:
-    account = archived.account(archived.policy("server"))
-    use(account)
+    use(archived.account(archived.policy("server")))
     for _ in range(2):  # the second one replaces the first one's object
         code, _, err = run(*reset(archived.url))
         assert code == 0, err
@@ -360,8 +359,7 @@ def test_plain_http_is_denied(tmp_path: Path, real_store: Callable[[str], Path],
     with running_minio(tmp_path / "minio", None) as server:
         plain = Bucket(server, server.fresh_bucket().removeprefix("s3://"), real_store("F") / "store", None)
         for has_tls, code in ((True, 2), (False, 0)):
-            policy = for_minio(policy_of("writer", plain.name, PREFIX), has_tls=has_tls)
-            use(plain.account(policy))
+            use(plain.account(for_minio(policy_of("writer", plain.name, PREFIX), has_tls=has_tls)))
             done, _, err = run("backfill", plain.store, plain.url, *NAMES)
             assert done == code, err
 

@@ -1,6 +1,8 @@
 """`tiered run` beside real brokers, into MinIO, through everything that happens to a broker in its life.
 
 The soak tests run the same stories at full size (tests/soak/test_live.py).
+
+`tiered run` beside real brokers that dispatch to LMQs in their own ways, or not at all.
 """
 
 from __future__ import annotations
@@ -9,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.live import Sidecar
 from tests.integration.live_scene import Load, Producer, Scene, beside_broker, finish
 from tests.integration.live_stories import LiveSize, everything_happens, lose_the_tail
+from tests.servers.rocketmq import BROKER
 from tests.servers.running_store import RunningStore
+from tests.servers.store_directory import StoreDirectory
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -61,3 +66,37 @@ def test_a_killed_broker_whose_log_lost_its_tail_starts_a_new_log_history(
             producer.finish(120)
         sidecar.wait_until_archived(60)
         assert 14_000 < finish(sidecar).shown < 15_000
+
+
+MESSAGES = 300
+REFERENCES = {"4.9.7": 10 / 6, "5.3.3": 5 / 6, "5.5.0": 5 / 6}
+"""For each message: 5.x dispatches none of a list that ends with a plain name."""
+AT_ONCE = 0.8
+"""Of the messages: the others are delayed, and the last of them may not be delivered yet."""
+
+
+def send(sidecar: Sidecar, scene: Scene, how: str) -> None:
+    said = sidecar.broker.run_java(
+        "Light", sidecar.broker.name_server_address, BROKER, "live0", str(scene.queues), str(MESSAGES), how
+    )
+    assert f"DONE {MESSAGES}" in said
+
+
+@pytest.mark.parametrize("dispatches", [True, False])
+@pytest.mark.parametrize("version", ["4.9.7", pytest.param("5.3.3", marks=pytest.mark.soak), "5.5.0"])
+def test_lmqs_are_the_brokers_while_it_runs_and_after_a_restart(
+    version: str, dispatches: bool, tmp_path: Path
+) -> None:
+    """No queue that it does not have, none hidden behind another generation, no record missing."""
+    switch = str(dispatches).lower()
+    scene = Scene(version, topics=1, config={"enableLmq": switch, "enableMultiDispatch": switch})
+    with beside_broker(scene, tmp_path, StoreDirectory(tmp_path / "objects")) as sidecar:
+        sidecar.start()
+        for round_number in range(2):
+            if round_number:
+                sidecar.broker.restart_with({})
+            send(sidecar, scene, "own" if dispatches else "copied")
+        sidecar.wait_until_archived(90)
+        compared = finish(sidecar)
+    assert compared.older == 0
+    assert compared.shown >= AT_ONCE * 2 * MESSAGES * (1 + (REFERENCES[version] if dispatches else 0))

@@ -66,8 +66,7 @@ def test_a_grpc_client_receives_and_acknowledges(proxied: Proxied) -> None:
     new = proxied.ids("after") - before
     assert len(new) > 100
     found = proxied.receive("G-grpc", 10**6, forget=10, idle_s=15)
-    done = Counter(line[2] for line in found if line[5] == "ok")
-    assert new <= set(done)
+    assert new <= set(Counter(line[2] for line in found if line[5] == "ok"))
     forgot = {line[2] for line in found if line[5] == "forgot"}
     assert len(forgot) == 10 and forgot <= {line[2] for line in found if line[4] == "2"}
     assert proxied.receive("G-grpc", 1, idle_s=12) == []

@@ -82,8 +82,7 @@ def timers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     objects = StoreDirectory(directory / "objects")
     with proxy_beside_broker(directory, objects, config, settings, topics=1, version=version) as proxy:
         proxy.wait_until_serving()
-        found = Timers(proxy)
-        yield found
+        yield Timers(proxy)
         proxy.sidecar.wait_until_archived(60)
         assert proxy.sidecar.stop() == 0, proxy.sidecar.log.read_text()[-2000:]
         for command in (

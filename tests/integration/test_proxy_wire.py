@@ -140,8 +140,7 @@ def test_questions_and_commits_in_a_clients_name(broker: RocketMq, tmp_path: Pat
         answer = await upstream.call(signed(RequestCode.PULL_MESSAGE, plain), 10)
         assert answer.code == 0, "a 5.x broker takes commits of groups only that were there once"
         context = PullContext(None, views, ClientTable(lambda: 0.0))  # type: ignore[arg-type]
-        sides = PullSources(context, Request(command, RecordingPeer()), upstream, None)
-        await sides.commit()
+        await PullSources(context, Request(command, RecordingPeer()), upstream, None).commit()
         asked = signed(
             RequestCode.QUERY_CONSUMER_OFFSET, {"consumerGroup": GROUP, "topic": TOPIC, "queueId": 0}
         )

@@ -217,8 +217,7 @@ def test_a_republish_killed_five_times_delivers_all_in_order(
         killed_after(arguments, position, total * (number + 1) // (KILLS + 1))
     said = json.loads(tiered(*arguments, "--json"))
     assert said["complete"] and not said["refused"] and not said["unreadable"]
-    again = json.loads(tiered(*arguments, "--json"))
-    assert again["sent"] == {}
+    assert json.loads(tiered(*arguments, "--json"))["sent"] == {}
     consumed, repeated = target.consumed(), 0
     for (topic, queue_id), messages in truth.items():
         numbers = {message: number for number, message in enumerate(messages)}

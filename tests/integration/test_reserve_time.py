@@ -38,8 +38,7 @@ def test_messages_expire_by_the_attribute_of_their_topic(
         assert sidecar.stop() == 0
 
         def listed() -> dict[tuple[str, int], dict[str, object]]:
-            done = sidecar.tiered("ls", sidecar.url, "--json")
-            rows = json.loads(done.stdout)["queues"]
+            rows = json.loads(sidecar.tiered("ls", sidecar.url, "--json").stdout)["queues"]
             return {(row["topic"], row["queueId"]): row for row in rows}
 
         before = listed()

@@ -1,4 +1,9 @@
-"""Unmodified Java clients and mqadmin of three versions read an archive whose broker is gone."""
+"""Unmodified Java clients and mqadmin of three versions read an archive whose broker is gone.
+
+The Go client reads an archive whose broker is gone: a client that is not Java's.
+
+gRPC clients read an archive without its broker, through a RocketMQ 5 proxy.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,8 +21,11 @@ import rocketmq_tiered
 from rocketmq_tiered.cli import main
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.integration.served_scene import Job, Served
+from tests.servers.child import ChildServer
+from tests.servers.go_client import go_consumer
 from tests.servers.install import NotInstallableError
-from tests.servers.rocketmq import java_classes, java_command
+from tests.servers.rocketmq import MQADMIN, java_classes, java_command, run_java
+from tests.servers.rocketmq_proxy import PROXY_VERSION, RocketMqProxy
 from tests.servers.tiered_serve import tiered_serve
 from tiered.archive.verify import verify_archive
 from tiered.formats.keys import archive_prefix
@@ -118,8 +127,7 @@ def test_retry_messages_come_again_and_end_as_dead_letters_over_kill_9(served: S
         assert consumers.wait(120) == 0
     finally:
         consumers.kill()
-    lines = served.lines(0)
-    done = [fields for fields in lines if fields[8] == "ok"]
+    done = [fields for fields in served.lines(0) if fields[8] == "ok"]
     assert {(int(f[2]), int(f[3])) for f in done} == {line[2:] for line in expected}
     assert all(int(fields[7]) >= 2 and fields[9] == "t_props" for fields in done)
     with rocketmq_tiered.open(served.url) as archive:
@@ -241,3 +249,194 @@ def test_the_server_ends_in_order(served: Served) -> None:
     served.server.stop()
     assert '"ended"' in served.server.log.read_text() or "ended" in served.server.log.read_text()
     served.server.start()
+
+
+@dataclass
+class GoServed:
+    """An archive, `tiered serve` over it, and the Go consumer."""
+
+    program: Path
+    directory: Path
+    url: str
+    address: str
+
+    def consume(
+        self, mode: str, topic: str, wanted: int, group: str, idle_s: int = 15
+    ) -> list[tuple[str, ...]]:
+        """What one consumer got, in order of arrival: the fields that main.go writes."""
+        output = self.directory / f"{group}.txt"
+        with rocketmq_tiered.open(self.url) as archive:
+            queues = str(1 + max((queue.queue_id for queue in archive.queues(topic)), default=0))
+        command = [
+            str(self.program),
+            mode,
+            self.address,
+            group,
+            topic,
+            str(wanted),
+            str(idle_s),
+            str(output),
+            BROKER,
+            queues,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return [tuple(line.split(" ")) for line in output.read_text("utf-8").splitlines()]
+
+    def expected(self, topic: str) -> Counter[tuple[str, ...]]:
+        """The same of every archived message."""
+        with rocketmq_tiered.open(self.url) as archive:
+            return Counter(
+                _go_line(message)
+                for queue in archive.queues(topic)
+                for message in archive.queue(topic, queue.queue_id).messages()
+            )
+
+
+def _go_line(message: rocketmq_tiered.Message) -> tuple[str, ...]:
+    pairs = sorted(f"{name}={value}".encode() for name, value in message.properties.items())
+    numbers = (
+        message.queue_id,
+        message.queue_offset,
+        zlib.crc32(message.body),
+        len(message.body),
+        message.record.store_timestamp,
+        message.record.reconsume_times,
+    )
+    return (*map(str, numbers), b"\0".join(pairs).hex())
+
+
+@pytest.fixture(scope="module")
+def go_served(
+    real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GoServed]:
+    try:
+        program = go_consumer()
+    except NotInstallableError as error:
+        pytest.skip(f"Go client: {error}")
+    directory = tmp_path_factory.mktemp("serving-go")
+    backfill(real_store("A") / "store", FileStore(directory / "archive"))
+    url = f"file://{directory}/archive"
+    server, address = tiered_serve(url, directory)
+    server.start()
+    try:
+        yield GoServed(program, directory, url, address)
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("mode", ["push", "pull"])
+@pytest.mark.parametrize("topic", ["t_keys", "t_order"])
+def test_a_go_consumer_gets_every_message_as_it_was_stored(
+    go_served: GoServed, mode: str, topic: str
+) -> None:
+    expected = go_served.expected(topic)
+    found = go_served.consume(mode, topic, expected.total(), f"G_{mode}_{topic}")
+    assert Counter(found) == expected
+
+
+@dataclass
+class GrpcServed:
+    """An archive, `tiered serve` over it, and a proxy before that."""
+
+    directory: Path
+    url: str
+    server: ChildServer
+    address: str
+    proxy: RocketMqProxy
+
+    def receive(
+        self, group: str, topic: str, wanted: int, *, tag: str = "*", forget: int = 0
+    ) -> list[list[str]]:
+        """What a simple consumer got, in order: body's CRC-32, length, message id, tag, attempt, outcome."""
+        output = self.directory / f"{group}.txt"
+        self.proxy.consume(group, topic, str(wanted), "8", str(output), "10", tag, str(forget))
+        return [line.split(" ") for line in output.read_text("utf-8").splitlines()]
+
+    def expected(
+        self, topic: str, wanted: Callable[[rocketmq_tiered.Message], bool] = lambda _: True
+    ) -> Counter[tuple[str, str, str | None]]:
+        """Body's CRC-32, length and message id of every archived message."""
+        with rocketmq_tiered.open(self.url) as archive:
+            return Counter(
+                (str(zlib.crc32(message.body)), str(len(message.body)), message.unique_key)
+                for queue in archive.queues(topic)
+                for message in archive.queue(topic, queue.queue_id).messages()
+                if wanted(message)
+            )
+
+
+@pytest.fixture(scope="module")
+def grpc_served(
+    real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GrpcServed]:
+    directory = tmp_path_factory.mktemp("serving-grpc")
+    backfill(real_store("A") / "store", FileStore(directory / "archive"))
+    url = f"file://{directory}/archive"
+    server, address = tiered_serve(url, directory)
+    try:
+        java_classes(PROXY_VERSION)
+        proxy = RocketMqProxy(directory / "proxy", address, CLUSTER)
+    except NotInstallableError as error:
+        pytest.skip(f"proxy: {error}")
+    server.start()
+    try:
+        proxy.start()
+        yield GrpcServed(directory, url, server, address, proxy)
+        proxy.stop()
+    finally:
+        proxy.server.kill()
+        server.stop()
+
+
+def test_a_grpc_client_gets_everything_and_again_what_it_did_not_acknowledge(grpc_served: GrpcServed) -> None:
+    expected = grpc_served.expected("t_order")
+    found = grpc_served.receive("G_grpc", "t_order", expected.total(), forget=10)
+    done = [tuple(line[:3]) for line in found if line[5] == "ok"]
+    assert Counter(done) == expected
+    forgot = {line[2] for line in found if line[5] == "forgot"}
+    assert len(forgot) == 10
+    log = grpc_served.directory / "proxy" / "logs" / "rocketmqlogs" / "proxy.log"
+    assert "send system message failed" not in log.read_text("utf-8")  # proxies tell each other their clients
+    assert forgot == {line[2] for line in found if line[5] == "ok" and line[4] == "2"}  # its second attempt
+
+
+def test_a_grpc_client_gets_the_tag_it_asks_for(grpc_served: GrpcServed) -> None:
+    expected = grpc_served.expected("t_tags", lambda message: message.tags == "TagA")
+    found = grpc_served.receive("G_tag", "t_tags", expected.total(), tag="TagA")
+    assert Counter(tuple(line[:3]) for line in found) == expected
+
+
+def test_a_remoting_client_consumes_through_the_proxy(grpc_served: GrpcServed) -> None:
+    expected = grpc_served.expected("t_order")
+    output = grpc_served.directory / "remoting.txt"
+    arguments = ("push", "G_remoting", "t_order", "*", str(expected.total()), "20", str(output))
+    run_java(PROXY_VERSION, grpc_served.directory, "Consume", grpc_served.proxy.remoting_address, *arguments)
+    lines = [line.split(" ") for line in output.read_text("utf-8").splitlines()]
+    assert Counter((line[2], line[3], line[4]) for line in lines) == expected
+
+
+def test_a_group_in_pop_mode_gets_everything_and_again_what_failed(grpc_served: GrpcServed) -> None:
+    expected = grpc_served.expected("t_props")
+    run_java(
+        PROXY_VERSION,
+        grpc_served.directory,
+        MQADMIN,
+        "setConsumeMode",
+        "-n",
+        grpc_served.address,
+        "-b",
+        grpc_served.address,
+        "-t",
+        "t_props",
+        "-g",
+        "G_pop",
+        "-m",
+        "POP",
+    )
+    output = grpc_served.directory / "pop.txt"
+    arguments = ("pop", "G_pop", "t_props", "*", str(expected.total()), "20", str(output), "1")
+    run_java(PROXY_VERSION, grpc_served.directory, "Consume", grpc_served.address, *arguments)
+    lines = [line.split(" ") for line in output.read_text("utf-8").splitlines()]
+    assert {(line[2], line[3], line[4]) for line in lines if line[8] == "ok"} == set(expected)
+    assert any(line[8] == "back" for line in lines)

@@ -1,11 +1,17 @@
-"""A `tiered run` that is listed as a slave: real name servers and brokers, Java clients that are sent there."""
+"""A `tiered run` that is listed as a slave: real name servers and brokers, Java clients that are sent there.
+
+A broker that checks signatures, and `tiered run` as its slave: what it asks in its own name is signed, too, by an
+account that is allowed nothing at all. Moving a group takes rights on that group and topic.
+"""
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +26,16 @@ from tests.integration.client_scene import (
     everything,
     need_clients,
     until,
+    wait_for,
 )
 from tests.integration.slave_scene import SLAVE_ID, Slave, got, standing
 from tests.servers.child import ChildServer, free_port_block
-from tests.servers.rocketmq import BROKER, CLUSTER, JAVA_OPENS
+from tests.servers.rocketmq import BROKER, CLUSTER, JAVA_OPENS, checking_signatures, judging_permissions
 from tests.servers.running_store import RunningStore
-from tiered.remoting.client import BrokerClient
+from tiered.catalog.catalog_reader import load
+from tiered.remoting.client import BrokerClient, is_refusal
+from tiered.remoting.codes import RequestCode
+from tiered.remoting.credentials import Credentials
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -54,8 +64,7 @@ def read_all_of_it(slave: Slave) -> None:
     # Of a group's very first commits a broker may lose all but one, if they arrive at the same time.
     slave.commit("G-pinned", 0, 0)
     before_pulls = slave.pulls()
-    assigned = slave.pinned("assign", "G-pinned", 10**6, idle_s=8)
-    assert got(assigned) == truth
+    assert got(slave.pinned("assign", "G-pinned", 10**6, idle_s=8)) == truth
     # Ten messages a pull, and then eight seconds at the end, where it is not redirected again and again.
     assert slave.pulls() - before_pulls < sum(ends) / 10 + QUEUES * 10
     until(lambda: slave.committed("G-pinned") == ends, "its offsets are not at the master", 20)
@@ -325,3 +334,121 @@ def test_producers_of_a_sync_master_do_not_notice(replicated: Slave) -> None:
     assert set(slave.listed()) == {"0", "1"}
     # Sends take milliseconds; who waits for a replica that never acknowledges waits three seconds.
     assert max(figures[1:]) < 1_000_000
+
+
+VERSIONS = ["5.3.3", pytest.param("4.9.7", marks=pytest.mark.soak)]
+CLIENT = Credentials("the-clients", "a secret of theirs")
+OWN = Credentials("the-sidecar", "its own secret")
+TOOLS_YML = 'accessKey: {0.access_key}\nsecretKey: "{0.secret_key}"\n'
+GROUP = "G-pinned"
+PLAIN_ACL = f"""globalWhiteRemoteAddresses:
+accounts:
+- {{accessKey: {CLIENT.access_key}, secretKey: "{CLIENT.secret_key}", admin: true}}
+- {{accessKey: {OWN.access_key}, secretKey: "{OWN.secret_key}", defaultTopicPerm: DENY, defaultGroupPerm: DENY}}
+"""
+
+
+@pytest.fixture(params=VERSIONS)
+def guarded_slave(
+    request: pytest.FixtureRequest, tmp_path: Path, minio_url: RunningStore, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Slave]:
+    """Beside a broker that was filled before it began to check; what tests ask it is signed."""
+    need_clients(request.param)
+    with standing(request.param, tmp_path, minio_url, messages=800) as found:
+        (tmp_path / "mq" / "conf" / "plain_acl.yml").write_text(PLAIN_ACL)
+        checks = checking_signatures(request.param, CLIENT.access_key, CLIENT.secret_key)
+        found.broker.restart_with(checks | judging_permissions(request.param))
+        add_account(found)
+        rules = tmp_path / "rules.yml"
+        rules.write_text(PLAIN_ACL)
+        rules.chmod(0o600)
+        found.sidecar.settings = {**found.sidecar.settings, "TIERED_SERVE__ACL_FILE": rules}
+        for user in ("client_scene", "live"):
+            monkeypatch.setattr(
+                f"tests.integration.{user}.BrokerClient", partial(BrokerClient, credentials=CLIENT)
+            )
+        yield found
+
+
+def add_account(guarded_slave: Slave) -> None:
+    """The sidecar's, of a user who is not Super; 4.9 has it from plain_acl.yml."""
+    (guarded_slave.directory / "conf").mkdir(exist_ok=True)
+    (guarded_slave.directory / "conf" / "tools.yml").write_text(TOOLS_YML.format(CLIENT))
+    if guarded_slave.broker.version.startswith("5"):
+        words = ("createUser", "-c", CLUSTER, "-u", OWN.access_key, "-p", OWN.secret_key, "-t", "Normal")
+        until(lambda: "success" in guarded_slave.mqadmin(*words), "no account for the sidecar")
+
+
+def allow_moving(guarded_slave: Slave) -> None:
+    """Give the sidecar's account what moving the group takes."""
+    if guarded_slave.broker.version.startswith("5"):
+        words = f"-c {CLUSTER} -s User:{OWN.access_key} -r Topic:live0,Group:{GROUP} -a Get,Update -d Allow"
+        assert "success" in guarded_slave.mqadmin("createAcl", *words.split())
+        return
+    perms = f"topicPerms: [live0=SUB], groupPerms: [{GROUP}=SUB]"
+    text = PLAIN_ACL.replace("defaultGroupPerm: DENY}", f"defaultGroupPerm: DENY, {perms}}}")
+    (guarded_slave.directory / "mq" / "conf" / "plain_acl.yml").write_text(text)
+
+
+def moved(guarded_slave: Slave, account: Path) -> subprocess.CompletedProcess[str]:
+    """`tiered reset-offset` of the group to the broker's first messages, by the sidecar's account."""
+    return guarded_slave.sidecar.tiered(
+        "reset-offset",
+        "--serve",
+        guarded_slave.broker.name_server_address,
+        "--group",
+        GROUP,
+        "--topic",
+        "live0",
+        "--earliest",
+        "--set",
+        f"broker.credentials_file={account}",
+    )
+
+
+def test_an_acl_enabled_broker_is_followed_and_relieved(guarded_slave: Slave, tmp_path: Path) -> None:
+    sidecar = guarded_slave.sidecar
+    sidecar.start()
+    wait_for(sidecar.log, "broker.credentials_file")
+    assert "refuses the request" in sidecar.log.read_text()
+    assert sidecar.stop() == 0
+    assert load(sidecar.open_archive()).cursor.phys == 0, "it does not know how far the log may be read"
+    account = tmp_path / "tools.yml"
+    account.write_text(TOOLS_YML.format(OWN))
+    sidecar.settings = {**sidecar.settings, "TIERED_BROKER__CREDENTIALS_FILE": account}
+    sidecar.start()
+    guarded_slave.wait_until_listed()
+    sidecar.wait_until_archived(60)
+    ends = begins_and_ends(guarded_slave, "live0")[1]
+    signs = (f"-Dacl.key={CLIENT.access_key}", f"-Dacl.secret={CLIENT.secret_key}")
+    assert set(guarded_slave.pinned("pull", "G-pulled", 0, flags=signs).finish()) == everything(ends)
+    assigned = guarded_slave.pinned("assign", GROUP, 10**6, idle_s=60, flags=signs)
+    assigned.wait_for_all(everything(ends))
+    until(lambda: guarded_slave.answered(GROUP)[0] > 0, "not from the archive, or no heartbeat", 45)
+    until(lambda: guarded_slave.committed(GROUP) == ends, "the offsets did not reach the master", 20)
+    assigned.kill()
+    assert sorted(assigned.lines()) == sorted(everything(ends))
+    stranger = BrokerClient(guarded_slave.address, 5)
+    answer = stranger.call(
+        RequestCode.PULL_MESSAGE,
+        {
+            "consumerGroup": "G-other",
+            "topic": "live0",
+            "queueId": "0",
+            "queueOffset": "0",
+            "maxMsgNums": "32",
+            "sysFlag": "4",
+            "subscription": "*",
+            "expressionType": "TAG",
+            "commitOffset": "0",
+            "subVersion": "0",
+            "suspendTimeoutMillis": "0",
+        },
+    )
+    assert is_refusal(answer) and not answer.body, answer
+    stranger.close()
+    assert moved(guarded_slave, account).returncode == 4, "it is allowed nothing"
+    allow_moving(guarded_slave)
+    until(lambda: moved(guarded_slave, account).returncode == 0, "not moved", 20)
+    assert guarded_slave.committed(GROUP) == begins_and_ends(guarded_slave, "live0")[0]
+    assert OWN.secret_key not in sidecar.log.read_text()

@@ -96,8 +96,7 @@ def test_invalid_utf8_hashes_as_java_decodes_it(units: list[int]) -> None:
     ],
 )
 def test_malformed_bytes_hash_as_in_java(encoded: bytes, hash_in_java: int) -> None:
-    array = MEMORY.place(encoded)
-    assert java_hash(array.ctypes.data, 0, len(encoded)) == hash_in_java
+    assert java_hash(MEMORY.place(encoded).ctypes.data, 0, len(encoded)) == hash_in_java
 
 
 @given(
@@ -109,8 +108,7 @@ def test_is_utf8_agrees_with_python(encoded: bytes) -> None:
         expected = True
     except UnicodeDecodeError:
         expected = False
-    array = MEMORY.place(encoded)
-    assert bool(is_utf8(array.ctypes.data, 0, len(encoded))) is expected
+    assert bool(is_utf8(MEMORY.place(encoded).ctypes.data, 0, len(encoded))) is expected
 
 
 def test_kernels_accept_addresses_of_read_only_arrays() -> None:

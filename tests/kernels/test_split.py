@@ -28,8 +28,7 @@ def test_split_is_a_stable_grouping(queues: list[int]) -> None:
 
 
 def test_split_takes_only_the_first_rows() -> None:
-    split = split_by_queue(np.array([1, 0, 7], np.int32), 2, 2, SCRATCH)
-    assert split.queues.tolist() == [0, 1]
+    assert split_by_queue(np.array([1, 0, 7], np.int32), 2, 2, SCRATCH).queues.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("queues", [[5], [-1]])

@@ -78,8 +78,7 @@ def test_above_the_limit_of_objects_the_newest_versions_wait() -> None:
 
 def test_above_the_limit_of_queues_in_a_set_the_newest_versions_wait() -> None:
     assert plan_rewrite(G, limits(50, set_queues_max=1)) is None
-    plan = plan_rewrite(G, limits(50, set_queues_max=2))
-    assert sources(plan) == [0, 1, 2]
+    assert sources(plan_rewrite(G, limits(50, set_queues_max=2))) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("floor", [5, 15])
@@ -89,8 +88,7 @@ def test_what_is_below_the_floor_is_in_no_output(floor: int) -> None:
     (iteration,) = described(cut, plan_rewrite(cut, limits(100)))
     assert len(iteration) == 4
     assert iteration[-1].startswith("SSO 0: S0[0,20)89" if floor == 5 else "SSO 0: S0[15,20)44")
-    plan = plan_rewrite(cut, limits(100))
-    assert sources(plan) == [0, 1, 2]
+    assert sources(plan_rewrite(cut, limits(100))) == [0, 1, 2]
 
 
 def test_floors_inside_every_queue() -> None:
@@ -101,13 +99,11 @@ def test_floors_inside_every_queue() -> None:
 
 
 def test_objects_below_every_floor_leave_without_an_output() -> None:
-    dead = candidates_of(FIXTURE_F, {"S0": 20, "S1": 500, "S2": 270})
-    plan = plan_rewrite(dead, limits(100))
+    plan = plan_rewrite(candidates_of(FIXTURE_F, {"S0": 20, "S1": 500, "S2": 270}), limits(100))
     assert sources(plan) == [0, 1, 2]
     assert plan is not None
     assert (plan.outputs, plan.iterations) == ([], [])
-    alone = candidates_of(["S0[0,10)"], {"S0": 10})
-    assert sources(plan_rewrite(alone, limits(100))) == [0]
+    assert sources(plan_rewrite(candidates_of(["S0[0,10)"], {"S0": 10}), limits(100))) == [0]
 
 
 def test_objects_that_share_no_queue_stay() -> None:
@@ -122,8 +118,7 @@ def test_objects_that_share_no_queue_stay() -> None:
 
 
 def test_objects_pending_deletion_are_ignored() -> None:
-    pending = replace(F, is_fixed=np.array([False, False, True]))
-    plan = plan_rewrite(pending, limits(100))
+    plan = plan_rewrite(replace(F, is_fixed=np.array([False, False, True])), limits(100))
     assert sources(plan) == [0, 1]
     assert plan is not None
     assert len(plan.kept) == 0
@@ -235,8 +230,7 @@ def test_small_stream_objects_of_single_queue_cycles_take_part() -> None:
 
 
 def stream_objects(*texts: str) -> Candidates:
-    found = candidates_of(texts)
-    return replace(found, is_set=np.zeros(len(texts), bool))
+    return replace(candidates_of(texts), is_set=np.zeros(len(texts), bool))
 
 
 def test_level_2_joins_neighbours_up_to_the_largest_object() -> None:
@@ -416,5 +410,4 @@ def test_level_1_reads_each_source_once_an_iteration(
         needed = np.unique(np.concatenate([part.ranges["run"] for part in iteration]))
         for source in np.unique(runs["object"][needed]):
             mine = np.flatnonzero(live & (runs["object"] == source))
-            inside = np.flatnonzero(np.isin(mine, needed))
-            assert (np.diff(inside) == 1).all()
+            assert (np.diff(np.flatnonzero(np.isin(mine, needed))) == 1).all()

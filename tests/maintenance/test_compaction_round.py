@@ -28,8 +28,7 @@ def scene(tmp_path: Path) -> Scene:
 
 
 def test_a_round_replaces_objects_and_keeps_every_row(scene: Scene) -> None:
-    before = scene.state
-    assert before.pages
+    assert scene.state.pages
     planned = scene.plan()
     result = scene.run()
     assert planned is not None
@@ -138,8 +137,7 @@ def test_a_round_that_dies_leaves_garbage(scene: Scene) -> None:
     with pytest.raises(UnansweredError):
         scene.run(dying)
     scene.check()
-    collected = scene.collect()
-    assert any(key.startswith(("data/", "sets/")) for key in collected)
+    assert any(key.startswith(("data/", "sets/")) for key in scene.collect())
     assert scene.run() is not None
     scene.check()
 
@@ -183,8 +181,7 @@ def test_runs_that_are_in_no_page_yet_are_joined_too(tmp_path: Path) -> None:
 
 def test_planning_reads_pages_and_no_data(scene: Scene) -> None:
     counting = FaultStore(scene.store)
-    state = scene.state
-    assert list(plan_rounds(counting, state, LIMITS, before_version=EVERYTHING))
+    assert list(plan_rounds(counting, scene.state, LIMITS, before_version=EVERYTHING))
     assert not any(request.key.startswith(("data/", "sets/")) for request in counting.requests)
 
 

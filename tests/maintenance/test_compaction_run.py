@@ -99,8 +99,7 @@ def test_level_1_keeps_every_row_of_every_queue(tmp_path: Path, seed: int, memor
     plan = plan_rewrite(before, replace(SMALL, memory_bytes=memory))
     result = compacted(store, before, plan, tmp_path)
     assert plan is not None
-    now = after(before, plan, result)
-    assert contents(store, now) == contents(store, before)
+    assert contents(store, after(before, plan, result)) == contents(store, before)
     assert set(result.runs["version"].tolist()) == {plan.last_version}
     assert {output.is_set for output in plan.outputs} == {True, False}
     reads = result.cost.gets
@@ -184,8 +183,7 @@ def test_a_later_level_compacts_an_earlier_one(tmp_path: Path) -> None:
     expected = contents(store, before)
     state = before
     for level in (plan_rewrite, plan_join, plan_rewrite, plan_join):
-        limits = replace(SMALL, object_bytes_max=60_000, joined_bytes_min=40_000)
-        plan = level(state, limits)
+        plan = level(state, replace(SMALL, object_bytes_max=60_000, joined_bytes_min=40_000))
         if plan is None:
             continue
         state = after(state, plan, compacted(store, state, plan, tmp_path))
@@ -206,8 +204,7 @@ def test_level_2_copies_blocks_inside_the_store(tmp_path: Path) -> None:
     assert plan.copies
     assert spool_bytes(state, plan) == 0
     assert result.cost.gets <= 2 * len(plan.sources)
-    now = after(state, plan, result)
-    assert contents(store, now) == contents(store, before)
+    assert contents(store, after(state, plan, result)) == contents(store, before)
     for row in result.runs:
         assert int(row["byte_count"]) <= 40_000
 
@@ -287,8 +284,7 @@ def test_sources_are_read_again_when_the_spool_cannot_keep_them(tmp_path: Path) 
     before = archived_candidates(store)
     plan = plan_rewrite(before, SMALL)
     assert plan is not None
-    needed = spool_bytes(before, plan)
-    result = compacted(store, before, plan, tmp_path, spool_bytes_max=needed)
+    result = compacted(store, before, plan, tmp_path, spool_bytes_max=spool_bytes(before, plan))
     assert len(plan.sources) < result.cost.gets <= len(plan.sources) * len(plan.iterations)
     assert contents(store, after(before, plan, result)) == contents(store, before)
 

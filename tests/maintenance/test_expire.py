@@ -1,8 +1,12 @@
-"""Expiry of real archives: what is readable afterwards is what an oracle says, and nothing else is deleted."""
+"""Expiry of real archives: what is readable afterwards is what an oracle says, and nothing else is deleted.
+
+A pass of expiry inside `tiered run` stops at retention.max_share.
+"""
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +16,22 @@ from hypothesis import strategies as st
 
 from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits
 from rocketmq_tiered.maintenance.compaction_round import plan_rounds, run_round
-from rocketmq_tiered.maintenance.expire import LIST_ENTRIES_MAX, Erasure, ExpiryPass, commit_pass, plan_pass
+from rocketmq_tiered.maintenance.expire import (
+    LIST_ENTRIES_MAX,
+    TOO_MUCH,
+    Erasure,
+    ExpiryPass,
+    ExpiryTask,
+    commit_pass,
+    plan_pass,
+)
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.archive.queue_reader import QueueReader
 from tests.catalog.collection import run_gc
+from tests.catalog.drafts import Bucket
 from tests.sweeps import examples
 from tiered.archive.rewrite.result import RewriteOptions
+from tiered.archive.task import run_pass
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
@@ -27,20 +41,14 @@ from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import UsageError
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
-from tiered.settings.topic_rules import TopicRule
+from tiered.settings.retention_sections import GcSettings, RetentionSettings
+from tiered.settings.sections import Settings
+from tiered.settings.topic_rules import TopicRule, TopicRules
 
 HOUR_MS = 3_600_000
 A, B, KEPT, LMQ = QueueKey("a", 0, 0), QueueKey("b", 0, 0), QueueKey("kept", 0, 0), QueueKey("%LMQ%x", 0, 0)
 TTL_HOURS = {"a": 10, "b": 30}
 SMALL_LIMITS = CatalogLimits(root_every=3, spill_runs=6, page_runs_max=4, merge_sequences=3, merge_spills=3)
-
-
-class Bucket(MemoryStore):
-    """A bucket whose clock moves."""
-
-    def __init__(self) -> None:
-        self.now_ms = NOW_MS
-        super().__init__(clock_ms=lambda: self.now_ms)
 
 
 def rule(topic: str) -> TopicRule:
@@ -74,8 +82,7 @@ def built(store: Bucket, cycles: int = 12, **limits: float) -> ArchiveBuilder:
 def expire(store: Bucket, *, erase: Erasure | None = None) -> tuple[ExpiryPass, CatalogState]:
     state = load(store)
     found = plan_pass(store, state, rule, clock=lambda: store.now_ms, erase=erase)
-    after = commit_pass(store, state, found, clock=lambda: store.now_ms)
-    return found, after
+    return found, commit_pass(store, state, found, clock=lambda: store.now_ms)
 
 
 def readable(store: MemoryStore, key: QueueKey, state: CatalogState | None = None) -> list[bytes]:
@@ -133,8 +140,7 @@ def test_a_clock_of_the_future_keeps_no_older_messages_after_its_time_in_the_buc
 def test_nothing_expires_before_its_time_in_the_bucket() -> None:
     """The broker's clock was in 1970."""
     store = Bucket()
-    made = ArchiveBuilder(store)
-    made.commit([Sent(A, b"x", stored_ms=1_000)])
+    ArchiveBuilder(store).commit([Sent(A, b"x", stored_ms=1_000)])
     store.now_ms = NOW_MS + 10 * HOUR_MS - 1_000
     assert not len(expire(store)[0].plan.floors)
     store.now_ms = NOW_MS + 10 * HOUR_MS + 1_000
@@ -396,3 +402,53 @@ def test_no_message_younger_than_its_time_to_live_is_ever_unreadable(seed: int, 
                 assert event == world.diverge or all(after[key] >= low for key, low in before.items())
                 world.check()
     assert verify_archive(world.store, depth="full").anomalies == []
+
+
+@pytest.mark.parametrize(("max_share", "stopped"), [(0.2, True), (1.0, False)])
+def test_a_pass_says_whether_it_was_stopped(max_share: float, stopped: bool) -> None:
+    now_ms = [NOW_MS]
+    store = MemoryStore(clock_ms=lambda: now_ms[0])
+    ArchiveBuilder(store).commit([Sent(QueueKey("a", 0, 0), b"message", stored_ms=NOW_MS)])
+    now_ms[0] += 500 * HOUR_MS
+    settings = replace(Settings(), retention=RetentionSettings(ttl="1h", max_share=max_share))
+    before = load(store)
+    rules = TopicRules.of(settings)
+    task = ExpiryTask(
+        store, settings, lambda _state: lambda topic: rules.of_topic(topic, {}), clock=lambda: now_ms[0]
+    )
+    assert run_pass(task, lambda: before)
+    assert (task.problem == TOO_MUCH) is stopped
+    assert (load(store).version == before.version) is stopped
+
+
+def task_of(store: MemoryStore, now_ms: list[int], ttl: str) -> ExpiryTask:
+    settings = replace(
+        Settings(), retention=RetentionSettings(ttl=ttl, max_share=0.2), gc=GcSettings(every_ms=HOUR_MS)
+    )
+    rules = TopicRules.of(settings)
+    return ExpiryTask(
+        store, settings, lambda _state: lambda topic: rules.of_topic(topic, {}), clock=lambda: now_ms[0]
+    )
+
+
+def test_an_outage_does_not_stop_the_pass_after_it() -> None:
+    """A commit an hour, each a twentieth of the archive; then no pass for five hours."""
+    now_ms, topic = [NOW_MS], QueueKey("a", 0, 0)
+    store = MemoryStore(clock_ms=lambda: now_ms[0])
+    made = ArchiveBuilder(store)
+    for hour in range(20):
+        now_ms[0] = NOW_MS + hour * HOUR_MS
+        made.commit([Sent(topic, b"message", stored_ms=now_ms[0])])
+    task = task_of(store, now_ms, "20h")
+    for hour, first in ((20.5, 1), (21.5, 2), (26.5, 7)):
+        now_ms[0] = NOW_MS + int(hour * HOUR_MS)
+        assert run_pass(task, lambda: load(store))
+        queue = load(store).queue(topic)
+        assert queue is not None and (task.problem, int(queue["min_queue_offset"])) == ("", first)
+    fresh = task_of(store, now_ms, "20h")
+    now_ms[0] += 5 * HOUR_MS
+    assert run_pass(fresh, lambda: load(store)) and fresh.problem == TOO_MUCH, "it knows of no pass"
+    task._rules_of = task_of(store, now_ms, "10h")._rules_of
+    assert run_pass(task, lambda: load(store)) and task.problem == TOO_MUCH, (
+        "a rule that changed is no outage"
+    )

@@ -351,8 +351,7 @@ def test_plans_equal_those_of_a_plain_oracle_however_runs_are_cut_into_pages(
     world: World, cuts: list[int]
 ) -> None:
     table = world.table()
-    pages = np.split(table, sorted({cut for cut in cuts if cut < len(table)}))
-    plan = world.plan(pages)
+    plan = world.plan(np.split(table, sorted({cut for cut in cuts if cut < len(table)})))
     expected = oracle(world)
     assert {queue: low for queue, (low, _) in floors(plan).items()} == expected
     gone = [
@@ -372,8 +371,7 @@ def test_plans_equal_those_of_a_plain_oracle_however_runs_are_cut_into_pages(
 @settings(max_examples=examples(50), deadline=None)
 @given(worlds())
 def test_a_second_pass_at_the_same_time_raises_only_what_waited_for_others(world: World) -> None:
-    before = floors(world.plan())
-    for queue, (low, _) in before.items():
+    for queue, (low, _) in floors(world.plan()).items():
         assert low > world.floor[queue], "floors only rise"
         world.floor[queue] = low
     alone = {

@@ -82,8 +82,7 @@ def test_every_archived_record_is_at_its_place_with_its_unit(place: Place, queue
 
 
 def test_the_archive_continues_where_the_end_of_the_log_was_not_archived(place: Place) -> None:
-    store = written(place.directory / "store")
-    archived(store, place.directory / "archive")
+    archived(written(place.directory / "store"), place.directory / "archive")
     place.restore()
     code, said = place.continued(place.store)
     assert (code, "nothing to do" in said) == (0, True), said
@@ -176,8 +175,7 @@ def test_a_gap_needs_bytes_below_the_log(place: Place) -> None:
     archived(store, place.directory / "archive")
     assert "--layout compact" in place.restore(code=2)
     assert not place.store.exists()
-    said = place.restore("--layout", "compact")
-    assert said["gapOffsets"] == 10
+    assert place.restore("--layout", "compact")["gapOffsets"] == 10
     shown = found(place.store)
     for queue, records in expected(store).items():
         least, end, got = shown[queue]
@@ -202,8 +200,7 @@ def test_a_compact_log_ends_where_the_archive_does(place: Place) -> None:
 
 
 def test_what_is_refused_in_one_line(place: Place) -> None:
-    store = written(place.directory / "store")
-    archived(store, place.directory / "archive")
+    archived(written(place.directory / "store"), place.directory / "archive")
     place.store.mkdir()
     (place.store / "file").touch()
     assert "is not empty" in place.restore(code=2)
@@ -266,8 +263,7 @@ def test_an_earlier_version_is_an_older_copy(place: Place) -> None:
     for number in range(50):
         store.put("t1", 0, bytes(1_000), later_ms=1_000 + number)
     archived(store, place.directory / "archive")
-    said = place.restore("--at-version", version, "--index")
-    assert not said["continuesArchive"]
+    assert not place.restore("--at-version", version, "--index")["continuesArchive"]
     assert {queue: end for queue, (_, end, _) in found(place.store).items()} == {
         queue: max(records) + 1 for queue, records in before.items()
     }

@@ -53,8 +53,7 @@ def test_a_flipped_bit_of_a_new_object_is_healed_from_the_log(
     for number, key in enumerate((keys[0], keys[-1], keys[len(keys) // 2])):
         size = len(store.get(key))
         flip(store, key, (size // 3, size - 60, 30)[number])
-    gone = keys[1]
-    store.delete([gone])
+    store.delete([keys[1]])
     scrub = Scrubbed(store, CommitLog([directory / "store" / "commitlog"]))
     scrub.run()
     assert (scrub.task.status.healed, scrub.task.status.damaged, scrub.task.problem) == (4, 0, "")

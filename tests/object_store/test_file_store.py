@@ -1,21 +1,29 @@
-"""What only file:// has: disks that fill up, directories of another user, failures between system calls."""
+"""What only file:// has: disks that fill up, directories of another user, failures between system calls.
+
+file:// follows no symbolic link below its root, and waits for no pipe, socket or device.
+
+The race of creates: passes on real stores, and finds stores that let several writers succeed.
+"""
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import socket
 import stat
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.broker_store.unprivileged import run_unprivileged
+from tests.object_store.imperfect_stores import OverwritingStore, RacyStore, UndeletableStore
 from tiered.errors import (
     AccessDeniedError,
     AlreadyExistsError,
@@ -26,8 +34,10 @@ from tiered.errors import (
     UnansweredError,
 )
 from tiered.object_store import file as file_module
+from tiered.object_store.create_race import race_creates, require_exclusive_creates
 from tiered.object_store.file import UPLOADS, FileStore
-from tiered.object_store.interface import ObjectRange
+from tiered.object_store.interface import Body, ObjectRange, ObjectStore
+from tiered.object_store.memory import MemoryStore
 from tiered.object_store.open_store import open_store
 from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import ObjectStoreSettings
@@ -146,8 +156,7 @@ def test_full_disk(tiny_disk: Path, anonymous: bool) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_directory_of_another_user(tmp_path: Path) -> None:
-    store = FileStore(tmp_path / "archive")
-    store.put_if_absent("k", [b"x"])
+    FileStore(tmp_path / "archive").put_if_absent("k", [b"x"])
     (tmp_path / "archive").chmod(0o700)
     script = f"""
         import os, sys
@@ -342,3 +351,149 @@ def test_ranges_are_copied_where_the_kernel_cannot(
     monkeypatch.setattr(os, "copy_file_range", refuse)
     store.compose_if_absent("k", [ObjectRange("source", 1, (3 << 20) - 1), b"x"])
     assert store.get("k") == content[1:] + b"x"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    """With one object beside the links that tests make; ``tmp_path / foreign`` has a file of another user."""
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "file").write_bytes(b"not ours")
+    store = FileStore(tmp_path / "archive")
+    store.put_if_absent("data/a/own", [b"ours"])
+    return store
+
+
+def keys(store: FileStore, prefix: str = "") -> list[str]:
+    return [info.key for info in store.list(prefix)]
+
+
+ATTEMPTS: dict[str, Callable[[FileStore], object]] = {
+    "get": lambda store: store.get("data/b/file"),
+    "get_range": lambda store: store.get_range("data/b/file", 0, 1),
+    "put": lambda store: store.put_if_absent("data/b/new", [b"x"]),
+    "put deeper": lambda store: store.put_if_absent("data/b/deep/new", [b"x"]),
+    "compose": lambda store: store.compose_if_absent("data/a/c", [ObjectRange("data/b/file", 0, 1)]),
+    "delete": lambda store: store.delete(["data/b/file"]),
+}
+
+
+@pytest.mark.parametrize("attempt", ATTEMPTS)
+def test_nothing_is_read_written_or_deleted_through_a_linked_directory(
+    store: FileStore, tmp_path: Path, attempt: str
+) -> None:
+    (tmp_path / "archive" / "data" / "b").symlink_to(tmp_path / "foreign")
+    with pytest.raises(RefusedRequestError, match="b is a symbolic link"):
+        ATTEMPTS[attempt](store)
+    assert [path.name for path in (tmp_path / "foreign").iterdir()] == ["file"]
+    assert (tmp_path / "foreign" / "file").read_bytes() == b"not ours"
+
+
+def test_nothing_is_listed_through_links_and_each_is_named_once(
+    store: FileStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = tmp_path / "archive" / "data"
+    (data / "b").symlink_to(tmp_path / "foreign")
+    (data / "c").symlink_to(tmp_path / "foreign" / "file")
+    (data / "a" / "loop").symlink_to(data)
+    (data / "a" / "gone").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(data / "a" / "pipe")
+    for _ in range(2):
+        assert keys(store) == ["data/a/own"]
+    assert keys(store, "data/b/") == []
+    assert sorted(line.split(" is a link")[0].removeprefix(store.url) for line in caplog.messages) == [
+        "/data/a/gone",
+        "/data/a/loop",
+        "/data/a/pipe",
+        "/data/b",
+        "/data/c",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "socket", "device"])
+def test_a_name_that_is_no_regular_file_is_refused_at_once_and_left(
+    store: FileStore, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "archive" / "data" / "a" / "odd"
+    if kind == "link":
+        path.symlink_to(tmp_path / "foreign" / "file")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listening:
+            monkeypatch.chdir(path.parent)
+            listening.bind("odd")
+    else:
+        try:
+            os.mknod(path, 0o020600, os.makedev(1, 3))
+        except PermissionError:
+            pytest.skip("needs root to make a device")
+    for attempt in (
+        lambda: store.get("data/a/odd"),
+        lambda: store.get_range("data/a/odd", 0, 1),
+        lambda: store.delete(["data/a/odd"]),
+    ):
+        with pytest.raises(RefusedRequestError, match="not a regular file"):
+            attempt()
+    with pytest.raises(AlreadyExistsError):
+        store.put_if_absent("data/a/odd", [b"x"])
+    assert os.path.lexists(path) and keys(store) == ["data/a/own"]
+
+
+def test_left_uploads_are_not_swept_through_a_link(store: FileStore, tmp_path: Path) -> None:
+    os.utime(tmp_path / "foreign" / "file", times=(0, 0))
+    (tmp_path / "archive" / UPLOADS).symlink_to(tmp_path / "foreign")
+    store.writes_anonymously = False
+    with pytest.raises(RefusedRequestError, match="symbolic link"):
+        store.put_if_absent("data/a/new", [b"x"])
+    assert [path.name for path in (tmp_path / "foreign").iterdir()] == ["file"]
+
+
+def test_an_empty_directory_behind_a_link_stays(store: FileStore, tmp_path: Path) -> None:
+    """Deleting the last object of a directory removes the directory, but no foreign one."""
+    (tmp_path / "foreign" / "file").unlink()
+    (tmp_path / "archive" / "data" / "b").symlink_to(tmp_path / "foreign")
+    store.delete(["data/a/own"])
+    assert (tmp_path / "foreign").is_dir() and (tmp_path / "archive" / "data" / "b").is_symlink()
+
+
+def test_the_root_itself_may_be_a_link(store: FileStore, tmp_path: Path) -> None:
+    (tmp_path / "named").symlink_to(tmp_path / "archive")
+    linked = FileStore(tmp_path / "named")
+    linked.put_if_absent("data/b/new", [b"x"])
+    assert keys(linked) == keys(store) == ["data/a/own", "data/b/new"]
+
+
+@pytest.mark.parametrize("make", [lambda path: MemoryStore(), lambda path: FileStore(path / "a")])
+def test_it_passes_and_leaves_nothing(make: Callable[[Path], ObjectStore], tmp_path: Path) -> None:
+    store = make(tmp_path)
+    require_exclusive_creates(store)
+    assert list(store.list("")) == []
+
+
+def test_a_store_that_lets_several_creates_win_is_refused() -> None:
+    store = RacyStore()
+    with pytest.raises(RefusedRequestError, match="of 16 concurrent creates of one key succeeded"):
+        require_exclusive_creates(store)
+    assert list(store.list("")) == []
+
+
+def test_a_store_that_replaces_objects_is_refused() -> None:
+    with pytest.raises(RefusedRequestError, match="concurrent creates"):
+        race_creates(OverwritingStore(), "key")
+    with pytest.raises(RefusedRequestError, match="a second create replaced the object"):
+        race_creates(OverwritingStore(), "key", racers=1)
+
+
+def test_a_store_that_refuses_all_is_temporarily_unavailable() -> None:
+    class Busy(MemoryStore):
+        def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+            raise ThrottledError("busy")
+
+    with pytest.raises(ThrottledError):
+        require_exclusive_creates(Busy())
+
+
+def test_objects_that_cannot_be_removed_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        require_exclusive_creates(UndeletableStore(), rounds=1)
+    assert "1 objects below doctor/" in caplog.text and "s3:DeleteObject" in caplog.text

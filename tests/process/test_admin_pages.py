@@ -1,27 +1,58 @@
-"""The pages of the admin server over a real archive: hostile names, keys and bodies, access, limits, searches."""
+"""The pages of the admin server over a real archive: hostile names, keys and bodies, access, limits, searches.
+
+docs/METRICS.md names every metric that a process exports, with its type, and no other.
+
+The page of timers over an archive with pending, cancelled and refused ones.
+"""
 
 from __future__ import annotations
 
 import base64
 import logging
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
+from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
+from rocketmq_tiered.maintenance.task_figures import CompactionStatus, KeyCompactionStatus, ScrubStatus
 from rocketmq_tiered.page.html import STATIC_TYPES
+from rocketmq_tiered.page.timers import DAYS_SHOWN, render_timers
 from rocketmq_tiered.process.admin import CONNECTIONS_MAX, AdminServer
+from rocketmq_tiered.process.metrics import (
+    PREFIX,
+    DecodingCollector,
+    ObjectStoreCollector,
+    StatusCollector,
+)
+from rocketmq_tiered.process.mount_report import MountAdminSource
+from rocketmq_tiered.process.report import QueueReport, StatusReport
+from rocketmq_tiered.process.serving_metrics import ServingCollector
+from rocketmq_tiered.sending.timer_status import TimerStatus
 from rocketmq_tiered.server.archive_mode.archive_service import ArchiveStatus
-from rocketmq_tiered.server.proxy.relay_status import GroupReading, ProxyStatus
+from rocketmq_tiered.server.proxy.proxy_service import ProxyCounters, ProxyService
+from rocketmq_tiered.server.proxy.relay_status import GroupReading, ProxyStatus, SlaveStatus
+from rocketmq_tiered.server.slave.slave_service import SlaveCounters, SlaveService
 from tests.end_to_end.offloading import backfill
 from tests.fetcher.broker_store_writer import WrittenStore
+from tests.process.archive_admin_scene import Scene
 from tests.process.page_scene import PageScene, token_file
+from tests.process.status_report import REPORT
+from tiered.archive.task import EXPIRY, GARBAGE_COLLECTION, TaskStatus
+from tiered.archive.timers import TimerCounts
 from tiered.errors import UsageError
+from tiered.model.timer import CANCEL, DELIVER_MS, HOUR_MS, TOPIC
 from tiered.object_store.file import FileStore
+from tiered.object_store.request_metrics import StoreMetrics
 from tiered.settings.sections import AdminSettings
 
 HOSTILE = '"><img src=x onerror=alert(1)>\u202e'
@@ -215,8 +246,7 @@ def test_pages_that_wait_for_the_store_do_not_hide_the_health_of_the_process(
         with ThreadPoolExecutor(2 * CONNECTIONS_MAX) as pool:
             waiting = [pool.submit(get, "/queues?topic=orders") for _ in range(CONNECTIONS_MAX)]
             try:
-                refused = next(as_completed(waiting, 5))
-                assert refused.result() == 503
+                assert next(as_completed(waiting, 5)).result() == 503
                 assert [get("/health") for _ in range(3)] == [200] * 3
             finally:
                 released.set()
@@ -314,3 +344,128 @@ def test_serve_shows_no_lag(archive: str) -> None:
         assert "billing" in scene.html("/clients")
     finally:
         scene.close()
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "METRICS.md"
+FULL: StatusReport = replace(
+    REPORT,
+    retention_margin_seconds=60.0,
+    queues=(QueueReport("t", 0, 1, 1, 1.0),),
+    tasks=(TaskStatus(EXPIRY, last_ms=1), TaskStatus(GARBAGE_COLLECTION, last_ms=1)),
+    compaction=CompactionStatus(last_ms=1),
+    key_compaction=KeyCompactionStatus(last_ms=1),
+    timers=TimerStatus(),
+    scrub=ScrubStatus(cycle_ms=1),
+)
+"""A report in which nothing is unknown."""
+
+
+def service(kind: type[Any], status: object, counters: object) -> Any:
+    found = MagicMock(spec=kind)
+    found.status.return_value, found.counters = status, counters
+    found.audited, found.refused_proxy_headers = {}, 0
+    return found
+
+
+def exported() -> Iterator[Metric]:
+    store = StoreMetrics()
+    store.record("put", 0.1, 10, "ThrottledError")
+    proxy = service(ProxyService, ProxyStatus("h:1", 1, True, (), 1), ProxyCounters())
+    slave = service(
+        SlaveService,
+        SlaveStatus("h:1", 1, True, (), 7, True, None, (("h:2", "registered"),)),
+        SlaveCounters(),
+    )
+    for collector in (
+        StatusCollector(lambda: FULL),
+        ObjectStoreCollector(store),
+        DecodingCollector(),
+        ServingCollector(proxy),
+        ServingCollector(slave),
+    ):
+        yield from collector.collect()
+    for source in (Scene().source, MountAdminSource([])):
+        served = text_string_to_metric_families(source.metrics().decode())
+        yield from (family for family in served if family.name.startswith(PREFIX))
+
+
+def test_the_page_of_metrics_names_all_that_is_exported() -> None:
+    found = {
+        (family.name.removeprefix(f"{PREFIX}_") + ("_total" if family.type == "counter" else ""), family.type)
+        for family in exported()
+    }
+    assert set(re.findall(r"^\| `(\w+)` \| (\w+) \|", PAGE.read_text("utf-8"), re.MULTILINE)) == found
+
+
+STORED_MS = 1_700_000_000_000
+DUE_MS = STORED_MS + 30 * 24 * HOUR_MS
+
+
+@pytest.fixture(scope="module")
+def timer_archive(tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory = tmp_path_factory.mktemp("timers")
+    written = WrittenStore(directory / "store")
+    for number in range(5):
+        put(written, f"U{number}", **{TOPIC: "orders", DELIVER_MS: str(DUE_MS + number * HOUR_MS)})
+    put(written, "C", **{TOPIC: "orders", CANCEL: f"{DUE_MS + HOUR_MS} U1"})
+    put(written, "R", **{TOPIC: "orders", DELIVER_MS: "soon"})
+    store = FileStore(directory / "timer_archive")
+    backfill(directory / "store", store)
+    return store.url
+
+
+def put(written: WrittenStore, unique_key: str, **more: str) -> None:
+    written.put("TIERED_TIMERS", 0, b"x", keys="order-7", more={"UNIQ_KEY": unique_key, **more})
+
+
+@pytest.fixture(scope="module")
+def timer_scene(timer_archive: str) -> Iterator[PageScene]:
+    found = PageScene(timer_archive)
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("U0", ["pending", "2023-12-14 22:13:20", "orders", "order-7"]),
+        ("U1", ["cancelled"]),
+        ("C", [f"cancels {DUE_MS + HOUR_MS} U1"]),
+        ("R", ["refused: its TIERED_DELIVER_MS is not a time"]),
+    ],
+)
+def test_a_timer_is_found_by_its_unique_key(timer_scene: PageScene, key: str, words: list[str]) -> None:
+    page = timer_scene.html(f"/timers?key={key}")
+    assert all(word in page for word in words) and "<b>" not in page
+    assert 'href="/messages?by=offset&amp;topic=TIERED_TIMERS' in page
+
+
+def test_an_unknown_key_is_said(timer_scene: PageScene) -> None:
+    assert "no message with id unknown in TIERED_TIMERS" in timer_scene.html("/timers?key=unknown", 404)
+
+
+def test_hours_have_their_counts(timer_scene: PageScene) -> None:
+    page = timer_scene.html("/timers")
+    rows = re.findall(r'<th scope="row">([^<]*)</th><td class="n">(\d+)', page)
+    assert rows[0] == ("2023-12-14 22:00", "1") and rows[1] == ("2023-12-15 00:00", "1")
+    assert len(rows) == 4, "one was cancelled"
+    assert "Not delivered" in page
+    assert page.count('class="bad">late<') == len(rows), "their time has passed: 2023"
+
+
+def test_days_follow_the_hours() -> None:
+    now = 472_222
+    hours = {now - 1: 2, now: 1, now + 47: 3} | {now + 48 + 24 * day: 10 for day in range(40)}
+    page = render_timers(TimerCounts(hours), now * HOUR_MS, "", [], None)
+    assert page.count("<tr>") == 2 + 3 + DAYS_SHOWN
+    assert f"the first {DAYS_SHOWN} of 40 days" in page and ">406<" in page
+    assert "No timer is pending." in render_timers(TimerCounts(), now * HOUR_MS, "", [], None)
+
+
+def test_messages_of_accounts_need_a_token(timer_archive: str) -> None:
+    found = PageScene(timer_archive, has_accounts=True)
+    try:
+        assert "orders" not in found.html("/timers?key=U0", 403)
+        assert "Next hours" in found.html("/timers")
+    finally:
+        found.close()

@@ -173,6 +173,5 @@ def test_a_state_directory_that_is_full_keeps_nothing_from_being_archived(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "state").touch()
-    marker = ArchiveMarker(tmp_path / "state", "s3://bucket/c/b")
-    marker.create()
+    ArchiveMarker(tmp_path / "state", "s3://bucket/c/b").create()
     assert "state directory not written" in caplog.text

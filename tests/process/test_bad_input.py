@@ -201,8 +201,7 @@ def test_a_missing_middle_file_is_a_gap(real_store: Callable[[str], Path], tmp_p
     assert done.returncode == 1, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if "missing" in line]
     assert f"begin_phys={FILE_BYTES}" in line and f"end_phys={2 * FILE_BYTES}" in line
-    listed = json.loads(command("status", url, "--json").stdout)
-    assert listed["gaps"] > 0
+    assert json.loads(command("status", url, "--json").stdout)["gaps"] > 0
     assert command("verify", url, "--full").returncode == 0
 
 

@@ -114,8 +114,7 @@ def test_another_brokers_store_under_the_same_names_is_refused_unless_it_is_mean
     assert "another broker's" in _one_line(error) and "--replace-log" in error
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
     assert run(*command, "--replace-log")[0] == 0
-    shown = json.loads(run("ls", url, "--json")[1])
-    assert "t_k_one" not in json.dumps(shown)
+    assert "t_k_one" not in json.dumps(json.loads(run("ls", url, "--json")[1]))
     assert all(path.exists() for path in before if path.suffix in (".so", ".sso"))
 
 
@@ -317,8 +316,7 @@ def test_status_counts_what_is_not_archived(run: Run, killed: Path, tmp_path: Pa
     """An archive of the first commitlog file only: the rest is the lag, per queue."""
     part = tmp_path / "part"
     shutil.copytree(killed / "store", part)
-    files = sorted((part / "commitlog").iterdir())
-    for file in files[1:]:
+    for file in sorted((part / "commitlog").iterdir())[1:]:
         file.unlink()
     url = f"file://{tmp_path}/archive"
     code, _, error = run("backfill", part, url, "--cluster", "c", "--broker", "b")
@@ -415,8 +413,7 @@ def test_an_archive_whose_newest_root_is_damaged_is_read_named_and_healed(
     first = run(*command)
     assert first[0] == 1 and "commitlog truncated" in first[2], first
     whole = run("cat", url, "--all")
-    archive = FileStore(tmp_path / "archive" / archive_prefix("FxCluster", "fx-a"))
-    root = load(archive).root
+    root = load(FileStore(tmp_path / "archive" / archive_prefix("FxCluster", "fx-a"))).root
     assert root.key and whole[0] == 0
     path = tmp_path / "archive" / archive_prefix("FxCluster", "fx-a") / root.key
     content = bytearray(path.read_bytes())

@@ -1,4 +1,7 @@
-"""Compaction inside `tiered run`: passes, what refuses them, how they yield, spool and stop."""
+"""Compaction inside `tiered run`: passes, what refuses them, how they yield, spool and stop.
+
+Key compaction inside `tiered run`: a child writes the outputs; status, metrics and report say what was done.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,14 @@ import pytest
 from rocketmq_tiered.maintenance.compaction_task import CompactionTask, Stopping
 from rocketmq_tiered.maintenance.task_figures import CompactionStatus
 from rocketmq_tiered.maintenance.throttle import Level, Load, Throttle, level_of
+from rocketmq_tiered.process.archive_tasks import ArchiveTasks
+from rocketmq_tiered.process.compaction_process import ChildStore, writing_in_child
 from rocketmq_tiered.process.metrics import StatusCollector
 from rocketmq_tiered.process.report import StatusReport, decode_report
 from rocketmq_tiered.process.status_rows import compaction_text
 from tests.archive.archive_builder import NOW_MS
 from tests.maintenance.compaction_scene import Scene
+from tests.maintenance.keyed_scene import KEYED, Table
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tiered.archive.task import StoppedError, TaskLoop
 from tiered.catalog.catalog_writer import CatalogWriter
@@ -29,10 +35,15 @@ from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState
 from tiered.errors import AccessDeniedError, StoreFullError, UnansweredError, UnavailableError
+from tiered.object_store.file import FileStore
 from tiered.object_store.interface import ObjectStore
+from tiered.object_store.prefixed import PrefixedStore
+from tiered.object_store.request_metrics import StoreMetrics
+from tiered.object_store.store_options import StoreOptions
 from tiered.object_store.wrapper import StoreWrapper
 from tiered.settings.compaction_section import CompactionSettings
 from tiered.settings.retention_sections import GcSettings
+from tiered.settings.rule_entries import RuleEntry
 from tiered.settings.sections import OffloadSettings, Settings
 
 HOUR_MS = 3_600_000
@@ -193,8 +204,7 @@ def test_only_the_owner_compacts(tmp_path: Path) -> None:
 
 
 def test_uncollected_garbage_refuses_a_pass(tmp_path: Path) -> None:
-    settings = replace(SETTINGS, gc=GcSettings(grace_ms=0, every_ms=HOUR_MS))
-    beside = Beside(tmp_path, settings)
+    beside = Beside(tmp_path, replace(SETTINGS, gc=GcSettings(grace_ms=0, every_ms=HOUR_MS)))
     beside.compact()
     beside.scene.append(40)
     beside.now_ms += 2 * HOUR_MS
@@ -244,8 +254,7 @@ def test_the_thread_reports_failures_and_tries_again(
     thread = threading.Thread(target=beside.loop.run)
     thread.start()
     wait_for(lambda: beside.report.failures >= 2, "two passes fail")
-    report = beside.report
-    assert "was refused; allow the account" in report.problem
+    assert "was refused; allow the account" in beside.report.problem
     assert "compaction has not run: GET of" in caplog.text
     assert not any(beside.spool.iterdir()), "what a killed process left is removed"
     beside.task._store._store = beside.scene.store
@@ -311,3 +320,42 @@ def test_reads_slow_it_down_for_some_seconds(tmp_path: Path, monkeypatch: pytest
     later_s = time.monotonic() + 6
     monkeypatch.setattr(time, "monotonic", lambda: later_s)
     assert beside.task._share() == 1.0
+
+
+def test_a_pass_compacts_what_is_new(tmp_path: Path) -> None:
+    store = PrefixedStore(FileStore(tmp_path / "archive"), "cluster/broker/")
+    table = Table(tmp_path / "unused", store=store)
+    table.write(40)
+    settings = replace(
+        table.settings,
+        topics=replace(table.settings.topics, rules=(RuleEntry(KEYED.topic, key_compaction="on"),)),
+    )
+    tasks = ArchiveTasks(store, table.owner.writer, settings, Load)
+    place = ChildStore(store.url, StoreOptions(), settings.compaction, "INFO")
+    metrics = StoreMetrics()
+    tasks.add_key_compaction(store, tmp_path / "spool", lambda share: writing_in_child(place, share, metrics))
+    assert tasks._keys is not None
+    loop = tasks._keys
+    (tmp_path / "spool").mkdir(exist_ok=True)
+    loop.make_pass()
+    assert not any((tmp_path / "spool").iterdir())
+    status = tasks.key_compaction
+    assert status is not None and status.last_ms is not None and not status.problem
+    assert status.rounds == 1 and 0 < status.kept_messages < status.read_messages
+    found = table.check()
+    loop.make_pass()
+    again = tasks.key_compaction
+    assert again is not None and (again.rounds, again.read_messages) == (1, status.read_messages), (
+        "nothing is new"
+    )
+    assert table.check() == found
+
+    report = StatusReport(cluster="c", key_compaction=status)
+    assert decode_report(report.to_json() | {"later": 1}) == report
+    assert f"{status.kept_messages:,} of {status.read_messages:,} messages (" in status.text
+    values = {
+        sample.name.removeprefix("rocketmq_tiered_store_"): sample.value
+        for family in StatusCollector(lambda: report).collect()
+        for sample in family.samples
+    }
+    assert values["key_compaction_kept_messages_total"] == status.kept_messages

@@ -245,8 +245,7 @@ def test_a_store_that_does_not_open_is_one_failure(tmp_path: Path) -> None:
     def missing() -> BrokerStore:
         return open_broker_store(tmp_path / "absent")
 
-    subject = StoreSubject(missing, (), PinLimits(), lambda: None)
-    results = results_of(store_checks(subject, ROOMY))
+    results = results_of(store_checks(StoreSubject(missing, (), PinLimits(), lambda: None), ROOMY))
     assert failures(results) == ["broker-store"]
 
 
@@ -365,8 +364,7 @@ def any_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_command_prints_a_line_each_and_ends_with_0(
     run: Run, real_store: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    home = real_store("F")
-    arguments = ("--store", home / "store")
+    arguments = ("--store", real_store("F") / "store")
     code, out, err = run("doctor", f"file://{tmp_path}/archive", *arguments)
     lines = out.splitlines()
     assert [line for line in lines if line.startswith("FAIL")] == [], out

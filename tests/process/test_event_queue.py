@@ -12,8 +12,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 CHILD = """
-import signal, sys, threading, time
+import os, resource, signal, sys, threading, time
 from rocketmq_tiered.process.event_queue import EventQueue
+# As many open files as a broker with thousands of queues takes: more than select() can wait for.
+resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+files = [os.dup(1) for _ in range(1100)]
 events = EventQueue()
 events.wake_on_signals()
 signal.signal(signal.SIGHUP, lambda *_: events.put("reload"))

@@ -164,8 +164,7 @@ def test_an_uploader_that_the_object_store_blocks_is_not_ready() -> None:
     why = "blocked: object store: http://h:9000 is unreachable: refused"
     ready, text = harness.service.readiness()
     assert not ready and text.startswith(f"{why}. Next: run tiered doctor")
-    report = harness.service.report()
-    assert report.state == "blocked: object store"
+    assert harness.service.report().state == "blocked: object store"
     assert harness.service.health()[0]
     harness.job.shows = REPORT
     assert harness.service.readiness()[0]

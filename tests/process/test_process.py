@@ -71,8 +71,7 @@ def test_follow_answer_drain_and_continue(home: Path) -> None:
         asked = _command("status", "--state-dir", sidecar.state_dir)
         assert asked.returncode == 0 and "following" in asked.stdout and "0 messages" in asked.stdout
 
-        second = Sidecar(home)
-        assert second.process.wait(TIMEOUT_S) == 2
+        assert Sidecar(home).process.wait(TIMEOUT_S) == 2
         assert "another instance uses" in sidecar.log.read_text()
 
         assert sidecar.end(signal.SIGTERM) == 0

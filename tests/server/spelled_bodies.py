@@ -86,8 +86,7 @@ def places(document: Any) -> Iterator[tuple[dict[str, Any], str]]:
 
 def respelled(code: int) -> Iterator[bytes]:
     """Bodies of ``code`` with the victim under another spelling of one name, beside the name or in its place."""
-    count = len(list(places(own(BODIES[code]))))
-    for at in range(count):
+    for at in range(len(list(places(own(BODIES[code]))))):
         for is_added in (True, False):
             for spelling in spellings(list(places(own(BODIES[code])))[at][1]):
                 document = own(BODIES[code])

@@ -1,4 +1,7 @@
-"""Clients name groups, members and queues as they like: a server's caches of them are bounded."""
+"""Clients name groups, members and queues as they like: a server's caches of them are bounded.
+
+Heartbeats of one client against the pulls of another one of the same group.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,14 @@ from typing import Any
 
 import pytest
 
-from rocketmq_tiered.server.backend.pull_handlers import PullService
+from fetcher.rows.pull import PullRequest, PullResult, PullStatus
+from rocketmq_tiered.server.backend.pull_handlers import SUSPEND, PullService
 from rocketmq_tiered.server.backend.route_handlers import RouteTable
 from rocketmq_tiered.server.groups.client_table import ClientTable
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
 from rocketmq_tiered.server.groups.group_state import GroupLog
 from rocketmq_tiered.server.groups.queue_locks import LOCK_BYTES, LockTable, MessageQueue
-from rocketmq_tiered.server.wire.request import NAME_CHARS_MAX, BadRequestError
+from rocketmq_tiered.server.wire.request import NAME_CHARS_MAX, BadRequestError, Request
 from tests.server.serving_peer import RecordingPeer, request
 from tests.server.small_archive import Archive, small_service
 from tiered.errors import TieredError
@@ -74,8 +78,7 @@ def test_heartbeats_fill_no_memory(what: str) -> None:
         "members": (heartbeat(f"c{n}", "g", "t") for n in numbers),
         "subscriptions": (heartbeat("c", "g", *map(str, range(n)), expression="x" * 1000) for n in numbers),
     }
-    taken = refused_after(table, makers[what])
-    assert taken > 10
+    assert refused_after(table, makers[what]) > 10
     assert table.held_bytes <= BYTES_MAX
     table.heartbeat(
         heartbeat("c0" if what == "members" else "c", "g0" if what == "groups" else "g", "t", version=9)
@@ -236,8 +239,7 @@ def test_a_group_that_cannot_be_does_not_exist(code: RequestCode, group: str) ->
 )
 def test_retry_topics_are_those_of_groups_that_can_be(group: str, is_there: bool) -> None:
     archive: Any = Archive()
-    routes = RouteTable(archive, "a:1")
-    assert (routes.route(f"%RETRY%{group}") is not None) is is_there
+    assert (RouteTable(archive, "a:1").route(f"%RETRY%{group}") is not None) is is_there
 
 
 @pytest.mark.parametrize("what", ["groups", "topics", "queues"])
@@ -282,3 +284,56 @@ def test_locks_of_one_group_or_account_leave_room_for_others(is_one_group: bool)
     assert locks.lock("other", "c", queues[:5], "owner") == queues[:5]
     locks.expire()
     assert locks.lock("other", "c", queues[:9], "owner") == queues[:9]
+
+
+VICTIM, ATTACKER = RecordingPeer(1), RecordingPeer(2)
+
+
+def foreign_heartbeat(
+    client: str, peer: RecordingPeer, expression: str, version: int, kind: str = "TAG"
+) -> Request:
+    data = {"topic": "t", "subString": expression, "expressionType": kind, "subVersion": version}
+    group = {"groupName": "g", "subscriptionDataSet": [data]}
+    return request(RequestCode.HEART_BEAT, peer, {"clientID": client, "consumerDataSet": [group]})
+
+
+class Recording(Archive):
+    """Records the filter of each pull."""
+
+    def __init__(self) -> None:
+        self.pulls: list[PullRequest] = []
+
+    async def pull(self, wish: PullRequest) -> PullResult:
+        self.pulls.append(wish)
+        return PullResult(PullStatus.NO_MATCHED_MESSAGE, 1, 0, 1)
+
+
+@pytest.mark.parametrize("kind", ["TAG", "SQL92"])
+def test_a_pull_has_the_filter_of_its_own_connection_only(kind: str) -> None:
+    async def scene() -> None:
+        archive: Any = Recording()
+        clients = ClientTable(lambda: 0.0)
+        offsets = GroupOffsets(GroupLog(MemoryStore(), "one", lambda: 1), lease_ms=60_000)
+        service = PullService(archive, RouteTable(archive, "h:1"), clients, offsets)
+        pull = request(
+            RequestCode.PULL_MESSAGE,
+            VICTIM,
+            topic="t",
+            consumerGroup="g",
+            queueId=0,
+            queueOffset=0,
+            sysFlag=SUSPEND,
+            suspendTimeoutMillis=0,
+            subVersion=5,
+            expressionType=kind,
+        )
+        clients.foreign_heartbeat(foreign_heartbeat("victim", VICTIM, "a", 5, kind))
+        for client in ("other", "victim"):
+            clients.foreign_heartbeat(foreign_heartbeat(client, ATTACKER, "none", 1 << 40, kind))
+        await service.pull(pull)
+        assert [(one.expression, one.expression_type) for one in archive.pulls] == [("a", kind)]
+        clients.closed(ATTACKER)
+        await service.pull(pull)
+        assert archive.pulls[1].expression == "a"
+
+    asyncio.run(scene())

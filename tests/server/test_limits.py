@@ -290,8 +290,7 @@ def test_tls_may_follow_a_proxy_header(tmp_path: Path, tls_only: bool) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
         writer.write(b"PROXY TCP4 10.1.2.3 10.9.9.9 5555 9876\r\n")
         await writer.start_tls(own)
-        client = Client(reader, writer)
-        answer = await client.ask(RemotingCommand(WHO, 1))
+        answer = await Client(reader, writer).ask(RemotingCommand(WHO, 1))
         assert answer.ext_fields == {"peer": "10.1.2.3:5555"}
         writer.close()
         await writer.wait_closed()

@@ -76,8 +76,7 @@ class PopMachine(RuleBasedStateMachine):
 
     @rule(invisible_ms=st.integers(1, 20))
     def give_new(self, invisible_ms: int) -> None:
-        offset = self.queue.next_offset
-        assert self.queue.deliver(offset, self.now_ms, invisible_ms).times == 0
+        assert self.queue.deliver(self.queue.next_offset, self.now_ms, invisible_ms).times == 0
 
     @rule(steps=st.integers(1, 3))
     def skip(self, steps: int) -> None:

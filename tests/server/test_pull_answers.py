@@ -231,8 +231,7 @@ def test_a_pull_at_the_end_is_held_until_there_is_more() -> None:
 def test_a_pull_that_waited_in_vain_asks_again_at_the_same_offset() -> None:
     response, _ = pull([AT_END])
     assert (response.code, response.ext["nextBeginOffset"]) == (ResponseCode.PULL_NOT_FOUND, "10")
-    beyond = PullResult(S.OFFSET_OVERFLOW_BADLY, 7, 0, 7)
-    response, _ = pull([beyond])
+    response, _ = pull([PullResult(S.OFFSET_OVERFLOW_BADLY, 7, 0, 7)])
     assert (response.code, response.ext["nextBeginOffset"]) == (ResponseCode.PULL_NOT_FOUND, "10")
 
 
@@ -321,8 +320,7 @@ def test_what_cannot_be_served_is_said() -> None:
     assert pull([FOUND], topic="other")[0].code == ResponseCode.TOPIC_NOT_EXIST
     assert pull([FOUND], queueId=9)[0].code == ResponseCode.SYSTEM_ERROR
     assert pull([FOUND], queueOffset=-5)[0].code == ResponseCode.SYSTEM_ERROR
-    unknown = pull([FOUND], expressionType="SQL92")[0]
-    assert unknown.code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+    assert pull([FOUND], expressionType="SQL92")[0].code == ResponseCode.SUBSCRIPTION_NOT_EXIST
 
 
 @pytest.mark.parametrize(

@@ -187,8 +187,7 @@ def judging_permissions(version: str) -> dict[str, str]:
 def recorded_settings(conf: Path) -> dict[str, str]:
     """Settings of a recorded broker for one on a copy of its store, which has addresses and directories of its own and
     deletes no file for its age."""
-    lines = conf.read_text().splitlines()
-    found = dict(line.split("=", 1) for line in lines if "=" in line)
+    found = dict(line.split("=", 1) for line in conf.read_text().splitlines() if "=" in line)
     return {
         **{name: value for name, value in found.items() if name not in _OWN},
         "fileReservedTime": "876000",

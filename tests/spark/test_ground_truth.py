@@ -84,8 +84,7 @@ def test_the_dataframe_of_all_stores_equals_the_truth(
         frame = reader.load(f"file://{all_archives}")
     rows = rows_by_place(frame.toArrow().to_batches())
     for name in STORES:
-        truth = load_truth(real_store(name), name, FILTER)
-        for (topic, queue_id), lines in truth.queues.items():
+        for (topic, queue_id), lines in load_truth(real_store(name), name, FILTER).queues.items():
             for line in lines:
                 row = rows.pop((name, topic, queue_id, line["queueOffset"]))
                 wanted = {field: value for field, value in line.items() if field in SPARK_COLUMNS}

@@ -57,8 +57,7 @@ def test_worker_memory_does_not_grow_with_the_archive(spark: SparkSession, tmp_p
     watch.start()
     began = time.monotonic()
     try:
-        whole = read(spark, f"file://{archive}")
-        whole.write.format("noop").mode("overwrite").save()
+        read(spark, f"file://{archive}").write.format("noop").mode("overwrite").save()
         scan_s = time.monotonic() - began
         bodies = read(spark, f"file://{archive}", columns=["body"])
         (row,) = bodies.selectExpr("count(*) AS rows", "sum(length(body)) AS bytes").collect()

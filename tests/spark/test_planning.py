@@ -1,4 +1,9 @@
-"""Plans: the same version gives the same partitions, large runs are split, no offset is read twice or missed."""
+"""Plans: the same version gives the same partitions, large runs are split, no offset is read twice or missed.
+
+``read``: planned in the call, one task for each part, one copy in Spark, errors at once.
+
+Runs of offset ranges from a catalog of many pages: all of them, and few pages of an old history.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +20,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.synthetic_store import StoreSpec, write_store
+from rocketmq_tiered.message_table.options.columns import chosen
 from rocketmq_tiered.message_table.options.predicate import Predicate
 from rocketmq_tiered.message_table.options.source_options import MIB, Mode, Source, Starting, parse_options
-from rocketmq_tiered.message_table.plan.archive_plan import pinned_versions, plan
-from rocketmq_tiered.message_table.plan.partitions import SLICE_DTYPE, ArchiveRef, ObjectRef, Slices, cut
+from rocketmq_tiered.message_table.plan.archive_plan import pages_of, pinned_versions, plan, runs_of
+from rocketmq_tiered.message_table.plan.partitions import (
+    SLICE_DTYPE,
+    ArchiveRef,
+    ObjectRef,
+    OffsetRange,
+    Slices,
+    cut,
+)
 from rocketmq_tiered.spark import read
+from rocketmq_tiered.spark.source.reading import frame_of_parts
 from tests.archive.archive_builder import ArchiveBuilder, Sent
+from tests.end_to_end.offloading import CLUSTER
 from tests.spark.conftest import archive_store
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.pages import RunIndex
+from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import NotFoundError, UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
+from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
 
 RUNS = st.lists(
     st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(1, 1000), st.integers(1, 10_000_000)),
@@ -47,8 +67,7 @@ def test_partitions_are_bounded_and_contain_every_offset_once(
         table[number] = (queue, key, number, 0, 10, 10 + offsets, weight)
     objects = tuple(ObjectRef(f"key-{number}", 100, 50) for number in range(6))
     queues = tuple(QueueKey("t", number, 0) for number in range(4))
-    whole = Slices(ArchiveRef("c", "b", 1), table, queues, objects)
-    parts = cut([whole], partition_bytes)
+    parts = cut([Slices(ArchiveRef("c", "b", 1), table, queues, objects)], partition_bytes)
     found: dict[int, list[tuple[int, int]]] = {}
     for part in parts:
         heaviest = int(part.table["weight"].max())
@@ -188,8 +207,7 @@ def test_lmqs_weigh_as_much_as_the_records_they_refer_to(tmp_path: Path) -> None
         parts = plan(options, pinned_versions(options), Predicate(), is_header_only=False)
         assert 5 <= len(parts) <= 6
         assert sum(int(part.table["weight"].sum()) for part in parts) >= 20 * len(body)
-        heads = plan(options, pinned_versions(options), Predicate(), is_header_only=True)
-        assert len(heads) == 1
+        assert len(plan(options, pinned_versions(options), Predicate(), is_header_only=True)) == 1
 
 
 def test_missing_topics_archives_and_versions_are_errors(small_archive: Path, tmp_path: Path) -> None:
@@ -202,3 +220,94 @@ def test_missing_topics_archives_and_versions_are_errors(small_archive: Path, tm
         pinned_versions(replace(options, version=999))
     with pytest.raises(NotFoundError):
         pinned_versions(parse_options({"path": f"file://{tmp_path}"}))
+
+
+COLUMNS = ["topic", "queueId", "queueOffset"]
+
+
+def _plan_text(frame: DataFrame) -> str:
+    return str(frame._jdf.queryExecution().executedPlan().toString())
+
+
+@pytest.mark.integration
+def test_spark_does_not_copy_rows_again(spark: SparkSession, small_archive: Path) -> None:
+    frame = read(spark, f"file://{small_archive}")
+    assert "MapInArrow ReadParts" in _plan_text(frame)
+    assert "Project" not in _plan_text(frame)
+    source = spark.read.format("rocketmq-tiered").load(f"file://{small_archive}")
+    assert source.schema == frame.schema
+    assert "Project" in _plan_text(source), "Spark now copies only once: one way to read is enough"
+
+
+def test_wrong_options_and_names_fail_in_the_call(
+    spark: SparkSession, small_archive: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="unknown option topics"):
+        read(spark, f"file://{small_archive}", topics="t_sizes")
+    for wrong in ({"startingOffsets": "latest"}, {"maxRowsPerTrigger": 5}, {"maxBytesPerTrigger": 5}):
+        with pytest.raises(UsageError, match="to streams only"):
+            read(spark, f"file://{small_archive}", **wrong)
+        with pytest.raises(Exception, match="to streams only"):
+            spark.read.format("rocketmq-tiered").options(**wrong).load(f"file://{small_archive}").count()
+    with pytest.raises(NotFoundError, match="has no topic nothing"):
+        read(spark, f"file://{small_archive}", topic="nothing")
+    with pytest.raises(NotFoundError):
+        read(spark, f"file://{tmp_path}")
+
+
+def test_a_range_without_messages_is_an_empty_frame(spark: SparkSession, small_archive: Path) -> None:
+    nothing = read(spark, f"file://{small_archive}", until="2020-01-01", columns=COLUMNS)
+    assert nothing.columns == COLUMNS
+    assert nothing.count() == 0
+
+
+def test_credentials_are_not_shown(spark: SparkSession, small_archive: Path) -> None:
+    keys = {"accessKey": "AKIA-shown-nowhere", "secretKey": "secret-shown-nowhere"}
+    frame = read(spark, f"file://{small_archive}", columns=COLUMNS, **keys)
+    frame.createOrReplaceTempView("with_keys")
+    shown = spark.sql("EXPLAIN EXTENDED SELECT * FROM with_keys").collect()[0][0]
+    assert "ReadParts" in shown
+    assert "shown-nowhere" not in shown
+
+
+def test_a_plan_of_more_than_a_megabyte_has_each_part_once(spark: SparkSession, small_archive: Path) -> None:
+    """Spark ships what is so large in another way, once to each executor."""
+    options = parse_options(
+        {"path": f"file://{small_archive}", "topic": "t_sizes", "columns": ",".join(COLUMNS)}
+    )
+    columns = chosen(options.columns)
+    parts = plan(options, pinned_versions(options), Predicate(), is_header_only=True)
+    rows = frame_of_parts(spark, columns, [(options, part) for part in parts]).count()
+    filler = tuple(f"{CLUSTER}-{number}" * 8 for number in range(20_000))
+    large = replace(options, topics=filler)  # not used: the parts are given
+    nothing = replace(large, until_ms=1)
+    assert frame_of_parts(spark, columns, [(options, part) for part in parts * 3]).count() == 3 * rows > 0
+    assert frame_of_parts(spark, columns, [(large, part) for part in parts * 3]).count() == 3 * rows
+    assert frame_of_parts(spark, columns, [(nothing, part) for part in parts * 3]).count() == 0
+
+
+QUEUES = [QueueKey("t", number, 0) for number in range(3)]
+
+
+def test_only_pages_from_the_begin_of_a_range_on_are_read() -> None:
+    store = MemoryStore()
+    limits = CatalogLimits(root_every=4, root_runs_max=4, page_runs_max=5, merge_sequences=4, merge_spills=4)
+    archive = ArchiveBuilder(store, limits=limits)
+    for number in range(120):
+        archive.commit([Sent(queue, b"%d" % number) for queue in QUEUES[: 2 + number % 2]])
+    state, index = load(store), RunIndex(store)
+    assert len(state.pages) > 30 and state.memory_runs
+    random = np.random.default_rng(1)
+    whole = {queue: index.runs_of(state, queue).runs for queue in QUEUES}
+    for _ in range(30):
+        wanted = {queue: OffsetRange(*sorted(random.integers(0, 121, 2).tolist())) for queue in QUEUES}
+        found = runs_of(index, state, wanted)
+        for queue, one in wanted.items():
+            runs = whole[queue]
+            inside = (runs["end_queue_offset"] > one.begin) & (runs["base_queue_offset"] < one.end)
+            expected = runs["base_queue_offset"][inside].tolist() if one.begin < one.end else []
+            assert found[queue]["base_queue_offset"].tolist() == expected
+    news = {QUEUES[0]: OffsetRange(110, 120), QUEUES[1]: OffsetRange(118, 120)}
+    assert len(list(pages_of(index, state, news))) <= 8
+    nothing = {queue: OffsetRange(5, 5) for queue in QUEUES}
+    assert list(pages_of(index, state, nothing)) == []

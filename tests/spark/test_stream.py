@@ -143,8 +143,7 @@ def test_a_repeated_batch_is_the_same(small_archive: Path, tmp_path: Path) -> No
     end = reader.latestOffset(start, ReadMaxRows(900))
     before = rows_of(reader, start, end)
     growing.show(99)
-    again = rows_of(stream_reader(growing.url), start, end)
-    assert places(again) == places(before)
+    assert places(rows_of(stream_reader(growing.url), start, end)) == places(before)
     assert len(before) <= 900
 
 

@@ -175,8 +175,7 @@ def test_a_dataframe_of_an_old_version_is_complete_or_an_error(archive: GappedAr
     versions = pinned_versions(options)
     archive.age()
     parts = plan(options, versions, Predicate(), is_header_only=True)
-    found = sum(int((part.table["end"] - part.table["begin"]).sum()) for part in parts)
-    assert found == 20
+    assert sum(int((part.table["end"] - part.table["begin"]).sum()) for part in parts) == 20
     archive.expire(ONE)
     archive.age()
     with pytest.raises(SnapshotExpiredError, match="have expired since catalog version"):

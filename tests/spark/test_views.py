@@ -29,8 +29,7 @@ def test_views_equal_a_dict(
     monkeypatch.setattr(message_batches, "MEMORY_BYTES", 1 << 16)  # keys go to the spool
     archive, topic = archive_of(name), TOPICS[name]
     expected: dict[tuple[Any, ...], dict[str, Any]] = {}
-    everything = rows_of(archive, topic=topic)
-    for row in sorted(everything, key=lambda one: one["queueOffset"]):
+    for row in sorted(rows_of(archive, topic=topic), key=lambda one: one["queueOffset"]):
         if (row["keys"] or "").strip():
             expected[row["topic"], row["queueId"], row["keys"]] = row
     found = rows_of(archive, [*COLUMNS, "_change_type"], topic=topic, view="changes")

@@ -30,8 +30,7 @@ def test_commands_run_as_they_are_written(
     assert len(COMMANDS) >= 9
     for written in COMMANDS:
         command = re.sub(r" > \S+$", "", written.replace(URL, orders).replace("/tables", str(tmp_path)))
-        words = shlex.split(command)
-        code, out, err = run(*words[1:])
+        code, out, err = run(*shlex.split(command)[1:])
         assert (code, err) == (0, ""), command
         assert out or "COPY" in command
     exec(ICEBERG_PROGRAM.replace("/tables", str(tmp_path)), {"__name__": "__main__"})

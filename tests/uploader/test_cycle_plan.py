@@ -139,9 +139,7 @@ LMQ = properties((b"INNER_MULTI_DISPATCH", b"%LMQ%x,%LMQ%y"), (b"INNER_MULTI_QUE
 
 
 def test_an_lmq_refers_to_its_parent_and_stores_no_bytes() -> None:
-    writer = Writer()
-    plan = writer.plan_and_apply([message(b"p", 0), message(b"p", 1, properties=LMQ)])
-    (item,) = plan.objects
+    (item,) = Writer().plan_and_apply([message(b"p", 0), message(b"p", 1, properties=LMQ)]).objects
     by_queue = {item.queues[run["queue"]]: run for run in item.runs}
     run = by_queue[QueueKey("%LMQ%x", 0, 0)]
     assert (run["kind"], run["byte_count"], run["base_queue_offset"]) == (RunKind.LMQ, 0, 3)
@@ -153,16 +151,13 @@ def test_an_lmq_refers_to_its_parent_and_stores_no_bytes() -> None:
 
 
 def test_an_lmq_refers_to_the_generation_its_parent_has() -> None:
-    writer = Writer()
-    plan = writer.plan_and_apply([message(b"p", 5), message(b"p", 0, properties=LMQ)])
-    (item,) = plan.objects
+    (item,) = Writer().plan_and_apply([message(b"p", 5), message(b"p", 0, properties=LMQ)]).objects
     lmq = np.flatnonzero(item.rows.position == -1)
     assert {item.queues[i] for i in item.rows.parent[lmq]} == {QueueKey("p", 0, 1)}
 
 
 def test_an_excluded_parent_means_the_lmq_stores_its_own_bytes() -> None:
-    writer = Writer(TopicFilter(exclude=["p"]))
-    plan = writer.plan_and_apply([message(b"p", 1, properties=LMQ)])
+    plan = Writer(TopicFilter(exclude=["p"])).plan_and_apply([message(b"p", 1, properties=LMQ)])
     (item,) = plan.objects
     assert set(item.queues) == {QueueKey("%LMQ%x", 0, 0), QueueKey("%LMQ%y", 0, 0)}
     assert item.runs["kind"].tolist() == [RunKind.PLAIN] * 2
@@ -272,8 +267,7 @@ def test_lmq_runs_go_with_the_longest_class_of_their_messages() -> None:
 
 
 def test_system_topics_are_excluded_and_leave_no_trace() -> None:
-    writer = Writer()
-    plan = writer.plan_and_apply([message(b"rmq_sys_x", 0), message(b"SCHEDULE_TOPIC_XXXX", 0)])
+    plan = Writer().plan_and_apply([message(b"rmq_sys_x", 0), message(b"SCHEDULE_TOPIC_XXXX", 0)])
     assert plan.objects == []
     assert plan.messages == 0
 
@@ -322,8 +316,7 @@ def test_every_row_lands_in_exactly_one_run_whatever_the_log_says(
             messages.append(message(f"t{queue}".encode(), following[queue], body=body, properties=text))
             expected.setdefault((queue, generation[queue]), []).append((following[queue], body))
             following[queue] += 1
-        plan = writer.plan_and_apply(messages)
-        for item in plan.objects:
+        for item in writer.plan_and_apply(messages).objects:
             row = 0
             for run in item.runs:
                 key = item.queues[run["queue"]]

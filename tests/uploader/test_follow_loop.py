@@ -1,4 +1,7 @@
-"""The dispatch loop never waits for the object store."""
+"""The dispatch loop never waits for the object store.
+
+Pacing of the dispatch loop.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from tiered.model.tables import GapReason
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
 from uploader.bound_source import no_offsets
+from uploader.follow_loop import Every
 from uploader.offload import Offloader, OffloadIdentity
 
 TIMEOUT_S = 60.0
@@ -144,3 +148,24 @@ def test_zeros_below_the_brokers_word_are_passed_over(
         file.seek(cursor)
         file.write(bytes(1000))
     follow_to_the_end(*living)
+
+
+def test_once_per_period_and_the_first_time_at_once() -> None:
+    every = Every(100)
+    assert [every.is_due(now_ms) for now_ms in (50, 51, 149, 150, 151, 1000)] == [
+        True,
+        False,
+        False,
+        True,
+        False,
+        True,
+    ]
+
+
+def test_a_clock_that_is_set_back_stops_nothing() -> None:
+    """Else a restarted broker, its bound and its new files would go unseen until the old time comes again."""
+    every = Every(100)
+    assert every.is_due(3_600_000)
+    assert every.is_due(0)
+    assert not every.is_due(99)
+    assert every.is_due(100)

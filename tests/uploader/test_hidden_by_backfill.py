@@ -1,9 +1,13 @@
-"""What a backfill hides: queues of deleted topics, never those that the broker has merely expired or lost."""
+"""What a backfill hides: queues of deleted topics, never those that the broker has merely expired or lost.
+
+A broker is started on a store during its backfill: what it appends is archived only below its confirm offset.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,15 +15,19 @@ import pytest
 
 from benchmarks.synthetic_store import StoreSpec, write_store
 from tests.broker_store.record_bytes import rocksdb_queues
-from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
+from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
+from tests.uploader.halved_log import halved_log
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.conf import broker_conf
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
+from tiered.errors import UnavailableError
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
+from uploader.bound_source import no_offsets
+from uploader.offload import Environment, Offloader, OffloadIdentity
 
 
 def without_units(store: Path, queue: QueueKey) -> None:
@@ -105,3 +113,24 @@ def test_queues_with_units_in_files_only_are_not_hidden_by_a_rocksdb_beside_them
     assert backfill(tmp_path / "store", memory, conf=conf).hidden == 0
     visible = load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))).visible_queues()
     assert sorted((key.topic, key.queue_id) for key in visible) == queues
+
+
+def test_a_backfill_takes_nothing_that_a_broker_appends(
+    real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    memory = MemoryStore("memory://started")
+    with (
+        halved_log(real_store("A"), tmp_path / "store") as (broker, end_phys),
+        open_broker_store(tmp_path / "store") as store,
+        pytest.raises(UnavailableError, match="a broker was started"),
+    ):
+        Offloader(
+            store,
+            memory,
+            OffloadIdentity(CLUSTER, BROKER, "test", "backfill"),
+            SMALL,
+            topic_filter=FILTER,
+            offsets_source=no_offsets,
+            environment=Environment(committed=lambda _: broker.start()),
+        ).run(threading.Event(), follow=False)
+    assert 0 < load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))).cursor.phys <= end_phys

@@ -95,8 +95,7 @@ def check(store: ObjectStore, cycles: int) -> None:
             assert answered(queries, "b", f"b-{number}") == [b"b%d" % number]
             assert answered(queries, "b", f"a-{number}") == []
         assert answered(queries, "a", "shared") == [b"a%d" % number for number in reversed(range(cycles))]
-    report = verify_archive(store, depth="full")
-    assert report.anomalies == []
+    assert verify_archive(store, depth="full").anomalies == []
 
 
 @pytest.mark.parametrize("limits", [CatalogLimits(root_every=4), CatalogLimits(root_every=3, spill_runs=6)])

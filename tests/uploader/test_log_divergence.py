@@ -56,8 +56,7 @@ DATA = bytes(range(256)) * 48  # three files
 
 
 def test_equal_bytes_are_the_same_log_also_across_files(tmp_path: Path) -> None:
-    log = log_of(tmp_path, DATA)
-    assert compare(log, check_of(DATA, 4000, 4200)) is CheckResult.SAME
+    assert compare(log_of(tmp_path, DATA), check_of(DATA, 4000, 4200)) is CheckResult.SAME
 
 
 def test_other_bytes_or_a_log_that_ends_below_differ(tmp_path: Path) -> None:

@@ -50,8 +50,7 @@ def test_a_batch_that_is_almost_full_at_a_files_end_continues(
     """It is neither old (filtered traffic never is) nor full, and what it needs is the marker behind it."""
     (tmp_path / "probe").mkdir()
     (tmp_path / "log").mkdir()
-    probe = Bench(tmp_path / "probe")
-    probe.write(400, topic=topic)
+    Bench(tmp_path / "probe").write(400, topic=topic)
     marker = (tmp_path / "probe" / f"{0:020d}").read_bytes().rindex(blank(MARKER_BYTES)[4:8]) - 4
     bench = Bench(tmp_path / "log", batch_bytes=marker + left)
     bench.write(400, topic=topic)

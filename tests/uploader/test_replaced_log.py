@@ -1,4 +1,7 @@
-"""A log that is not the one the archive was made from: another broker's, that of a new disk, an older copy."""
+"""A log that is not the one the archive was made from: another broker's, that of a new disk, an older copy.
+
+Why offsets are missing, as earlier processes recorded it: only what they skipped behind a queue's last record.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,14 @@ from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState, LogCheck
 from tiered.errors import LogDivergedError
 from tiered.formats.keys import archive_prefix
+from tiered.model.tables import GapReason
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
 from uploader.bound_source import no_offsets
+from uploader.log_batch import DamagedRange, LogBatch, LostRange
 from uploader.log_rule import LogLimits
 from uploader.offload import Offloader, OffloadIdentity
+from uploader.skipped_log import DAMAGED, SkippedLog, skipped_settings
 
 MESSAGES = 4_000
 FILES_GONE = 2
@@ -216,3 +222,31 @@ def test_long_history_costs_a_new_disk_few_requests(
         assert offloader._owner.open(claim_now=True) == 0
     operations = Counter(request.operation for request in counted.requests)
     assert operations.total() < COMMITS // 10, operations
+
+
+def state_after(batch: LogBatch, *, line: int = 1) -> CatalogState:
+    return replace(CatalogState(), settings=skipped_settings(batch, line))
+
+
+def test_only_what_was_skipped_behind_a_queues_last_record_is_a_reason() -> None:
+    batch = LogBatch(1 << 16)
+    assert skipped_settings(batch, 1) == {}
+    assert SkippedLog.of(state_after(batch)) == SkippedLog()
+    batch.damaged += [DamagedRange(100, 200, "", ""), DamagedRange(300, 400, "", "")]
+    batch.lost += [LostRange(500, 600, "no file holds it")]
+    skipped = SkippedLog.of(state_after(batch))
+    assert skipped == SkippedLog(400, 600)
+    assert skipped.reason(300) is GapReason.DAMAGED
+    assert skipped.reason(450) is GapReason.BROKER_DELETED
+    assert skipped.reason(600) is GapReason.NEVER_WRITTEN
+
+
+def test_physical_offsets_of_another_log_history_say_nothing() -> None:
+    batch = LogBatch(1 << 16)
+    batch.damaged += [DamagedRange(100, 200, "", "")]
+    assert SkippedLog.of(state_after(batch, line=2)) == SkippedLog()
+
+
+@pytest.mark.parametrize("value", [None, 3, [1], [1, "x"], {"a": 1}])
+def test_impossible_values_are_ignored(value: object) -> None:
+    assert SkippedLog.of(replace(CatalogState(), settings={DAMAGED: value})) == SkippedLog()

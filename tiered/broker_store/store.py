@@ -41,20 +41,17 @@ _PROBE_FILES_MAX: Final = 4
 class BrokerStore:
     """An open store. ``conf`` is None without a broker.conf. Not thread-safe except ``commit_log``."""
 
-    def __init__(
-        self, path: Path, conf: BrokerConf | None, commit_log: CommitLog, time_zone: str = ""
-    ) -> None:
+    def __init__(self, path: Path, conf: BrokerConf | None, commit_log: CommitLog) -> None:
         self.path = path
         self.conf = conf
         self.commit_log = commit_log
-        self._time_zone = time_zone
         self._lock = threading.Lock()
         self._index: ConsumeQueueIndex | None = None
         self._is_locked = False
 
     def zone(self) -> BrokerZone:
         """The time zone in which the broker deletes files."""
-        return broker_zone(self.path, self._time_zone)
+        return broker_zone(self.path)
 
     @property
     def has_rocksdb_queues(self) -> bool:
@@ -179,12 +176,11 @@ def open_broker_store(
     conf: BrokerConf | None = None,
     commitlog_dirs: Sequence[Path] | None = None,
     pinned: Callable[[], Iterable[LogFile]] | None = None,
-    time_zone: str = "",
 ) -> BrokerStore:
     """Open a store directory for reading.
 
     The commitlog directories are ``commitlog_dirs``, else those of ``conf``, else ``path``/commitlog. ``pinned`` names
-    files that the broker deleted, ``time_zone`` is broker.time_zone.
+    files that the broker deleted.
 
     Raises StoreLayoutError for DLedger or an unknown layout, MissingBrokerFileError,
     AccessDeniedError.
@@ -195,7 +191,7 @@ def open_broker_store(
     dirs = tuple(commitlog_dirs or ()) or _commitlog_dirs(path, conf)
     log = CommitLog(dirs, pinned=pinned)
     _refuse_foreign_log(log)
-    return BrokerStore(path, conf, log, time_zone)
+    return BrokerStore(path, conf, log)
 
 
 def _list_names(path: Path) -> set[str]:

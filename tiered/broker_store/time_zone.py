@@ -1,4 +1,4 @@
-"""The time zone in which the broker deletes files (deleteWhen): as configured, as its index files show, or this host's.
+"""The time zone in which the broker deletes files (deleteWhen): as its index files show, or this host's.
 
 An index file is named after its creation in the broker's local time, just after the message whose store time begins it
 (org.apache.rocketmq.store.index.IndexService).
@@ -10,10 +10,8 @@ import struct
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
-
-from tiered.model.zone import parse_zone
 
 _BEGIN = struct.Struct(">q")
 _FILES_READ = 3
@@ -26,7 +24,7 @@ _DELAY_MS_MAX = 60_000
 class BrokerZone:
     """A time zone, and where it comes from."""
 
-    zone: tzinfo
+    zone: timezone
     source: str
 
     def __str__(self) -> str:
@@ -34,15 +32,15 @@ class BrokerZone:
         return f"{datetime.now(self.zone).tzname()}, {self.source}"
 
 
-def broker_zone(store: Path, configured: str) -> BrokerZone:
-    """The zone of the broker whose store this is. ``configured``: the setting broker.time_zone, if any."""
-    if configured:
-        return BrokerZone(parse_zone(configured), "by broker.time_zone")
+def broker_zone(store: Path) -> BrokerZone:
+    """The zone of the broker whose store this is."""
     shown = _zone_of_index_files(store / "index")
     if shown is not None:
         return BrokerZone(shown, "by the broker's index files")
     here = timezone(timedelta(seconds=time.localtime().tm_gmtoff))
-    return BrokerZone(here, "assumed to be this host's; set broker.time_zone if the broker has another")
+    return BrokerZone(
+        here, "assumed to be this host's; set the environment variable TZ if the broker has another"
+    )
 
 
 def _zone_of_index_files(directory: Path) -> timezone | None:

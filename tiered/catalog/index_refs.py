@@ -72,8 +72,7 @@ def whole_until(
 ) -> tuple[IndexRef, ...]:
     """``indexes`` in front of the first that covers ``version`` or a later one and is not in ``whole``: it lacks
     messages that return."""
-    stays = takewhile(lambda one: one.to_version < version or one in whole, indexes)
-    return tuple(stays)
+    return tuple(takewhile(lambda one: one.to_version < version or one in whole, indexes))
 
 
 def unindexed(settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -339,8 +339,7 @@ class RunIndex:
         """Pages that may hold ``position``, oldest sequence first: one of each sequence if it is an offset."""
         for sequence in self.sequences(state):
             begin = bisect_left(sequence, key, key=lambda ref: ref.last)
-            end = bisect_right(sequence, key, key=lambda ref: ref.first)
-            mine = sequence[begin:end]
+            mine = sequence[begin : bisect_right(sequence, key, key=lambda ref: ref.first)]
             if bounds is Bounds.OFFSET and mine:
                 at = bisect_right(mine, (key, position), key=lambda ref: (ref.first, ref.first_offset))
                 mine = mine[at - 1 : at] if at else []

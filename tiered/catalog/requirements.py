@@ -31,8 +31,7 @@ class Floors:
     def of(cls, state: CatalogState, queues: Sequence[QueueKey]) -> Floors:
         """Those of ``queues`` in ``state``."""
         rows = state.directory.rows(queues, len(state.table))
-        minimum = np.where(rows < 0, 0, state.table["min_queue_offset"][rows])
-        return cls(queues, minimum.astype(np.int64))
+        return cls(queues, np.where(rows < 0, 0, state.table["min_queue_offset"][rows]).astype(np.int64))
 
 
 @dataclass(frozen=True)

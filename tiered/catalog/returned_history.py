@@ -158,8 +158,7 @@ class _Return:
 
     def _limit(self, row: int) -> int:
         key = self._state.key_of(row)
-        wanted = self._wanted(key)
-        if wanted is None:
+        if self._wanted(key) is None:
             is_flagged = self._target.queue(key) is not None
             return ALL_PHYS if is_flagged or not self._is_active[row] else _NOTHING
         shared = self._shared(key)

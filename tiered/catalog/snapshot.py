@@ -36,8 +36,7 @@ ROOT_KIND = b"RMQTROOT"
 
 def encode_root(state: CatalogState) -> bytes:
     """``state`` as bytes; equal states give equal bytes."""
-    keys = state.directory.keys[: state.queue_count]
-    topics, queues = queue_table(keys)
+    topics, queues = queue_table(state.directory.keys[: state.queue_count])
     table = state.table.copy()
     table["topic"] = queues["topic"]
     memory = state.memory

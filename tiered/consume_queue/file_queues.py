@@ -109,8 +109,7 @@ class FileConsumeQueues:
     def refresh(self) -> None:
         """See ConsumeQueueIndex. Costs a stat per topic and queue; lists only what changed."""
         with self._lock:
-            topics = self._list_topics()
-            for kind, topic in topics:
+            for kind, topic in self._list_topics():
                 self._list_queues(kind, topic)
             for queue in self._queues.values():
                 if queue.files.is_listed and self._changes.has_changed(queue.files.directory):

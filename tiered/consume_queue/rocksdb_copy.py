@@ -80,8 +80,7 @@ class RocksdbCopy:
 def _copy(source: Path, target: Path, link_tables: bool) -> None:
     target.mkdir()
     # The manifest first: it names the tables, which must still exist when copied.
-    names = sorted(source.iterdir(), key=lambda path: path.suffix == _TABLE_SUFFIX)
-    for path in names:
+    for path in sorted(source.iterdir(), key=lambda path: path.suffix == _TABLE_SUFFIX):
         if path.name.startswith(_SKIPPED) or not path.is_file():
             continue
         if link_tables and path.suffix == _TABLE_SUFFIX:

@@ -117,8 +117,7 @@ class RocksdbQueueStore(RocksdbUnits):
     def truncate(self, phys: int) -> None:
         for topic, queue_id in list(self.last):
             first = self.lower_bound(topic, queue_id, phys)
-            removed = self.units(topic, queue_id, first, 1)
-            if len(removed) == 0:
+            if len(self.units(topic, queue_id, first, 1)) == 0:
                 continue
             begin = self.units(topic, queue_id, 0, 1)
             prefix = unit_prefix(topic, queue_id)

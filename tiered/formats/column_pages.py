@@ -66,8 +66,7 @@ def encode_page(
         _stream(parent[lmq_rows].astype(np.uint64)),
         _stream(_zigzag(_steps(offsets, offsets, lmq_begins, 0))),
     ]
-    lengths = np.array([len(stream) for stream in streams], "<u4")
-    return b"".join([lengths.tobytes(), *streams])
+    return b"".join([np.array([len(stream) for stream in streams], "<u4").tobytes(), *streams])
 
 
 def decode_page(

@@ -137,8 +137,7 @@ def open_probe(url: str, options: StoreOptions) -> BucketProbe | None:
 def lifecycle_rule(rule: Mapping[str, Any]) -> LifecycleRule:
     """A rule of GetBucketLifecycleConfiguration. Pure."""
     condition = rule.get("Filter", {})
-    combined = condition.get("And", condition)
-    prefix = combined.get("Prefix", rule.get("Prefix", "")) or ""
+    prefix = condition.get("And", condition).get("Prefix", rule.get("Prefix", "")) or ""
     moves = [f"{_period(move)} to {move.get('StorageClass', '')}" for move in rule.get("Transitions", ())]
     return LifecycleRule(
         name=str(rule.get("ID", "")),
@@ -165,8 +164,7 @@ def _unless_absent(request: Any, bucket: dict[str, str]) -> dict[str, Any]:
     try:
         answer: dict[str, Any] = request(**bucket)
     except Exception as error:
-        code = getattr(error, "response", {}).get("Error", {}).get("Code", "")
-        if code in _NOT_CONFIGURED:
+        if getattr(error, "response", {}).get("Error", {}).get("Code", "") in _NOT_CONFIGURED:
             return {}
         raise
     return answer

@@ -85,8 +85,7 @@ def race_creates(store: ObjectStore, key: str, *, racers: int = RACERS) -> None:
         raise RefusedRequestError(
             f"{where}: another writer's create replaced the object of the one that succeeded", hint=_HINT
         )
-    late = _create(store, key, lambda: 0, b"late".ljust(_BODY_BYTES, b"."))
-    if late.failure is None:
+    if _create(store, key, lambda: 0, b"late".ljust(_BODY_BYTES, b".")).failure is None:
         raise RefusedRequestError(f"{where}: a second create replaced the object", hint=_HINT)
 
 

@@ -16,7 +16,9 @@ _SINGLE_PUT = frozenset({"catalog", "pages"})
 def check_key(key: str) -> str:
     """``key``, or UsageError: components of ``[A-Za-z0-9._=%-]``, except ``.`` and ``..``. Only exports use = and %."""
     if len(key) > KEY_BYTES_MAX or _KEY.match(key) is None or _DOTS.search(key) is not None:
-        raise UsageError(f"key {key[:200]} is invalid", hint="keys are [A-Za-z0-9._=%-] components joined by /")
+        raise UsageError(
+            f"key {key[:200]} is invalid", hint="keys are [A-Za-z0-9._=%-] components joined by /"
+        )
     return key
 
 

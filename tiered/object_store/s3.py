@@ -95,8 +95,7 @@ class S3Store:
             if size <= self._settings.multipart_threshold_bytes or is_single_put(key):
                 self._put(key, self._read_pieces(joined(pieces)), size)
                 return
-            part_bytes = max(self._settings.multipart_part_bytes, -(-size // PARTS_MAX))
-            planned = plan_parts(pieces, part_bytes)
+            planned = plan_parts(pieces, max(self._settings.multipart_part_bytes, -(-size // PARTS_MAX)))
             copies = any(map(copied_range, planned))
             sources = (copied_range(part) or self._read_pieces(part) for part in planned)
             self._put_in_parts(key, sources, copies=copies)

@@ -254,8 +254,7 @@ def _reason(error: BaseException) -> str:
         return seen.strerror
     if isinstance(seen, TimeoutError):
         return "timed out"
-    text = str(seen).rsplit("): ", 1)[-1]
-    return text or type(seen).__name__
+    return str(seen).rsplit("): ", 1)[-1] or type(seen).__name__
 
 
 def _body_of(request: Any) -> Any:

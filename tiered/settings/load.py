@@ -12,7 +12,6 @@ from typing import Any
 
 from tiered.errors import AccessDeniedError, NotFoundError, UnavailableError, UsageError
 from tiered.model.address import host_and_port
-from tiered.model.zone import parse_zone
 from tiered.settings.declaration import SettingField, declared
 from tiered.settings.quantities import BadValueError
 from tiered.settings.sections import SECTIONS, UNSUPPORTED, Settings
@@ -49,11 +48,6 @@ def contradictions(settings: Settings) -> list[tuple[str, str]]:
                 "encoded, uploaded",
             )
         )
-    if settings.broker.time_zone:
-        try:
-            parse_zone(settings.broker.time_zone)
-        except ValueError as error:
-            found.append(("broker.time_zone", str(error)))
     found += [(key, _ADDRESS) for key, text in _addresses(settings) if host_and_port(text) is None]
     for section in (
         settings.serve,

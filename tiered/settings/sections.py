@@ -65,11 +65,6 @@ class BrokerSettings:
         "empty: requests are not signed",
         restart=True,
     )
-    time_zone: str = setting(
-        "",
-        "time zone of the broker's deleteWhen, such as Asia/Shanghai or +08:00; empty: as its index files show, else "
-        "this host's",
-    )
     request_timeout_ms: int = 3_000
     """Timeout of a request to the broker, which is near: one that needs longer counts as silent."""
     tls: bool = setting(False, "connect to the broker and the name servers with TLS", restart=True)
@@ -187,13 +182,9 @@ class OffloadSettings:
         "limit of all buffers together; message keys add 8 bytes each where messages have thousands",
         minimum=32 * MIB,
     )
-    tables_every_ms: int = setting(
-        5_000,
-        "how often the broker's changed tables are archived, group offsets among them: after a restore, messages "
-        "consumed since are delivered again",
-        minimum=1_000,
-        maximum=HOUR_MS,
-    )
+    tables_every_ms: int = 5_000
+    """How often the broker's changed tables are archived, group offsets among them. After a restore, messages consumed
+    since are delivered again; the broker itself writes its group offsets as often."""
     compress_threads: int = 2
     """Compression threads: enough for a broker's disk, and the broker keeps the other cores."""
     poll_min_ms: int = 1

@@ -22,8 +22,7 @@ _FALSE = frozenset({"false", "no", "off", "0"})
 
 def parse_value(item: SettingField, raw: Any) -> Any:
     """``raw`` (from TOML, or text) as the setting's type and within its limits. Raises BadValueError."""
-    value = _CONVERTERS[item.type](item, raw)
-    return _checked(item, value)
+    return _checked(item, _CONVERTERS[item.type](item, raw))
 
 
 def _integer(item: SettingField, raw: Any) -> int:

@@ -194,8 +194,7 @@ class RecordWriter:
 
     def _copy(self, runs: Sequence[OrderedRun]) -> None:
         """All of one object."""
-        reader = opened(self._tails, runs[0])
-        index = reader.index
+        index = opened(self._tails, runs[0]).index
         runs = sorted(runs, key=lambda item: (int(item.run["ordinal"]), int(item.run["first_row"])))
         parts = [index.check_run(item.run, item.queue) for item in runs]
         ends = [index.block_span(part, part.rows - 1, part.rows) for part in parts]

@@ -90,8 +90,7 @@ def view_chunks(
     finally:
         keys.close()
     # Damage was reported by the first pass.
-    again = replace(scan, on_corrupt=lambda place: None)
-    for chunk in map(explode, archive_chunks(again, part)):
+    for chunk in map(explode, archive_chunks(replace(scan, on_corrupt=lambda place: None), part)):
         yield chunk.taken(np.flatnonzero(kept.mask(chunk.queue_offset)))
 
 

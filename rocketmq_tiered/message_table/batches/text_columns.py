@@ -252,13 +252,11 @@ def other_topics(chunk: RowChunk, fields: RecordFields) -> pa.Array:
 def inner_lists(chunk: RowChunk, fields: RecordFields) -> pa.Array:
     """Messages of inner batches; null for other records and for batches that do not decode."""
     found: list[Any] = [None] * len(chunk)
-    flags = fields[Number.SYS_FLAG]
-    for row in np.flatnonzero(flags & (SYS_INNER_BATCH | SYS_NEED_UNWRAP)).tolist():
+    for row in np.flatnonzero(fields[Number.SYS_FLAG] & (SYS_INNER_BATCH | SYS_NEED_UNWRAP)).tolist():
         begin = int(chunk.starts[row])
         record = decode_record(chunk.data[begin : begin + int(chunk.size[row])].tobytes())
         queue = chunk.queues[int(chunk.queue[row])]
-        offset = int(chunk.queue_offset[row])
-        document = record_to_json(record, queue=queue, queue_offset=offset)
+        document = record_to_json(record, queue=queue, queue_offset=int(chunk.queue_offset[row]))
         if document["inner"] is not None:
             found[row] = [
                 item | {"properties": list(item["properties"].items())} for item in document["inner"]

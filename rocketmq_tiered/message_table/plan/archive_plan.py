@@ -255,8 +255,7 @@ class GapsByVersion:
         """The gaps of ``version``. Raises what loading it raises."""
         found = self._cached.get(version)
         if found is None:
-            state = self._load(version)
-            found = gaps_in(state)
+            found = gaps_in(self._load(version))
             self._cached.add(version, found)
         return found
 

@@ -64,8 +64,7 @@ def plan_ranges(options: SourceOptions) -> list[LogRange]:
     for file in files:
         end = min(file.end_phys, limit)
         if ranges and file.begin_phys > proven:
-            last = ranges.pop()
-            ranges.append(LogRange(path, names, last.begin_phys, end, proven))
+            ranges.append(LogRange(path, names, ranges.pop().begin_phys, end, proven))
         else:
             ranges.append(LogRange(path, names, file.begin_phys, end, proven))
     return ranges

@@ -218,8 +218,7 @@ def batch_frame(
     """The rows of ``parts`` with a column ``date``, one Spark partition each."""
     from pyspark.sql import functions
 
-    every = tuple(dict.fromkeys((*names, "topic", "storeTimestamp")))
-    columns = chosen(every)
+    columns = chosen(tuple(dict.fromkeys((*names, "topic", "storeTimestamp"))))
     frame = frame_of_parts(spark, columns, [(source, part) for part in parts])
     stamp = f"greatest(least(storeTimestamp, {LAST_DAY * DAY_MS}L), {FIRST_DAY * DAY_MS}L)"
     day = f"CAST(({stamp} - pmod({stamp}, {DAY_MS}L)) DIV {DAY_MS}L AS INT)"  # DIV rounds towards 1970

@@ -61,5 +61,4 @@ def build(
     span_ms = int(ordered["store_timestamp"].max(initial=META.end_ms)) - base_ms
     form = Form(slot_bits_for(expected), widths_for(ordered, span_ms), base_ms)
     chunks = (ordered[at : at + chunk] for at in range(0, len(ordered), chunk))
-    shape = write_index(sink, key, chunks, META, covered, form)
-    return IndexBytes(shape, sink.getvalue())
+    return IndexBytes(write_index(sink, key, chunks, META, covered, form), sink.getvalue())

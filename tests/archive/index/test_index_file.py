@@ -115,8 +115,7 @@ def test_a_key_of_very_many_messages_is_searched_by_halving_and_read_in_part() -
     assert newest.items["queue_offset"][:64].tolist() == list(range(count - 1, count - 65, -1))
     assert file.reads <= 4
     file.reads = 0
-    old = find(file, 1 << 40, 0, BEGIN_MS + 5)
-    assert old.items["queue_offset"].tolist() == [5, 4, 3, 2, 1, 0]
+    assert find(file, 1 << 40, 0, BEGIN_MS + 5).items["queue_offset"].tolist() == [5, 4, 3, 2, 1, 0]
     assert file.reads <= 3 + (count // PAGE_ITEMS).bit_length() + 1
     for hash_, offset in ((1 << 40) - 1, count), ((1 << 40) + 1, count + 1):
         assert find(file, hash_).items["queue_offset"].tolist() == [offset]

@@ -3,6 +3,8 @@
 The broker's answer differs from ours where it is wrong, and only there: it takes equal hashes for equal keys, which
 uses up the requested number of messages, counts a message twice that names a key twice, and compares times in whole
 seconds after the begin of an index file.
+
+Ground truth of a real store for queries by key, id and time.
 """
 
 from __future__ import annotations
@@ -18,8 +20,7 @@ from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.by_id import OffsetMsgId
 from fetcher.queries.by_key import KeyKind, KeyQuery
 from tests.end_to_end.offloading import FILTER
-from tests.fetcher.queries.archives import archive_of, records_at, records_of_log
-from tests.fetcher.queries.query_truth import Truth, is_key_of
+from tests.fetcher.queries.archives import RealArchive, archive_of, records_at, records_of_log
 from tests.sweeps import sweep
 from tiered.formats.record import Record
 
@@ -101,8 +102,7 @@ def check_queries(name: str, indexed: bool, step: int, real_store: Callable[[str
                 whole, whole_equal = whole + 1, whole_equal + is_equal
             if is_equal:
                 continue
-            records = records_at(archive, sorted({*ours, *line["brokerPhys"]}))
-            found = explain(line, ours, records)
+            found = explain(line, ours, records_at(archive, sorted({*ours, *line["brokerPhys"]})))
             assert "?" not in found, (found, line, ours)
             excuses |= found
     assert asked > 5
@@ -200,3 +200,29 @@ def test_pages_continue_one_another(real_store: Callable[[str], Path]) -> None:
     assert len(set(pages)) == len(pages)
     assert offsets == sorted(offsets, reverse=True)
     assert len(offsets) > 30
+
+
+SYS_COMMITTED = 0x8
+
+
+class Truth:
+    """Every record of the broker's own commitlog that it shows; the answer to a query from these alone."""
+
+    def __init__(self, archive: RealArchive) -> None:
+        self._records: dict[str, list[Record]] = {}
+        for record in records_of_log(archive):
+            if record.sys_flag & 0xC in (0, SYS_COMMITTED):
+                self._records.setdefault(record.topic, []).append(record)
+
+    def physical_offsets(self, line: dict[str, Any]) -> list[int]:
+        """All matches of a recorded query, newest first."""
+        return [
+            record.physical_offset
+            for record in reversed(self._records.get(line["topic"], []))
+            if is_key_of(record, line) and line["begin"] <= record.store_timestamp <= line["end"]
+        ]
+
+
+def is_key_of(record: Record, line: dict[str, Any]) -> bool:
+    """Whether the record carries the requested key."""
+    return record.topic == line["topic"] and line["key"] in (*record.keys, record.uniq_key)

@@ -137,8 +137,7 @@ def stats(**row: object) -> bytes:
 
 def test_statistics_show_archive_and_broker(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
-        minimum = scene.expire(150)
-        body = stats(minOffset=minimum, maxOffset=STORED, lastUpdateTimestamp=7)
+        body = stats(minOffset=scene.expire(150), maxOffset=STORED, lastUpdateTimestamp=7)
 
         async def answer(command: RemotingCommand) -> RemotingCommand:
             return RemotingCommand(0, 0, body=body)

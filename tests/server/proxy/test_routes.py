@@ -111,8 +111,7 @@ def test_real_brokers_come_after_us_in_the_same_order(real: dict[int, str]) -> N
 def test_publishing_twice_is_publishing_once_more(real: dict[int, str]) -> None:
     """A proxy before a proxy, or a sidecar that also registers as a slave: we are in it once."""
     once = published_addresses({str(number): address for number, address in real.items()}, SIDECAR)
-    twice = published_addresses(once, SIDECAR)
-    assert list(twice.values()).count(SIDECAR) == bool(real)
+    assert list(published_addresses(once, SIDECAR).values()).count(SIDECAR) == bool(real)
 
 
 names = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1, max_size=8)

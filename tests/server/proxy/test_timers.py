@@ -266,8 +266,7 @@ def test_a_recall_of_ours_cancels_its_place_and_one_of_the_brokers_is_relayed() 
 
 
 def forged_handles() -> dict[str, bytes]:
-    text = Handle("T", "b", at(60), "U", TimerPlace(3, 9)).text(KEY)
-    right = base64.urlsafe_b64decode(text)
+    right = base64.urlsafe_b64decode(Handle("T", "b", at(60), "U", TimerPlace(3, 9)).text(KEY))
     return {
         "another place": right.replace(b"3:9", b"3:8"),
         "another key": base64.urlsafe_b64decode(

@@ -1,7 +1,11 @@
-"""When to register, as what, and how soon again."""
+"""When to register, as what, and how soon again.
+
+The master beside a slave, where it checks requests for its configuration.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import zlib
 from dataclasses import replace
@@ -11,6 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketmq_tiered.server.security.authorizer import is_signed
+from rocketmq_tiered.server.slave.master_monitor import MasterMonitor
 from rocketmq_tiered.server.slave.registration import (
     RETRY_MAX_S,
     Claims,
@@ -27,8 +33,11 @@ from rocketmq_tiered.server.slave.registration import (
     unregister_command,
     wait_s,
 )
+from tests.server.slave.master_double import MasterDouble
 from tests.server.slave.name_server_double import BROKER, CLUSTER
 from tiered.errors import CorruptionError
+from tiered.remoting.command import RemotingCommand, encode
+from tiered.remoting.credentials import Credentials
 
 OURS = "10.0.0.5:10931"
 PLACE = SlaveConfig(BROKER, "10.0.0.1:10911", ("10.0.0.9:9876",), OURS, 7)
@@ -180,3 +189,42 @@ def test_after_the_first_registration_comes_a_second_soon_then_one_a_period() ->
 @given(st.integers(1, 10_000), st.floats(1, 60))
 def test_a_name_server_that_is_away_gets_a_request_every_few_seconds(failures: int, period_s: float) -> None:
     assert 0.5 <= wait_s(Progress(RegistrationState.UNREACHABLE, failures=failures), period_s) <= RETRY_MAX_S
+
+
+OWN = Credentials("the-sidecar", "a secret")
+
+
+class GuardedMaster(MasterDouble):
+    """Answers only who signs with the secret of OWN."""
+
+    def asked(self, command: RemotingCommand, writer: asyncio.StreamWriter) -> None:
+        if is_signed(command.ext_fields, command.body, OWN.secret_key):
+            super().asked(command, writer)
+        else:
+            writer.write(encode(replace(RemotingCommand(16, 0), opaque=command.opaque, flag=1)))
+
+
+@pytest.mark.parametrize(
+    ("credentials", "refusal"),
+    [
+        (OWN, None),
+        (None, "broker.credentials_file"),
+        (Credentials(OWN.access_key, "another"), "broker.credentials_file"),
+    ],
+)
+def test_requests_to_it_are_signed(credentials: Credentials | None, refusal: str | None) -> None:
+    async def story() -> None:
+        master = GuardedMaster(brokerName="b", slaveReadEnable="true")
+        await master.start()
+        place = SlaveConfig("b", master.address, ("127.0.0.1:1",), "127.0.0.1:2", 7)
+        watch = MasterMonitor(place, None, credentials)
+        watch.start()
+        async with asyncio.timeout(5):
+            await watch.answered()
+        found = watch.refusal()
+        assert found is None if refusal is None else refusal in str(found)
+        assert watch.redirects() is (True if refusal is None else None)
+        await watch.close()
+        await master.stop()
+
+    asyncio.run(story())

@@ -281,8 +281,7 @@ def test_without_the_master_no_offset_is_returned_and_none_taken() -> None:
         await client.link.send(commit)
         await until(lambda: stage.service.counters.commits_dropped == 1)
         assert (await client.ask(351, topic="t")).code == 2
-        port = int(stage.master.address.rpartition(":")[2])
-        await stage.master.start(port)
+        await stage.master.start(int(stage.master.address.rpartition(":")[2]))
         await until(lambda: stage.service.master.is_available)
         assert 15 not in stage.master.codes(), "an old offset would move the group back"
 

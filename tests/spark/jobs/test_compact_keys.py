@@ -55,8 +55,7 @@ def test_the_same_result_as_one_process(
 ) -> None:
     monkeypatch.setattr(job, "TASK_BYTES", 64 << 10)
     monkeypatch.setattr(job, "PART_MESSAGES", 1000)
-    own = replace(SETTINGS.key_compaction, keyless=keyless)
-    settings = replace(SETTINGS, key_compaction=own)
+    settings = replace(SETTINGS, key_compaction=replace(SETTINGS.key_compaction, keyless=keyless))
     backfill(real_store(name) / "store", FileStore(tmp_path / "here"), settings=TINY)
     shutil.copytree(tmp_path / "here", tmp_path / "tasks")
     here, there = (

@@ -127,8 +127,7 @@ def test_the_next_export_finishes_a_killed_one_after_the_archive_grew(
         run(source(tmp_path / "archive"), tmp_path / "table", InlineTasks(die))
     shutil.rmtree(tmp_path / "archive")
     shutil.copytree(late, tmp_path / "archive")
-    report = run(source(tmp_path / "archive"), tmp_path / "table")
-    assert report.batches == 2
+    assert run(source(tmp_path / "archive"), tmp_path / "table").batches == 2
     rows = exported(tmp_path / "table")
     assert set(rows.values()) == {1}
     assert whole - rows == Counter()

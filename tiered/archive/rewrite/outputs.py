@@ -193,8 +193,7 @@ class _Rewriting:
             writer = SegmentWriter(None, self._options.codec)
             stored_blocks: list[Piece] = []
             for one in part.ranges:
-                number = int(self._candidates.runs["object"][int(one["run"])])
-                index, keys = self._sources.open(number)
+                index, keys = self._sources.open(int(self._candidates.runs["object"][int(one["run"])]))
                 rows = self._sources.whole_run(index, keys, int(one["run"]))
                 if not stored_blocks:
                     queue = self._candidates.queues[int(self._candidates.runs["queue"][int(one["run"])])]

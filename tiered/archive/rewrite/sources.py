@@ -172,8 +172,7 @@ class RewriteSources:
         wanted["run"], wanted["end"] = run, length_of(self._candidates.runs[run : run + 1])
         opened = OpenedSources([OpenedSource(index, keys, self.parents)])
         places = opened.places_of(self._candidates, self._queue_hashes, wanted)
-        found = opened.found(places, Chunks.without_bytes(1))
-        return found.row_table(np.array([0, 1]))
+        return opened.found(places, Chunks.without_bytes(1)).row_table(np.array([0, 1]))
 
     def get(self, key: str, offset: int, length: int) -> bytes:
         """One GET, counted."""
