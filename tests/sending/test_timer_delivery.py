@@ -19,6 +19,7 @@ from rocketmq_tiered.sending.timer_delivery import FAN_IN, horizon_ms, to_merge
 from tests.end_to_end.offloading import BROKER, CLUSTER
 from tests.sending.target_broker import TargetScene
 from tests.sending.timer_scene import HOUR, NOW, Scene
+from tiered.archive.index.key_hash import xxh64
 from tiered.archive.task import run_pass
 from tiered.archive.timers import TimerName
 from tiered.catalog.catalog_writer import CatalogWriter
@@ -192,6 +193,23 @@ def test_a_cancellation_between_plan_and_claim_is_obeyed(scene: Scene) -> None:
     assert scene.task.step(state, plan) and not scene.target.sent
     scene.run(NOW + 120_000)
     assert scene.target.counts == {"k0": 1}
+
+
+def test_topics_with_one_hash_are_two_topics(scene: Scene) -> None:
+    """Anybody can find such names."""
+    topics = ["orders-A49J53m4N", "orders-BDIDKEYKL"]
+    assert len({xxh64(topic.encode()) for topic in topics}) == 1
+    for hours in (2, 3):
+        for topic in topics:
+            scene.broker.timer("k", NOW + hours * HOUR, topic)
+    scene.broker.send_with(cancel_properties(topics[0], NOW + 2 * HOUR, "k"))
+    scene.archive()
+    scene.start()
+    assert change_timers(scene.commits, TimerName(topics[1], "k")) == [NOW + 2 * HOUR, NOW + 3 * HOUR]
+    scene.run(NOW + 4 * HOUR, 60_000)
+    assert [(place, topic) for place, topic, _ in scene.target.sent] == [("0:2", topics[0])]
+    assert scene.task.status().cancelled == 3
+    scene.check()
 
 
 def test_refused_timers_of_one_time_do_not_keep_others_waiting(scene: Scene) -> None:

@@ -73,6 +73,30 @@ def _find(arena: Int, position: NDArray[np.int64], found: NDArray[Any], max_dela
         _row(arena, where, stored_ms, flag, max_delay_ms, found[:, row])
 
 
+def same_texts(
+    arena: NDArray[np.uint8], at: NDArray[np.int64], length: NDArray[np.int64], like: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Of each text of ``arena``, whether it is that of row ``like``, as two texts may have one hash."""
+    return _same_texts(arena.ctypes.data, at, length, like, np.zeros(len(at), np.bool_))
+
+
+@kernel
+def _same_texts(
+    arena: Int, at: NDArray[np.int64], length: NDArray[np.int64], like: NDArray[np.int64], found: NDArray[Any]
+) -> NDArray[Any]:
+    for row in range(len(at)):
+        one, other, left = at[row], at[like[row]], length[row]
+        is_same = left == length[like[row]]
+        while is_same and left >= 8:
+            is_same = load_le64(arena, one) == load_le64(arena, other)
+            one, other, left = one + 8, other + 8, left - 8
+        while is_same and left:
+            left -= 1
+            is_same = load_u8(arena, one + left) == load_u8(arena, other + left)
+        found[row] = is_same
+    return found
+
+
 def time_order(times: NDArray[np.int64]) -> NDArray[np.int64]:
     """Indexes that sort ``times``; equal ones keep their order. A radix sort: a fifth of the time of numpy's."""
     rows = np.arange(len(times)), np.empty(len(times), np.int64)
