@@ -90,13 +90,12 @@ def _targets(
     is judged once; two may have one hash."""
     _, _, topic_hash, refusal, *_, at, length = found
     _, first, number = np.unique(topic_hash, return_index=True, return_inverse=True)
-    others = np.flatnonzero(~same_texts(arena, at, length, first[number]))
+    others = np.flatnonzero(~same_texts(arena.ctypes.data, at, length, first[number]))
     number[others] = len(first) + np.arange(len(others))
     topics, numbers = {"": 0}, list[int]()
     for row in (*first, *others):
         text = arena[at[row] : at[row] + length[row]].tobytes().decode("utf-8", "replace")
-        is_refused = refused_target(text, gateway_topic) is not None
-        numbers.append(0 if is_refused else topics.setdefault(text, len(topics)))
+        numbers.append(0 if refused_target(text, gateway_topic) else topics.setdefault(text, len(topics)))
     topic = np.array(numbers)[number]
     refusal[(refusal == 0) & (topic == 0)] = Refusal.BAD_TARGET
     return topic, list(topics)

@@ -50,7 +50,7 @@ _NONE = np.zeros(0, np.int64)
 def _uses() -> Iterator[Callable[[], object]]:
     yield scan.warm_up
     yield lambda: find_timers(np.zeros(8, np.uint8), _NONE, _NONE, max_delay_ms=0)
-    yield lambda: same_texts(np.zeros(8, np.uint8), _NONE, _NONE, _NONE)
+    yield lambda: same_texts(0, _NONE, _NONE, _NONE)
     yield lambda: time_order(_NONE)
     yield segment.warm_up
     yield lambda: split_by_queue(np.zeros(1, np.int32), 1, 1, SplitScratch())

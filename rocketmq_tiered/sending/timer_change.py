@@ -34,7 +34,7 @@ def change_timers(
         changed["kind"][: len(timers)] = EntryKind.CANCEL_PLACE
         if at_ms is not None:
             changed["deliver_ms"][len(timers) :] = at_ms
-        new = put_timers(commits, (changed, queues, topics), state.epoch)
+        new = put_timers(commits, [(changed, queues, topics)], state.epoch)
         if _commit(commits, state, new, timers["deliver_ms"]):
             return [int(ms) for ms in timers["deliver_ms"]]
     raise UnavailableError("timers change all the time", hint="run the command again")

@@ -14,7 +14,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
@@ -38,7 +38,7 @@ from tiered.catalog.requirements import Requirements
 from tiered.catalog.state import CatalogState
 from tiered.catalog.timer_refs import TimerRef
 from tiered.errors import UnavailableError
-from tiered.formats.timer_object import ENTRY_DTYPE, EncodedTimers, Rows, encode_timers, sorted_entries
+from tiered.formats.timer_object import ENTRY_DTYPE, Rows, encode_timers, sorted_entries
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table, concatenated
 from tiered.model.timer import HOUR_MS, EntryKind, Refusal
@@ -236,8 +236,11 @@ class TimerDelivery:
         last_ms = -1 if entries is None or not len(entries.table) else int(entries.table["deliver_ms"][-1])
         known = set(state.timers)
         changed = {**self._over, **{ref.key: ref for ref in claims}}
-        rows = self._postponed[:3]
-        again = [put_timers(self._commits, rows, state.epoch)] if len(rows[0]) else []
+        again = (
+            [put_timers(self._commits, [self._postponed[:3]], state.epoch)]
+            if len(self._postponed.table)
+            else []
+        )
 
         def change(newest: CatalogState) -> CommitDraft | None:
             new = set(newest.timers) - known
@@ -270,7 +273,7 @@ class TimerDelivery:
     def _merge(self, group: Sequence[TimerRef]) -> bool:
         epoch = self._commits.state.epoch
         merged = self.files.merged([Slice(ref, ref.done, ref.entries) for ref in group])
-        ref = _put(self._commits, encode_timers(some[:3] for some in merged), epoch)
+        ref = put_timers(self._commits, (some[:3] for some in merged), epoch)
 
         def change(newest: CatalogState) -> CommitDraft | None:
             if not set(group) <= set(newest.timers):
@@ -325,7 +328,7 @@ class TimerDelivery:
         late_ms = now_ms - int(row["deliver_ms"])
         if row["kind"] == EntryKind.TIMER:
             found["kind"] = EntryKind.POSTPONED
-            found["late_hours"] = min(-(-max(late_ms, 0) // HOUR_MS), np.iinfo(np.uint16).max)
+            found["late_hours"] = -(-max(late_ms, 0) // HOUR_MS)
         elif late_ms - int(row["late_hours"]) * HOUR_MS >= self._settings.refused_ttl_ms:
             found["kind"], found["key_hash"] = EntryKind.REFUSED, Refusal.BROKER
             found["deliver_ms"], found["late_hours"] = now_ms + self._settings.listed_ms, 0
@@ -433,12 +436,9 @@ class TimerDelivery:
         )
 
 
-def put_timers(commits: MaintenanceCommit, rows: Rows, epoch: int) -> TimerRef:
-    """Put an object of ``rows``, in any order, for the next commit."""
-    return _put(commits, encode_timers(iter([(sorted_entries(rows[0]), *rows[1:])])), epoch)
-
-
-def _put(commits: MaintenanceCommit, encoded: EncodedTimers, epoch: int) -> TimerRef:
+def put_timers(commits: MaintenanceCommit, parts: Iterable[Rows], epoch: int) -> TimerRef:
+    """Put an object of ``parts``, each in any order, for the next commit."""
+    encoded = encode_timers((sorted_entries(table), *names) for table, *names in parts)  # type: ignore[misc]
     ref = TimerRef.of(encoded, epoch, secrets.randbits(40) | 1 << 40)
     commits.put(ref.key, encoded.body)
     return ref
@@ -456,4 +456,4 @@ def _name(place: Place) -> str:
 
 def _claims(entries: Entries, *, is_doubt: bool) -> list[TimerRef]:
     """The objects with the rows of ``entries`` claimed; rows in doubt are."""
-    return [ref if is_doubt else ref.moved(ref.done, last) for ref, _, last in entries.slices]
+    return [ref if is_doubt else ref.moved(ref.done, end) for ref, end in entries.ends.items()]

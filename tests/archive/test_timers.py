@@ -62,9 +62,8 @@ def test_entries_of_many_objects_are_read_in_order(seed: int, monkeypatch: pytes
         found += [(*row[:3], some.queues[row[4]]) for row in some.table.tolist()]
         keys = {tuple(row[:2]) for row in some.table.tolist()}
         assert not keys & {row[:2] for row in found[: -len(some.table)]}
-        for part in some.slices:
-            assert part.first == ends.get(part.ref, 0)
-            ends[part.ref] = part.last
+        assert all(end > ends.get(ref, 0) for ref, end in some.ends.items())
+        ends |= some.ends
     assert found == sorted(row for row in everything if row[0] < before_ms)
     assert files.counts(state).hours == {
         hour: count for hour in range(3) if (count := sum(row[0] // HOUR == hour for row in everything))

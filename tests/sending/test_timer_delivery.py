@@ -196,7 +196,7 @@ def test_a_cancellation_between_plan_and_claim_is_obeyed(scene: Scene) -> None:
 
 
 def test_topics_with_one_hash_are_two_topics(scene: Scene) -> None:
-    """Anybody can find such names."""
+    """Such names are found in a second."""
     topics = ["orders-A49J53m4N", "orders-BDIDKEYKL"]
     assert len({xxh64(topic.encode()) for topic in topics}) == 1
     for hours in (2, 3):

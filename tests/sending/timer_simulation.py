@@ -280,7 +280,7 @@ class Process:
     def enqueue(self, entries: np.ndarray[Any, np.dtype[Any]]) -> None:
         """Commit entries, as the write path does with their messages."""
         commits = MaintenanceCommit(self.world.store, self.writer, lambda: self.world.clock.ms)
-        ref = put_timers(commits, (entries, [GATEWAY], ALL_TOPICS), self.epoch)
+        ref = put_timers(commits, [(entries, [GATEWAY], ALL_TOPICS)], self.epoch)
         draft = CommitDraft(CommitKind.MAINTENANCE, timers=[ref])
         assert commits.commit(lambda _: draft, Requirements(epoch=self.epoch))
 

@@ -38,13 +38,13 @@ class Slice(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """Entries in order of delivery. ``table.queue`` indexes ``queues``, ``table.topic`` indexes ``topics``. ``slices``:
-    the rows they come from."""
+    """Entries in order of delivery. ``table.queue`` indexes ``queues``, ``table.topic`` the ``topics``. ``ends``: how
+    far each object was read for them."""
 
     table: Table
     queues: Sequence[QueueKey]
     topics: Sequence[str]
-    slices: Sequence[Slice] = ()
+    ends: Mapping[TimerRef, int] = MappingProxyType({})
 
 
 class Sorted(NamedTuple):
@@ -101,9 +101,8 @@ def sort_out(entries: Entries) -> Sorted:
     kind, order, every = table["kind"], table["order"], [table[name] for name in ("deliver_ms", "key_hash")]
     is_cancel, is_refused = np.isin(kind, CANCELS), kind == EntryKind.REFUSED
     is_timer = ~(is_cancel | is_refused)
-    if len(table) > 1:
-        columns = [*every, order, table["queue_offset"], table["queue"], kind]
-        is_timer[1:] &= np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    columns = [*every, order, table["queue_offset"], table["queue"], kind]
+    is_timer[1:] &= np.any([column[1:] != column[:-1] for column in columns], axis=0)
     is_over = np.zeros(len(table), bool)
     if is_cancel.any():
         queue_id = np.array([queue.queue_id for queue in entries.queues])[table["queue"]]
@@ -213,9 +212,9 @@ class TimerFiles:
             taken = [(head, head.take(bound)) for head in heads]
             table, queues, topics = united([rows for _, rows in taken])
             keys = table["order"], table["key_hash"], table["deliver_ms"]
-            parts = [head.taken for head, rows in taken if len(rows[0])]
+            ends = {head.ref: head.end for head, rows in taken if len(rows[0])}
             if len(table):
-                yield Entries(table.take(np.lexsort(keys)), queues, topics, parts)
+                yield Entries(table.take(np.lexsort(keys)), queues, topics, ends)
 
     def pending(self, state: CatalogState, begin_ms: int, end_ms: int) -> Iterator[Entries]:
         """Entries not handed over that are delivered in [begin_ms, end_ms), in order."""
@@ -271,21 +270,18 @@ class TimerFiles:
 
 
 def joined(parts: Sequence[Entries]) -> Entries:
-    """All of ``parts``, which follow each other; of each object one slice."""
-    spans: dict[TimerRef, tuple[int, int]] = {}
-    for ref, first, last in (found for part in parts for found in part.slices):
-        spans[ref] = spans.get(ref, (first, last))[0], last
-    slices = [Slice(ref, *span) for ref, span in spans.items()]
-    return Entries(*united([part[:3] for part in parts]), slices)
+    """All of ``parts``, which follow each other."""
+    ends = {ref: end for part in parts for ref, end in part.ends.items()}
+    return Entries(*united([part[:3] for part in parts]), ends)
 
 
 class _Head:
     """A slice that is read page by page."""
 
     def __init__(self, files: TimerFiles, part: Slice, before_ms: int) -> None:
-        self._files, self._part, self._before_ms = files, part, before_ms
+        self._files, self._before_ms = files, before_ms
+        self.ref, self._at, self._last = part
         self._footer = files.footer(part.ref)
-        self._at = self._first = part.first
         self._rows: Rows = np.zeros(0, ENTRY_DTYPE), (), ()
         self._is_over = False
 
@@ -294,14 +290,14 @@ class _Head:
         while not self._is_over and not self._has_two():
             number = int(np.searchsorted(self._footer.page_row, self._at, side="right")) - 1
             begin, end = self._footer.page_row[number : number + 2].tolist()
-            last = min(end, self._part.last)
+            last = min(end, self._last)
             if self._footer.pages["first_ms"][number] >= self._before_ms:
                 self._is_over = True
                 break
-            rows, queues, topics = self._files.page(self._part.ref, number)
+            rows, queues, topics = self._files.page(self.ref, number)
             page = rows[self._at - begin : last - begin]
             count = int(np.searchsorted(page["deliver_ms"], self._before_ms))
-            self._is_over = count < len(page) or last == self._part.last
+            self._is_over = count < len(page) or last == self._last
             self._rows = united([self._rows, (page[:count], queues, topics)])
             self._at += count
         return bool(len(self._rows[0]))
@@ -320,12 +316,15 @@ class _Head:
         last = self._rows[0][-1]
         return int(last["deliver_ms"]), int(last["key_hash"])
 
+    @property
+    def end(self) -> int:
+        """The first row of the object that was not taken."""
+        return self._at - len(self._rows[0])
+
     def take(self, bound: tuple[int, int]) -> Rows:
         """The rows in memory before ``bound``."""
         rows, queues, topics = self._rows
         ms, key = rows["deliver_ms"], rows["key_hash"]
         count = int(np.count_nonzero((ms < bound[0]) | ((ms == bound[0]) & (key < np.uint64(bound[1])))))
         self._rows = rows[count:], queues, topics
-        last = self._at - len(rows) + count
-        self.taken, self._first = Slice(self._part.ref, self._first, last), last
         return rows[:count], queues, topics

@@ -38,8 +38,8 @@ ENTRY_DTYPE = np.dtype(
         ("queue_offset", "<i8"),  # of the message; of a cancellation of one place, of the timer there
         ("queue", "<u4"),  # row of the footer's table ``queues``
         ("topic", "<u4"),  # of the page's list ``topics``; a refused message may have an empty one
-        ("kind", "<u2"),  # EntryKind
-        ("late_hours", "<u2"),  # of a postponed timer, from its time until the broker refused it first
+        ("kind", "<u4"),  # EntryKind
+        ("late_hours", "<u4"),  # of a postponed timer, from its time until the broker refused it first
     ]
 )
 """One entry. Entries of an object are sorted by its first three fields."""
