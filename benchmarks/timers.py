@@ -39,7 +39,7 @@ from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.snapshot import encode_root
 from tiered.errors import UnavailableError
 from tiered.formats.keys import archive_prefix
-from tiered.formats.timer_object import ENTRY_DTYPE, sorted_entries
+from tiered.formats.timer_object import ENTRY_DTYPE
 from tiered.kernels.scan import warm_up
 from tiered.model.queue import QueueKey, TopicFilter
 from tiered.model.timer import HOUR_MS
@@ -147,9 +147,8 @@ def pending(work: Path, count: int) -> None:
         entries["deliver_ms"] = STORED_MS + 2 * HOUR_MS + rng.integers(0, YEARS_MS, len(entries))
         entries["queue_offset"] = np.arange(first, first + len(entries)) % MESSAGES
         entries["key_hash"] = hashes[entries["queue_offset"]]
-        entries["topic_hash"] = hash_of("orders")
         entries["order"] = (1 << 40) + np.arange(first, first + len(entries))  # as if they had been moved
-        ref = put_timers(commits, sorted_entries(entries), queues, commits.state.epoch)
+        ref = put_timers(commits, [(entries, queues, ["orders"])], commits.state.epoch)
         commits.commit(lambda _state, ref=ref: CommitDraft(CommitKind.MAINTENANCE, timers=[ref]))  # type: ignore[misc]
         run_pass(task, commits.refresh)
     built_s = time.perf_counter() - begun_s

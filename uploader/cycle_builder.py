@@ -131,10 +131,10 @@ class CycleBuilder:
         timers = list[EncodedTimers]()
         if (rows := cycle.plan.timers) is not None:
             keys.append(timer_key(state.epoch, self._attempt))
-            entries, queues = timer_entries(rows, batch.arena, context.timers, context.clock_ms())
-            timeout_ms = attempt_timeout_ms(context.policy, entries.nbytes, cycle.failures)
+            entries = timer_entries(rows, batch.arena, context.timers, context.clock_ms())
+            timeout_ms = attempt_timeout_ms(context.policy, entries[0].nbytes, cycle.failures)
             longest_ms = max(longest_ms, timeout_ms)
-            body = partial(encoded_body, entries, queues, timers)
+            body = partial(encoded_body, entries, timers)
             puts.append(self._put_pool.submit(self._put, keys[-1], body, timeout_ms, abandonment))
         cycle.attempt = Attempt(keys, encoded, puts, longest_ms / 1000, abandonment, timers, self._attempt)
         for put in puts:

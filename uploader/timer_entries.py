@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.formats.timer_object import ENTRY_DTYPE, EncodedTimers, encode_timers, sorted_entries
+from tiered.formats.timer_object import ENTRY_DTYPE, EncodedTimers, Rows, encode_timers, sorted_entries
 from tiered.kernels.queue_table import QueueTable
-from tiered.kernels.timers import find_timers, time_order
+from tiered.kernels.timers import find_timers, same_texts, time_order
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table, concatenated
 from tiered.model.timer import EntryKind, Refusal
@@ -52,17 +52,14 @@ class TimerQueues:
         return np.flatnonzero(np.isin(ordinals, self._ordinals)) if self._ordinals else np.empty(0, np.int64)
 
 
-def timer_entries(
-    rows: TimerRows, arena: NDArray[np.uint8], settings: TimerSettings, now_ms: int
-) -> tuple[Table, list[QueueKey]]:
-    """What the messages in ``rows`` ask for, whose records are in ``arena``; and what the entries' ``queue``
-    indexes."""
+def timer_entries(rows: TimerRows, arena: NDArray[np.uint8], settings: TimerSettings, now_ms: int) -> Rows:
+    """What the messages in ``rows`` ask for, whose records are in ``arena``."""
     found = find_timers(
         arena, rows.position.astype(np.int64), rows.size.astype(np.int64), max_delay_ms=settings.max_delay_ms
     )
-    deliver_ms, key_hash, topic_hash, refusal, cancelled_ms, cancelled_hash, cancels, *place = found
+    deliver_ms, key_hash, _, refusal, cancelled_ms, cancelled_hash, cancels, *place = found
     queues = list(rows.queues)
-    _refuse_targets(arena, found, queues[0].topic)
+    topic, topics = _targets(arena, found, queues[0].topic)
     # Without a key no other timer is like it.
     key_hash = np.where(key_hash == 0, rows.phys, key_hash)
     is_refused, parts = refusal != 0, []
@@ -78,22 +75,30 @@ def timer_entries(
         which = slice(None) if count == len(refusal) else chosen  # copies less
         part = np.zeros(count, ENTRY_DTYPE)
         part["deliver_ms"], part["key_hash"] = ms[which], hashes[which].view(np.uint64)
-        part["topic_hash"] = topic_hash[which].view(np.uint64)
         part["order"], part["queue_offset"] = rows.phys[which], rows.queue_offset[which]
-        part["queue"], part["kind"] = rows.queue[which], kind
+        part["queue"], part["topic"], part["kind"] = rows.queue[which], topic[which], kind
         if kind == EntryKind.CANCEL_PLACE:
             _name_places(part, place[0][which], place[1][which], queues)
         parts.append(part)
-    return concatenated(parts, ENTRY_DTYPE), queues
+    return concatenated(parts, ENTRY_DTYPE), queues, topics
 
 
-def _refuse_targets(arena: NDArray[np.uint8], found: NDArray[np.int64], gateway_topic: str) -> None:
-    """Refuse those whose topic takes no timers; each topic is judged once."""
+def _targets(
+    arena: NDArray[np.uint8], found: NDArray[np.int64], gateway_topic: str
+) -> tuple[Ints, Sequence[str]]:
+    """The number of each row's topic, and topics, without those that take no timers: their rows are refused. Each topic
+    is judged once; two may have one hash."""
     _, _, topic_hash, refusal, *_, at, length = found
-    _, first, which = np.unique(topic_hash, return_index=True, return_inverse=True)
-    texts = (arena[at[row] : at[row] + length[row]].tobytes().decode("utf-8", "replace") for row in first)
-    is_bad = np.array([refused_target(text, gateway_topic) is not None for text in texts], bool)
-    refusal[(refusal == 0) & is_bad[which]] = Refusal.BAD_TARGET
+    _, first, number = np.unique(topic_hash, return_index=True, return_inverse=True)
+    others = np.flatnonzero(~same_texts(arena.ctypes.data, at, length, first[number]))
+    number[others] = len(first) + np.arange(len(others))
+    topics, numbers = {"": 0}, list[int]()
+    for row in (*first, *others):
+        text = arena[at[row] : at[row] + length[row]].tobytes().decode("utf-8", "replace")
+        numbers.append(0 if refused_target(text, gateway_topic) else topics.setdefault(text, len(topics)))
+    topic = np.array(numbers)[number]
+    refusal[(refusal == 0) & (topic == 0)] = Refusal.BAD_TARGET
+    return topic, list(topics)
 
 
 def _name_places(part: Table, queue_ids: Ints, offsets: Ints, queues: list[QueueKey]) -> None:
@@ -106,7 +111,7 @@ def _name_places(part: Table, queue_ids: Ints, offsets: Ints, queues: list[Queue
     queues[:] = numbers
 
 
-def encoded_body(entries: Table, queues: Sequence[QueueKey], encoded: list[EncodedTimers]) -> Body:
-    """The object of ``entries``, which is added to ``encoded``: a thread's work, beside the next cycle."""
-    encoded.append(encode_timers(iter([sorted_entries(entries, time_order)]), queues))
+def encoded_body(rows: Rows, encoded: list[EncodedTimers]) -> Body:
+    """The object of ``rows``, which is added to ``encoded``: a thread's work, beside the next cycle."""
+    encoded.append(encode_timers(iter([(sorted_entries(rows[0], time_order), *rows[1:])])))
     return encoded[-1].body

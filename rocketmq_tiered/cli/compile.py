@@ -31,7 +31,7 @@ from tiered.kernels.record_columns import RecordColumns
 from tiered.kernels.record_fields import copied, message_ids, property_pairs, record_fields, slice_crc32
 from tiered.kernels.rescan import rescan
 from tiered.kernels.split import SplitScratch, split_by_queue
-from tiered.kernels.timers import find_timers, time_order
+from tiered.kernels.timers import find_timers, same_texts, time_order
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +60,7 @@ _NONE = np.zeros(0, np.int64)
 def _uses() -> Iterator[Callable[[], object]]:
     yield scan.warm_up
     yield lambda: find_timers(np.zeros(8, np.uint8), _NONE, _NONE, max_delay_ms=0)
+    yield lambda: same_texts(0, _NONE, _NONE, _NONE)
     yield lambda: time_order(_NONE)
     yield segment.warm_up
     yield lambda: split_by_queue(np.zeros(1, np.int32), 1, 1, SplitScratch())

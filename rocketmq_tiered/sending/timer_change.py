@@ -12,7 +12,6 @@ from tiered.catalog.requirements import Requirements
 from tiered.catalog.state import CatalogState
 from tiered.catalog.timer_refs import TimerRef
 from tiered.errors import UnavailableError
-from tiered.formats.timer_object import sorted_entries
 from tiered.model.tables import Table
 from tiered.model.timer import EntryKind, TimerPlace
 
@@ -28,14 +27,14 @@ def change_timers(
     """
     for _ in range(ATTEMPTS):
         state = commits.refresh()
-        timers, queues, _ = TimerFiles(commits.store).find(state, name)
+        timers, queues, topics, _ = TimerFiles(commits.store).find(state, name)
         changed = np.concatenate([timers] if at_ms is None else [timers, timers])
         changed["order"] += 1
         changed["late_hours"], changed["kind"] = 0, EntryKind.TIMER
         changed["kind"][: len(timers)] = EntryKind.CANCEL_PLACE
         if at_ms is not None:
             changed["deliver_ms"][len(timers) :] = at_ms
-        new = put_timers(commits, sorted_entries(changed), queues, state.epoch)
+        new = put_timers(commits, [(changed, queues, topics)], state.epoch)
         if _commit(commits, state, new, timers["deliver_ms"]):
             return [int(ms) for ms in timers["deliver_ms"]]
     raise UnavailableError("timers change all the time", hint="run the command again")

@@ -14,7 +14,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
@@ -38,7 +38,7 @@ from tiered.catalog.requirements import Requirements
 from tiered.catalog.state import CatalogState
 from tiered.catalog.timer_refs import TimerRef
 from tiered.errors import UnavailableError
-from tiered.formats.timer_object import ENTRY_DTYPE, EncodedTimers, encode_timers, sorted_entries
+from tiered.formats.timer_object import ENTRY_DTYPE, Rows, encode_timers, sorted_entries
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table, concatenated
 from tiered.model.timer import HOUR_MS, EntryKind, Refusal
@@ -65,7 +65,7 @@ takes beside its record."""
 CHUNK_S, CHUNK_MAX, DOUBT_CHUNK = 1.0, 1024, 256
 """Messages that are sent before the claim is renewed; those in doubt are searched, one after the other."""
 Place = tuple[QueueKey, int]
-_NONE = Entries(np.zeros(0, ENTRY_DTYPE), ())
+_NONE = Entries(np.zeros(0, ENTRY_DTYPE), (), ())
 
 
 FAN_IN = 16
@@ -236,8 +236,11 @@ class TimerDelivery:
         last_ms = -1 if entries is None or not len(entries.table) else int(entries.table["deliver_ms"][-1])
         known = set(state.timers)
         changed = {**self._over, **{ref.key: ref for ref in claims}}
-        table, queues, _ = self._postponed
-        again = [put_timers(self._commits, sorted_entries(table), queues, state.epoch)] if len(table) else []
+        again = (
+            [put_timers(self._commits, [self._postponed[:3]], state.epoch)]
+            if len(self._postponed.table)
+            else []
+        )
 
         def change(newest: CatalogState) -> CommitDraft | None:
             new = set(newest.timers) - known
@@ -268,11 +271,9 @@ class TimerDelivery:
         self._claim_s = now_s
 
     def _merge(self, group: Sequence[TimerRef]) -> bool:
-        places = list(dict.fromkeys(queue for ref in group for queue in self.files.footer(ref).queues))
         epoch = self._commits.state.epoch
         merged = self.files.merged([Slice(ref, ref.done, ref.entries) for ref in group])
-        encoded = encode_timers((some.table for some in merged), places)
-        ref = _put(self._commits, encoded, epoch)
+        ref = put_timers(self._commits, (some[:3] for some in merged), epoch)
 
         def change(newest: CatalogState) -> CommitDraft | None:
             if not set(group) <= set(newest.timers):
@@ -297,7 +298,7 @@ class TimerDelivery:
             rows, places = found.timers[at : at + size], every[at : at + size]
             if not self._ahead.keys() >= set(places):
                 self._read_next(every[at:], 0 if is_doubt else int(entries.table["deliver_ms"][-1]) + STEP_MS)
-            sends, chosen = self._sends(rows, places, is_doubt=is_doubt)
+            sends, chosen = self._sends(rows, places, entries.topics, is_doubt=is_doubt)
             refused = self._broker.send(sends, self._note, self._claim_s + CLAIM_S)
             fresh += sum(rows["kind"][chosen[number]] == EntryKind.TIMER for number in refused)
             postponed += [
@@ -318,7 +319,7 @@ class TimerDelivery:
         sent = self.counts.delivered - before.delivered
         if sent and (late_ms := max(islice(reversed(self._lateness_ms), sent))) > LATE_MS:
             logger.warning("%d timers handed over, up to %d s late", sent, late_ms // 1000)
-        return Entries(concatenated(postponed, ENTRY_DTYPE), entries.queues)
+        return entries._replace(table=concatenated(postponed, ENTRY_DTYPE))
 
     def _postpone(self, row: np.void, why: str, place: Place) -> Table:
         """The entry of a timer that the broker refused: it is sent again, or only listed if that took too long."""
@@ -327,7 +328,7 @@ class TimerDelivery:
         late_ms = now_ms - int(row["deliver_ms"])
         if row["kind"] == EntryKind.TIMER:
             found["kind"] = EntryKind.POSTPONED
-            found["late_hours"] = min(-(-max(late_ms, 0) // HOUR_MS), np.iinfo(np.uint16).max)
+            found["late_hours"] = -(-max(late_ms, 0) // HOUR_MS)
         elif late_ms - int(row["late_hours"]) * HOUR_MS >= self._settings.refused_ttl_ms:
             found["kind"], found["key_hash"] = EntryKind.REFUSED, Refusal.BROKER
             found["deliver_ms"], found["late_hours"] = now_ms + self._settings.listed_ms, 0
@@ -346,7 +347,7 @@ class TimerDelivery:
         self._ahead_max = max(16, len(found) * AHEAD_BYTES // byte_count) if found else AHEAD_FIRST
 
     def _sends(
-        self, timers: Table, places: Sequence[Place], *, is_doubt: bool
+        self, timers: Table, places: Sequence[Place], topics: Sequence[str], *, is_doubt: bool
     ) -> tuple[list[TimerSend], list[int]]:
         """What to send, without what the broker has, and the row of each."""
         sends: list[TimerSend] = []
@@ -354,8 +355,8 @@ class TimerDelivery:
         has_timers = self._broker.longest_ms() > 0
         for row, (place, timer) in enumerate(zip(places, timers, strict=True)):
             message, deliver_ms = self._ahead[place], int(timer["deliver_ms"])
-            hashes = int(timer["key_hash"]), int(timer["topic_hash"])
-            if message is None or not is_entry_of(message, deliver_ms, int(timer["order"]), hashes):
+            made_of = int(timer["order"]), int(timer["key_hash"]), topics[timer["topic"]]
+            if message is None or not is_entry_of(message, deliver_ms, *made_of):
                 self.counts.dropped += 1
                 self.counts.problem = f"{_name(place)} is not in the archive any more"
                 continue
@@ -435,14 +436,9 @@ class TimerDelivery:
         )
 
 
-def put_timers(
-    commits: MaintenanceCommit, entries: Table, queues: Sequence[QueueKey], epoch: int
-) -> TimerRef:
-    """Put an object of ``entries`` for the next commit."""
-    return _put(commits, encode_timers(iter([entries]), queues), epoch)
-
-
-def _put(commits: MaintenanceCommit, encoded: EncodedTimers, epoch: int) -> TimerRef:
+def put_timers(commits: MaintenanceCommit, parts: Iterable[Rows], epoch: int) -> TimerRef:
+    """Put an object of ``parts``, each in any order, for the next commit."""
+    encoded = encode_timers((sorted_entries(table), *names) for table, *names in parts)  # type: ignore[misc]
     ref = TimerRef.of(encoded, epoch, secrets.randbits(40) | 1 << 40)
     commits.put(ref.key, encoded.body)
     return ref
@@ -460,4 +456,4 @@ def _name(place: Place) -> str:
 
 def _claims(entries: Entries, *, is_doubt: bool) -> list[TimerRef]:
     """The objects with the rows of ``entries`` claimed; rows in doubt are."""
-    return [ref if is_doubt else ref.moved(ref.done, last) for ref, _, last in entries.slices]
+    return [ref if is_doubt else ref.moved(ref.done, end) for ref, end in entries.ends.items()]

@@ -57,13 +57,13 @@ def timer_send(message: Message, deliver_ms: int, judge: Judge = everyone, *, ha
     )
 
 
-def is_entry_of(message: Message, deliver_ms: int, order: int, hashes: tuple[int, int]) -> bool:
-    """Whether ``message`` is the one that an entry was made of, with ``hashes`` of its key and topic: another log
-    history may have another message at its place. A moved timer has a higher ``order``, and another time."""
+def is_entry_of(message: Message, deliver_ms: int, order: int, key_hash: int, topic: str) -> bool:
+    """Whether an entry of ``topic`` was made of ``message``: another log history may have another one at its place. A
+    moved timer has a higher ``order``, and another time."""
     properties, physical_offset = message.properties, message.record.physical_offset
     key, is_moved = properties.get(UNIQUE_KEY, ""), physical_offset < order
     return (
         (is_moved or (physical_offset == order and properties.get(DELIVER_MS) == str(deliver_ms)))
-        and (hash_of(key) if key else physical_offset) == hashes[0]
-        and hash_of(properties.get(TOPIC, "")) == hashes[1]
+        and (hash_of(key) if key else physical_offset) == key_hash
+        and properties.get(TOPIC, "") == topic
     )

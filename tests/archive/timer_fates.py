@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from tiered.archive.timers import TimerFiles
 from tiered.catalog.timer_refs import TimerRef
+from tiered.formats.timer_object import united
 from tiered.model.tables import Table
 from tiered.model.timer import CANCELS, EntryKind
 
@@ -24,11 +23,15 @@ def fate_of(row: tuple[int, ...], every: Sequence[tuple[int, ...]]) -> str:
 
 
 def _ends(cancel: tuple[int, ...], timer: tuple[int, ...]) -> bool:
-    is_alike = cancel[:2] == timer[:2] and cancel[3] == timer[3] and timer[2] < cancel[2]
-    is_there = cancel[6] == EntryKind.CANCEL or cancel[4:6] == timer[4:6]
+    is_alike = cancel[:2] == timer[:2] and cancel[5] == timer[5] and timer[2] < cancel[2]
+    is_there = cancel[6] == EntryKind.CANCEL or cancel[3:5] == timer[3:5]
     return cancel[6] in CANCELS and timer[6] in TIMERS and is_alike and is_there
 
 
-def entries_of(files: TimerFiles, ref: TimerRef) -> Table:
-    """All of an object."""
-    return np.concatenate([files.page(ref, number) for number in range(len(files.footer(ref).pages))])
+def entries_of(files: TimerFiles, refs: Sequence[TimerRef]) -> Table:
+    """All of ``refs`` that is not claimed."""
+    every = [
+        united([files.page(ref, number) for number in range(len(files.footer(ref).pages))]) for ref in refs
+    ]
+    left = [(rows[ref.claimed :], *names) for ref, (rows, *names) in zip(refs, every, strict=True)]
+    return united(left)[0]  # type: ignore[arg-type]

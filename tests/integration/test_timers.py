@@ -28,7 +28,6 @@ from tests.integration.timer_live import (
 )
 from tests.servers.rocketmq import RocketMq
 from tests.servers.running_store import RunningStore
-from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.model.timer import PLACE
 from tiered.remoting.client import BrokerClient
@@ -36,37 +35,11 @@ from tiered.settings.timer_section import TimerSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 COUNT = 600
-KILLS = 3
 SPREAD_MS = 45_000
 LONGEST_S = 20
 """timerMaxDelaySec: most timers are beyond."""
 SETTINGS = {"TIERED_TIMERS__AHEAD_MS": 8_000, "TIERED_OFFLOAD__BATCH_AGE_MS": 500}
 WHEEL = {"timerWheelEnable": "true", "timerMaxDelaySec": LONGEST_S}
-
-
-@pytest.mark.parametrize("version", ["5.3.3", "4.9.7", "5.5.0"])
-def test_each_timer_is_delivered_once_though_the_sidecar_is_killed(
-    version: str, tmp_path: Path, minio_url: RunningStore
-) -> None:
-    config = {} if version.startswith("4") else WHEEL
-    with beside_broker(Scene(version, config=config, settings=SETTINGS), tmp_path, minio_url) as sidecar:
-        sent = started(sidecar, tmp_path, Wave(COUNT, 8_000, SPREAD_MS))
-        for _ in range(KILLS):
-            time.sleep(5)
-            sidecar.kill()
-            sidecar.start()
-        # Rows that a killed process had claimed wait until its claim has ended.
-        calm_ms = int(time.time() * 1000) + 15_000
-        rows = delivered(sidecar.broker, tmp_path / "consumed", COUNT)
-        late = late_ms(rows, sent)
-        calm = late_ms([row for row in rows if int(sent[row[4]]) > calm_ms], sent)
-        print(f"{version}: {KILLS} kills, late ms: all {quantiles(late)}, afterwards {quantiles(calm)}")
-        assert sorted(row[4] for row in rows) == sorted(sent)
-        assert late[0] >= 0, "early"
-        sidecar.wait_until_archived(60)
-        assert sidecar.stop() == 0
-        report = verify_archive(sidecar.open_archive(), depth="full")
-        assert not report.anomalies and not report.counts.get("timers")
 
 
 def test_timers_wait_for_a_broker_that_is_away(tmp_path: Path, minio_url: RunningStore) -> None:

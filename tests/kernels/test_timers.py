@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.kernels.record_builder import Message, encode
 from tiered.archive.timers import hash_of
 from tiered.formats.record import decode_record
-from tiered.kernels.timers import find_timers, time_order
+from tiered.kernels.timers import find_timers, same_texts, time_order
 from tiered.model.timer import (
     CANCEL,
     CANCEL_PLACE,
@@ -124,6 +124,20 @@ def test_the_kernel_finds_what_the_model_finds(
 )
 def test_times_outside_of_a_century_are_refused(ms: int, words: str) -> None:
     assert words in time_problem(ms) and bool(words) == bool(time_problem(ms))
+
+
+@given(
+    st.lists(
+        st.sampled_from([b"", b"a", b"orders", b"orders-A-eight", b"orders-B-eight", b"orders-A-eighT"]),
+        min_size=1,
+    )
+)
+def test_texts_are_compared_byte_by_byte(texts: list[bytes]) -> None:
+    length = np.array([*map(len, texts)], np.int64)
+    at, like = np.cumsum(length) - length, np.arange(len(texts))[::-1].copy()
+    arena = np.frombuffer(b"".join(texts) or b"x", np.uint8)
+    found = same_texts(arena.ctypes.data, at, length, like)
+    assert found.tolist() == [one == other for one, other in zip(texts, texts[::-1], strict=True)]
 
 
 @given(st.lists(st.integers(0, 3) | st.integers(0, 1 << 60)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,245 +32,180 @@ def test_every_timer_comes_once_at_its_time(first: int) -> None:
             raise AssertionError(f"seed {seed}: {error}") from error
 
 
-Patch = Callable[[pytest.MonkeyPatch], None]
+def changed_table(change: Callable[[Any], None]) -> Callable[[Any], Any]:
+    """``sort_out`` of entries that ``change`` has changed."""
+
+    def of(right: Any) -> Any:
+        def sort_out(entries: Any) -> Any:
+            table = entries.table.copy()
+            change(table)
+            return right(entries._replace(table=table))
+
+        return sort_out
+
+    return of
 
 
-def off_by_one_hour(patch: pytest.MonkeyPatch) -> None:
-    right = timer_delivery.horizon_ms
-    patch.setattr(timer_delivery, "horizon_ms", lambda *given: right(*given) + HOUR_MS)
+def over_topics(right: Any) -> Any:
+    groups = timer_files._groups
+
+    def sort_out(entries: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(timer_files, "_groups", lambda columns: groups([*columns[:2], *columns[3:]]))
+            return right(entries)
+
+    return sort_out
 
 
-def a_delivery_time_of_the_hour(patch: pytest.MonkeyPatch) -> None:
-    right = timer_delivery.timer_send
-    patch.setattr(
-        timer_delivery,
-        "timer_send",
-        lambda m, ms, *args, **more: right(m, ms // HOUR_MS * HOUR_MS, *args, **more),
+def over_places(table: Any) -> None:
+    table["kind"][table["kind"] == EntryKind.CANCEL_PLACE] = EntryKind.CANCEL
+
+
+def of_later_timers(table: Any) -> None:
+    table["order"] -= 8 * np.isin(table["kind"], CANCELS)
+
+
+def is_found(topic_is_searched: Callable[[str], bool]) -> Callable[[Any], Any]:
+    return lambda right: (
+        lambda self, topic, send: right(self, topic, send) if topic_is_searched(topic) else set()
     )
 
 
-def progress_before_the_send(patch: pytest.MonkeyPatch) -> None:
-    right = timer_delivery._claims
+def progress_before_the_send(right: Any) -> Any:
+    def hand_over(self: TimerDelivery, entries: Any, claims: Any, **more: Any) -> Any:
+        claims[:] = [ref.moved(ref.claimed, ref.claimed) for ref in claims]
+        assert self._commit(self._commits.state, claims)
+        return right(self, entries, claims, **more)
 
-    def claims(entries: Any, **more: Any) -> Any:
-        return [ref.moved(ref.claimed, ref.claimed) for ref in right(entries, **more)]
-
-    def step(self: TimerDelivery, state: Any, plan: Any) -> bool:
-        try:
-            return right_step(self, state, plan)
-        finally:
-            self._over.clear()
-
-    right_step = TimerDelivery.step
-    patch.setattr(timer_delivery, "_claims", claims)
-    patch.setattr(TimerDelivery, "step", step)
+    return hand_over
 
 
-def a_cancellation_after_the_plan_is_not_seen(patch: pytest.MonkeyPatch) -> None:
-    right = TimerDelivery._commit
-
-    def commit(self: TimerDelivery, state: Any, claims: Any, entries: Any = None) -> bool:
-        return right(self, state, claims, None)
-
-    patch.setattr(TimerDelivery, "_commit", commit)
-
-
-def without(patch: pytest.MonkeyPatch, is_skipped: Callable[[str], bool]) -> None:
-    right = RemoteTimerBroker._found
-
-    def found(self: RemoteTimerBroker, topic: str, send: Any) -> set[str]:
-        return set() if is_skipped(topic) else right(self, topic, send)
-
-    patch.setattr(RemoteTimerBroker, "_found", found)
-
-
-def the_wheel_topic_is_not_searched(patch: pytest.MonkeyPatch) -> None:
-    without(patch, lambda topic: topic == WHEEL_TOPIC)
-
-
-def the_real_topic_is_not_searched(patch: pytest.MonkeyPatch) -> None:
-    without(patch, lambda topic: topic != WHEEL_TOPIC)
-
-
-def identity_by_key(patch: pytest.MonkeyPatch) -> None:
+def by_key(right: Any) -> Any:
     """A message with the key, in the topic, is the timer."""
-    patch.setattr(
-        RemoteTimerBroker,
-        "has",
-        lambda self, send: any(
-            True for topic in (WHEEL_TOPIC, send.message.topic) for _ in self._with_key(topic, send.key)
-        ),
+    return lambda self, send: any(
+        True for topic in (WHEEL_TOPIC, send.message.topic) for _ in self._with_key(topic, send.key)
     )
 
 
-def the_answer_to_a_key_is_all(patch: pytest.MonkeyPatch) -> None:
-    """Of many messages with a key the broker returns some."""
-    patch.setattr(timer_simulation.ModelBroker, "_since", lambda self, topic, since_ms: iter(()))
-
-
-def sent_keys_instead_of_places(patch: pytest.MonkeyPatch) -> None:
-    right = TimerDelivery._was_sent
-
+def sent_keys(right: Any) -> Any:
     def was_sent(self: TimerDelivery, send: Any) -> bool:
         keys = self.__dict__.setdefault("_keys", set())
         found = (send.deliver_ms, send.key) in keys or right(self, send)
         keys.add((send.deliver_ms, send.key))
         return found
 
-    patch.setattr(TimerDelivery, "_was_sent", was_sent)
+    return was_sent
 
 
-def the_first_of_a_key_and_a_time(patch: pytest.MonkeyPatch) -> None:
+def first_of_a_name(right: Any) -> Any:
     """A producer that sends again is taken to mean the same."""
-    right = timer_delivery.sort_out
 
     def first(entries: Any) -> Any:
         found = right(entries)
         names = found.timers[["deliver_ms", "key_hash"]]
         return found._replace(timers=found.timers[np.sort(np.unique(names, return_index=True)[1])])
 
-    patch.setattr(timer_delivery, "sort_out", first)
+    return first
 
 
-def cancel_by_key_over_topics(patch: pytest.MonkeyPatch) -> None:
-    def sort_out(entries: Any) -> Any:
-        table = entries.table.copy()
-        table["topic_hash"] = 0
-        found = timer_files.sort_out(entries._replace(table=table))
-        picked = [entries.table[np.isin(entries.table["order"], part["order"])] for part in found]
-        kinds = [part["kind"] for part in found]
-        return timer_files.Sorted(
-            *(some[np.isin(some["kind"], kind)] for some, kind in zip(picked, kinds, strict=True))
-        )
-
-    patch.setattr(timer_delivery, "sort_out", sort_out)
-
-
-def a_place_cancels_all_of_its_key(patch: pytest.MonkeyPatch) -> None:
-    def sort_out(entries: Any) -> Any:
-        table = entries.table.copy()
-        table["kind"][table["kind"] == EntryKind.CANCEL_PLACE] = EntryKind.CANCEL
-        return timer_files.sort_out(entries._replace(table=table))
-
-    patch.setattr(timer_delivery, "sort_out", sort_out)
-
-
-def counts_before_cancels(patch: pytest.MonkeyPatch) -> None:
+def before_cancels(right: Any) -> Any:
     def counts(self: timer_files.TimerFiles, state: Any) -> Any:
-        every = [entries_of(self, ref)[ref.claimed :] for ref in state.timers]
-        timers = sum(
-            int(np.isin(rows["kind"], [EntryKind.TIMER, EntryKind.POSTPONED]).sum()) for rows in every
-        )
-        postponed = sum(int((rows["kind"] == EntryKind.POSTPONED).sum()) for rows in every)
-        return timer_files.TimerCounts({0: timers}, postponed)
+        kind = entries_of(self, state.timers)["kind"]
+        timers = int(np.isin(kind, [EntryKind.TIMER, EntryKind.POSTPONED]).sum())
+        return timer_files.TimerCounts({0: timers}, int((kind == EntryKind.POSTPONED).sum()))
 
-    patch.setattr(timer_files.TimerFiles, "counts", counts)
+    return counts
 
 
-def asked_before_dispatch_caught_up(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(RemoteTimerBroker, "is_settled", lambda self: True)
+def without_cancels_in_doubt(right: Any) -> Any:
+    def hand_over(self: TimerDelivery, entries: Any, claims: Any, *, is_doubt: bool) -> Any:
+        if is_doubt:
+            entries = entries._replace(table=entries.table[~np.isin(entries.table["kind"], CANCELS)])
+        return right(self, entries, claims, is_doubt=is_doubt)
+
+    return hand_over
 
 
-def asked_while_sends_may_still_land(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(timer_delivery, "SETTLE_S", 0.0)
-
-
-def asked_while_the_other_owner_may_send(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TimerDelivery, "_is_settled", lambda self: self._broker.is_settled())
-
-
-def doubt_is_not_asked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TimerDelivery, "_was_sent", lambda self, send: False)
-
-
-def rounded_down_to_seconds(patch: pytest.MonkeyPatch) -> None:
-    right = timer_delivery.timer_send
-    patch.setattr(
-        timer_delivery, "timer_send", lambda m, ms, *args, **more: right(m, ms // 1000 * 1000, *args, **more)
-    )
-
-
-def catching_up_out_of_order(patch: pytest.MonkeyPatch) -> None:
-    right = timer_delivery.sort_out
-
-    def reversed_timers(entries: Any) -> Any:
+def backwards(right: Any) -> Any:
+    def sort_out(entries: Any) -> Any:
         found = right(entries)
         return found._replace(timers=found.timers[::-1])
 
-    patch.setattr(timer_delivery, "sort_out", reversed_timers)
+    return sort_out
 
 
-def the_longest_delay_by_the_wrong_clock(patch: pytest.MonkeyPatch) -> None:
-    right = timer_simulation.timer_of
-
-    def earlier(pairs: Any, *, stored_ms: int, **more: Any) -> Any:
-        return right(pairs, stored_ms=stored_ms - HOUR_MS - 1, **more)
-
-    patch.setattr(timer_simulation, "timer_of", earlier)
+def one_row_more(right: Any) -> Any:
+    return lambda entries, **more: [
+        ref.moved(ref.done, min(ref.entries, ref.claimed + (ref.claimed < ref.entries)))
+        for ref in right(entries, **more)
+    ]
 
 
-def a_cancelled_one_is_sent_after_a_restart(patch: pytest.MonkeyPatch) -> None:
-    right = TimerDelivery._hand_over
-
-    def hand_over(self: TimerDelivery, entries: Any, until_s: float, *, is_doubt: bool) -> Any:
-        if is_doubt:
-            entries = entries._replace(table=entries.table[~np.isin(entries.table["kind"], CANCELS)])
-        return right(self, entries, until_s, is_doubt=is_doubt)
-
-    patch.setattr(TimerDelivery, "_hand_over", hand_over)
+def with_time(change: Callable[[int], int]) -> Callable[[Any], Any]:
+    return lambda right: lambda message, ms, *args, **more: right(message, change(ms), *args, **more)
 
 
-def a_cancellation_ends_later_timers_too(patch: pytest.MonkeyPatch) -> None:
-    def sort_out(entries: Any) -> Any:
-        changed = entries.table.copy()
-        changed["order"] -= 8 * np.isin(changed["kind"], CANCELS)
-        return timer_files.sort_out(entries._replace(table=changed))
+DEFECTS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
+    "off by one hour": (timer_delivery, "horizon_ms", lambda right: lambda *given: right(*given) + HOUR_MS),
+    "a delivery time of the hour": (
+        timer_delivery,
+        "timer_send",
+        with_time(lambda ms: ms // HOUR_MS * HOUR_MS),
+    ),
+    "rounded down to seconds": (timer_delivery, "timer_send", with_time(lambda ms: ms // 1000 * 1000)),
+    "progress before the send": (TimerDelivery, "_hand_over", progress_before_the_send),
+    "a cancellation after the plan is not seen": (
+        TimerDelivery,
+        "_commit",
+        lambda right: lambda self, state, claims, entries=None: right(self, state, claims),
+    ),
+    "the wheel topic is not searched": (
+        RemoteTimerBroker,
+        "_found",
+        is_found(lambda topic: topic != WHEEL_TOPIC),
+    ),
+    "the real topic is not searched": (
+        RemoteTimerBroker,
+        "_found",
+        is_found(lambda topic: topic == WHEEL_TOPIC),
+    ),
+    "identity by key": (RemoteTimerBroker, "has", by_key),
+    "the answer to a key is all": (
+        timer_simulation.ModelBroker,
+        "_since",
+        lambda right: lambda self, topic, since_ms: iter(()),
+    ),
+    "sent keys instead of places": (TimerDelivery, "_was_sent", sent_keys),
+    "the first of a key and a time": (timer_delivery, "sort_out", first_of_a_name),
+    "cancel by key over topics": (timer_delivery, "sort_out", over_topics),
+    "a place cancels all of its key": (timer_delivery, "sort_out", changed_table(over_places)),
+    "a cancellation ends later timers too": (timer_delivery, "sort_out", changed_table(of_later_timers)),
+    "counts before cancels": (timer_files.TimerFiles, "counts", before_cancels),
+    "asked before dispatch caught up": (RemoteTimerBroker, "is_settled", lambda right: lambda self: True),
+    "asked while sends may still land": (timer_delivery, "SETTLE_S", lambda right: 0.0),
+    "asked while the other owner may send": (
+        TimerDelivery,
+        "_is_settled",
+        lambda right: lambda self: self._broker.is_settled(),
+    ),
+    "doubt is not asked": (TimerDelivery, "_was_sent", lambda right: lambda self, send: False),
+    "catching up out of order": (timer_delivery, "sort_out", backwards),
+    "the longest delay by the wrong clock": (
+        timer_simulation,
+        "timer_of",
+        lambda right: (
+            lambda pairs, *, stored_ms, **more: right(pairs, stored_ms=stored_ms - HOUR_MS - 1, **more)
+        ),
+    ),
+    "a cancelled one is sent after a restart": (TimerDelivery, "_hand_over", without_cancels_in_doubt),
+    "the position of another hour": (timer_delivery, "_claims", one_row_more),
+}
 
-    patch.setattr(timer_delivery, "sort_out", sort_out)
 
-
-def the_position_of_another_hour(patch: pytest.MonkeyPatch) -> None:
-    right = timer_delivery._claims
-
-    def claims(entries: Any, **more: Any) -> Any:
-        return [
-            ref.moved(ref.done, min(ref.entries, ref.claimed + (ref.claimed < ref.entries)))
-            for ref in right(entries, **more)
-        ]
-
-    patch.setattr(timer_delivery, "_claims", claims)
-
-
-DEFECTS: Sequence[Patch] = (
-    off_by_one_hour,
-    a_delivery_time_of_the_hour,
-    progress_before_the_send,
-    a_cancellation_after_the_plan_is_not_seen,
-    the_wheel_topic_is_not_searched,
-    the_real_topic_is_not_searched,
-    identity_by_key,
-    the_answer_to_a_key_is_all,
-    sent_keys_instead_of_places,
-    the_first_of_a_key_and_a_time,
-    cancel_by_key_over_topics,
-    a_place_cancels_all_of_its_key,
-    counts_before_cancels,
-    asked_before_dispatch_caught_up,
-    asked_while_sends_may_still_land,
-    asked_while_the_other_owner_may_send,
-    doubt_is_not_asked,
-    rounded_down_to_seconds,
-    catching_up_out_of_order,
-    the_longest_delay_by_the_wrong_clock,
-    a_cancelled_one_is_sent_after_a_restart,
-    a_cancellation_ends_later_timers_too,
-    the_position_of_another_hour,
-)
-
-
-@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.__name__)
-def test_a_defect_is_noticed(defect: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
-    defect(monkeypatch)
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_defect_is_noticed(defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, name, change = DEFECTS[defect]
+    monkeypatch.setattr(where, name, change(getattr(where, name)))
     _noticed({})
 
 

@@ -33,7 +33,7 @@ from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.requirements import Requirements
 from tiered.catalog.state import CatalogState
 from tiered.errors import FencedError, UnavailableError
-from tiered.formats.timer_object import ENTRY_DTYPE, sorted_entries
+from tiered.formats.timer_object import ENTRY_DTYPE
 from tiered.model.queue import QueueKey
 from tiered.model.timer import (
     DELIVER_MS,
@@ -55,6 +55,7 @@ MAX_DELAY_MS = 30 * 24 * HOUR_MS
 AHEAD_MS = 20 * 60_000
 HOURS = 2
 TARGETS, MISSING, KEYS = ("orders", "mails"), "created-later", ("K0", "K1", "K2")
+ALL_TOPICS = [*TARGETS, MISSING]
 
 
 class Killed(BaseException):
@@ -129,7 +130,7 @@ class ModelBroker(RemoteTimerBroker):
         self.away_until_s = 0.0
         self.has_missing_topic = False
         self.orders: list[list[int]] = []
-        """Times of what was sent, by step."""
+        """Times of what was sent, by call."""
 
     def tick(self) -> None:
         """Time has passed."""
@@ -185,7 +186,8 @@ class ModelBroker(RemoteTimerBroker):
     def send(
         self, sends: Sequence[TimerSend], sent: Callable[[TimerSend], None], until_s: float
     ) -> Mapping[int, str]:
-        refused, world = dict[int, str](), self._world
+        refused, world, order = dict[int, str](), self._world, list[int]()
+        self.orders.append(order)
         for number, send in enumerate(sends):
             world.step("before send")
             self._check()
@@ -206,7 +208,7 @@ class ModelBroker(RemoteTimerBroker):
                 raise UnavailableError("no reply")
             world.step("after send")
             sent(send)
-            self.orders[-1].append(send.deliver_ms)
+            order.append(send.deliver_ms)
         return refused
 
     def _store(self, send: TimerSend, sent_ms: int) -> str:
@@ -269,7 +271,6 @@ class Process:
         """One pass, as `run_pass` makes it; what it cannot do now comes with a later one."""
         try:
             while (state := self.state()) is not None and (plan := self.task.plan(state)) is not None:
-                self.world.broker.orders.append([])
                 self.world.between(self)
                 if not self.task.step(state, plan):
                     break
@@ -279,7 +280,7 @@ class Process:
     def enqueue(self, entries: np.ndarray[Any, np.dtype[Any]]) -> None:
         """Commit entries, as the write path does with their messages."""
         commits = MaintenanceCommit(self.world.store, self.writer, lambda: self.world.clock.ms)
-        ref = put_timers(commits, sorted_entries(entries), [GATEWAY], self.epoch)
+        ref = put_timers(commits, [(entries, [GATEWAY], ALL_TOPICS)], self.epoch)
         draft = CommitDraft(CommitKind.MAINTENANCE, timers=[ref])
         assert commits.commit(lambda _: draft, Requirements(epoch=self.epoch))
 
@@ -424,7 +425,7 @@ class World:
         assert not found.refusal, found
         entry = np.zeros(1, ENTRY_DTYPE)
         entry["order"] = entry["queue_offset"] = offset
-        entry["topic_hash"] = hash_of(found.topic)
+        entry["topic"] = ALL_TOPICS.index(found.topic)
         if found.cancel is not None:
             entry["kind"], entry["deliver_ms"] = EntryKind.CANCEL, found.cancel[0]
             entry["key_hash"] = hash_of(found.cancel[1])
@@ -445,7 +446,7 @@ class World:
     def _unclaimed(self) -> list[Any]:
         """The entries of the newest state, one by one."""
         files, state = self.owner.task.files, self.owner.writer.state
-        return [row for ref in state.timers for row in entries_of(files, ref)[ref.claimed :]]
+        return list(entries_of(files, state.timers))
 
     def _check_counts(self) -> None:
         """Counts are what entries are, one by one, after cancellations."""

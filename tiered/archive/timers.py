@@ -16,7 +16,7 @@ from tiered.archive.index.key_hash import xxh64
 from tiered.catalog.state import CatalogState
 from tiered.catalog.timer_refs import TimerRef
 from tiered.errors import NotFoundError
-from tiered.formats.timer_object import ENTRY_DTYPE, TimerFooter, decode_footer, decode_page
+from tiered.formats.timer_object import ENTRY_DTYPE, Rows, TimerFooter, decode_footer, decode_page, united
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table, concatenated, picked
 from tiered.model.timer import CANCELS, EntryKind, TimerPlace
@@ -38,11 +38,13 @@ class Slice(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """Entries in order of delivery. ``table.queue`` indexes ``queues``. ``slices``: the rows they come from."""
+    """Entries in order of delivery. ``table.queue`` indexes ``queues``, ``table.topic`` the ``topics``. ``ends``: how
+    far each object was read for them."""
 
     table: Table
     queues: Sequence[QueueKey]
-    slices: Sequence[Slice] = ()
+    topics: Sequence[str]
+    ends: Mapping[TimerRef, int] = MappingProxyType({})
 
 
 class Sorted(NamedTuple):
@@ -85,7 +87,7 @@ PENDING_DTYPE = np.dtype([("queue_offset", "<i8"), ("deliver_ms", "<i8")])
 
 
 def hash_of(text: str) -> int:
-    """What entries have of a unique key, and of a topic."""
+    """What entries have of a unique key."""
     return xxh64(text.encode("utf-8", "surrogatepass"))
 
 
@@ -99,15 +101,14 @@ def sort_out(entries: Entries) -> Sorted:
     kind, order, every = table["kind"], table["order"], [table[name] for name in ("deliver_ms", "key_hash")]
     is_cancel, is_refused = np.isin(kind, CANCELS), kind == EntryKind.REFUSED
     is_timer = ~(is_cancel | is_refused)
-    if len(table) > 1:
-        columns = [*every, order, table["queue_offset"], table["queue"], kind]
-        is_timer[1:] &= np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    columns = [*every, order, table["queue_offset"], table["queue"], kind]
+    is_timer[1:] &= np.any([column[1:] != column[:-1] for column in columns], axis=0)
     is_over = np.zeros(len(table), bool)
     if is_cancel.any():
         queue_id = np.array([queue.queue_id for queue in entries.queues])[table["queue"]]
         places = [queue_id, table["queue_offset"]]
         for which, more in ((EntryKind.CANCEL, []), (EntryKind.CANCEL_PLACE, places)):
-            group, is_which = _groups([*every, table["topic_hash"], *more]), kind == which
+            group, is_which = _groups([*every, table["topic"], *more]), kind == which
             last = np.full(len(table), -1, np.int64)
             np.maximum.at(last, group[is_which], order[is_which])
             is_over |= is_timer & (order < last[group])
@@ -142,17 +143,17 @@ class TimerFiles:
         data = self._store.get_range(ref.key, pages_bytes, ref.tail_bytes)
         return decode_footer(data, source=ref.key, entries=ref.entries, pages_bytes=pages_bytes)
 
-    def page(self, ref: TimerRef, number: int) -> Table:
-        """Entries of one page."""
+    def page(self, ref: TimerRef, number: int) -> Rows:
+        """One page."""
         return self._page(ref.moved(0, 0), number)
 
-    def _read_page(self, ref: TimerRef, number: int) -> Table:
+    def _read_page(self, ref: TimerRef, number: int) -> Rows:
         footer = self.footer(ref)
         begin, end = footer.page_at[number : number + 2].tolist()
         data = self._store.get_range(ref.key, begin, end - begin)
         source = f"{ref.key} [{begin}, {end})"
         rows = int(footer.pages["rows"][number])
-        return decode_page(data, source=source, rows=rows, queues=len(footer.queues))
+        return decode_page(data, source=source, rows=rows, queues=footer.queues)
 
     def next_ms(self, ref: TimerRef) -> int:
         """When the first entry that is not claimed is delivered; NEVER_MS: there is none."""
@@ -164,7 +165,7 @@ class TimerFiles:
         if footer.page_row[number] == ref.claimed:
             return int(footer.pages["first_ms"][number])
         begin = int(footer.page_row[number])
-        return int(self.page(ref, number)["deliver_ms"][ref.claimed - begin])
+        return int(self.page(ref, number)[0]["deliver_ms"][ref.claimed - begin])
 
     def counts(self, state: CatalogState) -> TimerCounts:
         """What is pending, after cancellations."""
@@ -204,17 +205,16 @@ class TimerFiles:
     def merged(self, slices: Sequence[Slice], before_ms: int = NEVER_MS) -> Iterator[Entries]:
         """Entries of ``slices`` delivered before ``before_ms``, in order, a few pages at a time; all of a (time, key)
         come together."""
-        places: dict[QueueKey, int] = {}
-        heads = [_Head(self, part, before_ms, places) for part in slices if part.first < part.last]
+        heads = [_Head(self, part, before_ms) for part in slices if part.first < part.last]
         while heads := [head for head in heads if head.fill()]:
             # What lies before the least of the last entries in memory is known of all objects.
             bound = min(head.bound for head in heads)
             taken = [(head, head.take(bound)) for head in heads]
-            table = concatenated([rows for _, rows in taken], ENTRY_DTYPE)
+            table, queues, topics = united([rows for _, rows in taken])
             keys = table["order"], table["key_hash"], table["deliver_ms"]
-            parts = [head.taken for head, rows in taken if len(rows)]
+            ends = {head.ref: head.end for head, rows in taken if len(rows[0])}
             if len(table):
-                yield Entries(table.take(np.lexsort(keys)), list(places), parts)
+                yield Entries(table.take(np.lexsort(keys)), queues, topics, ends)
 
     def pending(self, state: CatalogState, begin_ms: int, end_ms: int) -> Iterator[Entries]:
         """Entries not handed over that are delivered in [begin_ms, end_ms), in order."""
@@ -229,23 +229,23 @@ class TimerFiles:
     def find(self, state: CatalogState, name: TimerName | TimerPlace) -> Entries:
         """The timers that ``name`` names, which are not handed over and alive. Reads all entries. Raises
         NotFoundError."""
-        found, queues = [], list[QueueKey]()
+        found = []
         for some in self.pending(state, 0, NEVER_MS):
-            queues = list(some.queues)
             timers = sort_out(some).timers
             if isinstance(name, TimerName):
-                is_named = timers["key_hash"] == np.uint64(hash_of(name.unique_key))
-                is_named &= timers["topic_hash"] == np.uint64(hash_of(name.topic))
+                is_named = np.array([topic == name.topic for topic in some.topics])[timers["topic"]]
+                is_named &= timers["key_hash"] == np.uint64(hash_of(name.unique_key))
             else:
-                queue_id = np.array([queue.queue_id for queue in queues])[timers["queue"]]
+                queue_id = np.array([queue.queue_id for queue in some.queues])[timers["queue"]]
                 is_named = (queue_id == name.queue_id) & (timers["queue_offset"] == name.queue_offset)
-            found.append(picked(timers, is_named))
-        if not any(map(len, found)):
+            found.append(some._replace(table=picked(timers, is_named)))
+        entries = joined(found)
+        if not len(entries.table):
             raise NotFoundError(
                 f"no timer {name.text} is pending",
                 hint="it may be handed over to the broker already, or was cancelled, or is not archived yet",
             )
-        return Entries(concatenated(found, ENTRY_DTYPE), queues)
+        return entries
 
     def pending_times(self, state: CatalogState) -> dict[QueueKey, Table]:
         """Of each queue, the messages whose timers are pending, sorted, and their times: PENDING_DTYPE."""
@@ -270,25 +270,19 @@ class TimerFiles:
 
 
 def joined(parts: Sequence[Entries]) -> Entries:
-    """All of ``parts``, which follow each other; of each object one slice."""
-    spans: dict[TimerRef, tuple[int, int]] = {}
-    for ref, first, last in (found for part in parts for found in part.slices):
-        spans[ref] = spans.get(ref, (first, last))[0], last
-    slices = [Slice(ref, *span) for ref, span in spans.items()]
-    queues = parts[-1].queues if parts else []
-    return Entries(concatenated((part.table for part in parts), ENTRY_DTYPE), queues, slices)
+    """All of ``parts``, which follow each other."""
+    ends = {ref: end for part in parts for ref, end in part.ends.items()}
+    return Entries(*united([part[:3] for part in parts]), ends)
 
 
 class _Head:
-    """A slice that is read page by page; queues are renumbered to ``places``."""
+    """A slice that is read page by page."""
 
-    def __init__(self, files: TimerFiles, part: Slice, before_ms: int, places: dict[QueueKey, int]) -> None:
-        self._files, self._part, self._before_ms = files, part, before_ms
-        footer = files.footer(part.ref)
-        self._footer = footer
-        self._place = np.array([places.setdefault(queue, len(places)) for queue in footer.queues], np.uint32)
-        self._at = self._first = part.first
-        self._rows = np.zeros(0, ENTRY_DTYPE)
+    def __init__(self, files: TimerFiles, part: Slice, before_ms: int) -> None:
+        self._files, self._before_ms = files, before_ms
+        self.ref, self._at, self._last = part
+        self._footer = files.footer(part.ref)
+        self._rows: Rows = np.zeros(0, ENTRY_DTYPE), (), ()
         self._is_over = False
 
     def fill(self) -> bool:
@@ -296,23 +290,22 @@ class _Head:
         while not self._is_over and not self._has_two():
             number = int(np.searchsorted(self._footer.page_row, self._at, side="right")) - 1
             begin, end = self._footer.page_row[number : number + 2].tolist()
-            last = min(end, self._part.last)
+            last = min(end, self._last)
             if self._footer.pages["first_ms"][number] >= self._before_ms:
                 self._is_over = True
                 break
-            page = self._files.page(self._part.ref, number)[self._at - begin : last - begin]
+            rows, queues, topics = self._files.page(self.ref, number)
+            page = rows[self._at - begin : last - begin]
             count = int(np.searchsorted(page["deliver_ms"], self._before_ms))
-            self._is_over = count < len(page) or last == self._part.last
-            rows = page[:count].copy()
-            rows["queue"] = self._place[rows["queue"]]
-            self._rows = np.concatenate([self._rows, rows]) if len(self._rows) else rows
+            self._is_over = count < len(page) or last == self._last
+            self._rows = united([self._rows, (page[:count], queues, topics)])
             self._at += count
-        return bool(len(self._rows))
+        return bool(len(self._rows[0]))
 
     def _has_two(self) -> bool:
-        if len(self._rows) < 2:
+        if len(self._rows[0]) < 2:
             return False
-        first, last = self._rows[0], self._rows[-1]
+        first, last = self._rows[0][[0, -1]]
         return bool(first["deliver_ms"] != last["deliver_ms"] or first["key_hash"] != last["key_hash"])
 
     @property
@@ -320,14 +313,18 @@ class _Head:
         """Entries before this time and key are all in memory."""
         if self._is_over:
             return NEVER_MS, 0
-        last = self._rows[-1]
+        last = self._rows[0][-1]
         return int(last["deliver_ms"]), int(last["key_hash"])
 
-    def take(self, bound: tuple[int, int]) -> Table:
+    @property
+    def end(self) -> int:
+        """The first row of the object that was not taken."""
+        return self._at - len(self._rows[0])
+
+    def take(self, bound: tuple[int, int]) -> Rows:
         """The rows in memory before ``bound``."""
-        ms, key = self._rows["deliver_ms"], self._rows["key_hash"]
+        rows, queues, topics = self._rows
+        ms, key = rows["deliver_ms"], rows["key_hash"]
         count = int(np.count_nonzero((ms < bound[0]) | ((ms == bound[0]) & (key < np.uint64(bound[1])))))
-        found, self._rows = self._rows[:count], self._rows[count:]
-        last = self._at - len(self._rows)
-        self.taken, self._first = Slice(self._part.ref, self._first, last), last
-        return found
+        self._rows = rows[count:], queues, topics
+        return rows[:count], queues, topics

@@ -105,7 +105,7 @@ def check_timers(store: ObjectStore, state: CatalogState, *, full: bool) -> tupl
 def _check_entries(files: TimerFiles, state: CatalogState, ref: TimerRef) -> None:
     footer, hours, row, last = files.footer(ref), [np.zeros(0, HOUR_DTYPE)], 0, None
     for number in range(len(footer.pages)):
-        page = files.page(ref, number)
+        page = files.page(ref, number)[0]
         joined = page if last is None else np.concatenate([last, page])
         if not (sorted_entries(joined) == joined).all():
             raise CorruptionError(f"{ref.key}: entries are not in order")

@@ -1,6 +1,6 @@
 """Objects of timer entries: the hours of delivery of one commit, or of several that were merged.
 
-    pages of entries, by (delivery time, key, order) | footer: hours, pages, queues
+    pages of entries, by (delivery time, key, order), and of topics | footer: hours, pages, queues
 
 The TimerFlatFile of an hour is the rows that the objects have of it, one behind the other. Pages and footer are
 containers. The catalog has the footer's length, so one ranged GET opens an object.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from tiered.errors import CorruptionError
 from tiered.formats.container import decode_container, encode_container
 from tiered.formats.queue_names import queue_table
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_DTYPE, Table, begins
+from tiered.model.tables import QUEUE_DTYPE, Table, begins, concatenated
 from tiered.model.timer import CANCELS, HOUR_MS, EntryKind
 
 PAGE_KIND, FOOTER_KIND = b"RMQTTIMP", b"RMQTTIMF"
@@ -34,11 +35,11 @@ ENTRY_DTYPE = np.dtype(
             "<u8",
         ),  # XXH64 of the unique key, without one the order; of a refused message, the Refusal
         ("order", "<i8"),  # physical offset of its message, or one more than that of what it changes
-        ("topic_hash", "<u8"),  # XXH64 of the topic
         ("queue_offset", "<i8"),  # of the message; of a cancellation of one place, of the timer there
         ("queue", "<u4"),  # row of the footer's table ``queues``
-        ("kind", "<u2"),  # EntryKind
-        ("late_hours", "<u2"),  # of a postponed timer, from its time until the broker refused it first
+        ("topic", "<u4"),  # of the page's list ``topics``; a refused message may have an empty one
+        ("kind", "<u4"),  # EntryKind
+        ("late_hours", "<u4"),  # of a postponed timer, from its time until the broker refused it first
     ]
 )
 """One entry. Entries of an object are sorted by its first three fields."""
@@ -47,6 +48,9 @@ HOUR_DTYPE = np.dtype([("hour", "<i8"), ("rows", "<i8"), ("others", "<i8")])
 """``others``: rows that are not of kind TIMER."""
 PAGE_DTYPE = np.dtype([("rows", "<i8"), ("stored_bytes", "<i8"), ("first_ms", "<i8"), ("last_ms", "<i8")])
 OFFSET_DTYPE = np.dtype([("min_queue_offset", "<i8")])
+_NO_OFFSET = 1 << 62
+Rows = tuple[Table, Sequence[QueueKey], Sequence[str]]
+"""Entries, and what their ``queue`` and their ``topic`` index."""
 
 
 @dataclass(frozen=True)
@@ -88,21 +92,43 @@ def sorted_entries(entries: Table, sort: Callable[[Table], Table] = np.argsort) 
     return found
 
 
-def encode_timers(entries: Iterator[Table], queues: Sequence[QueueKey]) -> EncodedTimers:
-    """An object of ``entries``, at least one, which come in order; their ``queue`` indexes ``queues``."""
+def united(parts: Sequence[Rows]) -> Rows:
+    """A copy of ``parts``, one behind the other; queues and topics that they have, each once."""
+    table, every, end = (
+        concatenated((part[0] for part in parts), ENTRY_DTYPE),
+        (dict[Any, int](), dict[Any, int]()),
+        0,
+    )
+    for own, *names in parts:
+        begin, end = end, end + len(own)
+        for field, named, known in zip(("queue", "topic"), names, every, strict=True):
+            column = table[field][begin:end]
+            used = np.flatnonzero(np.bincount(column, minlength=len(named)))
+            numbers = np.zeros(len(named), np.uint32)
+            numbers[used] = [known.setdefault(named[number], len(known)) for number in used.tolist()]
+            if not np.array_equal(numbers[used], used):
+                column[:] = numbers[column]
+    return table, list(every[0]), list(every[1])
+
+
+def encode_timers(parts: Iterator[Rows]) -> EncodedTimers:
+    """An object of ``parts``, of at least one entry, which come in order."""
     body: list[bytes] = []
     pages: list[tuple[int, int, int, int]] = []
     hours: list[Table] = []
-    least = np.full(len(queues), 1 << 62, np.int64)
-    for page in _pages(entries):
-        data = encode_container(PAGE_KIND, {}, {"entries": page}, is_packed=True, level=-1)
+    numbers, least = dict[QueueKey, int](), np.zeros(0, np.int64)
+    for page, of_page, names in _pages(parts):
+        queue = np.array([numbers.setdefault(one, len(numbers)) for one in of_page])
+        page["queue"] = queue[page["queue"]]
+        least = np.append(least, np.full(len(numbers) - len(least), _NO_OFFSET))
+        data = encode_container(PAGE_KIND, {"topics": names}, {"entries": page}, is_packed=True, level=-1)
         body.append(data)
         pages.append((len(page), len(data), int(page["deliver_ms"][0]), int(page["deliver_ms"][-1])))
         hours.append(hours_of(page))
         needed = page[~np.isin(page["kind"], CANCELS)]
         np.minimum.at(least, needed["queue"], needed["queue_offset"])
-    topics, table = queue_table(queues)
-    offsets = np.zeros(len(queues), OFFSET_DTYPE)
+    topics, table = queue_table(list(numbers))
+    offsets = np.zeros(len(numbers), OFFSET_DTYPE)
     offsets["min_queue_offset"] = least
     every = joined_hours(hours)
     footer = encode_container(
@@ -146,16 +172,16 @@ def _runs(hours: Table, rows: Table, others: Table) -> Table:
     return found
 
 
-def _pages(entries: Iterator[Table]) -> Iterator[Table]:
-    """``entries`` in parts of PAGE_ROWS."""
-    left = np.zeros(0, ENTRY_DTYPE)
-    for some in entries:
-        left = np.concatenate([left, some]) if len(left) else some
-        while len(left) >= PAGE_ROWS:
-            yield left[:PAGE_ROWS]
-            left = left[PAGE_ROWS:]
-    if len(left):
-        yield left
+def _pages(parts: Iterator[Rows]) -> Iterator[Rows]:
+    """``parts`` with PAGE_ROWS each, as copies."""
+    left: Rows = np.zeros(0, ENTRY_DTYPE), (), ()
+    for part in parts:
+        left = united([left, part]) if len(left[0]) else part
+        while len(left[0]) >= PAGE_ROWS:
+            yield united([(left[0][:PAGE_ROWS], *left[1:])])
+            left = left[0][PAGE_ROWS:], *left[1:]
+    if len(left[0]):
+        yield united([left])
 
 
 def decode_footer(data: bytes, *, source: str, entries: int, pages_bytes: int) -> TimerFooter:
@@ -178,13 +204,14 @@ def decode_footer(data: bytes, *, source: str, entries: int, pages_bytes: int) -
     return TimerFooter(queues, least, hours, pages, page_row, page_at)
 
 
-def decode_page(data: bytes, *, source: str, rows: int, queues: int) -> Table:
-    """Entries of a page. Raises CorruptionError."""
+def decode_page(data: bytes, *, source: str, rows: int, queues: Sequence[QueueKey]) -> Rows:
+    """Entries of a page of an object with ``queues``. Raises CorruptionError."""
     container = decode_container(data, PAGE_KIND, source=source)
     try:
-        entries = container.table("entries", ENTRY_DTYPE)
-    except (KeyError, ValueError) as error:
+        entries, topics = container.table("entries", ENTRY_DTYPE), [*map(str, container.header["topics"])]
+    except (KeyError, TypeError, ValueError) as error:
         raise CorruptionError(f"{source}: page of timers does not parse: {error!r}") from error
-    if len(entries) != rows or (len(entries) and int(entries["queue"].max()) >= queues):
+    last = [int(entries[field].max(initial=0)) for field in ("queue", "topic")]
+    if len(entries) != rows or last[0] >= len(queues) or last[1] >= len(topics):
         raise CorruptionError(f"{source}: page of timers does not match its footer")
-    return entries
+    return entries, queues, topics

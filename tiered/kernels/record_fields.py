@@ -109,6 +109,7 @@ _BORN_HOST_V6 = 0x10
 _STORE_HOST_V6 = 0x20
 _NAME_SEPARATOR = 1
 _PAIR_SEPARATOR = 2
+_THREES, _TOP_BITS = word(b"\x03" * 8), word(b"\x80" * 8)
 _TAGS_NAME, _KEYS_NAME, _UNIQ_KEY_NAME = word(b"TAGS"), word(b"KEYS"), word(b"UNIQ_KEY")
 
 
@@ -299,7 +300,7 @@ def _find_properties(address: Int, row: Int, numbers: NDArray[np.int64]) -> None
     end = begin + numbers[_PROPERTIES_BYTES, row]
     numbers[_IS_TEXT, row] = 1 if is_utf8(address, begin, end - begin) else 0
     while begin < end:
-        split, stop = _pair_at(address, begin, end)
+        split, stop = pair_at(address, begin, end)
         if split > begin and split < stop - 1:
             numbers[_PAIRS, row] += 1
             field = _known_name(address, begin, split - begin)
@@ -309,10 +310,15 @@ def _find_properties(address: Int, row: Int, numbers: NDArray[np.int64]) -> None
 
 
 @kernel
-def _pair_at(address: Int, begin: Int, end: Int) -> tuple[Int, Int]:
+def pair_at(address: Int, begin: Int, end: Int) -> tuple[Int, Int]:
     """(its first name separator or -1, its end) of the pair that begins at ``begin``."""
     split, at = np.int64(-1), begin
     while at < end:
+        if at + 8 <= end:
+            eight = load_le64(address, at)
+            if not (eight - _THREES) & ~eight & _TOP_BITS:  # no byte of them is 2 or less
+                at += 8
+                continue
         byte = load_u8(address, at)
         if byte == _PAIR_SEPARATOR:
             break
@@ -351,7 +357,7 @@ def _property_pairs(
         first, begin = count, properties_at[row]
         end = begin + properties_bytes[row]
         while begin < end:
-            split, stop = _pair_at(address, begin, end)
+            split, stop = pair_at(address, begin, end)
             if split > begin and split < stop - 1:
                 slot = _slot_of(address, begin, split - begin, first, count, places)
                 places[0, slot], places[1, slot] = begin, split - begin

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from tiered.kernels.checksums import xxh64
 from tiered.kernels.jit import Int, kernel
-from tiered.kernels.loads import load_be32, load_be64, load_le64, load_u8
+from tiered.kernels.loads import load_le64, load_u8
+from tiered.kernels.record_fields import Number, pair_at, record_fields
 from tiered.kernels.words import word
 from tiered.model.dates import PLAUSIBLE_MS
 from tiered.model.timer import QUEUES_MAX, Refusal
@@ -34,7 +35,8 @@ _SPACE = 32
 _LAST = (1 << 62) - 1
 _DIGIT_BITS = 12
 _DIGITS, _DIGIT = 1 << _DIGIT_BITS, (1 << _DIGIT_BITS) - 1
-_THREES, _TOP_BITS = word(b"\x03" * 8), word(b"\x80" * 8)
+_PROPERTIES_AT, _PROPERTIES_BYTES = int(Number.PROPERTIES_AT), int(Number.PROPERTIES_BYTES)
+_STORED, _SYS_FLAG = int(Number.STORE_TIMESTAMP), int(Number.SYS_FLAG)
 
 
 def find_timers(
@@ -42,35 +44,37 @@ def find_timers(
 ) -> NDArray[np.int64]:
     """ROW numbers for each valid record of ``size`` bytes at ``position``, in columns. Raises ValueError outside the
     arena."""
+    fields = record_fields(arena, position, size, properties=False)
     found = np.zeros((ROW, len(position)), np.int64)
-    if len(position) and not (position.min() >= 0 and (position + size).max() <= len(arena)):
-        raise ValueError(f"records outside of an arena of {len(arena)} bytes")
-    _find(arena.ctypes.data, position.astype(np.int64), found, np.int64(max_delay_ms))
+    _find(arena.ctypes.data, fields.numbers, found, np.int64(max_delay_ms))
     return found
 
 
 @kernel
-def _find(arena: Int, position: NDArray[np.int64], found: NDArray[Any], max_delay_ms: Int) -> None:
+def _find(arena: Int, fields: NDArray[np.int64], found: NDArray[Any], max_delay_ms: Int) -> None:
     where = np.zeros(12, np.int64)
-    for row in range(len(position)):
-        at = position[row]
-        flag = load_be32(arena, at + 36)
-        host = 20 if flag & 0x10 else 8
-        stored_ms = load_be64(arena, at + 48 + host)
-        body = at + 56 + host + (20 if flag & 0x20 else 8) + 12
-        topic = body + 4 + load_be32(arena, body)
-        # Magics of a topic length in one byte and in two differ in the last byte.
-        wide = load_u8(arena, at + 7) == 0xAB
-        length = load_u8(arena, topic)
-        topic += 1
-        if wide:
-            length = length * 256 + load_u8(arena, topic)
-            topic += 1
-        properties = topic + length
-        count = load_u8(arena, properties) * 256 + load_u8(arena, properties + 1)
+    for row in range(found.shape[1]):
         where[:] = 0
-        _note_pairs(arena, properties + 2, properties + 2 + count, where)
-        _row(arena, where, stored_ms, flag, max_delay_ms, found[:, row])
+        begin = fields[_PROPERTIES_AT, row]
+        end = begin + fields[_PROPERTIES_BYTES, row]
+        while begin < end:
+            split, stop = pair_at(arena, begin, end)
+            if begin < split < stop - 1:
+                _note(arena, begin, split, stop, where)
+            begin = stop + 1
+        _row(arena, where, fields[_STORED, row], fields[_SYS_FLAG, row], max_delay_ms, found[:, row])
+
+
+@kernel
+def same_texts(
+    arena: Int, at: NDArray[np.int64], length: NDArray[np.int64], like: NDArray[np.int64]
+) -> NDArray[Any]:
+    """Of each text, which is at ``arena + at``, whether it is that of row ``like``: two may have one hash."""
+    found: NDArray[Any] = length == length[like]
+    for row in range(len(at)):
+        for byte in range(length[row] if found[row] else 0):
+            found[row] &= load_u8(arena, at[row] + byte) == load_u8(arena, at[like[row]] + byte)
+    return found
 
 
 def time_order(times: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -101,28 +105,6 @@ def _time_order(
         source, target = target, source
         shift += _DIGIT_BITS
     return source
-
-
-@kernel
-def _note_pairs(arena: Int, start: Int, end: Int, where: NDArray[Any]) -> None:
-    """As the scan reads properties: empty names and values are ignored, the last of equal names wins."""
-    split, at = np.int64(-1), start
-    while at < end:
-        if at + 8 <= end:
-            eight = load_le64(arena, at)
-            if not (eight - _THREES) & ~eight & _TOP_BITS:  # no byte of them is 2 or less
-                at += 8
-                continue
-        byte = load_u8(arena, at)
-        if byte == 2:
-            if start < split < at - 1:
-                _note(arena, start, split, at, where)
-            start, split = at + 1, np.int64(-1)
-        elif byte == 1 and split < 0:
-            split = at
-        at += 1
-    if start < split < end - 1:
-        _note(arena, start, split, end, where)
 
 
 @kernel

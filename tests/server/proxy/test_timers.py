@@ -6,6 +6,8 @@ import asyncio
 import base64
 import time
 from collections.abc import Awaitable, Callable
+from functools import wraps
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -64,74 +66,81 @@ def gateway_sends(made: Scene) -> list[RemotingCommand]:
     ]
 
 
-def during(story: Callable[[Scene, Client], Awaitable[None]], config: bytes = WHEEL, **options: Any) -> None:
-    async def whole() -> None:
-        async with scene(timers=options.pop("timers", CONFIG), **options) as made:
-            made.broker.answers |= {26: Response(body=(config,)), 310: STORED, 10: STORED, 202: Response()}
-            assert made.service.timers is not None
-            made.service.timers.key = KEY
-            await story(made, await made.client())
+def beside_a_broker(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """``test`` gets the scene and a client."""
 
-    run(whole())
+    @wraps(test)
+    def whole(**given: Any) -> None:
+        async def story() -> None:
+            async with scene(timers=CONFIG) as made:
+                made.broker.answers |= {26: Response(body=(WHEEL,)), 310: STORED, 10: STORED, 202: Response()}
+                assert made.service.timers is not None
+                made.service.timers.key = KEY
+                await test(made, await made.client(), **given)
+
+        run(story())
+
+    parameters = list(signature(test).parameters.values())[2:]
+    whole.__signature__ = signature(test).replace(parameters=parameters)  # type: ignore[attr-defined]
+    return whole
 
 
 @pytest.mark.parametrize("name", ["TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"])
-def test_a_timer_beyond_the_limit_goes_to_the_gateway_topic_and_the_answer_is_the_brokers(name: str) -> None:
+@beside_a_broker
+async def test_a_timer_beyond_the_limit_goes_to_the_gateway_topic_and_the_answer_is_the_brokers(
+    made: Scene, client: Client, name: str
+) -> None:
     value = {"TIMER_DELIVER_MS": at(60), "TIMER_DELAY_SEC": 60 * 86_400, "TIMER_DELAY_MS": 60 * DAY_MS}[name]
-
-    async def story(made: Scene, client: Client) -> None:
-        text = properties(UNIQ_KEY="U1", KEYS="k", color="red", **{name: value})
-        answer = await sent(client, text)
-        assert (answer.code, answer.ext_fields["queueOffset"]) == (0, "9")
-        (gateway,) = gateway_sends(made)
-        found = parse_properties(gateway.ext_fields["i"].encode())
-        assert sender_of(KEY, found, gateway.body) == "@127.0.0.1"
-        assert sender_of(KEY, found, b"another") is None
-        deliver_ms = int(found.pop("TIERED_DELIVER_MS"))
-        assert abs(deliver_ms - at(60)) < 5000
-        del found["TIERED_SENDER"], found["TIERED_SEAL"]
-        assert found == {
-            "UNIQ_KEY": "U1",
-            "KEYS": "k",
-            "color": "red",
-            "TIERED_TOPIC": "T",
-            "TIERED_QUEUE": "2",
-        }
-        kept = {key: gateway.ext_fields[key] for key in "aefghm"}
-        assert kept == {"a": "P", "e": "-1", "f": "0", "g": "11", "h": "7", "m": "false"}
-        assert gateway.body == b"hello"
-        words = handle_words(answer.ext_fields["recallHandle"]) or []
-        recall_ms = (deliver_ms - 1) // 1000 * 1000 + 1
-        assert words[:-1] == ["v1", "T", "b", str(recall_ms), "U1", str(deliver_ms), "3:9"]
-
-    during(story)
+    text = properties(UNIQ_KEY="U1", KEYS="k", color="red", **{name: value})
+    answer = await sent(client, text)
+    assert (answer.code, answer.ext_fields["queueOffset"]) == (0, "9")
+    (gateway,) = gateway_sends(made)
+    found = parse_properties(gateway.ext_fields["i"].encode())
+    assert sender_of(KEY, found, gateway.body) == "@127.0.0.1"
+    assert sender_of(KEY, found, b"another") is None
+    deliver_ms = int(found.pop("TIERED_DELIVER_MS"))
+    assert abs(deliver_ms - at(60)) < 5000
+    del found["TIERED_SENDER"], found["TIERED_SEAL"]
+    assert found == {
+        "UNIQ_KEY": "U1",
+        "KEYS": "k",
+        "color": "red",
+        "TIERED_TOPIC": "T",
+        "TIERED_QUEUE": "2",
+    }
+    kept = {key: gateway.ext_fields[key] for key in "aefghm"}
+    assert kept == {"a": "P", "e": "-1", "f": "0", "g": "11", "h": "7", "m": "false"}
+    assert gateway.body == b"hello"
+    words = handle_words(answer.ext_fields["recallHandle"]) or []
+    recall_ms = (deliver_ms - 1) // 1000 * 1000 + 1
+    assert words[:-1] == ["v1", "T", "b", str(recall_ms), "U1", str(deliver_ms), "3:9"]
 
 
-def test_the_old_form_of_a_send_too_and_a_message_without_a_unique_key_gets_one() -> None:
-    async def story(made: Scene, client: Client) -> None:
-        text = properties(TIMER_DELIVER_MS=at(60))
-        answer = await client.ask(
-            10,
-            b"x",
-            producerGroup="P",
-            topic="T",
-            defaultTopic="TBW102",
-            queueId="0",
-            defaultTopicQueueNums="4",
-            sysFlag="0",
-            bornTimestamp="1",
-            flag="0",
-            reconsumeTimes="0",
-            properties=text,
-        )
-        assert answer.code == 0
-        (gateway,) = gateway_sends(made)
-        found = parse_properties(gateway.ext_fields["i"].encode())
-        assert len(found["UNIQ_KEY"]) == 32
-        handle = own_handle(KEY, handle_words(answer.ext_fields["recallHandle"]) or [])
-        assert handle is not None and handle.unique_key == found["UNIQ_KEY"]
-
-    during(story)
+@beside_a_broker
+async def test_the_old_form_of_a_send_too_and_a_message_without_a_unique_key_gets_one(
+    made: Scene, client: Client
+) -> None:
+    text = properties(TIMER_DELIVER_MS=at(60))
+    answer = await client.ask(
+        10,
+        b"x",
+        producerGroup="P",
+        topic="T",
+        defaultTopic="TBW102",
+        queueId="0",
+        defaultTopicQueueNums="4",
+        sysFlag="0",
+        bornTimestamp="1",
+        flag="0",
+        reconsumeTimes="0",
+        properties=text,
+    )
+    assert answer.code == 0
+    (gateway,) = gateway_sends(made)
+    found = parse_properties(gateway.ext_fields["i"].encode())
+    assert len(found["UNIQ_KEY"]) == 32
+    handle = own_handle(KEY, handle_words(answer.ext_fields["recallHandle"]) or [])
+    assert handle is not None and handle.unique_key == found["UNIQ_KEY"]
 
 
 @pytest.mark.parametrize(
@@ -146,24 +155,21 @@ def test_the_old_form_of_a_send_too_and_a_message_without_a_unique_key_gets_one(
     ],
     ids=["near", "past", "a value", "a delay level", "TIMER_OUT_MS", "two times"],
 )
-def test_what_the_broker_takes_is_relayed_unchanged(text: str) -> None:
-    async def story(made: Scene, client: Client) -> None:
-        assert (await sent(client, text)).code == 0
-        assert gateway_sends(made) == []
-        assert [one.ext_fields["i"] for one in made.broker.seen if one.code == 310] == [text]
-
-    during(story)
+@beside_a_broker
+async def test_what_the_broker_takes_is_relayed_unchanged(made: Scene, client: Client, text: str) -> None:
+    assert (await sent(client, text)).code == 0
+    assert gateway_sends(made) == []
+    assert [one.ext_fields["i"] for one in made.broker.seen if one.code == 310] == [text]
 
 
 @pytest.mark.parametrize("config", [b"brokerName=b\n", b"timerWheelEnable=false\ntimerMaxDelaySec=259200\n"])
-def test_a_broker_without_timers_gets_none(config: bytes) -> None:
-    async def story(made: Scene, client: Client) -> None:
-        assert (await sent(client, properties(TIMER_DELAY_SEC=5))).code == 0
-        assert (await sent(client, properties(DELAY=5))).code == 0
-        assert len(gateway_sends(made)) == 1
-        assert made.broker.codes().count(26) == 1, "asked once"
-
-    during(story, config)
+@beside_a_broker
+async def test_a_broker_without_timers_gets_none(made: Scene, client: Client, config: bytes) -> None:
+    made.broker.answers[26] = Response(body=(config,))
+    assert (await sent(client, properties(TIMER_DELAY_SEC=5))).code == 0
+    assert (await sent(client, properties(DELAY=5))).code == 0
+    assert len(gateway_sends(made)) == 1
+    assert made.broker.codes().count(26) == 1, "asked once"
 
 
 @pytest.mark.parametrize(
@@ -180,89 +186,87 @@ def test_a_broker_without_timers_gets_none(config: bytes) -> None:
     ],
     ids=["too far", "no number", "too large", "transaction"],
 )
-def test_what_cannot_be_delivered_is_refused_in_one_line(text: str, sys_flag: str, remark: str) -> None:
-    async def story(made: Scene, client: Client) -> None:
-        answer = await sent(client, text, f=sys_flag)
-        assert (answer.code, answer.remark) == (13, remark)
-        assert 310 not in made.broker.codes()
-
-    during(story)
-
-
-def test_a_batch_with_a_timer_is_refused_and_one_without_is_relayed() -> None:
-    async def story(made: Scene, client: Client) -> None:
-        body = b"\0\0\0\x30" + b"TIMER_DELIVER_MS\x01%d\x02" % at(60)
-        answer = await sent(client, properties(UNIQ_KEY="B"), 320, body, m="true")
-        assert (answer.code, answer.remark) == (13, "timers cannot be sent in a batch: send them one by one")
-        assert (await sent(client, properties(UNIQ_KEY="B"), 320, b"plain", m="true")).code == 0
-        assert made.broker.codes() == [320]
-
-    during(story)
+@beside_a_broker
+async def test_what_cannot_be_delivered_is_refused_in_one_line(
+    made: Scene, client: Client, text: str, sys_flag: str, remark: str
+) -> None:
+    answer = await sent(client, text, f=sys_flag)
+    assert (answer.code, answer.remark) == (13, remark)
+    assert 310 not in made.broker.codes()
 
 
-def test_a_missing_gateway_topic_is_created_and_one_that_cannot_be_is_said() -> None:
-    async def story(made: Scene, client: Client) -> None:
-        made.broker.answers |= {
-            202: Response(17, remark="no such topic"),
-            17: Response(1, remark="disk full"),
-        }
-        answer = await sent(client, properties(TIMER_DELIVER_MS=at(60)))
-        assert answer.code == 16 and answer.remark == (
-            "topic TIERED_TIMERS for timers cannot be created: disk full; create it with mqadmin updateTopic"
-        )
-        made.broker.answers[17] = Response()
-        assert (await sent(client, properties(TIMER_DELIVER_MS=at(60)))).code == 0
-        assert (await sent(client, properties(TIMER_DELIVER_MS=at(60)))).code == 0
-        created = [one for one in made.broker.seen if one.code == 17]
-        assert len(created) == 2
-        assert (created[1].ext_fields["topic"], created[1].ext_fields["writeQueueNums"]) == (
-            "TIERED_TIMERS",
-            "8",
-        )
-
-    during(story)
+@beside_a_broker
+async def test_a_batch_with_a_timer_is_refused_and_one_without_is_relayed(
+    made: Scene, client: Client
+) -> None:
+    body = b"\0\0\0\x30" + b"TIMER_DELIVER_MS\x01%d\x02" % at(60)
+    answer = await sent(client, properties(UNIQ_KEY="B"), 320, body, m="true")
+    assert (answer.code, answer.remark) == (13, "timers cannot be sent in a batch: send them one by one")
+    assert (await sent(client, properties(UNIQ_KEY="B"), 320, b"plain", m="true")).code == 0
+    assert made.broker.codes() == [320]
 
 
-def test_it_is_ok_only_when_the_broker_has_it() -> None:
-    async def story(made: Scene, client: Client) -> None:
-        made.broker.answers[310] = Response(1, remark="put message failed")
-        answer = await sent(client, properties(TIMER_DELIVER_MS=at(60)))
-        assert (answer.code, answer.remark) == (
-            1,
-            "put message failed",
-        ) and "recallHandle" not in answer.ext_fields
-        await made.broker.stop()
-        await asyncio.sleep(0.05)
-        with pytest.raises(ConnectionError):
-            assert (await sent(await made.client(), properties(TIMER_DELIVER_MS=at(60)))).code == 14
-            raise ConnectionError
+@beside_a_broker
+async def test_a_missing_gateway_topic_is_created_and_one_that_cannot_be_is_said(
+    made: Scene, client: Client
+) -> None:
+    made.broker.answers |= {
+        202: Response(17, remark="no such topic"),
+        17: Response(1, remark="disk full"),
+    }
+    answer = await sent(client, properties(TIMER_DELIVER_MS=at(60)))
+    assert answer.code == 16 and answer.remark == (
+        "topic TIERED_TIMERS for timers cannot be created: disk full; create it with mqadmin updateTopic"
+    )
+    made.broker.answers[17] = Response()
+    assert (await sent(client, properties(TIMER_DELIVER_MS=at(60)))).code == 0
+    assert (await sent(client, properties(TIMER_DELIVER_MS=at(60)))).code == 0
+    created = [one for one in made.broker.seen if one.code == 17]
+    assert len(created) == 2
+    assert (created[1].ext_fields["topic"], created[1].ext_fields["writeQueueNums"]) == (
+        "TIERED_TIMERS",
+        "8",
+    )
 
-    during(story)
+
+@beside_a_broker
+async def test_it_is_ok_only_when_the_broker_has_it(made: Scene, client: Client) -> None:
+    made.broker.answers[310] = Response(1, remark="put message failed")
+    answer = await sent(client, properties(TIMER_DELIVER_MS=at(60)))
+    assert (answer.code, answer.remark) == (
+        1,
+        "put message failed",
+    ) and "recallHandle" not in answer.ext_fields
+    await made.broker.stop()
+    await asyncio.sleep(0.05)
+    with pytest.raises(ConnectionError):
+        assert (await sent(await made.client(), properties(TIMER_DELIVER_MS=at(60)))).code == 14
+        raise ConnectionError
 
 
-def test_a_recall_of_ours_cancels_its_place_and_one_of_the_brokers_is_relayed() -> None:
-    async def story(made: Scene, client: Client) -> None:
-        deliver_ms = at(60)
-        handle = (await sent(client, properties(UNIQ_KEY="U", TIMER_DELIVER_MS=deliver_ms))).ext_fields[
-            "recallHandle"
-        ]
-        answer = await client.ask(370, producerGroup="P", topic="T", recallHandle=handle)
-        assert (answer.code, answer.ext_fields["msgId"]) == (0, "U")
-        found = parse_properties(gateway_sends(made)[-1].ext_fields["i"].encode())
-        del found["UNIQ_KEY"]
-        assert found == {
-            "TIERED_TOPIC": "T",
-            "TIERED_CANCEL": f"{deliver_ms} U",
-            "TIERED_CANCEL_PLACE": "3:9",
-        }
-        assert 370 not in made.broker.codes()
-        answer = await client.ask(370, producerGroup="P", topic="other", recallHandle=handle)
-        assert (answer.code, answer.remark) == (13, "recall failed: the handle is not one of this topic")
-        theirs = base64.urlsafe_b64encode(b"v1 T b 1700000000001 U").decode()
-        assert (await client.ask(370, producerGroup="P", topic="T", recallHandle=theirs)).remark == "said so"
-        assert made.broker.seen[-1].ext_fields["recallHandle"] == theirs
-
-    during(story)
+@beside_a_broker
+async def test_a_recall_of_ours_cancels_its_place_and_one_of_the_brokers_is_relayed(
+    made: Scene, client: Client
+) -> None:
+    deliver_ms = at(60)
+    handle = (await sent(client, properties(UNIQ_KEY="U", TIMER_DELIVER_MS=deliver_ms))).ext_fields[
+        "recallHandle"
+    ]
+    answer = await client.ask(370, producerGroup="P", topic="T", recallHandle=handle)
+    assert (answer.code, answer.ext_fields["msgId"]) == (0, "U")
+    found = parse_properties(gateway_sends(made)[-1].ext_fields["i"].encode())
+    del found["UNIQ_KEY"]
+    assert found == {
+        "TIERED_TOPIC": "T",
+        "TIERED_CANCEL": f"{deliver_ms} U",
+        "TIERED_CANCEL_PLACE": "3:9",
+    }
+    assert 370 not in made.broker.codes()
+    answer = await client.ask(370, producerGroup="P", topic="other", recallHandle=handle)
+    assert (answer.code, answer.remark) == (13, "recall failed: the handle is not one of this topic")
+    theirs = base64.urlsafe_b64encode(b"v1 T b 1700000000001 U").decode()
+    assert (await client.ask(370, producerGroup="P", topic="T", recallHandle=theirs)).remark == "said so"
+    assert made.broker.seen[-1].ext_fields["recallHandle"] == theirs
 
 
 def forged_handles() -> dict[str, bytes]:
@@ -280,42 +284,38 @@ def forged_handles() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("case", forged_handles())
-def test_a_handle_that_was_not_given_recalls_nothing(case: str) -> None:
-    async def story(made: Scene, client: Client) -> None:
-        handle = base64.urlsafe_b64encode(forged_handles()[case]).decode()
-        answer = await client.ask(370, producerGroup="P", topic="T", recallHandle=handle)
-        assert answer.code == 13 and (answer.remark or "").startswith("recall failed: the handle is not one")
-        assert not made.broker.codes()
-
-    during(story)
+@beside_a_broker
+async def test_a_handle_that_was_not_given_recalls_nothing(made: Scene, client: Client, case: str) -> None:
+    handle = base64.urlsafe_b64encode(forged_handles()[case]).decode()
+    answer = await client.ask(370, producerGroup="P", topic="T", recallHandle=handle)
+    assert answer.code == 13 and (answer.remark or "").startswith("recall failed: the handle is not one")
+    assert not made.broker.codes()
 
 
-def test_a_recall_within_the_hand_over_goes_to_the_broker_too() -> None:
-    async def story(made: Scene, client: Client) -> None:
-        deliver_ms = at(1 / 48)
-        handle = Handle("T", "b", deliver_ms, "U", TimerPlace(3, 9)).text(KEY)
-        await sent(client, properties(TIMER_DELAY_SEC=5))  # it asks for the limit
-        answer = await client.ask(370, producerGroup="P", topic="T", recallHandle=handle)
-        assert answer.remark == "said so"
-        assert len(gateway_sends(made)) == 1
-        words = base64.urlsafe_b64decode(made.broker.seen[-1].ext_fields["recallHandle"]).decode().split(" ")
-        assert words == ["v1", "T", "b", str((deliver_ms - 1) // 1000 * 1000 + 1), "U"]
-
-    during(story)
+@beside_a_broker
+async def test_a_recall_within_the_hand_over_goes_to_the_broker_too(made: Scene, client: Client) -> None:
+    deliver_ms = at(1 / 48)
+    handle = Handle("T", "b", deliver_ms, "U", TimerPlace(3, 9)).text(KEY)
+    await sent(client, properties(TIMER_DELAY_SEC=5))  # it asks for the limit
+    answer = await client.ask(370, producerGroup="P", topic="T", recallHandle=handle)
+    assert answer.remark == "said so"
+    assert len(gateway_sends(made)) == 1
+    words = base64.urlsafe_b64decode(made.broker.seen[-1].ext_fields["recallHandle"]).decode().split(" ")
+    assert words == ["v1", "T", "b", str((deliver_ms - 1) // 1000 * 1000 + 1), "U"]
 
 
 TARGETS = [*sorted(SYSTEM_TOPICS), "rmq_sys_wheel_timer", "c_REPLY_TOPIC", "%RETRY%g", "%DLQ%g", CONFIG.topic]
 
 
 @pytest.mark.parametrize("topic", [*TARGETS, "", "T\x01x\x02TIERED_TOPIC\x01secret", "a b", "a" * 128])
-def test_a_timer_to_a_topic_of_brokers_or_to_no_topic_is_refused_by_name(topic: str) -> None:
-    async def story(made: Scene, client: Client) -> None:
-        answer = await sent(client, properties(TIMER_DELIVER_MS=at(60)), b=topic)
-        assert answer.code == 13 and (answer.remark or "").startswith("no timer is sent to this topic: ")
-        assert topic[:20].isprintable() is False or topic[:20] in (answer.remark or "")
-        assert not gateway_sends(made)
-
-    during(story)
+@beside_a_broker
+async def test_a_timer_to_a_topic_of_brokers_or_to_no_topic_is_refused_by_name(
+    made: Scene, client: Client, topic: str
+) -> None:
+    answer = await sent(client, properties(TIMER_DELIVER_MS=at(60)), b=topic)
+    assert answer.code == 13 and (answer.remark or "").startswith("no timer is sent to this topic: ")
+    assert topic[:20].isprintable() is False or topic[:20] in (answer.remark or "")
+    assert not gateway_sends(made)
 
 
 @pytest.mark.parametrize(
@@ -329,32 +329,30 @@ def test_a_timer_to_a_topic_of_brokers_or_to_no_topic_is_refused_by_name(topic: 
         ({"TIMER_DELIVER_MS": at(60), "co\0lor": "a"}, "a control character"),
     ],
 )
-def test_what_only_the_archive_may_say_and_times_in_seconds_are_refused(
-    values: dict[str, Any], words: str
+@beside_a_broker
+async def test_what_only_the_archive_may_say_and_times_in_seconds_are_refused(
+    made: Scene, client: Client, values: dict[str, Any], words: str
 ) -> None:
-    async def story(made: Scene, client: Client) -> None:
-        answer = await sent(client, properties(**values))
-        assert answer.code == 13 and words in (answer.remark or "")
-        assert not gateway_sends(made)
-
-    during(story)
+    answer = await sent(client, properties(**values))
+    assert answer.code == 13 and words in (answer.remark or "")
+    assert not gateway_sends(made)
 
 
 @pytest.mark.parametrize(
     ("days", "wanted"), [(60, ["TIERED_TIMERS"]), (2, ["TIERED_TIMERS", "T"]), (0.01, ["T"])]
 )
-def test_a_mark_that_deletes_a_timer_goes_where_it_may_be(days: float, wanted: list[str]) -> None:
-    async def story(made: Scene, client: Client) -> None:
-        deliver_ms = at(days)
-        text = properties(UNIQ_KEY="M", TIMER_DELIVER_MS=deliver_ms, TIMER_DEL_UNIQKEY="T+U")
-        assert (await sent(client, text)).code == 0
-        sends = [one for one in made.broker.seen if one.code == 310]
-        assert [one.ext_fields["b"] for one in sends] == wanted
-        found = parse_properties(sends[0].ext_fields["i"].encode())
-        assert days < 1 or found == {
-            "UNIQ_KEY": "M",
-            "TIERED_TOPIC": "T",
-            "TIERED_CANCEL": f"{deliver_ms} U",
-        }
-
-    during(story)
+@beside_a_broker
+async def test_a_mark_that_deletes_a_timer_goes_where_it_may_be(
+    made: Scene, client: Client, days: float, wanted: list[str]
+) -> None:
+    deliver_ms = at(days)
+    text = properties(UNIQ_KEY="M", TIMER_DELIVER_MS=deliver_ms, TIMER_DEL_UNIQKEY="T+U")
+    assert (await sent(client, text)).code == 0
+    sends = [one for one in made.broker.seen if one.code == 310]
+    assert [one.ext_fields["b"] for one in sends] == wanted
+    found = parse_properties(sends[0].ext_fields["i"].encode())
+    assert days < 1 or found == {
+        "UNIQ_KEY": "M",
+        "TIERED_TOPIC": "T",
+        "TIERED_CANCEL": f"{deliver_ms} U",
+    }
