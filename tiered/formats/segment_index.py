@@ -352,6 +352,20 @@ class SegmentIndex:
             )
         return self._rows(first_row, end_row)
 
+    def columns_of(self, rows: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
+        """Like ``stored_columns``, of ``rows``, which ascend."""
+        first, end = int(rows[0]), int(rows[-1]) + 1
+        if end - first == len(rows):
+            return self._rows(first, end)
+        page = np.searchsorted(self._page_row, rows, side="right") - 1
+        numbers, at = np.unique(page, return_index=True)
+        parts = np.split(rows - self._page_row[page], at[1:])
+        columns = zip(*map(self._page, numbers.tolist()), strict=True)
+        return tuple(
+            np.concatenate([one[which] for one, which in zip(column, parts, strict=True)])
+            for column in columns
+        )
+
     def _rows(self, first: int, end: int) -> tuple[NDArray[Any], ...]:
         page = bisect_right(cast("Sequence[int]", self._page_row), first) - 1
         parts: list[tuple[NDArray[Any], ...]] = []
