@@ -23,6 +23,7 @@ class PartRows(NamedTuple):
 
     part: NDArray[np.int64]
     row: NDArray[np.int64]
+    position: NDArray[np.int64]
     size: NDArray[Any]
     tags_code: NDArray[Any]
     store_timestamp: NDArray[Any]
@@ -32,9 +33,9 @@ class PartRows(NamedTuple):
     parent_queue_offset: NDArray[Any]
     queue_offset: NDArray[np.int64]
 
-    def where(self, mask: NDArray[np.bool_]) -> PartRows:
-        """The rows of ``mask``."""
-        return PartRows(*(column[mask] for column in self))
+    def where(self, which: NDArray[np.bool_] | slice) -> PartRows:
+        """Some of the rows."""
+        return PartRows(*(column[which] for column in self))
 
     def first_of_parts(self, mask: NDArray[np.bool_]) -> list[int]:
         """The first row of ``mask`` in each part that has one."""
@@ -98,9 +99,13 @@ class _Window:
         if is_sparse.any():
             offset = np.where(is_sparse, offset + spans - 1, offset)
             columns = (*columns[:4], np.where(is_sparse, 1, columns[4]).astype(np.int32), *columns[5:])
-        found = PartRows(*(part, row, *columns, offset))
+        size = np.where(self._is_lmq[part], 0, columns[0].astype(np.int64))
+        ends = np.cumsum(size)
+        position = ends - size + np.repeat(self._bytes[mine] - ends[at] + size[at], counts)
+        position[self._is_lmq[part]] = -1
+        found = PartRows(*(part, row, position, *columns, offset))
         self._offset[mine] += np.add.reduceat(spans, at)
-        self._bytes[mine] += np.add.reduceat(found.size, at, dtype=np.int64)
+        self._bytes[mine] += np.add.reduceat(size, at)
         self._check(low, int(np.searchsorted(self._first, end, side="right")) - 1, at, found)
         return found
 
@@ -114,7 +119,7 @@ class _Window:
         outside = (found.queue_offset[at] < base) | (found.queue_offset[last] >= end)
         short = np.where(is_sparse, outside, ended & (self._offset[some] != end))
         self._require(low, short, "rows of run {} do not reach its end offset")
-        other = ~is_lmq & ended & (self._bytes[some] != parts["byte_count"][some])
+        other = ended & ~is_lmq & (self._bytes[some] != parts["byte_count"][some])
         self._require(low, other, "sizes of run {} do not add up to its bytes")
         if is_lmq.any():
             stranger = np.maximum.reduceat(found.parent, at) >= len(self._index.queue_table)

@@ -42,7 +42,7 @@ from tiered.formats.segment_layout import (
 )
 from tiered.kernels.columns import LENGTHS_BYTES, STREAMS, VARINT_BYTES_MAX
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_DTYPE, RunKind, Table, begins
+from tiered.model.tables import QUEUE_DTYPE, RUN_DTYPE, RunKind, Table, begins
 
 SPAN_RAW_BYTES_MAX = 64 * 1024 * 1024
 """Raw bytes of a piece of a span: limits memory for blocks that compress well."""
@@ -245,6 +245,15 @@ class SegmentIndex:
         """All queues, of runs and of parents. Compaction opens objects of thousands of queues for some of them."""
         columns = (self.queue_table[name].tolist() for name in QUEUE_DTYPE.names or ())
         return [QueueKey(self.topics[topic], *numbers) for topic, *numbers in zip(*columns, strict=True)]
+
+    @cached_property
+    def whole_runs(self) -> Table:
+        """All runs as the catalog would name them (RUN_DTYPE)."""
+        found = np.zeros(len(self.runs), RUN_DTYPE)
+        for name in RUN_DTYPE.names or ():
+            found[name] = self.runs[name]
+        found["ordinal"] = np.arange(len(found))
+        return found
 
     def queue_of(self, run: int) -> QueueKey:
         """The queue whose rows ``run`` holds."""
