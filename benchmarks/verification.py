@@ -33,6 +33,7 @@ from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.formats.keys import archive_prefix
 from tiered.formats.segment_index import SegmentIndex
+from tiered.kernels.queue_table import QueueTable
 from tiered.object_store.file import FileStore
 from tiered.object_store.interface import GET_BYTES_MAX, ObjectStore
 from tiered.object_store.memory import MemoryStore
@@ -162,7 +163,8 @@ def _read(store: ObjectStore, check: SegmentCheck) -> int:
         for span in index.split_span(run, index.block_span(run, 0, len(rows)), 16 << 20):
             raw = index.decode_blocks(span, data[span.offset : span.offset + span.length])
             part = slice(span.first_row, span.end_row)
-            rescanned(raw, rows.position[part] - span.raw_offset, rows.size[part], rows.phys[part])
+            starts = rows.position[part] - span.raw_offset
+            rescanned(raw, starts, rows.size[part], rows.phys[part], QueueTable())
     return len(data)
 
 

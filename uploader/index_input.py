@@ -306,8 +306,6 @@ class IndexInput:
             tail_bytes=int(place["tail_bytes"]),
             rows=int(place["rows"]),
         )
-        if not all(map(index.has_rows_of, segment.runs)):
-            raise CorruptionError(f"{segment.key}: the catalog names runs that are not in it")
         return use(index, keys)
 
 

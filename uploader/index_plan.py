@@ -19,8 +19,7 @@ from tiered.archive.index.layout import COVERED_DTYPE
 from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.pages import Page
 from tiered.catalog.state import CatalogState
-from tiered.formats.run_part import CatalogRun
-from tiered.model.tables import Table
+from tiered.model.tables import RUN_DTYPE, Table, concatenated, picked
 
 DAY_MS = 86_400_000
 MERGES_MAX = 8
@@ -32,11 +31,11 @@ the largest."""
 
 @dataclass(frozen=True)
 class Segment:
-    """A data object with the runs a catalog version added. ``place`` is its OBJECT_DTYPE row."""
+    """A data object with the ``runs`` (RUN_DTYPE) a catalog version added. ``place`` is its OBJECT_DTYPE row."""
 
     key: str
     place: np.void
-    runs: tuple[CatalogRun, ...]
+    runs: Table
     version: int
     begin_ms: int
     end_ms: int
@@ -82,9 +81,8 @@ def segments_of(page: Page, first: int, last: int) -> list[Segment]:
     """Segments with runs that versions [first, last] added."""
     chunk = page.chunk
     versions = chunk.runs["version"]
-    fresh = chunk.runs[(versions >= first) & (versions <= last)]
-    order = np.lexsort((fresh["object"], fresh["version"]))
-    fresh = fresh[order]
+    fresh = picked(chunk.runs, (versions >= first) & (versions <= last))
+    fresh = picked(fresh, np.lexsort((fresh["object"], fresh["version"])))
     cuts = np.flatnonzero((np.diff(fresh["object"]) != 0) | (np.diff(fresh["version"]) != 0)) + 1
     return [_segment(page, runs) for runs in np.split(fresh, cuts) if len(runs)]
 
@@ -132,7 +130,7 @@ class Backlog:
 def _union(one: Segment, other: Segment) -> Segment:
     return replace(
         one,
-        runs=(*one.runs, *other.runs),
+        runs=concatenated([one.runs, other.runs], RUN_DTYPE),
         begin_ms=min(one.begin_ms, other.begin_ms),
         end_ms=max(one.end_ms, other.end_ms),
     )
@@ -143,7 +141,7 @@ def _segment(page: Page, runs: Table) -> Segment:
     return Segment(
         page.chunk.object_keys[int(place["key"])],
         place,
-        tuple(map(CatalogRun.of, runs)),
+        runs,
         int(runs["version"][0]),
         int(runs["min_store_timestamp"].min()),
         int(runs["max_store_timestamp"].max()),

@@ -40,9 +40,8 @@ from tiered.catalog.pages import Page, sorted_page
 from tiered.catalog.state import CatalogState, PageRef, RunChunk
 from tiered.errors import CorruptionError
 from tiered.formats.record import Record
-from tiered.formats.run_part import CatalogRun
 from tiered.model.queue import QueueKey
-from tiered.model.tables import Table
+from tiered.model.tables import RUN_DTYPE, Table, concatenated, picked
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +56,11 @@ TimeRange = tuple[int, int]
 
 @dataclass(frozen=True)
 class Segment:
-    """A segment to read, and by topic the runs whose keys count."""
+    """A segment to read, and by topic the runs (RUN_DTYPE) whose keys count."""
 
     place: Place
     rows: int
-    runs: Mapping[str, tuple[CatalogRun, ...]]
+    runs: Mapping[str, Table]
 
 
 async def scan_unindexed(
@@ -111,8 +110,6 @@ async def _scan(
     )
     found = {}
     for topic, runs in segment.runs.items():
-        if not all(map(index.has_rows_of, runs)):
-            raise CorruptionError(f"{index.key}: the catalog names runs that are not in it")
         items = rows_with_hash(index, keys, runs, hashes[topic])
         stamp = items["store_timestamp"]
         inside: NDArray[np.bool_] = (stamp >= times[0]) & (stamp <= times[1])
@@ -161,17 +158,17 @@ async def unindexed_segments(
             of_topics = _by_topic(page, part)
             if place.key in found:  # the runs of one object may be in several pages
                 for topic, before in found[place.key].runs.items():
-                    of_topics[topic] = before + of_topics.get(topic, ())
+                    both = [before, of_topics.get(topic, before[:0])]
+                    of_topics[topic] = concatenated(both, RUN_DTYPE)
             found[place.key] = Segment(place, int(row["rows"]), of_topics)
     return list(found.values())
 
 
-def _by_topic(page: Page, which: NDArray[np.int64]) -> dict[str, tuple[CatalogRun, ...]]:
+def _by_topic(page: Page, which: NDArray[np.int64]) -> dict[str, Table]:
     """These runs of one segment by topic."""
-    found: dict[str, list[CatalogRun]] = {}
-    for run in page.chunk.runs[which]:
-        found.setdefault(page.queues[int(run["queue"])].topic, []).append(CatalogRun.of(run))
-    return {topic: tuple(runs) for topic, runs in found.items()}
+    runs = picked(page.chunk.runs, which)
+    topics = [page.queues[number].topic for number in runs["queue"].tolist()]
+    return {topic: picked(runs, np.array(topics) == topic) for topic in set(topics)}
 
 
 def _has_topic(ref: PageRef, topics: Sequence[str]) -> bool:

@@ -98,7 +98,7 @@ def _print_table(session: SqlSession, statement: Any) -> None:
 
 def _rows(session: SqlSession, statement: Any) -> tuple[list[str], Iterator[list[Any]]]:
     """Names of the columns, and rows as plain values, read a few at a time; JSON columns as their values."""
-    done = session.connection.execute(statement)
+    done = session.execute(statement)
     columns = [(name, str(kind)) for name, kind, *_ in done.description or ()]
 
     def rows() -> Iterator[list[Any]]:

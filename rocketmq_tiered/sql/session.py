@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 MEMORY_BYTES = 256 << 20
 """Memory of DuckDB's operators; larger joins, groups and sorts spill to a temporary directory."""
 THREADS_MAX = 2
+_LISTS_TABLES = re.compile(r"show|pragma|_schema|duckdb_|pg_|sqlite_")
 _NO_TABLE = re.compile(r"Table with name (.+?) does not exist")
 
 
@@ -36,7 +37,7 @@ class SqlSession:
         self._access = access
         self._failure: TieredError | None = None
         self._spill = tempfile.TemporaryDirectory(prefix="tiered-sql-")
-        self.connection = duckdb.connect(
+        self._connection = duckdb.connect(
             ":memory:",
             config={
                 "memory_limit": f"{MEMORY_BYTES >> 20}MiB",
@@ -48,30 +49,57 @@ class SqlSession:
                 "autoload_known_extensions": "false",
             },
         )
-        """DuckDB's own connection, for programs that need more than this class offers."""
-        self.connection.execute("SET TimeZone = 'UTC'")
+        self._connection.execute("SET TimeZone = 'UTC'")
+        self._waiting: dict[str, str] = {}
+        """Topics that are no tables yet, by the name that they will have: there may be 100,000s."""
         names: dict[str, str] = {}
         for topic in access.topics():
             same = names.setdefault(topic.lower(), topic)  # names differ in more than case
             name = topic if same == topic else f"{topic} {len(names)}"
             if name != topic:
                 logger.warning('topic %s is table "%s", as SQL does not tell it from %s', topic, name, same)
-            self.connection.register(name, TopicDataset(Topic(access, topic), self._failed))
+            self._waiting[name] = topic
+
+    @property
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        """DuckDB's own connection with all topics, for programs that need more than this class offers."""
+        self._register(list(self._waiting))
+        return self._connection
+
+    def _register(self, names: Iterable[str]) -> None:
+        for name in names:
+            topic = Topic(self._access, self._waiting.pop(name))
+            self._connection.register(name, TopicDataset(topic, self._failed))
+
+    def execute(self, statement: str | duckdb.Statement) -> duckdb.DuckDBPyConnection:
+        """Run a statement, whose rows are then fetched; those of the one before are not."""
+        self._connection.abort()
+        self._name(statement)
+        return self._connection.execute(statement)
+
+    def _name(self, statement: str | duckdb.Statement) -> None:
+        """Register the topics whose names are in ``statement``, or all if it may list tables."""
+        text = (statement if isinstance(statement, str) else statement.query).lower()
+        lists = _LISTS_TABLES.search(text)
+        self._register([
+            name for name in self._waiting if lists or name.lower().replace('"', '""') in text
+        ])  # fmt: skip
 
     def close(self) -> None:
         """Release memory and temporary files. Idempotent."""
-        self.connection.close()
+        self._connection.close()
         self._spill.cleanup()
 
     def statements(self, text: str) -> list[duckdb.Statement]:
         """The statements of ``text``. Raises UsageError for what is not SQL."""
         with self.errors():
-            return self.connection.extract_statements(text)
+            return self._connection.extract_statements(text)
 
     def query(self, statement: str | duckdb.Statement) -> duckdb.DuckDBPyRelation | None:
         """The result, read when it is fetched; None of a statement without one. Raises as ``errors``."""
         with self.errors():
-            return self.connection.sql(statement)
+            self._name(statement)
+            return self._connection.sql(statement)
 
     @contextmanager
     def errors(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import duckdb
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import rocketmq_tiered
 from rocketmq_tiered.message_table.options.predicate import Allowed, Predicate
 from rocketmq_tiered.sql import SqlSession
+from rocketmq_tiered.sql import session as session_module
 from rocketmq_tiered.sql import topic as topic_module
 from rocketmq_tiered.sql.topic import predicate_of
 from tests.archive.archive_builder import ArchiveBuilder, Sent
@@ -167,3 +169,16 @@ def test_names_that_differ_in_case_alone(tmp_path: Path) -> None:
         texts = [session.connection.execute(f'SELECT text FROM "{name}"').fetchall() for name in names]
         assert sorted(texts) == [[("1",)], [("2",)]]
         assert isinstance(session.connection, duckdb.DuckDBPyConnection)
+
+
+def test_a_statement_makes_tables_of_the_topics_that_it_names(tmp_path: Path) -> None:
+    builder = ArchiveBuilder(PrefixedStore(FileStore(tmp_path), "cluster/broker"))
+    topics = [f"topic-{number}" for number in range(30)]
+    builder.commit([Sent(QueueKey(topic, 0, 0), topic.encode()) for topic in topics])
+    with rocketmq_tiered.open(tmp_path) as archive:
+        session = archive.session()
+        with patch.object(session_module, "TopicDataset", wraps=session_module.TopicDataset) as made:
+            session.execute("SELECT 1")
+            assert session.execute('SELECT text FROM "TOPIC-7"').fetchall() == [("topic-7",)]
+            assert made.call_count == 1
+            assert sorted(session.execute("SHOW TABLES").fetchall()) == sorted((topic,) for topic in topics)

@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiered.catalog.index_refs import IndexRef
-from tiered.formats.run_part import CatalogRun
-from tiered.model.tables import OBJECT_DTYPE
+from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE
 from uploader.index_plan import DAY_MS, MERGES_MAX, Segment, combined, groups_of, plan_merge
 
 DAY = 19_000
-RUN = CatalogRun(0, 0, 1, 0, 1, 0, 1)
+RUN = np.zeros(1, RUN_DTYPE)
 
 
 def ref(number: int, *, level: int = 0, day: int = DAY, size_bytes: int = 100) -> IndexRef:
@@ -31,7 +30,7 @@ def segment(version: int, *, day: int = DAY, rows: int = 10, key: str = "") -> S
     place = np.zeros(1, OBJECT_DTYPE)
     place["rows"] = rows
     place["min_phys"], place["end_phys"] = version * 100, version * 100 + 50
-    return Segment(key or f"sets/{version}", place[0], (RUN,), version, day * DAY_MS, day * DAY_MS + 5)
+    return Segment(key or f"sets/{version}", place[0], RUN, version, day * DAY_MS, day * DAY_MS + 5)
 
 
 def keys(refs: Sequence[IndexRef]) -> list[str]:
@@ -58,8 +57,10 @@ def test_a_version_is_never_split() -> None:
 
 
 def test_an_object_whose_runs_lie_in_several_pages_is_read_once() -> None:
-    found = combined([segment(1), replace(segment(1), runs=(RUN._replace(ordinal=4),)), segment(2)])
-    assert [tuple(run.ordinal for run in s.runs) for s in found] == [(0, 4), (0,)]
+    other = RUN.copy()
+    other["ordinal"] = 4
+    found = combined([segment(1), replace(segment(1), runs=other), segment(2)])
+    assert [s.runs["ordinal"].tolist() for s in found] == [[0, 4], [0]]
 
 
 def test_a_day_has_few_files_each_rewritten_few_times() -> None:

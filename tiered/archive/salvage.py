@@ -298,7 +298,8 @@ def _add_entries(store: ObjectStore, state: CatalogState, found: Salvage, runs: 
                     data = index.decode_blocks(one, store.get_range(key, one.offset, one.length))
                     mine = slice(one.first_row, one.end_row)
                     starts = rows.position[mine] - one.raw_offset
-                    table, columns, _, _ = rescanned(data, starts, rows.size[mine], rows.phys[mine])
+                    table = QueueTable()
+                    columns, _, _ = rescanned(data, starts, rows.size[mine], rows.phys[mine], table)
                     _match(found, data, table, columns, runs)
             except (CorruptionError, NotFoundError):
                 continue  # as far as the others have them
@@ -329,8 +330,8 @@ def _add_block(
     starts = rows.position[first : first + len(known)] - raw_offset
     left = np.arange(len(known))
     while len(left):
-        table, columns, valid, _ = rescanned(data, starts[left], known["size"][left], known["phys"][left])
-        del table
+        sizes, phys = known["size"][left], known["phys"][left]
+        columns, valid, _ = rescanned(data, starts[left], sizes, phys, QueueTable())
         taken = found.take_records(data, columns, np.arange(valid))
         for name in ("begin", "end", "tags_code", "store_timestamp"):
             taken[name] = known[name][left[:valid]]
@@ -344,7 +345,8 @@ def _add_scanned(data: bytes, found: Salvage) -> None:
         view = np.frombuffer(raw, np.uint8)
         starts, sizes, phys = _records(view)
         while len(starts):
-            table, columns, valid, _ = rescanned(view, starts, sizes, phys)
+            table = QueueTable()
+            columns, valid, _ = rescanned(view, starts, sizes, phys, table)
             _match(found, view, table, columns, [at for at, one in enumerate(found.wanted) if one is None])
             starts, sizes, phys = starts[valid + 1 :], sizes[valid + 1 :], phys[valid + 1 :]
 

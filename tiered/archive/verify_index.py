@@ -7,7 +7,7 @@ messages are no anomaly: queries compare the messages.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -27,8 +27,7 @@ from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.pages import Page
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError
-from tiered.formats.run_part import CatalogRun
-from tiered.model.tables import Table
+from tiered.model.tables import RUN_DTYPE, Table, concatenated, picked
 from tiered.object_store.interface import ObjectStore
 
 ITEMS_AT_ONCE = 1 << 21
@@ -40,11 +39,11 @@ SLOTS_AT_ONCE = 1 << 16
 
 @dataclass
 class _Segment:
-    """An object with the runs of some versions."""
+    """An object with the ``runs`` (RUN_DTYPE) of some versions."""
 
     key: str
     place: np.void
-    runs: list[CatalogRun] = field(default_factory=list)
+    runs: Table
 
 
 PagesBetween = Callable[[int, int], Iterable[Page]]
@@ -78,13 +77,16 @@ class _IncompleteError(CorruptionError):
 
 
 def _segments(pages: PagesBetween, ref: IndexRef) -> list[_Segment]:
-    found: dict[str, _Segment] = {}
+    places: dict[str, np.void] = {}
+    found: dict[str, list[Table]] = {}
     for page in pages(ref.from_version, ref.to_version):
-        for run in page.chunk.runs:
-            place = page.chunk.objects[int(run["object"])]
+        runs = picked(page.chunk.runs, np.argsort(page.chunk.runs["object"], kind="stable"))
+        for part in np.split(runs, np.flatnonzero(np.diff(runs["object"])) + 1) if len(runs) else ():
+            place = page.chunk.objects[int(part["object"][0])]
             key = page.chunk.object_keys[int(place["key"])]
-            found.setdefault(key, _Segment(key, place)).runs.append(CatalogRun.of(run))
-    return list(found.values())
+            places[key] = place
+            found.setdefault(key, []).append(part)
+    return [_Segment(key, places[key], concatenated(parts, RUN_DTYPE)) for key, parts in found.items()]
 
 
 def _check_tail(store: ObjectStore, ref: IndexRef) -> Covered:
@@ -142,8 +144,6 @@ def _recorded(
         try:
             size, tail = int(segment.place["size_bytes"]), int(segment.place["tail_bytes"])
             index = SegmentReader.open(store, segment.key, size_bytes=size, tail_bytes=tail).index
-            if not all(map(index.has_rows_of, segment.runs)):
-                continue
             places = places_of_segment(index, segment.runs)
         except (CorruptionError, NotFoundError):
             continue  # an anomaly of the segment, reported there
@@ -220,8 +220,6 @@ def _expected(store: ObjectStore, segments: Sequence[_Segment], hashes: tuple[in
                 tail_bytes=int(segment.place["tail_bytes"]),
                 rows=int(segment.place["rows"]),
             )
-            if not all(map(index.has_rows_of, segment.runs)):
-                continue
             items = items_of_segment(index, keys, segment.runs)
         except (CorruptionError, NotFoundError):
             continue  # an anomaly of the segment, reported there

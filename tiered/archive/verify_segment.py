@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
+from typing import NamedTuple
 
 import fastcrc
 import numpy as np
+import zstandard
 from numpy.typing import NDArray
 
 from tiered.archive.object_spans import ObjectSpans
-from tiered.archive.segment_reader import RANGE_BYTES_MAX
 from tiered.catalog.state import CatalogState
-from tiered.errors import CorruptionError, NotFoundError
+from tiered.errors import CorruptionError, NotFoundError, TieredError
+from tiered.formats.part_rows import PartRows, in_object_order, rows_of_parts
 from tiered.formats.run_part import CatalogRun, cut_run
-from tiered.formats.segment import RowTable
-from tiered.formats.segment_index import BlockSpan, SegmentIndex
+from tiered.formats.segment_index import KeySection, SegmentIndex
 from tiered.formats.segment_layout import HEADER_BYTES, check_header
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.record_checks import RESERVED_CRC_BYTES
 from tiered.kernels.record_columns import InvalidReason, RecordColumns
 from tiered.kernels.rescan import own_phys, rescan
 from tiered.model.queue import LMQ_PREFIX, SCHEDULE_TOPIC, QueueKey
-from tiered.model.tables import RUN_DTYPE, RunKind, Table, picked
+from tiered.model.tables import RUN_DTYPE, RunKind, Table, begins, concatenated, picked, positions
 from tiered.object_store.interface import ObjectStore
+
+WINDOW_RAW_BYTES = 4 << 20
+"""Raw bytes of the blocks whose records are checked at once."""
 
 
 class AnomalyKind(StrEnum):
@@ -113,21 +119,47 @@ def check_segment(
     except CorruptionError as error:
         result.add(AnomalyKind.DAMAGED, key, error.message)
         return result
-    columns = _columns(index, result)
-    _compare(index, check, columns, result)
-    for run in np.concatenate(check.runs):
-        if int(run["ordinal"]) in columns and int(index.runs["kind"][run["ordinal"]]) == RunKind.LMQ:
-            _check_lmq(state, index, run, columns[int(run["ordinal"])], result)
+    is_readable = np.ones(len(index), bool)
+
+    def failed(run: np.void, error: CorruptionError) -> None:
+        is_readable[run["ordinal"]] = False
+        if all(error.message != known.detail for known in result.anomalies):  # a page holds many runs
+            result.add(AnomalyKind.DAMAGED, key, error.message)
+
+    _read_through(index, index.whole_runs, lambda runs, rows: None, failed)
+    _compare(index, check, is_readable, result)
+    _check_lmqs(state, index, check, is_readable, result)
     spans = index.runs["end_queue_offset"] - index.runs["base_queue_offset"]
     is_batch = index.runs["kind"] == RunKind.BATCH
     result.counts["messages"] = int(np.where(is_batch, spans, index.runs["rows"]).sum())
     if full:
-        _FullCheck(store, index, result).run(columns)
+        is_stored = index.runs["kind"] != RunKind.LMQ
+        _FullCheck(store, index, result).run(picked(index.whole_runs, is_readable & is_stored))
     return result
 
 
+def _read_through(
+    index: SegmentIndex,
+    runs: Table,
+    seen: Callable[[Table, PartRows], None],
+    failed: Callable[[np.void, CorruptionError], None],
+) -> None:
+    """Call ``seen`` with all rows of ``runs``, perhaps again, or ``failed`` with a run whose rows do not decode: it is
+    searched for by bisection."""
+    try:
+        ordered = in_object_order(index, runs)
+        for rows in rows_of_parts(index, ordered):
+            seen(ordered, rows)
+    except CorruptionError as error:
+        if len(runs) == 1:
+            failed(runs[0], error)
+            return
+        for half in (runs[: len(runs) // 2], runs[len(runs) // 2 :]):
+            _read_through(index, half, seen, failed)
+
+
 def _compare(
-    index: SegmentIndex, check: SegmentCheck, columns: dict[int, RowTable], result: SegmentResult
+    index: SegmentIndex, check: SegmentCheck, is_readable: NDArray[np.bool_], result: SegmentResult
 ) -> None:
     """Catalog and footer must agree on every run of the catalog, which may be a part of one; expired runs may be in the
     footer alone."""
@@ -143,14 +175,20 @@ def _compare(
                 index.key,
                 f"{name}: {wanted} in the catalog, {found} in the object",
             )
-    runs = np.concatenate(check.runs)
+    runs = concatenated(check.runs, RUN_DTYPE)
     names = [name for name in runs.dtype.names or () if name not in ("queue", "object", "version", "ordinal")]
-    for run, queue in zip(runs, check.queues, strict=True):
-        ordinal = int(run["ordinal"])
-        if ordinal >= len(index):
+    is_there = runs["ordinal"] < len(index)
+    own = picked(index.runs, np.where(is_there, runs["ordinal"], 0))
+    numbers = {queue: number for number, queue in enumerate(index.queues)}
+    differing = ~is_there | (own["queue"] != np.array([numbers.get(queue, -1) for queue in check.queues]))
+    for name in names:
+        differing |= runs[name] != own[name]
+    for at in np.flatnonzero(differing).tolist():  # or it is a part
+        run, queue, ordinal = runs[at], check.queues[at], int(runs["ordinal"][at])
+        if not is_there[at]:
             differs = ["ordinal"]
         else:
-            whole = _part_of(index, run, columns)
+            whole = _part_of(index, run, bool(is_readable[ordinal]))
             differs = [name for name in names if run[name] != whole[name]]
             if index.queue_of(ordinal) != queue:
                 differs.append("queue")
@@ -159,194 +197,240 @@ def _compare(
             result.add(AnomalyKind.CONTRADICTION, index.key, detail)
 
 
-def _part_of(index: SegmentIndex, run: np.void, columns: dict[int, RowTable]) -> np.void:
+def _part_of(index: SegmentIndex, run: np.void, is_readable: bool) -> np.void:
     """The run that the catalog should name: the object's, or the same part of it."""
-    ordinal = int(run["ordinal"])
-    whole: np.void = picked(index.runs, np.array([ordinal]))[list(RUN_DTYPE.names or ())].astype(RUN_DTYPE)[0]
-    part = CatalogRun.of(run)
-    if int(whole["kind"]) == RunKind.SPARSE and ordinal in columns and index.has_rows_of(part):
-        return _sparse_part(whole, part, columns[ordinal])
-    if part.rows == int(whole["rows"]) or ordinal not in columns or not index.has_rows_of(part):
+    ordinal, part = int(run["ordinal"]), CatalogRun.of(run)
+    whole: np.void = index.whole_runs[ordinal]
+    is_sparse = int(whole["kind"]) == RunKind.SPARSE
+    if not is_readable or not index.has_rows_of(part) or not (is_sparse or part.rows != int(whole["rows"])):
         return whole
-    return cut_run(whole, columns[ordinal], part.first_row, part.first_row + part.rows)
-
-
-def _sparse_part(whole: np.void, part: CatalogRun, rows: RowTable) -> np.void:
-    """The part of a sparse run, with the catalog's offsets if all of its rows are inside."""
-    found = cut_run(whole, rows, part.first_row, part.first_row + part.rows)
-    offsets = rows.queue_offset[part.first_row : part.first_row + part.rows]
-    if part.base <= offsets[0] and offsets[-1] < part.end:
+    columns = index.row_columns(ordinal)
+    found = cut_run(whole, columns, part.first_row, part.first_row + part.rows)
+    offsets = columns.queue_offset[part.first_row : part.first_row + part.rows]
+    if is_sparse and part.base <= offsets[0] and offsets[-1] < part.end:  # all of its rows are inside
         found["base_queue_offset"], found["end_queue_offset"] = part.base, part.end
     return found
 
 
-def _columns(index: SegmentIndex, result: SegmentResult) -> dict[int, RowTable]:
-    columns: dict[int, RowTable] = {}
-    failed: set[str] = set()
-    for run in range(len(index)):
-        try:
-            columns[run] = index.row_columns(run)
-        except CorruptionError as error:
-            if error.message not in failed:  # a page holds many runs
-                result.add(AnomalyKind.DAMAGED, index.key, error.message)
-                failed.add(error.message)
-    return columns
-
-
-def _check_lmq(
-    state: CatalogState, index: SegmentIndex, run: np.void, rows: RowTable, result: SegmentResult
+def _check_lmqs(
+    state: CatalogState,
+    index: SegmentIndex,
+    check: SegmentCheck,
+    is_readable: NDArray[np.bool_],
+    result: SegmentResult,
 ) -> None:
-    """Parents of the catalog's ``run`` must be archived, or have expired, or be in a recorded gap."""
-    first = int(run["first_row"])
-    parents, parent_offsets = (
-        column[first : first + int(run["rows"])] for column in (rows.parent, rows.parent_queue_offset)
-    )
-    for parent in np.unique(parents).tolist():
-        queue = index.queues[parent]
-        row = state.queue(queue)
-        offsets = parent_offsets[parents == parent]
-        if row is None:
-            continue  # expired with its whole queue
-        beyond = offsets[offsets >= int(row["end_queue_offset"])]
-        if len(beyond):
-            lmq = index.queue_of(int(run["ordinal"]))
-            detail = f"{lmq} refers to {queue} at offset {int(beyond[0])}, beyond its end"
-            result.add(AnomalyKind.LMQ, index.key, detail)
+    """Parents of the catalog's runs must be archived, or have expired, or be in a recorded gap."""
+    reported: set[tuple[int, int]] = set()
+
+    def seen(runs: Table, rows: PartRows) -> None:
+        ends = np.full(len(index.queue_table), np.iinfo(np.int64).max)
+        for parent in np.unique(rows.parent).tolist():
+            row = state.queue(index.queues[parent])  # None: it expired with its whole queue
+            ends[parent] = ends[parent] if row is None else int(row["end_queue_offset"])
+        for at in np.flatnonzero(rows.parent_queue_offset >= ends[rows.parent]).tolist():
+            ordinal, parent = int(runs["ordinal"][rows.part[at]]), int(rows.parent[at])
+            if (ordinal, parent) not in reported:
+                reported.add((ordinal, parent))
+                lmq, queue = index.queue_of(ordinal), index.queues[parent]
+                offset = int(rows.parent_queue_offset[at])
+                detail = f"{lmq} refers to {queue} at offset {offset}, beyond its end"
+                result.add(AnomalyKind.LMQ, index.key, detail)
+
+    runs = concatenated(check.runs, RUN_DTYPE)
+    runs = picked(runs, runs["ordinal"] < len(index))
+    is_lmq = is_readable[runs["ordinal"]] & (index.runs["kind"][runs["ordinal"]] == RunKind.LMQ)
+    _read_through(index, picked(runs, is_lmq), seen, lambda run, error: None)  # a contradiction, reported
+
+
+class _InBlocks(NamedTuple):
+    """Rows; of each, its queue in the footer, its block, and where its record begins in the data."""
+
+    rows: PartRows
+    queue: NDArray[np.int64]
+    block: NDArray[np.int64]
+    start: NDArray[np.int64]
+
+    def where(self, which: NDArray[np.bool_] | slice) -> _InBlocks:
+        return _InBlocks(self.rows.where(which), self.queue[which], self.block[which], self.start[which])
 
 
 class _FullCheck:
-    """Reads an object once."""
+    """Reads an object once, some blocks at a time, with the rows of all runs in them."""
 
     def __init__(self, store: ObjectStore, index: SegmentIndex, result: SegmentResult) -> None:
         self._store = store
         self._index = index
         self._result = result
         self._spans = ObjectSpans(store, index)
-        self._damaged = (-1, -1)
+        self._decompressor = zstandard.ZstdDecompressor()
+        self._table = QueueTable()
+        self._names: dict[tuple[str, int], int] = {}
+        """Numbers of queues, by which those of the footer and those of records are compared."""
+        self._own = self._numbers_of((queue.topic, queue.queue_id) for queue in index.queues)
+        self._of_table = np.zeros(0, np.int64)
+        topics = [queue.topic for queue in index.queues]
+        self._is_light = np.array([topic.startswith(LMQ_PREFIX) for topic in topics], bool)
+        self._is_scheduled = np.array([topic == SCHEDULE_TOPIC for topic in topics], bool)
 
-    def run(self, columns: dict[int, RowTable]) -> None:
-        """Header, blocks, records, keys."""
+    def _numbers_of(self, queues: Iterable[tuple[str, int]]) -> NDArray[np.int64]:
+        names = self._names
+        return np.array([names.setdefault(queue, len(names)) for queue in queues], np.int64)
+
+    def run(self, runs: Table) -> None:
+        """Header, blocks, records, keys. ``runs``: those with bytes whose columns decode."""
         index, result = self._index, self._result
         try:
             check_header(self._spans.read(0, HEADER_BYTES), index.version, source=index.key)
         except CorruptionError as error:
             result.add(AnomalyKind.DAMAGED, index.key, error.message)
-        hashes = self._keys()
-        for run, rows in columns.items():
-            if int(index.runs["kind"][run]) != RunKind.LMQ:
-                whole = index.block_span(run, 0, len(rows))
-                for span in index.split_span(run, whole, RANGE_BYTES_MAX):
-                    self._check_span(run, span, rows, hashes)
+        keys = self._keys()
+        self._first_key = np.zeros(0, np.int64) if keys is None else begins(keys.counts)
+        raw, cuts = index.bounds.block_raw, [0]
+        while cuts[-1] < len(index.blocks):
+            fitting = int(np.searchsorted(raw, raw[cuts[-1]] + WINDOW_RAW_BYTES, side="right")) - 1
+            cuts.append(max(cuts[-1] + 1, fitting))
+        if len(runs):
+            begin = index.bounds.run_rows[runs["ordinal"]]
+            ends = index.bounds.block_rows[cuts[1:]]
+            run = np.maximum(np.searchsorted(begin, ends) - 1, 0)
+            ends = begins(runs["rows"])[run] + np.clip(ends - begin[run], 0, runs["rows"][run])
+            for rows in rows_of_parts(index, runs, ends.tolist()):
+                self._check_rows(runs, rows, keys)
         result.counts["blocks"] = len(index.blocks)
         result.counts["bytes"] = index.size_bytes
 
-    def _keys(self) -> tuple[NDArray[np.int64], NDArray[np.uint64]] | None:
-        """First hash of every row (one entry more than rows), and the hashes."""
+    def _keys(self) -> KeySection | None:
         index = self._index
         offset, length = index.key_span
         try:
-            section = index.decode_keys(self._store.get_range(index.key, offset, length) if length else b"")
+            return index.decode_keys(self._store.get_range(index.key, offset, length) if length else b"")
         except CorruptionError as error:
             self._result.add(AnomalyKind.DAMAGED, index.key, error.message, (offset, offset + length))
             return None
-        return np.concatenate([[0], np.cumsum(section.counts, dtype=np.int64)]), section.hashes
 
-    def _records(self, span: BlockSpan) -> NDArray[np.uint8] | None:
-        """Raw bytes of ``span``; None for damage, which is reported once."""
-        blocks = (span.first_block, span.end_block)
-        if self._damaged == blocks:
-            return None
-        try:
-            return self._spans.blocks(span)
-        except CorruptionError as error:
-            where = (span.offset, span.offset + span.length)
-            self._result.add(AnomalyKind.DAMAGED, self._index.key, error.message, where)
-            self._damaged = blocks
-            return None
+    def _check_rows(self, runs: Table, rows: PartRows, keys: KeySection | None) -> None:
+        """All rows of some blocks, which are of ``runs``."""
+        index, bounds = self._index, self._index.bounds
+        ordinal = runs["ordinal"][rows.part]
+        row = bounds.run_rows[ordinal] + rows.row - index.first_row[ordinal]
+        block = np.searchsorted(bounds.block_rows, row, side="right") - 1
+        raw = bounds.run_raw[ordinal] + rows.position
+        data, begin = self._decoded(int(block[0]), int(block[-1]) + 1)
+        begin = begin[block - block[0]]
+        start = begin + raw - bounds.block_raw[block]
+        found = _InBlocks(rows, index.runs["queue"][ordinal].astype(np.int64), block, start)
+        is_inside = (raw >= bounds.block_raw[block]) & (raw + rows.size <= bounds.block_raw[block + 1])
+        self._report(found, ~is_inside, "does not lie in its block")
+        found = found.where(is_inside & (begin >= 0))
+        while len(found.start):
+            phys = found.rows.phys
+            is_copied = phys < 0
+            if is_copied.any():
+                phys = np.where(is_copied, own_phys(data, found.start), phys)
+            table = self._table
+            columns, valid, reason = rescanned(data, found.start, found.rows.size, phys, table)
+            known = range(len(self._of_table), len(table))
+            more = self._numbers_of((table.topic(one), int(table.queue_id[one])) for one in known)
+            self._of_table = np.concatenate([self._of_table, more])
+            self._compare(found.where(slice(valid)), columns, phys[:valid], keys)
+            if not reason:
+                break
+            self._report(found, np.arange(len(found.start)) == valid, f"fails {reason}")
+            part = found.rows.part
+            found = found.where(slice(int(np.searchsorted(part, part[valid], side="right")), None))
 
-    def _check_span(
-        self,
-        run: int,
-        span: BlockSpan,
-        rows: RowTable,
-        keys: tuple[NDArray[np.int64], NDArray[np.uint64]] | None,
+    def _decoded(self, first: int, end: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Raw bytes of the blocks [first, end) that are undamaged, and where each begins in them; -1: it is damaged."""
+        index, at = self._index, self._index.block_offsets[first : end + 1].tolist()
+        stored = self._spans.read(at[0], at[-1] - at[0])
+        pieces = [stored[low - at[0] : high - at[0]] for low, high in pairwise(at)]
+        found, begin, length = [], np.full(end - first, -1), 0
+        for number, raw in enumerate(index.decode_each(range(first, end), pieces, self._decompressor)):
+            if isinstance(raw, CorruptionError):
+                where = at[number], at[number + 1]
+                self._result.add(AnomalyKind.DAMAGED, index.key, raw.message, where)
+            elif isinstance(raw, TieredError):
+                raise raw
+            else:
+                begin[number] = length
+                length += len(raw)
+                found.append(raw)
+        return np.concatenate(found) if found else np.zeros(0, np.uint8), begin
+
+    def _compare(
+        self, found: _InBlocks, columns: RecordColumns, phys: NDArray[np.int64], keys: KeySection | None
     ) -> None:
-        index = self._index
-        data = self._records(span)
-        if data is None:
-            return
-        part = slice(span.first_row, span.end_row)
-        starts = rows.position[part] - span.raw_offset
-        phys = rows.phys[part]
-        if len(phys) and phys[0] < 0:
-            phys = own_phys(data, starts)
-        table, found, valid, reason = rescanned(data, starts, rows.size[part], phys)
-        queue = index.queue_of(run)
-        if reason:
-            self._report(queue, rows, span.first_row + valid, f"fails {reason}", span)
-            return
-        own = table.ordinal(queue.topic, queue.queue_id)
+        """Rows and what their records say. A record does not determine the deliver time of a scheduled message, nor the
+        offset of an LMQ whose parent is not archived."""
+        rows, count = found.rows, len(phys)
+        own, other = self._own[found.queue], self._of_table[columns.queue[:count]]
         # A record of another queue may be in this one too, as an LMQ entry that only some brokers make (DOUBT_PLAIN).
-        is_own, is_named = found.queue[:valid] == own, np.zeros(valid, bool)
-        is_named[found.lmq_row[: found.lmq_rows][found.lmq_queue[: found.lmq_rows] == own]] = True
-        for name, wanted in (self._expected(queue, rows, part) | {"phys": phys}).items():
-            differs = getattr(found, name)[:valid] != wanted
-            if name in ("queue_offset", "inner_num"):
-                differs &= is_own | ~is_named
-            if differs.any():
-                row = span.first_row + int(np.flatnonzero(differs)[0])
-                self._report(queue, rows, row, f"differs in {name}", span)
-        if not queue.topic.startswith(LMQ_PREFIX):
-            strangers = np.flatnonzero(~is_own & ~is_named)
-            if len(strangers):
-                other = int(found.queue[strangers[0]])
-                what = f"belongs to {table.topic(other)}/{table.queue_id[other]}"
-                self._report(queue, rows, span.first_row + int(strangers[0]), what, span)
+        is_own, is_named = other == own, np.zeros(count, bool)
+        entry = columns.lmq_row[: columns.lmq_rows]
+        is_named[entry[self._of_table[columns.lmq_queue[: columns.lmq_rows]] == own[entry]]] = True
+        is_full, has_offset = ~self._is_light[found.queue], is_own | ~is_named
+        for name, wanted, applies in (
+            ("size", rows.size, True),
+            ("store_timestamp", rows.store_timestamp, True),
+            ("queue_offset", rows.queue_offset, is_full & has_offset),
+            ("inner_num", rows.inner_num, is_full & has_offset),
+            ("tags_code", rows.tags_code, ~self._is_scheduled[found.queue]),
+            ("phys", phys, True),
+        ):
+            differs = (getattr(columns, name)[:count] != wanted) & applies
+            self._report(found, differs, f"differs in {name}")
+        strangers = is_full & ~is_own & ~is_named
+        for at in rows.first_of_parts(strangers):
+            table, of = self._table, int(columns.queue[at])
+            what = f"belongs to {table.topic(of)}/{table.queue_id[of]}"
+            self._report(found, np.arange(count) == at, what)
         if keys is not None:
-            first, hashes = keys
-            base = int(index.first_row[run])
-            low, high = int(first[base + span.first_row]), int(first[base + span.end_row])
-            of_records = found.key_hashes[: found.keys]
-            if not is_own.all():  # a record of another queue has its keys there
-                counts = np.diff(first[base + span.first_row : base + span.end_row + 1])
-                of_records = of_records[np.repeat(counts > 0, found.key_count[:valid])]
-            if not np.array_equal(of_records, hashes[low:high]):
-                what = "or a later one of its block has other keys than the object lists"
-                self._report(queue, rows, span.first_row, what, span)
+            self._compare_keys(found, columns, is_own, keys)
 
-    def _expected(self, queue: QueueKey, rows: RowTable, part: slice) -> dict[str, NDArray[np.generic]]:
-        """Columns that a record determines. Not so: the deliver time of scheduled messages, and the offset of an LMQ
-        whose parent is not archived."""
-        expected: dict[str, NDArray[np.generic]] = {
-            "size": rows.size[part],
-            "store_timestamp": rows.store_timestamp[part],
-        }
-        if not queue.topic.startswith(LMQ_PREFIX):
-            expected |= {"queue_offset": rows.queue_offset[part], "inner_num": rows.inner_num[part]}
-        if queue.topic != SCHEDULE_TOPIC:
-            expected["tags_code"] = rows.tags_code[part]
-        return expected
+    def _compare_keys(
+        self, found: _InBlocks, columns: RecordColumns, is_own: NDArray[np.bool_], keys: KeySection
+    ) -> None:
+        """A record of another queue has its keys there."""
+        listed = keys.counts[found.rows.row]
+        counts = columns.key_count[: len(listed)]
+        differs = (listed != counts) & (is_own | (listed > 0))
+        is_same = np.repeat((listed == counts) & (listed > 0), counts)
+        of_records = columns.key_hashes[: columns.keys][is_same]
+        which = np.flatnonzero((listed == counts) & (listed > 0))
+        places = positions(self._first_key[found.rows.row[which]], listed[which])
+        wrong = np.repeat(which, listed[which])[of_records != keys.hashes[places]]
+        differs[wrong] = True
+        self._report(found, differs, "has other keys than the object lists")
 
-    def _report(self, queue: QueueKey, rows: RowTable, row: int, what: str, span: BlockSpan) -> None:
-        detail = f"the record of {queue} at offset {int(rows.queue_offset[row])} {what}"
-        where = (span.offset, span.offset + span.length)
-        self._result.add(AnomalyKind.RECORD, self._index.key, detail, where)
+    def _report(self, found: _InBlocks, which: NDArray[np.bool_], what: str) -> None:
+        """``what`` is wrong with the records of some rows: the first of each run is named."""
+        index = self._index
+        for at in found.rows.first_of_parts(which) if which.any() else ():
+            queue, block = index.queues[int(found.queue[at])], int(found.block[at])
+            detail = f"the record of {queue} at offset {int(found.rows.queue_offset[at])} {what}"
+            begin, end = index.block_offsets[block : block + 2].tolist()
+            self._result.add(AnomalyKind.RECORD, index.key, detail, (begin, end))
 
 
 def rescanned(
-    data: NDArray[np.uint8], starts: NDArray[np.int64], sizes: NDArray[np.int32], phys: NDArray[np.int64]
-) -> tuple[QueueTable, RecordColumns, int, str]:
-    """Columns of the records, how many are valid, and the check that the next fails.
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int32],
+    phys: NDArray[np.int64],
+    table: QueueTable,
+) -> tuple[RecordColumns, int, str]:
+    """Columns of the records, how many are valid, and the check that the next fails. ``table`` gets their queues.
 
     A record's own checksum may be of an earlier generation of the message (broker_store.damage.accepted_size). The
     block's checksum was verified, so a record with a wrong one is scanned as if it had none.
     """
-    own_copy = False
+    found, valid, own_copy = RecordColumns(rows=len(starts) or 1), 0, False
     while True:
-        table, found = QueueTable(), RecordColumns(rows=len(starts) or 1)
-        valid, reason = rescan(data, starts, sizes, phys, table, found)
+        left = slice(valid, None)
+        count, reason = rescan(data, starts[left], sizes[left], phys[left], table, found)
+        valid += count
         if reason != InvalidReason.RECORD_CRC.name:
-            return table, found, valid, reason
+            return found, valid, reason
         if not own_copy:
             data, own_copy = data.copy(), True
         data[int(starts[valid]) + int(sizes[valid]) - RESERVED_CRC_BYTES] = 0

@@ -42,7 +42,7 @@ from tiered.formats.segment_layout import (
 )
 from tiered.kernels.columns import LENGTHS_BYTES, STREAMS, VARINT_BYTES_MAX
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_DTYPE, RunKind, Table, begins
+from tiered.model.tables import QUEUE_DTYPE, RUN_DTYPE, RunKind, Table, begins
 
 SPAN_RAW_BYTES_MAX = 64 * 1024 * 1024
 """Raw bytes of a piece of a span: limits memory for blocks that compress well."""
@@ -246,6 +246,15 @@ class SegmentIndex:
         columns = (self.queue_table[name].tolist() for name in QUEUE_DTYPE.names or ())
         return [QueueKey(self.topics[topic], *numbers) for topic, *numbers in zip(*columns, strict=True)]
 
+    @cached_property
+    def whole_runs(self) -> Table:
+        """All runs as the catalog would name them (RUN_DTYPE)."""
+        found = np.zeros(len(self.runs), RUN_DTYPE)
+        for name in RUN_DTYPE.names or ():
+            found[name] = self.runs[name]
+        found["ordinal"] = np.arange(len(found))
+        return found
+
     def queue_of(self, run: int) -> QueueKey:
         """The queue whose rows ``run`` holds."""
         topic, *numbers = self.queue_table[int(self.runs["queue"][run])].item()
@@ -351,6 +360,20 @@ class SegmentIndex:
                 f"rows [{first_row}, {end_row}) are outside an object of {int(self.first_row[-1])} rows"
             )
         return self._rows(first_row, end_row)
+
+    def columns_of(self, rows: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
+        """Like ``stored_columns``, of ``rows``, which ascend."""
+        first, end = int(rows[0]), int(rows[-1]) + 1
+        if end - first == len(rows):
+            return self._rows(first, end)
+        page = np.searchsorted(self._page_row, rows, side="right") - 1
+        numbers, at = np.unique(page, return_index=True)
+        parts = np.split(rows - self._page_row[page], at[1:])
+        columns = zip(*map(self._page, numbers.tolist()), strict=True)
+        return tuple(
+            np.concatenate([one[which] for one, which in zip(column, parts, strict=True)])
+            for column in columns
+        )
 
     def _rows(self, first: int, end: int) -> tuple[NDArray[Any], ...]:
         page = bisect_right(cast("Sequence[int]", self._page_row), first) - 1

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from tiered.errors import CorruptionError
 from tiered.formats.container import decode_container, encode_container
+from tiered.formats.part_rows import in_object_order, rows_of_parts
 from tiered.formats.queue_names import queue_table
-from tiered.formats.run_part import RunPart
 from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_DTYPE, RunKind, Table
+from tiered.model.tables import QUEUE_DTYPE, RunKind, Table, concatenated, picked
 
 PAGE_KIND = b"RMQTIDXP"
 PAGE_ROWS = 8192
@@ -43,34 +43,37 @@ class Places:
         return {self.queues[number] for number in found.tolist()}
 
 
-def places_of_segment(index: SegmentIndex, runs: Iterable[RunPart]) -> Places:
-    """The records of ``runs`` that a commitlog had, in any order. LMQ rows are entries of others' records."""
-    parts = [np.zeros(0, PLACE_DTYPE)]
-    for run in runs:
-        if (
-            int(index.runs["kind"][run.ordinal]) == RunKind.LMQ
-            or int(index.runs["min_phys"][run.ordinal]) < 0
-        ):
-            continue
-        phys = index.row_columns(run).phys
-        part = np.zeros(len(phys), PLACE_DTYPE)
-        part["phys"], part["queue"] = phys, index.runs["queue"][run.ordinal]
+def places_of_segment(index: SegmentIndex, runs: Table) -> Places:
+    """The records of ``runs`` (RUN_DTYPE) that a commitlog had, in any order. LMQ rows are entries of others' records.
+    Raises CorruptionError unless the object has all of them."""
+    runs = in_object_order(index, runs)
+    own = picked(index.runs, runs["ordinal"])
+    is_logged = (own["kind"] != RunKind.LMQ) & (own["min_phys"] >= 0)
+    queue = own["queue"][is_logged]
+    parts = []
+    for rows in rows_of_parts(index, picked(runs, is_logged)):
+        part = np.empty(len(rows.row), PLACE_DTYPE)
+        part["phys"], part["queue"] = rows.phys, queue[rows.part]
         parts.append(part)
-    return Places(index.queues, np.concatenate(parts))
+    return Places(index.queues, concatenated(parts, PLACE_DTYPE))
 
 
 def joined_places(parts: Iterable[Places]) -> Places:
     """All of ``parts``, by physical offset."""
     numbers: dict[QueueKey, int] = {}
-    rows = [np.zeros(0, PLACE_DTYPE)]
+    rows = []
     for part in parts:
-        used, place = np.unique(part.rows["queue"], return_inverse=True)
-        renamed = [numbers.setdefault(part.queues[number], len(numbers)) for number in used.tolist()]
+        place = np.zeros(len(part.queues), np.uint32)
+        used = np.flatnonzero(np.bincount(part.rows["queue"], minlength=len(place)))
+        place[used] = [numbers.setdefault(part.queues[number], len(numbers)) for number in used.tolist()]
         mine = part.rows.copy()
-        mine["queue"] = np.array(renamed, np.uint32)[place]
+        mine["queue"] = place[mine["queue"]]
         rows.append(mine)
-    found = np.unique(np.concatenate(rows))
-    return Places(list(numbers), found)
+    found = concatenated(rows, PLACE_DTYPE)
+    found = picked(found, np.lexsort((found["queue"], found["phys"])))
+    is_new = np.ones(len(found), bool)
+    is_new[1:] = (np.diff(found["phys"]) != 0) | (np.diff(found["queue"]) != 0)
+    return Places(list(numbers), picked(found, is_new))
 
 
 def missing_places(named: Places, wanted: Places) -> int:

@@ -1,0 +1,131 @@
+"""Rows of many parts of runs at once, as columns across runs: what handles all queues of an object takes time by its
+rows. ``SegmentIndex.row_columns`` is for one run. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.errors import CorruptionError
+from tiered.formats.run_part import CatalogRun
+from tiered.formats.segment_index import SegmentIndex
+from tiered.model.tables import RunKind, Table, begins, picked, positions
+
+ROWS_AT_ONCE = 128 * 1024
+
+
+class PartRows(NamedTuple):
+    """Consecutive rows of some parts. ``part`` is the number of a row's part, ``row`` its number in the object; the
+    other columns are those of ``RowTable``."""
+
+    part: NDArray[np.int64]
+    row: NDArray[np.int64]
+    position: NDArray[np.int64]
+    size: NDArray[Any]
+    tags_code: NDArray[Any]
+    store_timestamp: NDArray[Any]
+    phys: NDArray[Any]
+    inner_num: NDArray[Any]
+    parent: NDArray[Any]
+    parent_queue_offset: NDArray[Any]
+    queue_offset: NDArray[np.int64]
+
+    def where(self, which: NDArray[np.bool_] | slice) -> PartRows:
+        """Some of the rows."""
+        return PartRows(*(column[which] for column in self))
+
+    def first_of_parts(self, mask: NDArray[np.bool_]) -> list[int]:
+        """The first row of ``mask`` in each part that has one."""
+        rows = np.flatnonzero(mask)
+        found: list[int] = rows[np.flatnonzero(np.diff(self.part[rows], prepend=-1))].tolist()
+        return found
+
+
+def in_object_order(index: SegmentIndex, parts: Table) -> Table:
+    """``parts`` (RUN_DTYPE) as their rows lie in the object. Raises CorruptionError unless it has all of them."""
+    ordinal, first_row = parts["ordinal"], parts["first_row"]
+    is_there = ordinal < len(index)
+    rows = index.runs["rows"][np.where(is_there, ordinal, 0)]
+    is_there &= (first_row >= 0) & (parts["rows"] > 0) & (parts["rows"] <= rows - first_row)
+    if not is_there.all():
+        raise CorruptionError(f"{index.key}: the catalog names runs that are not in it")
+    return picked(parts, np.lexsort((first_row, ordinal)))
+
+
+def rows_of_parts(index: SegmentIndex, parts: Table, ends: Sequence[int] | None = None) -> Iterator[PartRows]:
+    """All rows of ``parts`` (RUN_DTYPE, ``in_object_order``), up to each of ``ends`` at a time, which count the rows of
+    all parts; the last of them is their number. Raises CorruptionError where ``SegmentIndex.row_columns`` does."""
+    first = begins(parts["rows"])
+    if ends is None:
+        ends = [*range(ROWS_AT_ONCE, int(first[-1]), ROWS_AT_ONCE), int(first[-1])]
+    window, begin = _Window(index, parts, first), 0
+    for end in ends:
+        if end > begin:
+            yield window.rows(begin, end)
+        begin = end
+
+
+class _Window:
+    """Follows the offsets of batches and sparse rows, and sums up what must agree with each part."""
+
+    def __init__(self, index: SegmentIndex, parts: Table, first: NDArray[np.int64]) -> None:
+        self._index, self._parts, self._first = index, parts, first
+        self._object_row = index.first_row[parts["ordinal"]] + parts["first_row"] - first[:-1]
+        kind = index.runs["kind"][parts["ordinal"]]
+        self._is_lmq, self._is_sparse = kind == RunKind.LMQ, kind == RunKind.SPARSE
+        self._offset = parts["base_queue_offset"].copy()
+        for cut in np.flatnonzero(self._is_sparse & (parts["first_row"] > 0)).tolist():
+            self._offset[cut] = index.spans_begin(CatalogRun.of(parts[cut]))
+        self._bytes = np.zeros(len(parts), np.int64)
+
+    def rows(self, begin: int, end: int) -> PartRows:
+        """Rows [begin, end) of all parts."""
+        low = int(np.searchsorted(self._first, begin, side="right")) - 1
+        high = int(np.searchsorted(self._first, end, side="left"))
+        mine = slice(low, high)
+        starts = np.maximum(self._first[mine], begin)
+        counts = np.minimum(self._first[low + 1 : high + 1], end) - starts
+        part = np.repeat(np.arange(low, high), counts)
+        row = positions(self._object_row[mine] + starts, counts)
+        columns = self._index.columns_of(row)
+        spans, at = columns[4].astype(np.int64), starts - begin
+        sums = np.cumsum(spans)
+        before = sums[at] - spans[at]
+        offset = sums - spans + np.repeat(self._offset[mine] - before, counts)
+        is_sparse = self._is_sparse[part]
+        if is_sparse.any():
+            offset = np.where(is_sparse, offset + spans - 1, offset)
+            columns = (*columns[:4], np.where(is_sparse, 1, columns[4]).astype(np.int32), *columns[5:])
+        size = np.where(self._is_lmq[part], 0, columns[0].astype(np.int64))
+        ends = np.cumsum(size)
+        position = ends - size + np.repeat(self._bytes[mine] - ends[at] + size[at], counts)
+        position[self._is_lmq[part]] = -1
+        found = PartRows(*(part, row, position, *columns, offset))
+        self._offset[mine] += np.add.reduceat(spans, at)
+        self._bytes[mine] += np.add.reduceat(size, at)
+        self._check(low, int(np.searchsorted(self._first, end, side="right")) - 1, at, found)
+        return found
+
+    def _check(self, low: int, done: int, at: NDArray[np.int64], found: PartRows) -> None:
+        """Parts from ``low`` on, which begin ``at`` these rows; those before ``done`` have ended."""
+        parts, ended = self._parts, np.arange(low, low + len(at)) < done
+        some = slice(low, low + len(at))
+        is_lmq, is_sparse = self._is_lmq[some], self._is_sparse[some]
+        last = np.append(at[1:], len(found.row)) - 1
+        base, end = parts["base_queue_offset"][some], parts["end_queue_offset"][some]
+        outside = (found.queue_offset[at] < base) | (found.queue_offset[last] >= end)
+        short = np.where(is_sparse, outside, ended & (self._offset[some] != end))
+        self._require(low, short, "rows of run {} do not reach its end offset")
+        other = ended & ~is_lmq & (self._bytes[some] != parts["byte_count"][some])
+        self._require(low, other, "sizes of run {} do not add up to its bytes")
+        if is_lmq.any():
+            stranger = np.maximum.reduceat(found.parent, at) >= len(self._index.queue_table)
+            self._require(low, is_lmq & stranger, "the parent of a row of run {} is not in the footer")
+
+    def _require(self, low: int, wrong: NDArray[np.bool_], what: str) -> None:
+        if wrong.any():
+            ordinal = int(self._parts["ordinal"][low + int(wrong.argmax())])
+            raise CorruptionError(f"{self._index.key}: {what.format(ordinal)}")
