@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from tiered.archive.object_spans import ObjectSpans
 from tiered.archive.segment_reader import RANGE_BYTES_MAX
+from tiered.catalog.repeated_offsets import repeated_offsets
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError
 from tiered.formats.run_part import CatalogRun, cut_run
@@ -122,7 +124,7 @@ def check_segment(
     is_batch = index.runs["kind"] == RunKind.BATCH
     result.counts["messages"] = int(np.where(is_batch, spans, index.runs["rows"]).sum())
     if full:
-        _FullCheck(store, index, result).run(columns)
+        _FullCheck(store, index, result, repeated_offsets(state)).run(columns)
     return result
 
 
@@ -217,10 +219,13 @@ def _check_lmq(
 class _FullCheck:
     """Reads an object once."""
 
-    def __init__(self, store: ObjectStore, index: SegmentIndex, result: SegmentResult) -> None:
+    def __init__(
+        self, store: ObjectStore, index: SegmentIndex, result: SegmentResult, repeated: Collection[QueueKey]
+    ) -> None:
         self._store = store
         self._index = index
         self._result = result
+        self._repeated = repeated
         self._spans = ObjectSpans(store, index)
         self._damaged = (-1, -1)
 
@@ -315,14 +320,16 @@ class _FullCheck:
                 self._report(queue, rows, span.first_row, what, span)
 
     def _expected(self, queue: QueueKey, rows: RowTable, part: slice) -> dict[str, NDArray[np.generic]]:
-        """Columns that a record determines. Not so: the deliver time of scheduled messages, and the offset of an LMQ
-        whose parent is not archived."""
+        """Columns that a record determines. Not so: the deliver time of scheduled messages, the offset of an LMQ whose
+        parent is not archived, and where the broker used an offset twice."""
         expected: dict[str, NDArray[np.generic]] = {
             "size": rows.size[part],
             "store_timestamp": rows.store_timestamp[part],
         }
         if not queue.topic.startswith(LMQ_PREFIX):
-            expected |= {"queue_offset": rows.queue_offset[part], "inner_num": rows.inner_num[part]}
+            expected["inner_num"] = rows.inner_num[part]
+            if queue not in self._repeated:
+                expected["queue_offset"] = rows.queue_offset[part]
         if queue.topic != SCHEDULE_TOPIC:
             expected["tags_code"] = rows.tags_code[part]
         return expected
