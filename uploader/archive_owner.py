@@ -280,13 +280,7 @@ class ArchiveOwner:
         if state is None:
             return
         for key, row in state.current_queues():
-            tails.set(
-                table.ordinal(key.topic, key.queue_id),
-                next_offset=int(row["end_queue_offset"]),
-                end_byte=int(row["end_byte"]),
-                end_phys=int(row["end_phys"]),
-                generation=key.generation,
-            )
+            tails.set(table.ordinal(key.topic, key.queue_id), key.generation, row)
 
     def _earlier(self, state: CatalogState, present: CommonEnd, shared: Shared) -> CommonEnd | None:
         """Where the log stops agreeing with an earlier log history, if that is beyond ``present``; None otherwise."""

@@ -47,6 +47,8 @@ class UploadCounters:
     gaps: int = 0
     damaged_ranges: int = 0
     lost_ranges: int = 0
+    set_aside: int = 0
+    """Messages that the broker's queue does not have, as it used their offsets again."""
     last_error: str = ""
     consecutive_failures: int = 0
 

@@ -10,14 +10,17 @@ Cycles are planned in cycle_plan.py and committed in cycle_upload.py.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
+from tiered.catalog.repeated_offsets import repeated_offsets
+from tiered.errors import UnavailableError
 from tiered.formats.keys import timer_key
 from tiered.formats.segment import EncodedSegment, SegmentMeta, SegmentScratch, encode_segment
 from tiered.formats.timer_object import EncodedTimers
-from tiered.model.tables import GapReason
+from tiered.model.queue import QueueKey
+from tiered.model.tables import QUEUE_LMQ, GapReason
 from tiered.object_store.abandonment import Abandonment, abandonable
 from tiered.object_store.interface import Body
 from tiered.object_store.own_name import put_own
@@ -51,7 +54,8 @@ class CycleBuilder:
         self._counters = counters
         self._extend = extend
         self._put_pool = ThreadPoolExecutor(upload_threads, thread_name_prefix="put")
-        self._plan_lock = threading.Lock()
+        self._plan_lock = threading.RLock()
+        self._stopping = threading.Event()
         self._attempt = 0
         self._was_damaged = self._was_lost = False
         """In any planned cycle, committed or not."""
@@ -81,11 +85,62 @@ class CycleBuilder:
         return True
 
     def _plan(self, batch: LogBatch) -> CyclePlan:
+        while self._make_way(plan := self._planned(batch), batch):
+            pass
+        self._context.tails.apply(plan.change)
+        return plan
+
+    def _planned(self, batch: LogBatch) -> CyclePlan:
         plan = self._context.header_check.plan(self._context.planner, batch, self._gap_reason)
         self._was_damaged = self._was_damaged or bool(batch.damaged)
         self._was_lost = self._was_lost or bool(batch.lost)
-        self._context.tails.apply(plan.change)
         return plan
+
+    def _make_way(self, plan: CyclePlan, batch: LogBatch) -> bool:
+        """End queues whose later offsets the broker used again, and archive again what it serves from there on. True:
+        plan again. Raises UnavailableError when stopping, or for a retry: its range is read again after a restart."""
+        context, state = self._context, self._context.writer.state
+        gaps = [gap for gap in plan.gaps if gap.queue in repeated_offsets(state)]
+        # An LMQ refers to offsets of other queues, which must not move.
+        if (not plan.ends and not gaps) or bool((state.table["flags"] & QUEUE_LMQ).any()):
+            return False
+        if any(cycle.batch is batch for cycle in self._in_flight.all()):
+            raise UnavailableError("a queue continues below its archived end", hint="it is archived again")
+        self._await_commits()
+        if plan.ends:
+            self._end_queues(plan.ends)
+            return True
+        is_found, read_again = False, context.header_check.read_again
+        places = [(context.planner.ordinal_of(gap.queue), gap) for gap in gaps]
+        for again in (one for place in places for one in read_again(*place, batch.from_phys)):
+            cycle = Cycle(again, context.planner.plan(again.columns, gap_reason=self._gap_reason(again)))
+            context.tails.apply(cycle.plan.change)
+            self._start_attempt(cycle)
+            self._in_flight.append(cycle)
+            self._await_commits()
+            is_found = True
+        return is_found
+
+    def _end_queues(self, ends: Mapping[QueueKey, int]) -> None:
+        context = self._context
+        state = context.writer.end_queues(ends)
+        context.log(
+            "archived messages superseded: tiered ls --histories lists them",
+            {
+                "error": "the broker used queue offsets again",
+                "queues": ", ".join(f"{key} from {offset} on" for key, offset in ends.items()),
+                "messages": state.log_histories[-1].hidden_messages,
+            },
+        )
+        context.planner.reload(state, ends)
+
+    def _await_commits(self) -> None:
+        while len(self._in_flight):
+            if self._stopping.is_set():
+                raise UnavailableError("stopped while commits were awaited")
+            changes = self._in_flight.changes
+            self._retry_failed()
+            self._in_flight.wait(1.0, after=changes)
 
     def _gap_reason(self, batch: LogBatch) -> GapReason:
         return gap_reason(
@@ -190,7 +245,7 @@ class CycleBuilder:
 
     def _start_again(self, cycle: Cycle) -> None:
         with self._plan_lock:
-            if self._is_newest(cycle):
+            if self._is_newest(cycle) and cycle.batch.to_phys > cycle.batch.from_phys:
                 self._context.tails.revert(cycle.plan.change)
                 self._extend(cycle.batch)
                 cycle.plan = self._plan(cycle.batch)
@@ -205,8 +260,12 @@ class CycleBuilder:
     @property
     def is_idle(self) -> bool:
         """Nothing closed, building or in flight."""
-        with self._plan_lock:
+        if not self._plan_lock.acquire(blocking=False):
+            return False
+        try:
             return not len(self._in_flight) and len(self._closed) == 0
+        finally:
+            self._plan_lock.release()
 
     def next_attempt(self) -> int:
         """A number that no other key of this epoch has."""
@@ -216,5 +275,6 @@ class CycleBuilder:
 
     def close(self) -> None:
         """Release threads."""
+        self._stopping.set()
         self._put_pool.shutdown(wait=False, cancel_futures=True)
         self._scratch.close()

@@ -1,22 +1,24 @@
 """Plans one cycle: runs, generations, gaps, and which runs share an object. Pure; arrays in, arrays out.
 
 Per queue, offsets are contiguous. A run that starts at its queue's tail continues it; above the tail, the offsets
-between are a gap; below it, the topic was deleted and recreated, and a new generation starts. An LMQ row references its
-parent's row; if the parent is excluded it stores the bytes itself.
+between are a gap; below it, the topic was deleted and recreated, and a new generation starts, unless the broker's queue
+shows that it used an offset twice (repeated_offsets.py). An LMQ row references its parent's row; if the parent is
+excluded it stores the bytes itself.
 
 A cycle costs a few numpy passes; Python loops run only over queues that do not simply continue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tiered.catalog.state import CatalogState
 from tiered.formats.segment import RowTable
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.scan import FLAG_BATCH, RecordColumns
@@ -55,6 +57,14 @@ class UnusualQueue(NamedTuple):
     next_offset: int
 
 
+class RepeatedOffset(NamedTuple):
+    """A queue, by its ordinal, that had ``offset`` before; its record in front of that one ends at ``end_phys``."""
+
+    ordinal: int
+    offset: int
+    end_phys: int
+
+
 @dataclass(frozen=True)
 class ObjectPlan:
     """One object to write: ``runs.queue`` and ``rows.parent`` index ``queues``. All runs are of one TTL class."""
@@ -77,6 +87,10 @@ class CyclePlan:
     raw_bytes: int
     unusual: list[UnusualQueue]
     timers: TimerRows | None = None
+    repeated: Sequence[RepeatedOffset] = ()
+    """Of plain queues, above offset 0. Each begins a generation, as at a recreated topic."""
+    ends: Mapping[QueueKey, int] = field(default_factory=dict)
+    """Archived queues that must end at these offsets before this is uploaded: the broker used later ones again."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +165,7 @@ class CyclePlanner:
             return CyclePlan([], [], change, 0, 0, [])
         order = self._order(rows)
         runs = self._cut(columns, rows, order)
-        gaps, unusual = self._chain(runs, gap_reason)
+        gaps, unusual, repeated = self._chain(runs, gap_reason)
         change = self._change(runs)
         by_queue = np.argsort(self._generations.rank()[runs.ordinal], kind="stable")
         large = runs.byte_count[by_queue] >= self._split_bytes
@@ -165,12 +179,32 @@ class CyclePlanner:
             for group in groups
         ]
         messages, timers = int((runs.end - runs.base).sum()), self._timers(columns, rows, runs, order)
-        return CyclePlan(objects, gaps, change, messages, int(runs.byte_count.sum()), unusual, timers)
+        raw_bytes = int(runs.byte_count.sum())
+        return CyclePlan(objects, gaps, change, messages, raw_bytes, unusual, timers, repeated)
 
     def next_offsets(self, ordinals: Ints) -> Ints:
         """Ends of queues, UNKNOWN for new ones."""
         self._tails.grow(len(self._table))
         return self._tails.of(ordinals)[:, 0]
+
+    def archived_key(self, ordinal: int) -> QueueKey | None:
+        """The present generation of a queue; None if nothing of it is archived."""
+        next_offset, _, _, generation = (int(value) for value in self._tails.of(np.array([ordinal]))[0])
+        return None if next_offset == UNKNOWN else self._generations.key(ordinal, generation)
+
+    def reload(self, state: CatalogState, queues: Iterable[QueueKey]) -> None:
+        """Take the ends of ``queues`` from ``state``; no cycle is in flight."""
+        for key in queues:
+            row = state.queue(key)
+            assert row is not None
+            self._tails.set(self.ordinal_of(key), key.generation, row)
+
+    def ordinal_of(self, key: QueueKey) -> int:
+        """The ordinal of a queue that is in the table; a search in it is the scanning thread's."""
+        ids = self._table.queue_id[: len(self._table)]
+        return next(
+            at for at in np.flatnonzero(ids == key.queue_id).tolist() if self._table.topic(at) == key.topic
+        )
 
     def _admitted_rows(self, columns: RecordColumns, excluded: Sequence[int], offsets: LmqOffsets) -> _Rows:
         count = columns.rows
@@ -239,7 +273,9 @@ class CyclePlanner:
             end_phys=phys[first + count - 1] + size[first + count - 1],
         )
 
-    def _chain(self, runs: _Runs, reason: GapReason) -> tuple[list[PlannedGap], list[UnusualQueue]]:
+    def _chain(
+        self, runs: _Runs, reason: GapReason
+    ) -> tuple[list[PlannedGap], list[UnusualQueue], list[RepeatedOffset]]:
         """Check every run against its queue's tail; set generation and base byte where it does not continue it."""
         tails = self._tails.of(runs.ordinal)
         is_first = np.ones(len(runs.ordinal), bool)
@@ -250,7 +286,7 @@ class CyclePlanner:
         ordinals = np.unique(runs.ordinal[is_unusual])
         next_offsets = self._tails.of(ordinals)[:, 0]
         unusual = list(map(UnusualQueue, ordinals.tolist(), next_offsets.tolist()))
-        gaps: list[PlannedGap] = []
+        gaps, repeated = list[PlannedGap](), list[RepeatedOffset]()
         following = next_offset = byte = end_phys = generation = -1
         for i in np.flatnonzero(~continues | _has_unusual_successor(runs.ordinal, continues)):
             ordinal = int(runs.ordinal[i])
@@ -263,12 +299,14 @@ class CyclePlanner:
                 why = self._why(queue, end_phys, int(runs.min_phys[i]), reason)
                 gaps.append(PlannedGap(queue, next_offset, base, why))
             elif base < next_offset:
+                if base and runs.kind[i] == RunKind.PLAIN:
+                    repeated.append(RepeatedOffset(ordinal, base, end_phys))
                 generation, byte = generation + 1, 0
             runs.generation[i] = generation
             runs.base_byte[i] = byte if runs.kind[i] != RunKind.LMQ else 0
             next_offset, byte = int(runs.end[i]), byte + int(runs.byte_count[i])
             runs.end_byte[i], end_phys = byte, int(runs.end_phys[i])
-        return gaps, unusual
+        return gaps, unusual, repeated
 
     def _why(self, queue: QueueKey, begin_phys: int, end_phys: int, reason: GapReason) -> GapReason:
         """Why a queue has no records between two offsets of the log. ``reason``: by what this process has read."""
@@ -350,7 +388,7 @@ class CyclePlanner:
         table = np.zeros(len(group), RUN_DTYPE)
         table["queue"] = np.cumsum(is_new) - 1
         table["ordinal"] = np.arange(len(group))
-        for field, values in (
+        for name, values in (
             ("kind", runs.kind),
             ("base_queue_offset", runs.base),
             ("end_queue_offset", runs.end),
@@ -362,7 +400,7 @@ class CyclePlanner:
             ("min_phys", runs.min_phys),
             ("end_phys", runs.end_phys),
         ):
-            table[field] = values[group]
+            table[name] = values[group]
         key_count = columns.key_count[record].astype(np.int64)
         key_count[row >= rows.records] = 0  # the parent's row has the keys
         key_start = (

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tiered.catalog.commit import CommitDraft
+from tiered.catalog.repeated_offsets import with_repeated
 from tiered.catalog.timer_refs import TimerRef
 from tiered.model.queue import QueueKey
 from tiered.model.tables import GapReason
@@ -112,6 +113,14 @@ class CycleUploader:
                     "reason": gap.reason.name,
                 },
             )
+        for key, count in self._set_aside(cycle.batch).items():
+            counters.set_aside += count
+            if count:
+                self._context.log(
+                    "messages set aside: not archived",
+                    {"error": "the broker used queue offsets again, and its queue does not have them"}
+                    | {"queue": str(key), "messages": count},
+                )
         for damage in cycle.batch.damaged:
             self._context.log(
                 "commitlog damaged: range not archived",
@@ -137,11 +146,19 @@ class CycleUploader:
         return replace(
             draft,
             timers=[TimerRef.of(timers, state.epoch, attempt.timers_number) for timers in attempt.timers],
-            settings=with_known_hosts(draft.settings, state) | self._context.new_settings(state),
+            settings=with_known_hosts(draft.settings, state)
+            | self._context.new_settings(state)
+            | with_repeated(state, self._set_aside(batch)),
             state_objects=state_objects,
             pending_deletions=self._in_flight.pending_deletions(),
             created_ms=self._context.clock_ms(),
         )
+
+    def _set_aside(self, batch: LogBatch) -> dict[QueueKey, int]:
+        keys = {
+            self._context.planner.archived_key(ordinal): count for ordinal, count in batch.repeated.items()
+        }
+        return {key: count for key, count in keys.items() if key is not None}
 
     def has_new_settings(self) -> bool:
         """Whether settings of the archive wait for a commit."""

@@ -16,9 +16,9 @@ Source: org.apache.rocketmq.store.ConsumeQueue.putMessagePositionInfo.
 from __future__ import annotations
 
 import logging
-import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -29,12 +29,13 @@ from tiered.broker_store.commit_log import CommitLog
 from tiered.consume_queue.index import ConsumeQueueIndex, empty_units
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.scan import FLAG_LMQ, RecordColumns
-from tiered.model.queue import LMQ_PREFIX
+from tiered.model.queue import LMQ_PREFIX, QueueKey
 from tiered.model.tables import GapReason, Table
-from uploader.cycle_plan import CyclePlan, CyclePlanner, UnusualQueue
+from uploader.cycle_plan import CyclePlan, CyclePlanner, PlannedGap, RepeatedOffset, UnusualQueue
 from uploader.lmq_dispatch import LmqDispatch, LmqRules
 from uploader.log_batch import DamagedRange, LogBatch
 from uploader.queue_tails import UNKNOWN
+from uploader.repeated_offsets import RepeatedOffsets, record_place
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +46,6 @@ SEARCHED_MAX = 20_000
 """With more queues than this, none is searched."""
 SEARCH_SHARE = 0.05
 """Share of a thread's time for searches in all queues."""
-_HEADER = struct.Struct(">12xi4xq")
-"""QUEUEID and QUEUEOFFSET of a record's header."""
 MISSING_MAX = 1024
 """Missing offsets looked up at either end of a gap; a header may hold any offset."""
 
@@ -72,8 +71,9 @@ class HeaderCheck:
     def plan(
         self, planner: CyclePlanner, batch: LogBatch, gap_reason: Callable[[LogBatch], GapReason]
     ) -> CyclePlan:
-        """Plan ``batch`` without its contradicted records, which become damage, and with the LMQ entries that the
-        broker dispatched."""
+        """Plan ``batch`` without its contradicted records, which become damage, with the LMQ entries that the broker
+        dispatched, and with records at the places where a queue has them that used an offset twice. Raises what
+        reading such a queue raises."""
         may_search = True
         batch.lmq = self._lmq.offsets(batch.columns, planner.next_offsets)
         while True:
@@ -81,10 +81,31 @@ class HeaderCheck:
                 batch.columns, gap_reason=gap_reason(batch), excluded=batch.excluded, lmq=batch.lmq
             )
             rows = self._contradicted(batch, plan.unusual, may_search=may_search)
-            if not len(rows):
-                return plan
             self.exclude(batch, rows.tolist())
-            may_search = False
+            may_search = may_search and not len(rows)
+            if not len(rows) and (ends := self._followed(planner, batch, plan.repeated)) is not None:
+                return replace(plan, ends=ends)
+
+    def _followed(
+        self, planner: CyclePlanner, batch: LogBatch, repeated: Sequence[RepeatedOffset]
+    ) -> dict[QueueKey, int] | None:
+        """Where queues must end, before ``batch`` is archived; None: records were moved, plan again."""
+        index = self._consume_queues() if repeated else None
+        if index is None:
+            return {}
+        offsets, ends, is_moved = RepeatedOffsets(self._table, index, self._log), dict[QueueKey, int](), False
+        for one in offsets.continued(repeated):
+            found = offsets.placed(batch, one.ordinal)
+            is_moved |= bool(found)
+            if found is False and (key := planner.archived_key(one.ordinal)) is not None:
+                ends[key] = offsets.first_difference(one.ordinal, one.offset)
+        return None if is_moved else ends
+
+    def read_again(self, ordinal: int, gap: PlannedGap, before_phys: int) -> Iterator[LogBatch]:
+        """See RepeatedOffsets."""
+        index = self._consume_queues()
+        if index is not None:
+            yield from RepeatedOffsets(self._table, index, self._log).read_again(ordinal, gap, before_phys)
 
     def _contradicted(self, batch: LogBatch, unusual: Sequence[UnusualQueue], *, may_search: bool) -> Ints:
         nothing = np.empty(0, np.int64)
@@ -189,20 +210,12 @@ class HeaderComparison:
             return False
         ordinal, offset = int(self._queue[row]), int(self._other_offset[row])
         headers = {
-            int(unit["queue_offset"]): self._header_at(int(unit["phys"]))
+            int(unit["queue_offset"]): record_place(self._log, int(unit["phys"]))
             for unit in self._units(ordinal, max(offset - 1, 0), 3)
         }
         queue_id = self._names[ordinal][1]
         before, behind = headers.get(offset - 1), headers.get(offset + 1)
         return before in (None, (queue_id, offset - 1)) and behind == (queue_id, offset + 1)
-
-    def _header_at(self, phys: int) -> tuple[int, int] | None:
-        """Queue id and offset in the header at ``phys``; None where the log is gone."""
-        data = self._log.read(phys, _HEADER.size)
-        if len(data) < _HEADER.size:
-            return None
-        queue_id, offset = _HEADER.unpack(data)
-        return queue_id, offset
 
     def _rows_of(self, unusual: Iterable[UnusualQueue]) -> Iterator[tuple[UnusualQueue, Ints]]:
         """The rows of each queue in log order."""

@@ -45,7 +45,8 @@ class LogBatch:
 
     ``is_wanted``: it has a row of an admitted queue; the first rows of a new queue are scanned before the filter
     decides. ``excluded``: damaged rows with valid bytes (header_check.py). ``lmq``: LMQ entries that differ from the
-    records' properties (lmq_dispatch.py).
+    records' properties (lmq_dispatch.py). ``repeated``: queues, by ordinal, whose records are where the broker's queue
+    has them, and how many are in none (repeated_offsets.py).
     """
 
     def __init__(self, capacity_bytes: int, *, pooled: bool = True) -> None:
@@ -68,6 +69,7 @@ class LogBatch:
         self.excluded: list[int] = []
         self.lmq: LmqOffsets = {}
         self.lost: list[LostRange] = []
+        self.repeated: dict[int, int] = {}
 
     @property
     def room(self) -> int:
@@ -133,7 +135,7 @@ class LogBatchPool:
     def release(self, batch: LogBatch) -> None:
         """Return a batch; an oversized one is freed."""
         with self._lock:
-            del self._in_use[id(batch)]
+            self._in_use.pop(id(batch), None)  # records that are read again have a batch of their own
             if batch.pooled:
                 self._free.append(batch)
 

@@ -579,6 +579,7 @@ class Offloader:
             gaps=counters.gaps,
             damaged=counters.damaged_ranges,
             lost=counters.lost_ranges,
+            set_aside=counters.set_aside,
             hidden=self._metadata.hidden,
             shown_again=self._metadata.shown_again,
             missing=len(self._metadata.missing),

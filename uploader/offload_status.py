@@ -25,6 +25,7 @@ class OffloadResult:
     gaps: int
     damaged: int
     lost: int
+    set_aside: int
     hidden: int
     shown_again: int
     missing: int
@@ -85,6 +86,11 @@ def outcome_text(outcome: OffloadResult) -> str:
         (outcome.gaps, "gap", "recorded"),
         (outcome.damaged, "DAMAGED range", "of the commitlog skipped"),
         (outcome.lost, "range", "of the commitlog MISSING"),
+        (
+            outcome.set_aside,
+            "message",
+            "SET ASIDE, which the broker's queue does not have (it used offsets again)",
+        ),
     ):
         if count:
             parts.append(f"{counted(count, what)} {result}")

@@ -49,10 +49,10 @@ class QueueTails:
             larger[: len(self._values)] = self._values
             self._values = larger
 
-    def set(self, ordinal: int, *, next_offset: int, end_byte: int, end_phys: int, generation: int) -> None:
-        """Set the tail of one queue."""
+    def set(self, ordinal: int, generation: int, row: np.void) -> None:
+        """Set the tail of one queue as its ``row`` (QUEUE_STATE_DTYPE) in the catalog."""
         self.grow(ordinal + 1)
-        self._values[ordinal] = (next_offset, end_byte, end_phys, generation)
+        self._values[ordinal] = (row["end_queue_offset"], row["end_byte"], row["end_phys"], generation)
 
     def clear(self) -> None:
         """Reset all tails, before loading another catalog version."""

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Archive to the end of the log, from where the archive ends. Damage is exit code 1."""
+    """Archive to the end of the log, from where the archive ends. Damage, and messages set aside, are exit code 1."""
     return_freed_memory()
     settings = settings_of(options).settings
     writer = Writer(backfill_instance(settings.broker.store_path), "backfill", settings.archive.take_over)
@@ -53,7 +53,8 @@ def execute(options: argparse.Namespace) -> int:
     print_result(options, camel_names(asdict(result)) | {"interrupted": stop.is_set()}, lines)
     if stop.is_set():
         return EXIT_INTERRUPTED
-    return EXIT_ANOMALIES if result.damaged or result.lost or result.damaged_tables else 0
+    is_whole = not (result.damaged or result.lost or result.damaged_tables or result.set_aside)
+    return 0 if is_whole else EXIT_ANOMALIES
 
 
 def _run(

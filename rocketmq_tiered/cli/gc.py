@@ -90,7 +90,8 @@ def _collect(
         print_lines(f"kept: {key}: {counted(found.messages, 'message')} that no commit names: {found.why}")
     if plan.unexplained:
         print_lines(
-            "tiered repair ARCHIVE_URL, a dry run, says which of them it brings back; nothing deletes them"
+            "tiered repair ARCHIVE_URL, a dry run, says which of them it brings back; with --apply they are in "
+            "quarantine (tiered ls --quarantine), and nothing deletes them but a person, or gc once it knows more"
         )
     if plan.halted:
         print_lines(f"nothing is deleted: {plan.halted}")

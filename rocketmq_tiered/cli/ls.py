@@ -256,7 +256,8 @@ def _print_archives(archives: Sequence[LoadedArchive], options: argparse.Namespa
 def _print_quarantine(archive: LoadedArchive, options: argparse.Namespace) -> None:
     state = archive.state
     lists = [one for one in state.deletion_lists if one.reason == Reason.QUARANTINE]
-    keys = {key for key, pending in state.pending_deletions.items() if pending.reason == Reason.QUARANTINE}
+    kept = (Reason.QUARANTINE, Reason.UNEXPLAINED)
+    keys = {key for key, pending in state.pending_deletions.items() if pending.reason in kept}
     keys |= {key for listed in lists for key in read_list(archive.store, listed)}
     if options.json:
         print_json({"cluster": archive.cluster, "broker": archive.broker, "quarantine": sorted(keys)})

@@ -162,6 +162,7 @@ def _explain(store: ObjectStore, state: CatalogState, plan: GcPlan) -> None:
             plan.keep("that no commit explains")
         else:
             plan.to_delete(info)
+            plan.purge += [key] if key in state.pending_deletions else []
         if epoch > state.epoch or (one is not None and one.meta.catalog_version > state.version):
             plan.halt(f"the newest commit is missing: {key}: {why}; run tiered repair")
 
@@ -186,6 +187,7 @@ def collect(
 ) -> None:
     """Carry out ``plan``, of ``state``. Raises AccessDeniedError when the account may not delete: before anything is
     withdrawn."""
+    _quarantine(store, state, plan, clock)
     if plan.delete or plan.purge or plan.lists:
         with suppress(RefusedRequestError):  # a link in a directory's place concerns the keys below it
             store.delete([PROBE_KEY])  # before anything is withdrawn: that is final
@@ -195,6 +197,19 @@ def collect(
         collection.forget(left)
     for upload in plan.uploads:
         store.abort_upload(upload)
+
+
+def _quarantine(store: ObjectStore, state: CatalogState, plan: GcPlan, clock: Callable[[], int]) -> None:
+    """Commit that nothing explains these objects, until a collection finds what does, or a repair uses them."""
+
+    def change(newest: CatalogState) -> CommitDraft | None:
+        added = [key for key in plan.unexplained if key not in newest.pending_deletions]
+        if not added or newest.repaired_version != state.repaired_version:
+            return None
+        return CommitDraft(CommitKind.MAINTENANCE, pending_deletions=tuple(added), reason=Reason.UNEXPLAINED)
+
+    if not plan.halted and plan.unexplained.keys() - state.pending_deletions:
+        MaintenanceCommit.opened(store, state, "gc", clock).commit(change)
 
 
 def require_same_clock(store: ObjectStore, now_ms: int) -> int:

@@ -17,7 +17,7 @@ from tiered.archive.task import SCRUB, Due
 from tiered.archive.unreadable import UnreadableRange
 from tiered.archive.verify import verifying
 from tiered.archive.verify_progress import VerifyProgress, VerifyReport
-from tiered.archive.verify_segment import SegmentResult, check_segment
+from tiered.archive.verify_segment import Anomaly, SegmentResult, check_segment
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.state import CatalogState
@@ -66,7 +66,7 @@ class ScrubTask:
         self._steps: Generator[tuple[str, SegmentResult], None, VerifyReport] | None = None
         self._share = 0.0
         self._objects = self._healed = 0
-        self._others: set[str] = set()
+        self._others: dict[str, Anomaly] = {}
         """What the last cycle found besides."""
         self._replaced: set[str] = set()
         self._cycle_ms: int | None = None
@@ -98,15 +98,15 @@ class ScrubTask:
             self._advance_cycle()
         else:
             self._check_new(state, part.window)
-        damaged = self._others.union(self._lost)
+        damaged = self._others.keys() | self._lost
         self.status = ScrubStatus(
             self._saved.verified[0], self._share, self._cycle_ms, self._objects, self._healed, len(damaged)
         )
         self.problem = ""
         if damaged:
-            self.problem = (
-                f"{counted(len(damaged), 'damaged object')}, such as {min(damaged)}: run tiered repair"
-            )
+            first = min(damaged)
+            what = str(self._others[first]) if first in self._others else f"damaged: {first}"
+            self.problem = f"{counted(len(damaged), 'finding')}, such as {what}: run tiered repair"
         return True
 
     def _check_new(self, state: CatalogState, window: Window) -> None:
@@ -129,9 +129,9 @@ class ScrubTask:
                 self._take(*next(self._steps))
         except StopIteration as end:
             self._cycle_ms, self._steps, self._share = self._clock_ms(), None, 0.0
-            named = {anomaly.key for anomaly in end.value.anomalies} - self._replaced
-            self._lost = {key: ranges for key, ranges in self._lost.items() if key in named}
-            self._others, self._replaced = named, set()
+            found = {one.key: one for one in end.value.anomalies if one.key not in self._replaced}
+            self._lost = {key: ranges for key, ranges in self._lost.items() if key in found}
+            self._others, self._replaced = found, set()
         except Exception:
             self._steps = None  # the next step continues where it was saved
             raise

@@ -46,6 +46,7 @@ REASONS: dict[str, str] = {
     Reason.EXPIRED: "expired",
     Reason.DIVERGED: "of earlier log histories",
     Reason.QUARANTINE: "kept after a repair",
+    Reason.UNEXPLAINED: "that nothing explains, and that are kept",
     Reason.INTENT: "of a compaction that is not finished",
 }
 

@@ -342,7 +342,7 @@ TASKS = {
         "small objects are not joined",
         "correct the cause, or set compaction.every_ms to 0; until then reads cost more requests",
     ),
-    SCRUB: ("scrub", "stored objects are damaged, or cannot be read back", "tiered repair ARCHIVE_URL"),
+    SCRUB: ("scrub", "the archive is not whole, or cannot be read back", "tiered repair ARCHIVE_URL"),
     INDEX_BUILDING: (
         "index",
         "the message index is not updated",

@@ -20,7 +20,14 @@ from types import TracebackType
 
 import orjson
 
-from tiered.errors import AccessDeniedError, NotFoundError, StoreFullError, UnavailableError, UsageError
+from tiered.errors import (
+    AccessDeniedError,
+    CatalogLostError,
+    NotFoundError,
+    StoreFullError,
+    UnavailableError,
+    UsageError,
+)
 from tiered.private_directory import is_own, log_exposed_parent, make_private
 from tiered.whole_file import replace_whole
 
@@ -49,16 +56,17 @@ class ArchiveMarker:
             )
 
     def refuse_empty(self) -> None:
-        """The archive has no commits. Raises UnavailableError if this state directory marks it: its disk may come
-        back. Raises UsageError if it marks another one of the same broker."""
+        """The archive has no commits, nor objects. Raises CatalogLostError if this state directory marks it: its disk
+        may come back. Raises UsageError if it marks another one of the same broker."""
         try:
             marked = {path: path.read_text("utf-8").strip() for path in self.path.parent.glob("begun-*")}
         except OSError as error:
             raise UnavailableError(f"{self.path}: {error.strerror or error}") from error
         if self.path in marked:
-            raise UnavailableError(
-                f"{self._url} is empty, but this sidecar has archived to it before",
-                hint=f"check the disk's mount or the bucket's name; {NEW_ARCHIVE}",
+            raise CatalogLostError(
+                f"{self._url} is empty, without catalog and objects, but this sidecar has archived to it before",
+                hint="mount its disk, correct archive.url, or restore the bucket's earlier versions; there is nothing "
+                f"for tiered repair; {NEW_ARCHIVE}",
             )
         names = self._url.rsplit("/", 2)[1:]
         others = sorted(url for url in marked.values() if url.rsplit("/", 2)[1:] == names)

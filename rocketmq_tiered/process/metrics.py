@@ -244,7 +244,13 @@ FIGURES = (
     ),
     ("scrub", GAUGE, "scrub_last_timestamp_seconds", "cycle_ms", "When everything had been read back last."),
     ("scrub", GAUGE, "scrub_cycle_ratio", "cycle_share", "Share of the cycle in progress."),
-    ("scrub", GAUGE, "scrub_damaged_objects", "damaged", "Damaged objects that scrub could not replace."),
+    (
+        "scrub",
+        GAUGE,
+        "scrub_damaged_objects",
+        "damaged",
+        "Damaged objects not replaced, and other anomalies.",
+    ),
     ("scrub", COUNTER, "scrub_objects", "objects", "Objects read back."),
     ("scrub", COUNTER, "scrub_healed_objects", "healed", "Damaged objects replaced by whole ones."),
     (

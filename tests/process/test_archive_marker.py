@@ -16,7 +16,7 @@ from rocketmq_tiered.process.uploader_job import ProcessPins, UploaderJob, Write
 from tests.servers.running_store import RunningStore
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
-from tiered.errors import NotFoundError, UnavailableError, UsageError
+from tiered.errors import CatalogLostError, NotFoundError, UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
@@ -100,7 +100,7 @@ def host(real_store: Callable[[str], Path], tmp_path: Path) -> Host:
 def test_no_second_archive_is_begun_below_the_mount_point_of_a_disk_that_is_away(host: Host) -> None:
     first = host.run()
     host.unmount()
-    with pytest.raises(UnavailableError, match=r"archived to it before.*check the disk's mount"):
+    with pytest.raises(CatalogLostError, match=r"archived to it before.*mount its disk"):
         host.run()
     assert list(host.mount.iterdir()) == []
     host.mount_again()
@@ -121,7 +121,7 @@ def test_an_emptied_bucket_is_no_archive_to_begin(
     assert host.run().started
     with closing(open_store(url, options)) as store:
         store.delete([info.key for info in store.list("")])
-        with pytest.raises(UnavailableError, match="archived to it before"):
+        with pytest.raises(CatalogLostError, match="archived to it before"):
             host.run()
         assert list(store.list("")) == []
 
@@ -129,7 +129,7 @@ def test_an_emptied_bucket_is_no_archive_to_begin(
 def test_a_new_archive_is_begun_when_that_is_wanted(host: Host) -> None:
     host.run()
     host.unmount()
-    with pytest.raises(UnavailableError, match="--new-archive"):
+    with pytest.raises(CatalogLostError, match="--new-archive"):
         host.run()
     assert host.run(new_archive=True).started
 
@@ -152,7 +152,7 @@ def test_an_archive_of_an_older_release_gets_a_marker_too(host: Host) -> None:
     marker.unlink()
     host.run()
     host.unmount()
-    with pytest.raises(UnavailableError, match="archived to it before"):
+    with pytest.raises(CatalogLostError, match="archived to it before"):
         host.run()
 
 

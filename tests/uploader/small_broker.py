@@ -28,6 +28,7 @@ class SmallBroker:
         self.phys, self.store_ms = start_phys, store_ms
         self._first_offset = first_offset
         self._offsets: dict[tuple[str, int], int] = {}
+        self._shift = 0
         (path / "commitlog").mkdir(parents=True)
         (path / "config").mkdir()
         (path / "lock").write_text("lock")
@@ -37,6 +38,16 @@ class SmallBroker:
     def recreate(self, topic: str, first_offset: int) -> None:
         """A topic was deleted and created again; the next message has ``first_offset``."""
         self._offsets[topic, 0] = first_offset
+
+    def restart(self, lost_units: int = 0) -> None:
+        """Queue 0 of "orders" counts from its units again, of which the last ``lost_units`` are gone."""
+        self._offsets["orders", 0] -= self._shift + lost_units
+        self._shift = 0
+
+    def lose_unit(self) -> None:
+        """A message of "orders" gets no unit: the next ones are a place lower than their headers say."""
+        self.send(1, text="lost")
+        self._shift += 1
 
     def send(self, count: int, topic: str = "orders", *, text: str = "body") -> None:
         """``count`` messages to queue 0, one a second."""
@@ -50,7 +61,7 @@ class SmallBroker:
                 self.phys += room
                 data = self._record(topic, offset, text)
             self._write(self.phys, data)
-            self._write_unit(topic, offset, unit(self.phys, len(data)))
+            self._write_unit(topic, offset - self._shift, unit(self.phys, len(data)))
             self._offsets[topic, 0] = offset + 1
             self.phys += len(data)
 

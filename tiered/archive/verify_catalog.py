@@ -13,7 +13,7 @@ from tiered.archive.timers import TimerFiles
 from tiered.archive.verify_progress import VerifyReport
 from tiered.archive.verify_segment import Anomaly, AnomalyKind
 from tiered.catalog.catalog_reader import read_root
-from tiered.catalog.deletions import read_list
+from tiered.catalog.deletions import Reason, read_list
 from tiered.catalog.garbage import KeySet
 from tiered.catalog.page_bytes import read_page_bytes
 from tiered.catalog.pages import Page
@@ -57,10 +57,11 @@ def check_root(store: ObjectStore, root: RootRef, report: VerifyReport) -> None:
 
 
 def pending_of(store: ObjectStore, state: CatalogState, report: VerifyReport) -> KeySet:
-    """Keys of all pending deletions; damaged lists of them are reported."""
+    """Keys of all pending deletions but those that nothing explains; damaged lists of them are reported."""
 
     def keys() -> Iterator[str]:
-        yield from state.pending_deletions
+        pending = state.pending_deletions.items()
+        yield from (key for key, entry in pending if entry.reason != Reason.UNEXPLAINED)
         for listed in state.deletion_lists:
             try:
                 yield from read_list(store, listed)

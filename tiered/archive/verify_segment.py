@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
@@ -14,6 +14,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from tiered.archive.object_spans import ObjectSpans
+from tiered.catalog.repeated_offsets import repeated_offsets
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError, TieredError
 from tiered.formats.part_rows import PartRows, in_object_order, rows_of_parts
@@ -134,7 +135,9 @@ def check_segment(
     result.counts["messages"] = int(np.where(is_batch, spans, index.runs["rows"]).sum())
     if full:
         is_stored = index.runs["kind"] != RunKind.LMQ
-        _FullCheck(store, index, result).run(picked(index.whole_runs, is_readable & is_stored))
+        _FullCheck(store, index, result, repeated_offsets(state)).run(
+            picked(index.whole_runs, is_readable & is_stored)
+        )
     return result
 
 
@@ -257,10 +260,13 @@ class _InBlocks(NamedTuple):
 class _FullCheck:
     """Reads an object once, some blocks at a time, with the rows of all runs in them."""
 
-    def __init__(self, store: ObjectStore, index: SegmentIndex, result: SegmentResult) -> None:
+    def __init__(
+        self, store: ObjectStore, index: SegmentIndex, result: SegmentResult, repeated: Collection[QueueKey]
+    ) -> None:
         self._store = store
         self._index = index
         self._result = result
+        self._is_repeated = np.array([queue in repeated for queue in index.queues], bool)
         self._spans = ObjectSpans(store, index)
         self._decompressor = zstandard.ZstdDecompressor()
         self._table = QueueTable()
@@ -361,7 +367,7 @@ class _FullCheck:
         self, found: _InBlocks, columns: RecordColumns, phys: NDArray[np.int64], keys: KeySection | None
     ) -> None:
         """Rows and what their records say. A record does not determine the deliver time of a scheduled message, nor the
-        offset of an LMQ whose parent is not archived."""
+        offset of an LMQ whose parent is not archived, or where the broker used one twice."""
         rows, count = found.rows, len(phys)
         own, other = self._own[found.queue], self._of_table[columns.queue[:count]]
         # A record of another queue may be in this one too, as an LMQ entry that only some brokers make (DOUBT_PLAIN).
@@ -372,7 +378,7 @@ class _FullCheck:
         for name, wanted, applies in (
             ("size", rows.size, True),
             ("store_timestamp", rows.store_timestamp, True),
-            ("queue_offset", rows.queue_offset, is_full & has_offset),
+            ("queue_offset", rows.queue_offset, is_full & has_offset & ~self._is_repeated[found.queue]),
             ("inner_num", rows.inner_num, is_full & has_offset),
             ("tags_code", rows.tags_code, ~self._is_scheduled[found.queue]),
             ("phys", phys, True),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random as random_module
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -43,6 +43,7 @@ from tiered.catalog.state import NO_ROOT, CatalogState, LogCheck, Owner
 from tiered.catalog.store_retry import StoreRetry
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import FencedError, UsageError
+from tiered.model.queue import QueueKey
 from tiered.object_store.interface import Body, ObjectStore
 
 INTENT_MS = 3_600_000
@@ -241,6 +242,20 @@ class CatalogWriter:
 
             def build(state: CatalogState) -> Built:
                 return self._retry.call(lambda: self._history(self._owned(state), common, phys, check))
+
+            self._commit(CommitDraft(CommitKind.LOG_HISTORY), build)
+            return self._state
+
+    def end_queues(self, ends: Mapping[QueueKey, int]) -> CatalogState:
+        """Start a log history that continues the log, in which queues end at these offsets: the broker used later ones
+        again. What they have above is hidden as what other histories hide."""
+        with self._lock:
+
+            def build(state: CatalogState) -> Built:
+                start = replace(self._start_of(self._owned(state), state.cursor.phys, state), ends=ends)
+                return self._retry.call(
+                    lambda: self._begin(begin_history(state, start, self._history_pages(state)), start)
+                )
 
             self._commit(CommitDraft(CommitKind.LOG_HISTORY), build)
             return self._state

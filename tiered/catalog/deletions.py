@@ -41,6 +41,8 @@ class Reason(StrEnum):
     """Its messages are not in the broker's log any more: the log was truncated or replaced."""
     QUARANTINE = "quarantine"
     """A repair has not used it: damaged, or its messages differ from others at the same offsets. Kept."""
+    UNEXPLAINED = "unexplained"
+    """Garbage collection does not know what its messages are. Kept, and judged again at each collection."""
     INTENT = "intent"
     """The output of a compaction in progress."""
 
@@ -121,10 +123,11 @@ def decode_list(data: bytes, listed: DeletionList, *, source: str) -> dict[str, 
 
 
 def due_to_spill(pending: Mapping[str, PendingDeletion], count_min: int) -> list[dict[str, PendingDeletion]]:
-    """The entries of each reason that has at least ``count_min``. Intents stay: they are taken back or end soon."""
+    """The entries of each reason that has at least ``count_min``. Intents stay: they are taken back or end soon;
+    and what is unexplained, which is judged again."""
     by_reason: dict[str, dict[str, PendingDeletion]] = {}
     for key, entry in pending.items():
-        if entry.reason != Reason.INTENT:
+        if entry.reason not in (Reason.INTENT, Reason.UNEXPLAINED):
             by_reason.setdefault(entry.reason, {})[key] = entry
     return [entries for entries in by_reason.values() if len(entries) >= count_min]
 

@@ -176,8 +176,10 @@ def plan_gc(
         grace_ms = grace.of(reason)
         return now_ms - since_ms >= grace_ms and version <= settled_version(grace_ms)
 
+    unexplained = {key for key, one in state.pending_deletions.items() if one.reason == Reason.UNEXPLAINED}
     for key, pending in state.pending_deletions.items():
-        if is_over(pending.reason, pending.since_ms, pending.version) and key not in references:
+        is_due = is_over(pending.reason, pending.since_ms, pending.version) and key not in unexplained
+        if is_due and key not in references:
             plan.purge.append(key)
     due_keys = []
     for listed in state.deletion_lists:
@@ -189,9 +191,11 @@ def plan_gc(
     due = _Either(set(plan.purge), KeySet.union(due_keys))
     waiting_lists = [listed for listed in state.deletion_lists if listed not in plan.lists]
     waiting = _Either(
-        state.pending_deletions.keys(), KeySet(key for listed in waiting_lists for key in keys_of(listed))
+        state.pending_deletions.keys() - unexplained,
+        KeySet(key for listed in waiting_lists for key in keys_of(listed)),
     )
     for info in listing:
+        unexplained.discard(info.key)
         reason = _reason_to_keep(info.key, state.epoch, references, due, waiting)
         if reason == CANDIDATE:
             plan.candidates.append(info)
@@ -199,6 +203,7 @@ def plan_gc(
             plan.keep(reason)
         else:
             plan.to_delete(info)
+    plan.purge += unexplained  # a person has deleted these
     return plan
 
 

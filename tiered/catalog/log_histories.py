@@ -5,13 +5,16 @@ unless they have others too. Runs that compaction joined across the point are cu
 state of its own (hidden_history.py). If the archive and the new log share no record, nothing is removed: every queue
 ends hidden, and its next record starts a new generation.
 
+A history may also begin where the archive ends, and only end some queues at earlier offsets, which the broker used
+again: the log is the same.
+
 Reads pages and the state at the common version. The uploader finds the divergence point.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,8 +25,9 @@ from tiered.catalog.commit import CommitInvalidError
 from tiered.catalog.deletions import PendingDeletion, Reason
 from tiered.catalog.floors import rows_below
 from tiered.catalog.hidden_history import ended_queues, hidden_runs, message_count
-from tiered.catalog.pages import Page, PutPage, RunIndex, cut, referenced_keys, write_pages
+from tiered.catalog.pages import Bounds, Page, PutPage, RunIndex, cut, referenced_keys, write_pages
 from tiered.catalog.queue_directory import QueueDirectory
+from tiered.catalog.repeated_offsets import repeated_offsets, with_repeated
 from tiered.catalog.run_cuts import RunCuts
 from tiered.catalog.state import (
     EMPTY_CHUNK,
@@ -36,6 +40,7 @@ from tiered.catalog.state import (
     RunChunk,
     joined,
 )
+from tiered.model.queue import QueueKey
 from tiered.model.tables import (
     QUEUE_EXPIRED,
     QUEUE_FILLED,
@@ -52,7 +57,8 @@ ALL_PHYS = np.iinfo(np.int64).max
 @dataclass(frozen=True)
 class Divergence:
     """Where the new log history begins. ``common``: the state at the last common version, or None. ``check``: of the
-    log below ``phys``, where that is inside the next commit; runs are cut there."""
+    log below ``phys``, where that is inside the next commit; runs are cut there. ``ends``: of a log that continues,
+    offsets at which queues end."""
 
     phys: int
     common: CatalogState | None
@@ -60,6 +66,7 @@ class Divergence:
     hidden_key: str
     now_ms: int
     check: LogCheck | None = None
+    ends: Mapping[QueueKey, int] = field(default_factory=dict)
 
     @property
     def is_at_commit(self) -> bool:
@@ -122,9 +129,12 @@ def begin_history(state: CatalogState, start: Divergence, pages: HistoryPages) -
         hidden = ended_queues(state)
         after = with_history(replace(base, table=table), state, start, common_version, hidden)
         return NewHistory(with_garbage(state, after, start.now_ms), hidden)
-    walk = _Walk(state, start.common, start.phys, pages)
+    walk = _Walk(state, start, pages)
+    base = replace(base, settings={**state.settings, **with_repeated(state, dict.fromkeys(start.ends, 0))})
     after = _walked_back(base, state, start.common, walk)
-    hidden = hidden_runs(state, walk.dropped, start.common)
+    hidden = hidden_runs(state, walk.dropped, None if start.ends else start.common)
+    if start.ends and hidden.chunks:  # the versions of these runs are current ones, but the runs are not
+        hidden.memory.runs["version"] = 0
     after = with_history(after, state, start, common_version, hidden)
     return NewHistory(with_garbage(state, after, start.now_ms, walk.garbage()), hidden)
 
@@ -164,9 +174,15 @@ class _Walk:
     ``rows_gone``, and ``ends`` of runs that stay although they are newer (they filled gaps, replaced older ones, or are
     below the begin inside the next commit), named as the columns of a queue."""
 
-    def __init__(self, state: CatalogState, common: CatalogState, phys: int, io: HistoryPages) -> None:
-        self._state, self._common_version, self._phys, self._io = state, common.version, phys, io
-        self._common_phys = common.cursor.phys
+    def __init__(self, state: CatalogState, start: Divergence, io: HistoryPages) -> None:
+        assert start.common is not None
+        self._state, self._io, self._phys, self._ends = state, io, start.phys, start.ends
+        self._common_version, self._common_phys = start.common.version, start.common.cursor.phys
+        rows = {key: state.row_of(key) for key in (*start.ends, *repeated_offsets(state))}
+        self._whole = {key: row for key, row in rows.items() if row is not None}
+        self.is_whole = np.zeros(state.queue_count, bool)
+        """Queues that ended earlier than at an earlier version: all of their runs are read."""
+        self.is_whole[list(self._whole.values())] = True
         self._has_ended = state.table["flags"] & QUEUE_SUPERSEDED != 0
         self.rows_gone = np.zeros(state.queue_count, np.int64)
         self.ends = {
@@ -182,7 +198,8 @@ class _Walk:
         """Refs of the new history's pages; those that change are put."""
         refs: list[PageRef] = []
         for ref in self._state.pages:
-            refs += self._page(ref) if ref.to_version > self._common_version else [ref]
+            has_whole = any(ref.first <= key <= ref.last for key in self._whole)
+            refs += self._page(ref) if has_whole or ref.to_version > self._common_version else [ref]
         return refs
 
     def memory(self) -> RunChunk:
@@ -202,20 +219,27 @@ class _Walk:
         page = self._io.index.living(self._state, stored)
         kept = self._kept(page)
         # A floor may come down to the begin: runs below it must not come back.
-        above = compared_runs(self._state, stored) & (stored.chunk.runs["end_phys"] > self._phys)
-        if not above.any():
+        limits, bounds = self._limits(stored)
+        if not (stored.chunk.runs[bounds.value[1]] > limits).any():
             return [ref]
         if not len(kept.runs):
             return []
         versions = (ref.from_version, ref.to_version)
         return write_pages(cut(Page(page.queues, kept), self._io.runs_max), ref.level, versions, self._io.put)
 
+    def _limits(self, page: Page) -> tuple[Ints, Bounds]:
+        """Where each run ends: at an offset of its queue, or of the log."""
+        if not self._ends:
+            return np.where(compared_runs(self._state, page), self._phys, ALL_PHYS), Bounds.PHYS
+        ends = np.array([self._ends.get(key, ALL_PHYS) for key in page.queues], np.int64)
+        return ends[page.chunk.runs["queue"]], Bounds.OFFSET
+
     def _kept(self, page: Page) -> RunChunk:
         """What stays of living runs, which is counted."""
         state = self._state
         row = state.directory.rows(page.queues, len(state.table))
-        phys = np.where(compared_runs(state, page), self._phys, ALL_PHYS)
-        kept, dropped = self._io.cuts.divided(page, phys, run_floors(state, page))
+        limits, bounds = self._limits(page)
+        kept, dropped = self._io.cuts.divided(page, limits, run_floors(state, page), bounds)
         if len(dropped.runs):
             self.dropped.append(Page(page.queues, dropped))
         self._before.update(_keys(page.chunk))
@@ -223,9 +247,11 @@ class _Walk:
         for part, sign in ((page, 1), (Page(page.queues, kept), -1)):
             at = row[part.chunk.runs["queue"]]
             np.add.at(self.rows_gone, at[at >= 0], sign * living_rows(state, part)[at >= 0])
-        newer = kept.runs[(kept.runs["version"] > self._common_version) & (row[kept.runs["queue"]] >= 0)]
+        at, is_newer = row[kept.runs["queue"]], kept.runs["version"] > self._common_version
+        newer = kept.runs[(is_newer | self.is_whole[at]) & (at >= 0)]
         np.maximum.at(self.ends["end_byte"], row[newer["queue"]], newer["base_byte"] + newer["byte_count"])
-        above = newer[(newer["end_phys"] > self._common_phys) & ~self._has_ended[row[newer["queue"]]]]
+        at = row[newer["queue"]]
+        above = newer[((newer["end_phys"] > self._common_phys) | self.is_whole[at]) & ~self._has_ended[at]]
         for name in ("end_queue_offset", "end_phys", "max_store_timestamp"):
             np.maximum.at(self.ends[name], row[above["queue"]], above[name])
         return kept
@@ -314,7 +340,8 @@ def _restored(state: CatalogState, common: CatalogState, kept_rows: Sequence[int
         hidden = QUEUE_HIDDEN if stays_hidden and now["flags"] & QUEUE_HIDDEN else 0
         now["row_count"] -= walk.rows_gone[row]
         for name, ends in walk.ends.items():
-            now[name] = ends[row] if before is None else max(int(before[name]), int(ends[row]))
+            known = 0 if before is None or walk.is_whole[row] else int(before[name])
+            now[name] = max(known, int(ends[row]))
         now["min_queue_offset"] = min(int(now["min_queue_offset"]), int(now["end_queue_offset"]))
         if before is not None:
             kept_flags = int(now["flags"]) & (QUEUE_EXPIRED | QUEUE_FILLED | QUEUE_SPARSE)

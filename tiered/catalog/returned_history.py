@@ -33,6 +33,7 @@ from tiered.catalog.log_histories import (
 )
 from tiered.catalog.pages import Page, RunIndex, cut, referenced_keys, write_pages
 from tiered.catalog.queue_directory import QueueDirectory
+from tiered.catalog.repeated_offsets import repeated_offsets
 from tiered.catalog.run_cuts import RunCuts
 from tiered.catalog.state import (
     CatalogState,
@@ -86,6 +87,10 @@ def return_to(
 ) -> NewHistory:
     """The first state of a log history that continues ``target``, an earlier version. Raises CommitInvalidError if
     messages of it are gone, and what ``pages`` and ``load_state`` raise."""
+    if repeated_offsets(state).keys() - repeated_offsets(target):
+        raise CommitInvalidError(
+            "queues have ended at earlier offsets since: what the log has is archived again"
+        )
     merge = _Return(state, target, hidden, load_state, pages.cuts)
     refs = [new for ref in state.pages for new in merge.page(ref, pages)]
     memory = merge.memory()

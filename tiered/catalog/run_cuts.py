@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiered.catalog.floors import is_expired
-from tiered.catalog.pages import Page
+from tiered.catalog.pages import Bounds, Page
 from tiered.catalog.state import RunChunk, selected
 from tiered.errors import CorruptionError
 from tiered.formats.run_part import cut_run
@@ -32,30 +32,36 @@ class RunCuts:
         self._tails: Lru[str, SegmentIndex] = Lru(CACHE_BYTES)
 
     def divided(
-        self, page: Page, phys: NDArray[np.int64], floors: NDArray[np.int64]
+        self,
+        page: Page,
+        limits: NDArray[np.int64],
+        floors: NDArray[np.int64],
+        bounds: Bounds = Bounds.PHYS,
     ) -> tuple[RunChunk, RunChunk]:
-        """The living rows of ``page`` below and above physical offsets; ``phys`` and ``floors`` are of each run. Raises
-        CorruptionError where an offset is inside a record, and what the store raises."""
-        chunk = page.chunk
-        is_below = chunk.runs["end_phys"] <= phys
-        is_cut = ~is_below & (chunk.runs["min_phys"] < phys)
+        """The living rows of ``page`` below and above positions; ``limits`` and ``floors`` are of each run. Raises
+        CorruptionError where a position is inside a record, and what the store raises."""
+        chunk, (low, high) = page.chunk, bounds.value
+        is_below = chunk.runs[high] <= limits
+        is_cut = ~is_below & (chunk.runs[low] < limits)
         lower, upper = chunk.runs.copy(), chunk.runs.copy()
         cut = np.flatnonzero(is_cut)
         for at in cut[np.argsort(chunk.runs["object"][cut], kind="stable")].tolist():
             run, place = chunk.runs[at], chunk.objects[int(chunk.runs["object"][at])]
             rows = self.rows(chunk.object_keys[int(place["key"])], place, page.queues[int(run["queue"])], run)
-            count = int((rows.phys < phys[at]).sum())
-            is_sorted = (rows.phys[count:] >= phys[at]).all() and (rows.phys + rows.size)[
-                :count
-            ].max() <= phys[at]
-            if not is_sorted:
+            places = (rows.phys, rows.phys + rows.size)
+            if bounds is Bounds.OFFSET:
+                places = (rows.queue_offset, rows.queue_offset + rows.inner_num)
+            count = int((places[0] < limits[at]).sum())
+            if (places[0][count:] < limits[at]).any() or places[1][:count].max() > limits[at]:
                 key = chunk.object_keys[int(place["key"])]
-                raise CorruptionError(f"{key}: {phys[at]} is between no two records of run {run['ordinal']}")
+                raise CorruptionError(
+                    f"{key}: {limits[at]} is between no two records of run {run['ordinal']}"
+                )
             lower[at], upper[at] = cut_run(run, rows, 0, count), cut_run(run, rows, count, len(rows))
         is_below |= is_cut & ~is_expired(lower, floors)
         return (
             selected(RunChunk(lower, chunk.objects, chunk.object_keys), is_below),
-            selected(RunChunk(upper, chunk.objects, chunk.object_keys), chunk.runs["end_phys"] > phys),
+            selected(RunChunk(upper, chunk.objects, chunk.object_keys), chunk.runs[high] > limits),
         )
 
     def rows(self, key: str, place: np.void, queue: QueueKey, run: np.void) -> RowTable:

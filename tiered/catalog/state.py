@@ -200,7 +200,7 @@ class CatalogState:
         oldest = [
             pending.since_ms
             for pending in self.pending_deletions.values()
-            if pending.reason != Reason.DIVERGED
+            if pending.reason not in (Reason.DIVERGED, Reason.UNEXPLAINED)
         ]
         listed_ms = [listed.newest_ms for listed in self.deletion_lists if listed.reason != Reason.DIVERGED]
         return min(oldest + listed_ms, default=None)

@@ -1,0 +1,137 @@
+"""A broker that used offsets of a queue twice: what it serves is visible, whole, at the broker's offsets, whatever the
+headers of records say, and everything else is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.archive.queue_reader import QueueReader
+from tests.end_to_end.archive_check import records_of
+from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
+from tests.uploader.small_broker import SmallBroker
+from tiered.archive.verify import verify_archive
+from tiered.broker_store.store import open_broker_store
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.hidden_history import list_histories
+from tiered.catalog.repeated_offsets import repeated_offsets
+from tiered.catalog.state import CatalogState
+from tiered.errors import UnavailableError
+from tiered.formats.keys import archive_prefix
+from tiered.model.queue import QueueKey
+from tiered.object_store.memory import MemoryStore
+from tiered.object_store.prefixed import PrefixedStore
+from uploader.header_check import HeaderCheck
+from uploader.log_batch import LogBatch
+
+ORDERS = QueueKey("orders", 0, 0)
+Step = Callable[[SmallBroker], object]
+LOST_UNIT: list[Step] = [
+    lambda broker: broker.send(5),
+    SmallBroker.lose_unit,
+    lambda broker: broker.send(4),
+    SmallBroker.restart,
+    lambda broker: broker.send(3, text="new"),
+]
+LOST_TAIL: list[Step] = [
+    lambda broker: broker.send(10),
+    lambda broker: broker.restart(lost_units=2),
+    lambda broker: broker.send(5, text="new"),
+]
+TWICE = [*LOST_UNIT, *LOST_UNIT[1:]]
+SETTINGS = SMALL.__class__(batch_bytes=4096, split_bytes=1024, block_bytes=1024, root_every=2)
+
+
+def archive_of(memory: MemoryStore) -> PrefixedStore:
+    return PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
+
+
+def check(broker: SmallBroker, memory: MemoryStore, aside: int) -> CatalogState:
+    """Every message that the broker serves, at its offset; every other one counted."""
+    archive = archive_of(memory)
+    state = load(archive)
+    assert state.visible_queues() == [ORDERS, QueueKey("other", 0, 0)]
+    with open_broker_store(broker.path) as store:
+        index = store.consume_queues()
+        assert index is not None
+        units = index.units("orders", 0, 0, 1000)
+        served = [
+            (int(u["queue_offset"]), int(u["phys"]), store.commit_log.read(int(u["phys"]), int(u["size"])))
+            for u in units
+        ]
+    assert list(records_of(QueueReader(archive, state, ORDERS))) == served
+    assert not len(state.gaps)
+    report = verify_archive(archive, depth="full")
+    assert not report.anomalies, report.anomalies
+    hidden = sum(one.messages for one in list_histories(archive, state) if not one.is_current)
+    assert repeated_offsets(state)[ORDERS] + hidden >= aside
+    return state
+
+
+@pytest.mark.parametrize(("story", "aside"), [(LOST_UNIT, 1), (LOST_TAIL, 2), (TWICE, 2)])
+@pytest.mark.parametrize("every", [1, 2, 3, 99])
+def test_what_the_broker_serves_is_archived_at_its_offsets(
+    tmp_path: Path, story: list[Step], aside: int, every: int
+) -> None:
+    broker, memory = SmallBroker(tmp_path / "store"), MemoryStore("memory://twice")
+    for number, step in enumerate(story, 1):
+        step(broker)
+        broker.send(2, "other")
+        if number % every == 0 or number == len(story):
+            backfill(broker.path, memory, settings=SETTINGS)
+    state = check(broker, memory, aside)
+    broker.send(4)
+    backfill(broker.path, memory, settings=SETTINGS)
+    assert check(broker, memory, aside).cursor.history == state.cursor.history
+
+
+def test_a_writer_that_ends_between_the_cut_and_reading_again_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, memory = SmallBroker(tmp_path / "store"), MemoryStore("memory://twice")
+    for step in LOST_UNIT:
+        step(broker)
+        broker.send(2, "other")
+        with monkeypatch.context() as patched:
+            if step is LOST_UNIT[-1]:
+                patched.setattr(HeaderCheck, "read_again", fails)
+            with suppress(UnavailableError):
+                backfill(broker.path, memory, settings=SETTINGS)
+    assert load(archive_of(memory)).cursor.history == 2
+    backfill(broker.path, memory, settings=SETTINGS)
+    assert check(broker, memory, 1).cursor.history == 2
+
+
+def test_a_log_that_is_truncated_later_keeps_what_both_have(tmp_path: Path) -> None:
+    broker, memory = SmallBroker(tmp_path / "store"), MemoryStore("memory://twice")
+    for step in LOST_UNIT:
+        step(broker)
+        broker.send(2, "other")
+        backfill(broker.path, memory, settings=SETTINGS)
+    shorter = broker.copy(tmp_path / "shorter")
+    broker.send(5)
+    broker.send(5, "other")
+    backfill(broker.path, memory, settings=SETTINGS)
+    shorter.send(1, "other")
+    shorter.send(7, text="after the loss")
+    backfill(shorter.path, memory, settings=SETTINGS, replace_log=True)
+    check(shorter, memory, 1)
+    backfill(broker.path, memory, settings=SETTINGS, replace_log=True)
+    check(broker, memory, 1)
+    for cut in (LOST_TAIL[1:], LOST_UNIT[1:]):
+        first = broker.copy(tmp_path / f"{len(cut)}")
+        for step in cut:
+            step(broker)
+            backfill(broker.path, memory, settings=SETTINGS, replace_log=True)
+        check(broker, memory, 1)
+        first.send(2, text="a third log")
+        backfill(first.path, memory, settings=SETTINGS, replace_log=True)
+        check(first, memory, 1)
+        broker = first
+
+
+def fails(*_: object) -> Iterator[LogBatch]:
+    raise UnavailableError("killed")

@@ -1,0 +1,30 @@
+"""Queues whose broker used an offset twice: their rows are where its consume queue has them, which a record's header
+may contradict (uploader/repeated_offsets.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tiered.catalog.state import CatalogState
+from tiered.model.queue import QueueKey
+
+REPEATED = "repeated_offsets"
+"""Archive-wide setting: [topic, queue id, generation, messages of the log that the broker's queue does not have]."""
+
+
+def repeated_offsets(state: CatalogState) -> dict[QueueKey, int]:
+    """The queues, and how many messages were set aside, as they are in no consume queue."""
+    found = state.settings.get(REPEATED)
+    rows = found if isinstance(found, list) else []
+    return {
+        QueueKey(str(topic), int(queue), int(generation)): int(count)
+        for topic, queue, generation, count in rows
+    }
+
+
+def with_repeated(state: CatalogState, added: Mapping[QueueKey, int]) -> dict[str, Any]:
+    """The setting after ``added`` messages of queues were set aside; empty if nothing changes."""
+    before = repeated_offsets(state)
+    after = before | {key: before.get(key, 0) + count for key, count in added.items()}
+    return {} if after == before else {REPEATED: [[*key, count] for key, count in after.items()]}

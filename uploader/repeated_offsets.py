@@ -1,0 +1,138 @@
+"""Offsets that a queue has twice in the log, and which the broker's consume queue then decides.
+
+A recreated topic begins at offset 0 again. A broker that lost units, or whose consume queues were rebuilt one place
+shifted, uses an offset again as well; but its queue still refers to the records before. Such records are of one
+generation, and each is at the place where the queue has it, whatever its header says. A record without a unit is not
+served by the broker: it is set aside and counted. What is archived already at or above the first place that differs is
+superseded: the queue must end there first (CatalogWriter.end_queues), and what the broker serves from there on is read
+again.
+
+Queues with LMQ entries or batches, and queues that are not visible, are left alone.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.broker_store.commit_log import CommitLog
+from tiered.consume_queue.index import ConsumeQueueIndex
+from tiered.kernels.queue_table import QueueTable
+from tiered.kernels.scan import DOUBT_TOPIC, FLAG_LMQ, scan_log
+from tiered.model.tables import Table
+from uploader.cycle_plan import PlannedGap, RepeatedOffset
+from uploader.log_batch import LogBatch
+
+Ints = NDArray[Any]
+
+READ_AGAIN_BYTES = 8 << 20
+"""Of a batch of records that are read again."""
+UNITS_AT_ONCE = 64 * 1024
+_PLACE = struct.Struct(">12xi4xq")
+"""QUEUEID and QUEUEOFFSET of a record's header."""
+
+
+class RepeatedOffsets:
+    """Asks ``index`` about queues of ``table``, and reads records of ``log``. Methods raise what both raise."""
+
+    def __init__(self, table: QueueTable, index: ConsumeQueueIndex, log: CommitLog) -> None:
+        self._table, self._index, self._log = table, index, log
+
+    def continued(self, repeated: Sequence[RepeatedOffset]) -> list[RepeatedOffset]:
+        """The first of each queue of ``repeated`` that the broker did not recreate: the unit before refers to a record
+        that was there before."""
+        found: dict[int, RepeatedOffset] = {}
+        for one in repeated:
+            unit = self._index.units(*self._name(one.ordinal), one.offset - 1, 1)
+            is_there = len(unit) and unit["queue_offset"][0] == one.offset - 1
+            if is_there and 0 <= unit["phys"][0] < one.end_phys:
+                found.setdefault(one.ordinal, one)
+        return list(found.values())
+
+    def placed(self, batch: LogBatch, ordinal: int) -> bool | None:
+        """Move the records of a queue to where the broker's queue has them, and set aside those that it has not.
+        Returns whether any was; None if the queue cannot be followed."""
+        columns = batch.columns
+        rows = np.setdiff1d(np.flatnonzero(columns.queue[: columns.rows] == ordinal), batch.excluded)
+        if (columns.flags[rows] & FLAG_LMQ).any() or (columns.inner_num[rows] != 1).any():
+            return None
+        phys = columns.phys[rows]
+        units = self._index.units_of_records(*self._name(ordinal), int(phys[0]), int(phys[-1]) + 1)
+        if not len(units):
+            return None
+        at = np.minimum(np.searchsorted(units["phys"], phys), len(units) - 1)
+        has_unit = units["phys"][at] == phys
+        aside = rows[~has_unit & (phys < units["phys"][-1])].tolist()
+        is_moved = has_unit & (columns.queue_offset[rows] != units["queue_offset"][at])
+        columns.queue_offset[rows[is_moved]] = units["queue_offset"][at][is_moved]
+        batch.excluded += aside
+        batch.repeated[ordinal] = batch.repeated.get(ordinal, 0) + len(aside)
+        return bool(aside or is_moved.any())
+
+    def first_difference(self, ordinal: int, end: int) -> int:
+        """The first place below ``end`` that the queue gives to a record of another offset; ``end`` if none."""
+        topic, queue_id = self._name(ordinal)
+
+        def differs(offset: int) -> bool:
+            unit = self._index.units(topic, queue_id, offset, 1)
+            if not len(unit) or unit["queue_offset"][0] != offset:
+                return False
+            place = record_place(self._log, int(unit["phys"][0]))
+            return place is not None and place != (queue_id, offset)
+
+        return bisect_left(range(end), True, key=differs)
+
+    def read_again(self, ordinal: int, gap: PlannedGap, before_phys: int) -> Iterator[LogBatch]:
+        """The records below ``before_phys`` that the queue has at the offsets of ``gap``, in batches that do not move
+        the cursor from there."""
+        topic, queue_id, at = gap.queue.topic, gap.queue.queue_id, gap.begin_queue_offset
+        while at < gap.end_queue_offset:
+            units = self._index.units(topic, queue_id, at, min(gap.end_queue_offset - at, UNITS_AT_ONCE))
+            units = units[(units["queue_offset"] >= at) & (units["queue_offset"] < gap.end_queue_offset)]
+            if not len(units):
+                return
+            at = int(units["queue_offset"][-1]) + 1
+            units = units[(units["phys"] >= 0) & (units["phys"] < before_phys)]
+            part = np.cumsum(units["size"], dtype=np.int64) // READ_AGAIN_BYTES
+            for number in np.unique(part):
+                batch = self._read(units[part == number], ordinal, before_phys)
+                if batch.columns.rows:
+                    yield batch
+
+    def _read(self, units: Table, ordinal: int, at_phys: int) -> LogBatch:
+        batch = LogBatch(int(units["size"].sum()), pooled=False)
+        batch.reset(at_phys, 0)
+        batch.repeated[ordinal] = 0
+        columns, names = batch.columns, QueueTable()
+        for phys, size, offset in units[["phys", "size", "queue_offset"]].tolist():
+            file, begin, rows = self._log.file_at(phys), batch.filled, columns.rows
+            got = self._log.read_into(batch.arena.data[begin : begin + size], phys)
+            if file is None or got < size:
+                continue
+            scan_log(
+                batch.arena, begin, begin + size, phys, file.end_phys, names, columns, delay_levels_ms=None
+            )
+            if columns.rows == rows + 1:
+                columns.queue_offset[rows] = offset
+                batch.filled = batch.chunk_begin = begin + size
+        columns.queue[: columns.rows] = ordinal
+        columns.lmq_doubt[: columns.lmq_rows] = DOUBT_TOPIC  # its LMQ entries are archived
+        batch.is_wanted = True
+        return batch
+
+    def _name(self, ordinal: int) -> tuple[str, int]:
+        return self._table.topic(ordinal), int(self._table.queue_id[ordinal])
+
+
+def record_place(log: CommitLog, phys: int) -> tuple[int, int] | None:
+    """Queue id and offset in the header at ``phys``; None where the log is gone."""
+    data = log.read(phys, _PLACE.size)
+    if len(data) < _PLACE.size:
+        return None
+    queue_id, offset = _PLACE.unpack(data)
+    return queue_id, offset
