@@ -20,7 +20,7 @@ from tiered.object_store.memory import MemoryStore
 
 QUEUES = [QueueKey("topic", number, 0) for number in range(30)]
 PAGE_RUNS = 256
-SLACK_BYTES = 1_000_000
+SLACK_BYTES = 1_250_000
 """Names of pages and eight bytes an object do stay, and the buffers of threads differ; beside production's
 windows of tens of MiB both are nothing. What must not come back took 5 MB."""
 
