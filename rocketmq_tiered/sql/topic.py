@@ -7,25 +7,17 @@ of them.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
-from itertools import combinations
 from typing import Any
 
 import orjson
 import pyarrow as pa
+from pyarrow.dataset import Dataset
 
 from fetcher.access import ArchiveAccess
 from rocketmq_tiered.message_table.batches.message_batches import BatchBuilder, arrow_schema
 from rocketmq_tiered.message_table.options.columns import COLUMNS, Column, Cost, cost_of
-from rocketmq_tiered.message_table.options.predicate import (
-    NUMBER_COLUMNS,
-    Allowed,
-    Predicate,
-    has_code,
-    stored_between,
-)
+from rocketmq_tiered.message_table.options.predicate import Allowed, Predicate, stored_between
 from rocketmq_tiered.message_table.options.source_options import SourceOptions
 from rocketmq_tiered.message_table.plan.archive_plan import ArchivePlanner, wanted_queues
 from rocketmq_tiered.message_table.plan.partitions import cut
@@ -36,141 +28,9 @@ from rocketmq_tiered.message_table.scan.object_rows import (
     needs_catalog_only,
     without_catalog_rows,
 )
+from rocketmq_tiered.sql.pushed_filter import read_filter
 from tiered.errors import CorruptionError, TieredError, UsageError
 from tiered.timestamps import TimePoint, milliseconds
-
-_COMPARISON = re.compile(r"\((\w+) (==|>=|<=|>|<) (.+)\)", re.DOTALL)
-_MEMBER = re.compile(
-    r"if_else\(is_valid\((\w+)\), is_in\(\1, \{value_set=\w+:\[\n(.*)\n\], null_matching_behavior=MATCH\}\), "
-    r"null\[bool\]\)",
-    re.DOTALL,
-)
-_BETWEEN_TEXTS = '",\n  "'
-_TIME = "storeTimestamp"
-
-
-def predicate_of(filter_text: str) -> Predicate:
-    """The predicate of an expression's text. It admits every row that the expression does."""
-    predicate = Predicate()
-    for condition in _conjuncts(filter_text):
-        found = _condition(condition)
-        if found is not None:
-            predicate = predicate.also(found)
-    return predicate
-
-
-def _conjuncts(text: str) -> Iterator[str]:
-    """``(a and (b and c))`` -> a, b, c."""
-    parts = _operands(text[1:-1]) if _is_wrapped(text) else [text]
-    if len(parts) == 1:
-        yield text
-    for part in parts if len(parts) > 1 else ():
-        yield from _conjuncts(part)
-
-
-def _is_wrapped(text: str) -> bool:
-    return (
-        text.startswith("(") and next((at for at, depth in _depths(text) if depth == 0), -1) == len(text) - 1
-    )
-
-
-def _operands(text: str) -> list[str]:
-    """The operands of ``and`` outside of parentheses and quotes."""
-    cuts = [at for at, depth in _depths(text) if depth == 0 and text.startswith(" and ", at)]
-    begins, ends = [0, *(cut + len(" and ") for cut in cuts)], [*cuts, len(text)]
-    return [text[begin:end] for begin, end in zip(begins, ends, strict=True)]
-
-
-def _depths(text: str) -> Iterator[tuple[int, int]]:
-    """(place, open parentheses after it) of each character outside of quotes."""
-    depth, at = 0, 0
-    while at < len(text):
-        if text[at] == '"':
-            at += 1
-            while at < len(text) and text[at] != '"':
-                at += 2 if text[at] == "\\" else 1
-        else:
-            depth += {"(": 1, ")": -1}.get(text[at], 0)
-            yield at, depth
-        at += 1
-
-
-def _condition(text: str) -> Predicate | None:
-    if (compared := _COMPARISON.fullmatch(text)) is not None:
-        name, operator, literal = compared.groups()
-        return _comparison(TABLE_NAMES.get(name, ""), operator, literal)
-    if (member := _MEMBER.fullmatch(text)) is not None:
-        return _membership(TABLE_NAMES.get(member[1], ""), member[2])
-    return None
-
-
-def _comparison(name: str, operator: str, literal: str) -> Predicate | None:
-    if name == "tags":
-        plain = literal[1:-1]
-        is_plain = operator == "==" and literal[:1] == '"' and "\\" not in plain and has_code(plain)
-        return Predicate(tags=frozenset({plain})) if is_plain else None
-    value = _milliseconds(literal) if name == "storeTime" else _integer(literal)
-    if value is None or name not in ("storeTime", *NUMBER_COLUMNS):
-        return None
-    # Rows have whole milliseconds; a bound may lie inside one.
-    step = 0 if name == "storeTime" else 1
-    allowed = {
-        "==": Allowed(value, value),
-        ">=": Allowed(low=value),
-        "<=": Allowed(high=value),
-        ">": Allowed(low=value + step),
-        "<": Allowed(high=value - step),
-    }[operator]
-    return Predicate({_TIME if name == "storeTime" else name: allowed})
-
-
-def _membership(name: str, listed: str) -> Predicate | None:
-    lines = [line.strip() for line in listed.split(",\n")]
-    if name in NUMBER_COLUMNS:
-        values = [_integer(line) for line in lines]
-        known = [value for value in values if value is not None]
-        return Predicate({name: Allowed(values=tuple(sorted(known)))}) if len(known) == len(lines) else None
-    texts = listed.strip().removeprefix('"').removesuffix('"').split(_BETWEEN_TEXTS)
-    if name != "tags" or len(texts) != len(lines) or not listed.strip().startswith('"'):
-        return None  # a long list is printed in part
-    # Arrow does not escape these texts: one may contain what is between two.
-    cuts = combinations(range(len(texts) + 1), 2)
-    joined = frozenset(_BETWEEN_TEXTS.join(texts[begin:end]) for begin, end in cuts)
-    return Predicate(tags=joined) if all(map(has_code, joined)) else None
-
-
-def _integer(text: str) -> int | None:
-    return int(text) if re.fullmatch(r"-?\d{1,18}", text) else None
-
-
-def _milliseconds(text: str) -> int | None:
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return (
-        None if time.tzinfo is None else (time - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
-    )
-
-
-class _NoPandas:
-    """Hides pandas from the import below; ``.df()`` loads it when it is wanted."""
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Called by the import system."""
-        if name == "pandas":
-            raise ModuleNotFoundError(name, name=name)
-
-
-_hides = _NoPandas()
-sys.meta_path.insert(0, _hides)
-try:
-    from pyarrow.dataset import Dataset
-finally:
-    sys.meta_path.remove(_hides)
-
-__all__ = ["Dataset"]
-
 
 _SHOWN = (
     "queueId",
@@ -267,7 +127,7 @@ class Topic:
             raise UsageError("since is not before until", hint="until is exclusive")
         predicate = stored_between(since_ms, until_ms)
         if queues is not None:
-            predicate = predicate.also(Predicate({"queueId": Allowed(values=tuple(sorted(set(queues))))}))
+            predicate = predicate.also(Predicate({"queueId": Allowed.of(queues)}))
         names = checked(columns)
         schema = pa.schema([SCHEMA.field(name) for name in names])
         return pa.RecordBatchReader.from_batches(schema, self.batches(names, predicate))
@@ -354,11 +214,12 @@ class TopicScanner:
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         condition, columns = self._filter, self._columns
-        text = "" if condition is None else str(condition)
-        # A name inside a quoted value only adds a column.
-        needed = columns + [name for name in SCHEMA.names if name in text and name not in columns]
+        predicate, fields = (Predicate(), set()) if condition is None else read_filter(condition, TABLE_NAMES)
+        needed = columns + [
+            name for name in SCHEMA.names if name not in columns and (fields is None or name in fields)
+        ]
         try:
-            for batch in self._topic.batches(needed, predicate_of(text)):
+            for batch in self._topic.batches(needed, predicate):
                 rows = batch if condition is None else batch.filter(condition)
                 yield rows.select(columns)
         except TieredError as error:

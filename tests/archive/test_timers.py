@@ -169,6 +169,7 @@ def test_only_hours_with_other_entries_are_read_to_be_counted_and_once(
     monkeypatch.setattr(store, "get_range", get_range)
     files, state = TimerFiles(store), CatalogState(timers=tuple(refs))
     assert files.counts(CatalogState(timers=(refs[0],))).pending == 20 and len(reads) == 1, "the footer"
+    assert not list(files.merged([Slice(refs[0], 0, 20)], 0)) and len(reads) == 1, "nothing is due"
     assert files.counts(state).pending == 20 and len(reads) == 4, "a footer, and a page of each"
     assert (
         files.counts(state).hours == dict.fromkeys([*range(7), 8, *range(10, 20)], 1) | {9: 2}

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import duckdb
@@ -17,7 +18,7 @@ from rocketmq_tiered.message_table.options.predicate import Allowed, Predicate
 from rocketmq_tiered.sql import SqlSession
 from rocketmq_tiered.sql import session as session_module
 from rocketmq_tiered.sql import topic as topic_module
-from rocketmq_tiered.sql.topic import predicate_of
+from rocketmq_tiered.sql.pushed_filter import read_filter
 from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.sql.conftest import STORED_MS
 from tiered.errors import CorruptionError, NotFoundError, UsageError
@@ -74,28 +75,36 @@ def test_pruning_loses_no_row(compared: SqlSession, condition: str) -> None:
 def test_filters_reach_catalog_and_rows(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Predicate] = []
 
-    def noted(text: str) -> Predicate:
-        seen.append(predicate_of(text))
-        return seen[-1]
+    def noted(*given: Any) -> Any:
+        seen.append(read_filter(*given)[0])
+        return read_filter(*given)
 
-    monkeypatch.setattr(topic_module, "predicate_of", noted)
+    monkeypatch.setattr(topic_module, "read_filter", noted)
     with rocketmq_tiered.open(orders) as archive:
         for condition in (
             "store_time >= TIMESTAMPTZ '2026-11-21 01:00:00+00' - INTERVAL 1 HOUR AND queue_id IN (1, 0)",
             "tags IN ('t1', 't2') AND queue_offset < 50",
             "date_trunc('day', store_time) = DATE '2026-11-21' AND tags = 't1'",
+            "(queue_offset < 5 OR 95 <= queue_offset) AND queue_id NOT IN (0, 2) AND (tags = 't1' OR tags IS NULL)",
         ):
             found = archive.sql(f"SELECT count(*) FROM (SELECT * FROM orders) AS o WHERE {condition}")
             assert found is not None
             assert found.fetchall()
     day_ms = 86_400_000
-    first, second, third = [one for one in seen if one != Predicate()]
-    assert first.numbers == {"storeTimestamp": Allowed(low=STORED_MS), "queueId": Allowed(values=(0, 1))}
-    assert second.numbers == {"queueOffset": Allowed(high=49)}
-    assert {"t1", "t2"} <= (second.tags or set())
-    assert third == Predicate(
-        {"storeTimestamp": Allowed(STORED_MS, STORED_MS + day_ms)}, tags=frozenset({"t1"})
-    )
+    assert [one for one in seen if one != Predicate()] == [
+        Predicate({"storeTimestamp": Allowed.between(STORED_MS), "queueId": Allowed.of([0, 1])}),
+        Predicate({"queueOffset": Allowed.between(high=49)}, tags=frozenset({"t1", "t2"})),
+        Predicate(
+            {"storeTimestamp": Allowed.between(STORED_MS, STORED_MS + day_ms - 1)}, tags=frozenset({"t1"})
+        ),
+        Predicate(
+            {
+                "queueOffset": Allowed.between(5, 94).outside(),
+                "queueId": Allowed.of([0, 2]).outside(),
+            },
+            tags=frozenset({"t1", ""}),
+        ),
+    ]
 
 
 def test_joins_repeats_and_temporary_tables(orders: str) -> None:

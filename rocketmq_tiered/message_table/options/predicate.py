@@ -1,12 +1,13 @@
-"""Predicates on catalog and footer columns, from pushed-down filters: ranges, sets, tags. Pure; imports no Spark.
+"""Predicates on catalog and footer columns, from pushed-down filters: ranges of numbers, tags. Pure; imports no Spark.
 
 A predicate never excludes a message that the filters admit. Spark need not apply filters that it decides exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -34,42 +35,72 @@ Filter = Any
 
 @dataclass(frozen=True)
 class Allowed:
-    """Values in [low, high], and in the ascending ``values`` unless None."""
+    """Values in ``ranges``: first and last of each, ascending, with others between two of them."""
 
-    low: int = INT64_MIN
-    high: int = INT64_MAX
-    values: tuple[int, ...] | None = None
+    ranges: tuple[tuple[int, int], ...] = ((INT64_MIN, INT64_MAX),)
+
+    @classmethod
+    def of(cls, values: Iterable[int]) -> Allowed:
+        """Only ``values``."""
+        return cls(()).either(cls(tuple((value, value) for value in values)))
+
+    @classmethod
+    def between(cls, low: int = INT64_MIN, high: int = INT64_MAX) -> Allowed:
+        """Those from ``low`` to ``high``."""
+        low, high = max(low, INT64_MIN), min(high, INT64_MAX)
+        return cls(((low, high),) if low <= high else ())
+
+    @property
+    def low(self) -> int:
+        """None is lower."""
+        return self.ranges[0][0] if self.ranges else INT64_MAX
+
+    @property
+    def high(self) -> int:
+        """None is higher."""
+        return self.ranges[-1][1] if self.ranges else INT64_MIN
+
+    def either(self, other: Allowed) -> Allowed:
+        """The values that one of both allows."""
+        found: list[tuple[int, int]] = []
+        for one in sorted(self.ranges + other.ranges):
+            is_joined = found and one[0] <= found[-1][1] + 1
+            found.append((found[-1][0], max(found.pop()[1], one[1])) if is_joined else one)
+        return Allowed(tuple(found))
+
+    def outside(self) -> Allowed:
+        """The other values."""
+        edges = [INT64_MIN - 1, *chain.from_iterable(self.ranges), INT64_MAX + 1]
+        gaps = zip(edges[::2], edges[1::2], strict=True)
+        return Allowed(tuple((last + 1, first - 1) for last, first in gaps if last + 1 < first))
 
     def meets(self, other: Allowed) -> Allowed:
         """The values that both allow."""
-        low, high = max(self.low, other.low), min(self.high, other.high)
-        values = self.values
-        if values is None:
-            values = other.values
-        elif other.values is not None:
-            values = tuple(sorted(set(values) & set(other.values)))
-        if values is not None:
-            values = tuple(value for value in values if low <= value <= high)
-        return Allowed(low, high, values)
+        return self.outside().either(other.outside()).outside()
 
     def admits(self, value: int) -> bool:
         """Whether ``value`` is allowed."""
-        return self.low <= value <= self.high and (self.values is None or value in self.values)
+        return any(first <= value <= last for first, last in self.ranges)
 
     def mask(self, column: NDArray[Any]) -> NDArray[np.bool_]:
         """Which entries are allowed."""
-        inside: NDArray[np.bool_] = (column >= self.low) & (column <= self.high)
-        if self.values is not None:
-            inside &= np.isin(column, np.array(self.values, np.int64))
-        return inside
+        return self.may_hold(column, column)
 
     def may_hold(self, low: NDArray[Any], high: NDArray[Any]) -> NDArray[np.bool_]:
         """Which ranges [low[i], high[i]] contain an allowed value."""
-        touching: NDArray[np.bool_] = (high >= self.low) & (low <= self.high)
-        if self.values is not None:
-            values = np.array(self.values, np.int64)
-            touching &= np.searchsorted(values, low, "left") < np.searchsorted(values, high, "right")
-        return touching
+        first, last = np.array(self.ranges, np.int64).reshape(-1, 2).T
+        found: NDArray[np.bool_] = np.searchsorted(last, low, "left") < np.searchsorted(first, high, "right")
+        return found
+
+
+COMPARISONS: Mapping[str, Callable[[int, int], Allowed]] = {
+    "equal": lambda below, above: Allowed.between(above, below),
+    "greater": lambda below, above: Allowed.between(low=below + 1),
+    "greater_equal": lambda below, above: Allowed.between(low=above),
+    "less": lambda below, above: Allowed.between(high=above - 1),
+    "less_equal": lambda below, above: Allowed.between(high=below),
+}
+"""What a comparison with a number admits: the integers next to it, not above and not below; it may be both."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +136,17 @@ class Predicate:
         tags = self.tags if other.tags is None else _both(self.tags, other.tags)
         return Predicate(numbers, topics, tags)
 
+    def either(self, other: Predicate) -> Predicate:
+        """A predicate that admits what one of both does."""
+        numbers = {
+            name: allowed.either(other.numbers[name])
+            for name, allowed in self.numbers.items()
+            if name in other.numbers
+        }
+        topics = None if self.topics is None or other.topics is None else self.topics | other.topics
+        tags = None if self.tags is None or other.tags is None else self.tags | other.tags
+        return Predicate(numbers, topics, tags)
+
     @property
     def tags_codes(self) -> NDArray[np.int64] | None:
         """Hash codes of ``tags``; None for any."""
@@ -125,7 +167,7 @@ def stored_between(since_ms: int | None, until_ms: int | None) -> Predicate:
         return Predicate()
     low = INT64_MIN if since_ms is None else since_ms
     high = INT64_MAX if until_ms is None else until_ms - 1
-    return Predicate({"storeTimestamp": Allowed(low, high)})
+    return Predicate({"storeTimestamp": Allowed.between(low, high)})
 
 
 def push_down(
@@ -169,18 +211,18 @@ def _numbers(one: Filter) -> Allowed | None:
     given: Any = getattr(one, "value", None)
     if kind == "In":
         given = [value for value in given if value is not None]  # x IN (1, null) is never true for null
-        return Allowed(values=tuple(sorted(set(given)))) if all(map(_is_number, given)) else None
-    if not _is_number(given):
-        return None
-    bounds = {
-        "EqualTo": Allowed(given, given),
-        "EqualNullSafe": Allowed(given, given),
-        "GreaterThan": Allowed(low=given + 1),
-        "GreaterThanOrEqual": Allowed(low=given),
-        "LessThan": Allowed(high=given - 1),
-        "LessThanOrEqual": Allowed(high=given),
-    }
-    return bounds.get(kind)
+        return Allowed.of(given) if all(map(_is_number, given)) else None
+    return COMPARISONS[_SPARK[kind]](given, given) if _is_number(given) and kind in _SPARK else None
+
+
+_SPARK = {
+    "EqualTo": "equal",
+    "EqualNullSafe": "equal",
+    "GreaterThan": "greater",
+    "GreaterThanOrEqual": "greater_equal",
+    "LessThan": "less",
+    "LessThanOrEqual": "less_equal",
+}
 
 
 def _is_number(value: object) -> bool:

@@ -1,0 +1,169 @@
+"""No condition loses or adds a row: random conditions on random tables, pushed down and on a copy of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+import rocketmq_tiered
+from rocketmq_tiered.sql import SqlSession
+from tests.archive.archive_builder import ArchiveBuilder, Sent
+from tests.sql.conftest import STORED_MS
+from tests.sweeps import sweep
+from tiered.model.queue import QueueKey
+from tiered.object_store.file import FileStore
+from tiered.object_store.prefixed import PrefixedStore
+
+PART = 50
+HOUR_MS = 3_600_000
+TAGS = [
+    "",
+    "TagA",
+    "taga",
+    "x" * 300,
+    "x" * 299 + "y",
+    "标签" * 60,
+    "标签" * 59 + "标",
+    '"',
+    'a",\n  "b',
+    "it's",
+    "\\",
+    "(tags == 1) and",
+    "null",
+    " ",
+    "\ufffd",
+    "Aa",
+    "BB",  # the hash of Aa
+]
+TIMES = [STORED_MS + hours * HOUR_MS + step for hours in (-24, 0, 1, 24) for step in (-1, 0, 1)]
+
+
+def archive(path: Path, rng: Random) -> None:
+    """Some objects with few rows of topic t."""
+    builder = ArchiveBuilder(PrefixedStore(FileStore(path), "cluster/broker"))
+    for _ in range(rng.randrange(1, 6)):
+        tags, times = rng.sample(TAGS, rng.randrange(1, 6)), rng.sample(TIMES, 4)
+        builder.commit(
+            [
+                Sent(
+                    QueueKey("t", rng.randrange(4), 0),
+                    rng.choice([b"", b"body", b"\xff" * 40]),
+                    tags=rng.choice(tags),
+                    keys=[rng.choice(["k1", "k2", "键" * 50])] * rng.randrange(2),
+                    stored_ms=rng.choice(times),
+                )
+                for _ in range(rng.randrange(1, 30))
+            ]
+        )
+
+
+def quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def time(rng: Random) -> str:
+    ms = rng.choice(TIMES)
+    micros = rng.choice(["", "", " + INTERVAL 1 MICROSECOND", " - INTERVAL 1 MICROSECOND"])
+    return f"(make_timestamptz({ms * 1000}){micros})"
+
+
+def value(rng: Random, column: str) -> str:
+    if column in ("tags", "keys"):
+        return quoted(rng.choice([*TAGS, "k1", "键" * 50, "none"]))
+    if column == "store_time":
+        return time(rng)
+    if column == "store_timestamp":
+        return str(rng.choice(TIMES))
+    return str(rng.choice([-1, 0, 1, 2, 3, 5, 20, 2**40, -(2**63), 2**63 - 1]))
+
+
+COLUMNS = [
+    "tags",
+    "tags",
+    "store_time",
+    "store_time",
+    "store_timestamp",
+    "queue_id",
+    "queue_offset",
+    "store_size",
+    "keys",
+]
+
+
+def simple(rng: Random) -> str:
+    column = rng.choice(COLUMNS)
+
+    def one() -> str:
+        return value(rng, column)
+
+    kind = rng.randrange(9)
+    if kind < 3:
+        pair = [column, one()]
+        rng.shuffle(pair)
+        return f"{pair[0]} {rng.choice(['=', '=', '<>', '<', '<=', '>', '>='])} {pair[1]}"
+    if kind == 3:
+        values = [one() for _ in range(rng.choice([1, 2, 3, 30]))] + ["NULL"] * (rng.random() < 0.1)
+        return f"{column} {rng.choice(['IN', 'IN', 'NOT IN'])} ({', '.join(values)})"
+    if kind == 4:
+        return f"{column} {rng.choice(['', 'NOT '])}BETWEEN {one()} AND {one()}"
+    if kind == 5:
+        return f"{column} IS {rng.choice(['', 'NOT '])}NULL"
+    if kind == 6:
+        return f"{column} IS {rng.choice(['', 'NOT '])}DISTINCT FROM {rng.choice([one(), 'NULL'])}"
+    if kind == 7:
+        return rng.choice(
+            [
+                f"store_time::DATE = ({time(rng)})::DATE",
+                f"date_trunc('{rng.choice(['day', 'hour', 'minute'])}', store_time) = {time(rng)}",
+                f"date_trunc('day', store_time) = ({time(rng)})::DATE",
+                f"extract(hour FROM store_time) = {rng.randrange(24)}",
+            ]
+        )
+    return rng.choice(
+        [
+            f"starts_with(tags, {quoted(rng.choice(TAGS)[:3])})",
+            f"length(tags) > {rng.randrange(3)}",
+            f"tags LIKE {quoted(rng.choice(['x%', '%A', '%']))}",
+            f"queue_offset % 2 = {rng.randrange(2)}",
+            f"queue_id + 1 = {rng.randrange(5)}",
+            f"lower(tags) = {quoted('taga')}",
+            f"octet_length(body) {rng.choice(['=', '<'])} 4",
+            f"coalesce(tags, 'none') = {quoted(rng.choice([*TAGS, 'none']))}",
+        ]
+    )
+
+
+def condition(rng: Random, depth: int = 3) -> str:
+    kind = rng.random()
+    if depth == 0 or kind < 0.4:
+        return simple(rng)
+    if kind < 0.55:
+        return f"NOT ({condition(rng, depth - 1)})"
+    parts = [f"({condition(rng, depth - 1)})" for _ in range(rng.randrange(2, 4))]
+    return rng.choice([" AND ", " OR "]).join(parts)
+
+
+@pytest.fixture(scope="module", params=sweep(range(100), fast=range(6)))
+def table(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[int, SqlSession]]:
+    """A seed, and a session whose table `whole` has all rows of t."""
+    seed = int(request.param)
+    path = tmp_path_factory.mktemp("table")
+    archive(path, Random(seed))
+    with rocketmq_tiered.open(path) as opened:
+        opened.sql("CREATE TABLE whole AS SELECT * FROM t")
+        yield seed, opened.session()
+
+
+def test_a_condition_gives_the_rows_that_it_gives_on_a_copy(table: tuple[int, SqlSession]) -> None:
+    seed, session = table
+    rng = Random(1000 + seed)
+    for number in range(PART):
+        asked = condition(rng)
+        question = f"SELECT queue_id, queue_offset FROM t WHERE {asked} ORDER BY ALL"
+        wanted = session.connection.execute(question.replace("FROM t WHERE", "FROM whole WHERE")).fetchall()
+        assert session.connection.execute(question).fetchall() == wanted, f"{number}: {asked}"
