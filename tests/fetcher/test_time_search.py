@@ -327,7 +327,7 @@ def opener(builder: ArchiveBuilder) -> Any:
     """Opens objects of ``builder`` without waiting."""
     segments = SegmentCache(builder.store)
 
-    async def open_index(key: str, size_bytes: int, tail_bytes: int) -> SegmentIndex:
+    async def open_index(key: str, size_bytes: int, tail_bytes: int, ordinal: int) -> SegmentIndex:
         return segments.open(key, size_bytes=size_bytes, tail_bytes=tail_bytes).index
 
     return open_index
