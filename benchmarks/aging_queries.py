@@ -205,7 +205,9 @@ class _Tails:
     def __init__(self, source: QuerySource) -> None:
         self._source = source
 
-    def index(self, key: str, size_bytes: int, tail_bytes: int, priority: object) -> Awaitable[SegmentIndex]:
+    def index(
+        self, key: str, size_bytes: int, tail_bytes: int, priority: object, ordinal: int | None = None
+    ) -> Awaitable[SegmentIndex]:
         return self._source.segment(Place(key, size_bytes, tail_bytes))
 
 

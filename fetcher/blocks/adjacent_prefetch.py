@@ -78,7 +78,7 @@ class AdjacentPrefetch:
 
     def to_load_with(self, index: SegmentIndex, run: int, first: int, last: int) -> range:
         """Adjacent blocks to load with [first, last], which are absent and hold rows of ``run``."""
-        if int(index.runs["byte_count"][run]) > RUN_BYTES_MAX:
+        if index.byte_count_of(run) > RUN_BYTES_MAX:
             return range(0)
         with self._lock:
             order = self._orders.get(index.key)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import fastcrc
 
@@ -20,7 +21,7 @@ from fetcher.blocks.decode_queue import DecodeQueue
 from fetcher.io.request_scheduler import Priority, RangeRequest, RequestScheduler
 from fetcher.io.waiting import new_future
 from tiered.errors import CorruptionError, TieredError, UnavailableError
-from tiered.formats.segment_index import SegmentIndex
+from tiered.formats.segment_index import PART_RUNS, SegmentIndex
 from tiered.formats.segment_layout import check_tail_length
 from tiered.model.lru import Lru
 
@@ -35,11 +36,26 @@ def tail_cost_bytes(tail_bytes: int) -> int:
     return tail_bytes * _EXPANSION + _OVERHEAD_BYTES
 
 
+WHOLE = -1
+
+
+class TailPart(NamedTuple):
+    """What is wanted of the object ``key``: its tail for some neighbouring runs, or for all."""
+
+    key: str
+    number: int
+
+    @classmethod
+    def of(cls, key: str, ordinal: int | None) -> TailPart:
+        """The part that has the run ``ordinal``; None: all."""
+        return cls(key, WHOLE if ordinal is None else ordinal // PART_RUNS)
+
+
 @dataclass(eq=False)
 class IndexLoad:
     """One tail on its way. ``request``: its GET, while there is one (a future keeps its callbacks, and they this)."""
 
-    key: str
+    wanted: TailPart
     size_bytes: int
     tail_bytes: int
     request: RangeRequest | None
@@ -83,8 +99,8 @@ class IndexCache:
         self._decoding = decoding
         self._clock_s = clock_s
         self._lock = threading.Lock()
-        self._entries: Lru[str, _Entry] = Lru(bytes_max)
-        self._loads: dict[str, IndexLoad] = {}
+        self._entries: Lru[TailPart, _Entry] = Lru(bytes_max)
+        self._loads: dict[TailPart, IndexLoad] = {}
         self.counts = IndexCounts()
 
     @property
@@ -92,10 +108,10 @@ class IndexCache:
         """Memory of the tails held, about."""
         return self._entries.held_bytes
 
-    def get(self, key: str) -> SegmentIndex | None:
-        """The tail, if it is held and its pages are still what they were."""
+    def get(self, wanted: TailPart) -> SegmentIndex | None:
+        """The tail, or the part of it, if it is held and its pages are still what they were."""
         with self._lock:
-            entry = self._entries.get(key)
+            entry = self._entry(wanted)
             if entry is None:
                 self.counts.misses += 1
                 return None
@@ -107,18 +123,23 @@ class IndexCache:
                 return entry.index
             self.counts.corrupt_memory += 1
             self.counts.misses += 1
-        self.drop(key)
+        self.drop(wanted.key)
         return None
+
+    def _entry(self, wanted: TailPart) -> _Entry | None:
+        """A whole tail is held for all of its parts."""
+        return self._entries.get(TailPart(wanted.key, WHOLE)) or self._entries.get(wanted)
 
     def drop(self, key: str) -> None:
         """Forget one tail: something was wrong with it, or with what it says."""
         with self._lock:
-            self._entries.pop(key)
+            for part in [part for part, _ in self._entries if part.key == key]:
+                self._entries.pop(part)
 
-    def join(self, key: str, priority: Priority) -> IndexLoad | None:
+    def join(self, wanted: TailPart, priority: Priority) -> IndexLoad | None:
         """The tail's load, if there is one; it becomes as urgent as ``priority``."""
         with self._lock:
-            load = self._loads.get(key)
+            load = self._loads.get(wanted)
             if load is None:
                 return None
             self.counts.joined += 1
@@ -127,19 +148,21 @@ class IndexCache:
             self._scheduler.promote(request, priority)
         return load
 
-    def start(self, key: str, size_bytes: int, tail_bytes: int, priority: Priority) -> IndexLoad | None:
+    def start(
+        self, wanted: TailPart, size_bytes: int, tail_bytes: int, priority: Priority
+    ) -> IndexLoad | None:
         """Begin to fetch a tail; ``tail_cost_bytes`` are charged and belong to the load from now on.
 
         None, without an effect: another read loads the tail, so look again. Raises CorruptionError for lengths no
         segment has.
         """
-        check_tail_length(key, size_bytes, tail_bytes)
-        request = RangeRequest(key, size_bytes - tail_bytes, tail_bytes, priority)
-        load = IndexLoad(key, size_bytes, tail_bytes, request, self._decoding.turn())
+        check_tail_length(wanted.key, size_bytes, tail_bytes)
+        request = RangeRequest(wanted.key, size_bytes - tail_bytes, tail_bytes, priority)
+        load = IndexLoad(wanted, size_bytes, tail_bytes, request, self._decoding.turn())
         with self._lock:
-            if key in self._loads or key in self._entries:
+            if wanted in self._loads or self._entry(wanted) is not None:
                 return None
-            self._loads[key] = load
+            self._loads[wanted] = load
         self._scheduler.submit(request).add_done_callback(partial(self._on_bytes, load))
         return load
 
@@ -153,12 +176,15 @@ class IndexCache:
             # At user priority: it is small, and all reads of the object wait for it.
             self._decoding.submit(partial(self._decode, load, answer.result()), Priority.USER, load.turn)
         except RuntimeError as closed:
-            self._fail(load, UnavailableError(f"cannot read {load.key}: {closed}"))
+            self._fail(load, UnavailableError(f"cannot read {load.wanted.key}: {closed}"))
 
     def _decode(self, load: IndexLoad, tail: bytes) -> None:
         try:
-            index = SegmentIndex(load.key, load.size_bytes, tail)
+            index = SegmentIndex(load.wanted.key, load.size_bytes, tail)
             index.check_pages()
+            held = TailPart(load.wanted.key, WHOLE)
+            if load.wanted != held and len(index) > PART_RUNS:
+                held, index = load.wanted, index.part_of(load.wanted.number * PART_RUNS)
         except TieredError as error:
             self.counts.corrupt += isinstance(error, CorruptionError)
             # Without the way here, which refers to the load and so to itself.
@@ -171,16 +197,16 @@ class IndexCache:
         kept_bytes = min(index.nbytes, cost_bytes)
         self._budget.tie(kept_bytes, index)
         with self._lock:
-            del self._loads[load.key]
+            del self._loads[load.wanted]
             entry = _Entry(index, fastcrc.crc32.iscsi(index.page_bytes), self._clock_s())
-            gone = self._entries.add(load.key, entry, index.nbytes)
+            gone = self._entries.add(held, entry, index.nbytes)
         del gone  # freed, and accounted for, outside the lock
         self._budget.release(cost_bytes - kept_bytes)
         load.future.set_result(index)
 
     def _fail(self, load: IndexLoad, error: BaseException) -> None:
         with self._lock:
-            del self._loads[load.key]
+            del self._loads[load.wanted]
         self._budget.release(tail_cost_bytes(load.tail_bytes))
         load.future.set_exception(error)
 

@@ -21,7 +21,7 @@ from fetcher.blocks.block_loader import BlockLoad, BlockLoader, CoalescingLimits
 from fetcher.blocks.budget import ByteBudget, MemoryAdmission
 from fetcher.blocks.decode_queue import DecodeQueue
 from fetcher.blocks.disk_cache import DiskCache
-from fetcher.blocks.index_cache import IndexCache, tail_cost_bytes
+from fetcher.blocks.index_cache import IndexCache, TailPart, tail_cost_bytes
 from fetcher.io.request_scheduler import (
     Priority,
     PriorityLimits,
@@ -168,24 +168,29 @@ class SegmentSource:
 
     # -- reading ----------------------------------------------------------------------------------------------
 
-    async def index(self, key: str, size_bytes: int, tail_bytes: int, priority: Priority) -> SegmentIndex:
-        """The decoded tail of an object the catalog describes. Fetched once more when it is corrupt."""
+    async def index(
+        self, key: str, size_bytes: int, tail_bytes: int, priority: Priority, ordinal: int | None = None
+    ) -> SegmentIndex:
+        """The decoded tail of an object the catalog describes, or its part that has the run ``ordinal``. Fetched once
+        more when it is corrupt."""
         try:
-            return await self._index(key, size_bytes, tail_bytes, priority)
+            return await self._index(TailPart.of(key, ordinal), size_bytes, tail_bytes, priority)
         except CorruptionError:
-            return await self._index(key, size_bytes, tail_bytes, priority)
+            return await self._index(TailPart.of(key, ordinal), size_bytes, tail_bytes, priority)
 
-    async def _index(self, key: str, size_bytes: int, tail_bytes: int, priority: Priority) -> SegmentIndex:
+    async def _index(
+        self, wanted: TailPart, size_bytes: int, tail_bytes: int, priority: Priority
+    ) -> SegmentIndex:
         while True:
-            found = self._indexes.get(key)
+            found = self._indexes.get(wanted)
             if found is not None:
                 return found
-            load = self._indexes.join(key, priority)
+            load = self._indexes.join(wanted, priority)
             if load is None:
                 cost_bytes = tail_cost_bytes(tail_bytes)
-                await self._memory.charge(cost_bytes, priority, key)
+                await self._memory.charge(cost_bytes, priority, wanted.key)
                 try:
-                    load = self._indexes.start(key, size_bytes, tail_bytes, priority)
+                    load = self._indexes.start(wanted, size_bytes, tail_bytes, priority)
                 except (CorruptionError, ObjectTooLargeError):
                     self._budget.release(cost_bytes)
                     raise
@@ -211,9 +216,9 @@ class SegmentSource:
             self._indexes.drop(index.key)  # the tail may be wrong: the next reader fetches it again
             return await self._blocks(_Read(index, run, numbers, priority))
 
-    def index_in_memory(self, key: str) -> SegmentIndex | None:
-        """A cached tail, or None: then ``index`` joins or fetches it."""
-        return self._indexes.get(key)
+    def index_in_memory(self, key: str, ordinal: int) -> SegmentIndex | None:
+        """A cached tail, or its part with the run ``ordinal``, or None: then ``index`` joins or fetches it."""
+        return self._indexes.get(TailPart.of(key, ordinal))
 
     def block_in_memory(self, object_key: str, number: int) -> Block | None:
         """A cached block for a user read, or None: then ``blocks_at`` joins or fetches it."""

@@ -212,7 +212,9 @@ class MemoryPulls:
         if runs is None or number < 0:
             return None
         place = runs.place(number)
-        index = self._source.index_in_memory(place.object_key) if place.kind == RunKind.PLAIN else None
+        index = None
+        if place.kind == RunKind.PLAIN:
+            index = self._source.index_in_memory(place.object_key, place.ordinal)
         if index is None:
             return None
         try:

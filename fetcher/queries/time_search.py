@@ -35,8 +35,9 @@ from tiered.model.tables import GAP_DTYPE, QUEUE_BATCH, RunKind
 FILE_ROWS, UNIT_BYTES = 300_000, 20
 """Messages in a broker's consume-queue file by default (mappedFileSizeConsumeQueue), and bytes of each there."""
 
-IndexOpener = Callable[[str, int, int], Awaitable[SegmentIndex]]
-"""(object key, size in bytes, bytes of its tail) -> the decoded tail; at most one request."""
+IndexOpener = Callable[[str, int, int, int], Awaitable[SegmentIndex]]
+"""(object key, size in bytes, bytes of its tail, run) -> the decoded tail, as far as it is needed for the run; at most
+one request."""
 
 
 class Boundary(StrEnum):
@@ -108,7 +109,7 @@ def columns_from(times: QueueTimes, open_index: IndexOpener) -> ColumnsOf:
 
     async def columns_of(number: int) -> TimeColumns:
         place = runs.place(number)
-        index = await open_index(place.object_key, place.size_bytes, place.tail_bytes)
+        index = await open_index(place.object_key, place.size_bytes, place.tail_bytes, place.ordinal)
         place.check(index)
         rows = index.row_columns(place)
         return TimeColumns(rows.queue_offset, rows.store_timestamp)
@@ -499,5 +500,5 @@ class TimeReader:
             raise NotFoundError(f"{queue} is not in the archive")
         return view
 
-    def _open(self, key: str, size_bytes: int, tail_bytes: int) -> Awaitable[SegmentIndex]:
-        return self._source.index(key, size_bytes, tail_bytes, Priority.USER)
+    def _open(self, key: str, size_bytes: int, tail_bytes: int, ordinal: int) -> Awaitable[SegmentIndex]:
+        return self._source.index(key, size_bytes, tail_bytes, Priority.USER, ordinal)

@@ -18,7 +18,7 @@ from fetcher.rows.run_list import QueueView, RunPlace
 from fetcher.rows.run_rows import RunRows
 from tiered.errors import CorruptionError
 from tiered.formats.segment import RowTable
-from tiered.formats.segment_index import SegmentIndex
+from tiered.formats.segment_index import PART_RUNS, SegmentIndex
 
 Block = NDArray[np.uint8]
 BlockId = tuple[str, int]
@@ -29,13 +29,13 @@ class BlockSource(Protocol):
     """Where decoded blocks come from: segment_source.SegmentSource."""
 
     def index(
-        self, key: str, size_bytes: int, tail_bytes: int, priority: Priority
+        self, key: str, size_bytes: int, tail_bytes: int, priority: Priority, ordinal: int | None = None
     ) -> Coroutine[Any, Any, SegmentIndex]:
-        """The decoded tail of an object."""
+        """The decoded tail of an object, or its part that has the run ``ordinal``."""
         ...
 
-    def index_in_memory(self, key: str) -> SegmentIndex | None:
-        """The decoded tail of an object, or None if it must be requested."""
+    def index_in_memory(self, key: str, ordinal: int) -> SegmentIndex | None:
+        """The same, or None if it must be requested."""
         ...
 
     def block_in_memory(self, object_key: str, number: int) -> Block | None:
@@ -116,16 +116,17 @@ class BlockFetch:
         if len(places) == 1:
             found = [await self._index(places[0])]
         else:
-            keys = {place.object_key: place for place in places}
+            keys = {(place.object_key, place.ordinal // PART_RUNS): place for place in places}
             opened = await gather(self._index(place) for place in keys.values())
             by_key = dict(zip(keys, opened, strict=True))
-            found = [by_key[place.object_key] for place in places]
+            found = [by_key[place.object_key, place.ordinal // PART_RUNS] for place in places]
         for place, index in zip(places, found, strict=True):
             place.check(index)
         return found
 
     def _index(self, place: RunPlace) -> Coroutine[Any, Any, SegmentIndex]:
-        return self._source.index(place.object_key, place.size_bytes, place.tail_bytes, self._priority)
+        key, size_bytes, tail_bytes = place.object_key, place.size_bytes, place.tail_bytes
+        return self._source.index(key, size_bytes, tail_bytes, self._priority, place.ordinal)
 
     async def fetch(self, needed: Iterable[Needed]) -> None:
         """Read the blocks of ``needed`` into ``touched``."""

@@ -314,7 +314,7 @@ def blocks_of_rows(
 
 
 def _plain_columns(index: SegmentIndex, place: RunPlace, span: BlockSpan) -> RowTable:
-    first = int(index.first_row[place.ordinal]) + place.first_row
+    first = index.row_of(place.ordinal) + place.first_row
     found = index.stored_columns(first + span.first_row, first + span.end_row)
     # Copies: a view would keep whole column pages in memory. Rows of several pages are copies already. Not ``copy``,
     # which gives the interpreter's lock to other threads.

@@ -26,10 +26,12 @@ class _StoreSource:
         self._store = store
         self._segments = SegmentCache(store, cache_bytes=cache_bytes)
 
-    async def index(self, key: str, size_bytes: int, tail_bytes: int, priority: Priority) -> SegmentIndex:
+    async def index(
+        self, key: str, size_bytes: int, tail_bytes: int, priority: Priority, ordinal: int | None = None
+    ) -> SegmentIndex:
         return self._segments.open(key, size_bytes=size_bytes, tail_bytes=tail_bytes).index
 
-    def index_in_memory(self, key: str) -> SegmentIndex | None:
+    def index_in_memory(self, key: str, ordinal: int) -> SegmentIndex | None:
         return None
 
     def block_in_memory(self, object_key: str, number: int) -> Block | None:

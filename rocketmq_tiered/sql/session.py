@@ -81,9 +81,8 @@ class SqlSession:
         """Register the topics whose names are in ``statement``, or all if it may list tables."""
         text = (statement if isinstance(statement, str) else statement.query).lower()
         lists = _LISTS_TABLES.search(text)
-        self._register([
-            name for name in self._waiting if lists or name.lower().replace('"', '""') in text
-        ])  # fmt: skip
+        named = [name for name in self._waiting if lists or name.lower().replace('"', '""') in text]
+        self._register(named)
 
     def close(self) -> None:
         """Release memory and temporary files. Idempotent."""

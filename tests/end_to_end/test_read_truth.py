@@ -49,11 +49,11 @@ class Searched:
         return run_sync(self._times.earliest_time(queue))
 
     def index(
-        self, key: str, size_bytes: int, tail_bytes: int, priority: Priority
+        self, key: str, size_bytes: int, tail_bytes: int, priority: Priority, ordinal: int | None = None
     ) -> Awaitable[SegmentIndex]:
         """A tail; counts the object."""
         self._opened.add(key)
-        return self._archive.access.source.index(key, size_bytes, tail_bytes, priority)
+        return self._archive.access.source.index(key, size_bytes, tail_bytes, priority, ordinal)
 
     def find(self, queue: QueueKey, timestamp_ms: int, boundary: Boundary) -> int:
         """Offset by time, within the allowed requests; the public call returns the same."""

@@ -29,7 +29,9 @@ class PlainSource:
         self.opened: list[str] = []
         self.fetched: list[tuple[str, list[int]]] = []
 
-    async def index(self, key: str, size_bytes: int, tail_bytes: int, priority: Priority) -> SegmentIndex:
+    async def index(
+        self, key: str, size_bytes: int, tail_bytes: int, priority: Priority, ordinal: int | None = None
+    ) -> SegmentIndex:
         """See BlockSource."""
         if key not in self._indexes:
             tail = self._store.get_range(key, size_bytes - tail_bytes, tail_bytes)
@@ -37,7 +39,7 @@ class PlainSource:
             self.opened.append(key)
         return self._indexes[key]
 
-    def index_in_memory(self, key: str) -> SegmentIndex | None:
+    def index_in_memory(self, key: str, ordinal: int) -> SegmentIndex | None:
         """See BlockSource."""
         return self._indexes.get(key) if self._has_all else None
 

@@ -335,7 +335,7 @@ def opener(builder: ArchiveBuilder) -> Any:
     """Opens objects of ``builder`` without waiting."""
     segments = SegmentCache(builder.store)
 
-    async def open_index(key: str, size_bytes: int, tail_bytes: int) -> SegmentIndex:
+    async def open_index(key: str, size_bytes: int, tail_bytes: int, ordinal: int) -> SegmentIndex:
         return segments.open(key, size_bytes=size_bytes, tail_bytes=tail_bytes).index
 
     return open_index
@@ -371,7 +371,9 @@ class Source:
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
 
-    async def index(self, key: str, size_bytes: int, tail_bytes: int, priority: object) -> SegmentIndex:
+    async def index(
+        self, key: str, size_bytes: int, tail_bytes: int, priority: object, ordinal: int | None = None
+    ) -> SegmentIndex:
         return SegmentIndex(key, size_bytes, self._store.get_range(key, size_bytes - tail_bytes, tail_bytes))
 
 
@@ -396,8 +398,8 @@ def test_answers_are_those_of_all_runs(cycles: int, jitter_ms: int) -> None:
     runs = RunIndex(builder.store).runs_of(builder.state, PLAIN)
     times = QueueTimes.of(builder.state, PLAIN, runs)
 
-    def opened(key: str, size_bytes: int, tail_bytes: int):  # type: ignore[no-untyped-def]
-        return source.index(key, size_bytes, tail_bytes, None)
+    def opened(key: str, size_bytes: int, tail_bytes: int, ordinal: int):  # type: ignore[no-untyped-def]
+        return source.index(key, size_bytes, tail_bytes, None, ordinal)
 
     columns_of = columns_from(times, opened)
     stamps = sorted({int(row.store_timestamp) for row in builder.truth[PLAIN].rows})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tiered.archive.index.collect import items_of_segment, pieces_of_segment
 from tiered.archive.index.items import ITEM_DTYPE
 from tiered.archive.index.places import places_of_segment
 from tiered.errors import CorruptionError
+from tiered.formats import segment_index
 from tiered.formats.part_rows import PartRows, in_object_order, rows_of_parts
 from tiered.formats.run_part import CatalogRun, cut_run
 from tiered.formats.segment import BlockCodec
@@ -127,3 +129,34 @@ def test_what_the_rows_of_a_part_contradict(name: str) -> None:
         wrong[column][0] = value
         with pytest.raises(CorruptionError, match="not in it"):
             in_object_order(index, wrong)
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(st.integers(0, 1 << 32), st.integers(1, 40), st.sampled_from([1, 300, 3000]), st.integers(1, 9))
+def test_a_part_of_a_tail_answers_for_its_runs(seed: int, runs: int, rows: int, part_runs: int) -> None:
+    index, _ = opened(seed, runs, rows)
+    with patch.object(segment_index, "PART_RUNS", part_runs):
+        parts = [index.part_of(ordinal) for ordinal in range(runs)]
+    for ordinal, part in enumerate(parts):
+        first = ordinal // part_runs * part_runs
+        for run in range(first, min(first + part_runs, runs)):
+            place, queue = CatalogRun.of(index.whole_runs[run]), index.queue_of(run)
+            part.check_part(place, int(index.runs["kind"][run]), queue)
+            found, expected = part.row_columns(place), index.row_columns(run)
+            for name in ("size", "phys", "queue_offset", "parent_queue_offset"):
+                assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+            assert [part.queues[at] for at in found.parent[found.parent >= 0].tolist()] == [
+                index.queues[at] for at in expected.parent[expected.parent >= 0].tolist()
+            ]
+            assert (part.row_of(run), part.byte_count_of(run)) == (
+                index.row_of(run),
+                index.byte_count_of(run),
+            )
+            if index.runs["kind"][run] != RunKind.LMQ:
+                span = index.block_span(run, 0, place.rows)
+                assert part.block_span(place, 0, place.rows) == part.block_span(run, 0, place.rows) == span
+                blocks = range(span.first_block, span.end_block)
+                assert part.spans_of_single_blocks(run, blocks) == index.spans_of_single_blocks(run, blocks)
+        with pytest.raises(CorruptionError, match="differs"):
+            part.check_part(CatalogRun(runs, 0, 1, 0, 1, 0, 1), 0, QUEUES[0])
+        assert part is index if runs <= part_runs else len(part) <= runs

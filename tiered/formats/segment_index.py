@@ -6,10 +6,11 @@ bytes are used, and the footer's tables must agree; a mismatch is a CorruptionEr
 
 from __future__ import annotations
 
+import copy
 import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
@@ -42,7 +43,7 @@ from tiered.formats.segment_layout import (
 )
 from tiered.kernels.columns import LENGTHS_BYTES, STREAMS, VARINT_BYTES_MAX
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_DTYPE, RUN_DTYPE, RunKind, Table, begins
+from tiered.model.tables import QUEUE_DTYPE, RUN_DTYPE, RunKind, Table, begins, picked
 
 SPAN_RAW_BYTES_MAX = 64 * 1024 * 1024
 """Raw bytes of a piece of a span: limits memory for blocks that compress well."""
@@ -56,6 +57,9 @@ _PART_AT = operator.itemgetter(
         ("kind", "base_queue_offset", "end_queue_offset", "first_row", "rows", "base_byte", "byte_count"),
     )
 )
+
+PART_RUNS = 512
+"""Runs that ``part_of`` keeps together, but for those of the same column pages."""
 
 _decoded = PageCache()
 
@@ -144,6 +148,43 @@ class SegmentIndex:
                 f"{key}: footer at {trailer.footer_offset} is impossible: {error}"
             ) from error
         self._number = _decoded.number_of(self)
+        self._first_run = 0
+
+    def part_of(self, ordinal: int) -> SegmentIndex:
+        """An index of the run ``ordinal`` and some neighbours, under their numbers in the object, which keeps none of
+        the others in memory: for readers of single queues. This one, if it has few runs."""
+        begin = ordinal // PART_RUNS * PART_RUNS
+        if len(self) <= PART_RUNS or begin >= len(self):
+            return self
+        rows = self.first_row[begin], self.first_row[min(begin + PART_RUNS, len(self))] - 1
+        first, last = np.searchsorted(self._page_row, rows, side="right").tolist()
+        begin = self._view.run_at(int(self._page_row[first - 1]))
+        end = int(np.searchsorted(self.first_row, self._page_row[last]))
+        part = copy.copy(self)
+        part._first_run = begin
+        part.runs = self.runs[begin:end].copy()
+        if not (self.runs["kind"] == RunKind.LMQ).any():  # their rows name any queue
+            part.queue_table = picked(self.queue_table, part.runs["queue"])
+            part.runs["queue"] = np.arange(end - begin)
+            names, number = np.unique(part.queue_table["topic"], return_inverse=True)
+            part.topics, part.queue_table["topic"] = [self.topics[name] for name in names.tolist()], number
+        part._base_byte = part.runs["base_byte"]
+        part.first_row = self.first_row[begin : end + 1].copy()
+        part._view = replace(RunView.of(part.runs), first_row=part.first_row)
+        part._run_row, part._run_raw = (column[begin : end + 1].copy() for column in self.bounds[:2])
+        part.bounds = SegmentBounds(part._run_row, part._run_raw, *self.bounds[2:])
+        for cached in ("queues", "whole_runs"):
+            part.__dict__.pop(cached, None)
+        part._number = _decoded.number_of(part)
+        return part
+
+    def row_of(self, ordinal: int) -> int:
+        """The number of the first row of a run in the object."""
+        return int(self.first_row[ordinal - self._first_run])
+
+    def byte_count_of(self, ordinal: int) -> int:
+        """Message bytes of a run."""
+        return int(self.runs["byte_count"][ordinal - self._first_run])
 
     def _load(self, container: Container) -> None:
         header = container.header
@@ -257,7 +298,7 @@ class SegmentIndex:
 
     def queue_of(self, run: int) -> QueueKey:
         """The queue whose rows ``run`` holds."""
-        topic, *numbers = self.queue_table[int(self.runs["queue"][run])].item()
+        topic, *numbers = self.queue_table[int(self.runs["queue"][run - self._first_run])].item()
         return QueueKey(self.topics[topic], *numbers)
 
     def check_run(self, run: np.void, queue: QueueKey) -> CatalogRun:
@@ -269,13 +310,16 @@ class SegmentIndex:
     def check_part(self, part: RunPart, kind: int, queue: QueueKey) -> None:
         """Raises CorruptionError unless the object holds ``part`` of ``queue``, as the catalog says."""
         ordinal = part.ordinal
-        if not ordinal < len(self.runs) or self.queue_of(ordinal) != queue or not self._holds(part, kind):
+        is_there = 0 <= ordinal - self._first_run < len(self.runs)
+        if not is_there or self.queue_of(ordinal) != queue or not self._holds(part, kind):
             raise CorruptionError(
                 f"{self.key}: run {ordinal} differs from the catalog's entry for {queue} at {part.base}"
             )
 
     def _holds(self, part: RunPart, kind: int) -> bool:
-        known, base, end, _, rows, base_byte, byte_count = _PART_AT(self.runs[part.ordinal].item())
+        known, base, end, _, rows, base_byte, byte_count = _PART_AT(
+            self.runs[part.ordinal - self._first_run].item()
+        )
         if known == RunKind.SPARSE:
             base, end = part.base, part.end  # the catalog adds holes at both ends
         if part.rows == rows:
@@ -296,19 +340,25 @@ class SegmentIndex:
 
     def has_rows_of(self, part: RunPart) -> bool:
         """Whether the object has the run of ``part``, with its rows."""
-        if not part.ordinal < len(self.runs):
+        run = part.ordinal - self._first_run
+        if not 0 <= run < len(self.runs):
             return False
-        return 0 <= part.first_row <= part.first_row + part.rows <= int(self.runs["rows"][part.ordinal])
+        return 0 <= part.first_row <= part.first_row + part.rows <= int(self.runs["rows"][run])
 
     def _whole(self, run: int | RunPart) -> RunPart:
-        return run if not isinstance(run, int) else CatalogRun.of(self.runs[run])._replace(ordinal=run)
+        return (
+            run
+            if not isinstance(run, int)
+            else CatalogRun.of(self.runs[run - self._first_run])._replace(ordinal=run)
+        )
 
     def _extent(self, run: int | RunPart) -> tuple[int, int, int]:
         """Rows and raw bytes of the object before a run with bytes, or a part of one; and its own rows."""
         if isinstance(run, int):
+            run -= self._first_run
             row = int(self._run_row[run])
             return row, int(self._run_raw[run]), int(self._run_row[run + 1]) - row
-        ordinal = run.ordinal
+        ordinal = run.ordinal - self._first_run
         raw = int(self._run_raw[ordinal]) + run.base_byte - int(self._base_byte[ordinal])
         return int(self._run_row[ordinal]) + run.first_row, raw, run.rows
 
@@ -316,7 +366,7 @@ class SegmentIndex:
         """All rows of ``run``, or of a part of one. ``position`` is in its bytes; keys are not loaded
         (``decode_keys``)."""
         part = self._whole(run)
-        number = part.ordinal
+        number = part.ordinal - self._first_run
         first = int(self.first_row[number]) + part.first_row
         size, tags_code, stamp, phys, inner, parent, parent_offset = self._rows(first, first + part.rows)
         spans = inner.astype(np.int64)
@@ -325,17 +375,19 @@ class SegmentIndex:
         kind = int(self.runs["kind"][number])
         is_lmq = kind == RunKind.LMQ
         if kind == RunKind.SPARSE:
-            offsets = self._span_begin(number, part.first_row) + np.cumsum(spans) - 1
+            offsets = self._span_begin(part.ordinal, part.first_row) + np.cumsum(spans) - 1
             inner = np.ones(len(inner), np.int32)
             is_whole = part.base <= offsets[0] and offsets[-1] < part.end
         else:
             is_whole = part.base + int(spans.sum()) == part.end
         if not is_whole:
-            raise CorruptionError(f"{self.key}: rows of run {number} do not reach its end offset")
+            raise CorruptionError(f"{self.key}: rows of run {part.ordinal} do not reach its end offset")
         if not is_lmq and int(sizes.sum()) != part.byte_count:
-            raise CorruptionError(f"{self.key}: sizes of run {number} do not add up to its bytes")
+            raise CorruptionError(f"{self.key}: sizes of run {part.ordinal} do not add up to its bytes")
         if is_lmq and int(parent.max(initial=-1)) >= len(self.queue_table):
-            raise CorruptionError(f"{self.key}: the parent of a row of run {number} is not in the footer")
+            raise CorruptionError(
+                f"{self.key}: the parent of a row of run {part.ordinal} is not in the footer"
+            )
         position = np.full(len(size), -1, np.int64) if is_lmq else np.cumsum(sizes) - sizes
         key_count = np.zeros(len(size), np.uint16)
         return RowTable(
@@ -344,12 +396,12 @@ class SegmentIndex:
 
     def _span_begin(self, run: int, row: int) -> int:
         """Where ``row`` of a sparse run begins to span: behind the row before."""
-        base, first = int(self.runs["base_queue_offset"][run]), int(self.first_row[run])
+        base, first = int(self.runs["base_queue_offset"][run - self._first_run]), self.row_of(run)
         return base + (int(self._rows(first, first + row)[4].sum(dtype=np.int64)) if row else 0)
 
     def spans_begin(self, part: RunPart) -> int:
         """Where the offsets that the first row of ``part`` spans begin: of a sparse run with the hole before it."""
-        is_sparse = int(self.runs["kind"][part.ordinal]) == RunKind.SPARSE
+        is_sparse = int(self.runs["kind"][part.ordinal - self._first_run]) == RunKind.SPARSE
         return self._span_begin(part.ordinal, part.first_row) if is_sparse else part.base
 
     def stored_columns(self, first_row: int, end_row: int) -> tuple[NDArray[Any], ...]:
@@ -442,8 +494,7 @@ class SegmentIndex:
     def spans_of_single_blocks(self, run: int, numbers: Sequence[int]) -> list[BlockSpan]:
         """Like ``span_of_blocks``, a span for each of the blocks ``numbers``."""
         which = np.array(numbers)
-        row_base, rows = int(self._run_row[run]), int(self._run_row[run + 1] - self._run_row[run])
-        raw_base = int(self._run_raw[run])
+        row_base, raw_base, rows = self._extent(run)
         bounds = (
             bound.tolist()
             for begins in (self._block_offset, self._block_row, self._block_raw)
