@@ -35,8 +35,7 @@ from fetcher.queries.queue_listing import list_queues
 from rocketmq_tiered.cli.status import _report
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load, refresh
-from tiered.catalog.living_runs import living_runs
-from tiered.catalog.pages import RunIndex
+from tiered.catalog.pages import RunIndex, living_runs
 from tiered.catalog.state import CatalogState
 
 SHORT = 1_000

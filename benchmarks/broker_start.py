@@ -25,7 +25,7 @@ from benchmarks.stores import PROFILES, ensure_store
 from tests.servers.rocketmq import RocketMq
 from tiered.errors import UnavailableError
 from tiered.remoting.client import BrokerClient
-from tiered.remoting.codes import RequestCode
+from tiered.remoting.command import RequestCode
 
 READY_S_MAX = 2.0
 """More than an empty broker takes."""

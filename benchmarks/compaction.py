@@ -46,8 +46,7 @@ from tiered.archive.rewrite.opened import COPIED_RAW_BYTES_MIN
 from tiered.catalog.archives import Archive as ArchivePlace
 from tiered.catalog.archives import open_archive
 from tiered.catalog.catalog_reader import load
-from tiered.catalog.living_runs import living_runs
-from tiered.catalog.pages import RunIndex, referenced_keys
+from tiered.catalog.pages import RunIndex, living_runs, referenced_keys
 from tiered.catalog.state import CatalogState
 from tiered.formats.column_pages import encode_page
 from tiered.formats.segment import SHARED_BLOCK_BYTES

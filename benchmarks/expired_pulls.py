@@ -27,9 +27,9 @@ from fetcher.rows.pull import PullRequest
 from rocketmq_tiered.maintenance.expire import commit_pass, plan_pass
 from tiered.catalog.catalog_reader import load
 from tiered.formats.keys import archive_prefix
+from tiered.object_store.interface import StoreOptions
 from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import ObjectStoreSettings
 from tiered.settings.topic_rules import TopicRule
 

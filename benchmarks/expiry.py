@@ -19,7 +19,7 @@ from benchmarks.report import MIB, Row
 from benchmarks.synthetic_history import CYCLE_MS, START_MS, SyntheticHistory
 from rocketmq_tiered.maintenance.expire import commit_pass, plan_pass
 from tiered.catalog.catalog_reader import load
-from tiered.catalog.snapshot import encode_root
+from tiered.catalog.commit import encode_root
 from tiered.formats.keys import catalog_key
 from tiered.settings.topic_rules import TopicRule
 

@@ -28,8 +28,7 @@ from rocketmq_tiered.maintenance.expire import commit_pass, plan_pass
 from tests.catalog.collection import run_gc
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.commit import CommitDraft
-from tiered.catalog.living_runs import living_runs
-from tiered.catalog.pages import RunIndex
+from tiered.catalog.pages import RunIndex, living_runs
 from tiered.catalog.state import CatalogState
 from tiered.formats.keys import SETS_PREFIX, set_key
 from tiered.object_store.interface import ObjectInfo

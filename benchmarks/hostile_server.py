@@ -30,8 +30,8 @@ from tiered.broker_store.bound import BrokerOffsets
 from tiered.broker_store.store import open_broker_store
 from tiered.kernels.scan import warm_up
 from tiered.model.queue import TopicFilter
+from tiered.object_store.interface import StoreOptions
 from tiered.object_store.open_store import open_store
-from tiered.object_store.store_options import StoreOptions
 from tiered.remoting.command import FRAME_BYTES_MAX, RemotingCommand, encode
 from tiered.settings.sections import OffloadSettings, ServeSettings, Settings
 from uploader.offload import Offloader, OffloadIdentity

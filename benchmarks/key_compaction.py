@@ -26,7 +26,7 @@ from benchmarks.report import Row
 from benchmarks.synthetic_store import StoreSpec, StoreWriter
 from tests.servers.rocketmq import RocketMq
 from tiered.remoting.client import BrokerClient
-from tiered.remoting.codes import RequestCode
+from tiered.remoting.command import RequestCode
 
 RULE = ("--set", 'topics.rules=[{"pattern": "*", "key_compaction": "on"}]')
 RATE_MIN, MEMORY_MAX = 300_000, (256 + 64) << 20

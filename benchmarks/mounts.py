@@ -24,10 +24,9 @@ from tests.servers.child import free_port_block
 from tests.servers.rocketmq import RocketMq
 from tiered.formats import fastjson
 from tiered.formats.keys import archive_prefix
-from tiered.object_store.interface import ObjectStore
+from tiered.object_store.interface import ObjectStore, StoreOptions
 from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.store_options import StoreOptions
 from tiered.remoting.client import BrokerClient
 from tiered.settings.sections import Settings
 

@@ -31,9 +31,8 @@ from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.record_columns import RecordColumns, StopReason
 from tiered.kernels.scan import scan_log
 from tiered.kernels.split import SplitScratch, split_by_queue
-from tiered.object_store.interface import Buffer, ObjectStore
+from tiered.object_store.interface import Buffer, ObjectStore, StoreOptions
 from tiered.object_store.open_store import open_store
-from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import ObjectStoreSettings, OffloadSettings
 
 THREADS = 2

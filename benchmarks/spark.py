@@ -57,8 +57,7 @@ from tests.archive.queue_reader import QueueReader
 from tiered.archive.segment_reader import SegmentCache
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
-from tiered.catalog.living_runs import living_runs
-from tiered.catalog.pages import RunIndex
+from tiered.catalog.pages import RunIndex, living_runs
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import TopicFilter
 from tiered.object_store.file import FileStore

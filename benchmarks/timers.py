@@ -34,9 +34,8 @@ from tiered.archive.task import run_pass
 from tiered.archive.timers import TimerFiles, hash_of
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
-from tiered.catalog.commit import CommitDraft, CommitKind
+from tiered.catalog.commit import CommitDraft, CommitKind, encode_root
 from tiered.catalog.maintenance_commit import MaintenanceCommit
-from tiered.catalog.snapshot import encode_root
 from tiered.errors import UnavailableError
 from tiered.formats.keys import archive_prefix
 from tiered.formats.timer_object import ENTRY_DTYPE

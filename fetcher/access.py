@@ -40,9 +40,8 @@ from tiered.formats.keys import archive_prefix
 from tiered.formats.memory_bound import limit_decoding
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_BATCH, QUEUE_EXPIRED
-from tiered.object_store.interface import ObjectStore
+from tiered.object_store.interface import ObjectStore, StoreOptions
 from tiered.object_store.open_store import open_async_store, open_store, parse_url
-from tiered.object_store.store_options import StoreOptions
 from tiered.private_directory import check_private
 from tiered.settings.sections import DERIVED, Settings
 from tiered.timestamps import TimePoint, milliseconds

@@ -14,8 +14,7 @@ from typing import Any
 from tiered.formats.keys import state_key
 from tiered.formats.memory_bound import stored_bytes_max
 from tiered.formats.state_object import decode_state, encode_state
-from tiered.object_store.interface import ObjectStore
-from tiered.object_store.own_name import put_own
+from tiered.object_store.interface import ObjectStore, put_own
 
 
 class BrokerStateArchive:

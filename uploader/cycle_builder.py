@@ -22,8 +22,7 @@ from tiered.formats.timer_object import EncodedTimers
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_LMQ, GapReason
 from tiered.object_store.abandonment import Abandonment, abandonable
-from tiered.object_store.interface import Body
-from tiered.object_store.own_name import put_own
+from tiered.object_store.interface import Body, put_own
 from uploader.attempts import Stop, after_failure, attempt_timeout_ms
 from uploader.cycle import Attempt, Cycle, CyclesInFlight, UploadContext, UploadCounters
 from uploader.cycle_draft import gap_reason, object_key

@@ -38,9 +38,8 @@ from tiered.archive.task import INDEX_BUILDING, Due
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.garbage import KeySet
 from tiered.catalog.index_refs import IndexRef
-from tiered.catalog.living_runs import living_runs
 from tiered.catalog.maintenance_commit import MaintenanceCommit
-from tiered.catalog.pages import Page, RunIndex
+from tiered.catalog.pages import Page, RunIndex, living_runs
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError, TieredError
 from tiered.model.tables import QUEUE_EXPIRED

@@ -39,8 +39,7 @@ from tiered.archive.index.writer import write_index
 from tiered.archive.key_section_reader import KEYS_PER_ROW, read_keys
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.index_refs import UNINDEXED_MAX
-from tiered.catalog.living_runs import living_pages, memory_page
-from tiered.catalog.pages import Page, RunIndex
+from tiered.catalog.pages import Page, RunIndex, living_pages, memory_page
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError, TieredError, UnavailableError
 from tiered.formats.segment_index import KeySection, SegmentIndex

@@ -24,9 +24,8 @@ from tiered.archive.segment_reader import SegmentCache, SegmentReader
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.damage import record_size
 from tiered.broker_store.store import BrokerStore
-from tiered.catalog.living_runs import living_runs
 from tiered.catalog.log_histories import compared_runs
-from tiered.catalog.pages import RunIndex
+from tiered.catalog.pages import RunIndex, living_runs
 from tiered.catalog.state import CatalogState, LogCheck
 from tiered.errors import AccessDeniedError, CorruptionError, NotFoundError, UnreadableError
 from tiered.formats.record import Record, decode_record, host_of

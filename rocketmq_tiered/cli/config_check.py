@@ -12,15 +12,15 @@ from rocketmq_tiered.cli.arguments import SERVE_FLAGS, add_json, add_places, add
 from rocketmq_tiered.process.broker_side import address_of, credentials_of, read_conf, tls_of, topic_filter_of
 from rocketmq_tiered.process.loaded_archive import archived_topic_table, open_for_reading
 from rocketmq_tiered.server.security.rules import read_rules
+from tiered.broker_store.conf import find_names
 from tiered.broker_store.config import read_topics
-from tiered.broker_store.names import find_names
 from tiered.console import print_json, print_lines, print_table
 from tiered.errors import AccessDeniedError, UsageError
 from tiered.formats import fastjson
 from tiered.model.ttl_class import FOREVER_CLASS, ttl_class
 from tiered.object_store.open_store import check_addresses
 from tiered.remoting.client import BrokerClient
-from tiered.remoting.codes import RequestCode, ResponseCode
+from tiered.remoting.command import RequestCode, ResponseCode
 from tiered.settings.load import FIELDS, LoadedSettings, value_of
 from tiered.settings.quantities import FOREVER, duration_text
 from tiered.settings.rules_in_force import differences

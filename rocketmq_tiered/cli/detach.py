@@ -27,7 +27,7 @@ from rocketmq_tiered.process.instance import backfill_instance, running_instance
 from rocketmq_tiered.process.returned_broker import needs_groups, take_back
 from rocketmq_tiered.process.uploader_job import UploaderJob, Writer
 from rocketmq_tiered.server.mount.node_lease import BrokerName, announce_archive
-from tiered.broker_store.names import BrokerNames
+from tiered.broker_store.conf import BrokerNames
 from tiered.catalog.archives import open_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.claims import BACKFILL, refusal
@@ -35,10 +35,9 @@ from tiered.catalog.retirement import retired_since
 from tiered.catalog.state import Owner
 from tiered.console import print_json, print_lines
 from tiered.errors import NotFoundError, UnavailableError, UsageError
-from tiered.object_store.interface import ObjectStore
+from tiered.object_store.interface import ObjectStore, StoreOptions
 from tiered.object_store.open_store import open_store
 from tiered.object_store.request_metrics import StoreMetrics
-from tiered.object_store.store_options import StoreOptions
 from tiered.remoting.client import BrokerClient
 from tiered.settings.quantities import duration_ms
 from tiered.settings.sections import Settings

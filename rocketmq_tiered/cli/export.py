@@ -19,8 +19,8 @@ from rocketmq_tiered.process.progress import Progress
 from rocketmq_tiered.sql.archive import Extra
 from tiered.console import camel_names, print_lines
 from tiered.errors import CorruptionError, UsageError
+from tiered.object_store.interface import StoreOptions
 from tiered.object_store.open_store import open_store
-from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import Settings
 
 if TYPE_CHECKING:

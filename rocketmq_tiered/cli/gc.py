@@ -14,7 +14,7 @@ from rocketmq_tiered.maintenance.gc import Deletions, GcTask
 from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
 from rocketmq_tiered.process.progress import Progress
 from tiered.console import counted, print_json, print_lines, size_text
-from tiered.object_store.store_options import StoreOptions
+from tiered.object_store.interface import StoreOptions
 from tiered.settings.load import LoadedSettings
 from tiered.settings.rules_in_force import grace_in_force
 

@@ -31,9 +31,8 @@ from rocketmq_tiered.server.mount.mount_node import TAKES_MAX, MountNode
 from rocketmq_tiered.server.mount.mounted_archive import MountPlace
 from tiered.console import camel_names, print_json, print_lines, print_table
 from tiered.errors import UnavailableError, UsageError
-from tiered.object_store.interface import ObjectStore
+from tiered.object_store.interface import ObjectStore, StoreOptions
 from tiered.object_store.open_store import open_store
-from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import Settings
 from tiered.timestamps import wall_ms
 

@@ -24,8 +24,8 @@ from tiered.broker_store.commit_log import LogFile
 from tiered.broker_store.pins import PinKeeper
 from tiered.catalog.archives import Archive, find_archive
 from tiered.console import camel_names, counted
+from tiered.object_store.interface import StoreOptions
 from tiered.object_store.open_store import open_store
-from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import Settings
 from tiered.timestamps import wall_ms
 

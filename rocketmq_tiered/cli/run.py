@@ -49,8 +49,7 @@ from rocketmq_tiered.server.proxy.proxy_service import ProxyService
 from rocketmq_tiered.server.proxy.relay_service import RelayService
 from rocketmq_tiered.server.proxy.relay_status import RelayStatus
 from rocketmq_tiered.server.slave.slave_service import SlaveService
-from tiered.broker_store.conf import BrokerConf
-from tiered.broker_store.names import BrokerNames
+from tiered.broker_store.conf import BrokerConf, BrokerNames
 from tiered.catalog.state import CatalogState
 from tiered.errors import StoreFullError, UsageError
 from tiered.object_store.open_store import check_addresses

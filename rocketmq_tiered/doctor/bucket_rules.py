@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from rocketmq_tiered.doctor.check import Check, CheckFinding, Outcome, denied_action, failed, not_checked, ok
 from tiered.errors import RefusedRequestError, TieredError
 from tiered.object_store.bucket_probe import BucketProbe, LifecycleRule, LockRule, open_probe
+from tiered.object_store.interface import StoreOptions
 from tiered.object_store.open_store import parse_url
-from tiered.object_store.store_options import StoreOptions
 
 DISABLED = "disabled"
 ABORT_RULE = "add the rule of deploy/s3/lifecycle.json"

@@ -1,17 +1,23 @@
 """Puts the checks of `tiered doctor` together from settings, and closes what they open.
 
 Owns the names and paths that are derived: the archive's prefix, the state directory, the pins.
+
+Checks this program: versions, the settings' origin, its directories.
+
+Checks the broker and its name servers over the remoting protocol: reached, the right one, version, clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+import platform
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from rocketmq_tiered.doctor.broker import BrokerSubject, broker_checks
 from rocketmq_tiered.doctor.broker_store import (
     StoreAccess,
     StoreSubject,
@@ -31,9 +37,9 @@ from rocketmq_tiered.doctor.check import (
     ok,
     run_checks,
 )
-from rocketmq_tiered.doctor.host import host_checks
 from rocketmq_tiered.doctor.store_trial import PART_BYTES, StoreTrial
 from rocketmq_tiered.process.broker_side import (
+    Connect,
     address_of,
     credentials_of,
     missing_rules,
@@ -44,13 +50,12 @@ from rocketmq_tiered.process.broker_side import (
     store_path,
     tls_of,
 )
-from rocketmq_tiered.process.instance import default_state_dir
+from rocketmq_tiered.process.instance import default_state_dir, running_instance
 from rocketmq_tiered.server.security.rules import read_rules
 from tiered.archive.found_objects import objects_at_end
 from tiered.archive.verify_listing import newest_missing
-from tiered.broker_store.conf import BrokerConf
-from tiered.broker_store.liveness import LivenessReport, ask_liveness
-from tiered.broker_store.names import BrokerNames
+from tiered.broker_store.conf import BrokerConf, BrokerNames
+from tiered.broker_store.liveness import Liveness, LivenessReport, ask_liveness
 from tiered.broker_store.pins import PinLimits, measure_disk
 from tiered.broker_store.store import BrokerStore
 from tiered.catalog.archives import list_archives
@@ -58,16 +63,224 @@ from tiered.catalog.catalog_reader import load, standing
 from tiered.catalog.holdings import REPAIR_HINT, Standing
 from tiered.catalog.state import CatalogState
 from tiered.console import counted
-from tiered.errors import NoArchiveError, TieredError, UsageError
+from tiered.errors import NoArchiveError, NotFoundError, TieredError, UsageError
+from tiered.formats import fastjson
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.bucket_probe import open_probe
-from tiered.object_store.interface import ObjectStore
+from tiered.object_store.interface import ObjectStore, StoreOptions
 from tiered.object_store.open_store import open_store, parse_url
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.store_options import StoreOptions
+from tiered.private_directory import check_private, exposed_parent
 from tiered.remoting.client import BrokerClient
-from tiered.settings.load import LoadedSettings
+from tiered.remoting.command import RequestCode, ResponseCode
+from tiered.remoting.credentials import Credentials
+from tiered.remoting.tls import ClientTls
+from tiered.settings.load import CONFIG_VARIABLE, LoadedSettings
 from tiered.timestamps import wall_ms
+from tiered.version import VERSION
+
+CLOCK_SKEW_MS_MAX = 60_000
+"""Above this, times of messages and of this program differ visibly."""
+_RUNTIME = re.compile(r"(\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds")
+_SUPPORTED = re.compile(r"V(4_9|5_)")
+_ADDRESS_FIX = "give --broker-address HOST:PORT, or --broker-conf with brokerIP1 and listenPort"
+
+
+@dataclass(frozen=True)
+class BrokerSubject:
+    """The broker: ``address`` and where it is from, its expected name, and how to connect."""
+
+    address: str
+    origin: str
+    name: str
+    timeout_s: float
+    connect: Connect
+    liveness: Callable[[], LivenessReport | None]
+    name_servers: Sequence[str] = ()
+    credentials: Credentials | None = None
+    tls: ClientTls | None = None
+
+
+@dataclass
+class _Reached:
+    """What the broker returned."""
+
+    info: dict[str, str] = field(default_factory=dict)
+    config: dict[str, str] = field(default_factory=dict)
+
+
+def broker_checks(subject: BrokerSubject, clock_ms: Callable[[], int]) -> list[Check]:
+    """The checks; those after the first use what it read."""
+    reached = _Reached()
+    return [
+        Check("broker", "broker", lambda: _broker(subject, reached)),
+        Check("broker-version", "version of the broker", lambda: judge_version(reached.info), ("broker",)),
+        Check(
+            "broker-clock", "clock of the broker", lambda: judge_clock(reached.info, clock_ms()), ("broker",)
+        ),
+        Check("name-servers", "name servers", lambda: _name_servers(subject, reached)),
+    ]
+
+
+def _broker(subject: BrokerSubject, reached: _Reached) -> CheckFinding:
+    report = subject.liveness()
+    if not subject.address:
+        if report is not None and report.liveness is Liveness.ALIVE:
+            return failed(f"its address is unknown, and it runs: {report.why}", _ADDRESS_FIX)
+        return not_checked("its address is unknown; give --broker-address or --broker-conf")
+    try:
+        client = subject.connect(subject.address, subject.timeout_s, subject.credentials, subject.tls)
+        try:
+            reached.config = client.broker_config() or {}
+            reached.info = client.runtime_info()
+        finally:
+            client.close()
+    except TieredError as error:
+        if report is not None and report.is_dead:
+            return not_checked(f"the broker does not run: {report.why}")
+        return _unanswered(error, subject.address, f" ({subject.origin})", _ADDRESS_FIX)
+    name = reached.config.get("brokerName", "")
+    if name and subject.name and name != subject.name:
+        return failed(
+            f"the broker at {subject.address} ({subject.origin}) is {name}, but the store is that of {subject.name}",
+            "set broker.address, or brokerIP1 and listenPort of broker.conf",
+        )
+    return ok(f"{name or 'answers'} at {subject.address} ({subject.origin})")
+
+
+def judge_version(info: dict[str, str]) -> CheckFinding:
+    """Whether this broker's formats are known. Pure."""
+    version = info.get("brokerVersionDesc", "")
+    if not version:
+        return not_checked("the broker does not report it")
+    if _SUPPORTED.match(version) is None:
+        return failed(f"{version} is not supported", "use a broker of 4.9 or 5.x")
+    return ok(version)
+
+
+def judge_clock(info: dict[str, str], now_ms: int) -> CheckFinding:
+    """The broker's clock from its start time and its running time, which it reports in whole seconds. Pure."""
+    runtime = _RUNTIME.search(info.get("runtime", ""))
+    boot_ms = info.get("bootTimestamp", "")
+    if runtime is None or not boot_ms.isdecimal():
+        return not_checked("the broker does not report it")
+    days, hours, minutes, seconds = map(int, runtime.groups())
+    running_s = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    skew_ms = now_ms - int(boot_ms) - running_s * 1000
+    text = f"this host is {abs(skew_ms) / 1000:.0f} s {'ahead' if skew_ms > 0 else 'behind'}"
+    if abs(skew_ms) > CLOCK_SKEW_MS_MAX:
+        return failed(text, "synchronize the clocks of this host and of the broker's")
+    return ok(text)
+
+
+def _name_servers(subject: BrokerSubject, reached: _Reached) -> CheckFinding:
+    listed = reached.config.get("namesrvAddr", "")
+    servers = list(subject.name_servers) or [part.strip() for part in listed.split(";") if part.strip()]
+    if not servers:
+        return not_checked("none is configured; set broker.name_servers")
+    name = reached.config.get("brokerName", "") or subject.name
+    lacking = []
+    for server in servers:
+        client = subject.connect(server, subject.timeout_s, subject.credentials, subject.tls)
+        try:
+            answer = client.call(RequestCode.GET_BROKER_CLUSTER_INFO)
+        except TieredError as error:
+            report = subject.liveness()
+            if report is not None and report.is_dead:
+                return not_checked(f"{server} does not answer; the broker does not run")
+            return _unanswered(error, server, "", "start it, or set broker.name_servers")
+        finally:
+            client.close()
+        if (
+            answer.code == ResponseCode.SUCCESS
+            and reached.info
+            and name
+            and name not in _brokers(answer.body)
+        ):
+            lacking.append(server)
+    if lacking:
+        fix = "set namesrvAddr of the broker, and wait 30 s for its registration"
+        return failed(f"{', '.join(lacking)}: broker {name} is not registered", fix)
+    return ok(", ".join(servers))
+
+
+def _brokers(body: bytes) -> set[str]:
+    document = fastjson.loads(body)
+    table = document.get("brokerAddrTable") if isinstance(document, dict) else None
+    return set(table) if isinstance(table, dict) else set()
+
+
+def _unanswered(error: TieredError, address: str, origin: str, fix: str) -> CheckFinding:
+    """The address that was tried, and why it does not answer."""
+    why = error.message.removeprefix(f"broker {address} ")
+    return replace(failed_by(error), detail=f"{address}{origin} {why}", fix=error.hint or fix)
+
+
+def host_checks(
+    loaded: LoadedSettings, config_path: str | None, environment: Mapping[str, str], state_dir: Path | None
+) -> list[Check]:
+    """``config_path``: as given on the command line; ``state_dir``: of `tiered run` for this broker, if known."""
+    checks = [
+        Check("program", "program", program),
+        Check("configuration", "configuration", lambda: configuration(loaded, config_path, environment)),
+    ]
+    if state_dir is not None:
+        checks.append(Check("state-directory", "state directory", lambda: state_directory(state_dir)))
+    cache = loaded.settings.fetch.disk_cache_path
+    if cache:
+        checks.append(
+            Check("cache-directory", "cache directory", lambda: usable(Path(cache), "fetch.disk_cache_path"))
+        )
+    return checks
+
+
+def program() -> CheckFinding:
+    """Versions."""
+    return ok(f"tiered {VERSION}, Python {platform.python_version()}, {platform.platform(terse=True)}")
+
+
+def configuration(
+    loaded: LoadedSettings, config_path: str | None, environment: Mapping[str, str]
+) -> CheckFinding:
+    """Where settings come from."""
+    if config_path:
+        source = f"{Path(config_path).absolute()} (--config)"
+    elif environment.get(CONFIG_VARIABLE):
+        source = f"{Path(environment[CONFIG_VARIABLE]).absolute()} (${CONFIG_VARIABLE})"
+    else:
+        source = "no file"
+    return ok(
+        f"{source}; {counted(len(loaded.origins), 'setting')} not at the default: tiered config check lists all"
+    )
+
+
+def state_directory(path: Path) -> CheckFinding:
+    """The directory, and whether an instance uses it."""
+    finding = usable(path, "process.state_dir")
+    try:
+        instance = running_instance(path)
+    except (NotFoundError, TieredError):
+        return finding
+    return ok(f"{path}, used by the running process {instance.pid}")
+
+
+def usable(path: Path, setting: str) -> CheckFinding:
+    """Whether this user can write in ``path``, or create it, and others cannot."""
+    try:
+        if path.exists():
+            check_private(path, setting)
+    except TieredError as error:
+        return failed_by(error)
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return failed(
+            f"{path}: user {os.geteuid()} cannot write in {existing}",
+            f"chown {os.geteuid()} {existing}, or set {setting}",
+        )
+    exposed = exposed_parent(existing / "below" if existing != path else path)
+    if exposed is not None:
+        return failed(f"{path}: other users can write in {exposed}", f"chmod o-w {exposed}, or set {setting}")
+    return ok(f"{path}" if existing == path else f"{path}, which does not exist yet")
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from rocketmq_tiered.message_table.options.source_options import Source, SourceO
 from rocketmq_tiered.message_table.plan.archive_plan import opened, pinned_versions, states_at
 from tiered.console import counted, size_text
 from tiered.errors import UsageError
+from tiered.object_store.interface import StoreOptions
 from tiered.object_store.open_store import parse_url
-from tiered.object_store.store_options import StoreOptions
 from tiered.timestamps import wall_ms
 
 PARQUET, ICEBERG, DELTA = "parquet", "iceberg", "delta"

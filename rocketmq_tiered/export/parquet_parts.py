@@ -24,9 +24,8 @@ from rocketmq_tiered.message_table.plan.partitions import Slices
 from rocketmq_tiered.message_table.scan.object_rows import CorruptPlace
 from tiered.errors import AlreadyExistsError, UnavailableError, UsageError
 from tiered.model.dates import DATES_BEGIN_MS, DATES_END_MS
-from tiered.object_store.interface import GET_BYTES_MAX, Buffer, ObjectStore
+from tiered.object_store.interface import GET_BYTES_MAX, Buffer, ObjectStore, StoreOptions
 from tiered.object_store.open_store import open_store
-from tiered.object_store.store_options import StoreOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa

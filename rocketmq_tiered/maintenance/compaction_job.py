@@ -33,9 +33,8 @@ from tiered.archive.rewrite.sources import IN_FLIGHT_BYTES, WHOLE_BYTES_MAX, rea
 from tiered.archive.task import COMPACTION, Due, run_pass
 from tiered.archive.unreadable import UnreadableRange
 from tiered.catalog.garbage import settled_version
-from tiered.catalog.living_runs import living_runs
 from tiered.catalog.maintenance_commit import MaintenanceCommit
-from tiered.catalog.pages import RunIndex
+from tiered.catalog.pages import RunIndex, living_runs
 from tiered.catalog.state import CatalogState
 from tiered.console import camel_names, counted, size_text
 from tiered.errors import CorruptionError, NotFoundError, UnavailableError

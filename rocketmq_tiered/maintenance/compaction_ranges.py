@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiered.catalog.garbage import digests
-from tiered.catalog.living_runs import living_pages
 from tiered.catalog.page_merge import between, merged_pages, sequences_of
-from tiered.catalog.pages import Page, RunIndex, sorted_page
+from tiered.catalog.pages import Page, RunIndex, living_pages, sorted_page
 from tiered.catalog.state import CatalogState, PageRef, RunChunk, joined, selected
 from tiered.catalog.writer_limits import CatalogLimits
 

@@ -50,8 +50,7 @@ from tiered.errors import CorruptionError
 from tiered.formats.keys import SETS_PREFIX, compaction_attempts_from, page_key
 from tiered.model.queue import QueueKey
 from tiered.model.tables import FLOOR_DTYPE, OBJECT_DTYPE, RUN_DTYPE, Table, concatenated, copied, picked
-from tiered.object_store.interface import ObjectStore
-from tiered.object_store.own_name import put_own
+from tiered.object_store.interface import ObjectStore, put_own
 
 
 @dataclass

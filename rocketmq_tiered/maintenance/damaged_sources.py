@@ -11,8 +11,7 @@ import numpy as np
 from rocketmq_tiered.maintenance.compaction_round import PlannedRound
 from tiered.archive.unreadable import UnreadableRange
 from tiered.archive.verify_segment import SegmentCheck, check_segment
-from tiered.catalog.living_runs import living_pages, memory_page
-from tiered.catalog.pages import Page, RunIndex
+from tiered.catalog.pages import Page, RunIndex, living_pages, memory_page
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError
 from tiered.model.queue import QueueKey

@@ -55,7 +55,7 @@ from tiered.model.tables import (
     picked,
 )
 from tiered.remoting.client import BrokerClient
-from tiered.remoting.codes import RequestCode, ResponseCode
+from tiered.remoting.command import RequestCode, ResponseCode
 from tiered.settings.topic_rules import is_compacted
 
 GROUP = "TOOLS_CONSUMER"

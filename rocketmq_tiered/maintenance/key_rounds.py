@@ -25,8 +25,7 @@ from tiered.archive.offset_map import OffsetMap, key_entries
 from tiered.archive.rewrite.iterations import with_iterations
 from tiered.archive.rewrite.plan import Candidates, RewritePlan
 from tiered.archive.segment_reader import SegmentCache
-from tiered.catalog.living_runs import living_pages, memory_page
-from tiered.catalog.pages import Page, RunIndex
+from tiered.catalog.pages import Page, RunIndex, living_pages, memory_page
 from tiered.catalog.requirements import Histories, histories_of
 from tiered.catalog.state import CatalogState, RunChunk, joined, selected
 from tiered.formats.run_part import CatalogRun

@@ -17,8 +17,7 @@ from tiered.errors import AccessDeniedError, CorruptionError, UnavailableError
 from tiered.formats import fastjson
 from tiered.model.queue import SCHEDULE_TOPIC, TopicFilter
 from tiered.remoting.client import BrokerClient, is_refusal
-from tiered.remoting.codes import RequestCode, ResponseCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
 
 PERM_NONE: Final = 0
 PERM_READ: Final = 4

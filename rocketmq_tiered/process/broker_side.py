@@ -13,8 +13,7 @@ from pathlib import Path
 
 from tiered.broker_store.bound import BrokerOffsets
 from tiered.broker_store.commit_log import LogFile
-from tiered.broker_store.conf import BrokerConf, read_broker_conf
-from tiered.broker_store.names import BrokerNames, require_names
+from tiered.broker_store.conf import BrokerConf, BrokerNames, read_broker_conf, require_names
 from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.errors import TieredError, UnavailableError, UsageError
 from tiered.model.address import host_and_port

@@ -28,10 +28,9 @@ from tiered.archive.task import StoppedError
 from tiered.errors import TieredError, UnavailableError, UnreadableError
 from tiered.formats.page_decoder import decode_column_page
 from tiered.formats.segment import BlockCodec
-from tiered.object_store.interface import ObjectStore
+from tiered.object_store.interface import ObjectStore, StoreOptions
 from tiered.object_store.open_store import open_store
 from tiered.object_store.request_metrics import StoreMetrics
-from tiered.object_store.store_options import StoreOptions
 from tiered.settings.compaction_section import CompactionSettings
 
 POLL_S = 0.25

@@ -22,8 +22,7 @@ from rocketmq_tiered.server.groups.group_state import GroupLog
 from tiered.errors import CorruptionError, NotFoundError, TieredError, UnavailableError
 from tiered.formats import fastjson
 from tiered.remoting.client import BrokerClient
-from tiered.remoting.codes import RequestCode, ResponseCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
 from tiered.remoting.credentials import Credentials
 from tiered.remoting.tls import ClientTls
 

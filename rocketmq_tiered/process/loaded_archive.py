@@ -13,9 +13,8 @@ from tiered.catalog.broker_facts import broker_table
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.errors import UsageError
-from tiered.object_store.interface import ObjectStore
+from tiered.object_store.interface import ObjectStore, StoreOptions
 from tiered.object_store.open_store import open_store
-from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import Settings
 from tiered.settings.topic_rules import TopicRule, TopicRules
 

@@ -27,7 +27,7 @@ from tiered.errors import FencedError, UnavailableError
 from tiered.formats.record import decode_record
 from tiered.object_store.interface import ObjectStore
 from tiered.remoting.client import BrokerClient
-from tiered.remoting.codes import ResponseCode
+from tiered.remoting.command import ResponseCode
 from tiered.timestamps import wall_ms
 
 RELEASE_S: Final = 60.0

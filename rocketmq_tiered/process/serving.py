@@ -47,8 +47,7 @@ from rocketmq_tiered.server.slave.pull_redirect import RedirectContext, SlavePul
 from rocketmq_tiered.server.slave.registration import SlaveConfig
 from rocketmq_tiered.server.slave.slave_service import SlaveOptions, SlaveService
 from tiered.archive.private_key import private_key
-from tiered.broker_store.conf import BrokerConf
-from tiered.broker_store.names import BrokerNames
+from tiered.broker_store.conf import BrokerConf, BrokerNames
 from tiered.broker_store.store import BrokerStore
 from tiered.catalog.state import CatalogState
 from tiered.errors import NotFoundError, TieredError, UnavailableError, UsageError

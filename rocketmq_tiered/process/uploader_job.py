@@ -36,8 +36,7 @@ from rocketmq_tiered.process.reporter import Reporter
 from rocketmq_tiered.sending.timer_broker import RemoteTimerBroker
 from rocketmq_tiered.sending.timer_messages import TimerMessages
 from tiered.broker_store.bound import BoundReason
-from tiered.broker_store.conf import BrokerConf
-from tiered.broker_store.names import BrokerNames
+from tiered.broker_store.conf import BrokerConf, BrokerNames
 from tiered.broker_store.pins import PinKeeper, PinLimits
 from tiered.catalog.claims import BACKFILL
 from tiered.catalog.state import CatalogState
@@ -45,11 +44,10 @@ from tiered.console import RECORD_ATTRIBUTES, duration_text
 from tiered.errors import FencedError, UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.create_race import require_exclusive_creates
-from tiered.object_store.interface import ObjectStore
+from tiered.object_store.interface import ObjectStore, StoreOptions
 from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.request_metrics import StoreMetrics
-from tiered.object_store.store_options import StoreOptions
 from tiered.remoting.client import BrokerClient
 from tiered.remoting.tls import ClientTls
 from tiered.settings.rules_in_force import rules_document

@@ -19,8 +19,7 @@ from tiered.formats.record import (
     inner_messages,
 )
 from tiered.model.timer import PLACE
-from tiered.remoting.codes import RequestCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode
 
 RETRY_PREFIX = "%RETRY%"
 _MULTI_TAGS = 0x2

@@ -23,8 +23,7 @@ from tiered.errors import (
     UsageError,
 )
 from tiered.remoting.client import is_refusal
-from tiered.remoting.codes import ResponseCode
-from tiered.remoting.command import FRAME_BYTES_MAX, HEADER_BYTES_MAX, RemotingCommand
+from tiered.remoting.command import FRAME_BYTES_MAX, HEADER_BYTES_MAX, RemotingCommand, ResponseCode
 from tiered.remoting.credentials import Credentials
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from tiered.errors import CorruptionError, NotFoundError, UnavailableError, Usag
 from tiered.formats import fastjson
 from tiered.model.address import host_and_port
 from tiered.remoting.client import BrokerClient, is_refusal
-from tiered.remoting.codes import RequestCode, ResponseCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
 
 PERM_WRITE = 2
 _MAX_MESSAGE_BYTES = 4 * 1024 * 1024

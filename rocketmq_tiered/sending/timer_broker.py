@@ -18,8 +18,7 @@ from tiered.formats.record import decode_record
 from tiered.model.timer import PLACE
 from tiered.object_store.throttle import TokenBucket
 from tiered.remoting.client import BrokerClient
-from tiered.remoting.codes import RequestCode, ResponseCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
 from tiered.settings.timer_section import TimerSettings
 from tiered.timestamps import wall_ms
 

@@ -36,11 +36,10 @@ from tests.formats.segment_builder import RowSpec, RunSpec, build, whole
 from tests.sweeps import examples
 from tiered.archive.index.layout import FOOTER_KIND as INDEX_KIND
 from tiered.catalog.catalog_reader import read_commit
-from tiered.catalog.commit import COMMIT_KIND, decode_commit
+from tiered.catalog.commit import COMMIT_KIND, ROOT_KIND, decode_commit, decode_root
 from tiered.catalog.deletions import LIST_KIND, DeletionList, Reason, decode_list
 from tiered.catalog.page_bytes import read_page_bytes
 from tiered.catalog.pages import PAGE_KIND, decode_page
-from tiered.catalog.snapshot import ROOT_KIND, decode_root
 from tiered.errors import CorruptionError, ObjectTooLargeError, OutOfMemoryError
 from tiered.formats import fastjson
 from tiered.formats.container import HEADER, decode_container, encode_container

@@ -9,7 +9,7 @@ from benchmarks.aging_readers import verified
 from benchmarks.counting_store import CountingStore
 from benchmarks.synthetic_history import SyntheticHistory
 from tiered.catalog.catalog_reader import load
-from tiered.catalog.snapshot import describe
+from tiered.catalog.commit import describe
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.settings.sections import IndexSettings
 

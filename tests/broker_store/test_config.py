@@ -15,7 +15,15 @@ from rocksdict import Options, Rdict
 
 from rocketmq_tiered.process.broker_side import topic_filter_of
 from tests.broker_store.mapping_documents import MAPPINGS
-from tiered.broker_store.conf import broker_conf, parse_delay_levels, parse_properties, read_broker_conf
+from tiered.broker_store.conf import (
+    BrokerNames,
+    broker_conf,
+    find_names,
+    parse_delay_levels,
+    parse_properties,
+    read_broker_conf,
+    require_names,
+)
 from tiered.broker_store.config import (
     BrokerState,
     read_broker_state,
@@ -24,7 +32,6 @@ from tiered.broker_store.config import (
     state_fingerprint,
     topic_names_backup,
 )
-from tiered.broker_store.names import BrokerNames, find_names, require_names
 from tiered.errors import CorruptionError, NotFoundError, StoreLayoutError, UsageError
 from tiered.settings.sections import Settings
 

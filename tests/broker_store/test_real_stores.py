@@ -18,9 +18,8 @@ import pytest
 
 from tests.sweeps import sweep
 from tests.truth import archived_messages, read_lines, truth_directories
-from tiered.broker_store.conf import read_broker_conf
+from tiered.broker_store.conf import BrokerNames, read_broker_conf
 from tiered.broker_store.damage import proven_phys, record_size
-from tiered.broker_store.names import BrokerNames
 from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.consume_queue.index import QueueKind
 from tiered.formats.fastjson import loads

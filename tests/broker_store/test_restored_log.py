@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rocketmq_tiered.maintenance.restore.restoring import compact, packed_bytes
 from tests.broker_store.scattered_log import FILE_BYTES, scattered, walked
-from tiered.broker_store.compacted_log import compact, packed_bytes
 from tiered.broker_store.restored_log import FILLER_BYTES_MAX, FILLER_TOPIC, Piece, RestoredLog
 from tiered.errors import CorruptionError, StoreFullError, UsageError
 from tiered.formats.record import decode_record

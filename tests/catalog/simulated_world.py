@@ -17,11 +17,9 @@ from tests.catalog.drafts import NOW_MS, ROW_PHYS, log_checks, small_limits
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tiered.catalog.catalog_reader import head_version, load, refresh
 from tiered.catalog.catalog_writer import CatalogWriter
-from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
-from tiered.catalog.living_runs import living_runs
-from tiered.catalog.pages import RunIndex
+from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind, describe
+from tiered.catalog.pages import RunIndex, living_runs
 from tiered.catalog.run_cuts import RunCuts
-from tiered.catalog.snapshot import describe
 from tiered.catalog.state import REMOVED_DTYPE, UNKNOWN_OFFSET, CatalogState, LogCheck
 from tiered.errors import FencedError, NotFoundError, UnavailableError
 from tiered.formats.keys import data_key, set_key

@@ -13,8 +13,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.catalog.drafts import NOW_MS, RECORD_BYTES, ROW_PHYS, append_draft, at, claim_draft
 from tests.sweeps import examples
 from tiered.catalog.apply import apply
-from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
-from tiered.catalog.snapshot import decode_root, describe, encode_root
+from tiered.catalog.commit import (
+    CommitDraft,
+    CommitInvalidError,
+    CommitKind,
+    decode_root,
+    describe,
+    encode_root,
+)
 from tiered.catalog.state import REMOVED_DTYPE, CatalogState, LogCheck
 from tiered.model.queue import QueueKey
 from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, QUEUE_HIDDEN, RUN_DTYPE

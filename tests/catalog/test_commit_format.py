@@ -21,11 +21,13 @@ from tiered.catalog.commit import (
     CommitPlace,
     PageChange,
     decode_commit,
+    decode_root,
+    describe,
     encode_commit,
+    encode_root,
 )
 from tiered.catalog.deletions import DeletionChange, DeletionList, Reason
 from tiered.catalog.index_refs import IndexChange, IndexRef
-from tiered.catalog.snapshot import decode_root, describe, encode_root
 from tiered.catalog.state import REMOVED_DTYPE, CatalogState, LogCheck, Owner, PageRef, RootRef
 from tiered.catalog.timer_refs import TimerRef
 from tiered.errors import CorruptionError, UnsupportedFormatError

@@ -22,11 +22,10 @@ from tests.catalog.drafts import NOW_MS, append_draft, queue, small_limits, writ
 from tests.sweeps import examples
 from tiered.catalog.catalog_reader import load, refresh
 from tiered.catalog.catalog_writer import CatalogWriter
-from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
+from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind, describe
 from tiered.catalog.garbage import referenced_by
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.queue_gaps import QueueGaps
-from tiered.catalog.snapshot import describe
 from tiered.catalog.state import CatalogState
 from tiered.model.queue import QueueKey
 from tiered.model.tables import FLOOR_DTYPE, GAP_DTYPE

@@ -12,10 +12,9 @@ from tests.catalog.collection import run_gc
 from tests.catalog.drafts import NOW_MS, Bucket, append_draft, queue, small_limits, writer
 from tiered.catalog.catalog_reader import head_version, load
 from tiered.catalog.catalog_writer import CatalogWriter
-from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
+from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind, describe, encode_root
 from tiered.catalog.deletions import DeletionChange, PendingDeletion, Reason, encode_list, list_of, read_list
 from tiered.catalog.garbage import Grace, KeySet, plan_gc, referenced_by, settled_version
-from tiered.catalog.snapshot import describe, encode_root
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, UsageError
 from tiered.formats.keys import catalog_key

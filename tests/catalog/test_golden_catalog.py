@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.catalog.golden_catalog import DIRECTORY, write
 from tests.formats.golden_bytes import assert_same_files, needs_golden_zstd
 from tiered.catalog.catalog_reader import load, read_commit, refresh
-from tiered.catalog.snapshot import describe
+from tiered.catalog.commit import describe
 from tiered.catalog.state import CatalogState
 from tiered.object_store.file import FileStore
 

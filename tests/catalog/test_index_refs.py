@@ -13,7 +13,14 @@ from tests.catalog.drafts import NOW_MS, append_draft, at, queue, writer
 from tiered.catalog.apply import apply
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
-from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
+from tiered.catalog.commit import (
+    CommitDraft,
+    CommitInvalidError,
+    CommitKind,
+    decode_root,
+    describe,
+    encode_root,
+)
 from tiered.catalog.index_refs import (
     UNINDEXED,
     IndexChange,
@@ -23,7 +30,6 @@ from tiered.catalog.index_refs import (
     unindexed,
     with_unindexed,
 )
-from tiered.catalog.snapshot import decode_root, describe, encode_root
 from tiered.errors import CorruptionError
 from tiered.formats.keys import index_key
 from tiered.object_store.memory import MemoryStore

@@ -8,7 +8,7 @@ from tests.catalog.drafts import append_draft, queue, small_limits, writer
 from tiered.catalog import apply
 from tiered.catalog.apply import KEEP_EVERY, KEPT_MAX, with_root
 from tiered.catalog.catalog_reader import load
-from tiered.catalog.snapshot import describe
+from tiered.catalog.commit import describe
 from tiered.catalog.state import RootRef
 from tiered.object_store.memory import MemoryStore
 

@@ -11,9 +11,8 @@ from tests.catalog.drafts import NOW_MS, append_draft, log_checks, queue, writer
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tiered.catalog.catalog_reader import load, refresh
 from tiered.catalog.catalog_writer import CatalogWriter
-from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
+from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind, describe
 from tiered.catalog.pages import RunIndex
-from tiered.catalog.snapshot import describe
 from tiered.catalog.state import UNKNOWN_OFFSET, CatalogState
 from tiered.errors import FencedError
 from tiered.model.queue import QueueKey

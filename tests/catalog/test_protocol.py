@@ -15,10 +15,9 @@ from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tiered.catalog.catalog_reader import head_version, load, read_commit, refresh
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.claims import ADVANCING_MS, refusal
-from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
+from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind, describe
 from tiered.catalog.deletions import Reason
 from tiered.catalog.pages import RunIndex
-from tiered.catalog.snapshot import describe
 from tiered.catalog.state import CatalogState, Owner
 from tiered.errors import (
     AccessDeniedError,

@@ -12,8 +12,7 @@ from tests.object_store.fault_store import FaultStore
 from tiered.catalog import catalog_reader as reading
 from tiered.catalog.catalog_reader import REPLAY_MAX, load, read_commit, refresh
 from tiered.catalog.catalog_writer import CatalogWriter
-from tiered.catalog.commit import NO_PAGES, Commit
-from tiered.catalog.snapshot import describe
+from tiered.catalog.commit import NO_PAGES, Commit, describe
 from tiered.catalog.state import CatalogState, RootRef
 from tiered.errors import CorruptionError
 from tiered.formats.keys import Part, catalog_key, object_of, parse_part_key

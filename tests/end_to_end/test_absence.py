@@ -39,11 +39,10 @@ from tiered.formats.keys import archive_prefix, catalog_key, state_key
 from tiered.formats.segment_layout import TRAILER_BYTES
 from tiered.formats.state_object import encode_state
 from tiered.object_store.file import FileStore
-from tiered.object_store.interface import ObjectStore
+from tiered.object_store.interface import ObjectStore, StoreOptions
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import ObjectStoreSettings, Settings
 from tiered.timestamps import wall_ms
 

@@ -18,8 +18,7 @@ from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
 from tests.spark.jobs.backfill_runs import run as backfill_in_parallel
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
-from tiered.catalog.living_runs import living_runs
-from tiered.catalog.pages import RunIndex
+from tiered.catalog.pages import RunIndex, living_runs
 from tiered.formats.keys import archive_prefix, parse_set_key
 from tiered.model.queue import LMQ_PREFIX
 from tiered.object_store.file import FileStore

@@ -20,9 +20,8 @@ from tiered.catalog import catalog_writer, page_merge, page_writer
 from tiered.catalog.pages import PutPage, RunIndex
 from tiered.catalog.state import CatalogState, PageRef
 from tiered.catalog.writer_limits import CatalogLimits
-from tiered.object_store.interface import Body, ObjectStore
+from tiered.object_store.interface import Body, ObjectStore, S3Credentials, StoreOptions
 from tiered.object_store.open_store import open_store
-from tiered.object_store.store_options import S3Credentials, StoreOptions
 from tiered.settings.sections import IndexSettings, ObjectStoreSettings, OffloadSettings
 from tiered.settings.topic_rules import TopicRules
 from uploader.bound_source import no_offsets

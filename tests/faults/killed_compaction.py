@@ -21,9 +21,8 @@ from tests.maintenance.compaction_scene import LIMITS as SCENE_LIMITS
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.writer_limits import CatalogLimits
-from tiered.object_store.interface import Body, ObjectStore, Piece
+from tiered.object_store.interface import Body, ObjectStore, Piece, S3Credentials, StoreOptions
 from tiered.object_store.open_store import open_store
-from tiered.object_store.store_options import S3Credentials, StoreOptions
 from tiered.object_store.wrapper import StoreWrapper
 from tiered.settings.sections import ObjectStoreSettings
 

@@ -17,9 +17,8 @@ from rocketmq_tiered.cli import main as tiered
 from rocketmq_tiered.process import loaded_archive
 from tests.faults.killed_child import die
 from tiered.formats.keys import parse_catalog_key
-from tiered.object_store.interface import Body, ObjectStore
+from tiered.object_store.interface import Body, ObjectStore, StoreOptions
 from tiered.object_store.open_store import open_store
-from tiered.object_store.store_options import StoreOptions
 from tiered.object_store.wrapper import StoreWrapper
 
 MOMENTS = ("before the commit", "committed", "half deleted")

@@ -22,8 +22,7 @@ from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
 from tests.sweeps import sweep
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
-from tiered.catalog.living_runs import living_runs
-from tiered.catalog.pages import RunIndex
+from tiered.catalog.pages import RunIndex, living_runs
 from tiered.errors import CorruptionError, TieredError
 from tiered.formats.keys import archive_prefix, catalog_key
 from tiered.object_store.file import FileStore

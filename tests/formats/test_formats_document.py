@@ -18,12 +18,11 @@ from tiered.archive.index.places import PAGE_DTYPE as PLACES_PAGE_DTYPE
 from tiered.archive.index.places import PLACE_DTYPE
 from tiered.catalog.apply import KEEP_EVERY, KEPT_MAX
 from tiered.catalog.catalog_reader import load
-from tiered.catalog.commit import COMMIT_KIND
+from tiered.catalog.commit import COMMIT_KIND, ROOT_KIND
 from tiered.catalog.deletions import LIST_KIND
 from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.page_bytes import read_page_bytes
 from tiered.catalog.pages import PAGE_KIND
-from tiered.catalog.snapshot import ROOT_KIND
 from tiered.catalog.state import REMOVED_DTYPE
 from tiered.catalog.timer_refs import TIMER_DTYPE
 from tiered.formats import segment_layout, timer_object

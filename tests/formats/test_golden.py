@@ -19,9 +19,8 @@ from tests.formats.golden_bytes import assert_same_files, needs_golden_zstd
 from tiered.archive.segment_reader import SegmentReader
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
-from tiered.catalog.commit import COMMIT_KIND, decode_commit
+from tiered.catalog.commit import COMMIT_KIND, ROOT_KIND, decode_commit, decode_root
 from tiered.catalog.pages import PAGE_KIND, decode_page
-from tiered.catalog.snapshot import ROOT_KIND, decode_root
 from tiered.errors import UnsupportedFormatError
 from tiered.formats.container import HEADER, decode_container
 from tiered.formats.segment_layout import FOOTER_KIND

@@ -18,8 +18,7 @@ from rocketmq_tiered.server.slave.slave_service import ACKNOWLEDGED, BETWEEN_REP
 from rocketmq_tiered.server.wire.request_fields import FIELDS
 from tiered.errors import UnavailableError
 from tiered.remoting.client import BrokerClient
-from tiered.remoting.codes import RequestCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode
 from tiered.remoting.credentials import Credentials
 
 OTHERS: Final = (

@@ -26,8 +26,7 @@ from tests.servers.running_store import RunningStore
 from tests.servers.store_directory import StoreDirectory
 from tiered.catalog.catalog_reader import load
 from tiered.remoting.client import BrokerClient
-from tiered.remoting.codes import RequestCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode
 
 QUEUES = 4
 DELETE_EXPIRED_COMMITLOG = 329

@@ -22,8 +22,8 @@ from tests.servers.rocketmq import CLUSTER, RocketMq, java_command
 from tests.servers.rocketmq_proxy import RocketMqProxy
 from tests.servers.running_store import RunningStore
 from tiered.formats import fastjson
+from tiered.object_store.interface import S3Credentials
 from tiered.object_store.open_store import open_store
-from tiered.object_store.store_options import S3Credentials
 from tiered.remoting.client import BrokerClient
 
 ROOT = Path(__file__).parents[2]

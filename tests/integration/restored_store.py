@@ -19,7 +19,7 @@ from tests.servers.rocketmq import MQADMIN, RocketMq, recorded_settings
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store
 from tiered.remoting.client import BrokerClient
-from tiered.remoting.codes import RequestCode
+from tiered.remoting.command import RequestCode
 
 VERSIONS = {"B": "5.5.0", "D": "5.5.0", "E": "4.9.7"}
 QUERY_CONSUMER_OFFSET, QUERY_MESSAGE = 14, 12

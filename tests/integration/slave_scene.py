@@ -33,7 +33,7 @@ from tests.servers.rocketmq import BROKER
 from tests.servers.running_store import RunningStore
 from tiered.errors import UnavailableError
 from tiered.formats import fastjson
-from tiered.remoting.codes import RequestCode
+from tiered.remoting.command import RequestCode
 
 SLAVE_ID = 7
 Message = tuple[str, ...]

@@ -34,8 +34,7 @@ from tiered.formats import fastjson
 from tiered.formats.record import decode_record
 from tiered.object_store.file import FileStore
 from tiered.remoting.client import BrokerClient
-from tiered.remoting.codes import RequestCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode
 from tiered.remoting.credentials import Credentials
 from tiered.timestamps import wall_ms
 

@@ -19,7 +19,7 @@ from tests.servers.install import NotInstallableError
 from tests.servers.rocketmq import MQADMIN, RocketMq, java_classes, recorded_settings, run_java
 from tests.servers.tiered_serve import tiered_serve
 from tiered.object_store.file import FileStore
-from tiered.remoting.codes import RequestCode, ResponseCode
+from tiered.remoting.command import RequestCode, ResponseCode
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

@@ -18,8 +18,8 @@ from tests.servers.running_store import RunningStore
 from tiered.formats import fastjson
 from tiered.formats.record import decode_record
 from tiered.remoting.client import BrokerClient
-from tiered.remoting.codes import RequestCode as Code
 from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RequestCode as Code
 from tiered.remoting.credentials import Credentials
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]

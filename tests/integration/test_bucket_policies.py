@@ -33,10 +33,9 @@ from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.errors import AccessDeniedError, AlreadyExistsError
 from tiered.formats.keys import archive_prefix, catalog_key, data_key
 from tiered.model.queue import QueueKey
-from tiered.object_store.interface import ObjectRange
+from tiered.object_store.interface import ObjectRange, StoreOptions
 from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.store_options import StoreOptions
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

@@ -13,8 +13,7 @@ from tests.integration.live import Sidecar
 from tests.servers.child import free_port
 from tests.servers.rocketmq import RocketMq, recorded_settings
 from tests.servers.store_directory import StoreDirectory
-from tiered.remoting.codes import RequestCode, ResponseCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

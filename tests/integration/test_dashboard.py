@@ -20,7 +20,7 @@ from tests.servers.running_store import RunningStore
 from tests.servers.tiered_serve import tiered_serve
 from tiered.errors import UnavailableError
 from tiered.remoting.client import BrokerClient
-from tiered.remoting.codes import RequestCode
+from tiered.remoting.command import RequestCode
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

@@ -29,7 +29,7 @@ from tests.servers.child import free_port
 from tests.servers.running_store import RunningStore
 from tests.servers.tiered_serve import tiered_serve
 from tiered.errors import UnavailableError
-from tiered.remoting.codes import RequestCode
+from tiered.remoting.command import RequestCode
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

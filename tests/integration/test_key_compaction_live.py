@@ -35,7 +35,7 @@ from tests.servers.store_directory import StoreDirectory
 from tests.servers.tiered_serve import tiered_serve
 from tiered.formats.record import decode_record
 from tiered.remoting.client import BrokerClient
-from tiered.remoting.codes import RequestCode, ResponseCode
+from tiered.remoting.command import RequestCode, ResponseCode
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

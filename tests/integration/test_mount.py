@@ -20,7 +20,7 @@ from tests.servers.rocketmq import rocketmq_jars
 from tests.servers.rocketmq_proxy import PROXY_VERSION, grpc_programs, proxy_jars
 from tests.servers.running_store import RunningStore
 from tiered.remoting.client import BrokerClient
-from tiered.remoting.codes import RequestCode
+from tiered.remoting.command import RequestCode
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 MESSAGES = 2000

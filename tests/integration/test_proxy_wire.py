@@ -22,8 +22,7 @@ from rocketmq_tiered.server.wire.request import Request
 from tests.server.serving_peer import RecordingPeer
 from tests.servers.install import NotInstallableError
 from tests.servers.rocketmq import RocketMq, checking_signatures
-from tiered.remoting.codes import RequestCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

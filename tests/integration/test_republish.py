@@ -23,7 +23,7 @@ from tests.servers.rocketmq import CLUSTER, RocketMq, run_java
 from tiered.formats.record import inner_messages
 from tiered.object_store.file import FileStore
 from tiered.remoting.client import BrokerClient
-from tiered.remoting.codes import RequestCode
+from tiered.remoting.command import RequestCode
 
 pytestmark = pytest.mark.integration
 VERSION = "5.3.3"

@@ -20,7 +20,7 @@ from tests.integration.client_scene import (
 from tests.integration.served_scene import Job, Served
 from tests.servers.tiered_serve import tiered_serve
 from tiered.object_store.file import FileStore
-from tiered.remoting.codes import RequestCode, ResponseCode
+from tiered.remoting.command import RequestCode, ResponseCode
 from tiered.settings.sections import OffloadSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

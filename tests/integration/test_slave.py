@@ -34,7 +34,7 @@ from tests.servers.rocketmq import BROKER, CLUSTER, JAVA_OPENS, checking_signatu
 from tests.servers.running_store import RunningStore
 from tiered.catalog.catalog_reader import load
 from tiered.remoting.client import BrokerClient, is_refusal
-from tiered.remoting.codes import RequestCode
+from tiered.remoting.command import RequestCode
 from tiered.remoting.credentials import Credentials
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

@@ -26,7 +26,7 @@ from tests.servers.rocketmq import BROKER, RocketMq
 from tests.servers.running_store import RunningStore
 from tiered.errors import TieredError
 from tiered.remoting.client import BrokerClient
-from tiered.remoting.codes import RequestCode
+from tiered.remoting.command import RequestCode
 from tiered.remoting.tls import ClientTls, TlsOptions
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

@@ -30,8 +30,7 @@ from tiered.catalog.pages import RunIndex
 from tiered.errors import UnavailableError, UsageError
 from tiered.formats.segment import BlockCodec
 from tiered.model.tables import RunKind
-from tiered.remoting.codes import RequestCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode
 
 
 def test_the_latest_message_of_each_key_stays(tmp_path: Path) -> None:

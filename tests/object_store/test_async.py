@@ -23,9 +23,8 @@ from tiered.errors import (
     UnavailableError,
     UsageError,
 )
-from tiered.object_store.interface import AsyncObjectStore
+from tiered.object_store.interface import AsyncObjectStore, S3Credentials, StoreOptions
 from tiered.object_store.open_store import open_async_store, open_store
-from tiered.object_store.store_options import S3Credentials, StoreOptions
 from tiered.settings.sections import ObjectStoreSettings
 
 KEYS = ["a", "b-b", "b/1", "b/2", "b0", "c"]

@@ -36,10 +36,9 @@ from tiered.errors import (
 from tiered.object_store import file as file_module
 from tiered.object_store.create_race import race_creates, require_exclusive_creates
 from tiered.object_store.file import UPLOADS, FileStore
-from tiered.object_store.interface import Body, ObjectRange, ObjectStore
+from tiered.object_store.interface import Body, ObjectRange, ObjectStore, StoreOptions
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.open_store import open_store
-from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import ObjectStoreSettings
 
 ROOT = Path(__file__).parents[2]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tiered.object_store.interface import S3Credentials, StoreOptions
 from tiered.object_store.s3_client import config_arguments, connect
-from tiered.object_store.store_options import S3Credentials, StoreOptions
 from tiered.settings.sections import ObjectStoreSettings
 
 

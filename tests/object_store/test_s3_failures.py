@@ -34,9 +34,9 @@ from tiered.errors import (
     UnavailableError,
 )
 from tiered.object_store.abandonment import Abandonment, abandonable
+from tiered.object_store.interface import S3Credentials, StoreOptions
 from tiered.object_store.open_store import open_store
 from tiered.object_store.s3 import S3Store
-from tiered.object_store.store_options import S3Credentials, StoreOptions
 from tiered.settings.sections import ObjectStoreSettings
 
 MIB = 1024 * 1024

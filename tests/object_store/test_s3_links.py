@@ -25,8 +25,8 @@ from tests.servers.proxy import FaultProxy
 from tests.servers.running_store import RunningStore
 from tiered.errors import AlreadyExistsError, RefusedRequestError, UnansweredError
 from tiered.object_store.abandonment import Abandonment, abandonable
+from tiered.object_store.interface import StoreOptions
 from tiered.object_store.open_store import open_async_store, open_store
-from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import ObjectStoreSettings
 
 pytestmark = pytest.mark.integration

@@ -33,7 +33,7 @@ from tiered.errors import (
     TieredError,
     UnansweredError,
 )
-from tiered.object_store.interface import Body, FileRange, ObjectRange, Piece
+from tiered.object_store.interface import Body, FileRange, ObjectRange, Piece, S3Credentials, StoreOptions
 from tiered.object_store.part_plan import (
     COPY_BYTES_MAX,
     PART_BYTES_MIN,
@@ -46,7 +46,6 @@ from tiered.object_store.part_plan import (
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.s3 import S3Store
 from tiered.object_store.s3_async import AsyncS3Store
-from tiered.object_store.store_options import S3Credentials, StoreOptions
 from tiered.settings.sections import ObjectStoreSettings
 
 MIB = 1024 * 1024

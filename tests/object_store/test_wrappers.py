@@ -17,13 +17,11 @@ from tiered.errors import (
     UsageError,
 )
 from tiered.object_store.file import FileStore
-from tiered.object_store.interface import ObjectRange
+from tiered.object_store.interface import ObjectRange, S3Credentials, StoreOptions, compose_own
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.open_store import StoreAddress, check_addresses, open_store, parse_url
-from tiered.object_store.own_name import compose_own
 from tiered.object_store.request_metrics import MetricsStore, StoreMetrics
 from tiered.object_store.retrying import ATTEMPTS_MAX, RetryingStore
-from tiered.object_store.store_options import S3Credentials, StoreOptions
 from tiered.object_store.throttle import ThrottledStore
 from tiered.settings.sections import ObjectStoreSettings
 

@@ -18,10 +18,10 @@ from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.errors import CatalogLostError, NotFoundError, UsageError
 from tiered.formats.keys import archive_prefix
+from tiered.object_store.interface import StoreOptions
 from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.request_metrics import StoreMetrics
-from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import Settings
 
 pytestmark = pytest.mark.integration  # whole uploaders and processes

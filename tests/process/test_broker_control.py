@@ -35,8 +35,7 @@ from rocketmq_tiered.process.logs import JsonFormatter
 from rocketmq_tiered.process.progress import Progress
 from tests.broker_store.unprivileged import run_unprivileged
 from tiered.errors import AccessDeniedError, NotFoundError, UnavailableError, UsageError
-from tiered.remoting.codes import RequestCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode
 
 REVIVE = "rmq_sys_REVIVE_LOG_c"
 TOPICS = {

@@ -20,9 +20,9 @@ from tests.maintenance.compaction_scene import Scene
 from tiered.archive.task import StoppedError, TaskLoop
 from tiered.errors import UnavailableError
 from tiered.object_store.file import FileStore
+from tiered.object_store.interface import StoreOptions
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.request_metrics import StoreMetrics
-from tiered.object_store.store_options import StoreOptions
 from tiered.settings.compaction_section import CompactionSettings
 from tiered.settings.sections import OffloadSettings, Settings
 

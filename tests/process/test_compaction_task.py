@@ -30,16 +30,14 @@ from tiered.archive.task import StoppedError, TaskLoop
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.index_refs import with_unindexed
-from tiered.catalog.living_runs import living_runs
 from tiered.catalog.maintenance_commit import MaintenanceCommit
-from tiered.catalog.pages import RunIndex
+from tiered.catalog.pages import RunIndex, living_runs
 from tiered.catalog.state import CatalogState
 from tiered.errors import AccessDeniedError, StoreFullError, UnansweredError, UnavailableError
 from tiered.object_store.file import FileStore
-from tiered.object_store.interface import ObjectStore
+from tiered.object_store.interface import ObjectStore, StoreOptions
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.request_metrics import StoreMetrics
-from tiered.object_store.store_options import StoreOptions
 from tiered.object_store.wrapper import StoreWrapper
 from tiered.settings.compaction_section import CompactionSettings
 from tiered.settings.retention_sections import GcSettings

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from rocketmq_tiered.doctor import examination
-from rocketmq_tiered.doctor.broker import BrokerSubject, broker_checks, judge_clock, judge_version
 from rocketmq_tiered.doctor.broker_store import StoreAccess, StoreSubject, margin, store_checks
 from rocketmq_tiered.doctor.bucket_rules import judge_lifecycle, judge_lock, judge_versioning
 from rocketmq_tiered.doctor.check import (
@@ -27,7 +26,13 @@ from rocketmq_tiered.doctor.check import (
     ok,
     run_checks,
 )
-from rocketmq_tiered.doctor.host import usable
+from rocketmq_tiered.doctor.examination import (
+    BrokerSubject,
+    broker_checks,
+    judge_clock,
+    judge_version,
+    usable,
+)
 from rocketmq_tiered.doctor.store_trial import StoreTrial
 from rocketmq_tiered.process import uploader_job
 from tests.object_store.imperfect_stores import (

@@ -35,8 +35,7 @@ from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.process.handlers_double import FakeHandlers
 from tests.process.status_report import REPORT
 from tests.servers.child import free_port
-from tiered.broker_store.conf import BrokerConf, broker_conf, parse_properties
-from tiered.broker_store.names import BrokerNames
+from tiered.broker_store.conf import BrokerConf, BrokerNames, broker_conf, parse_properties
 from tiered.errors import UsageError
 from tiered.object_store.file import FileStore
 from tiered.remoting.client import BrokerClient

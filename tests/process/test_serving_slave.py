@@ -29,8 +29,7 @@ from tests.process.status_report import REPORT
 from tests.server.slave.master_double import MasterDouble
 from tests.server.slave.name_server_double import NameServerDouble
 from tests.server.slave.until import until
-from tiered.broker_store.conf import broker_conf
-from tiered.broker_store.names import BrokerNames
+from tiered.broker_store.conf import BrokerNames, broker_conf
 from tiered.errors import UsageError
 from tiered.object_store.file import FileStore
 from tiered.remoting.command import RemotingCommand

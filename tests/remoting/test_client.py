@@ -10,8 +10,7 @@ import pytest
 from tests.remoting.scripted_peer import peer, reply
 from tiered.errors import UnavailableError
 from tiered.remoting.client import BrokerClient
-from tiered.remoting.codes import RequestCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode
 
 
 def test_runtime_information_and_tables_in_fastjsons_dialect() -> None:

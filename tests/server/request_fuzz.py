@@ -22,8 +22,8 @@ from rocketmq_tiered.server.wire.request_fields import FIELDS, LETTERS
 from tests.server.serving_peer import RecordingPeer
 from tiered.model.timer import TimerPlace
 from tiered.model.timer_seal import Handle
-from tiered.remoting.codes import RequestCode as R
 from tiered.remoting.command import ProtocolError, RemotingCommand, decode
+from tiered.remoting.command import RequestCode as R
 from tiered.remoting.credentials import Credentials, signature_of
 
 KEY, SECRET, GATEWAY = b"k" * 32, "12345678-secret", "TIERED_TIMERS"

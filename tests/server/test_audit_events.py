@@ -20,8 +20,7 @@ from rocketmq_tiered.server.wire.listener import ServerOptions
 from rocketmq_tiered.server.wire.request import Dispatcher, HandlerTable, Request, Response
 from tests.server.connection_scene import ECHO, INSTANT, Scene, play
 from tests.server.serving_peer import RecordingPeer, request
-from tiered.remoting.codes import RequestCode, ResponseCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
 from tiered.remoting.credentials import signature_of
 from tiered.settings.sections import ServeSettings
 

@@ -29,7 +29,7 @@ from tests.server.serving_peer import RecordingPeer, request
 from tests.server.small_archive import Archive, small_service
 from tiered.errors import TieredError
 from tiered.object_store.memory import MemoryStore
-from tiered.remoting.codes import RequestCode, ResponseCode
+from tiered.remoting.command import RequestCode, ResponseCode
 
 BYTES_MAX = 1 << 18
 PEER = RecordingPeer()

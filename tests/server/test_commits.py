@@ -33,8 +33,7 @@ from tiered.errors import UnavailableError
 from tiered.formats import fastjson
 from tiered.object_store.interface import Body
 from tiered.object_store.memory import MemoryStore
-from tiered.remoting.codes import RequestCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode
 
 ONEWAY = 2
 

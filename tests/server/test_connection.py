@@ -45,8 +45,7 @@ from tests.server.connection_scene import (
 )
 from tests.servers.certificates import Authority
 from tests.sweeps import examples
-from tiered.remoting.codes import RequestCode
-from tiered.remoting.command import RemotingCommand, SerializeType, encode
+from tiered.remoting.command import RemotingCommand, RequestCode, SerializeType, encode
 from tiered.settings.sections import ServeSettings
 
 

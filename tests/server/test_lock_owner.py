@@ -16,7 +16,7 @@ from tests.server.group_clock import Clock
 from tests.server.serving_peer import request
 from tests.server.small_archive import Archive
 from tiered.object_store.memory import MemoryStore
-from tiered.remoting.codes import RequestCode, ResponseCode
+from tiered.remoting.command import RequestCode, ResponseCode
 from tiered.settings.sections import ServeSettings
 
 QUEUE = {"brokerName": "b", "queueId": 0, "topic": "t"}

@@ -39,8 +39,7 @@ from tests.server.serving_peer import RecordingPeer, request
 from tests.server.small_archive import Archive
 from tiered.errors import UsageError
 from tiered.object_store.file import FileStore
-from tiered.remoting.codes import RequestCode, ResponseCode
-from tiered.remoting.command import RemotingCommand, encode
+from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode, encode
 from tiered.settings.sections import Settings
 
 MESSAGES = 3_000

@@ -43,7 +43,7 @@ from tests.server.serving_peer import request
 from tiered.errors import CorruptionError, UsageError
 from tiered.formats.record import decode_record
 from tiered.object_store.memory import MemoryStore
-from tiered.remoting.codes import RequestCode, ResponseCode
+from tiered.remoting.command import RequestCode, ResponseCode
 
 COUNT = 100
 

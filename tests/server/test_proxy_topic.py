@@ -25,8 +25,7 @@ from rocketmq_tiered.server.retries.retry_topics import (
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
 from tests.server.serving_peer import RecordingPeer, request
 from tiered.formats.record import decode_record
-from tiered.remoting.codes import RequestCode, ResponseCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
 
 SENT_V2 = {
     "a": "PID",

@@ -29,7 +29,7 @@ from rocketmq_tiered.server.wire.request import BadRequestError, Request, Respon
 from tests.server.serving_peer import request
 from tiered.errors import UsageError
 from tiered.object_store.memory import MemoryStore
-from tiered.remoting.codes import RequestCode, ResponseCode
+from tiered.remoting.command import RequestCode, ResponseCode
 
 S = PullStatus
 

@@ -30,8 +30,6 @@ from tests.server.small_archive import small_service
 from tests.server.spelled_bodies import ACL_1, ACL_5, OWN_FIELDS, SECRET, VICTIM, own, places, respelled
 from tests.sweeps import examples
 from tiered.errors import TieredError
-from tiered.remoting.codes import RequestCode as Code
-from tiered.remoting.codes import RequestCode as R
 from tiered.remoting.command import (
     ProtocolError,
     RemotingCommand,
@@ -39,6 +37,8 @@ from tiered.remoting.command import (
     decode,
     encode,
 )
+from tiered.remoting.command import RequestCode as Code
+from tiered.remoting.command import RequestCode as R
 from tiered.remoting.credentials import signature_of
 
 NAMED = sorted(code for code, names in FIELDS.items() if "topic" in names or code in LETTERED)

@@ -49,7 +49,7 @@ from tiered.formats.record import Record, decode_record
 from tiered.object_store.file import FileStore
 from tiered.object_store.interface import Body
 from tiered.object_store.memory import MemoryStore
-from tiered.remoting.codes import RequestCode, ResponseCode
+from tiered.remoting.command import RequestCode, ResponseCode
 from tiered.settings.sections import ServeSettings
 
 RETRY, DEAD = "%RETRY%g", "%DLQ%g"

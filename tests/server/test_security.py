@@ -22,8 +22,8 @@ from rocketmq_tiered.server.security.rules import RulesError, RulesFile, read_ru
 from rocketmq_tiered.server.wire.request import BadRequestError, Dispatcher, HandlerTable, Request, Response
 from tests.server.original_record import original
 from tests.server.serving_peer import RecordingPeer
-from tiered.remoting.codes import RequestCode as Code
 from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RequestCode as Code
 from tiered.remoting.credentials import signature_of
 
 SECRET = "12345678-secret"

@@ -32,8 +32,7 @@ from tiered.catalog.state import CatalogState
 from tiered.errors import AccessDeniedError, UnavailableError
 from tiered.object_store.file import FileStore
 from tiered.object_store.memory import MemoryStore
-from tiered.remoting.codes import RequestCode, ResponseCode
-from tiered.remoting.command import FRAME_BYTES_MAX
+from tiered.remoting.command import FRAME_BYTES_MAX, RequestCode, ResponseCode
 from tiered.settings.sections import Settings
 from uploader.bound_source import no_offsets
 from uploader.log_rule import LogLimits

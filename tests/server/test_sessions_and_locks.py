@@ -12,7 +12,7 @@ from rocketmq_tiered.server.groups.client_table import EXPIRY_S, ClientTable, re
 from rocketmq_tiered.server.groups.queue_locks import LOCK_S, LockTable, MessageQueue, register_lock_handlers
 from rocketmq_tiered.server.wire.request import BadRequestError, HandlerTable, Response
 from tests.server.serving_peer import RecordingPeer, request
-from tiered.remoting.codes import RequestCode, ResponseCode
+from tiered.remoting.command import RequestCode, ResponseCode
 
 
 class Clock:

@@ -32,8 +32,7 @@ from tests.server.slave.name_server_double import BROKER, CLUSTER, NameServerDou
 from tests.server.slave.until import until
 from tests.server.small_archive import small_service
 from tiered.errors import UsageError
-from tiered.remoting.codes import RequestCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode
 from tiered.remoting.tls import ClientTls
 from tiered.settings.sections import ServeSettings
 

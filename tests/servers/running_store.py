@@ -12,7 +12,7 @@ import boto3
 from botocore.config import Config
 
 from tests.servers.child import ChildServer
-from tiered.object_store.store_options import S3Credentials, StoreOptions
+from tiered.object_store.interface import S3Credentials, StoreOptions
 from tiered.settings.sections import ObjectStoreSettings
 
 REGION = "us-east-1"

@@ -6,7 +6,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiered.object_store.store_options import StoreOptions
+from tiered.object_store.interface import StoreOptions
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from rocketmq_tiered.server.wire.request import Authorizer, HandlerTable, Reques
 from tests.server.serving_peer import RecordingPeer
 from tiered.errors import AccessDeniedError, NotFoundError, TieredError, UnavailableError, UsageError
 from tiered.remoting.client import BrokerClient
-from tiered.remoting.codes import RequestCode, ResponseCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
 from tiered.remoting.credentials import Credentials, signature_of
 from tiered.remoting.tls import ClientTls, TlsOptions
 from tiered.settings.load import FIELDS, changed_keys, flag_assignments, load_settings, value_of

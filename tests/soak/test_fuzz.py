@@ -39,11 +39,10 @@ from tiered.archive.index.rocketmq_index_file import indexed_message
 from tiered.archive.index_shape import shape_of
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.catalog_reader import load
-from tiered.catalog.commit import COMMIT_KIND, decode_commit
+from tiered.catalog.commit import COMMIT_KIND, ROOT_KIND, decode_commit, decode_root
 from tiered.catalog.deletions import LIST_KIND, DeletionList, Reason, decode_list, read_list
 from tiered.catalog.page_bytes import read_page_bytes
 from tiered.catalog.pages import PAGE_KIND, RunIndex, decode_page
-from tiered.catalog.snapshot import ROOT_KIND, decode_root
 from tiered.errors import TieredError
 from tiered.formats.container import decode_container, encode_container
 from tiered.formats.fastjson import loads

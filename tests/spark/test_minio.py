@@ -17,7 +17,7 @@ from tests.spark.conftest import STORES
 from tests.spark.row_truth import EVERY_COLUMN, differences, rows_by_place
 from tests.spark.uploaded_archives import uploaded
 from tiered.errors import AccessDeniedError
-from tiered.object_store.store_options import S3Credentials
+from tiered.object_store.interface import S3Credentials
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -46,9 +46,9 @@ from tests.sql.conftest import STORED_MS
 from tiered.errors import UsageError
 from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
+from tiered.object_store.interface import StoreOptions
 from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.store_options import StoreOptions
 
 Run = Callable[..., tuple[int, str, str]]
 DAY_MS = 86_400_000

@@ -22,10 +22,9 @@ from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.scan import scan_log
 from tiered.model.tables import GapReason
 from tiered.object_store.abandonment import current_abandonment
-from tiered.object_store.interface import Body, ObjectStore
+from tiered.object_store.interface import Body, ObjectStore, StoreOptions
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.s3 import S3Store
-from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import ObjectStoreSettings
 from uploader import cycle, cycle_builder
 from uploader.attempts import AttemptPolicy

@@ -32,8 +32,7 @@ from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.index_refs import UNINDEXED
-from tiered.catalog.living_runs import living_runs
-from tiered.catalog.pages import RunIndex
+from tiered.catalog.pages import RunIndex, living_runs
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import CorruptionError, UnavailableError
 from tiered.formats.keys import object_of

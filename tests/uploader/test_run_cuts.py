@@ -27,8 +27,7 @@ from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.hidden_history import history_state, list_histories
-from tiered.catalog.living_runs import living_runs
-from tiered.catalog.pages import RunIndex
+from tiered.catalog.pages import RunIndex, living_runs
 from tiered.catalog.run_cuts import RunCuts
 from tiered.catalog.state import CatalogState
 from tiered.catalog.writer_limits import CatalogLimits

@@ -30,9 +30,8 @@ from tiered.archive.verify_listing import NamedObjects, key_digest, newest_missi
 from tiered.archive.verify_progress import VerifyPass, VerifyProgress, VerifyReport
 from tiered.archive.verify_segment import Anomaly, AnomalyKind, SegmentCheck, SegmentResult, check_segment
 from tiered.catalog.catalog_reader import follow, head_version, load, read_commit, refresh
-from tiered.catalog.commit import Commit
+from tiered.catalog.commit import Commit, describe
 from tiered.catalog.holdings import without_commits
-from tiered.catalog.snapshot import describe
 from tiered.catalog.state import CatalogState
 from tiered.errors import (
     AccessDeniedError,

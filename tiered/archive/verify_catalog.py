@@ -13,11 +13,11 @@ from tiered.archive.timers import TimerFiles
 from tiered.archive.verify_progress import VerifyReport
 from tiered.archive.verify_segment import Anomaly, AnomalyKind
 from tiered.catalog.catalog_reader import read_root
+from tiered.catalog.commit import decode_root
 from tiered.catalog.deletions import Reason, read_list
 from tiered.catalog.garbage import KeySet
 from tiered.catalog.page_bytes import read_page_bytes
 from tiered.catalog.pages import Page
-from tiered.catalog.snapshot import decode_root
 from tiered.catalog.state import CatalogState, RootRef
 from tiered.catalog.timer_refs import TimerRef
 from tiered.errors import CorruptionError, NotFoundError

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Final
 
 from tiered.broker_store.commit_log import BLANK_MAGIC, RECORD_MAGICS, CommitLog, LogFile
-from tiered.broker_store.conf import BrokerConf
+from tiered.broker_store.conf import BrokerConf, BrokerNames, find_names
 from tiered.broker_store.config import (
     BrokerState,
     Document,
@@ -23,7 +23,6 @@ from tiered.broker_store.config import (
     refuse_unknown_configuration,
 )
 from tiered.broker_store.liveness import Liveness, LivenessReport, ask_liveness, broker_locked_out
-from tiered.broker_store.names import BrokerNames, find_names
 from tiered.broker_store.time_zone import BrokerZone, broker_zone
 from tiered.consume_queue.file_queues import FileConsumeQueues
 from tiered.consume_queue.index import ConsumeQueueIndex

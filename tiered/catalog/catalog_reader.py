@@ -13,10 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from tiered.catalog.apply import apply
-from tiered.catalog.commit import Commit, CommitInvalidError, CommitKind, decode_commit
+from tiered.catalog.commit import Commit, CommitInvalidError, CommitKind, decode_commit, decode_root
 from tiered.catalog.holdings import REPAIR_HINT, Standing, without_commits
 from tiered.catalog.page_bytes import read_page_bytes
-from tiered.catalog.snapshot import decode_root
 from tiered.catalog.state import NO_ROOT, CatalogState, LogCheck, LogHistory, RootRef
 from tiered.errors import (
     ArchiveDamagedError,

@@ -29,6 +29,7 @@ from tiered.catalog.commit import (
     CommitPlace,
     PageChange,
     encode_commit,
+    encode_root,
 )
 from tiered.catalog.commit_attempt import CommitAttempt
 from tiered.catalog.deletions import Reason, read_list
@@ -38,7 +39,6 @@ from tiered.catalog.page_writer import PageWriter
 from tiered.catalog.retirement import retirement
 from tiered.catalog.returned_history import Hidden, return_to
 from tiered.catalog.run_cuts import RunCuts
-from tiered.catalog.snapshot import encode_root
 from tiered.catalog.state import NO_ROOT, CatalogState, LogCheck, Owner
 from tiered.catalog.store_retry import StoreRetry
 from tiered.catalog.writer_limits import CatalogLimits

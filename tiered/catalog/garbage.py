@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 from tiered.catalog.catalog_reader import head_version
 from tiered.catalog.deletions import DeletionList, Reason
 from tiered.catalog.hidden_history import objects_hidden_since
-from tiered.catalog.living_runs import living_runs
-from tiered.catalog.pages import RunIndex, referenced_keys
+from tiered.catalog.pages import RunIndex, living_runs, referenced_keys
 from tiered.catalog.state import CatalogState
 from tiered.formats.keys import (
     CATALOG_PREFIX,

@@ -14,8 +14,7 @@ import numpy as np
 
 from tiered.catalog.catalog_reader import histories_to, history_spans, read_root, shared_version
 from tiered.catalog.deletions import PendingDeletion, Reason, read_list
-from tiered.catalog.living_runs import living_runs
-from tiered.catalog.pages import Page, RunIndex
+from tiered.catalog.pages import Page, RunIndex, living_runs
 from tiered.catalog.queue_directory import QueueDirectory
 from tiered.catalog.state import (
     NO_ROOT,

@@ -22,8 +22,7 @@ from tiered.catalog.requirements import Requirements
 from tiered.catalog.state import CatalogState
 from tiered.errors import WITHOUT_EFFECT
 from tiered.formats.keys import page_key
-from tiered.object_store.interface import Body, ObjectStore
-from tiered.object_store.own_name import put_own
+from tiered.object_store.interface import Body, ObjectStore, put_own
 
 LIST_TIMEOUT_S = 60.0
 NOTHING = Requirements()

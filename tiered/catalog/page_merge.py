@@ -12,8 +12,7 @@ from typing import cast
 
 import numpy as np
 
-from tiered.catalog.living_runs import living_pages
-from tiered.catalog.pages import Page, PutPage, RunIndex, cut, sorted_page, write_pages
+from tiered.catalog.pages import Page, PutPage, RunIndex, cut, living_pages, sorted_page, write_pages
 from tiered.catalog.state import CatalogState, PageRef, joined
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.model.queue import QueueKey

@@ -21,17 +21,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tiered.catalog.commit import NO_PAGES, CommitDraft, PageChange
+from tiered.catalog.commit import NO_PAGES, CommitDraft, PageChange, encode_root
 from tiered.catalog.deletions import DeletionChange, due_to_spill, encode_list, list_of
 from tiered.catalog.page_merge import merge, sequence_to_merge
 from tiered.catalog.pages import PutPage, RunIndex, spill
-from tiered.catalog.snapshot import encode_root
 from tiered.catalog.state import CatalogState, PageRef, RootRef
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import WITHOUT_EFFECT, CorruptionError, NotFoundError, UnavailableError
 from tiered.formats.keys import object_of, page_key, parse_part_key, part_key
-from tiered.object_store.interface import ObjectStore
-from tiered.object_store.own_name import put_own
+from tiered.object_store.interface import ObjectStore, put_own
 
 PutPack = Callable[[int, Sequence[bytes]], str]
 """(version, pages) -> key of the durable object with them; raises what the object store raises."""

@@ -5,17 +5,22 @@ into pages; when a level has enough sequences they are merged into one of the ne
 runs are in the one or two pages of each sequence whose range covers the queue.
 
 Owns the encoding of a page, spilling and lookups. Merging is in page_merge.py, the schedule in page_writer.py.
+
+The one walk over what is alive in an archive: by page, so that memory follows a page and not the archive.
+
+Runs that are in no page yet come last. Expired and removed runs are not among them.
 """
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from itertools import dropwhile
+from sys import maxsize
 from typing import Any
 
 import numpy as np
@@ -476,3 +481,33 @@ def referenced_keys(page: Page) -> list[str]:
     """Keys of the objects that the runs of ``page`` reference."""
     used: NDArray[Any] = np.unique(page.chunk.objects["key"][np.unique(page.chunk.runs["object"])])
     return [page.chunk.object_keys[index] for index in used.tolist()]
+
+
+def living_runs(
+    index: RunIndex,
+    state: CatalogState,
+    first_version: int = 0,
+    last_version: int = maxsize,
+    *,
+    is_cached: bool = False,
+) -> Iterator[Page]:
+    """Pages of ``state`` with runs that versions [``first_version``, ``last_version``] added, with others. Raises what
+    reading pages raises."""
+    chosen = (ref for ref in state.pages if ref.overlaps(first_version, last_version))
+    yield from living_pages(index, state, chosen, is_cached=is_cached)
+    yield from memory_page(state)
+
+
+def living_pages(
+    index: RunIndex, state: CatalogState, refs: Iterable[PageRef], *, is_cached: bool = False
+) -> Iterator[Page]:
+    """What is alive of some pages of ``state``."""
+    read = index.page if is_cached else index.read_page
+    for ref in refs:
+        yield index.living(state, read(ref))
+
+
+def memory_page(state: CatalogState) -> Iterator[Page]:
+    """The runs of ``state`` that are in no page yet, sorted as one, if there are any."""
+    if state.memory_runs:
+        yield sorted_page(state.directory.keys, state.memory)

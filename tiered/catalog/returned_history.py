@@ -19,7 +19,6 @@ from tiered.catalog.deletions import DeletionList, PendingDeletion
 from tiered.catalog.floors import rows_below
 from tiered.catalog.hidden_history import ended_keys, hidden_runs, object_names
 from tiered.catalog.index_refs import whole_until
-from tiered.catalog.living_runs import living_runs
 from tiered.catalog.log_histories import (
     ALL_PHYS,
     Divergence,
@@ -31,7 +30,7 @@ from tiered.catalog.log_histories import (
     with_garbage,
     with_history,
 )
-from tiered.catalog.pages import Page, RunIndex, cut, referenced_keys, write_pages
+from tiered.catalog.pages import Page, RunIndex, cut, living_runs, referenced_keys, write_pages
 from tiered.catalog.queue_directory import QueueDirectory
 from tiered.catalog.repeated_offsets import repeated_offsets
 from tiered.catalog.run_cuts import RunCuts

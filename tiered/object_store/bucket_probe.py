@@ -12,10 +12,10 @@ from typing import Any
 
 from tiered.errors import TieredError
 from tiered.object_store.body import crc32c_base64
+from tiered.object_store.interface import StoreOptions
 from tiered.object_store.open_store import StoreAddress, check_addresses
 from tiered.object_store.s3_client import connect, encryption_of
 from tiered.object_store.s3_errors import s3_error
-from tiered.object_store.store_options import StoreOptions
 
 _NOT_CONFIGURED = frozenset({"NoSuchLifecycleConfiguration", "ObjectLockConfigurationNotFoundError"})
 _DAY_TEXT_END = 10

@@ -3,14 +3,25 @@
 Errors are tiered.errors only: NotFoundError (no such key or bucket), AlreadyExistsError, ThrottledError and
 StoreFullError (no effect), UnansweredError (effect unknown), AccessDeniedError, RefusedRequestError,
 ObjectTooLargeError.
+
+Options of an object store: the settings section, and values that are never settings.
+
+PUTs of keys that are unique to this writer.
+
+Only commits compete for keys; all others contain an epoch and a unique number. If such a key exists already, a proxy
+or load balancer sent our PUT twice and lost the first response. The existing object is not checked: the PUT counts as
+unanswered, and the caller continues under another key.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from tiered.errors import ObjectTooLargeError
+from tiered.errors import AlreadyExistsError, ObjectTooLargeError, UnansweredError
+from tiered.settings.sections import ObjectStoreSettings
 
 Buffer = bytes | bytearray | memoryview
 Body = Sequence[Buffer]
@@ -128,3 +139,41 @@ class AsyncObjectStore(Protocol):
 
     async def close(self) -> None:
         """Release connections. Idempotent."""
+
+
+@dataclass(frozen=True)
+class S3Credentials:
+    """Explicit keys, for tests and embedding programs. Otherwise the SDK's credential chain applies."""
+
+    access_key: str = field(repr=False)
+    secret_key: str = field(repr=False)
+    session_token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """``retry_seconds`` bounds reads, lists and deletes; 0 turns retries off."""
+
+    settings: ObjectStoreSettings = field(default_factory=ObjectStoreSettings)
+    credentials: S3Credentials | None = field(default=None, repr=False)
+    retry_seconds: float = 20.0
+
+
+def put_own(store: ObjectStore, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+    """``put_if_absent`` that raises UnansweredError instead of AlreadyExistsError."""
+    with _unanswered_if_there():
+        store.put_if_absent(key, body, timeout_s=timeout_s)
+
+
+def compose_own(store: ObjectStore, key: str, pieces: Sequence[Piece]) -> None:
+    """``compose_if_absent`` that raises UnansweredError instead of AlreadyExistsError."""
+    with _unanswered_if_there():
+        store.compose_if_absent(key, pieces)
+
+
+@contextmanager
+def _unanswered_if_there() -> Iterator[None]:
+    try:
+        yield
+    except AlreadyExistsError as error:
+        raise UnansweredError(f"{error.message}; a proxy may have sent it twice") from error

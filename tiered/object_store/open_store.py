@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 from tiered.errors import UsageError
 from tiered.object_store.file import FileStore
-from tiered.object_store.interface import GET_BYTES_MAX, AsyncObjectStore, ObjectStore
+from tiered.object_store.interface import GET_BYTES_MAX, AsyncObjectStore, ObjectStore, StoreOptions
 from tiered.object_store.key import check_key
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
@@ -24,7 +24,6 @@ from tiered.object_store.request_metrics import MetricsStore, StoreMetrics
 from tiered.object_store.retrying import RetryingStore
 from tiered.object_store.s3 import S3Store
 from tiered.object_store.s3_async import AsyncS3Store
-from tiered.object_store.store_options import StoreOptions
 from tiered.object_store.throttle import ThrottledStore
 
 FORMS = "use file:///directory or s3://bucket/prefix"

@@ -35,6 +35,7 @@ from tiered.object_store.interface import (
     ObjectInfo,
     ObjectRange,
     Piece,
+    StoreOptions,
     Upload,
 )
 from tiered.object_store.key import check_key, is_single_put
@@ -44,7 +45,6 @@ from tiered.object_store.response_length import PIECE_BYTES, ResponseLimit
 from tiered.object_store.s3_client import connect, encryption_of, has_outdated_keys
 from tiered.object_store.s3_errors import is_denied, release_frames, s3_error, with_new_keys
 from tiered.object_store.s3_transport import S3Transport, deadline
-from tiered.object_store.store_options import StoreOptions
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from tiered.errors import AccessDeniedError, CorruptionError, NotFoundError, TieredError
-from tiered.object_store.interface import GET_BYTES_MAX
+from tiered.object_store.interface import GET_BYTES_MAX, StoreOptions
 from tiered.object_store.key import check_key
 from tiered.object_store.response_length import PIECE_BYTES, ResponseLimit
 from tiered.object_store.s3 import exact_range, listed_objects
@@ -19,7 +19,6 @@ from tiered.object_store.s3_client import (
     with_endpoint,
 )
 from tiered.object_store.s3_errors import is_denied, s3_error, with_new_keys
-from tiered.object_store.store_options import StoreOptions
 
 
 class AsyncS3Store:

@@ -14,8 +14,8 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
+from tiered.object_store.interface import StoreOptions
 from tiered.object_store.s3_transport import CONNECTIONS_MAX, S3Transport, TransportOptions
-from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import ObjectStoreSettings
 
 _FROM_FILES = frozenset({"shared-credentials-file", "config-file"})

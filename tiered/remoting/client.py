@@ -17,8 +17,7 @@ from typing import Any
 
 from tiered.errors import CorruptionError, UnavailableError, UsageError
 from tiered.formats import fastjson
-from tiered.remoting.codes import RequestCode, ResponseCode
-from tiered.remoting.command import FrameDecoder, RemotingCommand, encode
+from tiered.remoting.command import FrameDecoder, RemotingCommand, RequestCode, ResponseCode, encode
 from tiered.remoting.credentials import Credentials
 from tiered.remoting.tls import TLS_WANTED, ClientTls, closed
 

@@ -60,12 +60,11 @@ from tiered.archive.verify_listing import newest_missing
 from tiered.archive.verify_progress import VerifyReport
 from tiered.archive.verify_segment import AnomalyKind
 from tiered.broker_store.commit_log import CommitLog
-from tiered.catalog.commit import CommitDraft, CommitKind, CommitPlace, PageChange, encode_commit
+from tiered.catalog.commit import CommitDraft, CommitKind, CommitPlace, PageChange, encode_commit, encode_root
 from tiered.catalog.deletions import KEPT_MS, PendingDeletion, Reason, read_list
 from tiered.catalog.garbage import KeySet, referenced_by
 from tiered.catalog.holdings import OBJECT_PREFIXES
 from tiered.catalog.pages import spill
-from tiered.catalog.snapshot import encode_root
 from tiered.catalog.state import NO_ROOT, REPAIRED, CatalogState, Owner, RootRef
 from tiered.console import counted
 from tiered.errors import FencedError, TieredError, UsageError

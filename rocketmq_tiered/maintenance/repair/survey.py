@@ -16,10 +16,9 @@ import numpy as np
 from tiered.archive.verify import listed_versions
 from tiered.catalog.apply import apply
 from tiered.catalog.catalog_reader import follow, head_version, load, read_commit
-from tiered.catalog.commit import Commit, CommitInvalidError, CommitKind
+from tiered.catalog.commit import Commit, CommitInvalidError, CommitKind, decode_root
 from tiered.catalog.holdings import OBJECT_PREFIXES
 from tiered.catalog.page_bytes import read_page_bytes
-from tiered.catalog.snapshot import decode_root
 from tiered.catalog.state import CatalogState, LogCursor, Owner
 from tiered.errors import CorruptionError, NoArchiveError, NotFoundError, UsageError
 from tiered.formats.keys import PAGES_PREFIX, VERSION_END, catalog_key, epoch_of, page_version

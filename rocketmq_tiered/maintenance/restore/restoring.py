@@ -7,6 +7,8 @@
     rename       to the store directory
 
 All is made in a directory beside the store's. What was finished is noted there, after it was synced.
+
+Moves the records of a log together, file by file: they get other physical offsets, and keep everything else.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import os
 import shutil
 import struct
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,12 +27,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rocketmq_tiered.maintenance.restore.records import (
     LogLayout,
     LogOrder,
+    Moved,
     Needs,
     RecordWriter,
+    UnitCounts,
+    UnitWriter,
     compact_layout,
     messages_left,
     same_layout,
@@ -43,9 +50,7 @@ from rocketmq_tiered.maintenance.restore.selection import (
     has_gaps,
     select,
 )
-from rocketmq_tiered.maintenance.restore.units import Moved, UnitCounts, UnitWriter
-from tiered.broker_store.compacted_log import compact, packed_bytes
-from tiered.broker_store.restored_log import RestoredLog
+from tiered.broker_store.restored_log import Batch, Piece, RestoredLog
 from tiered.catalog.broker_facts import broker_table
 from tiered.catalog.restored_check import RESTORED, RestoredCheck
 from tiered.catalog.state import CatalogState, LogCheck
@@ -53,10 +58,78 @@ from tiered.consume_queue.file_store import FileSizes
 from tiered.consume_queue.open_store import open_for_writing
 from tiered.consume_queue.store import LogView, StoreKind
 from tiered.errors import NotFoundError, UnavailableError, UsageError
+from tiered.kernels.log_records import relocate
+from tiered.kernels.record_checks import END_OF_FILE_BYTES
 from tiered.object_store.interface import ObjectStore
 from tiered.private_directory import check_files, make_private
 from tiered.timestamps import wall_ms
 from tiered.whole_file import file_error, replace_whole, save_whole, sync_directory
+
+
+class MovedRecords:
+    """Where the records of ranges of one log are in the other. Ranges are added in order."""
+
+    def __init__(self) -> None:
+        self._begins, self._moves = array("q"), array("q")
+
+    def add(self, begin_phys: int, moved_by: int) -> None:
+        """Records from ``begin_phys`` on are moved by so many bytes."""
+        if not self._moves or self._moves[-1] != moved_by:
+            self._begins.append(begin_phys)
+            self._moves.append(moved_by)
+
+    def __call__(self, phys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The new physical offsets of records."""
+        at = np.searchsorted(np.frombuffer(self._begins, np.int64), phys, side="right") - 1
+        found: NDArray[np.int64] = phys + np.frombuffer(self._moves, np.int64)[at]
+        return found
+
+
+class _Placed(NamedTuple):
+    """Records [first, end) of a batch, from ``offset`` on, counted from the begin of the log."""
+
+    batch: Batch
+    first: int
+    end: int
+    offset: int
+
+
+def packed_bytes(source: RestoredLog, file_bytes: int) -> int:
+    """The length of the log that ``compact`` makes of ``source``, up to its last record."""
+    end = 0
+    for placed in _placed(source, file_bytes):
+        end = placed.offset + int(placed.batch.sizes[placed.first : placed.end].sum(dtype=np.int64))
+    return end
+
+
+def compact(source: RestoredLog, target: RestoredLog, begin_phys: int) -> MovedRecords:
+    """Copy all records of ``source`` to ``target``, from ``begin_phys`` on. Raises what writing raises."""
+    moved = MovedRecords()
+    target.has_crc = source.has_crc
+    for batch, first, end, offset in _placed(source, target.file_bytes):
+        starts, sizes = batch.starts[first:end], batch.sizes[first:end]
+        phys = begin_phys + offset + starts - starts[0]
+        relocate(batch.data.ctypes.data, starts, sizes, phys)
+        target.write([Piece(batch.data, starts, sizes, phys)])
+        begin = batch.phys + int(starts[0])
+        moved.add(begin, int(phys[0]) - begin)
+    return moved
+
+
+def _placed(source: RestoredLog, file_bytes: int) -> Iterator[_Placed]:
+    offset = 0
+    for batch in source.batches():
+        first, ends = 0, batch.starts + batch.sizes
+        while first < len(ends):
+            room = file_bytes - END_OF_FILE_BYTES - offset % file_bytes
+            end = int(np.searchsorted(ends, batch.starts[first] + room, side="right"))
+            if end == first:
+                offset = (offset // file_bytes + 1) * file_bytes
+                continue
+            yield _Placed(batch, first, end, offset)
+            offset += int(ends[end - 1] - batch.starts[first])
+            first = end
+
 
 NOTES = "tiered-restoring.json"
 SCATTERED = "scattered"

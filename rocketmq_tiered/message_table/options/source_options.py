@@ -24,7 +24,7 @@ from rocketmq_tiered.message_table.options.columns import (
 )
 from rocketmq_tiered.message_table.options.predicate import Predicate, stored_between
 from tiered.errors import UsageError
-from tiered.object_store.store_options import S3Credentials, StoreOptions
+from tiered.object_store.interface import S3Credentials, StoreOptions
 from tiered.settings.sections import ObjectStoreSettings
 from tiered.timestamps import parse_instant
 

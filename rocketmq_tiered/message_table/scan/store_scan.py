@@ -17,8 +17,7 @@ from rocketmq_tiered.message_table.options.predicate import Predicate
 from rocketmq_tiered.message_table.options.source_options import SourceOptions
 from rocketmq_tiered.message_table.plan.archive_plan import require_topics
 from rocketmq_tiered.message_table.scan.object_rows import CorruptPlace, OnCorrupt, RowChunk
-from tiered.broker_store.conf import read_broker_conf
-from tiered.broker_store.names import BrokerNames
+from tiered.broker_store.conf import BrokerNames, read_broker_conf
 from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.errors import UnavailableError, UsageError
 from tiered.kernels.queue_table import ADMITTED, QueueTable

@@ -19,7 +19,7 @@ from rocketmq_tiered.server.wire.request import (
     json_response,
 )
 from tiered.errors import UsageError
-from tiered.remoting.codes import RequestCode, ResponseCode
+from tiered.remoting.command import RequestCode, ResponseCode
 
 UNIQUE_KEY_COUNT = 32
 KEY_COUNT_MAX = 64

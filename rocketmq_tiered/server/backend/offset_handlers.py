@@ -13,7 +13,7 @@ from rocketmq_tiered.server.groups.queue_locks import MessageQueue, offsets_for,
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response, json_response
 from rocketmq_tiered.server.wire.turns import bounded_gather
 from tiered.errors import FencedError
-from tiered.remoting.codes import RequestCode, ResponseCode
+from tiered.remoting.command import RequestCode, ResponseCode
 
 
 class OffsetHandlers:

@@ -24,7 +24,7 @@ from rocketmq_tiered.server.groups.client_table import TAG, ClientTable, Subscri
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
 from rocketmq_tiered.server.wire.request import SUCCESS, Buffer, HandlerTable, Request, Response
 from tiered.errors import UsageError
-from tiered.remoting.codes import RequestCode, ResponseCode
+from tiered.remoting.command import RequestCode, ResponseCode
 
 PLAIN_CACHED, PLAIN_CHARS_MAX = 1024, 1024
 DIGITS_MAX = 18

@@ -14,7 +14,7 @@ from rocketmq_tiered.server.backend.backend import Backend, TopicConfig
 from rocketmq_tiered.server.groups.client_table import GROUP_CHARS_MAX, is_legal_group
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response, json_response
 from tiered.model.queue import LMQ_PREFIX, TopicFilter
-from tiered.remoting.codes import RequestCode, ResponseCode
+from tiered.remoting.command import RequestCode, ResponseCode
 from tiered.timestamps import wall_ms
 
 RETRY_PREFIX = "%RETRY%"

@@ -28,7 +28,7 @@ from rocketmq_tiered.server.wire.request import (
     Response,
     json_response,
 )
-from tiered.remoting.codes import RequestCode, ResponseCode
+from tiered.remoting.command import RequestCode, ResponseCode
 
 NOTICES_MAX = 256
 """Sent at once, and every PERIOD_S while more wait."""

@@ -26,7 +26,7 @@ from rocketmq_tiered.server.wire.request import (
     Response,
     json_response,
 )
-from tiered.remoting.codes import RequestCode, ResponseCode
+from tiered.remoting.command import RequestCode, ResponseCode
 
 LOCK_S = 60.0
 TRUST_S = 30.0

@@ -41,7 +41,7 @@ from rocketmq_tiered.server.wire.request import (
 )
 from rocketmq_tiered.server.wire.turns import first_of
 from tiered.errors import UsageError
-from tiered.remoting.codes import RequestCode, ResponseCode
+from tiered.remoting.command import RequestCode, ResponseCode
 from tiered.timestamps import wall_ms
 
 PULL, POP = "PULL", "POP"

@@ -25,8 +25,7 @@ from rocketmq_tiered.server.proxy.proxy_handlers import Upstream
 from tiered.errors import CorruptionError, NotFoundError, TieredError, UnavailableError
 from tiered.formats import fastjson
 from tiered.model.lru import Lru
-from tiered.remoting.codes import RequestCode, ResponseCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
 
 ASK_TIMEOUT_S = 3.0
 UNKNOWN_PHYS = (1 << 63) - 1

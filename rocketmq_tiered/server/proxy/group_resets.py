@@ -27,8 +27,7 @@ from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandlers, Upstream,
 from rocketmq_tiered.server.wire.request import Request, Response
 from rocketmq_tiered.server.wire.turns import bounded_gather
 from tiered.errors import UnavailableError
-from tiered.remoting.codes import RequestCode, ResponseCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
 
 logger = logging.getLogger(__name__)
 

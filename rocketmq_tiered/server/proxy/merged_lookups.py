@@ -37,8 +37,7 @@ from tiered.errors import CorruptionError, TieredError, UnavailableError
 from tiered.formats import fastjson
 from tiered.formats.record import SYS_BORN_HOST_V6, decode_record
 from tiered.remoting.client import is_refusal
-from tiered.remoting.codes import RequestCode, ResponseCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
 
 ANSWER_S: Final = 10.0
 SEARCHES_MAX = 3

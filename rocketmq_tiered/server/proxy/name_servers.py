@@ -25,8 +25,7 @@ from rocketmq_tiered.server.proxy.upstream import InflightLimit, RemotingUpstrea
 from rocketmq_tiered.server.security.addresses import host_of
 from tiered.errors import UnavailableError
 from tiered.formats import fastjson
-from tiered.remoting.codes import RequestCode, ResponseCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
 from tiered.remoting.tls import ClientTls
 
 _NUMBERED_KEYS = frozenset({"brokerAddrs", "currIdMap"})

@@ -21,8 +21,7 @@ from fetcher.rows.pull import PullResult, PullStatus
 from rocketmq_tiered.server.backend.pull_handlers import response_code
 from tiered.errors import CorruptionError
 from tiered.formats.record import MAGIC_V1, MAGIC_V2, decode_record
-from tiered.remoting.codes import ResponseCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, ResponseCode
 
 INNER_BATCH_FLAG: Final = 0x80
 OFFSET_RESET: Final = "OFFSET_RESET"

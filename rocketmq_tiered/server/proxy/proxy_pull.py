@@ -41,8 +41,7 @@ from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandlers, Upstream,
 from rocketmq_tiered.server.wire.request import Request, Response
 from tiered.errors import ThrottledError, UnavailableError, UsageError
 from tiered.model.queue import LMQ_PREFIX
-from tiered.remoting.codes import RequestCode, ResponseCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
 
 ANSWER_S: Final = 10.0
 """A broker's reply may take this much longer than the client's hold time."""

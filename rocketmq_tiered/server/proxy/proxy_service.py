@@ -38,7 +38,7 @@ from rocketmq_tiered.server.wire.connection import Connection
 from rocketmq_tiered.server.wire.request import Request, Response
 from tiered.errors import CorruptionError, ThrottledError, UnavailableError
 from tiered.remoting.client import is_refusal
-from tiered.remoting.codes import RequestCode, ResponseCode
+from tiered.remoting.command import RequestCode, ResponseCode
 from tiered.remoting.tls import ClientTls
 from tiered.settings.sections import ServeSettings
 

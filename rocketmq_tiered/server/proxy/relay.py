@@ -24,8 +24,7 @@ from rocketmq_tiered.server.proxy.upstream import LinkEvents, RemotingUpstream, 
 from rocketmq_tiered.server.wire.connection import RESPONSE_FLAG, Connection
 from rocketmq_tiered.server.wire.request import Request, Response
 from tiered.errors import ThrottledError, UnavailableError
-from tiered.remoting.codes import RequestCode, ResponseCode, request_name
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode, request_name
 
 
 class Destination(Enum):

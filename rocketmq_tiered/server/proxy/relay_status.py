@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from rocketmq_tiered.server.wire.request import Request, Response
 from tiered.model.lru import Lru
-from tiered.remoting.codes import ResponseCode
+from tiered.remoting.command import ResponseCode
 
 
 @dataclass

@@ -24,8 +24,7 @@ from rocketmq_tiered.server.wire.request import Request, Response
 from tiered.errors import ThrottledError, UnavailableError
 from tiered.model.timer_seal import Handle, encoded_handle, handle_words, own_handle
 from tiered.remoting.client import config_of
-from tiered.remoting.codes import RequestCode, ResponseCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
 from tiered.remoting.credentials import Credentials
 from tiered.timestamps import wall_ms
 

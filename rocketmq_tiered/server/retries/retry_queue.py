@@ -32,7 +32,7 @@ from rocketmq_tiered.server.retries.retry_topics import DeliveredQueues
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
 from tiered.errors import FencedError, StoreFullError, TieredError, UsageError
 from tiered.formats.record import decode_record
-from tiered.remoting.codes import RequestCode, ResponseCode
+from tiered.remoting.command import RequestCode, ResponseCode
 
 logger = logging.getLogger(__name__)
 

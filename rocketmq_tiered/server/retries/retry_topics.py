@@ -35,7 +35,7 @@ from rocketmq_tiered.server.retries.retry_log import (
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
 from rocketmq_tiered.server.wire.turns import Turns, first_of
 from tiered.formats.record import decode_record
-from tiered.remoting.codes import RequestCode, ResponseCode
+from tiered.remoting.command import RequestCode, ResponseCode
 
 
 class DeliveredQueues:

@@ -17,7 +17,7 @@ from enum import StrEnum
 
 from rocketmq_tiered.server.security.addresses import host_of
 from rocketmq_tiered.server.wire.request import NUMBER_CHARS_MAX, Peer, Request, Response
-from tiered.remoting.codes import RequestCode, ResponseCode
+from tiered.remoting.command import RequestCode, ResponseCode
 from tiered.remoting.credentials import ACCESS_KEY
 
 logger = logging.getLogger(__name__)

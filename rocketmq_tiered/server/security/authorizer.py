@@ -23,7 +23,7 @@ from rocketmq_tiered.server.wire.request_fields import undeclared
 from tiered.errors import CorruptionError
 from tiered.formats.record import Record, decode_record
 from tiered.model.topic_names import shortened
-from tiered.remoting.codes import RequestCode, ResponseCode, request_name
+from tiered.remoting.command import RequestCode, ResponseCode, request_name
 from tiered.remoting.credentials import ACCESS_KEY, SIGNATURE, signature_of
 
 _UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"

@@ -32,8 +32,8 @@ from rocketmq_tiered.server.wire.request import (
 )
 from tiered.formats.record import Record, parse_properties
 from tiered.model.topic_names import shortened
-from tiered.remoting.codes import RequestCode as R
-from tiered.remoting.codes import request_name
+from tiered.remoting.command import RequestCode as R
+from tiered.remoting.command import request_name
 
 TEXT: Final = "text"
 PLAIN: Final = "plain"

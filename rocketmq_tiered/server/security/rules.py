@@ -45,7 +45,7 @@ from rocketmq_tiered.server.wire.request import Request
 from tiered.errors import UsageError
 from tiered.formats.record import Record
 from tiered.private_directory import check_trusted_file
-from tiered.remoting.codes import request_name
+from tiered.remoting.command import request_name
 
 
 class RulesError(UsageError):

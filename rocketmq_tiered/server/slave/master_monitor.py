@@ -14,8 +14,7 @@ from contextlib import suppress
 from rocketmq_tiered.server.proxy.upstream import InflightLimit, LinkEvents, RemotingUpstream
 from rocketmq_tiered.server.slave.registration import SlaveConfig, master_refusal
 from tiered.errors import UnavailableError
-from tiered.remoting.codes import RequestCode, ResponseCode
-from tiered.remoting.command import VERSION, RemotingCommand
+from tiered.remoting.command import VERSION, RemotingCommand, RequestCode, ResponseCode
 from tiered.remoting.credentials import Credentials
 
 logger = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandler, ProxyHandl
 from rocketmq_tiered.server.slave.registration import MASTER_ID
 from rocketmq_tiered.server.wire.request import Request, Response
 from tiered.model.lru import Lru
-from tiered.remoting.codes import RequestCode, ResponseCode
+from tiered.remoting.command import RequestCode, ResponseCode
 
 REPEAT_S: Final = 1.0
 """The least time between two empty replies to the same pull of the same client."""

@@ -35,8 +35,7 @@ from rocketmq_tiered.server.slave.registration import (
     wait_s,
 )
 from tiered.errors import CorruptionError, UnavailableError
-from tiered.remoting.codes import RequestCode, ResponseCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
 
 logger = logging.getLogger(__name__)
 

@@ -24,8 +24,7 @@ from typing import Final
 
 from tiered.errors import CorruptionError
 from tiered.formats import fastjson
-from tiered.remoting.codes import RequestCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode
 from tiered.remoting.tls import ClientTls
 
 MASTER_ID: Final = 0

@@ -35,8 +35,8 @@ from rocketmq_tiered.server.wire.connection import Connection
 from rocketmq_tiered.server.wire.counted_log import CountedLog
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response, json_response
 from tiered.errors import ThrottledError
-from tiered.remoting.codes import RequestCode, ResponseCode, request_name
-from tiered.remoting.codes import RequestCode as R
+from tiered.remoting.command import RequestCode, ResponseCode, request_name
+from tiered.remoting.command import RequestCode as R
 from tiered.remoting.credentials import Credentials
 from tiered.settings.sections import ServeSettings
 from tiered.timestamps import wall_ms

@@ -26,8 +26,16 @@ from rocketmq_tiered.server.wire.counted_log import CountedLog
 from rocketmq_tiered.server.wire.reply_writer import ReplyWriter
 from rocketmq_tiered.server.wire.request import Authorizer, Dispatcher, HandlerTable, Request, Response
 from rocketmq_tiered.server.wire.turns import Turns, begin
-from tiered.remoting.codes import RequestCode, ResponseCode, request_name
-from tiered.remoting.command import FrameDecoder, ProtocolError, RemotingCommand, encode, encode_answer
+from tiered.remoting.command import (
+    FrameDecoder,
+    ProtocolError,
+    RemotingCommand,
+    RequestCode,
+    ResponseCode,
+    encode,
+    encode_answer,
+    request_name,
+)
 
 LARGE_BYTES = 16 * 1024
 """Smaller requests do not count: pulls are small and may wait long."""

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 from rocketmq_tiered.server.wire.counted_log import CountedLog
 from rocketmq_tiered.server.wire.request_fields import decoded_fields
 from tiered.errors import CorruptionError, TieredError, UnavailableError
-from tiered.remoting.codes import ResponseCode, request_name
-from tiered.remoting.command import RemotingCommand, parse_json
+from tiered.remoting.command import RemotingCommand, ResponseCode, parse_json, request_name
 
 Buffer = bytes | bytearray | memoryview
 

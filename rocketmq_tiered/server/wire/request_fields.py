@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from tiered.remoting.codes import RequestCode as R
 from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RequestCode as R
 from tiered.remoting.credentials import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE
 
 COMMON: Final = frozenset(

@@ -15,7 +15,7 @@ from rocketmq_tiered.spark.cli.arguments import add_spark, session_of
 from rocketmq_tiered.spark.jobs.backfill import BackfillOptions, StoreToBackfill, backfill
 from tiered.console import camel_names
 from tiered.errors import UsageError
-from tiered.object_store.store_options import StoreOptions
+from tiered.object_store.interface import StoreOptions
 from tiered.settings.topic_rules import TopicRules
 from uploader.offload_status import outcome_text
 

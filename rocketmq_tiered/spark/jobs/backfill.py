@@ -18,16 +18,15 @@ from typing import TYPE_CHECKING
 from rocketmq_tiered.message_table.plan.archive_plan import archive_store
 from rocketmq_tiered.process.instance import backfill_instance
 from rocketmq_tiered.spark.jobs.tasks import ArchiveTarget, SparkTasks
-from tiered.broker_store.conf import read_broker_conf
-from tiered.broker_store.names import BrokerNames, require_names
+from tiered.broker_store.conf import BrokerNames, read_broker_conf, require_names
 from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.catalog.catalog_reader import head_version, read_commit
 from tiered.catalog.claims import BACKFILL
 from tiered.errors import TieredError, UnavailableError, UsageError
 from tiered.model.queue import TopicFilter
 from tiered.object_store.create_race import require_exclusive_creates
+from tiered.object_store.interface import StoreOptions
 from tiered.object_store.open_store import open_store
-from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import IndexSettings, OffloadSettings
 from tiered.settings.topic_rules import TopicRules
 from uploader.bound_source import no_offsets

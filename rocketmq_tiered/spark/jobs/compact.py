@@ -45,9 +45,8 @@ from tiered.catalog.state import selected
 from tiered.formats.segment import BlockCodec
 from tiered.model.queue import QueueKey
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, Table, concatenated, picked
-from tiered.object_store.interface import ObjectStore
+from tiered.object_store.interface import ObjectStore, StoreOptions
 from tiered.object_store.open_store import open_store
-from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import Settings
 
 if TYPE_CHECKING:

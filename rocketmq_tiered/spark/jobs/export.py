@@ -30,8 +30,8 @@ from rocketmq_tiered.message_table.plan.partitions import Slices
 from rocketmq_tiered.spark.jobs.tasks import SparkTasks
 from rocketmq_tiered.spark.source.reading import frame_of_parts
 from tiered.errors import UsageError
+from tiered.object_store.interface import StoreOptions
 from tiered.object_store.open_store import StoreAddress, open_store, parse_url
-from tiered.object_store.store_options import StoreOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rocketmq_tiered.message_table.plan.archive_plan import archive_store
 from tiered import errors
 from tiered.errors import TieredError, UnavailableError
-from tiered.object_store.interface import ObjectStore
+from tiered.object_store.interface import ObjectStore, StoreOptions
 from tiered.object_store.open_store import open_store
-from tiered.object_store.store_options import StoreOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -23,7 +23,7 @@ from tests.server.proxy.simulated_broker import World
 from tests.server.proxy.simulated_sides import Inline, PlayedArchive, PlayedBroker, PlayedFiles
 from tests.server.serving_peer import request
 from tiered.errors import UnavailableError
-from tiered.remoting.codes import RequestCode as R
+from tiered.remoting.command import RequestCode as R
 
 COUNT = 6
 

@@ -27,7 +27,7 @@ from tests.server.proxy.scripted_broker import ScriptedBroker, phys_of
 from tests.server.serving_peer import request
 from tiered.broker_store.store import open_broker_store
 from tiered.object_store.file import FileStore
-from tiered.remoting.codes import RequestCode
+from tiered.remoting.command import RequestCode
 from tiered.settings.sections import Settings
 
 ARCHIVED, STORED = 300, 400

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tests.fetcher.broker_store_writer import WrittenStore
-from tiered.remoting.codes import RequestCode as R
 from tiered.remoting.command import FrameDecoder, RemotingCommand, encode
+from tiered.remoting.command import RequestCode as R
 
 FOUND, NOT_FOUND, RETRY, MOVED = 0, 19, 20, 21
 

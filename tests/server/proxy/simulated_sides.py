@@ -25,8 +25,8 @@ from tests.server.proxy.simulated_broker import (
     World,
 )
 from tiered.errors import UnavailableError
-from tiered.remoting.codes import RequestCode as R
 from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RequestCode as R
 
 
 class Inline(Executor):

@@ -19,8 +19,8 @@ from tests.server.proxy.proxy_pulls import STORED, Scene, run
 from tests.server.proxy.scripted_broker import stored_ms_of
 from tests.server.serving_peer import RecordingPeer, request
 from tiered.formats import fastjson
-from tiered.remoting.codes import RequestCode as R
 from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RequestCode as R
 
 BROKERS_OWN = RemotingCommand(0, 0, remark="the broker's own", body=b"{}")
 

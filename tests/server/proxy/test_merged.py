@@ -16,8 +16,8 @@ from tests.server.proxy.proxy_pulls import ARCHIVED, STORED, Scene, run
 from tests.server.proxy.scripted_broker import phys_of, stored_ms_of
 from tiered.errors import UnavailableError
 from tiered.formats import fastjson
-from tiered.remoting.codes import RequestCode as R
 from tiered.remoting.command import FRAME_BYTES_MAX, RemotingCommand
+from tiered.remoting.command import RequestCode as R
 
 WAYS = pytest.mark.parametrize("with_files", [True, False], ids=["files", "word"])
 

@@ -21,8 +21,7 @@ from tests.server.proxy.proxy_pulls import (
     run,
 )
 from tiered.errors import UnavailableError
-from tiered.remoting.codes import RequestCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode
 
 POLICIES = ["DISABLE", "NOT_IN_DISK", "NOT_IN_MEM", "FORCE"]
 WAYS = pytest.mark.parametrize("with_files", [True, False], ids=["files", "word"])

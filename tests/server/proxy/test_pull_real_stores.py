@@ -29,7 +29,7 @@ from tests.sweeps import sweep
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store
 from tiered.object_store.file import FileStore
-from tiered.remoting.codes import RequestCode
+from tiered.remoting.command import RequestCode
 from tiered.settings.sections import Settings
 
 Queue = tuple[str, int]

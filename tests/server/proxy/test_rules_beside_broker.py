@@ -14,8 +14,8 @@ from tests.server.original_record import original
 from tests.server.proxy.proxy_client import Client
 from tests.server.proxy.service_scene import Scene, run, scene
 from tests.server.spelled_bodies import ACL_1, ACL_5, SECRET, respelled
-from tiered.remoting.codes import RequestCode as Code
 from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RequestCode as Code
 from tiered.remoting.credentials import signature_of
 
 BACK = {

@@ -35,8 +35,8 @@ from tests.server.proxy.scripted_broker import stored_ms_of
 from tests.server.proxy.simulated_sides import Inline
 from tests.server.serving_peer import request
 from tiered.errors import UnavailableError
-from tiered.remoting.codes import RequestCode as R
 from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RequestCode as R
 
 RECORD_BYTES, COUNT = 200, 4
 

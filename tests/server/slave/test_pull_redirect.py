@@ -24,7 +24,7 @@ from rocketmq_tiered.server.slave.registration import MASTER_ID
 from rocketmq_tiered.server.wire.request import Response
 from tests.server.proxy.proxy_pulls import ARCHIVED, STORED, Scene, run
 from tests.server.serving_peer import RecordingPeer, request
-from tiered.remoting.codes import RequestCode
+from tiered.remoting.command import RequestCode
 
 OWN = 7
 FORCE, DISABLE = ReadPolicy.FORCE, ReadPolicy.DISABLE

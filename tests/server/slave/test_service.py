@@ -31,8 +31,7 @@ from tests.server.slave.name_server_double import BROKER, CLUSTER, NameServerDou
 from tests.server.slave.until import until
 from tests.server.spelled_bodies import ACL_1, ACL_5, SECRET, respelled
 from tiered.errors import UnansweredError
-from tiered.remoting.codes import RequestCode
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import RemotingCommand, RequestCode
 from tiered.remoting.credentials import signature_of
 from tiered.settings.sections import ServeSettings
 

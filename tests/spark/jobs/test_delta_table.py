@@ -11,7 +11,7 @@ from rocketmq_tiered.spark.jobs.export import DELTA_PACKAGE, delta_conf, export,
 from tests.spark.jobs.export_runs import NO_SPARK, source
 from tests.spark.jobs.inline_tasks import InlineTasks
 from tiered.errors import UsageError
-from tiered.object_store.store_options import S3Credentials, StoreOptions
+from tiered.object_store.interface import S3Credentials, StoreOptions
 from tiered.settings.sections import ObjectStoreSettings
 
 

@@ -20,7 +20,7 @@ from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import CLUSTER, FILTER
 from tests.servers.running_store import REGION, RunningStore
 from tests.spark.jobs.export_runs import exported
-from tiered.object_store.store_options import S3Credentials
+from tiered.object_store.interface import S3Credentials
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -45,8 +45,7 @@ from tiered.formats.segment_index import SegmentIndex
 from tiered.formats.segment_layout import HEADER_BYTES
 from tiered.formats.segment_writer import SegmentWriter, WrittenSegment
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, RunKind, Table, concatenated, copied, picked
-from tiered.object_store.interface import FileRange, ObjectRange, ObjectStore, Piece
-from tiered.object_store.own_name import compose_own
+from tiered.object_store.interface import FileRange, ObjectRange, ObjectStore, Piece, compose_own
 from tiered.object_store.part_plan import sent_bytes
 
 logger = logging.getLogger(__name__)
