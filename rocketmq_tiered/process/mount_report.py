@@ -22,7 +22,7 @@ from rocketmq_tiered.server.mount.node_lease import (
     NodeLease,
     NodeLog,
 )
-from tiered.console import camel_names, size_text, time_text
+from tiered.console import camel_names, counted, size_text, time_text
 from tiered.object_store.interface import ObjectStore
 from tiered.timestamps import wall_ms
 
@@ -130,6 +130,10 @@ def of_mounts(node: MountNode) -> list[Finding]:
         found.append(
             Finding("mount-lease", f"the node's lease is not renewed: {node.problem}", step, is_bad=True)
         )
+    if strangers := node.member.strangers:
+        what = f"{counted(len(strangers), 'object')} below mount.nodes/ not of the node in its key: {strangers[0]}"
+        step = "find out who wrote it (SECURITY.md narrows who may), then delete it"
+        found.append(Finding("mount-lease", what, step, is_bad=True))
     for name, why in sorted(node.failures.items()):
         what = f"{'/'.join(name)} is not mounted here: {why}"
         found.append(Finding("mount", what, "correct that; it is tried again every few seconds", is_bad=True))

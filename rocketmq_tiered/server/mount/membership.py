@@ -44,7 +44,7 @@ class Membership:
         self._log = NodeLog(store, node, clock_ms)
         self._archives = AnnouncedArchives(store)
         self._sightings = Sightings()
-        self._held_until_s = -math.inf
+        self._held_until_s = self._joined_s = -math.inf
         self.leases: Mapping[str, NodeLease] = {}
         """As last read."""
         self.announced: Mapping[BrokerName, int] = {}
@@ -58,6 +58,11 @@ class Membership:
     def lease(self) -> str:
         """See NodeLease."""
         return self._log.lease
+
+    @property
+    def strangers(self) -> list[str]:
+        """See NodeLog."""
+        return sorted(self._log.strangers)
 
     def holds(self) -> bool:
         """Whether no other node can have ended this node's lease."""
@@ -76,7 +81,7 @@ class Membership:
         began_s = self._now_s()
         try:
             if not self._log.lease:
-                self._held_until_s = -math.inf
+                self._held_until_s, self._joined_s = -math.inf, began_s
                 self._log.join()
             else:
                 self._log.renew(state, mounts)
@@ -95,7 +100,11 @@ class Membership:
                 leases[node] = ended
         self.leases = leases
         self.announced = self._archives.read()
-        decision = decide_sharing(self.node, leases, self.announced)
+        renewing = self._sightings.renewing
+        decision = decide_sharing(self.node, leases, self.announced, renewing)
+        others = {node for node, lease in leases.items() if lease.state is NodeState.ACTIVE} - {self.node}
+        if others - renewing and read_s < self._joined_s + RENEW_S + 1:  # they may begin at the same time
+            decision = replace(decision, take=())
         self.claiming = {name for name in self.claiming if name in self.announced} | set(decision.take)
         return replace(decision, take=tuple(sorted(self.claiming - held)))
 

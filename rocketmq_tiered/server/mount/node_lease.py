@@ -7,25 +7,40 @@ mounted are objects below ``mount.archives/``. Neither name can be a cluster's: 
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from tiered.errors import AlreadyExistsError, CorruptionError, FencedError, NotFoundError
+from tiered.errors import (
+    AlreadyExistsError,
+    CorruptionError,
+    FencedError,
+    NotFoundError,
+    ObjectTooLargeError,
+    OutOfMemoryError,
+    UnsupportedFormatError,
+)
 from tiered.formats.container import decode_container, encode_container
 from tiered.formats.keys import archive_prefix, escape
 from tiered.formats.memory_bound import LARGE, stored_bytes_max
 from tiered.object_store.interface import ObjectStore
+
+logger = logging.getLogger(__name__)
 
 NODES: Final = "mount.nodes/"
 ARCHIVES: Final = "mount.archives/"
 LEASE_KIND: Final = b"RMQTNODE"
 ARCHIVE_KIND: Final = b"RMQTMOUN"
 VERSIONS_KEPT: Final = 3
+STRANGERS_MAX: Final = 16
+"""Objects in a row that are no leases of a node, before its own lease is looked for no longer."""
 PUT_S: Final = 5.0
 """A renewal without a reply for so long is tried again: the lease ends soon after."""
+STRANGE: Final = (CorruptionError, UnsupportedFormatError, ObjectTooLargeError, OutOfMemoryError)
+"""Errors of reading an object that no node wrote, or a newer program."""
 _VERSION_MAX: Final = 10**20 - 1
 
 
@@ -122,6 +137,10 @@ class NodeLog:
         self._own: NodeLease | None = None
         self._read: dict[str, NodeLease] = {}
         """By key."""
+        self.strangers: set[str] = set()
+        """Keys of objects that are no leases of the node whose name they have: as if they were absent."""
+        self.foreign: set[str] = set()
+        """Those of another format: a newer program may keep them."""
 
     @property
     def lease(self) -> str:
@@ -151,18 +170,19 @@ class NodeLog:
         )
 
     def _put(self, wanted: NodeLease) -> None:
-        key = lease_key(self.node, wanted.version)
-        try:
-            self.store.put_if_absent(key, [encode_lease(wanted)], timeout_s=PUT_S)
-        except AlreadyExistsError:
-            found = self._get(key)
-            if found is None or found.process != wanted.process or not found.is_living:
-                self._own = None
-                raise FencedError(f"the lease of node {self.node} was taken over") from None
-            # Our own, whose reply was lost, with older content.
-            return self._put(replace(wanted, version=wanted.version + 1))
-        self._own = wanted
-        return None
+        for version in range(wanted.version, wanted.version + STRANGERS_MAX):
+            lease, key = replace(wanted, version=version), lease_key(self.node, version)
+            try:
+                self.store.put_if_absent(key, [encode_lease(lease)], timeout_s=PUT_S)
+            except AlreadyExistsError:
+                found = self._get(key)
+                if key in self.strangers or (found and found.process == wanted.process and found.is_living):
+                    continue  # not a lease; or our own, whose reply was lost, with older content
+                break
+            self._own = lease
+            return
+        self._own = None
+        raise FencedError(f"the lease of node {self.node} was taken over")
 
     def newest(self) -> dict[str, NodeLease]:
         """The newest lease of every node. Raises FencedError if this process's is not its node's newest: it slept until
@@ -173,9 +193,12 @@ class NodeLog:
             if version.isdecimal():
                 keys.setdefault(place, []).append(info.key)
         read = {}
+        self.strangers &= {key for found in keys.values() for key in found}
         for found in keys.values():
-            if (lease := self._get(found[0])) is not None:
-                read[found[0]] = lease
+            for key in found[:STRANGERS_MAX]:
+                if (lease := self._get(key)) is not None:
+                    read[key] = lease
+                    break
         self._read = read
         leases = {lease.node: lease for lease in read.values()}
         own = self._own
@@ -183,39 +206,57 @@ class NodeLog:
             if (newest := leases.get(self.node)) is None or newest.version != own.version:
                 self._own = None
                 raise FencedError(f"the lease of node {self.node} was taken over")
-            stale = keys[lease_key(self.node, own.version).rpartition("/")[0]][VERSIONS_KEPT:]
-            if stale:
+            own_key = lease_key(self.node, own.version)
+            older = [key for key in keys[own_key.rpartition("/")[0]] if key > own_key]
+            if stale := older[VERSIONS_KEPT - 1 :]:
                 self.store.delete(stale)
         return leases
 
     def _get(self, key: str) -> NodeLease | None:
-        if (known := self._read.get(key)) is not None:
+        """The lease at ``key``; None: it was removed since the listing, or is a stranger."""
+        if (known := self._read.get(key)) is not None or key in self.strangers:
             return known
         try:
-            data = self.store.get(key, stored_bytes_max())
+            lease = decode_lease(self.store.get(key, stored_bytes_max()), source=f"{self.store.url}/{key}")
         except NotFoundError:
-            return None  # replaced since the listing
-        return decode_lease(data, source=f"{self.store.url}/{key}")
+            return None
+        except STRANGE as error:
+            reason = str(error)
+            if isinstance(error, UnsupportedFormatError):
+                self.foreign.add(key)
+        else:
+            if lease_key(lease.node, lease.version) == key:
+                return lease
+            reason = f"it names version {lease.version} of node {lease.node}"
+        self.strangers.add(key)
+        logger.warning("an object is not the lease that its key says, and is ignored: %s: %s", key, reason)
+        return None
 
     def end(self, silent: NodeLease) -> NodeLease | None:
         """End the lease of a silent node: it cannot renew ``silent``. None: it was renewed after all."""
-        ended = replace(silent, version=silent.version + 1, state=NodeState.ENDED)
-        key = lease_key(silent.node, ended.version)
-        try:
-            self.store.put_if_absent(key, [encode_lease(ended)])
-        except AlreadyExistsError:
-            found = self._get(key)
-            return found if found is not None and found.state is NodeState.ENDED else None
-        return ended
+        for version in range(silent.version + 1, silent.version + STRANGERS_MAX):
+            ended = replace(silent, version=version, state=NodeState.ENDED)
+            key = lease_key(silent.node, version)
+            try:
+                self.store.put_if_absent(key, [encode_lease(ended)])
+            except AlreadyExistsError:
+                found = self._get(key)
+                if key in self.strangers:
+                    continue
+                return found if found is not None and found.state is NodeState.ENDED else None
+            return ended
+        return None
 
 
 def lapsed_leases(store: ObjectStore) -> Callable[[str], bool]:
     """A function that returns whether a lease below ``store`` has ended. It reads them: those read before the lease was
-    first seen may name an earlier process of its node."""
+    first seen may name an earlier process of its node. What a node of another format has, has not ended."""
 
     def has_lapsed(lease: str) -> bool:
-        found = NodeLog(store, "", lambda: 0).newest().values()
-        return not any(one.lease == lease and one.is_living for one in found)
+        log, place = NodeLog(store, "", lambda: 0), lease_key(lease.rpartition("/")[0], 0).rpartition("/")[0]
+        found = log.newest().values()
+        is_unknown = any(key.rpartition("/")[0] == place for key in log.foreign)
+        return not is_unknown and not any(one.lease == lease and one.is_living for one in found)
 
     return has_lapsed
 
@@ -257,6 +298,8 @@ class AnnouncedArchives:
                 known[info.key] = self._known.get(info.key) or self._parsed(info.key)
             except NotFoundError:
                 continue  # withdrawn since the listing
+            except STRANGE as error:
+                logger.warning("a broker to be mounted is ignored: %s", error)
         self._known = known
         return dict(known.values())
 
@@ -265,6 +308,9 @@ class AnnouncedArchives:
         data = self._store.get(key, stored_bytes_max())
         header = decode_container(data, ARCHIVE_KIND, source=source, allowance=LARGE).header
         try:
-            return BrokerName(str(header["cluster"]), str(header["broker"])), int(header["queues"])
+            name, queues = BrokerName(str(header["cluster"]), str(header["broker"])), int(header["queues"])
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptionError(f"{source}: broker to be mounted does not parse: {error!r}") from error
+        if archive_key(name) != key:
+            raise CorruptionError(f"{source} names {name.cluster}/{name.broker}")
+        return name, queues

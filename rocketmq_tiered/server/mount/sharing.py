@@ -6,7 +6,7 @@ groups of a broker, which only one of them can (groups/group_state.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,6 +32,8 @@ class Sightings:
     def __init__(self) -> None:
         self._seen: dict[str, tuple[str, int, float]] = {}
         self._read_s = 0.0
+        self.renewing: set[str] = set()
+        """Nodes whose process has renewed its lease since it was first seen."""
 
     def note(self, leases: Mapping[str, NodeLease], began_s: float, ended_s: float) -> None:
         """``leases`` were read between these times. What this process saw before it, or the store, stood still for a
@@ -42,6 +44,10 @@ class Sightings:
         for node, lease in leases.items():
             known = before.get(node)
             is_same = known is not None and known[:2] == (lease.process, lease.version)
+            if known is None or known[0] != lease.process:
+                self.renewing.discard(node)
+            elif not is_same:
+                self.renewing.add(node)
             self._seen[node] = (
                 known if known is not None and is_same else (lease.process, lease.version, ended_s)
             )
@@ -71,9 +77,10 @@ def weight_of(queues: int, consumers: int = 0) -> int:
 
 
 def decide_sharing(
-    me: str, leases: Mapping[str, NodeLease], announced: Mapping[BrokerName, int]
+    me: str, leases: Mapping[str, NodeLease], announced: Mapping[BrokerName, int], renewing: Collection[str]
 ) -> SharingDecision:
-    """What node ``me`` does now. ``announced``: brokers to be mounted, with their queues."""
+    """What node ``me`` does now. ``announced``: brokers to be mounted, with their queues. Only nodes that are
+    ``renewing`` their leases get any: a lease alone, which anyone may have written, proves nothing."""
     held = {
         node: [record for record in lease.mounts if not record.is_leaving]
         for node, lease in leases.items()
@@ -84,7 +91,11 @@ def decide_sharing(
     mine = [record for record in mine if record.name in announced]
     if leases[me].state is not NodeState.ACTIVE:
         return SharingDecision(give=(*gone, *(record.name for record in mine)))
-    loads = {node: _load(records) for node, records in held.items() if leases[node].state is NodeState.ACTIVE}
+    loads = {
+        node: _load(records)
+        for node, records in held.items()
+        if leases[node].state is NodeState.ACTIVE and (node == me or node in renewing)
+    }
     taken = {record.name for records in held.values() for record in records}
     free = sorted((-weight_of(queues), name) for name, queues in announced.items() if name not in taken)
     take = []

@@ -13,7 +13,8 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -23,11 +24,14 @@ from rocketmq_tiered.server.mount.membership import Membership
 from rocketmq_tiered.server.mount.node_lease import (
     BrokerName,
     MountRecord,
+    NodeLease,
     NodeState,
     announce_archive,
+    encode_lease,
     lapsed_leases,
+    lease_key,
 )
-from tiered.errors import FencedError, TieredError, UnavailableError
+from tiered.errors import AlreadyExistsError, FencedError, TieredError, UnavailableError
 from tiered.object_store.interface import Body, ObjectInfo, ObjectStore
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
@@ -39,7 +43,7 @@ SEEDS = 120
 def test_no_two_holders_acknowledge() -> None:
     commits = moves = 0
     for seed in range(SEEDS):
-        world = World(seed)
+        world = World(seed, is_attacked=seed % 2 == 1)
         try:
             world.run()
         except AssertionError as error:
@@ -52,7 +56,7 @@ def test_no_two_holders_acknowledge() -> None:
 @pytest.mark.soak
 def test_no_two_holders_acknowledge_in_many_worlds() -> None:
     for seed in range(SEEDS, SEEDS + 10_000):
-        World(seed).run()
+        World(seed, is_attacked=seed % 2 == 1).run()
 
 
 BROKERS = [BrokerName("c", f"b{number}") for number in range(2)]
@@ -200,10 +204,12 @@ class SimulatedNode:
 
 
 class World:
-    """One seed. ``run`` raises AssertionError for what must not happen."""
+    """One seed. ``run`` raises AssertionError for what must not happen. ``is_attacked``: an account with the rights of
+    a node plants objects while there are faults."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, is_attacked: bool) -> None:
         self.random = random.Random(seed)
+        self.is_attacked = is_attacked
         self.store = MemoryStore()
         self.time_s = 0.0
         self.acknowledged: dict[BrokerName, int] = {}
@@ -243,7 +249,27 @@ class World:
             self._crash_or_run(node)
             self._running.remove(node)
 
+    def _attack(self) -> None:
+        """Plant an object that no node wrote."""
+        version, victim = self.random.randrange(1, 10**6), self.random.choice(self.nodes)
+        if victim.name in victim.member.leases and self.random.random() < 0.5:
+            version = victim.member.leases[victim.name].version + self.random.randrange(1, 4)
+        forged = NodeLease(victim.name, "forged", version, NodeState.ACTIVE, 0)
+        fake = replace(forged, node=f"evil-{version}")
+        key, data = self.random.choice(
+            [
+                (lease_key(victim.name, version), b"garbage"),
+                (lease_key("evil", version), encode_lease(forged)),
+                (lease_key(fake.node, version), encode_lease(fake)),
+                (f"mount.archives/evil/{version}", b"garbage"),
+            ]
+        )
+        with suppress(AlreadyExistsError):
+            self.store.put_if_absent(key, [data])
+
     def _crash_or_run(self, node: SimulatedNode) -> None:
+        if self.is_attacked and self.time_s < FAULTS_END_S and self.random.random() < 0.2:
+            self._attack()
         if self.time_s < FAULTS_END_S and self.random.random() < 0.03:
             node.start()
             node.paused_until_s = self.time_s + self.random.uniform(0, 20)

@@ -20,11 +20,17 @@ from rocketmq_tiered.server.mount.node_lease import (
     MountRecord,
     NodeLease,
     NodeState,
+    announce_archive,
+    encode_lease,
     lapsed_leases,
+    lease_key,
 )
 from rocketmq_tiered.server.mount.sharing import LEASE_S, SharingDecision, Sightings, decide_sharing
 from tiered.errors import FencedError
+from tiered.formats import container
 from tiered.object_store.memory import MemoryStore
+
+NODES = {f"n{number}" for number in range(4)}
 
 
 def lease(
@@ -44,19 +50,22 @@ def leases_of(*found: NodeLease) -> dict[str, NodeLease]:
 def test_free_brokers_go_to_the_node_with_the_least_load() -> None:
     leases = leases_of(lease("n1", held(0)), lease("n2"))
     announced = {BrokerName("c", f"b{number}"): 8 for number in range(4)}
-    assert decide_sharing("n2", leases, announced).take == (BrokerName("c", "b1"), BrokerName("c", "b3"))
-    assert decide_sharing("n1", leases, announced).take == (BrokerName("c", "b2"),)
+    assert decide_sharing("n2", leases, announced, NODES).take == (
+        BrokerName("c", "b1"),
+        BrokerName("c", "b3"),
+    )
+    assert decide_sharing("n1", leases, announced, NODES).take == (BrokerName("c", "b2"),)
 
 
 def test_a_draining_node_gives_everything_and_takes_nothing() -> None:
     leases = leases_of(lease("n1", held(0), state=NodeState.DRAINING), lease("n2"))
     announced = {BrokerName("c", "b0"): 8, BrokerName("c", "b1"): 8}
-    assert decide_sharing("n1", leases, announced) == SharingDecision(give=(BrokerName("c", "b0"),))
-    assert decide_sharing("n2", leases, announced).take == (BrokerName("c", "b1"),)
+    assert decide_sharing("n1", leases, announced, NODES) == SharingDecision(give=(BrokerName("c", "b0"),))
+    assert decide_sharing("n2", leases, announced, NODES).take == (BrokerName("c", "b1"),)
 
 
 def test_a_broker_that_is_no_longer_announced_is_stopped() -> None:
-    assert decide_sharing("n1", leases_of(lease("n1", held(0))), {}) == SharingDecision(
+    assert decide_sharing("n1", leases_of(lease("n1", held(0))), {}, NODES) == SharingDecision(
         give=(BrokerName("c", "b0"),)
     )
 
@@ -65,14 +74,14 @@ def test_a_new_node_gets_its_share_and_balance_comes_to_rest() -> None:
     announced = {BrokerName("c", f"b{number}"): 8 for number in range(20)}
     nodes: dict[str, list[MountRecord]] = {"n1": [held(n) for n in range(20)], "n2": [], "n3": []}
     for _ in range(12):
-        decisions = {node: decide_sharing(node, _leases(nodes), announced) for node in nodes}
+        decisions = {node: decide_sharing(node, _leases(nodes), announced, NODES) for node in nodes}
         for node, decision in decisions.items():
             nodes[node] = [record for record in nodes[node] if record.name not in decision.give]
-        taken = {node: decide_sharing(node, _leases(nodes), announced).take for node in nodes}
+        taken = {node: decide_sharing(node, _leases(nodes), announced, NODES).take for node in nodes}
         for node, names in taken.items():
             nodes[node] += [MountRecord(*name, "10.0.0.1:10940", queues=8) for name in names]
     assert sorted(len(records) for records in nodes.values()) == [6, 7, 7]
-    assert all(decide_sharing(node, _leases(nodes), announced) == SharingDecision() for node in nodes)
+    assert all(decide_sharing(node, _leases(nodes), announced, NODES) == SharingDecision() for node in nodes)
 
 
 def _leases(nodes: Mapping[str, list[MountRecord]]) -> dict[str, NodeLease]:
@@ -85,7 +94,7 @@ def test_nodes_with_one_view_take_each_broker_once(found: list[tuple[int, int]],
     for number, (node, queues) in enumerate(found):
         nodes[f"n{node}"].append(held(number, queues))
     announced = {BrokerName("c", f"b{number}"): 8 for number in range(len(found) + free)}
-    decisions = [decide_sharing(node, _leases(nodes), announced) for node in nodes]
+    decisions = [decide_sharing(node, _leases(nodes), announced, NODES) for node in nodes]
     taken = [name for decision in decisions for name in decision.take]
     assert sorted(taken) == sorted(
         BrokerName("c", f"b{number}") for number in range(len(found), len(found) + free)
@@ -113,9 +122,9 @@ def test_a_process_that_stood_still_says_nothing_of_others() -> None:
 def test_nothing_is_given_while_a_broker_is_opened() -> None:
     leases = leases_of(lease("n1", *map(held, range(4))), lease("n2", MountRecord("c", "b4", queues=8)))
     announced = {BrokerName("c", f"b{number}"): 8 for number in range(5)}
-    assert decide_sharing("n1", leases, announced) == SharingDecision()
+    assert decide_sharing("n1", leases, announced, NODES) == SharingDecision()
     leases["n2"] = lease("n2", held(4))
-    assert decide_sharing("n1", leases, announced).give == (BrokerName("c", "b0"),)
+    assert decide_sharing("n1", leases, announced, NODES).give == (BrokerName("c", "b0"),)
 
 
 LEASE_MS = 60_000
@@ -177,3 +186,34 @@ def test_a_server_without_a_lease_does_not_take_what_a_node_holds() -> None:
     with pytest.raises(FencedError):
         GroupLog(store, "tiered serve", lambda: 10**12).claim(LEASE_MS)
     GroupLog(store, "tiered serve", lambda: 10**12).claim(LEASE_MS, take_over=True)
+
+
+def test_objects_that_others_plant_are_no_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, now_s = MemoryStore(), [0.0]
+    member, other = (member_of(store, name, lambda: now_s[0]) for name in ("n1", "n2"))
+    forged = encode_lease(NodeLease("n1", "forged", 9, NodeState.ACTIVE, 0))
+    with monkeypatch.context() as patched:
+        patched.setattr(container, "FORMAT_MAJOR", 2)
+        newer = encode_lease(lease("n2", version=999))
+    strange = {
+        lease_key("evil", 1): b"garbage",
+        lease_key("evil", 2): forged,
+        lease_key("n1", 2): b"garbage",
+        lease_key("n1", 999): b"garbage",
+        lease_key("n2", 999): newer,
+    }
+    for key, data in strange.items():
+        store.put_if_absent(key, [data])
+    store.put_if_absent("mount.archives/c/other", [b"garbage"])
+    for number in range(3):
+        store.put_if_absent(lease_key(f"fake{number}", 1), [encode_lease(lease(f"fake{number}"))])
+    for name in ("b0", "b1", "b2"):
+        announce_archive(store, BrokerName("c", name), 8)
+    for _ in range(6):
+        now_s[0] += 4
+        decisions = [one.step(NodeState.ACTIVE, []) for one in (member, other)]
+    assert set(member.strangers) == set(strange) - {lease_key("n1", 2)}, "removed with older leases"
+    assert not any(node.startswith("fake") and found.is_living for node, found in member.leases.items())
+    assert [len(one.take) for one in decisions] == [2, 1] or [len(one.take) for one in decisions] == [1, 2]
+    assert lapsed_leases(store)("n1/earlier") and not lapsed_leases(store)("n2/earlier"), "n2 may be newer"
+    assert other.lease and lapsed_leases(store)(member.lease) is False
