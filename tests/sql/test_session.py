@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -128,6 +129,32 @@ def test_joins_repeats_and_temporary_tables(orders: str) -> None:
         assert frame.df()["tags"].tolist() == ["t0"]
     with pytest.raises(UsageError, match="archive is closed"):
         archive.sql("SELECT 1")
+
+
+def test_threads_ask_at_once_with_parameters_and_find_new_topics(tmp_path: Path) -> None:
+    """Each has its own cursor, failures and temporary tables; tables are shared."""
+    builder = ArchiveBuilder(PrefixedStore(FileStore(tmp_path), "cluster/broker"))
+    builder.commit([Sent(QueueKey("orders", 0, 0), b"x" * n, tags=f"t{n % 4}") for n in range(400)])
+    with rocketmq_tiered.open(tmp_path) as archive, ThreadPoolExecutor(4) as pool:
+
+        def ask(number: int) -> Any:
+            if number % 4 == 3:
+                with pytest.raises(NotFoundError, match="no topic missing"):
+                    archive.sql("FROM missing")
+            archive.sql("CREATE OR REPLACE TEMP TABLE mine AS SELECT ? AS number", [number])
+            found = archive.sql(
+                "SELECT count(*), any_value(number) FROM orders, mine WHERE tags = $tag AND queue_offset >= $low",
+                {"tag": f"t{number % 4}", "low": 200},
+            )
+            return found and found.fetchall()
+
+        assert list(pool.map(ask, range(24))) == [[(50, number)] for number in range(24)]
+        with pytest.raises(NotFoundError):
+            archive.sql("FROM later")
+        builder.commit([Sent(QueueKey("later", 0, 0), b"1")])
+        archive.refresh()
+        later = archive.sql("SELECT text FROM later")
+        assert later is not None and later.fetchall() == [("1",)]
 
 
 def test_errors_say_what_to_do(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
