@@ -27,8 +27,9 @@ from tiered.errors import NotFoundError, TieredError, UsageError
 
 logger = logging.getLogger(__name__)
 
-MEMORY_BYTES = 256 << 20
-"""Memory of DuckDB's operators; larger joins, groups and sorts spill to a temporary directory."""
+MEMORY_BYTES = 512 << 20
+"""Memory of DuckDB. Joins, groups and sorts spill to a temporary directory above a quarter of it, which leaves room to
+merge what they spilled: a sort of 500,000 messages of 1 KiB fails with half of it, or without that bound."""
 THREADS_MAX = 2
 Parameters = Sequence[Any] | Mapping[str, Any] | None
 """Of a statement: for ``?`` and ``$1``, or for ``$name``."""
@@ -90,7 +91,9 @@ class SqlSession:
         own: _Cursor | None = getattr(self._local, "cursor", None)
         if own is None:
             own = self._local.cursor = _Cursor(self._database.cursor())
-            own.connection.execute("SET TimeZone = 'UTC'")
+            own.connection.execute(
+                f"SET TimeZone = 'UTC'; SET operator_memory_limit = '{MEMORY_BYTES >> 22}MiB'"
+            )
             self._cursors.add(own)
         return own
 

@@ -134,7 +134,9 @@ def test_joins_repeats_and_temporary_tables(orders: str) -> None:
 def test_threads_ask_at_once_with_parameters_and_find_new_topics(tmp_path: Path) -> None:
     """Each has its own cursor, failures and temporary tables; tables are shared."""
     builder = ArchiveBuilder(PrefixedStore(FileStore(tmp_path), "cluster/broker"))
-    builder.commit([Sent(QueueKey("orders", 0, 0), b"x" * n, tags=f"t{n % 4}") for n in range(400)])
+    builder.commit(
+        [Sent(QueueKey("orders", 0, 0), b"x" * n, tags=f"t{n % 4}", keys=["k"]) for n in range(400)]
+    )
     with rocketmq_tiered.open(tmp_path) as archive, ThreadPoolExecutor(4) as pool:
 
         def ask(number: int) -> Any:
@@ -149,6 +151,7 @@ def test_threads_ask_at_once_with_parameters_and_find_new_topics(tmp_path: Path)
             return found and found.fetchall()
 
         assert list(pool.map(ask, range(24))) == [[(50, number)] for number in range(24)]
+        assert len(archive.find_by_key("orders", "k")) == 400
         with pytest.raises(NotFoundError):
             archive.sql("FROM later")
         builder.commit([Sent(QueueKey("later", 0, 0), b"1")])
