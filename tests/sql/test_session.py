@@ -86,6 +86,7 @@ def test_filters_reach_catalog_and_rows(orders: str, monkeypatch: pytest.MonkeyP
             "store_time >= TIMESTAMPTZ '2026-11-21 01:00:00+00' - INTERVAL 1 HOUR AND queue_id IN (1, 0)",
             "tags IN ('t1', 't2') AND queue_offset < 50",
             "date_trunc('day', store_time) = DATE '2026-11-21' AND tags = 't1'",
+            "keys IN ('k17', 'k18 x') AND uniq_key IS NULL",
             "(queue_offset < 5 OR 95 <= queue_offset) AND queue_id NOT IN (0, 2) AND (tags = 't1' OR tags IS NULL)",
         ):
             found = archive.sql(f"SELECT count(*) FROM (SELECT * FROM orders) AS o WHERE {condition}")
@@ -98,6 +99,7 @@ def test_filters_reach_catalog_and_rows(orders: str, monkeypatch: pytest.MonkeyP
         Predicate(
             {"storeTimestamp": Allowed.between(STORED_MS, STORED_MS + day_ms - 1)}, tags=frozenset({"t1"})
         ),
+        Predicate(keys=frozenset({"k17", "k18"})),
         Predicate(
             {
                 "queueOffset": Allowed.between(5, 94).outside(),
@@ -152,6 +154,9 @@ def test_threads_ask_at_once_with_parameters_and_find_new_topics(tmp_path: Path)
 
         assert list(pool.map(ask, range(24))) == [[(50, number)] for number in range(24)]
         assert len(archive.find_by_key("orders", "k")) == 400
+        with patch("fetcher.access.PLACES_MAX", 399):
+            many = archive.sql("SELECT count(*) FROM orders WHERE keys = 'k'")
+            assert many is not None and many.fetchall() == [(400,)]
         with pytest.raises(NotFoundError):
             archive.sql("FROM later")
         builder.commit([Sent(QueueKey("later", 0, 0), b"1")])
