@@ -47,6 +47,8 @@ from tiered.settings.sections import DERIVED, Settings
 from tiered.timestamps import TimePoint, milliseconds
 
 T = TypeVar("T")
+PLACES_MAX, PLACES_BYTES_MAX = 1024, 64 << 20
+"""Messages with a key that are read for their places."""
 STEP_THREADS = 2
 """Threads for steps of prefetch, which are short, and for refreshing the catalog."""
 SHARE_BYTES_MIN = 8 << 20
@@ -346,6 +348,12 @@ class ArchiveAccess:
         if found is None and (state := await self.catalog.recent()).version != cached.version:
             found = await self._query(state, lambda source, state: find_by_id(source, state, wanted))
         return found
+
+    async def places_of_key(self, state: CatalogState, topic: str, key: str) -> list[tuple[int, int]] | None:
+        """Queue id and queue offset of all messages with ``key`` that ``state`` has; None: they are many, or large."""
+        query = KeyQuery(topic, key, KeyKind.ANY, max_messages=PLACES_MAX, max_bytes=PLACES_BYTES_MAX)
+        page = await self._query(state, lambda source, state: find_by_key(source, state, query))
+        return None if page.next else [(found.queue_id, found.queue_offset) for found in page.messages]
 
     async def _query(
         self, state: CatalogState, query: Callable[[QuerySource, CatalogState], Coroutine[Any, Any, T]]

@@ -20,7 +20,7 @@ import numpy as np
 
 from fetcher.access import ArchiveAccess, open_access
 from fetcher.io.waiting import run_sync
-from fetcher.queries.by_key import KeyKind
+from fetcher.queries.by_key import NO_LIMIT, KeyKind
 from fetcher.queries.queue_listing import QueueListing
 from fetcher.queries.time_search import Boundary
 from fetcher.rows.message import Message, MessageBatch
@@ -250,13 +250,14 @@ class Archive(ArchiveNames):
         *,
         since: TimePoint | None = None,
         until: TimePoint | None = None,
-        limit: int = DEFAULT_LIMIT,
+        limit: int = NO_LIMIT,
     ) -> list[Message]:
-        """Messages of ``topic`` with ``key`` among their KEYS, stored in [since, until), newest first."""
+        """Messages of ``topic`` with ``key`` among their KEYS, stored in [since, until), newest first: all, or at
+        most ``limit``."""
         find = self.access.find_by_key(topic, key, KeyKind.KEY, since, until, limit)
         return _answer(self.access, find)
 
-    def find_by_unique_key(self, topic: str, unique_key: str, *, limit: int = DEFAULT_LIMIT) -> list[Message]:
+    def find_by_unique_key(self, topic: str, unique_key: str, *, limit: int = NO_LIMIT) -> list[Message]:
         """Messages of ``topic`` with the id of its producer's client; several if a send was repeated."""
         find = self.access.find_by_key(topic, unique_key, KeyKind.UNIQUE, None, None, limit)
         return _answer(self.access, find)

@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from fetcher.access import ArchiveAccess, open_async_access
-from fetcher.archive import DEFAULT_LIMIT, Archive, ArchiveNames, KeyTable, QueueHandle
+from fetcher.archive import Archive, ArchiveNames, KeyTable, QueueHandle
 from fetcher.io.waiting import run_async
-from fetcher.queries.by_key import KeyKind
+from fetcher.queries.by_key import NO_LIMIT, KeyKind
 from fetcher.queries.time_search import Boundary
 from fetcher.rows.message import Message
 from fetcher.rows.tag_filter import MessageFilter
@@ -105,14 +105,14 @@ class AsyncArchive(ArchiveNames):
         *,
         since: TimePoint | None = None,
         until: TimePoint | None = None,
-        limit: int = DEFAULT_LIMIT,
+        limit: int = NO_LIMIT,
     ) -> list[Message]:
         """See Archive.find_by_key."""
         find = self.access.find_by_key(topic, key, KeyKind.KEY, since, until, limit)
         return await _answer(self.access, find)
 
     async def find_by_unique_key(
-        self, topic: str, unique_key: str, *, limit: int = DEFAULT_LIMIT
+        self, topic: str, unique_key: str, *, limit: int = NO_LIMIT
     ) -> list[Message]:
         """See Archive.find_by_unique_key."""
         find = self.access.find_by_key(topic, unique_key, KeyKind.UNIQUE, None, None, limit)

@@ -23,11 +23,12 @@ _FORMS = "use milliseconds since 1970, 2026-11-21T07:00:00Z, 2026-11-21, or -1h"
 def milliseconds(time: TimePoint) -> int:
     """``time`` as ms since the epoch, rounded down. Accepts any integer type, such as numpy's.
 
-    Raises UsageError.
+    Raises UsageError, also for an integer that is in seconds.
     """
     if not isinstance(time, datetime):
         try:
-            return index(time)
+            found = index(time)
+            return _plausible(found) if found * 1000 in PLAUSIBLE_MS else found
         except TypeError as error:
             raise UsageError(
                 f"{time} is not a time", hint="use integer milliseconds since 1970, or a datetime"

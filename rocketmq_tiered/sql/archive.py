@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import fetcher.archive
@@ -12,6 +13,8 @@ from tiered.errors import NotFoundError, UsageError
 if TYPE_CHECKING:
     from duckdb import DuckDBPyRelation
 
+    from rocketmq_tiered.sql.session import Parameters
+
 
 class Archive(fetcher.archive.Archive):
     """One broker's archive. Threads may share it. Close it, or use it as a context manager: then names and
@@ -20,6 +23,7 @@ class Archive(fetcher.archive.Archive):
     def __init__(self, access: ArchiveAccess) -> None:
         super().__init__(access)
         self._session: tables.SqlSession | None = None
+        self._lock = Lock()
 
     def close(self) -> None:
         """Release threads, connections and temporary files. Idempotent."""
@@ -34,15 +38,15 @@ class Archive(fetcher.archive.Archive):
         with Extra():
             return tables.Topic(self.access, name)
 
-    def sql(self, statement: str) -> DuckDBPyRelation | None:
+    def sql(self, statement: str, parameters: Parameters = None) -> DuckDBPyRelation | None:
         """The result of a statement on the topics, as DuckDB's relation (``.df()``, ``.pl()``, ``.fetchall()``); None
-        of a statement without a result. Statements of one archive share temporary tables. Raises UsageError."""
-        return self.session().query(statement)
+        of a statement without a result. Statements of one thread share temporary tables. Raises UsageError."""
+        return self.session().query(statement, parameters)
 
     def session(self) -> tables.SqlSession:
-        """DuckDB with the topics as they are when this is called first. Raises UsageError if it is not installed."""
+        """DuckDB with the topics as they are at each statement. Raises UsageError if it is not installed."""
         self.access.require_open()
-        with Extra():
+        with Extra(), self._lock:
             self._session = self._session or tables.SqlSession(self.access)
         return self._session
 

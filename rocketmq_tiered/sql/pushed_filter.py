@@ -72,8 +72,7 @@ def _pairs(schema: pa.Schema) -> Iterator[tuple[str, str]]:
     pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
     pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     capsule = schema.__arrow_c_schema__()
-    address: Any = pointer_of(capsule, b"arrow_schema")
-    at = ctypes.c_void_p.from_address(address + _METADATA_AT).value or 0
+    at = ctypes.c_void_p.from_address(int(pointer_of(capsule, b"arrow_schema")) + _METADATA_AT).value or 0
     texts, count = list[str](), 2 * ctypes.c_int32.from_address(at).value
     for _ in range(count):
         size = ctypes.c_int32.from_address(at + 4).value
@@ -120,6 +119,13 @@ def _condition(call: Any, names: Mapping[str, str]) -> Predicate:
     if column == "tags" and comparison == "equal":
         tags = frozenset(literal.as_py() or "\ufffd" for literal in literals) or frozenset([""])
         return Predicate(tags=tags) if tags == {""} or all(map(has_code, tags)) else Predicate()
+    if column in ("keys", "uniqKey") and comparison == "equal":
+        # KEYS is split at spaces: each word finds the message.
+        keys = frozenset(
+            text.strip(" ").split(" ")[0] if column == "keys" else text
+            for text in (literal.as_py() or "" for literal in literals)
+        )
+        return Predicate(keys=keys) if keys and all(map(has_code, keys)) else Predicate()
     bounds = [_bounds(literal, is_time=column == "storeTime") for literal in literals]
     column = "storeTimestamp" if column == "storeTime" else column
     if column not in NUMBER_COLUMNS or comparison not in COMPARISONS or None in bounds:

@@ -7,7 +7,7 @@ of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyarrow.dataset import Dataset
 
 from fetcher.access import ArchiveAccess
+from fetcher.io.waiting import run_sync
 from rocketmq_tiered.message_table.batches.message_batches import BatchBuilder, arrow_schema
 from rocketmq_tiered.message_table.options.columns import COLUMNS, Column, Cost, cost_of
 from rocketmq_tiered.message_table.options.predicate import Allowed, Predicate, stored_between
@@ -29,7 +30,10 @@ from rocketmq_tiered.message_table.scan.object_rows import (
     without_catalog_rows,
 )
 from rocketmq_tiered.sql.pushed_filter import read_filter
+from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, TieredError, UsageError
+from tiered.model.queue import QueueKey
+from tiered.model.tables import QUEUE_BATCH, QUEUE_LMQ
 from tiered.timestamps import TimePoint, milliseconds
 
 _SHOWN = (
@@ -94,6 +98,8 @@ def checked(names: Sequence[str] | None) -> list[str]:
     return chosen
 
 
+KEYS_MAX = 64
+"""Keys of a condition that are looked up, one after the other."""
 ONE_PART = 1 << 62
 """Bytes of a partition: one thread reads, and others fetch and decode for it."""
 
@@ -144,8 +150,10 @@ class Topic:
         access, options = self._access, self._options
         access.require_open()
         state, with_records = access.state, cost_of(columns) > Cost.FOOTER
+        queues = wanted_queues(state, options)
+        predicate = predicate.also(self._places(state, queues, predicate.keys or ()))
         slices = ArchivePlanner(access.store, (access.cluster, access.broker)).slices(
-            state, [wanted_queues(state, options)], predicate, is_header_only=not with_records
+            state, [queues], predicate, is_header_only=not with_records
         )
         builder = BatchBuilder(
             columns, arrow_schema(columns), batch_bytes=options.batch_bytes, on_corrupt=_refuse
@@ -164,6 +172,21 @@ class Topic:
                 yield from (batch for chunk in catalog_chunks(part) for batch in builder.batches(chunk))
             for chunk in archive_chunks(scan, rest):
                 yield from builder.batches(chunk)
+
+    def _places(self, state: CatalogState, queues: Iterable[QueueKey], keys: Collection[str]) -> Predicate:
+        """Where the key index has messages with ``keys``, if it is few: LMQs and batches have no keys in it."""
+        if not 0 < len(keys) <= KEYS_MAX or any(
+            row is None or row["flags"] & (QUEUE_LMQ | QUEUE_BATCH) for row in map(state.queue, queues)
+        ):
+            return Predicate()
+        found: list[tuple[int, int]] = []
+        for key in keys:
+            places = run_sync(self._access.while_open(self._access.places_of_key(state, self.name, key)))
+            if places is None:
+                return Predicate()
+            found += places
+        ids, offsets = (Allowed.of(place[field] for place in found) for field in (0, 1))
+        return Predicate({"queueId": ids, "queueOffset": offsets})
 
 
 def _refuse(place: CorruptPlace) -> None:

@@ -310,6 +310,8 @@ def test_merges_take_objects_of_one_size() -> None:
     assert [to_merge(some) for some in large] == [large[0], []]
     mostly = TimerRef(1, 99, 0, 9, 10_000, 5_001, 5_001, 99, 9)
     assert to_merge([mostly]) == [mostly]
+    assert to_merge([mostly.moved(5_000, 5_000)]) == [] == to_merge([mostly._replace(entries=FAN_IN**3)])
+    assert to_merge([ref._replace(entries=15 + ref.number % 2) for ref in refs]) == []
 
 
 def tiered(scene: Scene, capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:

@@ -38,6 +38,7 @@ TAGS = [
     "Aa",
     "BB",  # the hash of Aa
 ]
+KEYS = ["k1", "k2", "k3", "键" * 50, "�"]
 TIMES = [STORED_MS + hours * HOUR_MS + step for hours in (-24, 0, 1, 24) for step in (-1, 0, 1)]
 
 
@@ -52,7 +53,7 @@ def archive(path: Path, rng: Random) -> None:
                     QueueKey("t", rng.randrange(4), 0),
                     rng.choice([b"", b"body", b"\xff" * 40]),
                     tags=rng.choice(tags),
-                    keys=[rng.choice(["k1", "k2", "键" * 50])] * rng.randrange(2),
+                    keys=rng.sample(KEYS, rng.randrange(3)),
                     stored_ms=rng.choice(times),
                 )
                 for _ in range(rng.randrange(1, 30))
@@ -71,13 +72,13 @@ def time(rng: Random) -> str:
 
 
 def value(rng: Random, column: str) -> str:
-    if column in ("tags", "keys"):
-        return quoted(rng.choice([*TAGS, "k1", "键" * 50, "none"]))
-    if column == "store_time":
-        return time(rng)
-    if column == "store_timestamp":
-        return str(rng.choice(TIMES))
-    return str(rng.choice([-1, 0, 1, 2, 3, 5, 20, 2**40, -(2**63), 2**63 - 1]))
+    texts = [quoted(text) for text in (*TAGS, *KEYS, "k1 k2", "none")]
+    numbers = TIMES if column == "store_timestamp" else [-1, 0, 1, 2, 3, 5, 20, 2**40, -(2**63), 2**63 - 1]
+    return (
+        time(rng)
+        if column == "store_time"
+        else str(rng.choice(texts if column in ("tags", "keys") else numbers))
+    )
 
 
 COLUMNS = [

@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -85,6 +86,7 @@ def test_filters_reach_catalog_and_rows(orders: str, monkeypatch: pytest.MonkeyP
             "store_time >= TIMESTAMPTZ '2026-11-21 01:00:00+00' - INTERVAL 1 HOUR AND queue_id IN (1, 0)",
             "tags IN ('t1', 't2') AND queue_offset < 50",
             "date_trunc('day', store_time) = DATE '2026-11-21' AND tags = 't1'",
+            "keys IN ('k17', 'k18 x') AND uniq_key IS NULL",
             "(queue_offset < 5 OR 95 <= queue_offset) AND queue_id NOT IN (0, 2) AND (tags = 't1' OR tags IS NULL)",
         ):
             found = archive.sql(f"SELECT count(*) FROM (SELECT * FROM orders) AS o WHERE {condition}")
@@ -97,6 +99,7 @@ def test_filters_reach_catalog_and_rows(orders: str, monkeypatch: pytest.MonkeyP
         Predicate(
             {"storeTimestamp": Allowed.between(STORED_MS, STORED_MS + day_ms - 1)}, tags=frozenset({"t1"})
         ),
+        Predicate(keys=frozenset({"k17", "k18"})),
         Predicate(
             {
                 "queueOffset": Allowed.between(5, 94).outside(),
@@ -128,6 +131,38 @@ def test_joins_repeats_and_temporary_tables(orders: str) -> None:
         assert frame.df()["tags"].tolist() == ["t0"]
     with pytest.raises(UsageError, match="archive is closed"):
         archive.sql("SELECT 1")
+
+
+def test_threads_ask_at_once_with_parameters_and_find_new_topics(tmp_path: Path) -> None:
+    """Each has its own cursor, failures and temporary tables; tables are shared."""
+    builder = ArchiveBuilder(PrefixedStore(FileStore(tmp_path), "cluster/broker"))
+    builder.commit(
+        [Sent(QueueKey("orders", 0, 0), b"x" * n, tags=f"t{n % 4}", keys=["k"]) for n in range(400)]
+    )
+    with rocketmq_tiered.open(tmp_path) as archive, ThreadPoolExecutor(4) as pool:
+
+        def ask(number: int) -> Any:
+            if number % 4 == 3:
+                with pytest.raises(NotFoundError, match="no topic missing"):
+                    archive.sql("FROM missing")
+            archive.sql("CREATE OR REPLACE TEMP TABLE mine AS SELECT ? AS number", [number])
+            found = archive.sql(
+                "SELECT count(*), any_value(number) FROM orders, mine WHERE tags = $tag AND queue_offset >= $low",
+                {"tag": f"t{number % 4}", "low": 200},
+            )
+            return found and found.fetchall()
+
+        assert list(pool.map(ask, range(24))) == [[(50, number)] for number in range(24)]
+        assert len(archive.find_by_key("orders", "k")) == 400
+        with patch("fetcher.access.PLACES_MAX", 399):
+            many = archive.sql("SELECT count(*) FROM orders WHERE keys = 'k'")
+            assert many is not None and many.fetchall() == [(400,)]
+        with pytest.raises(NotFoundError):
+            archive.sql("FROM later")
+        builder.commit([Sent(QueueKey("later", 0, 0), b"1")])
+        archive.refresh()
+        later = archive.sql("SELECT text FROM later")
+        assert later is not None and later.fetchall() == [("1",)]
 
 
 def test_errors_say_what_to_do(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:

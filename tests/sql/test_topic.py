@@ -63,6 +63,8 @@ def test_a_selection(orders: str) -> None:
                 topic.to_arrow(columns=wrong)
         with pytest.raises(UsageError, match="until is exclusive"):
             topic.to_arrow(since=until, until=since)
+        with pytest.raises(UsageError, match=f"in seconds it is 2026-11-21T00:30:00Z, so use {since}"):
+            topic.to_arrow(until=since // 1000)
         with pytest.raises(NotFoundError, match="no topic nothing"):
             archive.topic("nothing")
     with pytest.raises(UsageError, match="archive is closed"):

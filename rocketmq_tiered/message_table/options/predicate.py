@@ -105,11 +105,13 @@ COMPARISONS: Mapping[str, Callable[[int, int], Allowed]] = {
 
 @dataclass(frozen=True)
 class Predicate:
-    """A conjunction of conditions. ``topics`` and ``tags``: names, or None for any."""
+    """A conjunction of conditions. ``topics`` and ``tags``: names, or None for any; ``keys``: of which messages have
+    one, for the key index."""
 
     numbers: Mapping[str, Allowed] = field(default_factory=dict)
     topics: frozenset[str] | None = None
     tags: frozenset[str] | None = None
+    keys: frozenset[str] | None = None
 
     def allowed(self, column: str) -> Allowed:
         """The allowed values of ``column``."""
@@ -134,7 +136,7 @@ class Predicate:
             numbers[name] = self.allowed(name).meets(allowed)
         topics = self.topics if other.topics is None else _both(self.topics, other.topics)
         tags = self.tags if other.tags is None else _both(self.tags, other.tags)
-        return Predicate(numbers, topics, tags)
+        return Predicate(numbers, topics, tags, other.keys if self.keys is None else self.keys)
 
     def either(self, other: Predicate) -> Predicate:
         """A predicate that admits what one of both does."""
@@ -145,7 +147,8 @@ class Predicate:
         }
         topics = None if self.topics is None or other.topics is None else self.topics | other.topics
         tags = None if self.tags is None or other.tags is None else self.tags | other.tags
-        return Predicate(numbers, topics, tags)
+        keys = None if self.keys is None or other.keys is None else self.keys | other.keys
+        return Predicate(numbers, topics, tags, keys)
 
     @property
     def tags_codes(self) -> NDArray[np.int64] | None:
