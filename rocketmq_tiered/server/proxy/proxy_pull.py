@@ -30,6 +30,7 @@ from fetcher.rows.pull import PullRequest, PullResult, PullStatus
 from rocketmq_tiered.server.backend.backend import Backend
 from rocketmq_tiered.server.backend.pull_handlers import (
     COMMIT_OFFSET,
+    RECREATED,
     SUBSCRIPTION,
     SUSPEND,
     PullLimits,
@@ -302,7 +303,6 @@ class ProxyPulls:
     def _recreated(self, plan: Plan, request: Request) -> Response:
         """Moves a consumer of the generation that ended to the next one's minimum."""
         joined = retry_result(plan.situation)
-        self._router.counters.fallbacks["recreated"] += 1
         logger.info(
             "a consumer continues at the beginning of a recreated topic",
             extra={
@@ -311,7 +311,8 @@ class ProxyPulls:
                 "offset": plan.situation.offset,
             },
         )
-        return _pull_response(ResponseCode.PULL_OFFSET_MOVED, joined.min_offset, joined)
+        low = joined.min_offset
+        return pull_response(ResponseCode.PULL_OFFSET_MOVED, low, low, joined.max_offset, RECREATED)
 
     def _retry(self, offset: int, outcome: ReadOutcome) -> Response:
         is_at_end = outcome.result is not None

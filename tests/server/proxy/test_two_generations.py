@@ -305,7 +305,7 @@ class TwoGenerations(RuleBasedStateMachine):
             assert [number for _, number in found] == list(range(offset, self.offset))
             self.seen = found[0][0]
         elif self.offset != offset:
-            assert response.code == 21 and self.offset == 0, "moved elsewhere than to the minimum"
+            assert (response.code, self.offset) == (21, 0), "moved elsewhere than to the minimum"
             self.seen, self.is_lost = world.generation, False
 
     def _during(self, event: tuple[Any, ...]) -> None:
