@@ -63,7 +63,7 @@ RECOMMIT_S: Final = 1.0
 _ONEWAY: Final = 2
 READ_BYTES_MAX: Final = 16 * 1024 * 1024
 READ_BYTES: Final = 300
-"""Of what is remembered for a group and queue, without its name."""
+"""Of what is kept for a group and queue, without its name."""
 PHYS_END: Final = 36
 """The first bytes of a record, up to PHYSICALOFFSET."""
 Place = tuple[str, str, int]
@@ -152,7 +152,7 @@ class PullSources:
         return begin is not None and begin.is_after(read)
 
     def note(self, body: Sequence[Buffer]) -> None:
-        """Remember the first record of ``body``, if it has one and the client names a group."""
+        """Keep the place of the first record of ``body``, if it has one and the client names a group."""
         record = memoryview(body[0])[:PHYS_END] if body and self._group else b""
         if len(record) == PHYS_END:
             read = QueueBegin(self._offset, int.from_bytes(record[-8:]))
