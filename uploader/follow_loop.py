@@ -1,4 +1,4 @@
-"""The dispatch loop beside a running broker: reads the tail of the log, requests the bound. Pins are a thread of offload.py.
+"""The dispatch loop beside a running broker: reads the tail of the log, and requests the bound. Pins: offload.py.
 
 Owns the pace and order of one round, and the checks that restart following. Never waits for the object store.
 
