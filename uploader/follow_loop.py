@@ -1,4 +1,4 @@
-"""The dispatch loop beside a running broker: reads the tail of the log, requests the bound, maintains the pins.
+"""The dispatch loop beside a running broker: reads the tail of the log, and requests the bound. Pins: offload.py.
 
 Owns the pace and order of one round, and the checks that restart following. Never waits for the object store.
 
@@ -104,10 +104,9 @@ class FollowLoop:
         dispatcher, source = self._dispatcher, self._bound_source
         poll = AdaptivePoll(min_ms=self._settings.poll_min_ms, max_ms=self._settings.poll_max_ms)
         ask, refresh = Every(ASK_EVERY_MS), Every(REFRESH_FILES_EVERY_MS)
-        alive, pin = Every(ASK_EVERY_MS), Every(PIN_EVERY_MS)
-        ask_end = Every(ASK_END_EVERY_MS)
+        alive, ask_end = Every(ASK_EVERY_MS), Every(ASK_END_EVERY_MS)
         broker = self._store.liveness()
-        result, pinned_end_phys = StepResult.CAUGHT_UP, -1
+        result = StepResult.CAUGHT_UP
         while not stop.is_set():
             self._check_failure()
             now_ms = self._clock_ms()
@@ -130,10 +129,6 @@ class FollowLoop:
             if result == StepResult.BUSY or (has_more and self._is_behind()):
                 self._behind.set()
             dispatcher.close_if_due()
-            # A file may live for a shorter time than the period.
-            if pin.is_due(now_ms) or self._log.max_file_end != pinned_end_phys:
-                pinned_end_phys = self._log.max_file_end
-                self.step_pins()
             stop.wait(poll.next_wait_ms(progressed=result == StepResult.HANDED_OVER) / 1000)
         self._behind.clear()
 

@@ -50,7 +50,7 @@ from uploader.cycle_plan import CyclePlanner
 from uploader.cycle_upload import IN_FLIGHT_MAX, CycleUploader, UploadContext
 from uploader.dispatcher import StepResult, TieredDispatcher
 from uploader.double_buffer import DoubleBuffer
-from uploader.follow_loop import PIN_EVERY_MS, BrokerRestartedError, FollowLoop
+from uploader.follow_loop import PIN_EVERY_MS, BrokerRestartedError, Every, FollowLoop
 from uploader.index_builder import IndexBuilder
 from uploader.log_batch import LogBatch, LogBatchPool
 from uploader.log_rule import LogLimits
@@ -76,6 +76,8 @@ __all__ = [
 SHORT_WAIT_S = 0.05
 IDLE_WAIT_S = 0.25
 """Longest wait of an idle part before it notices the end; a backfill uses the short one."""
+NEXT_FILE_EVERY_S = 0.1
+"""How often a new file of the broker is looked for, to be pinned before it is deleted."""
 TABLES_CPU_SHARE = 0.02
 """Of a core: with many thousands of queues, reading and comparing the broker's tables takes seconds."""
 TIMER_SLACK_MS = 3_600_000
@@ -374,18 +376,17 @@ class Offloader:
         for thread in threads:
             thread.start()
         try:
-            with self._drained_before_unreadable():
-                if follow:
-                    self._loop.run(stop)
-                else:
-                    self._read_to_the_end(stop)
             if follow:
                 with self._maintained_pins():
+                    with self._drained_before_unreadable():
+                        self._loop.run(stop)
                     self._await_metadata(threads[-1])
                     self._drain()
                     self._metadata.commit_when_idle()
                 self._loop.step_pins()
             else:
+                with self._drained_before_unreadable():
+                    self._read_to_the_end(stop)
                 self._drain()
                 self._bound_source.refuse_silent_broker()
                 if not stop.is_set():
@@ -420,18 +421,20 @@ class Offloader:
         try:
             yield
         except UnreadableError:
-            with self._maintained_pins():
-                self._drain()
+            self._drain()
             raise
 
     def _maintained_pins(self) -> AbstractContextManager[None]:
-        """A store may be unavailable for hours while the broker's disk fills."""
+        """In a thread of its own: files may live for a shorter time than a step of the dispatch loop takes, and a store
+        may be unavailable for hours while the broker's disk fills."""
+        due = Every(PIN_EVERY_MS)
 
         def step() -> None:
-            self._log.refresh()
-            self._loop.step_pins()
+            if due.is_due(self._environment.clock_ms()) or self._log.has_next_file():
+                self._log.refresh()
+                self._loop.step_pins()
 
-        return maintained(step, PIN_EVERY_MS / 1000, self._environment.log)
+        return maintained(step, NEXT_FILE_EVERY_S, self._environment.log)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """A failed part stops all others: none may continue as if its data had been stored."""

@@ -155,6 +155,8 @@ class Situation:
     """The archived generation."""
     earlier_end: int = 0
     """The largest end of its earlier generations."""
+    first_phys: int = -1
+    """Position of the first archived record of the queue."""
 
     def has_replaced(self, before: Situation) -> bool:
         """Whether the generation that was archived ``before`` has ended since."""

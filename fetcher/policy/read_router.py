@@ -248,6 +248,7 @@ class ReadRouter:
             is_recreated=is_recreated,
             generation=archived.generation,
             earlier_end=archived.earlier_end,
+            first_phys=archived.first_phys,
         )
 
     async def pull(self, sources: PullSources, plan: Plan) -> ReadOutcome:

@@ -45,6 +45,7 @@ from rocketmq_tiered.process.status_rows import (
     relay_lines,
     status_lines,
 )
+from tiered.broker_store.conf import BrokerConf
 from tiered.console import (
     clear_screen,
     print_json,
@@ -120,11 +121,12 @@ def _from_instance(settings: Settings) -> StatusReport:
 def _instance(settings: Settings) -> InstanceDescription:
     if settings.process.state_dir:
         return running_instance(Path(settings.process.state_dir))
+    conf = read_conf(settings) or BrokerConf()
+    cluster, broker = settings.archive.cluster or conf.cluster, settings.archive.broker or conf.broker
     found = [
         instance
         for instance in running_instances(state_root(os.environ))
-        if settings.archive.cluster in ("", instance.cluster)
-        and settings.archive.broker in ("", instance.broker)
+        if cluster in ("", instance.cluster) and broker in ("", instance.broker)
     ]
     if not found:
         raise NotFoundError(

@@ -77,6 +77,8 @@ class KeyCompactionReport:
         if not own.queues:
             return [f"{title}: nothing to compact", *self._reasons()]
         verb = "compacted" if self.is_applied else "dry run, add --apply to compact:"
+        if own.new_messages == own.messages:
+            verb = "nothing is dropped from"
         return [
             f"{title}: {verb} {counted(own.queues, 'queue')}, {counted(own.keys, 'key')}",
             f"messages: {own.messages:,} before, {own.new_messages:,} after; "

@@ -426,7 +426,7 @@ def unreadable_messages(ranges: Sequence[UnreadableRange]) -> int:
 
 
 def _gaps(count: int) -> Finding:
-    what = f"{counted(count, 'gap')}: messages that the broker deleted or lost before they were archived"
+    what = f"{counted(count, 'gap')}: messages that neither the broker's log nor the archive has any more"
     return Finding("gaps", what, "tiered ls ARCHIVE_URL lists them with their reasons")
 
 

@@ -24,12 +24,11 @@ from tiered.errors import (
     AccessDeniedError,
     CatalogLostError,
     NotFoundError,
-    StoreFullError,
     UnavailableError,
     UsageError,
 )
 from tiered.private_directory import is_own, log_exposed_parent, make_private
-from tiered.whole_file import replace_whole
+from tiered.whole_file import file_error, replace_whole
 
 NEW_ARCHIVE = "to begin a new archive there, start once with --new-archive"
 
@@ -252,7 +251,7 @@ def _write_whole(path: Path, content: bytes) -> None:
     try:
         replace_whole(path, content)
     except OSError as error:
-        raise StoreFullError(f"cannot write {path}: {error.strerror}", hint="free space there") from None
+        raise file_error(error, path) from None
 
 
 def _path_component(name: str) -> str:

@@ -44,6 +44,8 @@ def _shared(mode: str, broker: str, service: RelayService[Any]) -> Iterator[Metr
         "connections closed because of a PROXY header from outside serve.proxy_from",
         service.refused_proxy_headers,
     )
+    moved = "consumers that were moved to the beginning of a recreated topic"
+    yield CounterMetricFamily(f"{PREFIX}_{mode}_recreated_positions", moved, counters.recreated)
     answered = {str(code): count for code, count in list(counters.answered.items())}
     relayed = {str(code): count for code, count in list(counters.relayed.items())}
     yield _counters(f"{mode}_answered", "requests answered by this process", "code", answered)

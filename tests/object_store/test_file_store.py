@@ -230,6 +230,10 @@ def test_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         store.put_if_absent("a/k", [b"second"])
     assert store.get("a/k") == b"first"
     assert files_below(tmp_path) == ["a/k"]
+    # Nor a rename that replaces nothing: that will not change, and a plain rename would let two writers win.
+    monkeypatch.setattr(file_module, "_RENAME_NOREPLACE", 1 << 10)
+    with pytest.raises(RefusedRequestError, match="neither hard links nor renames"):
+        store.put_if_absent("a/other", [b"third"])
 
 
 def test_synced_before_it_is_named_and_directory_after(

@@ -18,10 +18,12 @@ from typing import Any
 
 import pytest
 
+from rocketmq_tiered.cli.status import _instance
 from rocketmq_tiered.process.broker_control import (
     BrokerControl,
     Leftover,
 )
+from rocketmq_tiered.process.findings import after_failure
 from rocketmq_tiered.process.instance import (
     DESCRIPTION_FILE,
     IDENTITY_FILE,
@@ -30,12 +32,14 @@ from rocketmq_tiered.process.instance import (
     StateDirectory,
     running_instance,
     running_instances,
+    state_root,
 )
 from rocketmq_tiered.process.logs import JsonFormatter
 from rocketmq_tiered.process.progress import Progress
 from tests.broker_store.unprivileged import run_unprivileged
-from tiered.errors import AccessDeniedError, NotFoundError, UnavailableError, UsageError
+from tiered.errors import AccessDeniedError, NotFoundError, StoreFullError, UnavailableError, UsageError
 from tiered.remoting.command import RemotingCommand, RequestCode
+from tiered.settings.sections import BrokerSettings, Settings
 
 REVIVE = "rmq_sys_REVIVE_LOG_c"
 TOPICS = {
@@ -165,6 +169,33 @@ def test_running_instances_are_found_wherever_their_state_directory_is(tmp_path:
             state.describe(DESCRIPTION, root)
             assert running_instances(root) == [DESCRIPTION]
         assert running_instances(root) == []
+
+
+def test_an_instance_is_chosen_by_the_names_in_broker_conf(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / "broker.conf").write_text("brokerClusterName=C\nbrokerName=b\n")
+    root, other = state_root(os.environ), replace(DESCRIPTION, broker="other")
+    with StateDirectory(root / "C" / "b") as one, StateDirectory(root / "C" / "other") as two:
+        one.describe(DESCRIPTION)
+        two.describe(other)
+        settings = Settings(broker=BrokerSettings(conf_path=str(tmp_path / "broker.conf")))
+        assert _instance(settings) == DESCRIPTION
+        with pytest.raises(UsageError, match="several instances"):
+            _instance(Settings())
+
+
+def test_a_full_disk_of_the_state_directory_is_not_the_object_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with StateDirectory(tmp_path) as state, pytest.raises(StoreFullError) as found:
+        monkeypatch.setattr("rocketmq_tiered.process.instance.replace_whole", full)
+        state.describe(DESCRIPTION)
+    assert after_failure(found.value, Settings(), 1, 0.0).condition.text == "blocked: local disk"
 
 
 def test_a_disk_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

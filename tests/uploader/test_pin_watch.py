@@ -5,6 +5,7 @@ A writer that ends leaves no pin on what is archived: it would stay until the ne
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
@@ -14,16 +15,20 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.synthetic_store import StoreSpec, write_store
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL
+from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.pins import PinKeeper, PinLimits
 from tiered.broker_store.retention import DiskUse
 from tiered.broker_store.store import BrokerStore, open_broker_store
+from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.errors import FencedError, StoreFullError, TieredError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.interface import Body, ObjectStore
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
+from tiered.settings.sections import OffloadSettings
 from uploader import offload
 from uploader.bound_source import no_offsets
 from uploader.offload import Offloader, OffloadIdentity
@@ -58,12 +63,14 @@ def store(real_store: Callable[[str], Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(real_store("F") / "store", tmp_path / "store"))
 
 
-def offloader_of(store: BrokerStore, archive: ObjectStore, disk: Disk) -> Offloader:
+def offloader_of(
+    store: BrokerStore, archive: ObjectStore, disk: Disk, settings: OffloadSettings = SMALL
+) -> Offloader:
     return Offloader(
         store,
         archive,
         OffloadIdentity(CLUSTER, BROKER, "mine", "run"),
-        SMALL,
+        settings,
         topic_filter=FILTER,
         offsets_source=no_offsets,
         pins=disk.keeper,
@@ -198,3 +205,41 @@ def test_archived_files_are_let_go(real_store: Callable[[str], Path], tmp_path: 
     assert status is not None and status.committed_phys > FILE_BYTES, "more than the first file is archived"
     left = [int(path.name) for path in (tmp_path / "pins").iterdir() if path.name.isdigit()]
     assert all(begin + FILE_BYTES > status.committed_phys for begin in left), left
+
+
+def test_files_that_live_a_shorter_time_than_a_cycle_are_archived_without_a_gap(tmp_path: Path) -> None:
+    """The broker writes 1 MiB files, and deletes them about a second later, long before the first cycle of 5 s ends."""
+    write_store(tmp_path / "all", StoreSpec(2, 4, 250, file_bytes=1 << 20), messages=50_000)
+    files = [file.path for file in CommitLog([tmp_path / "all" / "commitlog"]).files]
+    live = tmp_path / "store" / "commitlog"
+    live.mkdir(parents=True)
+    (live.parent / "lock").write_text("lock")
+    memory, disk, stop = MemoryStore("memory://short"), Disk(tmp_path), threading.Event()
+    settings = replace(SMALL, batch_bytes=64 << 20, batch_age_ms=5_000)
+
+    def write(path: Path) -> None:
+        data = path.read_bytes()
+        with (live / path.name).open("wb") as file:
+            file.truncate(len(data))
+            for at in range(0, len(data), 1 << 18):
+                os.pwrite(file.fileno(), data[at : at + (1 << 18)], at)
+                time.sleep(0.1)
+
+    for path in files[:2]:
+        write(path)
+    with open_broker_store(live.parent, pinned=disk.keeper.files) as store:
+        offloader = offloader_of(store, memory, disk, settings)
+        thread = threading.Thread(target=offloader.run, args=(stop,), kwargs={"follow": True})
+        thread.start()
+        deadline_s = time.monotonic() + 60
+        while (
+            (status := offloader.status()) is None or status.pins is None
+        ) and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        for old, path in zip(files, files[2:], strict=False):
+            write(path)
+            (live / old.name).unlink()
+        stop.set()
+        thread.join()
+    state = load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)))
+    assert len(files) > 15 and not len(state.gaps) and int(state.table["row_count"].sum()) == 50_000

@@ -57,7 +57,7 @@ def check(broker: SmallBroker, memory: MemoryStore, aside: int) -> CatalogState:
     with open_broker_store(broker.path) as store:
         index = store.consume_queues()
         assert index is not None
-        units = index.units("orders", 0, 0, 1000)
+        units = index.units("orders", 0, index.min_offset("orders", 0), 1000)
         served = [
             (int(u["queue_offset"]), int(u["phys"]), store.commit_log.read(int(u["phys"]), int(u["size"])))
             for u in units
@@ -135,3 +135,17 @@ def test_a_log_that_is_truncated_later_keeps_what_both_have(tmp_path: Path) -> N
 
 def fails(*_: object) -> Iterator[LogBatch]:
     raise UnavailableError("killed")
+
+
+def test_a_queue_that_was_shifted_before_its_archive_began_has_no_gap(tmp_path: Path) -> None:
+    broker, memory = SmallBroker(tmp_path / "store"), MemoryStore("memory://twice")
+    broker.send(40)
+    broker.lose_unit()
+    broker.send(150)
+    broker.send(2, "other")
+    broker.expire(1)
+    backfill(broker.path, memory, settings=SETTINGS)
+    broker.restart()
+    broker.send(3, text="new")
+    backfill(broker.path, memory, settings=SETTINGS)
+    check(broker, memory, 1)

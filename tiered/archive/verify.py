@@ -109,7 +109,7 @@ def verifying(
         objects = _Objects(runs, segments or _threaded(store, full=depth == "full"), sample)
         yield from objects.check(current, report, progress, saved)
         try:
-            found, report.counts["keys"] = check_indexes(store, state, runs.between, full=is_whole)
+            found, report.counts["indexed_keys"] = check_indexes(store, state, runs.between, full=is_whole)
             report.anomalies += found
             found, timers = check_timers(store, state, full=depth == "full")
             report.anomalies += found

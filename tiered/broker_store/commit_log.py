@@ -125,6 +125,11 @@ class CommitLog:
                 hint="check that its disk is mounted; a new broker creates the first file with its first message",
             )
 
+    def has_next_file(self) -> bool:
+        """Whether the broker has made the file behind the last known one: a system call for each directory."""
+        name = f"{self.max_file_end:020d}"
+        return any(os.path.lexists(directory / name) for directory in self.dirs)
+
     def refresh(self) -> None:
         """List the directories. Raises NotFoundError or AccessDeniedError naming a directory."""
         found: dict[int, LogFile] = {}

@@ -209,6 +209,12 @@ class _Walk:
             found = self._kept(page)
         return found
 
+    def end_emptied(self) -> None:
+        """Queues of which nothing stays begin again where they end."""
+        ends = self.ends["end_queue_offset"]
+        for key, offset in self._ends.items():
+            ends[self._whole[key]] = ends[self._whole[key]] or offset
+
     def garbage(self) -> set[str]:
         """Data objects of which ``pages`` and ``memory`` left nothing, after them."""
         return self._before - self._after
@@ -292,6 +298,7 @@ def _keys(chunk: RunChunk) -> list[str]:
 def _walked_back(base: CatalogState, state: CatalogState, common: CatalogState, walk: _Walk) -> CatalogState:
     """``base`` without the part above the begin."""
     pages, memory = walk.pages(), walk.memory()
+    walk.end_emptied()
     kept_rows = [
         row
         for row, (key, _) in enumerate(state.queues())

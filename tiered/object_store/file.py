@@ -68,6 +68,7 @@ MODES = {"owner": (0o700, 0o600), "group": (0o750, 0o640), "all": (0o755, 0o644)
 
 _NO_ANONYMOUS_FILES = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
 _NO_HARD_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS})
+_NO_NOREPLACE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 _NO_KERNEL_COPY = frozenset({errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _MISSING = frozenset({errno.ENOENT})
 _REFUSED = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP})
@@ -563,4 +564,9 @@ def _rename_noreplace(source: str, target: str) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE) != 0:
         number = ctypes.get_errno()
+        if number in _NO_NOREPLACE:
+            raise RefusedRequestError(
+                f"{target}: this file system has neither hard links nor renames that replace nothing",
+                hint="two writers could not be kept apart there: use another file system, or a store with S3",
+            )
         raise OSError(number, os.strerror(number), target)

@@ -176,4 +176,5 @@ def _unanswered_if_there() -> Iterator[None]:
     try:
         yield
     except AlreadyExistsError as error:
-        raise UnansweredError(f"{error.message}; a proxy may have sent it twice") from error
+        why = "a proxy may have sent it twice, or it is left of a lost archive"
+        raise UnansweredError(f"{error.message}; {why}") from error

@@ -302,7 +302,7 @@ class IndexSettings:
     unindexed_objects_max: int = 64
     """Unindexed segments at which a new index file is built: until then a query reads the key section of each."""
     after_backfill: bool = setting(
-        False, "index every segment at the end of a backfill, even below unindexed_objects_max"
+        False, "index every segment at the end of a backfill, even where a query would read few"
     )
     memory_bytes: int = 64 * MIB
     """Memory for building and merging index files, in addition to 8 bytes for each key of one object."""

@@ -32,6 +32,7 @@ _TAGS = None, "", TAG
 _FOUND_NAME = PullStatus.FOUND.name
 COMMIT_OFFSET, SUSPEND, SUBSCRIPTION = 1, 2, 4
 """Bits of a pull's sysFlag (org.apache.rocketmq.common.sysflag.PullSysFlag)."""
+RECREATED = "the topic was recreated"
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ class PullService:
             return None
         bounds = self._archive.bounds(pull.topic, pull.queue_id)
         low, high = (result.min_offset, result.max_offset) if bounds is None else bounds[:2]
-        return pull_response(ResponseCode.PULL_OFFSET_MOVED, low, low, high, "the topic was recreated")
+        return pull_response(ResponseCode.PULL_OFFSET_MOVED, low, low, high, RECREATED)
 
     def _is_earlier(self, pull: PullRequest, result: PullResult) -> bool:
         """Whether a consumer beyond the queue's end read an earlier generation."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from fetcher.policy.broker_files import BrokerFiles
 from fetcher.policy.read_policy import BrokerSide, HeldOffsets, LocalView, Residency
@@ -113,6 +114,8 @@ KNOWN_BYTES_MAX = 32 * 1024 * 1024
 QUEUE_BYTES = 1_200
 """A cached queue of the broker, without its name: measured."""
 RELEARN_S = 60.0
+AWAITED_S = 0.1
+"""After so long a wait for a reply, what was known before may be of an earlier generation."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,19 @@ class _Known:
     kept_from: int = 0
     """Offset of the first record that is not in the broker's oldest file."""
     margin: int = 0
+
+
+class QueueBegin(NamedTuple):
+    """The first offset of a queue, and the position of its record in the log; of a consumer, those of a record that it
+    got."""
+
+    offset: int
+    phys: int
+
+    def is_after(self, read: QueueBegin) -> bool:
+        """Whether the record ``read`` is of a generation that ended: it is in front of the queue's first, whose offset
+        is not above its own."""
+        return self.offset <= read.offset and self.phys > read.phys
 
 
 @dataclass
@@ -189,6 +205,15 @@ class BrokerViews:
             return known.side is BrokerSide.UNREPORTED
         # During deletions the oldest file may be gone already.
         return offset >= max(known.queue.min_offset, known.kept_from)
+
+    async def begin(self, command: RemotingCommand, upstream: Upstream, waited_s: float) -> QueueBegin | None:
+        """Where the broker's queue begins now, as far as that is known: learnt again after ``keep_s``, and at once if
+        the broker's reply to ``command`` took ``waited_s``."""
+        place = _place(command)
+        known = self._known.peek(place)
+        if known is None or waited_s >= AWAITED_S or self.clock_s() - known.learnt_s >= self.keep_s:
+            known = await self._learn(place, command, upstream, known)
+        return None if known.queue is None else QueueBegin(known.queue.min_offset, known.first_phys)
 
     async def residency(
         self, topic: str, queue_id: int, offset: int, count: int, max_bytes: int

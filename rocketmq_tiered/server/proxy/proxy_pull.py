@@ -2,7 +2,8 @@
 
 A relayed pull is the client's own, long polling included. Its reply is checked first: messages that the broker lost
 come from the archive; offsets that neither side has yet are held and get 20 at the same offset. A consumer of a
-generation that ended gets 21 and the next generation's minimum, where a broker may name its maximum. Clients keep
+generation that ended gets 21 and the next generation's minimum, where a broker may name its maximum, or continue at the
+same offset: at every reply, the last record that its group got here is compared with the queue's first. Clients keep
 pulling from the proxy. While the broker is unreachable, the archive is still served.
 
 A commit in a pull (sysFlag 1) always reaches the broker: with the relayed pull, or as a commit of its own, sent before
@@ -15,18 +16,21 @@ own the choice of source (read_router.py) nor the meaning of a broker's reply (o
 
 from __future__ import annotations
 
+import logging
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from fetcher.policy.read_policy import HeldOffsets, LocalView, ReadSource, Residency, join_offsets
+from fetcher.policy.read_policy import HeldOffsets, LocalView, ReadSource, Residency, Situation, join_offsets
 from fetcher.policy.read_router import Plan, ReadOutcome, ReadRouter, retry_result
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
 from rocketmq_tiered.server.backend.backend import Backend
 from rocketmq_tiered.server.backend.pull_handlers import (
     COMMIT_OFFSET,
+    RECREATED,
     SUBSCRIPTION,
     SUSPEND,
     PullLimits,
@@ -35,19 +39,35 @@ from rocketmq_tiered.server.backend.pull_handlers import (
     pull_response,
     unknown_subscription,
 )
-from rocketmq_tiered.server.proxy.broker_view import SIGNATURE, BrokerViews
-from rocketmq_tiered.server.proxy.offset_merge import OFFSET_RESET, BrokerReply, interpret, reply_code
+from rocketmq_tiered.server.proxy.broker_view import SIGNATURE, BrokerViews, QueueBegin
+from rocketmq_tiered.server.proxy.offset_merge import (
+    OFFSET_RESET,
+    PULL_CODES,
+    BrokerReply,
+    interpret,
+    reply_code,
+)
 from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
-from rocketmq_tiered.server.wire.request import Request, Response
+from rocketmq_tiered.server.wire.request import Buffer, Request, Response
 from tiered.errors import ThrottledError, UnavailableError, UsageError
+from tiered.model.lru import Lru
 from tiered.model.queue import LMQ_PREFIX
 from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
+
+logger = logging.getLogger(__name__)
 
 ANSWER_S: Final = 10.0
 """A broker's reply may take this much longer than the client's hold time."""
 RECOMMIT_S: Final = 1.0
 """A signed pull whose commit was sent may be relayed with it within this time."""
 _ONEWAY: Final = 2
+READ_BYTES_MAX: Final = 16 * 1024 * 1024
+READ_BYTES: Final = 300
+"""Of what is kept for a group and queue, without its name."""
+PHYS_END: Final = 36
+"""The first bytes of a record, up to PHYSICALOFFSET."""
+Place = tuple[str, str, int]
+"""Group, topic, queue id."""
 
 
 class UnsubscribedError(UnavailableError):
@@ -62,6 +82,8 @@ class PullContext:
     views: BrokerViews
     subscriptions: Subscriptions
     now_s: Callable[[], float] = time.monotonic
+    read: Lru[Place, QueueBegin] = field(default_factory=lambda: Lru(READ_BYTES_MAX, resists_floods=True))
+    """A record that each group got of a queue, the newest."""
 
 
 class PullSources:
@@ -76,10 +98,13 @@ class PullSources:
         self._topic, self._queue_id = request.text("topic"), request.number("queueId")
         self._group = request.text("consumerGroup", "")
         self._offset = request.number("queueOffset")
+        self._place = self._group, self._topic, self._queue_id
         self._hold_ms = request.number("suspendTimeoutMillis", 0) if self._flags & SUSPEND else 0
         self._commits = bool(self._flags & COMMIT_OFFSET) and request.number("commitOffset", -1) >= 0
         self._committed_s: float | None = None
         self.may_relay = True
+        self.waited_s = 0.0
+        """How long the broker took."""
         self.is_joined = True
         """Whether the archive has or may get a part of this queue; else the broker's reply is returned unchanged."""
 
@@ -111,7 +136,27 @@ class PullSources:
 
     async def relay(self) -> RemotingCommand:
         """The broker's reply to this pull, be it an error."""
-        return await self._upstream.call(self._to_relay(), self._hold_ms / 1000 + ANSWER_S)
+        begun_s = self._context.now_s()
+        reply = await self._upstream.call(self._to_relay(), self._hold_ms / 1000 + ANSWER_S)
+        self.waited_s = self._context.now_s() - begun_s
+        return reply
+
+    async def has_ended(self, situation: Situation) -> bool:
+        """Whether what the group got last is of a generation that ended, by the archive or by the broker."""
+        read, archived = self._context.read.peek(self._place), situation.archived
+        if read is None or self._offset <= 0:
+            return False
+        if archived is not None and QueueBegin(archived.min_offset, situation.first_phys).is_after(read):
+            return True
+        begin = await self._context.views.begin(self._command, self._upstream, self.waited_s)
+        return begin is not None and begin.is_after(read)
+
+    def note(self, body: Sequence[Buffer]) -> None:
+        """Keep the place of the first record of ``body``, if it has one and the client names a group."""
+        record = memoryview(body[0])[:PHYS_END] if body and self._group else b""
+        if len(record) == PHYS_END:
+            read = QueueBegin(self._offset, int.from_bytes(record[-8:]))
+            self._context.read.put(self._place, read, READ_BYTES + sys.getsizeof(self._group))
 
     async def _relayed(self) -> PullResult:
         command = await self.relay()
@@ -203,7 +248,7 @@ class ProxyPulls:
                 await self._context.archive.changed(min(left_s, LOOK_AGAIN_S))
                 before, plan = plan, await self._planned(sources, topic, queue_id, offset)
                 if plan.situation.has_replaced(before.situation):
-                    return _recreated(plan)
+                    return self._recreated(plan, request)
                 if plan.source is ReadSource.LOCAL:
                     break  # the client pulls again, with the commit that is current then
                 sources.may_relay = False
@@ -212,7 +257,13 @@ class ProxyPulls:
             return unknown_subscription()
         except UsageError as error:
             return Response(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
-        return response if response is not None else self._retry(offset, outcome)
+        response = response if response is not None else self._retry(offset, outcome)
+        if response.code in PULL_CODES and sources.is_joined and await sources.has_ended(plan.situation):
+            plan = await self._planned(sources, topic, queue_id, offset)
+            if retry_result(plan.situation).min_offset < offset:
+                return self._recreated(plan, request)
+        sources.note(response.body)
+        return response
 
     async def _planned(self, sources: PullSources, topic: str, queue_id: int, offset: int) -> Plan:
         plan = await self._router.plan(sources, topic, queue_id, offset)
@@ -249,6 +300,20 @@ class ProxyPulls:
         remark = reply.remark if reply.code == code else response.remark
         return Response(code, ext, response.body, remark, reply.version)
 
+    def _recreated(self, plan: Plan, request: Request) -> Response:
+        """Moves a consumer of the generation that ended to the next one's minimum."""
+        joined = retry_result(plan.situation)
+        logger.info(
+            "a consumer continues at the beginning of a recreated topic",
+            extra={
+                "group": request.text("consumerGroup", ""),
+                "queue": f"{plan.topic} queue {plan.queue_id}",
+                "offset": plan.situation.offset,
+            },
+        )
+        low = joined.min_offset
+        return pull_response(ResponseCode.PULL_OFFSET_MOVED, low, low, joined.max_offset, RECREATED)
+
     def _retry(self, offset: int, outcome: ReadOutcome) -> Response:
         is_at_end = outcome.result is not None
         code = ResponseCode.PULL_NOT_FOUND if is_at_end else ResponseCode.PULL_RETRY_IMMEDIATELY
@@ -258,12 +323,6 @@ class ProxyPulls:
 def _pull_response(code: int, next_offset: int, joined: PullResult) -> Response:
     body = joined.body if code == ResponseCode.SUCCESS else ()
     return pull_response(code, next_offset, joined.min_offset, joined.max_offset, joined.status.value, body)
-
-
-def _recreated(plan: Plan) -> Response:
-    """Moves a consumer of the generation that ended to the next one's minimum."""
-    joined = retry_result(plan.situation)
-    return _pull_response(ResponseCode.PULL_OFFSET_MOVED, joined.min_offset, joined)
 
 
 def _below_zero(command: RemotingCommand, plan: Plan) -> Response:

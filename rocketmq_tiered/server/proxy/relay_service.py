@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import ClassVar, Generic, TypeVar
 
 from fetcher.policy.read_policy import ReadPolicies
+from rocketmq_tiered.server.backend.pull_handlers import RECREATED
 from rocketmq_tiered.server.listen.options import server_options
 from rocketmq_tiered.server.listen.service import Service
 from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandlers
@@ -102,6 +103,7 @@ class RelayService(Service, Generic[ClientT]):
         self.counters.answered[request.code] += 1
         response = await handler(request, client.upstream)
         self._reads.note(request, response)
+        self.counters.recreated += response is not None and response.remark == RECREATED
         return response
 
     def _join(self, request: Request, client: ClientT) -> None:

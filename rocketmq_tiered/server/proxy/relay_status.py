@@ -16,11 +16,13 @@ from tiered.remoting.command import ResponseCode
 
 @dataclass
 class RelayCounters:
-    """Since the start. ``answered`` and ``relayed`` by request code, ``failed`` by outcome (relay_rules.Failure)."""
+    """Since the start. ``answered`` and ``relayed`` by request code, ``failed`` by outcome (relay_rules.Failure);
+    ``recreated``: positions that were moved to the beginning of a recreated topic."""
 
     answered: Counter[int] = field(default_factory=Counter)
     relayed: Counter[int] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
+    recreated: int = 0
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,13 @@ class World:
 
     def create(self) -> None:
         if not self.exists:
+            self.time_s += 1.1  # at least, since it was deleted
             self.exists, self.generation = True, self.generation + 1
+
+    def recreate(self, count: int) -> None:
+        self.delete()
+        self.create()
+        self.send(count)
 
     def archive(self, count: int) -> None:
         self.archived = min(len(self.log), self.archived + count)
@@ -174,6 +180,7 @@ class Broker:
     def _pull(self, offset: int) -> RemotingCommand:
         world = self._world
         if world.exists and offset == len(world.rows()) > 0:
+            world.time_s += 0.5
             world.wait()  # long polling
         if not world.exists:
             return RemotingCommand(17, 0, remark="the topic does not exist")
@@ -225,7 +232,7 @@ EVENTS = st.one_of(
 class TwoGenerations(RuleBasedStateMachine):
     """One consumer of the queue, through the proxy. ``seen``: the generation of its offset; ``got``: what it received;
     ``is_lost``: its offset of an earlier generation existed in the current one before a pull moved it, so that it may
-    continue there, as at the broker."""
+    continue there, as at the broker; but not if this proxy has given it a message of the earlier one."""
 
     @initialize(
         policy=st.sampled_from(["NOT_IN_DISK", "FORCE"]), with_files=st.booleans(), count=st.integers(0, 20)
@@ -255,6 +262,7 @@ class TwoGenerations(RuleBasedStateMachine):
             Known(Subscription("t", "*")),
             now_s=lambda: world.time_s,  # type: ignore[arg-type]
         )
+        self.has_read = False
         self.pulls = ProxyPulls(router, context, PullLimits(hold_s_max=3.0))
 
     @rule(event=EVENTS)
@@ -293,10 +301,11 @@ class TwoGenerations(RuleBasedStateMachine):
         found = _rows(response.body)
         self.got |= set(found)
         if found:
+            self.has_read = True
             assert [number for _, number in found] == list(range(offset, self.offset))
             self.seen = found[0][0]
         elif self.offset != offset:
-            assert response.code == 21 and self.offset == 0, "moved elsewhere than to the minimum"
+            assert (response.code, self.offset) == (21, 0), "moved elsewhere than to the minimum"
             self.seen, self.is_lost = world.generation, False
 
     def _during(self, event: tuple[Any, ...]) -> None:
@@ -305,7 +314,8 @@ class TwoGenerations(RuleBasedStateMachine):
 
     def _doubt(self) -> None:
         rows = self.world.rows()
-        self.is_lost |= self.seen < self.world.generation and 0 < self.offset <= len(rows)
+        may_continue = self.seen < self.world.generation and 0 < self.offset <= len(rows)
+        self.is_lost |= may_continue and not self.has_read
 
     @precondition(lambda self: self.world.exists)
     @rule()
@@ -458,3 +468,23 @@ def test_an_offset_below_zero_leads_to_the_begin_of_the_queue(tmp_path: Path, po
         assert response.ext["suggestWhichBrokerId"] == "0"
 
     run(tmp_path, story)
+
+
+@pytest.mark.parametrize("with_files", [True, False])
+@pytest.mark.parametrize("policy", ["NOT_IN_DISK", "FORCE"])
+@pytest.mark.parametrize("is_awaited", [True, False])
+@pytest.mark.parametrize("new", [10, 11, 25])
+def test_a_new_topic_that_has_reached_the_old_position_is_read_from_its_beginning(
+    policy: str, with_files: bool, is_awaited: bool, new: int
+) -> None:
+    machine = TwoGenerations()
+    machine.begin(policy, with_files, 10)
+    for _ in range(3):
+        machine.pull([])
+    if is_awaited:
+        machine.pull([("recreate", new)])
+    else:
+        machine.happen(("recreate", new))
+    machine.come_to_the_end()
+    assert not machine.is_lost and len([row for row in machine.got if row[0] == 1]) == new
+    machine.teardown()
