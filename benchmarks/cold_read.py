@@ -28,7 +28,7 @@ from benchmarks.machine import await_quiet, run_child
 from benchmarks.peer import Peer, peer_at
 from benchmarks.recording import record
 from benchmarks.report import Row
-from benchmarks.stores import PROFILES, BenchStore, StoreProfile, ensure_store
+from benchmarks.stores import PEER_QUEUES_MAX, PROFILES, BenchStore, StoreProfile, ensure_store
 
 INDEXED = ("index.after_backfill=true",)
 """Keys are looked up in index files, as in a followed archive, and not in unindexed objects."""
@@ -57,7 +57,8 @@ def main() -> int:
 def measure(plan: Plan) -> Iterator[Row]:
     """Rows as they are measured."""
     for profile in plan.profiles:
-        store = ensure_store(plan.work, profile, plan.peer.make_store if plan.peer else None)
+        peer = plan.peer if profile.queues <= PEER_QUEUES_MAX else None
+        store = ensure_store(plan.work, profile, peer.make_store if peer else None)
         common: Row = {"store": profile.name, "made_by": store.made_by}
         for name in plan.targets:
             with open_target(name, plan.work) as target:
@@ -65,8 +66,8 @@ def measure(plan: Plan) -> Iterator[Row]:
                 for number in range(plan.runs):
                     for row in _target_rows(target, plan):
                         yield common | {"target": name, "run": number} | row
-        if plan.peer is not None:
-            for row in _peer_rows(plan.peer, store, plan):
+        if peer is not None:
+            for row in _peer_rows(peer, store, plan):
                 yield common | row
 
 
@@ -122,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rocketmq-tiered"
     default_peer = os.environ.get("PEER_DIR")
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cold_read", description=main.__doc__)
-    parser.add_argument("--stores", default="A,B,C", help=f"of {','.join(PROFILES)}")
+    parser.add_argument("--stores", default="A,B,C,D,E", help=f"of {','.join(PROFILES)}")
     parser.add_argument(
         "--messages-scale", type=float, default=1.0, help="share of the messages of each store"
     )

@@ -62,7 +62,7 @@ class Work:
 
 def all_pieces(store: ObjectStore, state: CatalogState, piece_bytes: int = PIECE_BYTES) -> Work:
     """Every visible queue's blocks, each once, in the order a reader of queue after queue meets them."""
-    segments, run_index = SegmentCache(store), RunIndex(store)
+    segments, run_index = SegmentCache(store, cache_bytes=1 << 30), RunIndex(store)
     pieces, messages = [], 0
     met: dict[str, set[int]] = {}
     for queue in state.visible_queues():

@@ -31,7 +31,7 @@ from benchmarks.machine import (
 from benchmarks.peer import Peer, PeerResult, peer_at
 from benchmarks.recording import record
 from benchmarks.report import CycleSizes, Row, summarize, table
-from benchmarks.stores import PROFILES, BenchStore, StoreProfile, ensure_store
+from benchmarks.stores import PEER_QUEUES_MAX, PROFILES, BenchStore, StoreProfile, ensure_store
 from tiered.object_store.create_race import RACERS, ROUNDS
 from tiered.settings.sections import OffloadSettings
 
@@ -84,7 +84,7 @@ def measure(plan: Plan) -> Iterator[Row]:
             for target in plan.targets:
                 yield common | _parts(store, target, plan)
                 yield common | _backfill(store, target, plan, check=number == 0, is_soak=is_soak)
-            if plan.peer and profile.queues <= 2_000 and not is_soak:
+            if plan.peer and profile.queues <= PEER_QUEUES_MAX and not is_soak:
                 warm(store.path)
                 _settle(plan)
                 yield common | _peer_row(plan.peer.dispatch(store))

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from benchmarks.synthetic_store import StoreSpec, write_store
 
+PEER_QUEUES_MAX = 2_000
+"""The Java peer is not measured with more."""
 PROPERTIES_NAME = "bench.properties"
 SYNTHETIC = "synthetic"
 

@@ -39,7 +39,7 @@ from tiered.object_store.interface import GET_BYTES_MAX, ObjectStore
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
 
-SPEC = StoreSpec(topics=4, queues_per_topic=16, body_bytes=1024)
+SPECS = tuple(StoreSpec(topics=topics, queues_per_topic=4, body_bytes=1024) for topics in (16, 2_500))
 T = TypeVar("T")
 RATIO_MAX, QUICK_S_MAX = 1.5, 60.0
 
@@ -66,11 +66,13 @@ def _measured(options: argparse.Namespace) -> Iterator[Row]:
     if options.commits:
         yield _quick(options.commits)
     if options.gib:
-        shutil.rmtree(options.work, ignore_errors=True)
-        try:
-            yield _full(_archived(options.work, int(options.gib * 2**30)), options.rounds)
-        finally:
+        for spec in SPECS:
             shutil.rmtree(options.work, ignore_errors=True)
+            try:
+                archived = _archived(options.work, spec, int(options.gib * 2**30))
+                yield {"queues": spec.topics * spec.queues_per_topic} | _full(archived, options.rounds)
+            finally:
+                shutil.rmtree(options.work, ignore_errors=True)
 
 
 def _quick(commits: int) -> Row:
@@ -106,10 +108,10 @@ def _quick(commits: int) -> Row:
     }
 
 
-def _archived(work: Path, byte_count: int) -> ObjectStore:
+def _archived(work: Path, spec: StoreSpec, byte_count: int) -> ObjectStore:
     """An archive of so many bytes of messages."""
-    made = StoreWriter(work / "store", SPEC)
-    made.append(byte_count // SPEC.record_bytes)
+    made = StoreWriter(work / "store", spec)
+    made.append(byte_count // spec.record_bytes)
     made.close()
     command = [
         sys.executable,
@@ -121,7 +123,7 @@ def _archived(work: Path, byte_count: int) -> ObjectStore:
     ]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     shutil.rmtree(work / "store")
-    return PrefixedStore(FileStore(work / "archive"), archive_prefix(SPEC.cluster, SPEC.broker))
+    return PrefixedStore(FileStore(work / "archive"), archive_prefix(spec.cluster, spec.broker))
 
 
 def _full(store: ObjectStore, rounds: int) -> Row:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import fastcrc
 
@@ -39,16 +38,13 @@ def tail_cost_bytes(tail_bytes: int) -> int:
 WHOLE = -1
 
 
-class TailPart(NamedTuple):
-    """What is wanted of the object ``key``: its tail for some neighbouring runs, or for all."""
+TailPart = tuple[str, int]
+"""An object's key, and which of its runs the tail is wanted for: the number of a part, or WHOLE."""
 
-    key: str
-    number: int
 
-    @classmethod
-    def of(cls, key: str, ordinal: int | None) -> TailPart:
-        """The part that has the run ``ordinal``; None: all."""
-        return cls(key, WHOLE if ordinal is None else ordinal // PART_RUNS)
+def tail_part(key: str, ordinal: int | None) -> TailPart:
+    """The part that has the run ``ordinal``; None: all."""
+    return key, WHOLE if ordinal is None else ordinal // PART_RUNS
 
 
 @dataclass(eq=False)
@@ -123,17 +119,17 @@ class IndexCache:
                 return entry.index
             self.counts.corrupt_memory += 1
             self.counts.misses += 1
-        self.drop(wanted.key)
+        self.drop(wanted[0])
         return None
 
     def _entry(self, wanted: TailPart) -> _Entry | None:
         """A whole tail is held for all of its parts."""
-        return self._entries.get(TailPart(wanted.key, WHOLE)) or self._entries.get(wanted)
+        return self._entries.get((wanted[0], WHOLE)) or self._entries.get(wanted)
 
     def drop(self, key: str) -> None:
         """Forget one tail: something was wrong with it, or with what it says."""
         with self._lock:
-            for part in [part for part, _ in self._entries if part.key == key]:
+            for part in [part for part, _ in self._entries if part[0] == key]:
                 self._entries.pop(part)
 
     def join(self, wanted: TailPart, priority: Priority) -> IndexLoad | None:
@@ -156,8 +152,8 @@ class IndexCache:
         None, without an effect: another read loads the tail, so look again. Raises CorruptionError for lengths no
         segment has.
         """
-        check_tail_length(wanted.key, size_bytes, tail_bytes)
-        request = RangeRequest(wanted.key, size_bytes - tail_bytes, tail_bytes, priority)
+        check_tail_length(wanted[0], size_bytes, tail_bytes)
+        request = RangeRequest(wanted[0], size_bytes - tail_bytes, tail_bytes, priority)
         load = IndexLoad(wanted, size_bytes, tail_bytes, request, self._decoding.turn())
         with self._lock:
             if wanted in self._loads or self._entry(wanted) is not None:
@@ -176,15 +172,15 @@ class IndexCache:
             # At user priority: it is small, and all reads of the object wait for it.
             self._decoding.submit(partial(self._decode, load, answer.result()), Priority.USER, load.turn)
         except RuntimeError as closed:
-            self._fail(load, UnavailableError(f"cannot read {load.wanted.key}: {closed}"))
+            self._fail(load, UnavailableError(f"cannot read {load.wanted[0]}: {closed}"))
 
     def _decode(self, load: IndexLoad, tail: bytes) -> None:
         try:
-            index = SegmentIndex(load.wanted.key, load.size_bytes, tail)
+            index = SegmentIndex(load.wanted[0], load.size_bytes, tail)
             index.check_pages()
-            held = TailPart(load.wanted.key, WHOLE)
+            held = load.wanted[0], WHOLE
             if load.wanted != held and len(index) > PART_RUNS:
-                held, index = load.wanted, index.part_of(load.wanted.number * PART_RUNS)
+                held, index = load.wanted, index.part_of(load.wanted[1] * PART_RUNS)
         except TieredError as error:
             self.counts.corrupt += isinstance(error, CorruptionError)
             # Without the way here, which refers to the load and so to itself.

@@ -21,7 +21,7 @@ from fetcher.blocks.block_loader import BlockLoad, BlockLoader, CoalescingLimits
 from fetcher.blocks.budget import ByteBudget, MemoryAdmission
 from fetcher.blocks.decode_queue import DecodeQueue
 from fetcher.blocks.disk_cache import DiskCache
-from fetcher.blocks.index_cache import IndexCache, TailPart, tail_cost_bytes
+from fetcher.blocks.index_cache import IndexCache, TailPart, tail_cost_bytes, tail_part
 from fetcher.io.request_scheduler import (
     Priority,
     PriorityLimits,
@@ -174,9 +174,9 @@ class SegmentSource:
         """The decoded tail of an object the catalog describes, or its part that has the run ``ordinal``. Fetched once
         more when it is corrupt."""
         try:
-            return await self._index(TailPart.of(key, ordinal), size_bytes, tail_bytes, priority)
+            return await self._index(tail_part(key, ordinal), size_bytes, tail_bytes, priority)
         except CorruptionError:
-            return await self._index(TailPart.of(key, ordinal), size_bytes, tail_bytes, priority)
+            return await self._index(tail_part(key, ordinal), size_bytes, tail_bytes, priority)
 
     async def _index(
         self, wanted: TailPart, size_bytes: int, tail_bytes: int, priority: Priority
@@ -188,7 +188,7 @@ class SegmentSource:
             load = self._indexes.join(wanted, priority)
             if load is None:
                 cost_bytes = tail_cost_bytes(tail_bytes)
-                await self._memory.charge(cost_bytes, priority, wanted.key)
+                await self._memory.charge(cost_bytes, priority, wanted[0])
                 try:
                     load = self._indexes.start(wanted, size_bytes, tail_bytes, priority)
                 except (CorruptionError, ObjectTooLargeError):
@@ -218,7 +218,7 @@ class SegmentSource:
 
     def index_in_memory(self, key: str, ordinal: int) -> SegmentIndex | None:
         """A cached tail, or its part with the run ``ordinal``, or None: then ``index`` joins or fetches it."""
-        return self._indexes.get(TailPart.of(key, ordinal))
+        return self._indexes.get(tail_part(key, ordinal))
 
     def block_in_memory(self, object_key: str, number: int) -> Block | None:
         """A cached block for a user read, or None: then ``blocks_at`` joins or fetches it."""

@@ -190,6 +190,8 @@ class _Printer:
         self._filter = message_filter
         self.body_form = None if options.body is None else BodyForm(options.body, options.charset or CHARSET)
         self._walks: dict[QueueKey, Walk] = {}
+        self._begun: set[tuple[str, int]] = set()
+        """Topic and queue id of each walk."""
         self._unreadable: list[UnreadableRange] = []
 
     def hidden_since(self, topic: str | None) -> list[QueueListing]:
@@ -247,8 +249,8 @@ class _Printer:
     def _begin(self, queue: QueueKey) -> Walk:
         options = self._options
         # A generation that began since starts at offset 0: print all of it.
-        is_later_generation = any(known[:2] == queue[:2] for known in self._walks)
-        start = None if is_later_generation else options.start
+        start = None if queue[:2] in self._begun else options.start
+        self._begun.add(queue[:2])
         span = Span(start, options.since, options.limit, READ_ROWS, READ_BYTES, options.until)
         handle = self._archive.queue(queue.topic, queue.queue_id, generation=queue.generation)
         walk = self._walks[queue] = handle.walk(span, self._filter)

@@ -32,8 +32,10 @@ from tiered.object_store.interface import ObjectStore
 
 ITEMS_AT_ONCE = 1 << 21
 """Items in memory, twice: 128 MiB."""
+SORTS = 16
+"""Parts of them that are sorted one after the other."""
 PAGES_AT_ONCE = 1024
-PLACE_PAGES_AT_ONCE = 256
+PLACE_PAGES_AT_ONCE = 64
 SLOTS_AT_ONCE = 1 << 16
 
 
@@ -195,16 +197,24 @@ def _check_pass(
         held.append(_between(items, hashes))
     if slots is not None and bool(slots.any()):
         raise CorruptionError(f"{shape.key}: slots do not point to their items")
-    present = np.concatenate([np.zeros(0, ITEM_DTYPE), *held])
+    present = concatenated(held, ITEM_DTYPE)
+    held.clear()
+    step = -(-(hashes[1] - hashes[0] + 1) // SORTS)
     for wanted in _expected(store, segments, hashes):
-        missing = len(sorted_items(np.concatenate([present, wanted]))) - len(present)
+        missing = 0
+        for low in range(hashes[0], hashes[1] + 1, step):  # sorting takes several times their memory
+            some = low, min(low + step - 1, hashes[1])
+            begin = int(np.searchsorted(present["hash"], np.uint64(some[0])))
+            end = int(np.searchsorted(present["hash"], np.uint64(some[1]), side="right"))
+            both = concatenated([present[begin:end], _between(wanted, some)], ITEM_DTYPE)
+            missing += len(sorted_items(both)) - (end - begin)
         if missing:
             raise _IncompleteError(f"lacks {missing} keys of the segments it covers")
 
 
 def _between(items: Table, hashes: tuple[int, int]) -> Table:
     column = items["hash"]
-    return items[(column >= np.uint64(hashes[0])) & (column <= np.uint64(hashes[1]))]
+    return picked(items, (column >= np.uint64(hashes[0])) & (column <= np.uint64(hashes[1])))
 
 
 def _expected(store: ObjectStore, segments: Sequence[_Segment], hashes: tuple[int, int]) -> Iterator[Table]:
@@ -226,7 +236,7 @@ def _expected(store: ObjectStore, segments: Sequence[_Segment], hashes: tuple[in
         parts.append(_between(items, hashes))
         count += len(parts[-1])
         if count >= ITEMS_AT_ONCE:
-            yield np.concatenate(parts)
+            yield concatenated(parts, ITEM_DTYPE)
             parts, count = [], 0
     if parts:
-        yield np.concatenate(parts)
+        yield concatenated(parts, ITEM_DTYPE)
