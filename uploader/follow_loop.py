@@ -164,7 +164,7 @@ class FollowLoop:
             return
         self._log.refresh()  # the broker may have deleted the file
         if compare(self._log, check) is CheckResult.DIFFERENT:
-            raise BrokerRestartedError(f"the broker's log differs below {check.end_phys} from what was read")
+            raise BrokerRestartedError(f"the commitlog below {check.end_phys} is no longer what was read")
 
     def _has_more(self) -> bool:
         """Whether a step may progress. Below a live broker's offsets, zeros or a missing file must be passed too; the

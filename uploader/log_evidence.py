@@ -177,7 +177,7 @@ class _Compared:
         return found
 
     def last(self) -> CommonRecords | None:
-        """See ``common_records``."""
+        """The newest archived records that the log has as well, if any."""
         if not len(self._phys) or not self._is_same(0):
             return None
         low, high = 0, len(self._phys)
@@ -190,6 +190,7 @@ class _Compared:
         return CommonRecords(low + 1, end_phys, _check_below(self._log, end_phys))
 
     def _is_same(self, at: int) -> bool:
+        """Whether the archived record number ``at`` stands in the log at its physical offset, byte for byte."""
         phys, size = int(self._phys[at]), int(self._size[at])
         if phys + size > self._log_end_phys or self._log.file_at(phys) is None:
             return False

@@ -120,6 +120,7 @@ class _Command:
         return open_store(self._settings.archive.url, StoreOptions(self._settings.object_store))
 
     def detach(self, *, force: bool) -> None:
+        """Close the broker, archive the rest of its log, and announce the archive. Continues an earlier call."""
         root = self._root()
         try:
             if not self._is_retired(root):

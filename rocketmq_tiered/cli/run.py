@@ -202,11 +202,11 @@ class _Surroundings:
         self._current, self._figures, self._services, self._thread = current, figures, services, thread
 
     def loaded(self) -> LoadedSettings:
-        """See lifecycle.Surroundings."""
+        """Read the settings again. Raises UsageError for wrong ones."""
         return self._current.reload()
 
     def apply(self, settings: Settings) -> None:
-        """See lifecycle.Surroundings."""
+        """Apply what changes without a restart of the uploader."""
         self._current.apply(settings)
         if self._thread is not None:
             self._thread.apply(settings)
@@ -295,21 +295,21 @@ class _Source:
             self._registry.register(ServingCollector(served))
 
     def health(self) -> tuple[bool, str]:
-        """See AdminSource."""
+        """Whether the process works, and why not."""
         if self._thread is not None and not self._thread.is_alive:
             return False, "client server stopped"
         return self._service.health()
 
     def readiness(self) -> tuple[bool, str]:
-        """See AdminSource."""
+        """Whether it archives or stands by, and why not."""
         return self._service.readiness()
 
     def status_json(self) -> bytes:
-        """See AdminSource."""
+        """The status report as JSON."""
         return encode_report(self._service.report())
 
     def metrics(self) -> bytes:
-        """See AdminSource."""
+        """The metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def report(self) -> StatusReport | None:

@@ -256,7 +256,7 @@ class CompactionTask:
         oldest_ms, late_ms = state.oldest_garbage_ms, gc.grace_ms + 3 * (gc.every_ms or DAY_MS)
         if oldest_ms is not None and self._clock_ms() - oldest_ms > late_ms:
             raise UnavailableError(
-                "garbage is not collected",
+                "objects are not joined while garbage is not collected: the archive would double",
                 hint="run `tiered gc --apply --every 24h` with an account that may delete",
             )
 

@@ -47,23 +47,23 @@ class YieldingStore(StoreWrapper):
         self._seen_s = clock_s()
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
-        """See ObjectStore."""
+        """Put an object after the wait that its bytes cost."""
         self._wait(size_bytes(body))
         self._store.put_if_absent(key, body, timeout_s=timeout_s)
 
     def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
-        """See ObjectStore."""
+        """Put an object of pieces after the wait that they cost; a copied byte costs less than a sent one."""
         copied = sum(piece.length for piece in pieces if isinstance(piece, ObjectRange))
         self._wait(sent_bytes(pieces) + COPIED_WEIGHT * copied)
         self._store.compose_if_absent(key, pieces, timeout_s=timeout_s)
 
     def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
-        """See ObjectStore."""
+        """Get an object after the wait for a request."""
         self._wait(0)
         return self._store.get(key, max_bytes)
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
-        """See ObjectStore."""
+        """Get a range after the wait that its bytes cost."""
         self._wait(length)
         return self._store.get_range(key, offset, length)
 

@@ -102,7 +102,7 @@ class ArchiveTasks:
     def add_key_compaction(
         self, store: ObjectStore, spool: Path, writing: Callable[[Callable[[], float]], Rewrite]
     ) -> None:
-        """As ``add_compaction``."""
+        """Add the compaction of keys, whose outputs are written in a child process as those of ``add_compaction``."""
         shutil.rmtree(spool, ignore_errors=True)  # what a killed process left
         settings, throttled = self._settings, self._throttled(store, self._keys_share, self._stopping.is_set)
         options = replace(rewrite_options(settings, spool), release=trim, wait=self._stopping.wait)

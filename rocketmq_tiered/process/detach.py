@@ -83,7 +83,11 @@ class Detachment:
         self._stands(self._broker.group_offsets, self._waits.settle_s, "group offsets still change")
         if self._broker.popped():
             self._emptied("popped", self._broker.popped, force=force)
-            self._stands(self._broker.group_offsets, self._waits.settle_s, "popped messages still come back")
+            self._stands(
+                self._broker.group_offsets,
+                self._waits.settle_s,
+                "popped messages still become visible again",
+            )
         if not force and self._broker.leftovers():  # they did
             self._broker.set_permission(PERM_READ)
             return self.close(force=force)

@@ -112,7 +112,7 @@ def test_a_gap_may_end_a_queue_but_not_begin_one(started: CatalogState) -> None:
     gap = np.array([(0, 1, 3, 9)], GAP_DTYPE)
     state = step(started, replace(append_draft(started, {}), queues=[A], gaps=gap))
     assert state.queue(A)["end_queue_offset"] == 9  # type: ignore[index]
-    refused(started, replace(append_draft(started, {}), queues=[queue("new")], gaps=gap), "without records")
+    refused(started, replace(append_draft(started, {}), queues=[queue("new")], gaps=gap), "has no record")
 
 
 def test_a_run_starts_at_the_end_of_its_bytes(started: CatalogState) -> None:

@@ -209,7 +209,9 @@ def test_uncollected_garbage_refuses_a_pass(tmp_path: Path) -> None:
     beside.compact()
     beside.scene.append(40)
     beside.now_ms = NOW_MS + 4 * HOUR_MS
-    with pytest.raises(UnavailableError, match=r"garbage is not collected; .*tiered gc"):
+    with pytest.raises(
+        UnavailableError, match=r"objects are not joined while garbage is not collected.*; .*tiered gc"
+    ):
         beside.compact()
     beside.scene.collect()
     beside.compact()

@@ -313,7 +313,7 @@ def _append(state: CatalogState, commit: Commit) -> CatalogState:
 def _maintain(state: CatalogState, commit: Commit) -> CatalogState:
     draft = commit.draft
     if len(draft.gaps):
-        raise CommitInvalidError("only an append records gaps")
+        raise CommitInvalidError("a commit of maintenance records gaps, which only one that appends may")
     if len(draft.floors):
         table, gaps, chunks = raise_floors(state, draft)
         state = replace(state, table=table, gaps=gaps, chunks=chunks)

@@ -89,7 +89,7 @@ class S3Store:
             self._put(key, views, size)
 
     def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
-        """See ObjectStore. Small objects are one PUT, and small ranges are read for it."""
+        """Create an object of pieces. Small objects are one PUT, and small ranges are read for it."""
         size = sum(map(piece_bytes, pieces))
         with self._attempt(key, size, timeout_s):
             if size <= self._settings.multipart_threshold_bytes or is_single_put(key):
@@ -308,7 +308,7 @@ class S3Store:
                 logger.debug("upload of %s is gone", upload.key)
 
     def clock_ms(self, prefix: str = "") -> int:
-        """See ObjectStore. Whole seconds, from the Date header of a listing: a policy may allow these by prefix."""
+        """The store's time in seconds, from the Date header of a listing: a policy may allow these by prefix."""
         with self._translated(prefix):
             answer = self._connected().list_objects_v2(Bucket=self._bucket, Prefix=prefix, MaxKeys=1)
         date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")

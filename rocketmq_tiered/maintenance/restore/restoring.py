@@ -294,6 +294,7 @@ class Restoring:
         tables: dict[str, Any],
         moved: Moved,
     ) -> UnitCounts:
+        """Write the consume queues again; without a requested kind only those that have ended and get no message."""
         request = self._request
         kind = request.queues or StoreKind.FILE
         for name in ("consumequeue", "batchconsumequeue"):

@@ -231,7 +231,7 @@ class Grants:
 
 
 class PlainAcl(Rules):
-    """See Rules."""
+    """The rules of a plain_acl.yml, as brokers of ACL 1.0 read it."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         """Raises RulesError."""
@@ -360,7 +360,7 @@ class Entry:
 
 
 class UserAcl(Rules):
-    """See Rules."""
+    """Users and their rules, as brokers 5.x have them."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         """Raises RulesError."""

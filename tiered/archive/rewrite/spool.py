@@ -253,6 +253,7 @@ class IterationSpool:
         return total
 
     def _read(self, place: _Place) -> FoundRanges:
+        """The ranges that ``write`` put at ``place``: five tables, then the bytes of their blocks."""
         self._file.seek(place.position)
         target, begin = np.empty(place.stored_bytes, np.uint8).data, 0  # a bytearray would be filled first
         while begin < place.stored_bytes:
