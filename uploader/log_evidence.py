@@ -28,7 +28,7 @@ from tiered.catalog.log_histories import compared_runs
 from tiered.catalog.pages import RunIndex, living_runs
 from tiered.catalog.state import CatalogState, LogCheck
 from tiered.errors import AccessDeniedError, CorruptionError, NotFoundError, UnreadableError
-from tiered.formats.record import Record, decode_record, host_of
+from tiered.formats.record import Record, decode_record, store_host_text
 from tiered.formats.run_part import CatalogRun
 from tiered.model.tables import QUEUE_HIDDEN, RunKind
 from tiered.object_store.interface import ObjectStore
@@ -48,7 +48,7 @@ def hosts_setting(batch: LogBatch) -> dict[str, list[str]]:
     columns, found = batch.columns, list[str]()
     for row in sorted({0, columns.rows - 1}) if columns.rows else ():
         begin = int(columns.position[row])
-        host = host_of(batch.arena[begin : begin + int(columns.size[row])].tobytes())
+        host = store_host_text(batch.arena[begin : begin + int(columns.size[row])].tobytes())
         found += [host] if host not in found else []
     return {STORE_HOSTS: found} if found else {}
 

@@ -34,7 +34,7 @@ from rocketmq_tiered.process.instance import (
     state_root,
 )
 from rocketmq_tiered.process.known_figures import KnownFigures
-from rocketmq_tiered.process.lifecycle import EXIT_NOT_DRAINED, Service
+from rocketmq_tiered.process.lifecycle import EXIT_NOT_DRAINED, UploaderService
 from rocketmq_tiered.process.logs import log_service
 from rocketmq_tiered.process.metrics import (
     DecodingCollector,
@@ -102,7 +102,7 @@ def execute(options: argparse.Namespace) -> int:
             state, metrics, partial(_committed, view, thread), partial(_reads, thread), options.abandon
         )
         figures = KnownFigures(state.path, (settings.archive.url, names.cluster, names.broker))
-        service = Service(
+        service = UploaderService(
             loaded, factory=factory, surroundings=_Surroundings(current, figures, services, thread)
         )
         service.handle_signals()
@@ -279,7 +279,7 @@ class _Source:
 
     def __init__(
         self,
-        service: Service,
+        service: UploaderService,
         metrics: StoreMetrics,
         services: Sequence[RelayService[Any]],
         thread: ServingThread | None,

@@ -92,7 +92,7 @@ class Surroundings(Protocol):
         """``report`` with what other parts of the process add."""
 
 
-class Service:
+class UploaderService:
     """Runs jobs built by ``factory`` until a stop."""
 
     def __init__(

@@ -49,7 +49,7 @@ from tiered.object_store.interface import (
     require_size,
 )
 from tiered.object_store.key import check_key, is_component
-from tiered.object_store.part_plan import joined, piece_bytes
+from tiered.object_store.part_plan import joined_pieces, piece_bytes
 from tiered.whole_file import sync_directory
 
 logger = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class FileStore:
         """Create an object of pieces. The kernel copies ranges; a file system with shared extents copies no bytes."""
 
         def write(descriptor: int, deadline_s: float | None) -> int:
-            for piece in joined(pieces):
+            for piece in joined_pieces(pieces):
                 if isinstance(piece, ObjectRange):
                     with self._opened(piece.key) as (source, size):
                         if piece.offset < 0 or piece.offset + piece.length > size:
@@ -432,7 +432,7 @@ class FileStore:
         try:
             yield
         except OSError as error:
-            raise file_error(error, f"{self.url}/{key}") from error
+            raise store_file_error(error, f"{self.url}/{key}") from error
 
 
 def check_object_key(key: str) -> str:
@@ -442,7 +442,7 @@ def check_object_key(key: str) -> str:
     return key
 
 
-def file_error(error: OSError, where: str) -> TieredError:
+def store_file_error(error: OSError, where: str) -> TieredError:
     """The typed error of a failed system call. ``where`` names the object."""
     what = f"{where}: {error.strerror or error}"
     if isinstance(error, FileExistsError):
