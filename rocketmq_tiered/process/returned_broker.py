@@ -48,7 +48,6 @@ def take_back(
     archive: Archive,
     client: BrokerClient,
     say: Callable[[DetachStep], None],
-    sleep: Callable[[float], object] = time.sleep,
 ) -> None:
     """Take back the retired broker at ``client``, whose permission is 0. Resumable: offsets are only raised."""
     broker = BrokerControl(client, archive.cluster)
@@ -62,7 +61,7 @@ def take_back(
         _end_retirement(archive)
     say(DetachStep("mount", "done: no longer announced"))
     log = GroupLog(archive.store, PRODUCER, wall_ms, has_lapsed=lapsed_leases(root))
-    _claim(log, sleep)
+    _claim(log)
     say(DetachStep("groups", "done: released by the node that served them"))
     count = _commit(broker, log.offsets)
     say(DetachStep("offsets", f"done: {count} written to the broker"))
@@ -89,14 +88,14 @@ def _end_retirement(archive: Archive) -> None:
     writer.release()
 
 
-def _claim(log: GroupLog, sleep: Callable[[float], object]) -> None:
+def _claim(log: GroupLog) -> None:
     ends_s = time.monotonic() + RELEASE_S
     while time.monotonic() < ends_s:
         try:
             log.claim(0)
             return
         except FencedError:
-            sleep(LOOK_S)
+            time.sleep(LOOK_S)
     log.claim(0, take_over=True)
 
 

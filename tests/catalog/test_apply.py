@@ -314,8 +314,7 @@ def test_compaction_replaces_exactly_the_same_offsets(several: CatalogState) -> 
 def test_a_removed_run_is_still_there_else_the_delta_is_void(several: CatalogState) -> None:
     draft = _compacted(several, 0, 3)
     state = step(several, draft)
-    again = replace(draft, objects=draft.objects, object_keys=["data/d"])
-    refused(state, again, "no longer exists")
+    refused(state, replace(draft, objects=draft.objects, object_keys=["data/d"]), "no longer exists")
 
 
 def test_expiry_takes_the_oldest_and_the_gaps_behind_them(several: CatalogState) -> None:

@@ -246,7 +246,6 @@ def test_every_page_is_found_where_the_change_says(pages: list[bytes], pack_byte
         PageRef(name, 0, 1, 1, 1, len(page), queue(), queue(), 0, 0, 0, 0)
         for name, page in zip(names, pages, strict=True)
     ]
-    change = packs.put(PageChange(added=added))
-    assert [read_page_bytes(store, ref.key) for ref in change.added] == pages
+    assert [read_page_bytes(store, ref.key) for ref in packs.put(PageChange(added=added)).added] == pages
     sizes = [len(store.get(info.key)) for info in store.list("pages/")]
     assert all(size <= max(pack_bytes, *map(len, pages)) for size in sizes)

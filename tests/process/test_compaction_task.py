@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_tiered.maintenance.compaction_task import CompactionTask, Stopping
+from rocketmq_tiered.maintenance.compaction_task import CompactionTask
 from rocketmq_tiered.maintenance.task_figures import CompactionStatus
-from rocketmq_tiered.maintenance.throttle import Level, Load, Throttle, level_of
+from rocketmq_tiered.maintenance.throttle import Level, Load, Stopping, Throttle, level_of
 from rocketmq_tiered.process.archive_tasks import ArchiveTasks
 from rocketmq_tiered.process.compaction_process import ChildStore, writing_in_child
 from rocketmq_tiered.process.metrics import StatusCollector

@@ -153,8 +153,7 @@ def settings(linking: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def job_of(settings: Settings, tmp_path: Path, kept: ProcessPins) -> UploaderJob:
-    writer = Writer("me", "run", False, tmp_path / "state", pins=kept)
-    return UploaderJob(settings, writer, StoreMetrics())
+    return UploaderJob(settings, Writer("me", "run", False, tmp_path / "state", pins=kept), StoreMetrics())
 
 
 def log_of(settings: Settings, kept: ProcessPins) -> CommitLog:

@@ -128,8 +128,7 @@ def thread_at(url: str, port: int, answers: FakeHandlers) -> Serving:
         return answers
 
     service = ProxyService(config, settings.serve, settings.read)
-    thread = ServingThread(BrokerNames(CLUSTER, BROKER), settings, [service], opened)
-    return Serving(service, thread)
+    return Serving(service, ServingThread(BrokerNames(CLUSTER, BROKER), settings, [service], opened))
 
 
 def test_it_listens_before_the_archive_exists_and_opens_it_later(

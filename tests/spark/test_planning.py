@@ -281,8 +281,7 @@ def test_a_range_without_messages_is_an_empty_frame(spark: SparkSession, small_a
 
 def test_credentials_are_not_shown(spark: SparkSession, small_archive: Path) -> None:
     keys = {"accessKey": "AKIA-shown-nowhere", "secretKey": "secret-shown-nowhere"}
-    frame = read(spark, f"file://{small_archive}", columns=COLUMNS, **keys)
-    frame.createOrReplaceTempView("with_keys")
+    read(spark, f"file://{small_archive}", columns=COLUMNS, **keys).createOrReplaceTempView("with_keys")
     shown = spark.sql("EXPLAIN EXTENDED SELECT * FROM with_keys").collect()[0][0]
     assert "ReadParts" in shown
     assert "shown-nowhere" not in shown
