@@ -93,7 +93,7 @@ _PASSING = (PullStatus.NO_MATCHED_MESSAGE, PullStatus.OFFSET_TOO_SMALL)
 """No messages, but a higher next offset."""
 
 Reading = Callable[[Coroutine[Any, Any, MessageBatch | None]], Coroutine[Any, Any, MessageBatch | None]]
-"""See ArchiveAccess.while_open."""
+"""Runs a read, and fails once the archive is closed."""
 
 
 class Walk:
@@ -332,7 +332,7 @@ class AsyncBatches(_Batches, AsyncIterator[MessageBatch]):
 
 
 class AsyncMessages(AsyncIterator[Message]):
-    """See Messages."""
+    """The messages of a walk one by one, for an event loop."""
 
     def __init__(self, batches: AsyncBatches, decode: Decode) -> None:
         self._batches = batches

@@ -62,9 +62,9 @@ def file_error(error: OSError, path: Path) -> TieredError:
     """The error of a failed write to ``path``."""
     what = f"{path} cannot be written: {error.strerror}"
     if error.errno in FULL_ERRNOS:
-        return StoreFullError(what, hint="free space there")
+        return StoreFullError(what, hint=f"free space on the disk of {path}")
     if error.errno in DENIED_ERRNOS:
-        return AccessDeniedError(what, hint=f"user {os.geteuid()} needs access to it")
+        return AccessDeniedError(what, hint=f"give user {os.geteuid()} permission to write it")
     if isinstance(error, FileExistsError | NotADirectoryError | FileNotFoundError):
         return UsageError(what, hint="name a new directory")
     return UnavailableError(what)

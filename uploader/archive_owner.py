@@ -36,13 +36,13 @@ from uploader.log_divergence import (
     Check,
     CheckResult,
     CommonEnd,
-    compare,
+    compare_log,
     ends_before,
     find_divergence,
     log_end,
 )
 from uploader.log_evidence import Commits, archived_end, common_records, log_head
-from uploader.log_rule import LogDecision, LogFacts, LogLimits, Shared, Step, decide_log, misfit, recreated
+from uploader.log_rule import LogDecision, LogFacts, LogLimits, LogStep, Shared, decide_log, misfit, recreated
 from uploader.offload_environment import Environment, OffloadIdentity
 from uploader.queue_tails import QueueTails
 
@@ -105,7 +105,7 @@ class ArchiveOwner:
         found = None if state is None else self._compared(state)
         if claim_now:
             self._may_claim(self.writer.state, found)
-        if state is not None and found is not None and found.decision.step is Step.CONTINUE:
+        if state is not None and found is not None and found.decision.step is LogStep.CONTINUE:
             self._look_beyond_end(state)
         if claim_now:
             self.claim()
@@ -114,16 +114,16 @@ class ArchiveOwner:
                 found = self._compared(state)  # the previous owner committed until the claim was won
         if state is None or found is None:
             return self._log.min_phys
-        if found.decision.step is Step.STOP:
+        if found.decision.step is LogStep.STOP:
             raise found.error()
-        if found.decision.step is Step.CONTINUE:
+        if found.decision.step is LogStep.CONTINUE:
             return state.cursor.phys
         self.claim()
-        if found.decision.step is Step.RETURN:
+        if found.decision.step is LogStep.RETURN:
             with suppress(CommitInvalidError):
                 return self._return_to(found.divergence)
             found = self._compared(state, may_return=False)
-            if found.decision.step is Step.STOP:
+            if found.decision.step is LogStep.STOP:
                 raise found.error()
         return self._start_history(found.divergence)
 
@@ -155,21 +155,21 @@ class ArchiveOwner:
                 extra={"object": found[0].key},
             )
 
-    def _may_claim(self, owned: CatalogState, found: Comparison | None) -> None:
+    def _may_claim(self, owned: CatalogState, found: LogComparison | None) -> None:
         """Decide whether to fence a live owner: only with a log that continues the archive. Raises LogDivergedError
         before a claim that each retry would repeat."""
         owner = owned.owner
         if owner is None or owner.released or owner.instance == self._instance:
-            if found is not None and found.decision.step is Step.STOP:
+            if found is not None and found.decision.step is LogStep.STOP:
                 raise found.error()
             return
-        if found is None or found.decision.step is Step.CONTINUE:
+        if found is None or found.decision.step is LogStep.CONTINUE:
             if not self._take_over:
                 self._take_over = self._environment.may_take_over(owned, self._reported_end_phys())
             return
         self._environment.may_take_over(owned, None)  # reports the lag
         if self._take_over:
-            if found.decision.step is Step.STOP:
+            if found.decision.step is LogStep.STOP:
                 raise found.error()
             return
         name = f"{owner.instance} on {owner.host}"
@@ -187,12 +187,12 @@ class ArchiveOwner:
             return ends_before(self._log, state.cursor.check, divergence.phys)
         return end_phys < state.cursor.phys
 
-    def _compared(self, state: CatalogState, *, may_return: bool = True) -> Comparison:
+    def _compared(self, state: CatalogState, *, may_return: bool = True) -> LogComparison:
         """What the log shares with the archive of ``state``, and what follows from it. ``may_return``: to an earlier
         log history."""
         reported_end_phys = self._reported_end_phys()
         check = self._restored.of(state.cursor.check)
-        result = compare(self._log, check, reported_end_phys)
+        result = compare_log(self._log, check, reported_end_phys)
         divergence = CommonEnd(state.version, state.cursor.phys, result is CheckResult.SAME)
         shared, common = Shared.END, state
         if result is CheckResult.DELETED:
@@ -208,7 +208,7 @@ class ArchiveOwner:
         has_grown = not state.log_histories or state.cursor.phys > state.log_histories[-1].begin_phys
         is_proven = shared is Shared.END and has_grown
         if may_return and not is_proven and (earlier := self._earlier(state, divergence, shared)) is not None:
-            return Comparison(
+            return LogComparison(
                 earlier, decide_log(LogFacts(Shared.EARLIER_HISTORY), self._limits), state, None
             )
         if shared in (Shared.EARLIER, Shared.EARLIER_DELETED):
@@ -226,9 +226,9 @@ class ArchiveOwner:
         )
         decision = decide_log(facts, self._limits)
         if not decision.is_foreign:
-            return Comparison(divergence, decision, state, common)
+            return LogComparison(divergence, decision, state, common)
         ended = None if head is None else hidden_messages(state, common, recreated(archived, head))
-        return Comparison(CommonEnd(0, self._log.min_phys), decision, state, None, ended)
+        return LogComparison(CommonEnd(0, self._log.min_phys), decision, state, None, ended)
 
     def _inside(self, state: CatalogState, found: CommonEnd) -> CommonEnd:
         """Where log and archive diverge inside the commit after ``found``, if they have records of it in common."""
@@ -354,7 +354,7 @@ _PUT_BACK = (
 
 
 @dataclass(frozen=True)
-class Comparison:
+class LogComparison:
     """What a log shares with the archive of ``state``. ``common``: the state up to which they agree, or None.
     ``hidden_if_same``: how many messages archive.same_broker would hide; None if that is no answer."""
 

@@ -54,7 +54,7 @@ class CycleUploader:
         )
 
     def build_next(self, timeout_s: float) -> bool:
-        """See CycleBuilder; the builder thread's work."""
+        """Build the next cycle, as CycleBuilder does; the builder thread calls it."""
         return self._builder.build_next(timeout_s)
 
     def commit_next(self, timeout_s: float) -> bool:
@@ -133,7 +133,7 @@ class CycleUploader:
             )
         for lost in cycle.batch.lost:
             self._context.log(
-                "commitlog missing: its messages are lost to the archive",
+                "a range of the commitlog is missing: its messages are lost to the archive",
                 {"error": lost.why, "begin_phys": lost.begin_phys, "end_phys": lost.end_phys},
             )
 

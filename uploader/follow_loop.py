@@ -24,7 +24,7 @@ from tiered.errors import UnavailableError, UnreadableError
 from tiered.settings.sections import OffloadSettings
 from uploader.bound_source import BoundSource
 from uploader.dispatcher import StepResult, TieredDispatcher
-from uploader.log_divergence import CheckResult, compare
+from uploader.log_divergence import CheckResult, compare_log
 
 ASK_EVERY_MS = 100
 REFRESH_FILES_EVERY_MS = 1_000
@@ -155,11 +155,11 @@ class FollowLoop:
         offsets were read, so that no offset of another log is used."""
         state = self._writer.state_or_none
         check = self._dispatcher.log_check() or (state.cursor.check if state is not None else NO_CHECK)
-        if compare(self._log, check) is not CheckResult.DIFFERENT:
+        if compare_log(self._log, check) is not CheckResult.DIFFERENT:
             return
         self._log.refresh()  # the broker may have deleted the file
-        if compare(self._log, check) is CheckResult.DIFFERENT:
-            raise BrokerRestartedError(f"the broker's log differs below {check.end_phys} from what was read")
+        if compare_log(self._log, check) is CheckResult.DIFFERENT:
+            raise BrokerRestartedError(f"the commitlog below {check.end_phys} is no longer what was read")
 
     def _has_more(self) -> bool:
         """Whether a step may progress. Below a live broker's offsets, zeros or a missing file must be passed too; the

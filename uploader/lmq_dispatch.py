@@ -56,7 +56,7 @@ class LmqRules:
     is_off: bool = False
 
 
-class Place(NamedTuple):
+class UnitPlace(NamedTuple):
     """The end of a queue: ``offset``, UNKNOWN if unknown, and ``claimed``, the offset the next record has by the
     broker's count."""
 
@@ -64,7 +64,7 @@ class Place(NamedTuple):
     claimed: int
 
 
-class Claims(NamedTuple):
+class UnitClaims(NamedTuple):
     """Entries of one queue, in log order: offset in the record, times the record lists the queue, DOUBT bits, and
     offset by the queue's units (or NO_UNIT, ABSENT)."""
 
@@ -112,7 +112,7 @@ def _has_duplicates(queue: Ints, row: Ints) -> bool:
     return True
 
 
-def decide_lmqs(claims: Claims, begin: Place, rules: LmqRules) -> tuple[list[int], Place]:
+def decide_lmqs(claims: UnitClaims, begin: UnitPlace, rules: LmqRules) -> tuple[list[int], UnitPlace]:
     """The offset of each entry in its queue, or NOT_DISPATCHED, and the new end of the queue. Pure."""
     offsets, place = [], begin
     for claimed, times, doubt, by_units in zip(*claims, strict=True):
@@ -122,11 +122,11 @@ def decide_lmqs(claims: Claims, begin: Place, rules: LmqRules) -> tuple[list[int
             offset = NOT_DISPATCHED if by_units == ABSENT else by_units
         offsets.append(offset)
         if offset != NOT_DISPATCHED:
-            place = Place(offset + 1, claimed + times)
+            place = UnitPlace(offset + 1, claimed + times)
     return offsets, place
 
 
-def _without_units(claimed: int, doubt: int, place: Place, rules: LmqRules) -> int:
+def _without_units(claimed: int, doubt: int, place: UnitPlace, rules: LmqRules) -> int:
     if doubt & DOUBT_PLAIN:
         return NOT_DISPATCHED
     if rules.in_rocksdb:  # excluded topics are never dispatched
@@ -195,10 +195,12 @@ class LmqDispatch:
                 columns.lmq_doubt[rows],
             )
             by_units = self._offsets_by_units(units, ordinal, records)
-            claims = Claims(
+            claims = UnitClaims(
                 records.claimed.tolist(), times[mine].tolist(), records.doubt.tolist(), by_units.tolist()
             )
-            offsets, place = decide_lmqs(claims, Place(end, self._claimed.get((ordinal, end), end)), rules)
+            offsets, place = decide_lmqs(
+                claims, UnitPlace(end, self._claimed.get((ordinal, end), end)), rules
+            )
             self._store_claimed(ordinal, place)
             resolved |= zip(((phys, ordinal) for phys in records.phys.tolist()), offsets, strict=True)
         return resolved
@@ -224,7 +226,7 @@ class LmqDispatch:
             )
         return np.full(len(records.phys), NO_UNIT)
 
-    def _store_claimed(self, ordinal: int, place: Place) -> None:
+    def _store_claimed(self, ordinal: int, place: UnitPlace) -> None:
         if place.claimed != place.offset:
             self._claimed[ordinal, place.offset] = place.claimed
         if len(self._claimed) > _AHEAD_MAX:

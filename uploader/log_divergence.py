@@ -52,7 +52,7 @@ class CommonEnd:
     records: int = 0
 
 
-def compare(log: CommitLog, check: LogCheck, reported_end_phys: int | None = None) -> CheckResult:
+def compare_log(log: CommitLog, check: LogCheck, reported_end_phys: int | None = None) -> CheckResult:
     """Read the checked bytes again. ``reported_end_phys``: the end of its log that the broker reports, or None.
 
     Raises UnavailableError if the log may not be mounted.
@@ -83,7 +83,7 @@ def matches_archive(store: BrokerStore, archive: ObjectStore, state: CatalogStat
     """Whether the log of ``store`` has the bytes below the end of ``archive``, whose state is ``state``. A writer stops
     or begins a log history where they differ. Raises UnavailableError if the log may not be mounted."""
     check = restored_check(store.path, archive).of(state.cursor.check)
-    return compare(store.commit_log, check)
+    return compare_log(store.commit_log, check)
 
 
 Check = tuple[int, LogCheck, int]
@@ -107,7 +107,7 @@ def find_divergence(
         found = search.newest_held(first, last)
         if found is not None:
             version, check, to_phys = found
-            is_deleted = compare(log, check, reported_end_phys) == CheckResult.DELETED
+            is_deleted = compare_log(log, check, reported_end_phys) == CheckResult.DELETED
             if is_deleted and search.is_contradicted:
                 break
             return CommonEnd(version, to_phys, not is_deleted, search.above)
@@ -153,7 +153,7 @@ class _Search:
         """Not if it ends above the log, or has no bytes to compare, as at the start of a history."""
         version, check, to_phys = entry
         end_phys = log_end(self._log, self._reported_end_phys)
-        result = compare(self._log, check, self._reported_end_phys)
+        result = compare_log(self._log, check, self._reported_end_phys)
         self.is_contradicted |= result == CheckResult.DIFFERENT and check.end_phys <= end_phys
         is_held = (
             result != CheckResult.DIFFERENT and check.begin_phys < check.end_phys and to_phys <= end_phys

@@ -28,7 +28,7 @@ from tiered.catalog.log_histories import compared_runs
 from tiered.catalog.pages import RunIndex, living_runs
 from tiered.catalog.state import CatalogState, LogCheck
 from tiered.errors import AccessDeniedError, CorruptionError, NotFoundError, UnreadableError
-from tiered.formats.record import Record, decode_record, host_of
+from tiered.formats.record import Record, decode_record, store_host_text
 from tiered.formats.run_part import CatalogRun
 from tiered.model.tables import QUEUE_HIDDEN, RunKind
 from tiered.object_store.interface import ObjectStore
@@ -48,7 +48,7 @@ def hosts_setting(batch: LogBatch) -> dict[str, list[str]]:
     columns, found = batch.columns, list[str]()
     for row in sorted({0, columns.rows - 1}) if columns.rows else ():
         begin = int(columns.position[row])
-        host = host_of(batch.arena[begin : begin + int(columns.size[row])].tobytes())
+        host = store_host_text(batch.arena[begin : begin + int(columns.size[row])].tobytes())
         found += [host] if host not in found else []
     return {STORE_HOSTS: found} if found else {}
 
@@ -177,7 +177,7 @@ class _Compared:
         return found
 
     def last(self) -> CommonRecords | None:
-        """See ``common_records``."""
+        """The newest archived records that the log has as well, if any."""
         if not len(self._phys) or not self._is_same(0):
             return None
         low, high = 0, len(self._phys)
@@ -190,6 +190,7 @@ class _Compared:
         return CommonRecords(low + 1, end_phys, _check_below(self._log, end_phys))
 
     def _is_same(self, at: int) -> bool:
+        """Whether the archived record number ``at`` stands in the log at its physical offset, byte for byte."""
         phys, size = int(self._phys[at]), int(self._size[at])
         if phys + size > self._log_end_phys or self._log.file_at(phys) is None:
             return False

@@ -58,7 +58,7 @@ class LogLimits:
     same_broker: bool = False
 
 
-class Step(Enum):
+class LogStep(Enum):
     """What a writer does."""
 
     CONTINUE = "continue"
@@ -71,7 +71,7 @@ class Step(Enum):
 class LogDecision:
     """``why`` it stops; empty otherwise. ``is_foreign``: nothing shows that the log is of the archive's owner."""
 
-    step: Step
+    step: LogStep
     why: str = ""
     is_foreign: bool = False
 
@@ -81,13 +81,13 @@ def decide_log(facts: LogFacts, limits: LogLimits) -> LogDecision:
     if limits.same_broker:
         facts = replace(facts, misfit="")
     if facts.shared is Shared.END or (facts.shared is Shared.END_DELETED and not facts.misfit):
-        return LogDecision(Step.CONTINUE)
+        return LogDecision(LogStep.CONTINUE)
     if facts.shared is Shared.EARLIER_HISTORY:
-        return LogDecision(Step.RETURN, is_foreign=True)
+        return LogDecision(LogStep.RETURN, is_foreign=True)
     why, is_foreign = _why_not(facts, limits)
     if limits.replace_log or not why:
-        return LogDecision(Step.NEW_HISTORY, is_foreign=is_foreign)
-    return LogDecision(Step.STOP, why, is_foreign)
+        return LogDecision(LogStep.NEW_HISTORY, is_foreign=is_foreign)
+    return LogDecision(LogStep.STOP, why, is_foreign)
 
 
 def _why_not(facts: LogFacts, limits: LogLimits) -> tuple[str, bool]:

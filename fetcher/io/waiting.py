@@ -322,7 +322,7 @@ class ThreadTimer:
             try:
                 callback()
             except Exception:
-                LOG.exception("a timed call failed")
+                LOG.exception("a call at a set time failed")
 
     def _next(self) -> Callable[[], None] | None:
         with self._changed:

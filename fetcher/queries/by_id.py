@@ -22,7 +22,7 @@ import numpy as np
 from fetcher.queries.source import Entry, Place, QuerySource, is_shown
 from fetcher.rows.message import Message
 from tiered.archive.index.footer import Covered, decode_tail
-from tiered.archive.index.places import Places, decode_page, pages_with
+from tiered.archive.index.places import Places, decode_places, pages_with
 from tiered.archive.index_shape import shape_of
 from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.pages import Bounds
@@ -160,7 +160,7 @@ async def _named_queues(
 async def _places(source: QuerySource, index: IndexRef, covered: Covered, page: int) -> Places:
     offset, length = covered.page_range(shape_of(index), page)
     where = f"{index.key} places [{offset}, {offset + length})"
-    return decode_page(await source.range(index.key, offset, length), where)
+    return decode_places(await source.range(index.key, offset, length), where)
 
 
 def _candidates_at(chunk: RunChunk, phys: int, after_version: int) -> list[_Candidate]:

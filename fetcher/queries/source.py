@@ -25,7 +25,7 @@ from fetcher.rows.message import Message
 from tiered.archive.index.layout import Shape
 from tiered.archive.index.lookup import ReadRange
 from tiered.archive.key_section_reader import key_bytes_guess
-from tiered.catalog.pages import Bounds, Page, RunIndex, WindowSearch, decode_page
+from tiered.catalog.pages import Bounds, Page, RunIndex, WindowSearch, decode_catalog_page
 from tiered.catalog.state import EMPTY_CHUNK, CatalogState, PageRef, RunChunk
 from tiered.errors import CorruptionError
 from tiered.formats.keys import parse_part_key
@@ -306,7 +306,7 @@ class QuerySource:
             part = parse_part_key(ref.key)
             require_stored_bytes(0 if part is None else part[2], source)
             answer = self._reader.submit_get(ref.key) if part is None else self._reader.submit(*part)
-            found = decode_page(await Wait(answer), source=source)
+            found = decode_catalog_page(await Wait(answer), source=source)
             if len(found.chunk.runs) != ref.runs:
                 raise CorruptionError(f"{source}: {len(found.chunk.runs)} runs, the catalog says {ref.runs}")
             self._kept.put(ref.key, "page", found, found.nbytes)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fetcher.rows.pull import PullStatus
 from tiered.catalog.queue_gaps import QueueGaps
-from tiered.catalog.state import EMPTY_CHUNK, CatalogState, PageRef, RunChunk, joined, selected
+from tiered.catalog.state import EMPTY_CHUNK, CatalogState, PageRef, RunChunk, joined_chunks, selected
 from tiered.errors import CorruptionError
 from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
@@ -102,7 +102,7 @@ class RunList:
         parts = list(self._parts)
         # Each part is longer than the next: every run is copied a logarithmic number of times.
         while parts and len(parts[-1].base) <= len(chunk.runs):
-            chunk = joined((parts.pop().chunk, chunk))
+            chunk = joined_chunks((parts.pop().chunk, chunk))
         first = parts[-1].first + len(parts[-1].base) if parts else 0
         longer = RunList(self._queue, EMPTY_CHUNK)
         longer._parts = (*parts, _Part(first, chunk))
@@ -213,7 +213,7 @@ def list_at(
         changed = _changed(_Same(known_state.pages), _Same(state.pages), known_state.version)
         if any(page.first <= queue <= page.last for page in changed):
             return None
-    added = joined(tuple(_added(state.chunks, row, known_state.version)))
+    added = joined_chunks(tuple(_added(state.chunks, row, known_state.version)))
     if int(added.runs["rows"].sum()) != int(after["row_count"]) - int(before["row_count"]):
         return None
     if not len(added.runs):

@@ -164,5 +164,7 @@ def tag_filter(expression: str | None) -> TagFilter | None:
     tags = [tag.strip() for tag in expression.split("||")]
     tags = [tag for tag in tags if tag]
     if not tags:
-        raise UsageError(f"filter {expression[:200]} has no tag", hint="write a || b")
+        raise UsageError(
+            f"filter {expression[:200]} has no tag", hint="write one tag, or several as TagA || TagB"
+        )
     return TagFilter(tags)

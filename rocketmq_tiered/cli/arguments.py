@@ -210,7 +210,7 @@ def add_rewriting(parser: argparse.ArgumentParser, section: str, verb: str, *, a
         "--older-than",
         dest=f"{section}.min_age_ms",
         metavar="DURATION",
-        help=f"{verb} only what was committed before this time, such as 72h",
+        help=f"{verb} only what was committed at least this long ago, such as 72h",
     )
     parser.add_argument(
         "--spool",

@@ -106,7 +106,7 @@ def _checked(options: argparse.Namespace) -> MessageFilter | None:
                 f"--{'from' if name == 'start' else name} {value} is negative", hint="count from 0"
             )
     if options.start is not None and options.since is not None:
-        raise UsageError("--from and --since exclude each other", hint="give one of them")
+        raise UsageError("--from and --since exclude each other", hint="give an offset or a time")
     if options.follow and options.at_version is not None:
         raise UsageError(
             "--follow and --at-version exclude each other",

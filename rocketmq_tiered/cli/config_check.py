@@ -22,7 +22,7 @@ from tiered.object_store.open_store import check_addresses
 from tiered.remoting.client import BrokerClient
 from tiered.remoting.command import RequestCode, ResponseCode
 from tiered.settings.load import FIELDS, LoadedSettings, value_of
-from tiered.settings.quantities import FOREVER, duration_text
+from tiered.settings.quantities import FOREVER, written_duration
 from tiered.settings.rules_in_force import differences
 from tiered.settings.sections import Settings
 from tiered.settings.topic_rules import TopicRules
@@ -124,7 +124,7 @@ def _explain(topic: str, loaded: LoadedSettings, *, as_json: bool) -> None:
     found = {
         "archived": ("no" if refusal else "yes", refusal or "topics.include"),
         "ttl": (rule.ttl, source.get(rule.ttl_from, rule.ttl_from)),
-        "minArchived": (duration_text(rule.min_archived_ms), source["retention.min_archived"]),
+        "minArchived": (written_duration(rule.min_archived_ms), source["retention.min_archived"]),
         "maxBytes": (rule.max_bytes, rule.max_bytes_from),
         "readPolicy": (rule.read_policy, source.get(rule.read_policy_from, rule.read_policy_from)),
         "ttlClass": (FOREVER if days == FOREVER_CLASS else f"{days}d", "the time to live"),

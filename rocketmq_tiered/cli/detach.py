@@ -22,7 +22,7 @@ from rocketmq_tiered.process.broker_side import (
     store_path,
     tls_of,
 )
-from rocketmq_tiered.process.detach import Detachment, Step, Waits
+from rocketmq_tiered.process.detach import Detachment, DetachStep, Waits
 from rocketmq_tiered.process.instance import backfill_instance, running_instances, state_root
 from rocketmq_tiered.process.returned_broker import needs_groups, take_back
 from rocketmq_tiered.process.uploader_job import UploaderJob, Writer
@@ -105,13 +105,13 @@ class _Command:
         self._client = BrokerClient(address, TIMEOUT_S, credentials_of(settings), tls_of(settings))
         self._broker = BrokerControl(self._client, self.names.cluster)
         self._detachment = Detachment(self._broker, Waits(wait_s), self._say, time.monotonic, time.sleep)
-        self.steps: list[Step] = []
+        self.steps: list[DetachStep] = []
 
     def close(self) -> None:
         self._client.close()
         self._store.close()
 
-    def _say(self, step: Step) -> None:
+    def _say(self, step: DetachStep) -> None:
         self.steps.append(step)
         if not self._as_json:
             print_lines(f"{step.name:<11} {step.state}")
@@ -120,6 +120,7 @@ class _Command:
         return open_store(self._settings.archive.url, StoreOptions(self._settings.object_store))
 
     def detach(self, *, force: bool) -> None:
+        """Close the broker, archive the rest of its log, and announce the archive. Continues an earlier call."""
         root = self._root()
         try:
             if not self._is_retired(root):
@@ -132,10 +133,10 @@ class _Command:
                         hint="start it and run tiered detach, or give --force: groups may repeat or lack messages",
                     )
                 self._archive(root)
-            self._say(Step("archived", "done: to the end, and retired"))
+            self._say(DetachStep("archived", "done: to the end, and retired"))
             name = BrokerName(self.names.cluster, self.names.broker)
             announce_archive(root, name, load(open_archive(root, *name).store).queue_count)
-            self._say(Step("announced", "done: nodes of tiered mount serve it"))
+            self._say(DetachStep("announced", "done: nodes of tiered mount serve it"))
         finally:
             root.close()
 
@@ -150,13 +151,13 @@ class _Command:
         return int(text) if text.strip().isdecimal() else -1
 
     def _await_stop(self) -> None:
-        self._say(Step("stopped", "waits: stop the broker now"))
+        self._say(DetachStep("stopped", "waits: stop the broker now"))
         ends_s = time.monotonic() + self._wait_s
         while not self._store.liveness().is_dead:
             if time.monotonic() >= ends_s:
                 raise UnavailableError("the broker still runs", hint="stop it, then run tiered detach again")
             time.sleep(LOOK_S)
-        self._say(Step("stopped", "done"))
+        self._say(DetachStep("stopped", "done"))
 
     def _archive(self, root: ObjectStore) -> None:
         self._end_instance()
@@ -164,7 +165,7 @@ class _Command:
         writer = Writer(instance, BACKFILL, self._awaited_release(root, instance), retires=True)
         job = UploaderJob(self._settings, writer, StoreMetrics())
         result = job.offload(threading.Event(), follow=False)
-        self._say(Step("last part", f"done: {outcome_text(result)}"))
+        self._say(DetachStep("last part", f"done: {outcome_text(result)}"))
 
     def _awaited_release(self, root: ObjectStore, instance: str) -> bool:
         """Wait until the archive may be claimed: its writer released it, or was one of this host and has ended without
@@ -183,7 +184,7 @@ class _Command:
             if not why or time.monotonic() >= ends_s:
                 return may_take_over
             if not waits:
-                self._say(Step("tiered run", f"waits for its release: {why}"))
+                self._say(DetachStep("tiered run", f"waits for its release: {why}"))
             waits = True
             time.sleep(LOOK_S)
 
@@ -196,7 +197,7 @@ class _Command:
                 ends_s = time.monotonic() + STOP_S
                 while Path(f"/proc/{instance.pid}").exists() and time.monotonic() < ends_s:
                     time.sleep(LOOK_S / 5)
-                self._say(Step("tiered run", f"done: process {instance.pid} stopped"))
+                self._say(DetachStep("tiered run", f"done: process {instance.pid} stopped"))
 
     def undo(self) -> None:
         root = self._root()

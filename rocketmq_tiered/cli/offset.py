@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """ARCHIVE_URL, queue, time, boundary."""
     add_archive(parser)
     parser.add_argument("topic", metavar="TOPIC", help="the topic")
-    parser.add_argument("--queue", type=int, metavar="N", help="only this queue: prints its offset alone")
+    parser.add_argument("--queue", type=int, metavar="N", help="print the offset of this queue alone")
     parser.add_argument(
         "--time",
         type=instant,

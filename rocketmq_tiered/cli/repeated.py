@@ -46,7 +46,10 @@ def once_or_every(options: argparse.Namespace, what: str, work: Work) -> int:
     if options.every is None:
         return work(stopped)
     if not options.apply:
-        raise UsageError(f"--every requires --apply: it starts {what}", hint="add --apply, or remove --every")
+        raise UsageError(
+            f"--every requires --apply: it repeats {what}",
+            hint="add --apply, or remove --every",
+        )
     loop = TaskLoop(_Command(what, _every_s(options.every), lambda: work(stopped)), CatalogState)
 
     def stop(*_: object) -> None:

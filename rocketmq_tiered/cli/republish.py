@@ -23,10 +23,10 @@ from rocketmq_tiered.process.instance import state_root
 from rocketmq_tiered.process.progress import Progress
 from rocketmq_tiered.sending.position import Position, locked
 from rocketmq_tiered.sending.republish import (
-    Job,
     Report,
     Republish,
     Selection,
+    SendingJob,
     chosen_queues,
     jobs_for,
     repeats_text,
@@ -129,7 +129,7 @@ class _Command:
     def __init__(self, options: argparse.Namespace, settings: Settings, position: Position) -> None:
         self._options, self._settings, self._position = options, settings, position
 
-    async def run(self, access: ArchiveAccess, selection: Selection, jobs: Sequence[Job]) -> int:
+    async def run(self, access: ArchiveAccess, selection: Selection, jobs: Sequence[SendingJob]) -> int:
         """The exit code."""
         options, position = self._options, self._position
         credentials, tls = credentials_of(self._settings), tls_of(self._settings)
@@ -160,7 +160,7 @@ class _Command:
             return EXIT_STOPPED
         return CorruptionError.exit_code if report.unreadable or report.refused else 0
 
-    def _print_plan(self, jobs: Sequence[Job]) -> None:
+    def _print_plan(self, jobs: Sequence[SendingJob]) -> None:
         messages: Counter[tuple[str, str]] = Counter()
         queues: Counter[tuple[str, str]] = Counter()
         for job in jobs:

@@ -34,7 +34,7 @@ from rocketmq_tiered.process.instance import (
     state_root,
 )
 from rocketmq_tiered.process.known_figures import KnownFigures
-from rocketmq_tiered.process.lifecycle import EXIT_NOT_DRAINED, Service
+from rocketmq_tiered.process.lifecycle import EXIT_NOT_DRAINED, UploaderService
 from rocketmq_tiered.process.logs import log_service
 from rocketmq_tiered.process.metrics import (
     DecodingCollector,
@@ -102,7 +102,7 @@ def execute(options: argparse.Namespace) -> int:
             state, metrics, partial(_committed, view, thread), partial(_reads, thread), options.abandon
         )
         figures = KnownFigures(state.path, (settings.archive.url, names.cluster, names.broker))
-        service = Service(
+        service = UploaderService(
             loaded, factory=factory, surroundings=_Surroundings(current, figures, services, thread)
         )
         service.handle_signals()
@@ -202,11 +202,11 @@ class _Surroundings:
         self._current, self._figures, self._services, self._thread = current, figures, services, thread
 
     def loaded(self) -> LoadedSettings:
-        """See lifecycle.Surroundings."""
+        """Read the settings again. Raises UsageError for wrong ones."""
         return self._current.reload()
 
     def apply(self, settings: Settings) -> None:
-        """See lifecycle.Surroundings."""
+        """Apply what changes without a restart of the uploader."""
         self._current.apply(settings)
         if self._thread is not None:
             self._thread.apply(settings)
@@ -279,7 +279,7 @@ class _Source:
 
     def __init__(
         self,
-        service: Service,
+        service: UploaderService,
         metrics: StoreMetrics,
         services: Sequence[RelayService[Any]],
         thread: ServingThread | None,
@@ -295,21 +295,21 @@ class _Source:
             self._registry.register(ServingCollector(served))
 
     def health(self) -> tuple[bool, str]:
-        """See AdminSource."""
+        """Whether the process works, and why not."""
         if self._thread is not None and not self._thread.is_alive:
             return False, "client server stopped"
         return self._service.health()
 
     def readiness(self) -> tuple[bool, str]:
-        """See AdminSource."""
+        """Whether it archives or stands by, and why not."""
         return self._service.readiness()
 
     def status_json(self) -> bytes:
-        """See AdminSource."""
+        """The status report as JSON."""
         return encode_report(self._service.report())
 
     def metrics(self) -> bytes:
-        """See AdminSource."""
+        """The metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def report(self) -> StatusReport | None:

@@ -81,9 +81,7 @@ def _progress_in(path: Path | None, url: str) -> VerifyProgress:
 def _limited(store: ObjectStore, bytes_per_s: int | None) -> ObjectStore:
     if not bytes_per_s:
         return store
-    return YieldingStore(
-        store, bytes_per_s=bytes_per_s, requests_per_s=1e6, share=lambda: 1.0, is_stopped=lambda: False
-    )
+    return YieldingStore(store, bytes_per_s=bytes_per_s, requests_per_s=1e6)
 
 
 def execute(options: argparse.Namespace) -> int:

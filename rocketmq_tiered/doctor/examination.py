@@ -467,6 +467,7 @@ class Examination:
             self._policy = PolicyLines(address.place, f"{address.prefix}/" if address.prefix else "")
 
     def _bucket_checks(self, names: BrokerNames) -> list[Check]:
+        """Checks of the object store: what the account may do below the archive's prefix, and the bucket's rules."""
         if self._root is None:
             return [Check("bucket", "object store answers", lambda: not_checked("give ARCHIVE_URL"))]
         below = archive_prefix(*_pair(names)) if names.cluster and names.broker else ""

@@ -216,7 +216,7 @@ class StoreTrial:
         try:
             self._store.get(key, PART_BYTES)
         except NotFoundError:
-            return ok(f"the objects of this check, below {self.prefix}")
+            return ok(f"this check has deleted its objects below {self.prefix}")
         except TieredError as error:
             if not denied_action(error):
                 raise

@@ -175,7 +175,7 @@ class PartsWriter:
     is_table: bool = False
 
     def __call__(self, intent: Intent, source: SourceOptions, plan: BatchPlan) -> list[PartDone]:
-        """See WriteBatch."""
+        """Write the parts of a batch that are not yet done."""
         columns = intent.choices.columns
         todo = [
             PartTask(source, columns, part, intent.number, number, self.target, self.store, self.is_table)

@@ -81,7 +81,7 @@ class IcebergWriter:
         self._catalog, self._name, self._parts = catalog, name, parts
 
     def __call__(self, intent: Intent, source: SourceOptions, plan: BatchPlan) -> list[PartDone]:
-        """See WriteBatch."""
+        """Write a batch as data files, and append them to the table by one snapshot."""
         target = self._parts.target.rstrip("/")
         try:
             table = self._table(intent.choices.columns)

@@ -41,7 +41,7 @@ from tiered.errors import CorruptionError, NotFoundError, UnavailableError
 from tiered.formats.keys import is_compacted
 from tiered.formats.segment import BlockCodec
 from tiered.object_store.interface import ObjectStore
-from tiered.settings.quantities import duration_text
+from tiered.settings.quantities import written_duration
 from tiered.settings.sections import Settings
 from tiered.timestamps import wall_ms
 
@@ -197,7 +197,7 @@ class CompactionReport:
         """For people."""
         rounds, cost, currency = self.rounds, self.cost, self.prices.currency
         if self.young_objects:
-            age = duration_text(self.min_age_ms, " ")
+            age = written_duration(self.min_age_ms, " ")
             verb = "is" if self.young_objects == 1 else "are"
             young = counted(self.young_objects, "object")
             return [f"{title}: {young} {verb} younger than compaction.min_age_ms ({age})"]
@@ -214,7 +214,7 @@ class CompactionReport:
             again = f"{size_text(rounds.read_bytes)} to read and write again"
             move = f"to move: {again}, {size_text(rounds.copied_bytes)} to copy"
         saving, price = rounds.saving(self.prices), rounds.price(self.prices, self.grace_days)
-        grace = duration_text(round(self.grace_days * DAY_MS))
+        grace = written_duration(round(self.grace_days * DAY_MS))
         return [
             first,
             f"{move} inside the store",

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tiered.catalog.garbage import digests
 from tiered.catalog.page_merge import between, merged_pages, sequences_of
 from tiered.catalog.pages import Page, RunIndex, living_pages, sorted_page
-from tiered.catalog.state import CatalogState, PageRef, RunChunk, joined, selected
+from tiered.catalog.state import CatalogState, PageRef, RunChunk, joined_chunks, selected
 from tiered.catalog.writer_limits import CatalogLimits
 
 
@@ -155,7 +155,7 @@ def ranges_of(state: CatalogState, before_version: int, runs_max: int) -> Iterat
 def older_memory(state: CatalogState, version: int) -> RunChunk:
     """Runs in memory that versions up to ``version`` added."""
     older = [chunk.runs["version"] <= version for chunk in state.chunks]
-    return joined(tuple(map(selected, state.chunks, older)))
+    return joined_chunks(tuple(map(selected, state.chunks, older)))
 
 
 def older_versions(state: CatalogState, version: int) -> NDArray[np.int64]:

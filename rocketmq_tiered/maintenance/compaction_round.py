@@ -142,6 +142,7 @@ def _planned(
     counter: ObjectRunCounter,
     damaged: Set[str],
 ) -> PlannedRound | None:
+    """What to rewrite in the chosen pages, else what to join there; None if neither is worth its cost."""
     candidates, copied = candidates_in(index, state, chosen, counter, damaged)
     if not len(candidates.runs):
         return None
@@ -223,7 +224,7 @@ class _Round:
         self._page_keys = _page_keys(state, planned, identity, page_runs_max)
 
     def run(self, options: RewriteOptions, write: Rewrite) -> RewriteResult | None:
-        """See ``run_round``."""
+        """Announce the outputs, write them, and commit them; None if the announcement is refused."""
         planned = self._planned
         if not self._maintenance.announce([*self._announced, *self._page_keys], self._required):
             return None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from rocketmq_tiered.maintenance.compaction_ranges import ObjectRunCounter
 from rocketmq_tiered.maintenance.compaction_round import PlannedRound, run_round
 from rocketmq_tiered.maintenance.damaged_sources import DamagedSources
 from rocketmq_tiered.maintenance.task_figures import CompactionStatus
-from rocketmq_tiered.maintenance.throttle import SHARES, Level, Throttle, YieldingStore
+from rocketmq_tiered.maintenance.throttle import SHARES, Level, Stopping, Throttle, YieldingStore
 from tiered.archive.rewrite.outputs import Rewrite, rewrite
 from tiered.archive.rewrite.result import RewriteResult, spool_bytes
 from tiered.archive.task import COMPACTION, Due, StoppedError, TaskStatus
@@ -67,21 +66,6 @@ class _DueRounds:
     is_estimated: bool = False
 
 
-class Stopping:
-    """Whether a process ends its tasks: at once, or because it drains and uploads go first."""
-
-    def __init__(self) -> None:
-        self.stopped, self.drain = threading.Event(), threading.Event()
-
-    def is_set(self) -> bool:
-        """Whether no request may begin."""
-        return self.stopped.is_set() or self.drain.is_set()
-
-    def wait(self, seconds: float) -> None:
-        """Sleep, but not longer than the process runs."""
-        self.stopped.wait(seconds)
-
-
 class CompactionTask:
     """Compacts every ``compaction.every_ms``.
 
@@ -113,8 +97,7 @@ class CompactionTask:
             bytes_per_s=own.bytes_per_s,
             requests_per_s=own.requests_per_s,
             share=self._share,
-            is_stopped=stopping.is_set,
-            sleep=stopping.wait,
+            stopping=stopping,
         )
         self._maintenance = MaintenanceCommit(self._store, writer, clock_ms)
         self._limits = replace(limits_of(settings), growth_min=GROWTH_MIN)
@@ -256,7 +239,7 @@ class CompactionTask:
         oldest_ms, late_ms = state.oldest_garbage_ms, gc.grace_ms + 3 * (gc.every_ms or DAY_MS)
         if oldest_ms is not None and self._clock_ms() - oldest_ms > late_ms:
             raise UnavailableError(
-                "garbage is not collected",
+                "objects are not joined while garbage is not collected: the archive would double",
                 hint="run `tiered gc --apply --every 24h` with an account that may delete",
             )
 

@@ -27,7 +27,7 @@ from tiered.archive.rewrite.plan import Candidates, RewritePlan
 from tiered.archive.segment_reader import SegmentCache
 from tiered.catalog.pages import Page, RunIndex, living_pages, memory_page
 from tiered.catalog.requirements import Histories, histories_of
-from tiered.catalog.state import CatalogState, RunChunk, joined, selected
+from tiered.catalog.state import CatalogState, RunChunk, joined_chunks, selected
 from tiered.formats.run_part import CatalogRun
 from tiered.model.queue import QueueKey
 from tiered.model.tables import (
@@ -176,7 +176,7 @@ def _sort(
 def _keyed(
     state: CatalogState, queue: QueueKey, found: list[RunChunk], stays: tuple[int, int], before_version: int
 ) -> KeyedQueue | Waiting:
-    chunk = joined(tuple(found))
+    chunk = joined_chunks(tuple(found))
     row = state.queue(queue)
     assert row is not None
     runs = chunk.runs
@@ -368,8 +368,8 @@ def _plan(candidates: Candidates, limits: CompactionLimits, found: KeyPass) -> R
         return None
     runs = candidates.runs
     sources = np.unique(runs["object"][replaced]).astype(np.int64)
-    joined = _without_empty(candidates, replaced, left)
-    sequences = sequences_of_runs(joined, np.flatnonzero(replaced & (left > 0)))
+    joined_chunks = _without_empty(candidates, replaced, left)
+    sequences = sequences_of_runs(joined_chunks, np.flatnonzero(replaced & (left > 0)))
     plan = RewritePlan(
         int(runs["version"].min()),
         int(runs["version"].max()),
@@ -379,7 +379,7 @@ def _plan(candidates: Candidates, limits: CompactionLimits, found: KeyPass) -> R
         replaced=replaced,
         left=left,
     )
-    return with_iterations(plan, joined, limits, sequences, np.ones(len(sequences), bool))
+    return with_iterations(plan, joined_chunks, limits, sequences, np.ones(len(sequences), bool))
 
 
 def _without_empty(

@@ -21,10 +21,25 @@ COPIED_WEIGHT = 0.25
 """Weight of a byte that the store copies itself, beside one that is sent."""
 
 
+class Stopping:
+    """Whether a process ends its tasks: at once, or because it drains and uploads go first."""
+
+    def __init__(self) -> None:
+        self.stopped, self.drain = threading.Event(), threading.Event()
+
+    def is_set(self) -> bool:
+        """Whether no request may begin."""
+        return self.stopped.is_set() or self.drain.is_set()
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, but not longer than the process runs."""
+        self.stopped.wait(seconds)
+
+
 class YieldingStore(StoreWrapper):
     """``store`` with at most ``bytes_per_s`` and ``requests_per_s``, times ``share()`` (0 to 1; 0 waits).
 
-    Once ``is_stopped`` requests raise StoppedError. Thread-safe.
+    Once ``stopping`` is set, requests raise StoppedError. Thread-safe.
     """
 
     def __init__(
@@ -33,37 +48,35 @@ class YieldingStore(StoreWrapper):
         *,
         bytes_per_s: int,
         requests_per_s: float,
-        share: Callable[[], float],
-        is_stopped: Callable[[], bool],
+        share: Callable[[], float] = lambda: 1.0,
+        stopping: Stopping | threading.Event | None = None,
         clock_s: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         super().__init__(store)
         self._bytes_per_s, self._requests_per_s = bytes_per_s, requests_per_s
-        self._share, self._is_stopped = share, is_stopped
-        self._clock_s, self._sleep = clock_s, sleep
+        self._share, self._stopping, self._clock_s = share, stopping or threading.Event(), clock_s
         self._lock = threading.Lock()
         self._owed_s = 0.0
         self._seen_s = clock_s()
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
-        """See ObjectStore."""
+        """Put an object after the wait that its bytes cost."""
         self._wait(size_bytes(body))
         self._store.put_if_absent(key, body, timeout_s=timeout_s)
 
     def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
-        """See ObjectStore."""
+        """Put an object of pieces after the wait that they cost; a copied byte costs less than a sent one."""
         copied = sum(piece.length for piece in pieces if isinstance(piece, ObjectRange))
         self._wait(sent_bytes(pieces) + COPIED_WEIGHT * copied)
         self._store.compose_if_absent(key, pieces, timeout_s=timeout_s)
 
     def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
-        """See ObjectStore."""
+        """Get an object after the wait for a request."""
         self._wait(0)
         return self._store.get(key, max_bytes)
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
-        """See ObjectStore."""
+        """Get a range after the wait that its bytes cost."""
         self._wait(length)
         return self._store.get_range(key, offset, length)
 
@@ -71,7 +84,7 @@ class YieldingStore(StoreWrapper):
         """Until what earlier requests cost has passed; then this one owes its own cost."""
         while True:
             with self._lock:
-                if self._is_stopped():
+                if self._stopping.is_set():
                     raise StoppedError
                 share, now_s = self._share(), self._clock_s()
                 self._owed_s = max(-BURST_S, self._owed_s - (now_s - self._seen_s) * share)
@@ -80,7 +93,7 @@ class YieldingStore(StoreWrapper):
                     self._owed_s += max(byte_count / self._bytes_per_s, 1 / self._requests_per_s)
                     return
                 wait_s = min(POLL_S, self._owed_s / share) if share > 0 else POLL_S
-            self._sleep(max(wait_s, 0.001))
+            self._stopping.wait(max(wait_s, 0.001))
 
 
 READING_S = 5.0

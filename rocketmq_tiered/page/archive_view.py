@@ -192,7 +192,7 @@ class Contents:
 
 
 @dataclass(frozen=True)
-class Cost:
+class ArchiveCost:
     """What the archive stores, from a listing at ``measured_s`` (since the epoch), and its cost a month. ``is_priced``:
     not a directory."""
 
@@ -246,7 +246,7 @@ class ArchiveView:
         """The catalog, some seconds old at most while the object store can be read. Waits for the first one so long."""
         return self._contents.get(first_wait_s, NEWER_WAIT_S)
 
-    def cost(self, first_wait_s: float = FIRST_WAIT_S) -> Reading[Cost]:
+    def cost(self, first_wait_s: float = FIRST_WAIT_S) -> Reading[ArchiveCost]:
         """What is stored and its cost, up to an hour old: it takes a listing of the archive."""
         return self._cost.get(first_wait_s)
 
@@ -360,7 +360,7 @@ class ArchiveView:
             self._rules = of, rules_in(store, state, settings)
         return self._rules[1]
 
-    def _measure_cost(self) -> Cost:
+    def _measure_cost(self) -> ArchiveCost:
         access = self.access()
         settings = self._settings().object_store
         parts = PartSizes(settings.multipart_threshold_bytes, settings.multipart_part_bytes)
@@ -369,7 +369,7 @@ class ArchiveView:
         messages = summarize(access.state, TopicNumbers(), self._expired_bytes(access)).message_bytes()
         topics = {cost.topic: cost for cost in topic_costs(use, messages, prices)}
         month, is_priced = month_cost(use, prices, self._counts()), not access.store.url.startswith("file:")
-        return Cost(use, month, prices, topics, time.time(), is_priced)
+        return ArchiveCost(use, month, prices, topics, time.time(), is_priced)
 
     def _counts(self) -> RequestCounts | None:
         if self._metrics is None:
@@ -411,7 +411,7 @@ class ArchiveView:
             searched.set()
 
 
-def _kept_s(cost: Cost) -> float:
+def _kept_s(cost: ArchiveCost) -> float:
     return min(COST_KEPT_MAX_S, COST_KEPT_S * (1 + cost.use.stored_objects // 1000))
 
 

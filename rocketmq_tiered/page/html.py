@@ -204,7 +204,7 @@ def tag(name: str, /, *children: Child, **attributes: Attribute) -> Html:
     return Html(start if name in _VOID else f"{start}{markup(children)}</{name}>")
 
 
-def joined(children: Iterable[Child]) -> Html:
+def joined_html(children: Iterable[Child]) -> Html:
     """Several children, one after the other."""
     return Html("".join(map(markup, children)))
 

@@ -363,7 +363,7 @@ def _body(message: Message, form: str, bytes_max: int) -> Html:
         body = message.body
     except CorruptionError as error:
         return tag("p", f"The body cannot be shown: {error}", class_="notice bad")
-    text = None if form == "hex" else text_of(body, bytes_max)
+    text = None if form == "hex" else body_text_of(body, bytes_max)
     other = "text" if form == "hex" else "hex"
     head = tag(
         "h3",
@@ -376,7 +376,7 @@ def _body(message: Message, form: str, bytes_max: int) -> Html:
     return tag("div", head, shown if body else tag("p", "empty", class_="note"), tag("p", cut, class_="note"))
 
 
-def text_of(body: bytes, bytes_max: int) -> str | None:
+def body_text_of(body: bytes, bytes_max: int) -> str | None:
     """The first ``bytes_max`` of ``body`` as text; None if it is not text."""
     part = body[:bytes_max]
     try:
@@ -412,7 +412,7 @@ def _inner(message: Message) -> Html | None:
             count_text(message.queue_offset + i),
             _first(item.properties),
             bytes_text(len(item.body)),
-            text_of(item.body, 200) or item.body[:100].hex(" "),
+            body_text_of(item.body, 200) or item.body[:100].hex(" "),
         )
         for i, item in enumerate(inner[:INNER_SHOWN])
     ]

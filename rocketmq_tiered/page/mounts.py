@@ -19,13 +19,13 @@ from rocketmq_tiered.process.mount_report import HEADER, MountAdminSource
 
 
 class MountPages:
-    """See Pages."""
+    """The pages of `tiered mount`: one table of brokers."""
 
     def __init__(self, source: MountAdminSource) -> None:
         self._source = source
 
     def answer(self, target: str, headers: Message, client: str) -> PageAnswer | None:
-        """See Pages."""
+        """The page or file that ``target`` names, or None."""
         path = target.partition("?")[0]
         name = path.removeprefix("/page/")
         if name != path and name in STATIC_TYPES:

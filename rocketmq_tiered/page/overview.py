@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
-from rocketmq_tiered.page.archive_view import Contents, Cost
+from rocketmq_tiered.page.archive_view import ArchiveCost, Contents
 from rocketmq_tiered.page.html import (
     CELL_CHARS,
     Child,
@@ -71,7 +71,7 @@ class Overview:
     report: StatusReport | None
     served: ArchiveStatus | None
     contents: Reading[Contents]
-    cost: Reading[Cost]
+    cost: Reading[ArchiveCost]
     findings: Sequence[Finding]
     points: Callable[[str], Sequence[Point]]
     histories: Sequence[ShownHistory] = ()
@@ -89,7 +89,7 @@ def render_overview(shown: Overview) -> Html:
     return tag("div", parts, class_="grid")
 
 
-def level_of(state: str, *, is_ready: bool, findings: Sequence[Finding] = ()) -> str:
+def severity_of(state: str, *, is_ready: bool, findings: Sequence[Finding] = ()) -> str:
     """good, warn or bad: the colour of a state. Never good with ``findings``."""
     word = state.partition(":")[0]
     if is_ready and any(finding.is_bad for finding in findings):
@@ -100,7 +100,7 @@ def level_of(state: str, *, is_ready: bool, findings: Sequence[Finding] = ()) ->
 
 
 def _state(shown: Overview) -> Html:
-    level = level_of(shown.state, is_ready=shown.is_ready, findings=shown.findings)
+    level = severity_of(shown.state, is_ready=shown.is_ready, findings=shown.findings)
     badge = tag("p", tag("span", class_="dot", aria_hidden="true"), shown.state, class_=f"badge {level}")
     ready = "ready" if shown.is_ready else "not ready"
     return tag(
@@ -306,7 +306,7 @@ def _upkeep(state: CatalogState, report: StatusReport | None) -> list[tuple[str,
     return found + ([("To be deleted", reasons)] if reasons else [])
 
 
-def _cost_cards(cost: Reading[Cost]) -> list[Html]:
+def _cost_cards(cost: Reading[ArchiveCost]) -> list[Html]:
     found = cost.value
     if found is None:
         why = "being measured" if cost.is_pending else cost.problem or "being measured"

@@ -19,7 +19,7 @@ from tiered.console import camel_names
 
 
 class ArchiveAdminSource(EventLoopSource):
-    """See EventLoopSource."""
+    """What the admin server of `tiered serve` shows."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class ArchiveAdminSource(EventLoopSource):
         return True, f"serving, and owner of the consumer groups{finding}"
 
     def status_json(self) -> bytes:
-        """See AdminSource."""
+        """The status of server and archive as JSON."""
         status, access = self._service.status(), self._access
         document = {
             "archive": access.title,
@@ -100,7 +100,7 @@ class _ArchiveCollector(ScrapeCollector):
         )
         audited = CounterMetricFamily(
             f"{PREFIX}_serve_audited",
-            "refused requests, resets, commits by clients outside the group, reloads of rules and certificates",
+            "audit log: refused requests, resets, commits by clients outside the group, reloads of rules and files",
             labels=["event"],
         )
         for event, count in sorted(self._service.audited.items()):

@@ -16,13 +16,13 @@ from typing import Any
 
 from fetcher.rows.message import Message
 from rocketmq_tiered.maintenance.compaction_job import rewrite_options
-from rocketmq_tiered.maintenance.compaction_task import CompactionTask, Stopping
+from rocketmq_tiered.maintenance.compaction_task import CompactionTask
 from rocketmq_tiered.maintenance.expire import ExpiryTask
 from rocketmq_tiered.maintenance.gc import Deletions, GcTask
 from rocketmq_tiered.maintenance.key_job import KeyCompaction, is_mostly_new
 from rocketmq_tiered.maintenance.scrub import ScrubTask
 from rocketmq_tiered.maintenance.task_figures import CompactionStatus, KeyCompactionStatus, ScrubStatus
-from rocketmq_tiered.maintenance.throttle import SHARES, Load, Throttle, YieldingStore
+from rocketmq_tiered.maintenance.throttle import SHARES, Load, Stopping, Throttle, YieldingStore
 from rocketmq_tiered.process.allocator import trim
 from rocketmq_tiered.process.loaded_archive import keyed_topics, rules_in
 from rocketmq_tiered.sending.timer_broker import RemoteTimerBroker
@@ -58,7 +58,7 @@ class ArchiveTasks:
         self._settings, self._writer = settings, writer
         self._stopping = Stopping()
         self._throttle = Throttle(load)
-        throttled = self._throttled(store, self._share, self._stopping.stopped.is_set)
+        throttled = self._throttled(store, self._share, self._stopping.stopped)
         expiry = ExpiryTask(throttled, settings, lambda state: rules_in(throttled, state, settings))
         self.expiry = TaskLoop(expiry, self._owned_state)
         self.gc: TaskLoop[Any] | None = None
@@ -102,9 +102,9 @@ class ArchiveTasks:
     def add_key_compaction(
         self, store: ObjectStore, spool: Path, writing: Callable[[Callable[[], float]], Rewrite]
     ) -> None:
-        """As ``add_compaction``."""
+        """Add the compaction of keys, whose outputs are written in a child process as those of ``add_compaction``."""
         shutil.rmtree(spool, ignore_errors=True)  # what a killed process left
-        settings, throttled = self._settings, self._throttled(store, self._keys_share, self._stopping.is_set)
+        settings, throttled = self._settings, self._throttled(store, self._keys_share, self._stopping)
         options = replace(rewrite_options(settings, spool), release=trim, wait=self._stopping.wait)
         task = KeyCompaction(
             self._commits(throttled),
@@ -135,7 +135,7 @@ class ArchiveTasks:
     def add_scrub(self, store: ObjectStore, state_dir: Path, log: CommitLog) -> None:
         """``store``: the archive. ``log``: the broker's, with its pins. The progress is kept in ``state_dir``."""
         own, path = self._settings.scrub, state_dir / "scrub.json"
-        throttled = self._throttled(store, self._keys_share, self._stopping.is_set, own.bytes_per_s)
+        throttled = self._throttled(store, self._keys_share, self._stopping, own.bytes_per_s)
         self._scrub = ScrubTask(
             self._commits(throttled), own, _progress(path, store.url, 2 * own.cycle_ms), log
         )
@@ -145,7 +145,7 @@ class ArchiveTasks:
         self,
         store: ObjectStore,
         share: Callable[[], float],
-        is_stopped: Callable[[], bool],
+        stopping: Stopping | threading.Event,
         bytes_per_s: int = 0,
     ) -> YieldingStore:
         own = self._settings.compaction
@@ -154,8 +154,7 @@ class ArchiveTasks:
             bytes_per_s=bytes_per_s or own.bytes_per_s,
             requests_per_s=own.requests_per_s,
             share=share,
-            is_stopped=is_stopped,
-            sleep=self._stopping.wait,
+            stopping=stopping,
         )
 
     def _commits(self, store: ObjectStore) -> MaintenanceCommit:

@@ -246,7 +246,7 @@ class TlsCache:
         self._kept: ClientTls | None = None
 
     def of(self, settings: Settings) -> ClientTls | None:
-        """See tls_of."""
+        """The TLS of connections to broker and name servers, or None. Certificates are read again when they change."""
         broker = settings.broker
         options = TlsOptions(
             broker.tls_verify,

@@ -179,8 +179,7 @@ def _write(work: _Work, parent: _Parent, metrics: StoreMetrics) -> RewriteResult
             bytes_per_s=place.settings.bytes_per_s,
             requests_per_s=place.settings.requests_per_s,
             share=lambda: parent.share,
-            is_stopped=parent.stopped.is_set,
-            sleep=parent.stopped.wait,
+            stopping=parent.stopped,
         )
         options = RewriteOptions(
             work.spool_directory,

@@ -29,7 +29,7 @@ SETTLE_S: Final = 10.0
 LOOK_S: Final = 1.0
 
 
-class Step(NamedTuple):
+class DetachStep(NamedTuple):
     """A step, and its state: done, or what it waits for."""
 
     name: str
@@ -57,7 +57,7 @@ class Detachment:
         self,
         broker: BrokerControl,
         waits: Waits,
-        say: Callable[[Step], None],
+        say: Callable[[DetachStep], None],
         now_s: Callable[[], float],
         sleep: Callable[[float], object],
     ) -> None:
@@ -68,33 +68,37 @@ class Detachment:
         other waits that took too long."""
         permission = self._broker.permission()
         if permission == PERM_NONE:
-            self._say(Step("read-only", "done before"))
+            self._say(DetachStep("read-only", "done before"))
         else:
             if permission != PERM_READ:
                 self._broker.set_permission(PERM_READ)
-            self._say(Step("read-only", "done: brokerPermission = 4; tiered detach --undo reverts it"))
+            self._say(DetachStep("read-only", "done: brokerPermission = 4; tiered detach --undo reverts it"))
             self._sleep(self._waits.route_s)
-            self._say(Step("routes", "done: clients have read them"))
+            self._say(DetachStep("routes", "done: clients have read them"))
             self._stands(self._broker.produced, self._waits.quiet_s, "producers still send to it")
-            self._say(Step("log", "done: quiet"))
+            self._say(DetachStep("log", "done: quiet"))
             self._emptied("left", self._broker.leftovers, force=force)
             self._broker.set_permission(PERM_NONE)
-        self._say(Step("closed", "done: brokerPermission = 0"))
+        self._say(DetachStep("closed", "done: brokerPermission = 0"))
         self._stands(self._broker.group_offsets, self._waits.settle_s, "group offsets still change")
         if self._broker.popped():
             self._emptied("popped", self._broker.popped, force=force)
-            self._stands(self._broker.group_offsets, self._waits.settle_s, "popped messages still come back")
+            self._stands(
+                self._broker.group_offsets,
+                self._waits.settle_s,
+                "popped messages still become visible again",
+            )
         if not force and self._broker.leftovers():  # they did
             self._broker.set_permission(PERM_READ)
             return self.close(force=force)
-        self._say(Step("commits", "done: settled"))
+        self._say(DetachStep("commits", "done: settled"))
         return None
 
     def _emptied(self, step: str, read: Callable[[], list[Leftover]], *, force: bool) -> None:
         ends_s, said = self._now_s() + self._waits.wait_s, ""
         while left := read():
             if force:
-                self._say(Step(step, f"done: {left_text(left)} stay in the archive as they are"))
+                self._say(DetachStep(step, f"done: {left_text(left)} stay in the archive as they are"))
                 return
             if self._now_s() >= ends_s:
                 raise LeftError(
@@ -102,10 +106,10 @@ class Detachment:
                     hint="run tiered detach again later, wait longer (--wait 1h), or give them up (--force)",
                 )
             if (text := left_text(left)) != said:
-                self._say(Step(step, f"waits for {text}"))
+                self._say(DetachStep(step, f"waits for {text}"))
                 said = text
             self._sleep(LOOK_S)
-        self._say(Step(step, "done: nothing"))
+        self._say(DetachStep(step, "done: nothing"))
 
     def _stands(self, read: Callable[[], object], for_s: float, what: str) -> None:
         """Until ``read`` has returned the same for ``for_s``."""
@@ -123,7 +127,7 @@ class Detachment:
     def undo(self) -> None:
         """Make the broker readable and writable again."""
         self._broker.set_permission(PERM_READ_WRITE)
-        self._say(Step("permission", "done: brokerPermission = 6"))
+        self._say(DetachStep("permission", "done: brokerPermission = 6"))
 
 
 def left_text(left: list[Leftover]) -> str:

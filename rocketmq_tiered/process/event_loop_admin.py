@@ -23,7 +23,7 @@ STALLED_S: Final = 10.0
 
 
 class EventLoopSource:
-    """See AdminSource. ``beat`` runs on the event loop, the pages in the admin server's threads."""
+    """The admin pages of an event loop. ``beat`` runs on the event loop, the pages in the admin server's threads."""
 
     def __init__(self, clock_s: Callable[[], float], *collectors: ScrapeCollector) -> None:
         self._clock_s = clock_s
@@ -61,5 +61,5 @@ class EventLoopSource:
         return True, "serving" if self.is_serving() else "starting"
 
     def metrics(self) -> bytes:
-        """See AdminSource."""
+        """The metrics in Prometheus' text format."""
         return generate_latest(self._registry)

@@ -415,7 +415,7 @@ def of_unreadable(ranges: Sequence[UnreadableRange], broker_min_phys: int | None
     if broker_min_phys is not None:
         count = sum(found.min_phys >= broker_min_phys for found in ranges)
         has = {0: "no longer has them", len(ranges): "still has them"}
-        what += f"; the broker {has.get(count, f'still has {count} of {len(ranges)} ranges')}"
+        what += f"; the broker {has.get(count, f'still has those of {count} of {len(ranges)} ranges')}"
     step = "restore the object from a version or a copy of the bucket, or run tiered repair ARCHIVE_URL"
     return Finding("unreadable", what, step, is_bad=True)
 

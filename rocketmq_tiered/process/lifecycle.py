@@ -92,7 +92,7 @@ class Surroundings(Protocol):
         """``report`` with what other parts of the process add."""
 
 
-class Service:
+class UploaderService:
     """Runs jobs built by ``factory`` until a stop."""
 
     def __init__(
@@ -254,6 +254,7 @@ class Service:
         self._events.put((Event.JOB_ENDED, number))
 
     def _job_ended(self) -> int | None:
+        """After the uploader's thread has ended: start it again, at once or later, or return the exit code."""
         if self._thread is None:
             return None
         self._thread.join()

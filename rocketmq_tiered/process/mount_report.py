@@ -167,7 +167,7 @@ class MountAdminSource(EventLoopSource):
         return [row for member in members for row in rows_of(member.leases.values(), member.announced)]
 
     def status_json(self) -> bytes:
-        """See AdminSource."""
+        """The nodes and their brokers as JSON."""
         document = {
             "nodes": [
                 {

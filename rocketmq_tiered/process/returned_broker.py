@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from rocketmq_tiered.process.broker_control import PERM_READ_WRITE, BrokerControl
-from rocketmq_tiered.process.detach import Step
+from rocketmq_tiered.process.detach import DetachStep
 from rocketmq_tiered.sending.outgoing import OutgoingMessage, kept_properties
 from rocketmq_tiered.server.groups.group_state import GENERATION_SHIFT, GroupLog, Offsets, load_snapshot
 from rocketmq_tiered.server.mount.node_lease import BrokerName, lapsed_leases, withdraw_archive
@@ -47,8 +47,7 @@ def take_back(
     root: ObjectStore,
     archive: Archive,
     client: BrokerClient,
-    say: Callable[[Step], None],
-    sleep: Callable[[float], object] = time.sleep,
+    say: Callable[[DetachStep], None],
 ) -> None:
     """Take back the retired broker at ``client``, whose permission is 0. Resumable: offsets are only raised."""
     broker = BrokerControl(client, archive.cluster)
@@ -60,20 +59,20 @@ def take_back(
     withdraw_archive(root, BrokerName(archive.cluster, archive.broker))
     if retired_since(load(archive.store)) is not None:
         _end_retirement(archive)
-    say(Step("mount", "done: no longer announced"))
+    say(DetachStep("mount", "done: no longer announced"))
     log = GroupLog(archive.store, PRODUCER, wall_ms, has_lapsed=lapsed_leases(root))
-    _claim(log, sleep)
-    say(Step("groups", "done: released by the node that served them"))
+    _claim(log)
+    say(DetachStep("groups", "done: released by the node that served them"))
     count = _commit(broker, log.offsets)
-    say(Step("offsets", f"done: {count} written to the broker"))
+    say(DetachStep("offsets", f"done: {count} written to the broker"))
     broker.set_permission(PERM_READ_WRITE)
-    say(Step("permission", "done: brokerPermission = 6"))
+    say(DetachStep("permission", "done: brokerPermission = 6"))
     retries = RetryLog(archive.store, PRODUCER)
     sent = _send(client, _unconsumed(retries.claim(), log.offsets))
     # The next mount begins with what the broker then has.
     retries.write(RetryState().base(retries.version + 1, retries.owner, PRODUCER))
     log.write({}, released=True)
-    say(Step("retries", f"done: {sent} retry messages sent to the broker"))
+    say(DetachStep("retries", f"done: {sent} retry messages sent to the broker"))
 
 
 def _end_retirement(archive: Archive) -> None:
@@ -89,14 +88,14 @@ def _end_retirement(archive: Archive) -> None:
     writer.release()
 
 
-def _claim(log: GroupLog, sleep: Callable[[float], object]) -> None:
+def _claim(log: GroupLog) -> None:
     ends_s = time.monotonic() + RELEASE_S
     while time.monotonic() < ends_s:
         try:
             log.claim(0)
             return
         except FencedError:
-            sleep(LOOK_S)
+            time.sleep(LOOK_S)
     log.claim(0, take_over=True)
 
 

@@ -90,7 +90,7 @@ def slave_config(settings: Settings, conf: BrokerConf | None, broker: str) -> Sl
     if is_loopback(host) and not all(map(is_loopback, others)):
         raise UsageError(
             f"slave.advertise = {slave.advertise} is a loopback address: clients on other hosts cannot reach it",
-            hint="set it to this host as clients see it",
+            hint="set slave.advertise to an address of this host that clients reach",
         )
     bind = slave.bind
     if is_loopback(parse_address(bind, "slave.bind")[0]) and not is_loopback(host):

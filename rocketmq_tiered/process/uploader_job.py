@@ -158,7 +158,7 @@ class Writer:
     take_over: bool
     state_dir: Path | None = None
     committed: Callable[[CatalogState], None] = lambda state: None
-    """See uploader.offload.Environment."""
+    """Called with the state after each commit of this writer."""
     pins: ProcessPins = field(default_factory=ProcessPins)
     tls: TlsCache = field(default_factory=TlsCache)
     new_archive: bool = False
@@ -168,7 +168,7 @@ class Writer:
     standby: StandbyWatch | None = None
     """None: no standby; never takes over without ``take_over``."""
     retires: bool = False
-    """See uploader.offload.Environment."""
+    """Whether the archive is marked as that of a retired broker once all of its log is in it."""
     reads: Callable[[], int] = lambda: 0
     """Reads by clients of this process so far."""
 

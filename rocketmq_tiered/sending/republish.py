@@ -58,7 +58,7 @@ class Selection:
 
 
 @dataclass
-class Job:
+class SendingJob:
     """One queue to send. ``messages``: an estimate of what is left, from offset ``start`` on."""
 
     sending: Sending
@@ -109,7 +109,7 @@ def chosen_queues(access: ArchiveAccess, selection: Selection) -> list[QueueList
 
 def jobs_for(
     access: ArchiveAccess, queues: Sequence[QueueListing], names: Mapping[str, str], target: Target
-) -> list[Job]:
+) -> list[SendingJob]:
     """Where each queue goes: queue n of a topic to the (n modulo their number)th queue of its target topic. Raises
     NotFoundError and UsageError for a topic that cannot take them."""
     counts: Counter[str] = Counter()
@@ -126,7 +126,7 @@ def jobs_for(
             )
         places[topic] = target.queues(to, count)
     return [
-        Job(
+        SendingJob(
             Sending(queue.key, names.get(queue.topic, queue.topic)),
             places[queue.topic][queue.queue_id % len(places[queue.topic])],
         )
@@ -147,13 +147,13 @@ class Republish:
         self._access, self._position, self._selection = access, position, selection
         self._progress = progress
         self._total = 0
-        self._left: list[Job] = []
+        self._left: list[SendingJob] = []
         self._stop, self._due = asyncio.Event(), asyncio.Event()
         self._saved = asyncio.Condition()
         self._is_over = False
         self.report = Report()
 
-    async def prepare(self, jobs: Sequence[Job], listed: Mapping[QueueKey, QueueListing]) -> None:
+    async def prepare(self, jobs: Sequence[SendingJob], listed: Mapping[QueueKey, QueueListing]) -> None:
         """Find where each queue starts, and about how many messages are left. Raises what reading raises."""
         for job in jobs:
             queue, until_ms = job.sending.queue, self._selection.until_ms
@@ -215,7 +215,7 @@ class Republish:
         while self._left and not self._stop.is_set():
             await self._send_queue(self._left.pop(), sender)
 
-    async def _send_queue(self, job: Job, sender: Sender) -> None:
+    async def _send_queue(self, job: SendingJob, sender: Sender) -> None:
         walk = await self._walk(job.sending.queue)
         walk.offset = max(walk.offset, job.start)
         is_batch = self._access.is_batch(job.sending.queue)
@@ -242,7 +242,7 @@ class Republish:
         span = Span(None, chosen.since_ms, None, BATCH_MESSAGES, BATCH_BYTES, chosen.until_ms)
         return await run_async(self._access.walk(queue, span, None))
 
-    async def _send(self, message: Message, job: Job, sender: Sender, time_ms: int | None) -> None:
+    async def _send(self, message: Message, job: SendingJob, sender: Sender, time_ms: int | None) -> None:
         """``time_ms``: of a timer, its time, to which it may have been moved."""
         try:
             found = list(outgoing_messages(message, job.sending.to))
@@ -275,7 +275,7 @@ class Republish:
             if self._stop.is_set():
                 return
 
-    async def _room(self, job: Job) -> None:
+    async def _room(self, job: SendingJob) -> None:
         """Until the position covers all but a bounded number of this queue's messages."""
         if self._position.unsaved(job.sending) >= REPEATS_MAX - 1:
             async with self._saved:

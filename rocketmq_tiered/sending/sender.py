@@ -52,7 +52,7 @@ class BrokerFailedError(UnavailableError):
     """The broker failed with this message (SYSTEM_ERROR), which it has not stored."""
 
 
-class Connection(Protocol):
+class SendingConnection(Protocol):
     """One connection to a broker: RemotingUpstream."""
 
     async def call(self, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
@@ -70,7 +70,7 @@ class Sender:
 
     def __init__(
         self,
-        connect: Callable[[str], Connection],
+        connect: Callable[[str], SendingConnection],
         credentials: Credentials | None = None,
         *,
         group: str,
@@ -79,7 +79,7 @@ class Sender:
         self._connect, self._credentials, self._group = connect, credentials, group
         self._interval_s = 1 / rate if rate else 0.0
         self._next_s = 0.0
-        self._connections: dict[str, Connection] = {}
+        self._connections: dict[str, SendingConnection] = {}
         self._problem_s: float | None = None
         self._logged_s = -LOG_EVERY_S
         self.unanswered = 0

@@ -100,8 +100,7 @@ def test_the_last_entry_of_each_key(
         found.add(entries(mine, first))
         first += size
     parts = list(found.latest())
-    offsets = np.concatenate([part["offset"] for part in parts])
-    assert sorted(offsets.tolist()) == sorted(expected.values())
+    assert sorted(np.concatenate([part["offset"] for part in parts]).tolist()) == sorted(expected.values())
     assert all((part["is_tombstone"] == (part["offset"] % 5 == 0)).all() for part in parts)
     assert not any(spool.iterdir()), "the spool has no name"
     found.close()

@@ -140,8 +140,7 @@ def test_a_part_that_the_object_does_not_have_is_damage(tmp_path: Path) -> None:
     made = built(tmp_path)
     made.cut_runs(3)
     run = RunIndex(made.store).runs_of(made.state, QUEUES[0]).runs[1].copy()
-    reader = QueueReader(made.store, made.state, QUEUES[0])
-    segment, _ = reader._run_at(int(run["base_queue_offset"]))
+    segment, _ = QueueReader(made.store, made.state, QUEUES[0])._run_at(int(run["base_queue_offset"]))
     segment.index.check_run(run, QUEUES[0])
     for name, change in WRONG:
         wrong = np.array([run])[0]

@@ -93,7 +93,6 @@ def test_rows_continue_inside_a_run_only() -> None:
     ranges = found(1, 6, 2)
     ranges = ranges.selected(np.argsort(ranges.ranges["ordinal"]))
     ranges.ranges["base_queue_offset"][3:] += 100
-    rows = ranges.row_table(np.array([0, 3, 6]))
-    assert rows.queue_offset.tolist() == [*range(6), *range(106, 112)]
+    assert ranges.row_table(np.array([0, 3, 6])).queue_offset.tolist() == [*range(6), *range(106, 112)]
     with pytest.raises(ValueError, match="do not continue before 106"):
         ranges.row_table(np.array([0, 6]))

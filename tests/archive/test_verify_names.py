@@ -95,8 +95,7 @@ def test_an_object_that_moved_during_the_check_is_not_missing() -> None:
                 made.rewrite = None  # type: ignore[method-assign, assignment]
             return super().list(prefix, start_after=start_after, limit=limit)
 
-    store = Moving(made.store, (), wait=lambda seconds: None)
-    assert verify_archive(store, depth="names").anomalies == []
+    assert verify_archive(Moving(made.store, (), wait=lambda seconds: None), depth="names").anomalies == []
     assert made.rewrite is None
 
 

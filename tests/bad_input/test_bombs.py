@@ -39,7 +39,7 @@ from tiered.catalog.catalog_reader import read_commit
 from tiered.catalog.commit import COMMIT_KIND, ROOT_KIND, decode_commit, decode_root
 from tiered.catalog.deletions import LIST_KIND, DeletionList, Reason, decode_list
 from tiered.catalog.page_bytes import read_page_bytes
-from tiered.catalog.pages import PAGE_KIND, decode_page
+from tiered.catalog.pages import PAGE_KIND, decode_catalog_page
 from tiered.errors import CorruptionError, ObjectTooLargeError, OutOfMemoryError
 from tiered.formats import fastjson
 from tiered.formats.container import HEADER, decode_container, encode_container
@@ -55,7 +55,7 @@ SOURCE = "an/object"
 _LISTED = DeletionList(SOURCE, Reason.EXPIRED, 3, 1, 0, 0, 0)
 DECODERS: Mapping[bytes, Callable[[bytes], Any]] = {
     COMMIT_KIND: lambda data: decode_commit(data, source=SOURCE),
-    PAGE_KIND: lambda data: decode_page(data, source=SOURCE),
+    PAGE_KIND: lambda data: decode_catalog_page(data, source=SOURCE),
     ROOT_KIND: lambda data: decode_root(data, source=SOURCE),
     LIST_KIND: lambda data: decode_list(data, _LISTED, source=SOURCE),
     STATE_KIND: lambda data: decode_state(data, "topics", source=SOURCE),

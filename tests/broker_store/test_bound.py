@@ -25,8 +25,7 @@ def test_a_live_brokers_word_is_the_bound() -> None:
 
 
 def test_nothing_above_the_confirm_offset() -> None:
-    bound = decide_bound(replace(LIVE, offsets=BrokerOffsets(max_phys=1000, confirm_phys=700)))
-    assert bound.phys == 700
+    assert decide_bound(replace(LIVE, offsets=BrokerOffsets(max_phys=1000, confirm_phys=700))).phys == 700
 
 
 def test_one_number_is_enough() -> None:
@@ -65,8 +64,7 @@ def test_what_was_dispatched_stays_dispatched() -> None:
         900, 900, BoundReason.CONSUME_QUEUE
     )
     assert decide_bound(replace(live, previous=Bound(1001, 1001, BoundReason.BROKER))).has_retreated
-    early = replace(live, offsets=replace(offsets, max_phys=0, confirm_phys=0))
-    assert decide_bound(early).phys == 0
+    assert decide_bound(replace(live, offsets=replace(offsets, max_phys=0, confirm_phys=0))).phys == 0
     assert decide_bound(replace(live, previous=Bound(900, 900, BoundReason.DEAD))).phys == 600
 
 
@@ -149,8 +147,7 @@ def test_a_bound_that_retreats_says_so() -> None:
 
 
 def test_a_log_that_ends_below_what_was_read_was_cut() -> None:
-    offsets = BrokerOffsets(max_phys=400, confirm_phys=400)
-    assert decide_bound(replace(LIVE, offsets=offsets)).has_retreated
+    assert decide_bound(replace(LIVE, offsets=BrokerOffsets(max_phys=400, confirm_phys=400))).has_retreated
     assert not decide_bound(
         replace(LIVE, offsets=BrokerOffsets(max_phys=500, confirm_phys=400))
     ).has_retreated

@@ -20,7 +20,7 @@ from tiered.broker_store.conf import (
     broker_conf,
     find_names,
     parse_delay_levels,
-    parse_properties,
+    parse_java_properties,
     read_broker_conf,
     require_names,
 )
@@ -240,7 +240,7 @@ def test_properties_syntax_of_java() -> None:
             "n=trailing  ",
         ]
     )
-    assert parse_properties(text) == {
+    assert parse_java_properties(text) == {
         "a": "last",
         "b": "2",
         "c": "3",
@@ -255,7 +255,7 @@ def test_properties_syntax_of_java() -> None:
 
 
 def test_continued_line_at_the_end_and_carriage_returns() -> None:
-    assert parse_properties("a=1\r\nb=2\\") == {"a": "1", "b": "2"}
+    assert parse_java_properties("a=1\r\nb=2\\") == {"a": "1", "b": "2"}
 
 
 def test_defaults_are_the_brokers() -> None:
@@ -313,7 +313,9 @@ def test_shares_of_the_disk_are_confined_as_the_broker_confines_them() -> None:
 
 @pytest.mark.parametrize("blank", [" ", "\t"])
 def test_a_number_with_a_blank_behind_it_is_passed_over_as_the_broker_does(blank: str) -> None:
-    conf = broker_conf(parse_properties(f"fileReservedTime=720{blank}\ndiskMaxUsedSpaceRatio=95{blank}\n"))
+    conf = broker_conf(
+        parse_java_properties(f"fileReservedTime=720{blank}\ndiskMaxUsedSpaceRatio=95{blank}\n")
+    )
     assert (conf.file_reserved_hours, conf.disk_max_used_ratio) == (72, 0.75)
 
 

@@ -265,8 +265,7 @@ def test_a_record_that_fills_its_file_is_found_where_the_limit_cuts_it(tmp_path:
 def test_a_record_longer_than_its_file_is_no_cut_record(tmp_path: Path) -> None:
     data, positions = records(6)
     log_file(tmp_path / "commitlog", 0, data[:-1], len(data) - 1)
-    log = CommitLog([tmp_path / "commitlog"])
-    assert find_cut_record(log, positions[4], positions[5] + 1) is None
+    assert find_cut_record(CommitLog([tmp_path / "commitlog"]), positions[4], positions[5] + 1) is None
 
 
 def test_a_record_right_behind_the_damaged_byte_is_found(tmp_path: Path) -> None:

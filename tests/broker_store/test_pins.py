@@ -166,8 +166,7 @@ def test_full_disk_releases_everything(broker: Broker, tmp_path: Path) -> None:
 
 
 def test_files_share_their_bytes_with_the_pin(broker: Broker, tmp_path: Path) -> None:
-    keeper = PinKeeper([tmp_path / "pins"], LIMITS, broker.disk_use)
-    keeper.step(CommitLog([broker.directory]).files, 0)
+    PinKeeper([tmp_path / "pins"], LIMITS, broker.disk_use).step(CommitLog([broker.directory]).files, 0)
     for path in broker.paths:
         assert path.stat().st_nlink == 2
         assert (tmp_path / "pins" / path.name).samefile(path)

@@ -112,7 +112,7 @@ def test_a_gap_may_end_a_queue_but_not_begin_one(started: CatalogState) -> None:
     gap = np.array([(0, 1, 3, 9)], GAP_DTYPE)
     state = step(started, replace(append_draft(started, {}), queues=[A], gaps=gap))
     assert state.queue(A)["end_queue_offset"] == 9  # type: ignore[index]
-    refused(started, replace(append_draft(started, {}), queues=[queue("new")], gaps=gap), "without records")
+    refused(started, replace(append_draft(started, {}), queues=[queue("new")], gaps=gap), "has no record")
 
 
 def test_a_run_starts_at_the_end_of_its_bytes(started: CatalogState) -> None:
@@ -314,8 +314,7 @@ def test_compaction_replaces_exactly_the_same_offsets(several: CatalogState) -> 
 def test_a_removed_run_is_still_there_else_the_delta_is_void(several: CatalogState) -> None:
     draft = _compacted(several, 0, 3)
     state = step(several, draft)
-    again = replace(draft, objects=draft.objects, object_keys=["data/d"])
-    refused(state, again, "no longer exists")
+    refused(state, replace(draft, objects=draft.objects, object_keys=["data/d"]), "no longer exists")
 
 
 def test_expiry_takes_the_oldest_and_the_gaps_behind_them(several: CatalogState) -> None:

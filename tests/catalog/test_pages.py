@@ -24,8 +24,8 @@ from tiered.catalog.pages import (
     Page,
     RunIndex,
     cut,
-    decode_page,
-    encode_page,
+    decode_catalog_page,
+    encode_catalog_page,
     sorted_page,
     write_pages,
 )
@@ -80,7 +80,7 @@ def test_a_page_is_sorted_cut_and_read_back(seed: int) -> None:
     facts = random_facts(seed, 1, 40)
     page = sorted_page(*chunk_of(facts))
     assert facts_of(page) == sorted(facts)
-    pieces = [decode_page(encode_page(piece), source="x") for piece in cut(page, 7)]
+    pieces = [decode_catalog_page(encode_catalog_page(piece), source="x") for piece in cut(page, 7)]
     assert [fact for piece in pieces for fact in facts_of(piece)] == sorted(facts)
     assert all(len(piece.chunk.runs) <= 7 for piece in pieces)
     for piece in pieces:
@@ -208,7 +208,7 @@ def test_the_page_cache_is_bounded() -> None:
     store = MemoryStore()
     refs = []
     for number in range(10):
-        data = encode_page(sorted_page(*chunk_of(random_facts(number, 1, 50))))
+        data = encode_catalog_page(sorted_page(*chunk_of(random_facts(number, 1, 50))))
         store.put_if_absent(f"pages/{number}", [data])
         name = QueueKey("t", 0, 0)
         refs.append(PageRef(f"pages/{number}", 0, 1, 1, 50, len(data), name, name, 0, 0, 0, 0))
@@ -222,13 +222,13 @@ def test_the_page_cache_is_bounded() -> None:
 def test_a_page_that_disagrees_with_the_catalog_is_refused() -> None:
     store = MemoryStore()
     page = sorted_page(*chunk_of(random_facts(1, 1, 5)))
-    store.put_if_absent("pages/x", [encode_page(page)])
+    store.put_if_absent("pages/x", [encode_catalog_page(page)])
     name = QueueKey("t", 0, 0)
     with pytest.raises(CorruptionError, match="5 runs, expected 6"):
         RunIndex(store).page(PageRef("pages/x", 0, 1, 1, 6, 1, name, name, 0, 0, 0, 0))
     page.chunk.runs["object"][2] = 99
     with pytest.raises(CorruptionError, match="is outside"):
-        decode_page(encode_page(page), source="pages/x")
+        decode_catalog_page(encode_catalog_page(page), source="pages/x")
 
 
 @given(st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=12), st.integers(1, 100))
@@ -246,7 +246,6 @@ def test_every_page_is_found_where_the_change_says(pages: list[bytes], pack_byte
         PageRef(name, 0, 1, 1, 1, len(page), queue(), queue(), 0, 0, 0, 0)
         for name, page in zip(names, pages, strict=True)
     ]
-    change = packs.put(PageChange(added=added))
-    assert [read_page_bytes(store, ref.key) for ref in change.added] == pages
+    assert [read_page_bytes(store, ref.key) for ref in packs.put(PageChange(added=added)).added] == pages
     sizes = [len(store.get(info.key)) for info in store.list("pages/")]
     assert all(size <= max(pack_bytes, *map(len, pages)) for size in sizes)

@@ -270,7 +270,7 @@ def test_a_higher_epoch_is_fencing(memory: MemoryStore) -> None:
     with pytest.raises(FencedError, match=r"belongs to tiered run \(w1\) on h"):
         second.claim()
     second.claim(take_over=True)
-    with pytest.raises(FencedError, match="epoch 1 is fenced by epoch 2 of run w2"):
+    with pytest.raises(FencedError, match="epoch 1 of this writer is over: run w2 on h has epoch 2"):
         first.append(stale)
     assert not first.is_claimed
     assert head_version(memory) == 3

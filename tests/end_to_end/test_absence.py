@@ -164,8 +164,7 @@ class Place:
 
     @property
     def store(self) -> ObjectStore:
-        root = open_store(self.url, self.options)
-        return PrefixedStore(root, archive_prefix(CLUSTER, self.scene.broker))
+        return PrefixedStore(open_store(self.url, self.options), archive_prefix(CLUSTER, self.scene.broker))
 
     def kept(self) -> set[str]:
         return {info.key for prefix in KEPT for info in self.store.list(prefix)}

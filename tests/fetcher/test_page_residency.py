@@ -110,8 +110,7 @@ def test_a_sandbox_that_forbids_the_call_leaves_mincore(file: Path) -> None:
     def forbidden(_fd: int, _begin: int, _length: int) -> int:
         raise OSError(errno.EPERM, "as under seccomp")
 
-    residency = PageResidency(forbidden)
-    assert residency.of(file, [(9 * PAGE_BYTES, 10 * PAGE_BYTES)]) is Residency.RESIDENT
+    assert PageResidency(forbidden).of(file, [(9 * PAGE_BYTES, 10 * PAGE_BYTES)]) is Residency.RESIDENT
 
 
 def test_a_file_that_went_is_named(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tiered.archive.segment_reader import SegmentReader
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.commit import COMMIT_KIND, ROOT_KIND, decode_commit, decode_root
-from tiered.catalog.pages import PAGE_KIND, decode_page
+from tiered.catalog.pages import PAGE_KIND, decode_catalog_page
 from tiered.errors import UnsupportedFormatError
 from tiered.formats.container import HEADER, decode_container
 from tiered.formats.segment_layout import FOOTER_KIND
@@ -128,7 +128,7 @@ def test_a_newer_container_is_refused_by_name(prefix: str, kind: bytes) -> None:
     decoders: dict[bytes, Callable[..., object]] = {
         COMMIT_KIND: decode_commit,
         ROOT_KIND: decode_root,
-        PAGE_KIND: decode_page,
+        PAGE_KIND: decode_catalog_page,
         STATE_KIND: partial(decode_container, kind=STATE_KIND),
     }
     wanted = rf"{key}: {kind.decode()} container has format 2\.0, and this program reads 1\.x"

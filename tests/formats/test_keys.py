@@ -80,8 +80,7 @@ def test_long_names_keep_apart_beyond_the_cut() -> None:
 def test_a_data_key_says_what_it_names(
     topic: str, queue_id: int, generation: int, base: int, epoch: int, attempt: int
 ) -> None:
-    key = data_key(QueueKey(topic, queue_id, generation), base, epoch, attempt)
-    found = parse_data_key(check_key(key))
+    found = parse_data_key(check_key(data_key(QueueKey(topic, queue_id, generation), base, epoch, attempt)))
     assert found is not None
     assert found.topic in (topic, None)
     assert found[1:] == (queue_id, generation, base, epoch, attempt)

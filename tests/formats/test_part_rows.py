@@ -81,8 +81,7 @@ def parts_of(index: SegmentIndex, rng: random.Random) -> Table:
 @given(st.integers(0, 1 << 32), st.integers(1, 40), st.sampled_from([1, 5, 3000]), st.integers(1, 9000))
 def test_the_rows_of_each_part(seed: int, runs: int, rows: int, window: int) -> None:
     index, stored = opened(seed, runs, rows)
-    rng = random.Random(seed)
-    parts = parts_of(index, rng)
+    parts = parts_of(index, random.Random(seed))
     ordered = in_object_order(index, parts)
     total = int(ordered["rows"].sum())
     found = list(rows_of_parts(index, ordered, [*range(window, total, window), total]))

@@ -76,8 +76,7 @@ def test_every_block_is_stored_whole_whatever_the_threads(threads: int) -> None:
         data = b"".join(packed.stored())
     packer.close()
     assert len(data) == int(blocks["stored_bytes"].sum())
-    ends = np.cumsum(blocks["stored_bytes"]).tolist()
-    for number, (begin, end) in enumerate(pairwise([0, *ends])):
+    for number, (begin, end) in enumerate(pairwise([0, *np.cumsum(blocks["stored_bytes"]).tolist()])):
         block, raw = data[begin:end], _content(records, number, rows)
         is_raw = blocks["codec"][number] == CODEC_RAW
         assert raw == (block if is_raw else zstandard.ZstdDecompressor().decompress(block))

@@ -143,8 +143,7 @@ def test_small_runs_share_a_block_and_a_large_one_keeps_its_own() -> None:
 )
 def test_gather_never_leaves_the_arena(position: list[int], size: list[int]) -> None:
     arena, out = np.zeros(100, np.uint8), np.zeros(64, np.uint8)
-    row = gather_records(arena, np.array(position), np.array(size, np.int32), 0, 20, out)
-    assert row == -len(position)
+    assert gather_records(arena, np.array(position), np.array(size, np.int32), 0, 20, out) == -len(position)
 
 
 def test_gather_never_writes_past_its_output() -> None:

@@ -330,8 +330,7 @@ def consumed(output: Path) -> Counter[str]:
 
 
 def _unique_key(line: Line) -> str:
-    pairs = dict(pair.split("=", 1) for pair in bytes.fromhex(line[6]).decode().split("\0"))
-    return pairs["UNIQ_KEY"]
+    return dict(pair.split("=", 1) for pair in bytes.fromhex(line[6]).decode().split("\0"))["UNIQ_KEY"]
 
 
 def until(condition: Callable[[], bool], what: str, timeout_s: float = 60) -> float:

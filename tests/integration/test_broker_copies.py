@@ -195,8 +195,7 @@ def test_a_transaction_is_committed_by_who_may_publish_to_its_topic(ruled: Proxy
     broker = ruled.broker.broker_address
 
     def size(topic: str) -> int:
-        reply = ask(broker, None, Code.GET_TOPIC_STATS_INFO, {"topic": topic})
-        document = fastjson.loads(reply.body)
+        document = fastjson.loads(ask(broker, None, Code.GET_TOPIC_STATS_INFO, {"topic": topic}).body)
         assert isinstance(document, dict)
         return sum(int(place["maxOffset"]) for place in document["offsetTable"].values())
 

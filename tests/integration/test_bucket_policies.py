@@ -141,8 +141,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory, real_store: Callable[[str],
     try:
         with running_minio(directory / "minio", certificates) as server:
             store = real_store("F") / "store"
-            found = Bucket(server, server.fresh_bucket().removeprefix("s3://"), store, authority.certificate)
-            yield found
+            yield Bucket(server, server.fresh_bucket().removeprefix("s3://"), store, authority.certificate)
     finally:
         patch.undo()
 

@@ -43,8 +43,7 @@ def doctor(capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.Monke
             monkeypatch.setenv(name, value)
         capsysbinary.readouterr()
         code = main(["doctor", url, *NAMES, "--json", *more])
-        checks = json.loads(capsysbinary.readouterr().out)["checks"]
-        return code, {check["id"]: check for check in checks}
+        return code, {check["id"]: check for check in json.loads(capsysbinary.readouterr().out)["checks"]}
 
     return run
 

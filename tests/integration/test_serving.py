@@ -331,8 +331,7 @@ def test_a_go_consumer_gets_every_message_as_it_was_stored(
     go_served: GoServed, mode: str, topic: str
 ) -> None:
     expected = go_served.expected(topic)
-    found = go_served.consume(mode, topic, expected.total(), f"G_{mode}_{topic}")
-    assert Counter(found) == expected
+    assert Counter(go_served.consume(mode, topic, expected.total(), f"G_{mode}_{topic}")) == expected
 
 
 @dataclass

@@ -111,8 +111,7 @@ class OwnTimers:
                 "m": "false",
                 "i": "".join(f"{name}\x01{value}\x02" for name, value in properties.items()),
             }
-            answer = client.call(SEND_V2, fields, b"own timer")
-            if answer.code == 0 and time.time() * 1000 < int(at) - 1000:
+            if client.call(SEND_V2, fields, b"own timer").code == 0 and time.time() * 1000 < int(at) - 1000:
                 self.taken[f"OWN{key}"] = at
         client.close()
 

@@ -298,8 +298,7 @@ def test_scheduled_messages_carry_their_deliver_time() -> None:
     assert one_row(beyond, delay_levels_ms=DELAY_LEVELS_MS).tags_code == 11_000
     unreadable = message.with_(properties=text.replace(b"\x012", b"\x01z"))
     assert one_row(unreadable, delay_levels_ms=DELAY_LEVELS_MS).tags_code == 2598919
-    elsewhere = message.with_(topic=b"other")
-    assert one_row(elsewhere, delay_levels_ms=DELAY_LEVELS_MS).tags_code == 2598919
+    assert one_row(message.with_(topic=b"other"), delay_levels_ms=DELAY_LEVELS_MS).tags_code == 2598919
 
 
 LMQ = properties(

@@ -135,8 +135,7 @@ def test_times_outside_of_a_century_are_refused(ms: int, words: str) -> None:
 def test_texts_are_compared_byte_by_byte(texts: list[bytes]) -> None:
     length = np.array([*map(len, texts)], np.int64)
     at, like = np.cumsum(length) - length, np.arange(len(texts))[::-1].copy()
-    arena = np.frombuffer(b"".join(texts) or b"x", np.uint8)
-    found = same_texts(arena.ctypes.data, at, length, like)
+    found = same_texts(np.frombuffer(b"".join(texts) or b"x", np.uint8).ctypes.data, at, length, like)
     assert found.tolist() == [one == other for one, other in zip(texts, texts[::-1], strict=True)]
 
 

@@ -211,8 +211,7 @@ def test_objects_have_a_limited_number_of_rows() -> None:
     ]
     small = stream_objects(*(f"S0[{10 * n},{10 * n + 10})" for n in range(4)))
     assert plan_join(small, limits(0, object_rows_max=19)) is None
-    plan = plan_join(small, limits(0, object_rows_max=30))
-    assert described(small, plan) == [["SO 0: S0[0,30)30"]]
+    assert described(small, plan_join(small, limits(0, object_rows_max=30))) == [["SO 0: S0[0,30)30"]]
 
 
 def test_small_stream_objects_of_single_queue_cycles_take_part() -> None:

@@ -207,8 +207,7 @@ def test_lmq_entries_expire_with_the_last_of_their_messages() -> None:
 
 
 def test_lmq_entries_stay_while_nothing_is_known_of_their_messages() -> None:
-    world = World([rule(DAY), rule(DAY)], [0, 1], [[Run()], [Run(parents=[])]])
-    assert floors(world.plan()) == {0: (1, 1)}
+    assert floors(World([rule(DAY), rule(DAY)], [0, 1], [[Run()], [Run(parents=[])]]).plan()) == {0: (1, 1)}
     gone = World([rule(DAY), rule(DAY)], [0, 1], [[Run()], [Run(parents=[(-1, 5)])]])
     assert floors(gone.plan()) == {0: (1, 1), 1: (1, 1)}, "their queue is no longer in the archive"
 

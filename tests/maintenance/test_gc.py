@@ -247,15 +247,17 @@ class Clock:
             bytes_per_s=MIB,
             requests_per_s=10,
             share=self.share,
-            is_stopped=lambda: self.now_s >= self.stop_s,
+            stopping=self,  # type: ignore[arg-type]
             clock_s=lambda: self.now_s,
-            sleep=self.sleep,
         )
 
     def share(self) -> float:
         return self.shares[max(at for at in self.shares if at <= self.now_s)]
 
-    def sleep(self, seconds: float) -> None:
+    def is_set(self) -> bool:
+        return self.now_s >= self.stop_s
+
+    def wait(self, seconds: float) -> None:
         self.now_s += seconds
 
 

@@ -15,7 +15,7 @@ import pytest
 import rocketmq_tiered
 from rocketmq_tiered.cli import restore as restore_command
 from rocketmq_tiered.maintenance.restore.records import RecordWriter
-from rocketmq_tiered.maintenance.restore.selection import RestoreSelection, ShownQueue, configuration
+from rocketmq_tiered.maintenance.restore.selection import RestoreSelection, ShownQueue, restored_configuration
 from tests.end_to_end.offloading import SMALL, backfill
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.maintenance.keyed_scene import KEYED, LIGHT, Table
@@ -283,7 +283,9 @@ def test_clamped_offsets_and_lmqs() -> None:
         },
         "consumer_offsets": {"t@g": {"0": 12, "1": 3}, "t@h": {"0": 9}, "%LMQ%a@g": {"0": 7}},
     }
-    made = configuration(tables, RestoreSelection(queues), 1, keeps_compaction=False, may_batch=False)
+    made = restored_configuration(
+        tables, RestoreSelection(queues), 1, keeps_compaction=False, may_batch=False
+    )
     assert [(one.group, one.queue_id, one.offset, one.end_offset) for one in made.clamped] == [
         ("g", 0, 7, 5),
         ("g", 0, 12, 10),
@@ -294,7 +296,7 @@ def test_clamped_offsets_and_lmqs() -> None:
     assert lmq["offsetTable"] == {"t@g": {"0": 10, "1": 0}, "t@h": {"0": 9}}
     assert made.documents["topics.json"]["topicConfigTable"] == {"t": {"topicName": "t", "attributes": {}}}
     assert made.plain_topics == ["t"]
-    without = configuration({}, RestoreSelection(queues), 1, keeps_compaction=False, may_batch=True)
+    without = restored_configuration({}, RestoreSelection(queues), 1, keeps_compaction=False, may_batch=True)
     table = without.documents["topics.json"]["topicConfigTable"]
     assert table == {"t": {"topicName": "t", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}}
 

@@ -38,7 +38,7 @@ from tiered.object_store.part_plan import (
     COPY_BYTES_MAX,
     PART_BYTES_MIN,
     copied_range,
-    joined,
+    joined_pieces,
     piece_bytes,
     plan_parts,
     sent_bytes,
@@ -600,7 +600,7 @@ def test_parts_hold_every_byte_once_in_order_within_the_limits(pieces: list[Piec
         size <= (COPY_BYTES_MAX if copied_range(part) else part_mib * MIB + PART_BYTES_MIN)
         for part, size in zip(planned, sizes, strict=True)
     )
-    assert units(joined(pieces)) == units(pieces)
+    assert units(joined_pieces(pieces)) == units(pieces)
 
 
 def test_large_ranges_are_not_sent() -> None:

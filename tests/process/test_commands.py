@@ -18,7 +18,7 @@ import pytest
 from rocketmq_tiered.cli import main
 from rocketmq_tiered.process import instance
 from rocketmq_tiered.process.instance import IDENTITY_FILE
-from rocketmq_tiered.process.lifecycle import Service
+from rocketmq_tiered.process.lifecycle import UploaderService
 from rocketmq_tiered.process.loaded_archive import open_for_reading
 from tests.process.message_counts import MESSAGES
 from tests.truth import read_lines
@@ -451,15 +451,15 @@ def test_run_archives_also_when_the_disk_of_its_state_directory_is_full(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    served: list[Service] = []
+    served: list[UploaderService] = []
 
-    def serve(service: Service) -> int:
+    def serve(service: UploaderService) -> int:
         served.append(service)
         return 0
 
     monkeypatch.setattr(instance, "replace_whole", full)
-    monkeypatch.setattr(Service, "handle_signals", lambda _: None)
-    monkeypatch.setattr(Service, "serve", serve)
+    monkeypatch.setattr(UploaderService, "handle_signals", lambda _: None)
+    monkeypatch.setattr(UploaderService, "serve", serve)
     code, _, error = run(
         "run",
         "--store",

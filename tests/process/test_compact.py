@@ -155,8 +155,7 @@ def test_compact_keys_drops_what_is_replaced(
     assert all(one == whole[one["queueId"], one["queueOffset"]] for one in left)
     assert lines(run, url, HOT, "--latest") == latest
     assert lines(run, url, "t_plain") == plain
-    queues = json.loads(run("ls", url, "--json")[1])["queues"]
-    mine = [queue for queue in queues if queue["topic"] == HOT]
+    mine = [queue for queue in json.loads(run("ls", url, "--json")[1])["queues"] if queue["topic"] == HOT]
     assert [queue["messages"] for queue in mine] == [
         sum(one["queueId"] == queue["queueId"] for one in left) for queue in mine
     ]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_tiered.maintenance.compaction_task import CompactionTask, Stopping
-from rocketmq_tiered.maintenance.throttle import Load, Throttle
+from rocketmq_tiered.maintenance.compaction_task import CompactionTask
+from rocketmq_tiered.maintenance.throttle import Load, Stopping, Throttle
 from rocketmq_tiered.process.compaction_process import ChildStore, writing_in_child
 from tests.archive.archive_builder import NOW_MS
 from tests.maintenance.compaction_scene import Scene

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_tiered.process.broker_control import GroupOffsets, Leftover
-from rocketmq_tiered.process.detach import Detachment, LeftError, Step, Waits
+from rocketmq_tiered.process.detach import Detachment, DetachStep, LeftError, Waits
 from rocketmq_tiered.process.uploader_job import ProcessPins, UploaderJob, Writer
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.pins import PinLimits, PinMethod
@@ -66,8 +66,8 @@ class Clock:
         self.now_s += seconds
 
 
-def detachment(broker: BrokerDouble, wait_s: float = 600) -> tuple[Detachment, list[Step], Clock]:
-    said: list[Step] = []
+def detachment(broker: BrokerDouble, wait_s: float = 600) -> tuple[Detachment, list[DetachStep], Clock]:
+    said: list[DetachStep] = []
     clock = Clock()
     found = Detachment(broker, Waits(wait_s), said.append, lambda: clock.now_s, clock.sleep)  # type: ignore[arg-type]
     return found, said, clock
@@ -88,7 +88,7 @@ def test_it_continues_after_each_permission() -> None:
     assert broker.set_to == [0]
     again, said, clock = detachment(broker)
     again.close(force=False)
-    assert broker.set_to == [0] and said[0] == Step("read-only", "done before") and clock.now_s < 15
+    assert broker.set_to == [0] and said[0] == DetachStep("read-only", "done before") and clock.now_s < 15
 
 
 def test_it_waits_for_what_is_left_and_names_it() -> None:
@@ -96,7 +96,7 @@ def test_it_waits_for_what_is_left_and_names_it() -> None:
     broker = BrokerDouble(left=[left, left, []])
     found, said, _ = detachment(broker)
     found.close(force=False)
-    assert Step("left", "waits for 2 delayed messages") in said and broker.perm == 0
+    assert DetachStep("left", "waits for 2 delayed messages") in said and broker.perm == 0
     broker = BrokerDouble(left=[[Leftover("timers", 3)]])
     with pytest.raises(LeftError, match="still holds 3 timers"):
         detachment(broker, wait_s=5)[0].close(force=False)
@@ -109,7 +109,7 @@ def test_what_is_popped_is_waited_for_once_consumers_do_not_pop() -> None:
     broker = BrokerDouble(unacknowledged=[1, 2, 2])
     found, said, _ = detachment(broker)
     found.close(force=False)
-    assert broker.set_to == [4, 0] and Step("popped", "waits for 2 popped messages") in said
+    assert broker.set_to == [4, 0] and DetachStep("popped", "waits for 2 popped messages") in said
 
 
 def test_what_consumers_gave_back_is_popped_again_before_the_broker_is_closed() -> None:
@@ -153,8 +153,7 @@ def settings(linking: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def job_of(settings: Settings, tmp_path: Path, kept: ProcessPins) -> UploaderJob:
-    writer = Writer("me", "run", False, tmp_path / "state", pins=kept)
-    return UploaderJob(settings, writer, StoreMetrics())
+    return UploaderJob(settings, Writer("me", "run", False, tmp_path / "state", pins=kept), StoreMetrics())
 
 
 def log_of(settings: Settings, kept: ProcessPins) -> CommitLog:

@@ -175,8 +175,7 @@ def test_an_interrupted_trial_removes_its_objects() -> None:
 
 
 def test_a_clock_that_differs_is_a_failure() -> None:
-    store = MemoryStore(clock_ms=lambda: NOW_MS)
-    trial = StoreTrial(store, None, None, clock_ms=lambda: NOW_MS + 360_000)
+    trial = StoreTrial(MemoryStore(clock_ms=lambda: NOW_MS), None, None, clock_ms=lambda: NOW_MS + 360_000)
     found = results_of(trial.checks())["bucket-clock"].finding
     assert found.outcome is Outcome.FAILED and "360.0 s ahead" in found.detail
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rocketmq_tiered.process.findings import RunState, after_failure
-from rocketmq_tiered.process.lifecycle import Event, Service
+from rocketmq_tiered.process.lifecycle import Event, UploaderService
 from rocketmq_tiered.process.report import StatusReport
 from tests.process.status_report import REPORT
 from tiered.errors import (
@@ -65,7 +65,7 @@ class Harness:
         self.refused: dict[str, Exception] = {}
         """By topics.exclude: why no job can be built."""
         self.next_loaded: LoadedSettings | Exception = _loaded(**settings)
-        self.service = Service(
+        self.service = UploaderService(
             self.loaded(),
             factory=self._build,
             surroundings=self,

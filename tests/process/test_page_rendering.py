@@ -15,8 +15,8 @@ import pytest
 from rocketmq_tiered.cli.rendering import BodyForm, is_charset, jsonl_line
 from rocketmq_tiered.page.archive_view import TopicNumbers, summarize
 from rocketmq_tiered.page.kept_values import History, Sampler
-from rocketmq_tiered.page.messages import hex_dump, text_of
-from rocketmq_tiered.page.overview import _upkeep, level_of
+from rocketmq_tiered.page.messages import body_text_of, hex_dump
+from rocketmq_tiered.page.overview import _upkeep, severity_of
 from rocketmq_tiered.process.findings import Finding, of_catalog, of_relay, of_report
 from rocketmq_tiered.process.metrics import StatusCollector
 from rocketmq_tiered.process.report import decode_report
@@ -35,9 +35,9 @@ from tiered.model.tables import GAP_DTYPE, QUEUE_BATCH, QUEUE_HIDDEN, QUEUE_STAT
 
 
 def test_bodies_are_text_or_hex() -> None:
-    assert text_of("grün\n{}".encode(), 100) == "grün\n{}"
-    assert text_of("üü".encode(), 3) == "ü", "cut inside a character"
-    assert text_of(b"\xff\xfe", 100) is None and text_of(bytes(20), 100) is None
+    assert body_text_of("grün\n{}".encode(), 100) == "grün\n{}"
+    assert body_text_of("üü".encode(), 3) == "ü", "cut inside a character"
+    assert body_text_of(b"\xff\xfe", 100) is None and body_text_of(bytes(20), 100) is None
     assert hex_dump(b"ab<\x00" + bytes(16)).splitlines()[0].endswith("ab<.............")
     assert hex_dump(bytes(17)).splitlines()[1].startswith("00000010  00 ")
 
@@ -59,9 +59,9 @@ def test_history_keeps_an_hour_and_goes_over_failures() -> None:
 
 def test_a_state_with_findings_is_not_green() -> None:
     finding = Finding("gaps", "4 gaps", "tiered ls")
-    assert level_of("following", is_ready=True, findings=[finding]) == "warn"
-    assert level_of("following", is_ready=True, findings=[replace(finding, is_bad=True)]) == "bad"
-    assert level_of("blocked: archive", is_ready=False, findings=[finding]) == "bad"
+    assert severity_of("following", is_ready=True, findings=[finding]) == "warn"
+    assert severity_of("following", is_ready=True, findings=[replace(finding, is_bad=True)]) == "bad"
+    assert severity_of("blocked: archive", is_ready=False, findings=[finding]) == "bad"
 
 
 def test_findings_name_the_next_step() -> None:
@@ -106,7 +106,7 @@ def test_unreadable_messages_are_a_critical_finding() -> None:
         "missing or damaged; the broker still has them"
     )
     (finding,) = of_report(replace(report, broker_min_phys=2000))
-    assert "the broker still has 1 of 2 ranges" in finding.what
+    assert "the broker still has those of 1 of 2 ranges" in finding.what
     (finding,) = of_report(replace(report, broker_min_phys=6000))
     assert "the broker no longer has them" in finding.what
     families = {family.name: family for family in StatusCollector(lambda: report).collect()}

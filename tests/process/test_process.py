@@ -192,8 +192,7 @@ def test_another_instance_stands_by_or_exits_with_5(home: Path) -> None:
             labels = 'state="standby",storage_medium="blob",storage_type="tiered"'
             assert f"store_state{{{labels}}} 1.0" in standby.get("/metrics")[1]
             assert standby.end(signal.SIGTERM) == 0
-        leaving = Sidecar(home, "--set", "process.when_fenced=exit", name="third")
-        assert leaving.process.wait(TIMEOUT_S) == 5
+        assert Sidecar(home, "--set", "process.when_fenced=exit", name="third").process.wait(TIMEOUT_S) == 5
         assert owner.get("/ready")[0] == 200
 
 

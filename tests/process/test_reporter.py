@@ -128,8 +128,7 @@ def test_reports_that_cost_much_are_made_less_often_and_delay_no_request(
 def test_a_report_without_figures_has_no_age(tmp_path: Path, broker: LivingBroker) -> None:
     """Before the uploader has a status nothing was measured."""
     now_s = [0.0]
-    view = open_broker_store(tmp_path / "store")
-    reporter = Reporter(HEAD, view, FILTER, clock=Clock(lambda: now_s[0]))
+    reporter = Reporter(HEAD, open_broker_store(tmp_path / "store"), FILTER, clock=Clock(lambda: now_s[0]))
     assert reporter.report(lambda: None) == HEAD
     now_s[0] = 60.0
     assert reporter.report(lambda: None) == HEAD

@@ -35,7 +35,7 @@ from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.process.handlers_double import FakeHandlers
 from tests.process.status_report import REPORT
 from tests.servers.child import free_port
-from tiered.broker_store.conf import BrokerConf, BrokerNames, broker_conf, parse_properties
+from tiered.broker_store.conf import BrokerConf, BrokerNames, broker_conf, parse_java_properties
 from tiered.errors import UsageError
 from tiered.object_store.file import FileStore
 from tiered.remoting.client import BrokerClient
@@ -128,8 +128,7 @@ def thread_at(url: str, port: int, answers: FakeHandlers) -> Serving:
         return answers
 
     service = ProxyService(config, settings.serve, settings.read)
-    thread = ServingThread(BrokerNames(CLUSTER, BROKER), settings, [service], opened)
-    return Serving(service, thread)
+    return Serving(service, ServingThread(BrokerNames(CLUSTER, BROKER), settings, [service], opened))
 
 
 def test_it_listens_before_the_archive_exists_and_opens_it_later(
@@ -246,7 +245,7 @@ def test_a_port_in_use_is_a_usage_error(tmp_path: Path) -> None:
 def test_the_configuration_file_shows_whether_the_broker_has_access_control(
     text: str, expected: bool
 ) -> None:
-    assert checks_clients(broker_conf(parse_properties(text))) is expected
+    assert checks_clients(broker_conf(parse_java_properties(text))) is expected
 
 
 @pytest.mark.parametrize(

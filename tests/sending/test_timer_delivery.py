@@ -338,8 +338,7 @@ def test_timers_are_cancelled_and_moved_until_their_hand_over(
     assert tiered(scene, capsys, "cancel", "mails", "k1") == 3
     assert tiered(scene, capsys, "cancel", "orders", "k1") == cancelled
     commits = MaintenanceCommit.opened(scene.store, scene.state, "timers", lambda: NOW)
-    name = TimerName("orders", "k2")
-    assert change_timers(commits, name, at_ms=NOW + 20 * HOUR) == [NOW + 7 * HOUR]
+    assert change_timers(commits, TimerName("orders", "k2"), at_ms=NOW + 20 * HOUR) == [NOW + 7 * HOUR]
     assert change_timers(commits, TimerPlace(0, 2), at_ms=NOW + 9 * HOUR) == [NOW + 20 * HOUR]
     assert tiered(scene, capsys, "show", "orders", "k1") == 3 == tiered(scene, capsys, "cancel", "0:1")
     assert [row["uniqKey"] for row in tiered(scene, capsys, "ls", "--limit", "9")] == ["k0", "k3", "k2"]

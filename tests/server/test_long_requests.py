@@ -126,8 +126,7 @@ def test_a_filter_check_of_an_expression_that_is_too_long_is_refused() -> None:
     lookups = LookupHandlers(Archive(), RouteTable(Archive(), "127.0.0.1:1"))
     for kind, expression in ((TAG, "a||" * 50_000), (SQL92, "a>1 OR " * 10_000)):
         subscription = {"topic": "t", "subString": expression, "expressionType": kind}
-        asked = request(46, body={"subscriptionData": subscription})
-        response = asyncio.run(lookups.check_client(asked))
+        response = asyncio.run(lookups.check_client(request(46, body={"subscriptionData": subscription})))
         assert response.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
 
 

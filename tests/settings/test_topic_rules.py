@@ -16,7 +16,7 @@ import pytest
 from tiered.broker_store.config import read_broker_state
 from tiered.errors import CorruptionError, UsageError
 from tiered.settings.load import LoadedSettings, flag_assignments, load_settings
-from tiered.settings.quantities import BadValueError, duration_ms, duration_text
+from tiered.settings.quantities import BadValueError, duration_ms, written_duration
 from tiered.settings.rules_in_force import (
     RULES,
     differences,
@@ -143,7 +143,7 @@ def test_durations() -> None:
         ("forever", None),
     ):
         assert duration_ms(text) == milliseconds
-        assert duration_ms(duration_text(milliseconds)) == milliseconds
+        assert duration_ms(written_duration(milliseconds)) == milliseconds
     for text in ("", "7", "-1d", "0h", "never", "1x", "40000d", "0.1ms"):
         with pytest.raises(BadValueError):
             duration_ms(text)

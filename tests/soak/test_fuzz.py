@@ -42,7 +42,7 @@ from tiered.catalog.catalog_reader import load
 from tiered.catalog.commit import COMMIT_KIND, ROOT_KIND, decode_commit, decode_root
 from tiered.catalog.deletions import LIST_KIND, DeletionList, Reason, decode_list, read_list
 from tiered.catalog.page_bytes import read_page_bytes
-from tiered.catalog.pages import PAGE_KIND, RunIndex, decode_page
+from tiered.catalog.pages import PAGE_KIND, RunIndex, decode_catalog_page
 from tiered.errors import TieredError
 from tiered.formats.container import decode_container, encode_container
 from tiered.formats.fastjson import loads
@@ -292,7 +292,7 @@ def _decode_commit(_: int, data: bytes) -> Any:
 
 
 def _decode_page(_: int, data: bytes) -> Any:
-    return decode_page(data, source="x").nbytes
+    return decode_catalog_page(data, source="x").nbytes
 
 
 def _decode_root(_: int, data: bytes) -> Any:

@@ -181,8 +181,7 @@ class Troubles:
         self._opened.callback(broker.stop)
         broker.create_topic("live0", 4)
         load = Load(1 << 40, 1000, 2, per_second=100)
-        producer = Producer(broker, Scene(topics=1), load, self._directory / f"{name}.txt")
-        self._opened.enter_context(producer)
+        self._opened.enter_context(Producer(broker, Scene(topics=1), load, self._directory / f"{name}.txt"))
 
         def one(trouble: Trouble) -> Row:
             place = self._directory / re.sub(r"\W+", "-", trouble.name)

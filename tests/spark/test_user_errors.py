@@ -49,8 +49,7 @@ def rows_of_stream(stream: DataStreamReader, path: str, work: Path) -> list[int]
         .start(str(work / "rows"))
     )
     query.awaitTermination()
-    spark = stream._spark
-    return sorted(row["queueOffset"] for row in spark.read.parquet(str(work / "rows")).collect())
+    return sorted(row["queueOffset"] for row in stream._spark.read.parquet(str(work / "rows")).collect())
 
 
 def test_a_stream_with_the_options_of_kafka(spark: SparkSession, roots: list[str], tmp_path: Path) -> None:

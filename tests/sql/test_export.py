@@ -241,8 +241,7 @@ def test_killed_five_times(real_store: Callable[[str], Path], tmp_path: Path, ru
 
 
 def test_files_are_readable_as_the_umask_says_and_replace_no_others(run: Run, tmp_path: Path) -> None:
-    builder = ArchiveBuilder(PrefixedStore(FileStore(tmp_path / "archive"), "cluster/broker"))
-    _grow(builder, 0)
+    _grow(ArchiveBuilder(PrefixedStore(FileStore(tmp_path / "archive"), "cluster/broker")), 0)
     url, day = f"file://{tmp_path}/archive", f"date={date.fromtimestamp(STORED_MS // 1000)}"
     for umask, mode in ((0o022, 0o644), (0o027, 0o640), (0o077, 0o600)):
         target, before = tmp_path / f"{umask}", os.umask(umask)

@@ -157,8 +157,7 @@ def test_an_lmq_refers_to_the_generation_its_parent_has() -> None:
 
 
 def test_an_excluded_parent_means_the_lmq_stores_its_own_bytes() -> None:
-    plan = Writer(TopicFilter(exclude=["p"])).plan_and_apply([message(b"p", 1, properties=LMQ)])
-    (item,) = plan.objects
+    (item,) = Writer(TopicFilter(exclude=["p"])).plan_and_apply([message(b"p", 1, properties=LMQ)]).objects
     assert set(item.queues) == {QueueKey("%LMQ%x", 0, 0), QueueKey("%LMQ%y", 0, 0)}
     assert item.runs["kind"].tolist() == [RunKind.PLAIN] * 2
     assert item.rows.position.tolist() == [0, 0]

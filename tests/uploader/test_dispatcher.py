@@ -26,10 +26,10 @@ from uploader.lmq_dispatch import (
     ABSENT,
     NO_UNIT,
     NOT_DISPATCHED,
-    Claims,
     LmqDispatch,
     LmqRules,
-    Place,
+    UnitClaims,
+    UnitPlace,
     decide_lmqs,
     resolved_lmq_rows,
 )
@@ -171,12 +171,12 @@ def decided(
     *,
     times: Sequence[int] | None = None,
     said: Sequence[int] | None = None,
-    end: int | Place = UNKNOWN,
+    end: int | UnitPlace = UNKNOWN,
     rules: LmqRules = FILES,
-) -> tuple[list[int], Place]:
+) -> tuple[list[int], UnitPlace]:
     count = len(offsets)
-    claims = Claims(offsets, times or [1] * count, doubts or [0] * count, said or [NO_UNIT] * count)
-    return decide_lmqs(claims, end if isinstance(end, Place) else Place(end, end), rules)
+    claims = UnitClaims(offsets, times or [1] * count, doubts or [0] * count, said or [NO_UNIT] * count)
+    return decide_lmqs(claims, end if isinstance(end, UnitPlace) else UnitPlace(end, end), rules)
 
 
 def test_what_units_say_was_made_whatever_is_in_doubt() -> None:
@@ -210,7 +210,7 @@ def test_a_queue_named_twice_continues_at_its_end_not_at_the_count() -> None:
     claims, times = [0, 2, 4, 5, 7, 5, 6], [2, 2, 1, 2, 1, 1, 1]
     offsets, place = decided(claims, times=times, end=0)
     assert offsets == [0, 1, 2, 3, 4, 5, 6]
-    assert place == Place(7, 7)
+    assert place == UnitPlace(7, 7)
     assert decided([0, 1, 3], times=[2, 2, 1], end=0)[0] == [0, 1, 2], "4.9 counts once"
     assert decided(claims[:5], times=times[:5], end=0, rules=ROCKSDB)[0] == claims[:5], (
         "units stand as claimed"

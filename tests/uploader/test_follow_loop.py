@@ -108,8 +108,7 @@ def follow_to_the_end(
             time.sleep(0.02)
         stop.set()
         thread.join()
-    state = load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)))
-    assert state.cursor.phys == broker.end_phys
+    assert load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))).cursor.phys == broker.end_phys
     return status.pins.problem if status is not None and status.pins is not None else ""
 
 

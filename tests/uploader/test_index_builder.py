@@ -219,8 +219,7 @@ def test_idle_asks_nothing() -> None:
 
 
 def test_a_crash_at_each_request_leaves_a_whole_archive() -> None:
-    clean = CrashingStore(MemoryStore("memory://clean"), 1 << 60, after_effect=False)
-    begin, end = run_until_crash(clean)
+    begin, end = run_until_crash(CrashingStore(MemoryStore("memory://clean"), 1 << 60, after_effect=False))
     for after_effect in (False, True):
         for crash_at in range(begin + 1, end + 1):
             memory = MemoryStore(f"memory://{after_effect}-{crash_at}")

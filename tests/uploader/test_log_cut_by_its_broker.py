@@ -207,6 +207,6 @@ def test_a_log_that_grew_beyond_its_cut_is_another_one(
             opened.seek(KEPT * RECORD)
             opened.write(data[KEPT * RECORD : broker.end_phys])
 
-    assert "differs below" in followed(directory, memory, broker, replace)
+    assert "is no longer what was read" in followed(directory, memory, broker, replace)
     archive_the_rest(directory, memory, broker)
     assert_archive_equals_the_log(directory, memory, MESSAGES + AFTER)

@@ -21,7 +21,7 @@ from uploader.log_divergence import (
     Check,
     CheckResult,
     CommonEnd,
-    compare,
+    compare_log,
     ends_before,
     find_divergence,
 )
@@ -56,18 +56,18 @@ DATA = bytes(range(256)) * 48  # three files
 
 
 def test_equal_bytes_are_the_same_log_also_across_files(tmp_path: Path) -> None:
-    assert compare(log_of(tmp_path, DATA), check_of(DATA, 4000, 4200)) is CheckResult.SAME
+    assert compare_log(log_of(tmp_path, DATA), check_of(DATA, 4000, 4200)) is CheckResult.SAME
 
 
 def test_other_bytes_or_a_log_that_ends_below_differ(tmp_path: Path) -> None:
     log = log_of(tmp_path, DATA[:FILE_BYTES])
-    assert compare(log, check_of(bytes(8000), 100, 200)) is CheckResult.DIFFERENT
-    assert compare(log, check_of(DATA, 4000, 4200)) is CheckResult.DIFFERENT
+    assert compare_log(log, check_of(bytes(8000), 100, 200)) is CheckResult.DIFFERENT
+    assert compare_log(log, check_of(DATA, 4000, 4200)) is CheckResult.DIFFERENT
 
 
 def test_bytes_the_broker_deleted_cannot_be_compared(tmp_path: Path) -> None:
     log = log_of(tmp_path, DATA[FILE_BYTES:], FILE_BYTES)
-    assert compare(log, check_of(DATA, 100, 200)) is CheckResult.DELETED
+    assert compare_log(log, check_of(DATA, 100, 200)) is CheckResult.DELETED
 
 
 def test_bytes_that_the_disk_does_not_give_are_no_other_log(
@@ -78,9 +78,9 @@ def test_bytes_that_the_disk_does_not_give_are_no_other_log(
     for page in range(2):
         disk.break_page(log.files[page].path, 0)
         with pytest.raises(UnreadableError):
-            compare(log, check_of(DATA, 4000, 4200))
+            compare_log(log, check_of(DATA, 4000, 4200))
         disk.mend()
-    assert compare(log, check_of(DATA, 4000, 4200)) is CheckResult.SAME
+    assert compare_log(log, check_of(DATA, 4000, 4200)) is CheckResult.SAME
 
 
 def test_the_walk_ends_at_the_newest_common_commit(tmp_path: Path) -> None:

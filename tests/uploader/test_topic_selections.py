@@ -72,8 +72,7 @@ def test_a_gap_of_excluded_messages_has_that_reason(broker: SmallBroker, memory:
 def test_selections_are_bounded_and_recorded_once() -> None:
     state = CatalogState()
     for number in range(3 * SELECTIONS_MAX):
-        topics = TopicFilter(exclude=(f"t{number % 2}",))
-        selections = TopicSelections.at(state, topics, 100 * number)
+        selections = TopicSelections.at(state, TopicFilter(exclude=(f"t{number % 2}",)), 100 * number)
         state = replace(state, settings={**state.settings, **selections.setting(state)})
         assert selections.setting(state) == {}
     assert len(selections.entries) == SELECTIONS_MAX

@@ -38,8 +38,8 @@ from uploader.log_rule import (
     LogFacts,
     LogHead,
     LogLimits,
+    LogStep,
     Shared,
-    Step,
     decide_log,
     misfit,
 )
@@ -483,42 +483,42 @@ END = ArchivedEnd({("a", 0): 50, ("b", 1): 7}, 1_000, frozenset({"10.0.0.1:10911
 HEAD = LogHead({("a", 0): 60, ("b", 1): 7}, 1_000, "10.0.0.1:10911")
 
 TABLE = [
-    (LogFacts(Shared.END), RUN, Step.CONTINUE, ""),
-    (LogFacts(Shared.END_DELETED), RUN, Step.CONTINUE, ""),
+    (LogFacts(Shared.END), RUN, LogStep.CONTINUE, ""),
+    (LogFacts(Shared.END_DELETED), RUN, LogStep.CONTINUE, ""),
     (
         LogFacts(Shared.END_DELETED, misfit="it is older"),
         RUN,
-        Step.STOP,
+        LogStep.STOP,
         "no bytes in common with the archive, and",
     ),
-    (LogFacts(Shared.END_DELETED, misfit="it is older"), BACKFILL, Step.STOP, "it is older"),
-    (LogFacts(Shared.EARLIER, lost_bytes=100), RUN, Step.NEW_HISTORY, ""),
+    (LogFacts(Shared.END_DELETED, misfit="it is older"), BACKFILL, LogStep.STOP, "it is older"),
+    (LogFacts(Shared.EARLIER, lost_bytes=100), RUN, LogStep.NEW_HISTORY, ""),
     (
         LogFacts(Shared.EARLIER, lost_bytes=101),
         RUN,
-        Step.STOP,
+        LogStep.STOP,
         r"101 bytes, more than 100 bytes",
     ),
-    (LogFacts(Shared.EARLIER, lost_bytes=101), BACKFILL, Step.NEW_HISTORY, ""),
-    (LogFacts(Shared.EARLIER, is_older_copy=True), BACKFILL, Step.STOP, "an older copy"),
-    (LogFacts(Shared.EARLIER_DELETED, lost_bytes=1), RUN, Step.NEW_HISTORY, ""),
-    (LogFacts(Shared.EARLIER_DELETED, lost_bytes=101), RUN, Step.STOP, "more than 100 bytes"),
-    (LogFacts(Shared.EARLIER_DELETED, misfit="it is older"), RUN, Step.STOP, "it is older"),
-    (LogFacts(Shared.NOTHING), RUN, Step.STOP, "shares nothing"),
-    (LogFacts(Shared.NOTHING), BACKFILL, Step.STOP, "shares nothing"),
+    (LogFacts(Shared.EARLIER, lost_bytes=101), BACKFILL, LogStep.NEW_HISTORY, ""),
+    (LogFacts(Shared.EARLIER, is_older_copy=True), BACKFILL, LogStep.STOP, "an older copy"),
+    (LogFacts(Shared.EARLIER_DELETED, lost_bytes=1), RUN, LogStep.NEW_HISTORY, ""),
+    (LogFacts(Shared.EARLIER_DELETED, lost_bytes=101), RUN, LogStep.STOP, "more than 100 bytes"),
+    (LogFacts(Shared.EARLIER_DELETED, misfit="it is older"), RUN, LogStep.STOP, "it is older"),
+    (LogFacts(Shared.NOTHING), RUN, LogStep.STOP, "shares nothing"),
+    (LogFacts(Shared.NOTHING), BACKFILL, LogStep.STOP, "shares nothing"),
 ]
 
 
 @pytest.mark.parametrize(("facts", "limits", "step", "why"), TABLE)
 def test_bytes_that_cannot_be_compared_prove_nothing(
-    facts: LogFacts, limits: LogLimits, step: Step, why: str
+    facts: LogFacts, limits: LogLimits, step: LogStep, why: str
 ) -> None:
     found = decide_log(facts, limits)
-    assert found.step is step and why in found.why and bool(found.why) == (step is Step.STOP)
+    assert found.step is step and why in found.why and bool(found.why) == (step is LogStep.STOP)
     same = decide_log(facts, LogLimits(False, limits.truncate_max_bytes, same_broker=True))
     assert same == decide_log(replace(facts, misfit=""), limits)
     allowed = decide_log(facts, LogLimits(True, limits.truncate_max_bytes))
-    assert allowed.step is (Step.CONTINUE if step is Step.CONTINUE else Step.NEW_HISTORY)
+    assert allowed.step is (LogStep.CONTINUE if step is LogStep.CONTINUE else LogStep.NEW_HISTORY)
     assert allowed.is_foreign == found.is_foreign
 
 
@@ -526,7 +526,7 @@ def test_a_log_is_foreign_if_nothing_shows_that_it_is_this_brokers() -> None:
     foreign = [facts for facts, limits, *_ in TABLE if decide_log(facts, limits).is_foreign]
     assert {facts.shared for facts in foreign} == {Shared.NOTHING, Shared.END_DELETED, Shared.EARLIER_DELETED}
     assert all(facts.misfit or facts.shared is Shared.NOTHING for facts in foreign)
-    assert decide_log(LogFacts(Shared.END), RUN) == LogDecision(Step.CONTINUE)
+    assert decide_log(LogFacts(Shared.END), RUN) == LogDecision(LogStep.CONTINUE)
 
 
 MISFITS = [

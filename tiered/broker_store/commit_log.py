@@ -255,6 +255,7 @@ class CommitLog:
                 opened.close()
 
     def _is_blank(self, file: LogFile, phys: int) -> bool:
+        """Whether ``file`` has only zeros from ``phys`` on: one short allocated piece, then a hole to the end."""
         offset = phys - file.begin_phys
         try:
             fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)

@@ -108,7 +108,7 @@ def read_broker_conf(path: Path) -> BrokerConf:
     except OSError as error:
         raise AccessDeniedError(f"{path} cannot be read: {error.strerror}") from error
     try:
-        return broker_conf(parse_properties(text))
+        return broker_conf(parse_java_properties(text))
     except UsageError as error:
         raise UsageError(f"{path}: {error.message}", hint=error.hint) from error
 
@@ -145,7 +145,7 @@ def is_true(properties: Mapping[str, str], name: str) -> bool:
     return properties.get(name, "").strip().lower() == "true"
 
 
-def parse_properties(text: str) -> dict[str, str]:
+def parse_java_properties(text: str) -> dict[str, str]:
     """Parse ``java.util.Properties``: comments, continued lines, escapes; the last of equal keys counts."""
     found: dict[str, str] = {}
     pending = ""

@@ -214,6 +214,7 @@ def _header_candidates(log: CommitLog, begin: int, limit: int) -> Iterator[int]:
 
 
 def _candidates_in_file(log: CommitLog, file: LogFile, begin: int, end: int) -> Iterator[int]:
+    """Positions in [begin, end) where a magic stands and the header's PHYSICALOFFSET is that position."""
     while begin < end:
         buffer = memoryview(bytearray(min(SEARCH_BYTES + HEADER_BYTES, file.end_phys - begin)))
         got, failure = log.read_as_far_as_given(buffer, begin)

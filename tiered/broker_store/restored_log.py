@@ -155,7 +155,7 @@ class Piece(NamedTuple):
     phys: NDArray[np.int64]
 
 
-class Batch(NamedTuple):
+class RecordBatch(NamedTuple):
     """Records ``data[starts[i] : starts[i] + sizes[i]]``, back to back from physical offset ``phys`` on."""
 
     phys: int
@@ -248,7 +248,7 @@ class RestoredLog:
         with self._opened(begin_phys) as file:
             yield from _extents(file, begin_phys, self.file_bytes)
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[RecordBatch]:
         """All records by physical offset, some at a time."""
         for begin in self.begins():
             with self._opened(begin) as file:
@@ -346,7 +346,7 @@ def _extents(file: int, begin_phys: int, file_bytes: int) -> Iterator[Extent]:
         yield extent
 
 
-def _batches(file: int, begin_phys: int, extent: Extent) -> Iterator[Batch]:
+def _batches(file: int, begin_phys: int, extent: Extent) -> Iterator[RecordBatch]:
     phys, length = extent.begin_phys, WINDOW_BYTES
     while phys < extent.end_phys:
         data = np.empty(min(length, extent.end_phys - phys), np.uint8)
@@ -357,7 +357,7 @@ def _batches(file: int, begin_phys: int, extent: Extent) -> Iterator[Batch]:
             length = int.from_bytes(data[:4].tobytes(), "big")
             continue
         ends = np.cumsum(sizes, dtype=np.int64)
-        yield Batch(phys, data, ends - sizes, sizes)
+        yield RecordBatch(phys, data, ends - sizes, sizes)
         phys, length = phys + int(ends[-1]), WINDOW_BYTES
 
 

@@ -110,13 +110,13 @@ def _rows_of(state: CatalogState, draft: CommitDraft) -> tuple[Ints, list[QueueK
     has_runs[draft.runs["queue"]] = True
     has_gaps[draft.gaps["queue"]] = True
     if bool((has_gaps & ~has_runs & (rows < 0)).any()):
-        raise CommitInvalidError("a gap in a queue without records")
+        raise CommitInvalidError("the commit records a gap in a queue that has no record")
     _check_open(state, rows[(has_runs | has_gaps) & (rows >= 0)])
     unknown = np.flatnonzero(has_runs & (rows < 0)).tolist()
     unknown.sort(key=lambda index: draft.queues[index].generation)
     keys = [draft.queues[index] for index in unknown]
     if len(set(keys)) != len(keys):
-        raise CommitInvalidError("a new queue occurs twice")
+        raise CommitInvalidError("the commit names a new queue twice")
     rows[unknown] = np.arange(count, count + len(keys))
     return rows, keys
 
@@ -200,7 +200,7 @@ def _check_offsets(
             f"but the archive ends at {expected[at]}"
         )
     if (starts_queue & is_gap).any():
-        raise CommitInvalidError("a queue cannot begin with a gap")
+        raise CommitInvalidError("the commit records a gap where a queue begins")
     last = np.concatenate([first[1:], [True]])
     return row[last], end[last]
 

@@ -36,7 +36,7 @@ from tiered.catalog.deletions import after_change as after_deletion_change
 from tiered.catalog.floors import raise_floors
 from tiered.catalog.index_refs import after_change
 from tiered.catalog.replace_runs import replace_runs
-from tiered.catalog.state import CatalogState, LogCursor, RootRef, RunChunk, joined, selected
+from tiered.catalog.state import CatalogState, LogCursor, RootRef, RunChunk, joined_chunks, selected
 from tiered.catalog.timer_refs import after_change as after_timer_change
 from tiered.model.tables import QUEUE_HIDDEN, QUEUE_SUPERSEDED, Table
 
@@ -313,7 +313,7 @@ def _append(state: CatalogState, commit: Commit) -> CatalogState:
 def _maintain(state: CatalogState, commit: Commit) -> CatalogState:
     draft = commit.draft
     if len(draft.gaps):
-        raise CommitInvalidError("only an append records gaps")
+        raise CommitInvalidError("a commit of maintenance records gaps, which only one that appends may")
     if len(draft.floors):
         table, gaps, chunks = raise_floors(state, draft)
         state = replace(state, table=table, gaps=gaps, chunks=chunks)
@@ -391,4 +391,4 @@ def _with_chunk(chunks: tuple[RunChunk, ...], chunk: RunChunk) -> tuple[RunChunk
     if not len(chunk.runs):
         return chunks
     chunks = (*chunks, chunk)
-    return (joined(chunks),) if len(chunks) > CHUNKS_MAX else chunks
+    return (joined_chunks(chunks),) if len(chunks) > CHUNKS_MAX else chunks

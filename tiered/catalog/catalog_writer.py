@@ -336,10 +336,10 @@ class CatalogWriter:
 
     def _owned(self, state: CatalogState) -> CatalogState:
         if self._epoch is None:
-            raise FencedError("writer has not claimed an epoch")
+            raise FencedError("this writer has not claimed an epoch")
         if state.epoch != self._epoch:
             raise FencedError(
-                f"epoch {self._epoch} is fenced by epoch {state.epoch} of {_name(state.owner)}",
+                f"epoch {self._epoch} of this writer is over: {_name(state.owner)} has epoch {state.epoch}",
                 hint="this writer stops; reads continue",
             )
         return state

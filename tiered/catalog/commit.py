@@ -309,6 +309,7 @@ def _deletion_change(header: Mapping[str, Any]) -> DeletionChange:
 
 
 def _content(draft: CommitDraft, place: CommitPlace) -> tuple[dict[str, Any], dict[str, Table]]:
+    """The header and the tables that a commit is stored as."""
     topics, queues = queue_table(draft.queues)
     pages = draft.pages
     header = {

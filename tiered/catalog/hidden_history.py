@@ -23,7 +23,7 @@ from tiered.catalog.state import (
     LogHistory,
     RootRef,
     RunChunk,
-    joined,
+    joined_chunks,
     selected,
 )
 from tiered.errors import NotFoundError
@@ -61,7 +61,7 @@ def hidden_runs(
         runs = page.chunk.runs.copy()
         runs["queue"] = names[runs["queue"]]
         chunks.append(RunChunk(runs, page.chunk.objects, page.chunk.object_keys))
-    chunk = joined(tuple(chunks))
+    chunk = joined_chunks(tuple(chunks))
     table = state.table[[_row(state, queue) for queue in queues]].copy()
     table["flags"][:count] &= ~_ENDED
     before = [None if common is None else common.queue(queue) for queue in queues[:count]]
@@ -324,4 +324,4 @@ def _both(
         found = selected(index.runs_of(state, key), slice(None))
         found.runs["queue"] = number
         chunks.append(found)
-    return replace(hidden, table=table, chunks=(joined(tuple(chunks)),))
+    return replace(hidden, table=table, chunks=(joined_chunks(tuple(chunks)),))

@@ -114,7 +114,7 @@ def after_change(
     """
     gone = set(change.removed)
     if len(gone) != len(change.removed) or not gone <= {ref.key for ref in indexes}:
-        raise ValueError("an index file to be removed no longer exists")
+        raise ValueError("the commit removes an index file that the catalog does not have")
     garbage = set(pending_deletions)
     for ref in change.added:
         if epoch_of(ref.key) != epoch:

@@ -38,7 +38,7 @@ from tiered.catalog.state import (
     PageRef,
     RootRef,
     RunChunk,
-    joined,
+    joined_chunks,
 )
 from tiered.model.queue import QueueKey
 from tiered.model.tables import (
@@ -288,7 +288,9 @@ def living_rows(state: CatalogState, page: Page) -> NDArray[np.int64]:
 
 def memory_pages(state: CatalogState) -> list[Page]:
     """The runs in memory, not sorted."""
-    return [Page(state.directory.keys[: len(state.table)], joined(state.chunks))] if state.chunks else []
+    return (
+        [Page(state.directory.keys[: len(state.table)], joined_chunks(state.chunks))] if state.chunks else []
+    )
 
 
 def _keys(chunk: RunChunk) -> list[str]:

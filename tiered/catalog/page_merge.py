@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 
 from tiered.catalog.pages import Page, PutPage, RunIndex, cut, living_pages, sorted_page, write_pages
-from tiered.catalog.state import CatalogState, PageRef, joined
+from tiered.catalog.state import CatalogState, PageRef, joined_chunks
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.model.queue import QueueKey
 from tiered.model.tables import copied
@@ -127,7 +127,7 @@ def union(pages: Sequence[Page]) -> Page:
     names = sorted({queue for page in pages for queue in page.queues})
     number = {queue: index for index, queue in enumerate(names)}
     numbers = (np.array([number[queue] for queue in page.queues], np.uint32) for page in pages)
-    chunk = joined(tuple(page.chunk for page in pages))
+    chunk = joined_chunks(tuple(page.chunk for page in pages))
     runs = chunk.runs if len(pages) > 1 else copied(chunk.runs)
     runs["queue"] = np.concatenate(
         [own[page.chunk.runs["queue"]] for own, page in zip(numbers, pages, strict=True)]

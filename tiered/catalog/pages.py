@@ -30,7 +30,15 @@ from tiered.catalog.commit import queue_keys, refuse_unknown
 from tiered.catalog.floors import is_expired
 from tiered.catalog.json_fields import texts
 from tiered.catalog.page_bytes import read_page_bytes
-from tiered.catalog.state import EMPTY_CHUNK, CatalogState, PageRef, RunChunk, joined, renumbered, selected
+from tiered.catalog.state import (
+    EMPTY_CHUNK,
+    CatalogState,
+    PageRef,
+    RunChunk,
+    joined_chunks,
+    renumbered,
+    selected,
+)
 from tiered.errors import CorruptionError
 from tiered.formats.container import decode_container, encode_container
 from tiered.formats.memory_bound import LARGE
@@ -97,7 +105,7 @@ class Page:
 # -- bytes ----------------------------------------------------------------------------------------------------
 
 
-def encode_page(page: Page) -> bytes:
+def encode_catalog_page(page: Page) -> bytes:
     """The page as one container."""
     topics, queues = queue_table(page.queues)
     header = {"topics": topics, "object_keys": list(page.chunk.object_keys)}
@@ -105,7 +113,7 @@ def encode_page(page: Page) -> bytes:
     return encode_container(PAGE_KIND, header, tables, is_packed=True)
 
 
-def decode_page(data: bytes, *, source: str) -> Page:
+def decode_catalog_page(data: bytes, *, source: str) -> Page:
     """Check and parse; raises CorruptionError naming ``source``, or UnsupportedFormatError."""
     container = decode_container(data, PAGE_KIND, source=source, allowance=LARGE)
     refuse_unknown(container, None, source)
@@ -165,7 +173,7 @@ def write_pages(pages: Iterator[Page], level: int, versions: tuple[int, int], pu
     """Put the pages of one sequence that covers ``versions`` (first, last)."""
     refs = []
     for page in pages:
-        data = encode_page(page)
+        data = encode_catalog_page(page)
         key = put(versions[1], data)
         base = page.chunk.runs["base_queue_offset"]
         refs.append(
@@ -228,7 +236,7 @@ class RunIndex:
     def read_page(self, ref: PageRef) -> Page:
         """Like ``page``, not cached: for one pass over many."""
         source = f"{self._store.url}/{ref.key}"
-        page = decode_page(read_page_bytes(self._store, ref.key), source=source)
+        page = decode_catalog_page(read_page_bytes(self._store, ref.key), source=source)
         if len(page.chunk.runs) != ref.runs:
             raise CorruptionError(f"{source}: {len(page.chunk.runs)} runs, expected {ref.runs}")
         return page
@@ -270,7 +278,7 @@ class RunIndex:
             if ref.first <= key <= ref.last:
                 found.append(self._of_page(state, ref, key))
         found.append(state.memory_chunk_of(row))
-        chunk = joined(tuple(found))
+        chunk = joined_chunks(tuple(found))
         return selected(chunk, np.argsort(chunk.runs["base_queue_offset"], kind="stable"))
 
     def window(
@@ -426,7 +434,7 @@ class RunIndex:
                 found.append(self._of_page(state, ref, key))
                 has_begun = has_begun or bool(len(found[-1].runs))
         found.append(state.memory_chunk_of(row))
-        chunk = joined(tuple(found))
+        chunk = joined_chunks(tuple(found))
         return selected(chunk, np.argsort(chunk.runs["base_queue_offset"], kind="stable"))
 
     def _in_order(self, state: CatalogState, key: QueueKey) -> Iterator[PageRef]:
@@ -460,7 +468,7 @@ class RunIndex:
                 self._of_page(state, ref, key) for ref in reversed(list(self._in_order(state, key)))
             )
             found.append(next((chunk for chunk in newest_first if len(chunk.runs)), EMPTY_CHUNK))
-        chunk = joined(tuple(found))
+        chunk = joined_chunks(tuple(found))
         return replace(
             chunk, runs=picked(chunk.runs, np.argsort(chunk.runs["base_queue_offset"], kind="stable"))
         )

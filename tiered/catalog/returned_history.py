@@ -41,7 +41,7 @@ from tiered.catalog.state import (
     PageRef,
     RootRef,
     RunChunk,
-    joined,
+    joined_chunks,
     selected,
 )
 from tiered.model.queue import QueueKey
@@ -222,7 +222,7 @@ class _Return:
 
     def memory(self) -> RunChunk:
         """The runs that stay in memory."""
-        return joined(tuple(self._kept(page)[0] for page in memory_pages(self._state)))
+        return joined_chunks(tuple(self._kept(page)[0] for page in memory_pages(self._state)))
 
     def _kept(self, page: Page) -> tuple[RunChunk, bool]:
         """What stays of living runs, which is counted, and whether it is something else."""
@@ -316,7 +316,7 @@ class _Return:
         memory.runs["queue"] = renumbered[memory.runs["queue"]]
         tombstones = state.tombstones[renumbered[state.tombstones["queue"]] >= 0].copy()
         tombstones["queue"] = renumbered[tombstones["queue"]]
-        chunk = joined(tuple(part for part in (memory, _chunk_of(added, numbers)) if len(part.runs)))
+        chunk = joined_chunks(tuple(part for part in (memory, _chunk_of(added, numbers)) if len(part.runs)))
         return replace(
             self._taken_back(base, {key for *_, key in added}),
             directory=QueueDirectory(keys),

@@ -314,7 +314,7 @@ class CatalogState:
     @cached_property
     def memory(self) -> RunChunk:
         """All chunks as one."""
-        return joined(self.chunks)
+        return joined_chunks(self.chunks)
 
     @cached_property
     def _memory_index(self) -> tuple[RunChunk, NDArray[np.int64], NDArray[np.int64]]:
@@ -366,7 +366,7 @@ class CatalogState:
         return keys | {root.key for root in (self.root, *self.kept_roots) if root.key}
 
 
-def joined(chunks: tuple[RunChunk, ...]) -> RunChunk:
+def joined_chunks(chunks: tuple[RunChunk, ...]) -> RunChunk:
     """Several chunks as one; their queue numbers must have the same meaning."""
     if len(chunks) <= 1:
         return chunks[0] if chunks else EMPTY_CHUNK

@@ -107,7 +107,7 @@ class FileConsumeQueues:
         self.refresh()
 
     def refresh(self) -> None:
-        """See ConsumeQueueIndex. Costs a stat per topic and queue; lists only what changed."""
+        """See what was written since. Costs a stat per topic and queue; lists only what changed."""
         with self._lock:
             for kind, topic in self._list_topics():
                 self._list_queues(kind, topic)
@@ -182,8 +182,8 @@ class FileConsumeQueues:
         return ((key, queue, unit) for (key, queue), unit in zip(queues, units, strict=True))
 
     def frontier_phys(self, at_least: int | None = None) -> int:
-        """See ConsumeQueueIndex. With ``at_least`` one call checks a bounded number of queues: those that changed
-        last, and some of the others in turn. Later calls check the rest."""
+        """How far the broker has dispatched. With ``at_least`` one call checks a bounded number of queues: those that
+        changed last, and some of the others in turn. Later calls check the rest."""
         with self._lock:
             if at_least is None or at_least < self._asked:
                 self._frontier = 0  # search again: the log may have been truncated

@@ -108,7 +108,9 @@ class FileQueueStore:
             self._write(queue, int(units["queue_offset"][row]), run)
 
     def put_empty_queue(self, topic: str, queue_id: int, end_offset: int) -> None:
-        """See ConsumeQueueStore. The last unit names no record: the broker would skip new units behind a filler."""
+        """Create a queue without messages that ends at ``end_offset``.
+
+        Its last unit names no record: the broker would skip new units behind a filler."""
         last = np.zeros(1, UNIT_DTYPE)
         last["phys"] = last["size"] = ENDED_PHYS
         last["queue_offset"], last["inner_num"] = end_offset - 1, 1
@@ -136,7 +138,7 @@ class FileQueueStore:
                 self.delete_queue(topic, queue_id)
 
     def flush(self, dispatched_phys: int) -> None:
-        """See ConsumeQueueStore. Files do not record how far they are dispatched."""
+        """Sync the files. They do not record how far they are dispatched."""
         del dispatched_phys
         paths = {path for file in self._unsynced for path in (file, *list(file.parents)[:3])}
         if len(self._unsynced) > SYNCED_FILES_MAX:
@@ -163,8 +165,8 @@ class FileQueueStore:
     def _create(self, topic: str, queue_id: int) -> FileQueue:
         if "/" in topic or topic in ("", ".", ".."):
             raise UsageError(
-                f"topic {topic!r} has no consume queue in files: its name is none of a directory",
-                hint="use RocksDB",
+                f"topic {topic!r} can have no consume queue in files: no directory can have its name",
+                hint="write the consume queues in RocksDB",
             )
         return self._add(QueueKind.BATCH if topic in self._batch_topics else QueueKind.PLAIN, topic, queue_id)
 

@@ -24,7 +24,7 @@ class RocksdbConsumeQueues(RocksdbUnits):
         super().__init__(directory, min_phys)
 
     def refresh(self) -> None:
-        """See ConsumeQueueIndex: opens the database again."""
+        """Open the database again, to see what was written since."""
         self._database.close()
         self._database = RocksdbCopy(self.directory, link_tables=True)
         self.read_offsets()

@@ -65,7 +65,7 @@ class RocksdbQueueStore(RocksdbUnits):
         return found
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """See ConsumeQueueStore. Stored at the first request, and again once its record has expired."""
+        """The minimum of a queue, stored at the first request, and again once its record has expired."""
         key = offset_key(topic, queue_id, MIN)
         self._commit()
         stored = self._families["offset"].get(key)
@@ -81,7 +81,7 @@ class RocksdbQueueStore(RocksdbUnits):
         return found
 
     def put(self, topic: str, queue_id: int, units: Table) -> None:
-        """See ConsumeQueueStore. Units without a store timestamp get that of their records."""
+        """Append units. Those without a store timestamp get that of their records."""
         if len(units) == 0:
             return
         refuse_disorder(topic, queue_id, units)
@@ -133,7 +133,7 @@ class RocksdbQueueStore(RocksdbUnits):
             self._put_last(topic, queue_id, int(kept["phys"][0]), int(kept["queue_offset"][0]))
 
     def flush(self, dispatched_phys: int) -> None:
-        """See ConsumeQueueStore. The units first, then the maxima and how far the log is dispatched."""
+        """Write what is pending: the units first, then the maxima and how far the log is dispatched."""
         self._commit()
         with self._errors(self.directory):
             self._families["default"].flush()
@@ -191,7 +191,8 @@ class RocksdbQueueStore(RocksdbUnits):
         except Exception as error:
             what = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UnavailableError(
-                f"RocksDB {directory} cannot be written: {what}", hint="check space and permissions there"
+                f"RocksDB {directory} cannot be written: {what}",
+                hint="check its free space and permissions",
             ) from error
 
 

@@ -179,7 +179,7 @@ def _take(data: bytes, at: int, length: int) -> tuple[bytes, int]:
     return data[at : at + length], at + length
 
 
-def host_of(data: bytes) -> str:
+def store_host_text(data: bytes) -> str:
     """``address:port`` of the store host of the record ``data``, which is valid."""
     sys_flag = _HEAD.unpack_from(data)[7]
     at = _HEAD.size + (20 if sys_flag & SYS_BORN_HOST_V6 else 8) + 8

@@ -98,7 +98,7 @@ class PieceReader:
         return self._position
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """See io.IOBase.seek."""
+        """Move to ``offset``, as io.IOBase.seek does."""
         base = (0, self._position, self._size)[whence]
         self._position = max(0, base + offset)
         return self._position

@@ -49,7 +49,7 @@ from tiered.object_store.interface import (
     require_size,
 )
 from tiered.object_store.key import check_key, is_component
-from tiered.object_store.part_plan import joined, piece_bytes
+from tiered.object_store.part_plan import joined_pieces, piece_bytes
 from tiered.whole_file import sync_directory
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class FileStore:
     # -- writing -----------------------------------------
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
-        """See ObjectStore. The timeout is checked between writes; after it the object is never named."""
+        """Create an object. The timeout is checked between writes; after it the object is never named."""
         views = as_views(body)
 
         def write(descriptor: int, deadline_s: float | None) -> int:
@@ -118,10 +118,10 @@ class FileStore:
         self._create(key, timeout_s, write)
 
     def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
-        """See ObjectStore. The kernel copies ranges; a file system with shared extents copies no bytes."""
+        """Create an object of pieces. The kernel copies ranges; a file system with shared extents copies no bytes."""
 
         def write(descriptor: int, deadline_s: float | None) -> int:
-            for piece in joined(pieces):
+            for piece in joined_pieces(pieces):
                 if isinstance(piece, ObjectRange):
                     with self._opened(piece.key) as (source, size):
                         if piece.offset < 0 or piece.offset + piece.length > size:
@@ -261,7 +261,7 @@ class FileStore:
         sync_directory(parent)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """See ObjectStore. Empty directories are removed too."""
+        """Delete objects, and the directories that become empty."""
         directories = set()
         for key in map(check_object_key, keys):
             with self._translated(key), suppress(FileNotFoundError, NotADirectoryError):
@@ -338,7 +338,7 @@ class FileStore:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
-        """See ObjectStore. A missing directory is an empty store; objects deleted during the listing are skipped."""
+        """List objects. A missing directory is an empty store; objects deleted during the listing are skipped."""
         return itertools.islice(self._walk("", prefix, start_after), limit)
 
     def _walk(self, parent: str, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
@@ -371,7 +371,7 @@ class FileStore:
         return iter(())
 
     def abort_upload(self, upload: Upload) -> None:
-        """See ObjectStore."""
+        """Nothing: no upload is ever unfinished."""
 
     def clock_ms(self, prefix: str = "") -> int:
         """The file system's clock: the timestamp of a new file (a server's, on a network file system)."""
@@ -433,7 +433,7 @@ class FileStore:
         try:
             yield
         except OSError as error:
-            raise file_error(error, f"{self.url}/{key}") from error
+            raise store_file_error(error, f"{self.url}/{key}") from error
 
 
 def check_object_key(key: str) -> str:
@@ -443,7 +443,7 @@ def check_object_key(key: str) -> str:
     return key
 
 
-def file_error(error: OSError, where: str) -> TieredError:
+def store_file_error(error: OSError, where: str) -> TieredError:
     """The typed error of a failed system call. ``where`` names the object."""
     what = f"{where}: {error.strerror or error}"
     if isinstance(error, FileExistsError):

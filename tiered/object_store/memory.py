@@ -75,7 +75,7 @@ class MemoryStore:
         return content[offset : offset + length]
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
-        """See ObjectStore. The result is a snapshot."""
+        """List objects as they are at the call."""
         with self._lock:
             first = max(bisect_left(self._keys, prefix), bisect_right(self._keys, start_after))
             found: list[ObjectInfo] = []
@@ -96,7 +96,7 @@ class MemoryStore:
         return iter(())
 
     def abort_upload(self, upload: Upload) -> None:
-        """See ObjectStore."""
+        """Nothing: no upload is ever unfinished."""
 
     def clock_ms(self, prefix: str = "") -> int:
         return self._clock_ms()

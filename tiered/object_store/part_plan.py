@@ -48,7 +48,7 @@ def plan_parts(pieces: Sequence[Piece], part_bytes: int) -> list[Part]:
             planned.append(pending)
         pending, pending_bytes = [], 0
 
-    for whole in joined(pieces):
+    for whole in joined_pieces(pieces):
         rest = whole
         while (left := piece_bytes(rest)) > 0:
             if pending_bytes >= part_bytes or (_is_large(rest) and pending_bytes >= PART_BYTES_MIN):
@@ -69,7 +69,7 @@ def plan_parts(pieces: Sequence[Piece], part_bytes: int) -> list[Part]:
     return planned
 
 
-def joined(pieces: Sequence[Piece]) -> list[Piece]:
+def joined_pieces(pieces: Sequence[Piece]) -> list[Piece]:
     """The same bytes with neighbouring ranges of one source as one range, without empty pieces."""
     found: list[Piece] = []
     for piece in pieces:

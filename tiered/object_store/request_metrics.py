@@ -89,13 +89,13 @@ class MetricsStore(StoreWrapper):
         self._clock_s = clock_s
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
-        """See ObjectStore. Bytes count on success."""
+        """Create an object. Bytes count on success."""
         with self._timed("put") as timing:
             self._store.put_if_absent(key, body, timeout_s=timeout_s)
             timing.transferred_bytes = size_bytes(body)
 
     def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
-        """See ObjectStore. Bytes count on success, except those copied inside the store."""
+        """Create an object of pieces. Bytes count on success, except those copied inside the store."""
         with self._timed("compose") as timing:
             self._store.compose_if_absent(key, pieces, timeout_s=timeout_s)
             timing.transferred_bytes = sent_bytes(pieces)
@@ -113,7 +113,7 @@ class MetricsStore(StoreWrapper):
         return content
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
-        """See ObjectStore. Counted once per listing."""
+        """List objects. Counted once per listing."""
         with self._timed("list"):
             yield from self._store.list(prefix, start_after=start_after, limit=limit)
 

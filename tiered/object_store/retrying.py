@@ -64,7 +64,7 @@ class RetryingStore(StoreWrapper):
         return self._call(lambda: self._store.get_range(key, offset, length))
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
-        """See ObjectStore. After a failure the listing continues behind the last key."""
+        """List objects. After a failure the listing continues behind the last key."""
         after, left = start_after, limit
         while left is None or left > 0:
             info: ObjectInfo | None = None

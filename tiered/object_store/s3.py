@@ -40,7 +40,7 @@ from tiered.object_store.interface import (
 )
 from tiered.object_store.key import check_key, is_single_put
 from tiered.object_store.local_range import read_file_range
-from tiered.object_store.part_plan import copied_range, joined, piece_bytes, plan_parts
+from tiered.object_store.part_plan import copied_range, joined_pieces, piece_bytes, plan_parts
 from tiered.object_store.response_length import PIECE_BYTES, ResponseLimit
 from tiered.object_store.s3_client import connect, encryption_of, has_outdated_keys
 from tiered.object_store.s3_errors import is_denied, release_frames, s3_error, with_new_keys
@@ -89,11 +89,11 @@ class S3Store:
             self._put(key, views, size)
 
     def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
-        """See ObjectStore. Small objects are one PUT, and small ranges are read for it."""
+        """Create an object of pieces. Small objects are one PUT, and small ranges are read for it."""
         size = sum(map(piece_bytes, pieces))
         with self._attempt(key, size, timeout_s):
             if size <= self._settings.multipart_threshold_bytes or is_single_put(key):
-                self._put(key, self._read_pieces(joined(pieces)), size)
+                self._put(key, self._read_pieces(joined_pieces(pieces)), size)
                 return
             planned = plan_parts(pieces, max(self._settings.multipart_part_bytes, -(-size // PARTS_MAX)))
             copies = any(map(copied_range, planned))
@@ -308,7 +308,7 @@ class S3Store:
                 logger.debug("upload of %s is gone", upload.key)
 
     def clock_ms(self, prefix: str = "") -> int:
-        """See ObjectStore. Whole seconds, from the Date header of a listing: a policy may allow these by prefix."""
+        """The store's time in seconds, from the Date header of a listing: a policy may allow these by prefix."""
         with self._translated(prefix):
             answer = self._connected().list_objects_v2(Bucket=self._bucket, Prefix=prefix, MaxKeys=1)
         date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")

@@ -57,7 +57,7 @@ class ThrottledStore(StoreWrapper):
         self._store.put_if_absent(key, body, timeout_s=timeout_s)
 
     def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
-        """See ObjectStore. Copies inside the store do not count."""
+        """Create an object of pieces. Copies inside the store do not count."""
         self._wait(sent_bytes(pieces))
         self._store.compose_if_absent(key, pieces, timeout_s=timeout_s)
 

@@ -96,7 +96,7 @@ class ClientTls:
 
 
 def explained(error: BaseException, options: TlsOptions, host: str) -> TlsFailure | None:
-    """See ClientTls."""
+    """What is wrong with TLS when ``error`` ended a connection to ``host``; None if it was something else."""
     import ssl
 
     if isinstance(error, ssl.SSLCertVerificationError):

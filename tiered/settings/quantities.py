@@ -62,7 +62,7 @@ def duration_ms(text: str) -> int | None:
     return amount
 
 
-def duration_text(milliseconds: int | None, gap: str = "") -> str:
+def written_duration(milliseconds: int | None, gap: str = "") -> str:
     """As ``duration_ms`` reads it, in the largest unit without a fraction; ``gap`` stands before the unit."""
     if milliseconds is None:
         return FOREVER

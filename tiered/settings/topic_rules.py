@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from tiered.settings.compaction_section import KeyCompactionSettings
-from tiered.settings.quantities import duration_text
+from tiered.settings.quantities import written_duration
 from tiered.settings.retention_sections import HOUR_MS, RetentionSettings
 from tiered.settings.rule_entries import RuleEntry
 from tiered.settings.sections import ReadSettings, Settings
@@ -49,7 +49,7 @@ class TopicRule:
     @property
     def ttl(self) -> str:
         """The TTL as text, such as ``7d``."""
-        return duration_text(self.ttl_ms)
+        return written_duration(self.ttl_ms)
 
     def to_json(self) -> dict[str, Any]:
         """Fields of a queue in `tiered ls --json`. A time to live of null is forever."""

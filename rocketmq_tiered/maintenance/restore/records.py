@@ -69,9 +69,15 @@ def same_layout(oldest_phys: int | None, end_phys: int, file_bytes: int, needs: 
     begin = (max(0, end_phys - 1) if oldest_phys is None else oldest_phys) // file_bytes * file_bytes
     layout = LogLayout(begin, max(end_phys, begin + 1), file_bytes)
     if needs.gaps and begin == 0:
-        raise UsageError("offsets are missing inside queues, and the log begins at 0", hint=COMPACT)
+        raise UsageError(
+            "offsets are missing inside queues, and a log from physical offset 0 has no record for them",
+            hint=COMPACT,
+        )
     if needs.deleted and (layout.lead_phys if needs.gaps else begin) == 0:
-        raise UsageError("queues begin above offset 0, but the log at physical offset 0", hint=COMPACT)
+        raise UsageError(
+            "queues begin above offset 0, and a log from physical offset 0 has no record for what was deleted",
+            hint=COMPACT,
+        )
     return layout
 
 
@@ -188,6 +194,7 @@ class RecordWriter:
     def _started(
         self, order: LogOrder, done: int, pool: ThreadPoolExecutor
     ) -> Iterator[tuple[int, Future[None]]]:
+        """For each object its bytes and the copy of its records; the first ``done`` were copied before."""
         objects = (runs for window in order.windows for runs in order.objects(window))
         for number, runs in enumerate(objects):
             copied_bytes = sum(int(item.run["byte_count"]) for item in runs)

@@ -45,12 +45,12 @@ from rocketmq_tiered.maintenance.restore.selection import (
     Configuration,
     RestoreSelection,
     batch_topics,
-    configuration,
     encoded,
     has_gaps,
+    restored_configuration,
     select,
 )
-from tiered.broker_store.restored_log import Batch, Piece, RestoredLog
+from tiered.broker_store.restored_log import Piece, RecordBatch, RestoredLog
 from tiered.catalog.broker_facts import broker_table
 from tiered.catalog.restored_check import RESTORED, RestoredCheck
 from tiered.catalog.state import CatalogState, LogCheck
@@ -88,7 +88,7 @@ class MovedRecords:
 class _Placed(NamedTuple):
     """Records [first, end) of a batch, from ``offset`` on, counted from the begin of the log."""
 
-    batch: Batch
+    batch: RecordBatch
     first: int
     end: int
     offset: int
@@ -224,7 +224,7 @@ class Restoring:
                 needs = self._needs(order, selection)._replace(gaps=True)
                 same_layout(layout.begin_phys, layout.end_phys, layout.file_bytes, needs)
                 log.seal(layout.lead_phys, layout.begin_phys, last_ms)
-            found = configuration(
+            found = restored_configuration(
                 tables,
                 selection,
                 self._clock_ms(),
@@ -294,6 +294,7 @@ class Restoring:
         tables: dict[str, Any],
         moved: Moved,
     ) -> UnitCounts:
+        """Write the consume queues again; without a requested kind only those that have ended and get no message."""
         request = self._request
         kind = request.queues or StoreKind.FILE
         for name in ("consumequeue", "batchconsumequeue"):

@@ -45,7 +45,7 @@ class Configuration(NamedTuple):
     """Compaction topics that become ordinary ones, as their consume queues are written."""
 
 
-def configuration(
+def restored_configuration(
     tables: Tables, selection: RestoreSelection, now_ms: int, *, keeps_compaction: bool, may_batch: bool
 ) -> Configuration:
     """The documents for ``tables``, as of ``now_ms``."""

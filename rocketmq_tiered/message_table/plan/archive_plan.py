@@ -297,7 +297,10 @@ def archives(store: ObjectStore, options: SourceOptions) -> list[Archive]:
         if not every:
             raise NotFoundError(f"{store.url} has no archives")
         names = ", ".join("/".join(names) for names in every)
-        raise NotFoundError(f"{store.url} has no archive with these names", hint=f"archives: {names}")
+        raise NotFoundError(
+            f"{store.url} has no archive of that cluster and broker",
+            hint=f"archives: {names}",
+        )
     return selected
 
 

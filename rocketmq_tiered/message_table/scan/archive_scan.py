@@ -35,7 +35,7 @@ from rocketmq_tiered.message_table.scan.object_rows import (
     ObjectRows,
     OnCorrupt,
     RowChunk,
-    Window,
+    RowWindow,
     ahead,
     ahead_with,
 )
@@ -333,7 +333,7 @@ class _ObjectScan:
         return f"{self._scan.store.url}/{message}"
 
     def _fetch(
-        self, window: Window
+        self, window: RowWindow
     ) -> tuple[list[tuple[BlockSpan, NDArray[np.uint8]]], list[tuple[BlockSpan, str]]]:
         """(decoded spans, damaged blocks with their errors). Runs in the pool."""
         pieces: list[tuple[BlockSpan, NDArray[np.uint8]]] = []
@@ -355,7 +355,7 @@ class _ObjectScan:
 
     def _chunk(
         self,
-        window: Window,
+        window: RowWindow,
         data: NDArray[np.uint8],
         starts: NDArray[np.int64],
         at: slice = slice(None),

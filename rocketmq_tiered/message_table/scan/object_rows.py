@@ -184,7 +184,7 @@ _EXPLICIT = (RunKind.BATCH, RunKind.SPARSE)
 
 
 @dataclass(frozen=True)
-class Window:
+class RowWindow:
     """Matching rows of some consecutive blocks, and the spans of their blocks. ``rows`` number the object's rows."""
 
     rows: NDArray[np.int64]
@@ -239,7 +239,7 @@ class ObjectRows:
             run = int(ordinals[int(np.argmax(wrong | np.array(other)))])
             raise CorruptionError(f"{index.key}: run {run} does not match the catalog")
 
-    def windows(self, on_corrupt: Callable[[str, Sequence[Lost]], None]) -> Iterator[Window]:
+    def windows(self, on_corrupt: Callable[[str, Sequence[Lost]], None]) -> Iterator[RowWindow]:
         """Windows in order. A column page that fails its check goes to ``on_corrupt``; its rows are skipped."""
         for begin, end, offsets in self._ranges():
             for first, last in self._cut(begin, end):
@@ -303,7 +303,7 @@ class ObjectRows:
             yield first, stop
             first = stop
 
-    def _window(self, first: int, end: int, offsets: tuple[int, int] | None) -> Window:
+    def _window(self, first: int, end: int, offsets: tuple[int, int] | None) -> RowWindow:
         """The matching rows of [first, end), with their blocks."""
         low, high = first, end
         block = last = 0
@@ -328,7 +328,7 @@ class ObjectRows:
             kept &= matching
         at = np.flatnonzero(kept)
         spans = self._spans(rows[at]) if self._with_records else []
-        return Window(
+        return RowWindow(
             rows[at], run[at], offset[at], tuple(column[at] for column in columns), position[at], spans
         )
 

@@ -60,7 +60,7 @@ class ArchiveService(Service):
         self._expiring.append(self._locks.expire)
         self.offsets, self.retries = offsets, retries
         self.earliest_ms: Callable[[], int] = lambda: 0
-        """See RouteTable."""
+        """When the oldest message of the archive was stored, for routes."""
         self._group_tasks: list[asyncio.Task[None]] = []
         self.heard: Callable[[], None] = lambda: None
         """Called after a heartbeat that changed a group."""

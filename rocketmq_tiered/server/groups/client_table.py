@@ -137,7 +137,7 @@ class Member:
 
 
 @dataclass
-class Group:
+class ConsumerGroup:
     """A consumer group, as described by its members."""
 
     name: str
@@ -193,7 +193,7 @@ class ClientTable:
     def __init__(self, now_s: Callable[[], float], *, bytes_max: int = BYTES_MAX) -> None:
         self._now_s = now_s
         self._bytes_max = bytes_max
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, ConsumerGroup] = {}
         self._sent: dict[int, dict[str, _Sent]] = {}
         """Keyed by connection id and group."""
         self._last_left: dict[int, str] = {}
@@ -204,11 +204,11 @@ class ClientTable:
         self._memberships: dict[int, set[tuple[str, str]]] = {}
         """Connection -> (group, client id) of its members."""
 
-    def group(self, name: str) -> Group | None:
+    def group(self, name: str) -> ConsumerGroup | None:
         """The group, if it has members."""
         return self._groups.get(name)
 
-    def groups(self) -> Iterator[Group]:
+    def groups(self) -> Iterator[ConsumerGroup]:
         """All of them."""
         return iter(list(self._groups.values()))
 
@@ -260,7 +260,7 @@ class ClientTable:
                 self._now_s(),
                 subscriptions,
             )
-            group = self._groups.get(name) or Group(name)
+            group = self._groups.get(name) or ConsumerGroup(name)
             consume_type = _named(data, "consumeType", group.consume_type, CONSUME_TYPES)
             message_model = _named(data, "messageModel", group.message_model, MESSAGE_MODELS)
             consume_from = _named(data, "consumeFromWhere", group.consume_from, CONSUME_FROM)
@@ -287,7 +287,7 @@ class ClientTable:
                 self._notify(group.name)
         return changed
 
-    def _reserve(self, group: Group, member: Member, before: _Sent | None, sent: _Sent) -> None:
+    def _reserve(self, group: ConsumerGroup, member: Member, before: _Sent | None, sent: _Sent) -> None:
         """Count new memory. Raises BadRequestError above the limit."""
         more_bytes = sent.nbytes - (0 if before is None else before.nbytes)
         known = group.members.get(member.client_id)
@@ -333,7 +333,7 @@ class ClientTable:
             if gone:
                 self._left(group)
 
-    def _forget(self, group: Group, client_id: str) -> None:
+    def _forget(self, group: ConsumerGroup, client_id: str) -> None:
         member = group.remove(client_id)
         self.held_bytes -= member.nbytes
         if member.peer.id not in group.member_counts:
@@ -355,7 +355,7 @@ class ClientTable:
         if not memberships:
             del self._memberships[member.peer.id]
 
-    def _left(self, group: Group) -> None:
+    def _left(self, group: ConsumerGroup) -> None:
         if group.members:
             self._notify(group.name)
         else:

@@ -130,7 +130,7 @@ class GroupOffsets:
 
     @property
     def claimed_locks(self) -> tuple[HeldLock, ...] | None:
-        """See GroupLog."""
+        """The locks that clients trusted when the groups were claimed; None: the owner before did not say."""
         return self._log.locks
 
     def groups_of(self, topic: str) -> list[str]:
@@ -237,7 +237,7 @@ class GroupOffsets:
                         refused.set_exception(error)
                 return
             except TieredError as error:
-                logger.warning("group offsets not written yet: %s", error)
+                logger.warning("group offsets could not be written, and are tried again: %s", error)
                 await asyncio.sleep(RETRY_S)
         if waiters is not None:
             waiters.set_result(None)

@@ -171,7 +171,7 @@ class GroupLog:
         self._clock_ms = clock_ms
         self._last = GroupSnapshot()
         self._first_version = 0
-        """See GroupSnapshot."""
+        """The first version of this owner."""
         self._seen: tuple[int, int] = -1, 0
         """The version at the last claim, and when it was first seen by our clock."""
         self.locks: tuple[HeldLock, ...] | None = None
@@ -184,7 +184,7 @@ class GroupLog:
 
     @property
     def offsets(self) -> Offsets:
-        """As of the last version read or written."""
+        """The offsets of the last version read or written."""
         return self._last.offsets
 
     def read(self) -> Offsets:

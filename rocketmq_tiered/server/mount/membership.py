@@ -46,7 +46,7 @@ class Membership:
         self._sightings = Sightings()
         self._held_until_s = self._joined_s = -math.inf
         self.leases: Mapping[str, NodeLease] = {}
-        """As last read."""
+        """The leases of all nodes as they were read last."""
         self.announced: Mapping[BrokerName, int] = {}
         self.claiming: set[BrokerName] = set()
         """Brokers whose groups this node may have claimed without knowing: no other node tries until this one knows.
@@ -56,7 +56,7 @@ class Membership:
 
     @property
     def lease(self) -> str:
-        """See NodeLease."""
+        """The identity of this node's lease."""
         return self._log.lease
 
     @property

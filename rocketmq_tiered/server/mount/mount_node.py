@@ -99,7 +99,7 @@ class MountNode:
                 self.problem = ""
                 wait_s = self.member.wait_s()
             except FencedError as error:
-                logger.error("%s: everything it served is closed", error)
+                logger.error("%s: this node has closed all brokers that it served", error)
             except TieredError as error:
                 if not self.problem:
                     logger.warning("lease not renewed: %s", error)

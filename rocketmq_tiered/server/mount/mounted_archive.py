@@ -82,7 +82,7 @@ class MountRegistrar(Registrar):
         return all(claim.holder is not None for claim in self.claims())
 
     def refusal(self, listed: Listing) -> str | None:
-        """See Registrar."""
+        """Why this node may not register the broker at a name server with this listing; None: it may."""
         holder = listed.addresses.get(MASTER_ID)
         if (why := address_refusal(listed, self.slave)) is not None:
             return why
@@ -93,14 +93,14 @@ class MountRegistrar(Registrar):
         return None
 
     def registration(self, listed: Listing) -> RemotingCommand:
-        """See Registrar."""
+        """The request that registers the broker with its topics."""
         table = registered_topics(self._topics(), self._cluster, self.slave.broker)
         if table != self._table:
             self._table, self._version = table, self._version + 1
         return register_command(self.slave, replace(listed, cluster=self._cluster), table, self._version)
 
     def withdrawal(self, listed: Listing) -> RemotingCommand | None:
-        """See Registrar: only when nothing is left to serve."""
+        """The request that takes the registration back, once nothing is left to serve."""
         return super().withdrawal(listed) if self.has_ended else None
 
 
@@ -363,6 +363,8 @@ class MountedArchive:
             await closing
         except TieredError as error:
             logger.warning(
-                "mounted broker not closed in order: %s", error, extra={"broker": self.name.broker}
+                "the mounted broker was closed before all was written: %s",
+                error,
+                extra={"broker": self.name.broker},
             )
         await asyncio.to_thread(self._access.close)

@@ -210,7 +210,7 @@ class Popped:
 
 
 @dataclass(frozen=True)
-class Handle:
+class PopHandle:
     """A receipt: ``startOffset popTime invisible revive retry broker queue offset``."""
 
     popped_ms: int
@@ -218,11 +218,11 @@ class Handle:
     offset: int
 
 
-def handle_of(text: str) -> Handle:
+def handle_of(text: str) -> PopHandle:
     """Parse a receipt. Raises UsageError if it is not one."""
     parts = text.split(" ")
     try:
-        return Handle(int(parts[1]), int(parts[6]), int(parts[7]))
+        return PopHandle(int(parts[1]), int(parts[6]), int(parts[7]))
     except (IndexError, ValueError) as error:
         raise UsageError(f"extraInfo {text[:80]} is not a receipt") from error
 

@@ -91,7 +91,7 @@ class ProxyCounters(RelayCounters):
 
 
 class ProxyService(RelayService[ProxyClient]):
-    """See RelayService."""
+    """Serves clients from the archive and, over their own connections, from the broker."""
 
     section = "serve"
 

@@ -109,7 +109,7 @@ class _Topics(NamedTuple):
 
     @classmethod
     def of(cls, archived: dict[str, TopicConfig], grown: Sequence[DeliveredQueues]) -> _Topics:
-        """As of now."""
+        """The topics at this moment."""
         names = (name for queues in grown for name in queues.topics())
         ours = {name: TopicConfig(name, 1, 1) for name in names if name not in archived}
         sizes = [(queues.state.queues, len(queues.state.queues)) for queues in grown]
@@ -125,7 +125,7 @@ class _Topics(NamedTuple):
 
 
 class ArchiveWithRetries:
-    """See Backend."""
+    """An archive whose retry topics grow by what consumers send back."""
 
     def __init__(self, archive: Backend, *grown: DeliveredQueues) -> None:
         self.cluster, self.broker = archive.cluster, archive.broker
@@ -199,7 +199,7 @@ class ArchiveWithRetries:
         return PullResult(PullStatus.NO_MATCHED_MESSAGE, queue.first_offset, *bounds)
 
     def pull_from_memory(self, request: PullRequest) -> PullResult | None:
-        """See Backend: of queues that do not grow here."""
+        """The offset by time of a queue that does not grow here."""
         if request.queue_id == 0 and self._holder(request.topic, 0) is not None:
             return None
         return self._archive.pull_from_memory(request)
@@ -238,7 +238,7 @@ class ArchiveWithRetries:
         return await self._archive.message_at_phys(phys)
 
     def changed(self, timeout_s: float) -> Coroutine[Any, Any, None]:
-        """See Backend; also ends at a delivery here. Not ``async``: events between the call and its first step
+        """Wait for a change of the archive or a delivery. Not ``async``: events between the call and its first step
         count."""
         return first_of(*(queues.delivered() for queues in self._grown), self._archive.changed(timeout_s))
 

@@ -80,6 +80,7 @@ class RulesAuthorizer:
         return Response(ResponseCode.NO_PERMISSION, remark=why, is_withheld=is_silent)
 
     def _why_not(self, request: Request) -> str | None:
+        """Why the request is refused, or None. Finds its account by the signature, and then asks the rules."""
         assert self._rules is not None
         rules, command = self._rules.rules, request.command
         host = host_of(request.peer.address)

@@ -231,7 +231,7 @@ class Grants:
 
 
 class PlainAcl(Rules):
-    """See Rules."""
+    """The rules of a plain_acl.yml, as brokers of ACL 1.0 read it."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         """Raises RulesError."""
@@ -324,7 +324,7 @@ _KINDS = {kind.value.lower(): kind for kind in Kind}
 
 
 @dataclass(frozen=True)
-class Entry:
+class RuleEntry:
     """``kind`` None: every kind. ``prefix``: the whole name if ``is_literal``."""
 
     kind: Kind | None
@@ -360,7 +360,7 @@ class Entry:
 
 
 class UserAcl(Rules):
-    """See Rules."""
+    """Users and their rules, as brokers 5.x have them."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         """Raises RulesError."""
@@ -368,8 +368,8 @@ class UserAcl(Rules):
         _require_names(document, "users acls")
         for entry in _mappings(document, "users", "username password userType userStatus"):
             self._add(_user(entry), "user")
-        self._custom: dict[str, list[Entry]] = {}
-        self._default: dict[str, list[Entry]] = {}
+        self._custom: dict[str, list[RuleEntry]] = {}
+        self._default: dict[str, list[RuleEntry]] = {}
         for acl in _mappings(document, "acls", "subject policies"):
             prefix, _, name = text_of(acl.get("subject")).partition(":")
             if prefix != "User" or name not in self.accounts:
@@ -423,7 +423,7 @@ def _user(entry: Mapping[str, Any]) -> Account:
     return Account(name, password, is_super=kind == "super", is_enabled=status != "disable")
 
 
-def _entry(entry: Mapping[str, Any]) -> Entry:
+def _entry(entry: Mapping[str, Any]) -> RuleEntry:
     resource = text_of(entry.get("resource"))
     kind_name, _, name = resource.partition(":")
     if resource == "*":
@@ -443,7 +443,9 @@ def _entry(entry: Mapping[str, Any]) -> Entry:
     actions = frozenset[Action]().union(*(_action(one) for one in _list(entry, "actions")))
     if not actions:
         raise RulesError(f"line {getattr(entry, 'line', 0)}: resource {resource} has no actions")
-    return Entry(kind, name.removesuffix("*"), not name.endswith("*"), actions, sources, decision == "allow")
+    return RuleEntry(
+        kind, name.removesuffix("*"), not name.endswith("*"), actions, sources, decision == "allow"
+    )
 
 
 def _action(value: object) -> frozenset[Action]:

@@ -21,7 +21,7 @@ from rocketmq_tiered.server.slave.registration import (
     MASTER_ID,
     Claims,
     Listing,
-    Progress,
+    RegistrationProgress,
     RegistrationState,
     SlaveConfig,
     address_refusal,
@@ -75,7 +75,7 @@ class Registrar:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(session.leave() for session in self._sessions))
 
-    def statuses(self) -> tuple[Progress, ...]:
+    def statuses(self) -> tuple[RegistrationProgress, ...]:
         """The progress at every name server, in the order of the settings. Callable from any thread."""
         return tuple(session.progress for session in self._sessions)
 
@@ -83,7 +83,7 @@ class Registrar:
         """The claims at every name server, as last listed."""
         return tuple(session.claims for session in self._sessions)
 
-    def note(self, progress: Progress) -> None:
+    def note(self, progress: RegistrationProgress) -> None:
         """A session has progressed."""
         self.was_registered |= progress.state is RegistrationState.REGISTERED
 
@@ -149,7 +149,7 @@ class _Session:
         )
         events = LinkEvents(on_lost=self._lost)
         self._link = RemotingUpstream(address, InflightLimit(), events, registrar.slave.tls)
-        self.progress = Progress()
+        self.progress = RegistrationProgress()
         self._awake = asyncio.Event()
         self._registering: asyncio.Task[RemotingCommand] | None = None
         self.claims = Claims()
@@ -189,7 +189,7 @@ class _Session:
         self.progress = self.progress.left()
         self._link.close("the service stops")
 
-    async def _round(self) -> Progress:
+    async def _round(self) -> RegistrationProgress:
         before = self.progress
         try:
             listed = await self._listing()
@@ -242,7 +242,7 @@ class _Session:
             self._enter(self.progress.failed(why))
             self._awake.set()
 
-    def _enter(self, progress: Progress) -> None:
+    def _enter(self, progress: RegistrationProgress) -> None:
         before, self.progress = self.progress, progress
         self._registrar.note(progress)
         if (before.state, before.why) == (progress.state, progress.why):

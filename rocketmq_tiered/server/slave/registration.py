@@ -226,7 +226,7 @@ class RegistrationState(Enum):
 
 
 @dataclass(frozen=True)
-class Progress:
+class RegistrationProgress:
     """Progress at one name server. ``rounds``: registrations on this connection; ``failures``: in a row."""
 
     state: RegistrationState = RegistrationState.NOT_YET
@@ -237,24 +237,24 @@ class Progress:
     def __str__(self) -> str:
         return f"{self.state.value}: {self.why}" if self.why else self.state.value
 
-    def registered(self) -> Progress:
+    def registered(self) -> RegistrationProgress:
         """The name server lists this process."""
-        return Progress(RegistrationState.REGISTERED, "", self.rounds + 1, 0)
+        return RegistrationProgress(RegistrationState.REGISTERED, "", self.rounds + 1, 0)
 
-    def refused(self, why: str) -> Progress:
+    def refused(self, why: str) -> RegistrationProgress:
         """Registration is not possible now."""
-        return Progress(RegistrationState.REFUSED, why)
+        return RegistrationProgress(RegistrationState.REFUSED, why)
 
-    def failed(self, why: str) -> Progress:
+    def failed(self, why: str) -> RegistrationProgress:
         """No reply, or the connection is lost and the registration with it."""
-        return Progress(RegistrationState.UNREACHABLE, why, 0, self.failures + 1)
+        return RegistrationProgress(RegistrationState.UNREACHABLE, why, 0, self.failures + 1)
 
-    def left(self) -> Progress:
+    def left(self) -> RegistrationProgress:
         """Unregistered at the end."""
         return replace(self, state=RegistrationState.LEFT, rounds=0)
 
 
-def wait_s(progress: Progress, period_s: float) -> float:
+def wait_s(progress: RegistrationProgress, period_s: float) -> float:
     """How long until the next round."""
     if progress.state is RegistrationState.UNREACHABLE:
         return min(RETRY_MAX_S, RETRY_FIRST_S * 2.0 ** min(10, progress.failures - 1))

@@ -89,7 +89,7 @@ def add_compaction(parser: argparse.ArgumentParser, age_setting: str) -> None:
         "--older-than",
         dest=age_setting,
         metavar="DURATION",
-        help="compact only what was committed before this time, such as 24h",
+        help="compact only what was committed at least this long ago, such as 24h",
     )
     parser.add_argument(
         "--spool",

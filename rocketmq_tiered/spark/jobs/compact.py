@@ -129,7 +129,7 @@ class _DistributedKeys:
         self._runner, self._keeps_keyless = runner, keeps_keyless
 
     def read(self, queues: Sequence[KeyedQueue], found: KeyPass) -> None:
-        """See ReadQueues."""
+        """Read the keys of the queues in tasks, each of about as many messages."""
         rows = sum(int(one.chunk.runs["rows"].sum()) for one in queues)
         parts = max(self._runner.parallelism, -(-rows // PART_MESSAGES))
         tasks = [
@@ -289,7 +289,7 @@ class DistributedRewrite:
         identity: OutputIdentity,
         options: RewriteOptions,
     ) -> RewriteResult:
-        """As rewrite."""
+        """Write the outputs of a plan in tasks."""
         groups = list(output_groups(plan, self._task_bytes))
         tasks = [
             CompactTask(

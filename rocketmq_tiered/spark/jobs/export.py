@@ -204,7 +204,7 @@ class _DeltaWriter:
         self._spark, self._target, self._store = spark, target, store
 
     def __call__(self, intent: Intent, source: SourceOptions, plan: BatchPlan) -> list[PartDone]:
-        """See WriteBatch."""
+        """Append a batch to the Delta table by one transaction."""
         table = DeltaTable(self._spark, self._target, self._store)
         rows = batch_frame(self._spark, source, intent.choices.columns, plan.parts)
         metadata = orjson.dumps({"batch": intent.number, "archives": intent.archives}).decode()

@@ -167,8 +167,7 @@ def test_items_of_any_size_come_back(rows: list[tuple[int, int, int, int, int]],
     items = items_of(rows)
     items["store_timestamp"] += base_ms
     widths = widths_for(items, 1 << 45)
-    stored = encode_items(items, widths, base_ms)
-    assert decode_items(stored, widths, base_ms).tolist() == items.tolist()
+    assert decode_items(encode_items(items, widths, base_ms), widths, base_ms).tolist() == items.tolist()
     if len(items) and widths.queue_offset:
         with pytest.raises(ValueError, match="do not fit"):
             encode_items(items, widths._replace(queue_offset=widths.queue_offset - 1), base_ms)

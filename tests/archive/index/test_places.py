@@ -16,8 +16,8 @@ from tiered.archive.index.merge import file_places
 from tiered.archive.index.places import (
     PLACE_DTYPE,
     Places,
-    decode_page,
-    encode_page,
+    decode_places,
+    encode_places,
     joined_places,
     merged_places,
     missing_places,
@@ -78,15 +78,15 @@ def test_merged_files_name_every_place_once(parts: list[list[tuple[int, int]]]) 
     for phys in range(62):
         found: set[QueueKey] = set()
         for page in pages_with(covered.pages, phys).tolist():
-            found |= decode_page(read(KEY, *covered.page_range(shape, page)), KEY).at(phys)
+            found |= decode_places(read(KEY, *covered.page_range(shape, page)), KEY).at(phys)
         assert found == {queue for at, queue in expected if at == phys}
 
 
 def test_a_damaged_page_is_an_error() -> None:
-    page = encode_page(places_of([(5, 1), (9, 2)]))
-    assert named([decode_page(page, KEY)]) == [(5, QUEUES[1]), (9, QUEUES[2])]
+    page = encode_places(places_of([(5, 1), (9, 2)]))
+    assert named([decode_places(page, KEY)]) == [(5, QUEUES[1]), (9, QUEUES[2])]
     for at in range(len(page)):
         changed = bytearray(page)
         changed[at] ^= 4
         with pytest.raises(CorruptionError):
-            decode_page(bytes(changed), KEY)
+            decode_places(bytes(changed), KEY)

@@ -123,5 +123,4 @@ def test_messages_whose_time_is_damaged_have_an_index_file(tmp_path: Path) -> No
     assert [path.name for path in written] == sorted(path.name for path in written)
     assert all(re.fullmatch("[0-9]{17}", path.name) for path in written[:4])
     for message, file in zip(messages, BrokerIndex(tmp_path, 10).files, strict=True):
-        wanted = broker_hash("topic", message.keys[0])
-        assert [*file.matches(wanted, -(1 << 64), 1 << 64)] == [message.phys]
+        assert [*file.matches(broker_hash("topic", message.keys[0]), -(1 << 64), 1 << 64)] == [message.phys]

@@ -295,8 +295,7 @@ class World:
         return self._offset
 
     def offset_of(self, name: BrokerName) -> int:
-        found = load_snapshot(PrefixedStore(self.store, "/".join(name)))
-        return found.offsets.get(KEY, {}).get(0, 0)
+        return load_snapshot(PrefixedStore(self.store, "/".join(name))).offsets.get(KEY, {}).get(0, 0)
 
     def claimed(self, name: BrokerName, log: GroupLog, acknowledged: int) -> None:
         """The new holder has all that was acknowledged before."""

@@ -254,8 +254,7 @@ def test_a_broker_that_comes_back_with_a_shorter_log_moves_no_consumer_past_the_
 
     async def story(scene: Scene) -> None:
         assert (await who(scene, 240))[:2] == (BROKER, 0)
-        records = scene.store.records["t", 0]
-        kept = {number: record for number, record in records.items() if number < end}
+        kept = {number: record for number, record in scene.store.records["t", 0].items() if number < end}
         scene.broker.store = WrittenStore(tmp_path / "cut")
         scene.broker.store.records["t", 0] = kept
         assert (await who(scene, 260, flags=flags))[1:] == (0, 292, list(range(260, 292)))

@@ -91,8 +91,7 @@ async def test_a_timer_beyond_the_limit_goes_to_the_gateway_topic_and_the_answer
     made: Scene, client: Client, name: str
 ) -> None:
     value = {"TIMER_DELIVER_MS": at(60), "TIMER_DELAY_SEC": 60 * 86_400, "TIMER_DELAY_MS": 60 * DAY_MS}[name]
-    text = properties(UNIQ_KEY="U1", KEYS="k", color="red", **{name: value})
-    answer = await sent(client, text)
+    answer = await sent(client, properties(UNIQ_KEY="U1", KEYS="k", color="red", **{name: value}))
     assert (answer.code, answer.ext_fields["queueOffset"]) == (0, "9")
     (gateway,) = gateway_sends(made)
     found = parse_properties(gateway.ext_fields["i"].encode())

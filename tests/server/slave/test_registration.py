@@ -21,7 +21,7 @@ from rocketmq_tiered.server.slave.registration import (
     RETRY_MAX_S,
     Claims,
     Listing,
-    Progress,
+    RegistrationProgress,
     RegistrationState,
     SlaveConfig,
     claims_in,
@@ -178,17 +178,21 @@ def test_whatever_a_name_server_says_is_a_listing_or_a_corruption(body: bytes) -
 
 
 def test_after_the_first_registration_comes_a_second_soon_then_one_a_period() -> None:
-    once = Progress().registered()
+    once = RegistrationProgress().registered()
     assert wait_s(once, 30) == 10 and wait_s(once.registered(), 30) == 30
     assert wait_s(once, 2) == wait_s(once.registered(), 2) == 2
     lost = once.registered().failed("gone")
     assert wait_s(lost, 30) == 0.5 and wait_s(lost.registered(), 30) == 10
-    assert wait_s(Progress().refused("taken"), 30) == 10
+    assert wait_s(RegistrationProgress().refused("taken"), 30) == 10
 
 
 @given(st.integers(1, 10_000), st.floats(1, 60))
 def test_a_name_server_that_is_away_gets_a_request_every_few_seconds(failures: int, period_s: float) -> None:
-    assert 0.5 <= wait_s(Progress(RegistrationState.UNREACHABLE, failures=failures), period_s) <= RETRY_MAX_S
+    assert (
+        0.5
+        <= wait_s(RegistrationProgress(RegistrationState.UNREACHABLE, failures=failures), period_s)
+        <= RETRY_MAX_S
+    )
 
 
 OWN = Credentials("the-sidecar", "a secret")

@@ -158,8 +158,7 @@ def test_on_spark_over_s3(
         )
         store = PrefixedStore(root, archive_prefix(CLUSTER, BROKER))
         expected, before = contents(store), data_objects(store)
-        found = compact(spark, url, SETTINGS, apply=True, store=options)
-        assert found.report.rounds.objects >= before
+        assert compact(spark, url, SETTINGS, apply=True, store=options).report.rounds.objects >= before
         checked(store, expected)
         assert data_objects(store) * 4 < before
     finally:

@@ -1,4 +1,7 @@
-"""Exports have every message once, with kills, repeated tasks, concurrent exports and a growing archive."""
+"""Exports have every message once, with kills, repeated tasks, concurrent exports and a growing archive.
+
+Jobs work with any damaged store timestamp: most records have no checksum over it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +20,8 @@ import pytest
 from rocketmq_tiered.export.export_progress import DIRECTORY, ExportProgress
 from rocketmq_tiered.export.parquet_parts import PartTask, partition_directory
 from rocketmq_tiered.message_table.options.source_options import Mode
-from rocketmq_tiered.spark.jobs.export import export
+from rocketmq_tiered.message_table.plan.archive_plan import pinned_versions, plan
+from rocketmq_tiered.spark.jobs.export import batch_frame, export
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.fetcher.broker_store_writer import WrittenStore
@@ -264,3 +269,43 @@ def test_a_permissive_export_has_what_is_readable_and_names_what_is_not(
     assert report.unreadable and all(file.name in line for line in report.unreadable)
     whole, found = exported(tmp_path / "whole"), exported(tmp_path / "table")
     assert 0 < len(found) < len(whole) and not found - whole
+
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+USUAL_MS = 1_700_000_000_000
+STAMPS_MS = (USUAL_MS, -1, 1 << 62, 1 - (1 << 63), (1 << 63) - 1, 253_402_300_800_000, USUAL_MS)
+DAYS = {
+    date(2023, 11, 14): [0, 6],
+    date(1969, 12, 31): [1],
+    date.min: [3],
+    date.max: [2, 4, 5],
+}
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """One message for each of STAMPS_MS."""
+    store = WrittenStore(tmp_path / "store")
+    for stamp_ms in STAMPS_MS:
+        store.put("t", 0, b"body", later_ms=stamp_ms - USUAL_MS)
+    backfill(store.path, FileStore(tmp_path / "archive"))
+    return tmp_path / "archive"
+
+
+def test_export_clips_them_to_the_first_and_last_day(archive: Path, tmp_path: Path) -> None:
+    assert run(source(archive), tmp_path / "table").rows == len(STAMPS_MS)
+    assert set(exported(tmp_path / "table").values()) == {1}
+    days = {directory.name for directory in (tmp_path / "table" / "topic=t").iterdir()}
+    assert days == {f"date={day.isoformat()}" for day in DAYS}
+
+
+def test_a_delta_table_has_the_same_days(spark: SparkSession, archive: Path) -> None:
+    options = source(archive)
+    parts = plan(options, pinned_versions(options), options.times, is_header_only=False)
+    frame = batch_frame(spark, options, ("queueOffset", "topic"), parts)
+    found: dict[date, list[int]] = {}
+    for row in frame.orderBy("queueOffset").collect():
+        found.setdefault(row["date"], []).append(row["queueOffset"])
+    assert found == DAYS

@@ -37,8 +37,7 @@ RealStore = Callable[[str], Path]
 
 @pytest.fixture(scope="module")
 def truth(real_store: RealStore) -> list[dict[str, Any]]:
-    queues = load_truth(real_store("K"), "K", FILTER).queues
-    return [line for lines in queues.values() for line in lines]
+    return [line for lines in load_truth(real_store("K"), "K", FILTER).queues.values() for line in lines]
 
 
 def damaged_copy(archive: Path, target: Path) -> str:
@@ -157,8 +156,7 @@ def test_backfill_verb_archives_its_store(
     (report,) = json.loads(out)
     assert (code, report["damaged"], report["messages"] > 5000, report["commits"] > 3) == (0, 0, True, True)
     assert report["rawBytes"] > report["storedBytes"] > 0
-    archive = PrefixedStore(FileStore(tmp_path), archive_prefix(CLUSTER, "K"))
-    found = verify_archive(archive, depth="full")
+    found = verify_archive(PrefixedStore(FileStore(tmp_path), archive_prefix(CLUSTER, "K")), depth="full")
     assert (found.anomalies, found.leftovers, found.counts["messages"]) == ([], [], report["messages"])
     code, out, _ = run(capsys, *arguments[:-1])
     assert "nothing to do" in out

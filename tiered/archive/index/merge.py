@@ -10,7 +10,7 @@ from tiered.archive.index.footer import Covered
 from tiered.archive.index.items import ITEM_DTYPE
 from tiered.archive.index.layout import PAGE_ITEMS, Shape, decode_pages
 from tiered.archive.index.order import item_key, position_after, sorted_items
-from tiered.archive.index.places import Places, decode_page
+from tiered.archive.index.places import Places, decode_places
 from tiered.model.tables import Table
 
 Read = Callable[[str, int, int], bytes]
@@ -28,7 +28,7 @@ def file_places(read: Read, shape: Shape, covered: Covered) -> Iterator[Places]:
     """The pages of places of a file. Raises CorruptionError and the errors of ``read``."""
     for page in range(len(covered.pages)):
         offset, length = covered.page_range(shape, page)
-        yield decode_page(
+        yield decode_places(
             read(shape.key, offset, length), f"{shape.key} places [{offset}, {offset + length})"
         )
 

@@ -121,7 +121,7 @@ def merged_places(streams: Sequence[Iterator[Places]]) -> Iterator[Places]:
     yield from pages_of(rest)
 
 
-def encode_page(places: Places) -> bytes:
+def encode_places(places: Places) -> bytes:
     """One page, with the queues it has."""
     used, place = np.unique(places.rows["queue"], return_inverse=True)
     topics, queues = queue_table([places.queues[number] for number in used.tolist()])
@@ -131,7 +131,7 @@ def encode_page(places: Places) -> bytes:
     return encode_container(PAGE_KIND, {"topics": topics}, {"queues": queues, "rows": rows})
 
 
-def decode_page(data: bytes | memoryview, source: str) -> Places:
+def decode_places(data: bytes | memoryview, source: str) -> Places:
     """Check and parse a page; raises CorruptionError or UnsupportedFormatError."""
     container = decode_container(data, PAGE_KIND, source=source)
     try:

@@ -24,7 +24,7 @@ from tiered.archive.index.layout import (
     page_crc,
 )
 from tiered.archive.index.order import in_order
-from tiered.archive.index.places import PAGE_DTYPE, Places, encode_page
+from tiered.archive.index.places import PAGE_DTYPE, Places, encode_places
 from tiered.model.tables import Table
 
 _SLOTS_AT_ONCE = 65_536
@@ -66,7 +66,7 @@ def write_index(
         sink.write(b"".join(parts))
     directory = [np.zeros(0, PAGE_DTYPE)]
     for page in places:
-        stored = encode_page(page)
+        stored = encode_places(page)
         sink.write(stored)
         directory.append(np.array([(page.rows["phys"][0], len(page), len(stored))], PAGE_DTYPE))
     covered = replace(covered, pages=np.concatenate(directory))

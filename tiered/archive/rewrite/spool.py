@@ -195,9 +195,9 @@ class IterationSpool:
         """The ranges of an iteration, by ordinal. Those of earlier ones may be gone. Raises OSError."""
         if self._places:
             self._flush()
-            found = joined([self._read(place) for place in self._places.pop(iteration, [])])
+            found = joined_ranges([self._read(place) for place in self._places.pop(iteration, [])])
         else:
-            found = joined(self._added)
+            found = joined_ranges(self._added)
             self._added = [found]
             is_mine = found.ranges["iteration"] == iteration
             if is_mine.all():
@@ -220,7 +220,7 @@ class IterationSpool:
     def _flush(self) -> None:
         if not self._added:
             return
-        found = joined(self._added)
+        found = joined_ranges(self._added)
         self._added, self._added_bytes = [], 0
         number = found.ranges["iteration"]
         if (number[1:] < number[:-1]).any():  # those of one source are usually in order
@@ -253,6 +253,7 @@ class IterationSpool:
         return total
 
     def _read(self, place: _Place) -> FoundRanges:
+        """The ranges that ``write`` put at ``place``: five tables, then the bytes of their blocks."""
         self._file.seek(place.position)
         target, begin = np.empty(place.stored_bytes, np.uint8).data, 0  # a bytearray would be filled first
         while begin < place.stored_bytes:
@@ -276,7 +277,7 @@ class IterationSpool:
 _TABLES = (FOUND_DTYPE, ROW_DTYPE, np.dtype("<u8"), CHUNK_DTYPE, BLOCK_DTYPE)
 
 
-def joined(parts: Sequence[FoundRanges]) -> FoundRanges:
+def joined_ranges(parts: Sequence[FoundRanges]) -> FoundRanges:
     """All ranges of ``parts``, in their order."""
     if len(parts) == 1:
         return parts[0]
