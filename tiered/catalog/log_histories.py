@@ -210,7 +210,7 @@ class _Walk:
         return found
 
     def end_emptied(self) -> None:
-        """Queues of which nothing stays begin again where they end."""
+        """Queues of which nothing stays continue where they end."""
         ends = self.ends["end_queue_offset"]
         for key, offset in self._ends.items():
             ends[self._whole[key]] = ends[self._whole[key]] or offset
