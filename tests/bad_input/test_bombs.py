@@ -272,7 +272,7 @@ def test_a_broker_cannot_send_json_of_endless_values() -> None:
 SHORT_OF_MEMORY = """
     import resource, sys
     import numpy as np
-    from tiered.catalog.pages import decode_page, encode_page, Page
+    from tiered.catalog.pages import decode_catalog_page, encode_catalog_page, Page
     from tiered.catalog.state import RunChunk
     from tiered.errors import OutOfMemoryError, TieredError
     from tiered.formats.memory_bound import SHORTAGES
@@ -281,21 +281,21 @@ SHORT_OF_MEMORY = """
 
     def page(runs):
         chunk = RunChunk(np.zeros(runs, RUN_DTYPE), np.zeros(1, OBJECT_DTYPE), ("k",))
-        return encode_page(Page([QueueKey("t", 0, 0)], chunk))
+        return encode_catalog_page(Page([QueueKey("t", 0, 0)], chunk))
 
     large, small = page(500_000), page(1)
-    decode_page(large, source="large")
+    decode_catalog_page(large, source="large")
     pages = int(open("/proc/self/statm").read().split()[0])
     limit = pages * resource.getpagesize() + (64 << 20)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     try:
-        decode_page(large, source="the/large/page")
+        decode_catalog_page(large, source="the/large/page")
     except OutOfMemoryError as error:
         assert "the/large/page" in str(error) and error.exit_code == 4
     else:
         sys.exit("decoded")
     assert SHORTAGES.count == 1
-    assert len(decode_page(small, source="small").chunk.runs) == 1
+    assert len(decode_catalog_page(small, source="small").chunk.runs) == 1
 """
 
 

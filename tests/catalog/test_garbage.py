@@ -16,7 +16,7 @@ from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind, d
 from tiered.catalog.deletions import DeletionChange, PendingDeletion, Reason, encode_list, list_of, read_list
 from tiered.catalog.garbage import Grace, KeySet, plan_gc, referenced_by, settled_version
 from tiered.catalog.state import CatalogState
-from tiered.errors import CorruptionError, UsageError
+from tiered.errors import CorruptionError, FencedError, UsageError
 from tiered.formats.keys import catalog_key
 from tiered.object_store.interface import ObjectInfo
 from tiered.object_store.memory import MemoryStore
@@ -197,7 +197,7 @@ def test_a_paused_writer_cannot_resurrect_a_deleted_name(memory: Bucket) -> None
     writer(memory, instance="w2").claim(take_over=True)
     assert set(draft.object_keys) <= collect(memory)
     put(memory, *draft.object_keys)  # its late PUT lands
-    with pytest.raises(Exception, match="fenced"):
+    with pytest.raises(FencedError, match="this writer stops"):
         paused.append(draft)
     assert set(draft.object_keys) <= collect(memory)
 

@@ -73,6 +73,9 @@ def parts_of(index: SegmentIndex, rng: random.Random) -> Table:
         first = rng.randint(0, count - 1) if rng.random() < 0.5 else 0
         if rng.random() < 0.7:
             parts.append(np.array([cut_run(whole, rows, first, rng.randint(first + 1, count))], RUN_DTYPE))
+            if whole["kind"] == RunKind.SPARSE:  # the catalog's part has holes at both ends
+                parts[-1]["base_queue_offset"] -= rng.randint(0, 3)
+                parts[-1]["end_queue_offset"] += rng.randint(0, 3)
     rng.shuffle(parts)
     return concatenated(parts, RUN_DTYPE)
 

@@ -327,9 +327,9 @@ def test_a_pull_has_the_filter_of_its_own_connection_only(kind: str) -> None:
             subVersion=5,
             expressionType=kind,
         )
-        clients.foreign_heartbeat(foreign_heartbeat("victim", VICTIM, "a", 5, kind))
+        clients.heartbeat(foreign_heartbeat("victim", VICTIM, "a", 5, kind))
         for client in ("other", "victim"):
-            clients.foreign_heartbeat(foreign_heartbeat(client, ATTACKER, "none", 1 << 40, kind))
+            clients.heartbeat(foreign_heartbeat(client, ATTACKER, "none", 1 << 40, kind))
         await service.pull(pull)
         assert [(one.expression, one.expression_type) for one in archive.pulls] == [("a", kind)]
         clients.closed(ATTACKER)

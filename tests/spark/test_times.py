@@ -69,7 +69,7 @@ def test_exports_and_streams_refuse_time_ranges(small_archive: Path, tmp_path: P
 
 NUMBERS = st.dictionaries(
     st.sampled_from(["queueId", "storeTimestamp"]),
-    st.builds(Allowed, st.integers(0, 5), st.integers(0, 5), st.none() | st.just((1, 3))),
+    st.builds(Allowed.between, st.integers(0, 5), st.integers(0, 5)) | st.just(Allowed.of((1, 3))),
 )
 NAMES = st.none() | st.frozensets(st.sampled_from(["a", "b"]))
 

@@ -76,7 +76,9 @@ class _Window:
         self._object_row = index.first_row[parts["ordinal"]] + parts["first_row"] - first[:-1]
         kind = index.runs["kind"][parts["ordinal"]]
         self._is_lmq, self._is_sparse = kind == RunKind.LMQ, kind == RunKind.SPARSE
-        self._offset = parts["base_queue_offset"].copy()
+        # The catalog's part of a sparse run begins with a hole that the object does not have.
+        own = index.runs["base_queue_offset"][parts["ordinal"]]
+        self._offset = np.where(self._is_sparse, own, parts["base_queue_offset"])
         for cut in np.flatnonzero(self._is_sparse & (parts["first_row"] > 0)).tolist():
             self._offset[cut] = index.spans_begin(CatalogRun.of(parts[cut]))
         self._bytes = np.zeros(len(parts), np.int64)
