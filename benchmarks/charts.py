@@ -26,6 +26,12 @@ READS = {
     "seq-1": "pulls,\n1 queue",
     "seq-16": "pulls,\n16 queues",
 }
+STORES = {
+    "A": "A: 256 B,\n16 queues",
+    "B": "B: 1 KiB,\n16 queues",
+    "D": "D: 256 B,\n10,000 queues",
+    "E": "E: 1 KiB,\n10,000 queues",
+}
 Groups = Mapping[str, Mapping[str, float | None]]
 """Bars by group and name; None: not measured."""
 
@@ -60,7 +66,7 @@ def archiving(rows: Sequence[Row]) -> Groups:
         row["store"]: row for row in rows if _is_summary(row, "data_objects") and row["target"] == "file"
     }
     return {
-        f"store {store}": {
+        STORES.get(store, f"store {store}"): {
             "tiered": row["work_messages_per_s"],
             "Java peer": row["peer_messages_per_s"],
             "parts alone": row["parts_messages_per_s"],
@@ -127,14 +133,15 @@ def draw(path: Path, bars: Mapping[str, Groups], ages: Mapping[int, Mapping[int,
         for queues, points in sorted(ages.items()):
             commits = sorted(points)
             axes.plot(commits, [points[one] for one in commits], "o-", label=f"{queues:,} queues")
-        axes.set(xscale="log", xlabel="commits of the archive", ylabel="ms CPU", ylim=(0, None))
+        highest_ms = max(max(points.values()) for points in ages.values())
+        axes.set(xscale="log", xlabel="commits of the archive", ylabel="ms CPU", ylim=(0, 1.2 * highest_ms))
         axes.set_title("Ageing: CPU of a commit", loc="left", fontsize=11)
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def _bars(axes: Any, title: str, groups: Groups) -> None:
-    names = list(next(iter(groups.values())))
+    names = [name for name in next(iter(groups.values())) if any(bars[name] for bars in groups.values())]
     width = 0.8 / len(names)
     for place, name in enumerate(names):
         values = [bars[name] or 0.0 for bars in groups.values()]
@@ -144,7 +151,7 @@ def _bars(axes: Any, title: str, groups: Groups) -> None:
     axes.set_xticks(range(len(groups)), list(groups), fontsize=8)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value / 1000:,.0f} k")
     axes.set_title(title, loc="left", fontsize=11)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     axes.spines[["top", "right"]].set_visible(False)
 
 

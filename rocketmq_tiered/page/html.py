@@ -204,11 +204,6 @@ def tag(name: str, /, *children: Child, **attributes: Attribute) -> Html:
     return Html(start if name in _VOID else f"{start}{markup(children)}</{name}>")
 
 
-def joined_html(children: Iterable[Child]) -> Html:
-    """Several children, one after the other."""
-    return Html("".join(map(markup, children)))
-
-
 def lines(text: str) -> Html:
     """Text of several lines, which keeps its line breaks and tabs."""
     kept = ("\t".join(map(printable, line.split("\t"))) for line in text.replace("\r\n", "\n").split("\n"))
