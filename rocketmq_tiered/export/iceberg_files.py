@@ -8,7 +8,7 @@ from typing import Any
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 
 from rocketmq_tiered.export.parquet_parts import write_file
-from tiered.errors import UsageError
+from tiered.errors import NotFoundError, UsageError
 from tiered.object_store.interface import ObjectStore
 
 STORE, PLACE = "tiered.store", "tiered.place"
@@ -44,12 +44,18 @@ class _StoredFile(InputFile, OutputFile):
         super().__init__(location)
         self._store, self._key = store, key
 
+    def _sizes(self) -> list[int]:
+        """Its size; empty: it does not exist."""
+        return [info.size_bytes for info in self._store.list(self._key, limit=1) if info.key == self._key]
+
     def __len__(self) -> int:
-        return next(info.size_bytes for info in self._store.list(self._key, limit=1))
+        for size_bytes in self._sizes():
+            return size_bytes
+        raise NotFoundError(f"{self.location} does not exist", hint="the catalog's table has lost a file")
 
     def exists(self) -> bool:
         """Whether it can be read."""
-        return any(info.key == self._key for info in self._store.list(self._key, limit=1))
+        return bool(self._sizes())
 
     def open(self, seekable: bool = True) -> InputStream:
         """A reader of its bytes, which requests them in ranges."""

@@ -12,6 +12,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +38,21 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 VERSIONS = ("4.9.7", "5.3.3", "5.5.0")
 
 
+@contextmanager
+def store_a_served(
+    real_store: Callable[[str], Path], directory: Path
+) -> Iterator[tuple[str, str, ChildServer]]:
+    """Archive store A below ``directory`` and serve it: the URL, the address and the server."""
+    backfill(real_store("A") / "store", FileStore(directory / "archive"))
+    url = f"file://{directory}/archive"
+    server, address = tiered_serve(url, directory)
+    server.start()
+    try:
+        yield url, address, server
+    finally:
+        server.stop()
+
+
 @pytest.fixture(scope="module")
 def served(real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     try:
@@ -45,14 +61,8 @@ def served(real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
     except NotInstallableError as error:
         pytest.skip(f"Java clients: {error}")
     directory = tmp_path_factory.mktemp("serving")
-    backfill(real_store("A") / "store", FileStore(directory / "archive"))
-    url = f"file://{directory}/archive"
-    server, address = tiered_serve(url, directory)
-    server.start()
-    try:
+    with store_a_served(real_store, directory) as (url, address, server):
         yield Served(directory, url, address, server)
-    finally:
-        server.stop()
     store = PrefixedStore(FileStore(directory / "archive"), archive_prefix(CLUSTER, BROKER))
     report = verify_archive(store, depth="full")
     assert (report.anomalies, report.leftovers) == ([], [])
@@ -315,14 +325,8 @@ def go_served(
     except NotInstallableError as error:
         pytest.skip(f"Go client: {error}")
     directory = tmp_path_factory.mktemp("serving-go")
-    backfill(real_store("A") / "store", FileStore(directory / "archive"))
-    url = f"file://{directory}/archive"
-    server, address = tiered_serve(url, directory)
-    server.start()
-    try:
+    with store_a_served(real_store, directory) as (url, address, _):
         yield GoServed(program, directory, url, address)
-    finally:
-        server.stop()
 
 
 @pytest.mark.parametrize("mode", ["push", "pull"])

@@ -116,6 +116,9 @@ def test_an_iceberg_table_grows_by_batches(run: Run, tmp_path: Path) -> None:
     code, _, err = run("export", url, f"file://{tmp_path}/copy", "--format", "iceberg")
     assert (code, "the table is elsewhere" in err) == (2, True), err
     assert len(_table(target).snapshots()) == 3
+    shutil.rmtree(target / "metadata")
+    code, _, err = run("export", url, f"file://{target}", "--format", "iceberg")
+    assert (code, ".metadata.json does not exist" in err) == (3, True), err
 
 
 def test_a_rest_catalog_when_one_is_given(run: Run, tmp_path: Path) -> None:

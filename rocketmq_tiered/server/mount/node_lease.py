@@ -170,19 +170,32 @@ class NodeLog:
         )
 
     def _put(self, wanted: NodeLease) -> None:
-        for version in range(wanted.version, wanted.version + STRANGERS_MAX):
-            lease, key = replace(wanted, version=version), lease_key(self.node, version)
-            try:
-                self.store.put_if_absent(key, [encode_lease(lease)], timeout_s=PUT_S)
-            except AlreadyExistsError:
-                found = self._get(key)
-                if key in self.strangers or (found and found.process == wanted.process and found.is_living):
-                    continue  # not a lease; or our own, whose reply was lost, with older content
+        found = self._next(wanted, PUT_S)
+        while found is not None:
+            if found == replace(wanted, version=found.version):
+                self._own = found
+                return
+            if found.process != wanted.process or not found.is_living:
                 break
-            self._own = lease
-            return
+            # Our own, whose reply was lost, with older content.
+            found = self._next(replace(wanted, version=found.version + 1), PUT_S)
         self._own = None
         raise FencedError(f"the lease of node {self.node} was taken over")
+
+    def _next(self, wanted: NodeLease, timeout_s: float | None = None) -> NodeLease | None:
+        """Write ``wanted`` under its version, or the next one that no stranger has. Returns the lease that is there,
+        perhaps of another process; None: it was removed, or strangers have too many versions."""
+        for version in range(wanted.version, wanted.version + STRANGERS_MAX):
+            lease, key = replace(wanted, version=version), lease_key(wanted.node, version)
+            try:
+                self.store.put_if_absent(key, [encode_lease(lease)], timeout_s=timeout_s)
+            except AlreadyExistsError:
+                found = self._get(key)
+                if key not in self.strangers:
+                    return found
+            else:
+                return lease
+        return None
 
     def newest(self) -> dict[str, NodeLease]:
         """The newest lease of every node. Raises FencedError if this process's is not its node's newest: it slept until
@@ -234,18 +247,8 @@ class NodeLog:
 
     def end(self, silent: NodeLease) -> NodeLease | None:
         """End the lease of a silent node: it cannot renew ``silent``. None: it was renewed after all."""
-        for version in range(silent.version + 1, silent.version + STRANGERS_MAX):
-            ended = replace(silent, version=version, state=NodeState.ENDED)
-            key = lease_key(silent.node, version)
-            try:
-                self.store.put_if_absent(key, [encode_lease(ended)])
-            except AlreadyExistsError:
-                found = self._get(key)
-                if key in self.strangers:
-                    continue
-                return found if found is not None and found.state is NodeState.ENDED else None
-            return ended
-        return None
+        found = self._next(replace(silent, version=silent.version + 1, state=NodeState.ENDED))
+        return found if found is not None and found.state is NodeState.ENDED else None
 
 
 def lapsed_leases(store: ObjectStore) -> Callable[[str], bool]:
