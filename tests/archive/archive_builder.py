@@ -83,22 +83,27 @@ class ArchiveBuilder:
         self._parents: dict[tuple[QueueKey, int], QueueKey] = {}
         self._attempt = 0
         self._codec = codec or BlockCodec(block_bytes=600)
+        self._limits = limits or CatalogLimits(root_every=4)
+        self.restart(1)
+        self.keys: list[str] = []
+        self.doctor: Callable[[bytes], bytes] = lambda record: record
+        self.doctor_runs: Callable[[Table], None] = lambda runs: None
+        self.parent_offset_error = 0
+
+    def restart(self, seed: float) -> None:
+        """Another process takes the archive over."""
         self.writer = CatalogWriter(
-            store,
+            self.store,
             cluster="cluster",
             broker="broker",
             instance="test",
             kind="run",
             clock_ms=lambda: NOW_MS,
-            limits=limits or CatalogLimits(root_every=4),
-            random=random.Random(1),
+            limits=self._limits,
+            random=random.Random(seed),
             wait=lambda seconds: None,
         )
-        self.writer.claim()
-        self.keys: list[str] = []
-        self.doctor: Callable[[bytes], bytes] = lambda record: record
-        self.doctor_runs: Callable[[Table], None] = lambda runs: None
-        self.parent_offset_error = 0
+        self.writer.claim(take_over=True)
 
     @property
     def state(self) -> CatalogState:

@@ -13,7 +13,7 @@ from fetcher.pulls.message_fetcher import TieredMessageFetcher
 from fetcher.rows.pull import PullRequest, PullResult
 from rocketmq_tiered.maintenance.compaction_round import plan_rounds
 from rocketmq_tiered.maintenance.key_job import KeyCompactionReport, compact_keys
-from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
+from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.archive.queue_reader import QueueReader
 from tests.catalog.collection import run_gc
 from tests.fetcher.reading_fakes import plain_fetcher
@@ -21,7 +21,6 @@ from tests.maintenance.compaction_scene import EVERYTHING, LIMITS, a_round
 from tiered.archive.rewrite.result import RewriteOptions
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
-from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.writer_limits import CatalogLimits
@@ -77,18 +76,7 @@ class Table:
 
     def restart(self) -> None:
         """Another process takes the archive over."""
-        self.owner.writer = CatalogWriter(
-            self.store,
-            cluster="cluster",
-            broker="broker",
-            instance="test",
-            kind="run",
-            clock_ms=lambda: NOW_MS,
-            limits=LIMITS_OF_CATALOG,
-            random=random.Random(self.random.random()),
-            wait=lambda seconds: None,
-        )
-        self.owner.writer.claim(take_over=True)
+        self.owner.restart(self.random.random())
 
     def cut_log(self) -> None:
         """The broker's log loses its end, above what key compaction saw."""

@@ -33,7 +33,6 @@ from tests.sweeps import sweep
 from tiered.archive.rewrite.result import RewriteOptions
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
-from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft
 from tiered.catalog.deletions import Reason
 from tiered.catalog.maintenance_commit import MaintenanceCommit
@@ -247,18 +246,7 @@ class World:
 
     def restart(self) -> None:
         """Another process takes the archive over."""
-        self.owner.writer = CatalogWriter(
-            self.store,
-            cluster="cluster",
-            broker="broker",
-            instance="test",
-            kind="run",
-            clock_ms=lambda: NOW_MS,
-            limits=self.limits,
-            random=random.Random(self.random.random()),
-            wait=lambda seconds: None,
-        )
-        self.owner.writer.claim(take_over=True)
+        self.owner.restart(self.random.random())
 
     def cut_log(self) -> None:
         """The broker's log loses its end, at most twelve commits; the owner continues behind the rest."""
