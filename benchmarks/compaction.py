@@ -55,8 +55,7 @@ from tiered.formats.segment_layout import PAGE_ROWS, TRAILER_BYTES, decode_trail
 from tiered.object_store.file import FileStore
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.wrapper import StoreWrapper
-from tiered.settings.compaction_section import CompactionSettings
-from tiered.settings.sections import Settings
+from tiered.settings.sections import CompactionSettings, Settings
 
 DELAY_S = 0.02
 READERS = 16

@@ -23,8 +23,7 @@ from rocketmq_tiered.maintenance.cost import Prices
 from tiered.archive.rewrite.plan import Candidates
 from tiered.model.queue import QueueKey
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE
-from tiered.settings.compaction_section import CompactionSettings
-from tiered.settings.sections import Settings
+from tiered.settings.sections import CompactionSettings, Settings
 
 DAY_S = 86_400
 CYCLE_S = 5

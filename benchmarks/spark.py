@@ -52,7 +52,7 @@ from rocketmq_tiered.message_table.options.predicate import Predicate
 from rocketmq_tiered.message_table.options.source_options import SOURCE_NAME, parse_options
 from rocketmq_tiered.message_table.plan.archive_plan import pinned_versions, plan
 from rocketmq_tiered.spark import read, session
-from rocketmq_tiered.spark.source.spark_types import schema_of
+from rocketmq_tiered.spark.source.data_source import schema_of
 from tests.archive.queue_reader import QueueReader
 from tiered.archive.segment_reader import SegmentCache
 from tiered.broker_store.store import open_broker_store

@@ -45,8 +45,7 @@ from tiered.model.timer import HOUR_MS
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.remoting.client import BrokerClient
-from tiered.settings.sections import OffloadSettings, Settings
-from tiered.settings.timer_section import TimerSettings
+from tiered.settings.sections import OffloadSettings, Settings, TimerSettings
 from uploader.bound_source import no_offsets
 from uploader.log_rule import LogLimits
 from uploader.offload import Offloader, OffloadIdentity

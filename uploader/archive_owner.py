@@ -43,7 +43,7 @@ from uploader.log_divergence import (
 )
 from uploader.log_evidence import Commits, archived_end, common_records, log_head
 from uploader.log_rule import LogDecision, LogFacts, LogLimits, LogStep, Shared, decide_log, misfit, recreated
-from uploader.offload_environment import Environment, OffloadIdentity
+from uploader.offload_status import Environment, OffloadIdentity
 from uploader.queue_tails import QueueTails
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from tiered.formats.segment import BlockCodec, EncodedSegment
 from tiered.formats.timer_object import EncodedTimers
 from tiered.object_store.abandonment import Abandonment
 from tiered.object_store.interface import ObjectStore
-from tiered.settings.timer_section import TimerSettings
+from tiered.settings.sections import TimerSettings
 from uploader.attempts import AttemptPolicy
 from uploader.cycle_plan import CyclePlan, CyclePlanner
 from uploader.header_check import HeaderCheck

@@ -26,10 +26,9 @@ from tiered.kernels.split import SplitScratch, split_by_queue
 from tiered.model.queue import QueueKey, TopicFilter
 from tiered.model.queue_roster import QueueSelection, distinct
 from tiered.model.tables import RUN_DTYPE, GapReason, RunKind, Table, positions
-from tiered.model.ttl_class import FOREVER_CLASS
 from uploader.lmq_dispatch import LmqOffsets, resolved_lmq_rows
 from uploader.queue_tails import UNKNOWN, QueueGenerations, QueueTails, TailChange
-from uploader.queue_ttl_classes import QueueTtlClasses
+from uploader.queue_ttl_classes import FOREVER_CLASS, QueueTtlClasses
 from uploader.skipped_log import SkippedLog
 from uploader.timer_entries import TimerQueues, TimerRows
 from uploader.topic_selections import TopicSelections

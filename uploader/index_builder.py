@@ -28,12 +28,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tiered.archive.index.footer import Covered, IndexMeta, decode_tail, joined
+from tiered.archive.index.footer import Covered, IndexMeta, decode_tail, joined, meta_of, shape_of
 from tiered.archive.index.items import ITEM_DTYPE, widest
 from tiered.archive.index.layout import Form, Shape, slot_bits_for
 from tiered.archive.index.merge import file_items, file_places, merged_items
 from tiered.archive.index.places import Places, joined_places, merged_places, pages_of
-from tiered.archive.index_shape import meta_of, shape_of
 from tiered.archive.task import INDEX_BUILDING, Due
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.garbage import KeySet

@@ -55,8 +55,7 @@ from uploader.index_builder import IndexBuilder
 from uploader.log_batch import LogBatch, LogBatchPool
 from uploader.log_rule import LogLimits
 from uploader.metadata_commits import MetadataCommits, broker_tables
-from uploader.offload_environment import Environment, ObjectOptions, OffloadIdentity
-from uploader.offload_status import OffloadResult, OffloadStatus
+from uploader.offload_status import Environment, ObjectOptions, OffloadIdentity, OffloadResult, OffloadStatus
 from uploader.queue_tails import QueueTails
 from uploader.queue_ttl_classes import QueueTtlClasses
 from uploader.skipped_log import SkippedLog

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tiered.kernels.queue_table import QueueTable
-from tiered.model.ttl_class import FOREVER_CLASS, ttl_class
 from tiered.settings.topic_rules import RESERVE_TIME, TopicRules, reserve_hours
+
+TTL_CLASS_DAYS: Final = (1, 3, 7, 14, 30, 90, 365)
+FOREVER_CLASS: Final = 0
+"""Also the class of objects from before there were classes."""
+_DAY_MS: Final = 86_400_000
+
+
+def ttl_class(ttl_ms: int | None) -> int:
+    """The smallest class that is not shorter than a time to live; None: forever."""
+    if ttl_ms is None:
+        return FOREVER_CLASS
+    return next((days for days in TTL_CLASS_DAYS if ttl_ms <= days * _DAY_MS), FOREVER_CLASS)
 
 
 class QueueTtlClasses:

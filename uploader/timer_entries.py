@@ -17,7 +17,7 @@ from tiered.model.tables import Table, concatenated
 from tiered.model.timer import EntryKind, Refusal
 from tiered.model.topic_names import refused_target
 from tiered.object_store.interface import Body
-from tiered.settings.timer_section import TimerSettings
+from tiered.settings.sections import TimerSettings
 
 Ints = NDArray[Any]
 

@@ -21,9 +21,8 @@ import numpy as np
 
 from fetcher.queries.source import Entry, Place, QuerySource, is_shown
 from fetcher.rows.message import Message
-from tiered.archive.index.footer import Covered, decode_tail
+from tiered.archive.index.footer import Covered, decode_tail, shape_of
 from tiered.archive.index.places import Places, decode_places, pages_with
-from tiered.archive.index_shape import shape_of
 from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.pages import Bounds
 from tiered.catalog.state import CatalogState, RunChunk

@@ -31,10 +31,10 @@ from fetcher.queries.source import (
 )
 from fetcher.rows.message import Message
 from tiered.archive.index.collect import rows_with_hash
+from tiered.archive.index.footer import shape_of
 from tiered.archive.index.items import ITEM_DTYPE
 from tiered.archive.index.key_hash import key_hash
 from tiered.archive.index.lookup import Matches, Wanted, find_items
-from tiered.archive.index_shape import shape_of
 from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.pages import Page, sorted_page
 from tiered.catalog.state import CatalogState, PageRef, RunChunk

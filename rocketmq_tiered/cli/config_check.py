@@ -17,7 +17,6 @@ from tiered.broker_store.config import read_topics
 from tiered.console import print_json, print_lines, print_table
 from tiered.errors import AccessDeniedError, UsageError
 from tiered.formats import fastjson
-from tiered.model.ttl_class import FOREVER_CLASS, ttl_class
 from tiered.object_store.open_store import check_addresses
 from tiered.remoting.client import BrokerClient
 from tiered.remoting.command import RequestCode, ResponseCode
@@ -26,6 +25,7 @@ from tiered.settings.quantities import FOREVER, written_duration
 from tiered.settings.rules_in_force import differences
 from tiered.settings.sections import Settings
 from tiered.settings.topic_rules import TopicRules
+from uploader.queue_ttl_classes import FOREVER_CLASS, ttl_class
 
 TIMEOUT_S = 5.0
 

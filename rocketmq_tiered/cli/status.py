@@ -53,8 +53,7 @@ from tiered.console import (
     print_table,
 )
 from tiered.errors import NotFoundError, UnavailableError, UsageError
-from tiered.settings.retention_sections import GcSettings
-from tiered.settings.sections import Settings
+from tiered.settings.sections import GcSettings, Settings
 from tiered.timestamps import wall_ms
 from uploader.log_divergence import CheckResult, matches_archive
 

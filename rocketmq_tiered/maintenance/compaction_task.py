@@ -36,8 +36,7 @@ from tiered.errors import (
 )
 from tiered.object_store.interface import ObjectStore
 from tiered.private_directory import make_private
-from tiered.settings.compaction_section import DAY_MS, CompactionSettings
-from tiered.settings.sections import Settings
+from tiered.settings.sections import DAY_MS, CompactionSettings, Settings
 from tiered.timestamps import wall_ms
 
 logger = logging.getLogger(__name__)

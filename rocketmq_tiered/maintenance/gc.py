@@ -47,7 +47,7 @@ from tiered.console import counted, size_text
 from tiered.errors import AccessDeniedError, RefusedRequestError, TieredError, UsageError
 from tiered.formats.keys import DATA_PREFIX, SETS_PREFIX, epoch_of, page_version, parse_state_key
 from tiered.object_store.interface import ObjectStore
-from tiered.settings.retention_sections import GcSettings
+from tiered.settings.sections import GcSettings
 from tiered.timestamps import wall_ms
 
 logger = logging.getLogger(__name__)

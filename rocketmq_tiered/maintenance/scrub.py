@@ -22,7 +22,7 @@ from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.state import CatalogState
 from tiered.console import counted
-from tiered.settings.retention_sections import ScrubSettings
+from tiered.settings.sections import ScrubSettings
 from tiered.timestamps import wall_ms
 
 logger = logging.getLogger(__name__)

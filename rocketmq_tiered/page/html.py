@@ -1,15 +1,20 @@
-"""Builds HTML from values. Everything that is not Html is escaped, so no name, key or body can add markup. Pure."""
+"""Renders the templates of the page. Whatever is not Markup is escaped, so no name, key or body can add markup."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
-from html import escape
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeAlias, Union
+from typing import Any
+from urllib.parse import quote, urlencode
 
-from tiered.console import duration_text, printable, size_text, time_text
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from tiered.console import counted, duration_text, printable, size_text, time_text
+from tiered.errors import NotFoundError, TieredError
+from tiered.model.queue import QueueKey
 
 STATIC = Path(__file__).parent / "static"
 STATIC_TYPES = {
@@ -41,51 +46,71 @@ def static_file(name: str) -> bytes:
     return (STATIC / name).read_bytes()
 
 
-def document(
-    title: str, process: str, archive: str, links: Sequence[tuple[str, str]], here: str, content: Child
-) -> bytes:
-    """A whole page. ``links``: (path, text) of the navigation; ``here``: the path of this one."""
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("title", f"{title} · {archive}"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("link", rel="icon", href="/page/icon.svg"),
-        tag("link", rel="stylesheet", href="/page/style.css"),
-        tag("script", src="/page/script.js", defer=True),
-    )
-    navigation = tag(
-        "nav",
-        [
-            tag("a", text, href=path, aria_current="page" if path == here else None, class_="tab")
-            for path, text in links
-        ],
-        aria_label="Pages",
-    )
-    header = tag(
-        "header",
-        tag("a", "Skip to content", href="#content", class_="skip"),
-        tag(
-            "div",
-            tag("strong", process),
-            tag("span", archive, class_="archive", title=archive),
-            class_="brand",
-        ),
-        navigation,
-    )
-    body = tag(
-        "body",
-        header,
-        tag("p", class_="notice", id="connection", role="alert", hidden=True),
-        tag("main", tag("h1", title, class_="hidden"), content, id="content", tabindex="-1"),
-    )
-    return f"<!doctype html>{tag('html', head, body, lang='en')}".encode()
+def render(template: str, **values: Any) -> Markup:
+    """The template of this name with ``values``."""
+    return Markup(_templates().get_template(f"{template}.html").render(values))
 
 
-def notice(text: Child, *, is_problem: bool = True) -> Html:
+@cache
+def _templates() -> Environment:
+    found = Environment(
+        loader=FileSystemLoader(STATIC.with_name("templates")),
+        autoescape=True,
+        finalize=_shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters |= {
+        "count": count_text,
+        "counted": counted,
+        "date": date_text,
+        "lines": _lines,
+        "money": money_text,
+        "quoted": partial(quote, safe=""),
+        "rate": rate_text,
+        "seconds": seconds_text,
+        "share": share_text,
+        "size": bytes_text,
+    }
+    found.globals |= {"message_path": message_path}
+    return found
+
+
+def _shown(value: Any) -> Any:
+    """Control and bidirectional characters are shown as escapes, as in every command; None as nothing."""
+    if isinstance(value, Markup):
+        return value
+    return printable(value) if isinstance(value, str) else "" if value is None else value
+
+
+def _lines(text: str) -> Markup:
+    """Text of several lines, which keeps its line breaks and tabs."""
+    kept = ("\t".join(map(printable, line.split("\t"))) for line in text.replace("\r\n", "\n").split("\n"))
+    return escape("\n".join(kept))
+
+
+def notice(text: str, *, is_problem: bool = True) -> Markup:
     """A message above the content."""
-    return tag("p", text, class_="notice bad" if is_problem else "notice", role="status")
+    kind = "notice bad" if is_problem else "notice"
+    return Markup('<p class="{}" role="status">{}</p>').format(kind, printable(text))
+
+
+def failure(error: TieredError) -> Markup:
+    """A message that a search found nothing, or why it failed."""
+    return notice(str(error), is_problem=not isinstance(error, NotFoundError))
+
+
+def message_path(queue: QueueKey, offset: int, **others: object) -> str:
+    """The page of one message."""
+    fields = {
+        "by": "offset",
+        "topic": queue.topic,
+        "queue": queue.queue_id,
+        "generation": queue.generation,
+        "value": offset,
+    }
+    return f"/messages?{urlencode(fields | others)}"
 
 
 UNKNOWN = "–"
@@ -136,12 +161,12 @@ Point = tuple[float, float]
 
 def sparkline(
     name: str, points: Sequence[Point], text_of: Callable[[float], str], present: float | None = None
-) -> Html:
+) -> Markup:
     """``points`` from old to new, then ``present``, from zero to their largest. The span is theirs, but at least
     SPAN_MIN_S."""
     points = points if present is None else [*points, (0.0, present)]
     if not points:
-        return tag("p", "no measurement yet", class_="spark none")
+        return Markup('<p class="spark none">no measurement yet</p>')
     span_s = max(SPAN_MIN_S, points[0][0])
     top = max(value for _, value in points)
     scale = top or 1.0
@@ -152,104 +177,9 @@ def sparkline(
     drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
     area = f"{placed[0][0]:.1f},{HEIGHT} {drawn} {placed[-1][0]:.1f},{HEIGHT}"
     minutes = round(span_s / 60)
-    label = f"{name}, last {minutes} min: now {text_of(points[-1][1])}, highest {text_of(top)}"
-    picture = tag(
-        "svg",
-        tag("polygon", points=area),
-        tag("polyline", points=drawn),
-        viewBox=f"0 0 {WIDTH} {HEIGHT}",
-        preserveAspectRatio="none",
-        role="img",
-        aria_label=label,
-    )
-    scale_text = f"{minutes} min, highest {text_of(top)}"
-    return tag("div", picture, tag("p", scale_text, aria_hidden="true"), class_="spark")
-
-
-class Html(str):
-    """Markup, which is not escaped again."""
-
-    __slots__ = ()
-
-
-Child: TypeAlias = Union[str, int, Sequence["Child"], None]  # noqa: UP007
-Attribute: TypeAlias = str | int | bool | None
-CELL_CHARS = 28
-"""Longer text in a table wraps."""
-_VOID = frozenset({"input", "link", "meta", "br"})
-
-
-def markup(child: Child) -> str:
-    """``child`` as markup. Control and bidirectional characters are shown as escapes, as in every command."""
-    if isinstance(child, Html):
-        return child
-    if child is None:
-        return ""
-    if isinstance(child, str):
-        return escape(printable(child))
-    if isinstance(child, int):
-        return str(child)
-    return "".join(map(markup, child))
-
-
-def tag(name: str, /, *children: Child, **attributes: Attribute) -> Html:
-    """One element. ``class_`` is written ``class`` and ``aria_label`` ``aria-label``; None and False are omitted."""
-    words = [name]
-    for key, value in attributes.items():
-        if value is None or value is False:
-            continue
-        attribute = key.rstrip("_").replace("_", "-")
-        words.append(attribute if value is True else f'{attribute}="{escape(printable(str(value)))}"')
-    start = f"<{' '.join(words)}>"
-    return Html(start if name in _VOID else f"{start}{markup(children)}</{name}>")
-
-
-def lines(text: str) -> Html:
-    """Text of several lines, which keeps its line breaks and tabs."""
-    kept = ("\t".join(map(printable, line.split("\t"))) for line in text.replace("\r\n", "\n").split("\n"))
-    return Html(escape("\n".join(kept)))
-
-
-def section(name: str, title: str, *children: Child, is_live: bool = True, note: Child = None) -> Html:
-    """A part of a page with a heading. ``name``: its id. ``is_live``: script.js replaces it every few seconds."""
-    heading = tag("h2", title, tag("small", note) if note else None, id=f"{name}-title")
-    return tag("section", heading, children, id=name, aria_labelledby=f"{name}-title", data_live=is_live)
-
-
-def table(
-    caption: str, header: Sequence[str], rows: Iterable[Sequence[Child]], numeric: Sequence[int] = ()
-) -> Html:
-    """A table with a caption for screen readers. The first cell names its row. ``numeric``: columns aligned right."""
-    heads = [tag("th", text, scope="col", class_=_side(i, numeric)) for i, text in enumerate(header)]
-    body = [
-        tag(
-            "tr",
-            [
-                tag("td" if i else "th", _wrapped(cell), class_=_side(i, numeric), scope=None if i else "row")
-                for i, cell in enumerate(row)
-            ],
-        )
-        for row in rows
-    ]
-    whole = tag(
-        "table",
-        tag("caption", caption, class_="hidden"),
-        tag("thead", tag("tr", heads)),
-        tag("tbody", body),
-    )
-    return tag("div", whole, class_="scroll", tabindex="0", role="region", aria_label=caption)
-
-
-def _wrapped(cell: Child) -> Child:
-    """Cells do not wrap, except long text."""
-    is_long = isinstance(cell, str) and not isinstance(cell, Html) and len(cell) > CELL_CHARS
-    return tag("span", cell, class_="name") if is_long else cell
-
-
-def _side(column: int, numeric: Sequence[int]) -> str | None:
-    return "n" if column in numeric else None
-
-
-def facts(pairs: Iterable[tuple[str, Child]]) -> Html:
-    """Names and values."""
-    return tag("dl", [tag("div", tag("dt", name), tag("dd", value)) for name, value in pairs], class_="facts")
+    highest = f"{minutes} min, highest {text_of(top)}"
+    return Markup(
+        '<div class="spark"><svg viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" '
+        'aria-label="{}, last {} min: now {}, highest {}"><polygon points="{}"></polygon>'
+        '<polyline points="{}"></polyline></svg><p aria-hidden="true">{}</p></div>'
+    ).format(WIDTH, HEIGHT, name, minutes, text_of(points[-1][1]), text_of(top), area, drawn, highest)

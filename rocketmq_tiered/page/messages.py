@@ -6,7 +6,8 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from urllib.parse import urlencode
+
+from markupsafe import Markup
 
 from fetcher.access import ArchiveAccess
 from fetcher.io.waiting import gather, run_sync
@@ -16,19 +17,7 @@ from fetcher.queries.time_search import Boundary
 from fetcher.rows.message import Message
 from fetcher.rows.pull import PullRequest, PullStatus
 from fetcher.walk import messages_of
-from rocketmq_tiered.page.html import (
-    Child,
-    Html,
-    bytes_text,
-    count_text,
-    date_text,
-    facts,
-    lines,
-    section,
-    table,
-    tag,
-)
-from tiered.console import counted
+from rocketmq_tiered.page.html import bytes_text, count_text, message_path, render
 from tiered.errors import CorruptionError, NotFoundError, UsageError
 from tiered.model.queue import QueueKey
 from tiered.timestamps import parse_instant, wall_ms
@@ -38,7 +27,13 @@ MESSAGES_BYTES_MAX = 8 << 20
 QUEUES_MAX = 64
 KEY_RANGE_MS = 7 * 86_400_000
 """As `tiered query`: before the newest message, unless the whole archive is searched."""
-FORMS = ("key", "id", "time", "offset")
+FORMS = {
+    "key": "Key or unique key",
+    "id": "Message id",
+    "time": "Time, from",
+    "offset": "Offset",
+}
+"""What a search is by, and how the form names it."""
 GROUP = "admin page"
 STEPS_MAX = 64
 _OFFSET_MSG_ID = re.compile(r"[0-9A-Fa-f]{32}(?:[0-9A-Fa-f]{24})?")
@@ -207,173 +202,84 @@ def _own(message: Message) -> Message:
 
 BODY_ONE_BYTES, BODY_MANY_BYTES = 64 << 10, 4 << 10
 """Limits of the shown body: of a single message, and of one of several."""
-PROPERTIES_MAX = 200
 INNER_SHOWN = 50
 TOPICS_LISTED = 200
 HEX_ROW = 16
-_FORM_TEXTS = {
-    "key": "Key or unique key",
-    "id": "Message id",
-    "time": "Time, from",
-    "offset": "Offset",
-}
+
+
+@dataclass(frozen=True)
+class ShownBody:
+    """The body of a message as text or hex, of at most ``bytes_max``, and the other form. ``problem``: why there is
+    none."""
+
+    bytes: int = 0
+    bytes_max: int = 0
+    text: str = ""
+    other: str = ""
+    other_path: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class ShownInner:
+    """The messages of an inner batch: their number, and (offset, keys, size, body) of the first ones."""
+
+    count: int = 0
+    rows: Sequence[tuple[str, str, str, str]] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class ShownMessage:
+    """A message, and what takes decoding. ``problem``: why its record cannot be decoded."""
+
+    message: Message
+    is_only: bool
+    keys: str = ""
+    properties: Sequence[tuple[str, str]] = ()
+    body: ShownBody = ShownBody()
+    inner: ShownInner = ShownInner()
+    problem: str = ""
 
 
 def render_messages(
-    search: Search, topics: Sequence[str], found: Sequence[Message], problem: Child, body_form: str
-) -> Html:
+    search: Search, topics: Sequence[str], found: Sequence[Message], problem: Markup, body_form: str
+) -> Markup:
     """The page: the form, and what was found or why nothing was."""
-    parts: list[Child] = [_form(search, topics), problem]
-    if found:
-        note = f"the first {MESSAGES_MAX}" if len(found) == MESSAGES_MAX else f"{len(found)} found"
-        articles = [_article(message, search, body_form, is_only=len(found) == 1) for message in found]
-        parts.append(section("found", "Messages", articles, is_live=False, note=note))
-    return tag("div", parts, class_="grid")
-
-
-def _form(search: Search, topics: Sequence[str]) -> Html:
-    options = [tag("option", _FORM_TEXTS[form], value=form, selected=form == search.form) for form in FORMS]
-    listed = [tag("option", value=topic) for topic in topics[:TOPICS_LISTED]]
-    return tag(
-        "form",
-        tag(
-            "label",
-            "Topic",
-            tag(
-                "input",
-                name="topic",
-                value=search.topic,
-                list="topics",
-                autocomplete="off",
-                spellcheck="false",
-            ),
-        ),
-        tag("datalist", listed, id="topics"),
-        tag(
-            "label",
-            "Queue",
-            tag(
-                "input",
-                name="queue",
-                inputmode="numeric",
-                size="5",
-                placeholder="all",
-                value="" if search.queue_id is None else search.queue_id,
-            ),
-        ),
-        tag("label", "Find by", tag("select", options, name="by")),
-        tag(
-            "label",
-            "Value",
-            tag(
-                "input",
-                name="value",
-                value=search.value,
-                required=True,
-                autocomplete="off",
-                spellcheck="false",
-                placeholder="key, id, 2026-11-23T07:00:00Z, or offset",
-            ),
-            class_="wide",
-        ),
-        tag(
-            "label",
-            tag("input", type="checkbox", name="whole", value="1", checked=search.is_whole),
-            "All time",
-            class_="check",
-            title="Search by key reads the newest 7 days without this",
-        ),
-        tag("button", "Search"),
-        method="get",
-        action="/messages",
-        role="search",
-        class_="bar",
+    return render(
+        "messages",
+        search=search,
+        topics=topics[:TOPICS_LISTED],
+        forms=FORMS.items(),
+        problem=problem,
+        found=[_decoded(message, body_form, is_only=len(found) == 1) for message in found],
+        note=f"the first {MESSAGES_MAX}" if len(found) == MESSAGES_MAX else f"{len(found)} found",
     )
 
 
-def message_path(message: Message, **others: object) -> str:
-    """The page of this message."""
-    fields = {
-        "by": "offset",
-        "topic": message.topic,
-        "queue": message.queue_id,
-        "generation": message.queue.generation,
-        "value": message.queue_offset,
-    }
-    return f"/messages?{urlencode(fields | others)}"
-
-
-def _article(message: Message, search: Search, body_form: str, *, is_only: bool) -> Html:
-    place = f"{message.topic} · queue {message.queue_id} · offset {message.queue_offset:,}"
+def _decoded(message: Message, body_form: str, *, is_only: bool) -> ShownMessage:
     try:
-        content = _content(message, body_form, is_only=is_only)
-        keys = " ".join(message.keys)
+        return ShownMessage(
+            message,
+            is_only,
+            " ".join(message.keys),
+            sorted(message.properties.items()),
+            _body(message, body_form, BODY_ONE_BYTES if is_only else BODY_MANY_BYTES),
+            _inner(message),
+        )
     except CorruptionError as error:
-        content, keys = tag("p", f"This record cannot be decoded: {error}", class_="notice bad"), ""
-    summary = tag(
-        "summary", tag("strong", place), tag("span", date_text(message.store_timestamp)), tag("span", keys)
-    )
-    return tag("details", summary, content, open=is_only, class_="message")
+        return ShownMessage(message, is_only, problem=f"This record cannot be decoded: {error}")
 
 
-def _content(message: Message, body_form: str, *, is_only: bool) -> Html:
-    record = message.record
-    properties = sorted(message.properties.items())
-    pairs: list[tuple[str, Child]] = [
-        ("Topic", message.topic),
-        (
-            "Queue and offset",
-            f"{message.queue_id}, {message.queue_offset:,}, generation {message.queue.generation}",
-        ),
-        ("Stored", date_text(message.store_timestamp)),
-        ("Born", f"{date_text(message.born_timestamp)}, {record.born_host}"),
-        ("Broker", record.store_host),
-        ("Tags", message.tags or "none"),
-        ("Keys", " ".join(message.keys) or "none"),
-        ("Unique key", message.unique_key or "none"),
-        ("Message id (offsetMsgId)", message.offset_msg_id),
-        ("Physical offset", count_text(record.physical_offset)),
-        ("Record size", bytes_text(len(message.data))),
-        ("Deliveries before", count_text(record.reconsume_times)),
-        ("sysFlag, flag", f"{record.sys_flag}, {record.flag}"),
-    ]
-    shown = table("Properties", ["Property", "Value"], [(k, v) for k, v in properties[:PROPERTIES_MAX]])
-    more = len(properties) - PROPERTIES_MAX
-    links = [
-        tag("a", "← Previous", href=message_path(message, value=message.queue_offset - 1))
-        if message.queue_offset
-        else None,
-        tag("a", "Next →", href=message_path(message, value=message.queue_offset + message.inner_num)),
-        tag("a", "Only this message", href=message_path(message)) if not is_only else None,
-    ]
-    return tag(
-        "div",
-        facts(pairs),
-        _body(message, body_form, BODY_ONE_BYTES if is_only else BODY_MANY_BYTES),
-        _inner(message),
-        tag("h3", "Properties"),
-        shown,
-        tag("p", f"{more} more", class_="note") if more > 0 else None,
-        tag("nav", links, class_="pages", aria_label="Neighbours"),
-    )
-
-
-def _body(message: Message, form: str, bytes_max: int) -> Html:
+def _body(message: Message, form: str, bytes_max: int) -> ShownBody:
     try:
         body = message.body
     except CorruptionError as error:
-        return tag("p", f"The body cannot be shown: {error}", class_="notice bad")
+        return ShownBody(problem=f"The body cannot be shown: {error}")
     text = None if form == "hex" else body_text_of(body, bytes_max)
     other = "text" if form == "hex" else "hex"
-    head = tag(
-        "h3",
-        "Body",
-        tag("small", bytes_text(len(body))),
-        tag("a", f"as {other}", href=message_path(message, form=other)),
-    )
-    cut = f"the first {bytes_text(bytes_max)} of {bytes_text(len(body))}" if len(body) > bytes_max else None
-    shown = tag("pre", lines(text) if text is not None else lines(hex_dump(body[:bytes_max])), tabindex="0")
-    return tag("div", head, shown if body else tag("p", "empty", class_="note"), tag("p", cut, class_="note"))
+    path = message_path(message.queue, message.queue_offset, form=other)
+    return ShownBody(len(body), bytes_max, hex_dump(body[:bytes_max]) if text is None else text, other, path)
 
 
 def body_text_of(body: bytes, bytes_max: int) -> str | None:
@@ -400,28 +306,18 @@ def hex_dump(data: bytes) -> str:
     return "\n".join(rows)
 
 
-def _inner(message: Message) -> Html | None:
+def _inner(message: Message) -> ShownInner:
     try:
-        inner = message.inner
+        inner = message.inner or ()
     except CorruptionError as error:
-        return tag("p", f"The inner batch cannot be decoded: {error}", class_="notice bad")
-    if not inner:
-        return None
+        return ShownInner(problem=f"The inner batch cannot be decoded: {error}")
     rows = [
         (
             count_text(message.queue_offset + i),
-            _first(item.properties),
+            item.properties.get("KEYS") or item.properties.get("UNIQ_KEY") or "",
             bytes_text(len(item.body)),
             body_text_of(item.body, 200) or item.body[:100].hex(" "),
         )
         for i, item in enumerate(inner[:INNER_SHOWN])
     ]
-    return tag(
-        "div",
-        tag("h3", "Inner batch", tag("small", counted(len(inner), "message"))),
-        table("Inner batch", ["Offset", "Keys", "Size", "Body"], rows, (2,)),
-    )
-
-
-def _first(properties: Mapping[str, str]) -> str:
-    return properties.get("KEYS") or properties.get("UNIQ_KEY") or ""
+    return ShownInner(len(inner), rows)

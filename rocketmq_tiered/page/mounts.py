@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from email.message import Message
 
-from rocketmq_tiered.page.html import (
-    HTML_TYPE,
-    SECURITY_HEADERS,
-    STATIC_TYPES,
-    document,
-    notice,
-    section,
-    static_file,
-    table,
-)
+from rocketmq_tiered.page.html import HTML_TYPE, SECURITY_HEADERS, STATIC_TYPES, render, static_file
 from rocketmq_tiered.process.admin import PageAnswer
 from rocketmq_tiered.process.mount_report import HEADER, MountAdminSource
 
@@ -33,13 +24,18 @@ class MountPages:
         if path != "/":
             return None
         rows = [row.cells() for row in self._source.rows()]
-        content = [notice(finding.text, is_problem=finding.is_bad) for finding in self._source.findings()]
-        content.append(
-            section("brokers", "Mounted brokers", table("Mounted brokers", HEADER, rows, tuple(range(5, 11))))
-        )
+        content = render("mounts", header=HEADER, rows=rows, findings=self._source.findings())
         node = self._source.nodes[0]
-        page = document("Mounted brokers", "tiered mount", node.member.node, [("/", "Brokers")], "/", content)
-        return PageAnswer(200, HTML_TYPE, page, SECURITY_HEADERS)
+        page = render(
+            "base",
+            title="Mounted brokers",
+            process="tiered mount",
+            archive=node.member.node,
+            links=[("/", "Brokers")],
+            here="/",
+            content=content,
+        )
+        return PageAnswer(200, HTML_TYPE, page.encode(), SECURITY_HEADERS)
 
     def close(self) -> None:
         """Nothing to release."""

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import parse_qsl
 
+from markupsafe import Markup
+
 from fetcher.access import ArchiveAccess
 from fetcher.rows.message import Message
 from rocketmq_tiered.page.archive_view import SHORT_WAIT_S, ArchiveView, Contents
@@ -23,16 +25,15 @@ from rocketmq_tiered.page.html import (
     HTML_TYPE,
     SECURITY_HEADERS,
     STATIC_TYPES,
-    Child,
-    Html,
     date_text,
-    document,
+    failure,
     notice,
+    render,
     static_file,
 )
 from rocketmq_tiered.page.kept_values import History, Measurement, Reading, Sampler
 from rocketmq_tiered.page.messages import Search, find_messages, parse_search, render_messages
-from rocketmq_tiered.page.overview import Overview, ShownHistory, render_overview, unread
+from rocketmq_tiered.page.overview import Overview, ShownHistory, render_overview
 from rocketmq_tiered.page.settings_table import CurrentSettings, render_settings
 from rocketmq_tiered.page.timers import ShownTimer, find_timers, render_timers
 from rocketmq_tiered.page.topics import (
@@ -154,7 +155,7 @@ class _Page:
     """A page's title, content and code."""
 
     title: str
-    content: Child
+    content: Markup
     code: int = 200
 
 
@@ -243,8 +244,16 @@ class AdminPages:
         process = self._process
         links = [(place, text) for place, (text, _) in self._routes.items() if text]
         here = "/topics" if path == "/queues" else path
-        body = document(page.title, process.title, process.archive, links, here, page.content)
-        return PageAnswer(page.code, HTML_TYPE, body, SECURITY_HEADERS)
+        body = render(
+            "base",
+            title=page.title,
+            process=process.title,
+            archive=process.archive,
+            links=links,
+            here=here,
+            content=page.content,
+        )
+        return PageAnswer(page.code, HTML_TYPE, body.encode(), SECURITY_HEADERS)
 
     # -- pages --------------------------------------------------------------------------------------------------
 
@@ -274,7 +283,7 @@ class AdminPages:
             serving = process.serving()
             unreadable = () if serving is None else serving.fetcher.unreadable.ranges()
             findings = of_catalog(contents.value.state, wall_ms(), grace_ms, unreadable)
-        facts: list[tuple[str, Child]] = [("Started", date_text(self._started_ms))]
+        facts = [("Started", date_text(self._started_ms))]
         if report is not None:
             facts.append(("Epoch", f"{report.epoch:,}"))
         cause, _, step = why.removeprefix(f"{state}: ").partition("\n")[0].partition(". Next: ")
@@ -307,7 +316,7 @@ class AdminPages:
         choice, found = parse_choice(fields), self._archive.contents()
         contents = found.value
         if contents is None:
-            return _Page("Topics", unread(found))
+            return _Page("Topics", render("unread", found=found))
         chosen = contents.topics.chosen(choice.pattern, choice.order)
         first = choice.page * TOPICS_A_PAGE
         rows = [contents.topics.row(i) for i in chosen[first : first + TOPICS_A_PAGE]]
@@ -326,15 +335,15 @@ class AdminPages:
             )
             for row in rows
         ]
-        return _Page("Topics", render_topics(choice, shown, len(chosen), unread(found)))
+        return _Page("Topics", render_topics(choice, shown, len(chosen), found))
 
     def _queues(self, fields: Mapping[str, str]) -> _Page:
         topic, found = fields.get("topic", ""), self._archive.contents()
         if found.value is None:
-            return _Page("Queues", unread(found))
-        lag = {queue.queue_id: queue for queue in self._lag() if queue.topic == topic}
+            return _Page("Queues", render("unread", found=found))
+        lag = {queue.queue_id: queue.lag_messages for queue in self._lag() if queue.topic == topic}
         queues = self._archive.queues(topic)
-        page = render_queues(topic, queues, lag, page_number(fields.get("page", "")), unread(found))
+        page = render_queues(topic, queues, lag, page_number(fields.get("page", "")), found)
         return _Page(topic or "Queues", page, 200 if queues else 404)
 
     def _lag(self) -> Sequence[QueueReport]:
@@ -345,22 +354,21 @@ class AdminPages:
         if self._token is None and self._process.has_accounts():
             return _Page("Messages", notice(_HIDDEN_MESSAGES, is_problem=False), 403)
         contents = self._archive.contents().value
-        search, code, problem = Search(), 200, Html()
+        search, code, problem = Search(), 200, Markup()
         found: list[Message] = []
         try:
             search = parse_search(fields)
             if search.is_given:
                 found = self._searched(lambda: find_messages(self._archive.access(), search))
         except TieredError as error:
-            is_missing = isinstance(error, NotFoundError)
-            problem, code = notice(str(error), is_problem=not is_missing), _code_of(error)
+            problem, code = failure(error), _code_of(error)
         topics = () if contents is None else contents.topics.names
         form = fields.get("form", "text")
         return _Page("Messages", render_messages(search, topics, found, problem, form), code)
 
     def _timers(self, fields: Mapping[str, str]) -> _Page:
         key, code, found = fields.get("key", "").strip(), 200, list[ShownTimer]()
-        problem, counts = unread(self._archive.contents()), self._archive.timers()
+        problem, counts = render("unread", found=self._archive.contents()), self._archive.timers()
         try:
             if key and self._token is None and self._process.has_accounts():
                 problem, code = notice(_HIDDEN_MESSAGES, is_problem=False), 403
@@ -368,10 +376,7 @@ class AdminPages:
                 topic = self._settings.settings.timers.topic
                 found = self._searched(lambda: find_timers(self._archive.access(), topic, key))
         except TieredError as error:
-            problem, code = (
-                notice(str(error), is_problem=not isinstance(error, NotFoundError)),
-                _code_of(error),
-            )
+            problem, code = failure(error), _code_of(error)
         now_ms = wall_ms()
         return _Page("Timers", render_timers(counts.value, now_ms, key, found, problem), code)
 

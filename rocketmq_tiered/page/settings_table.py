@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import orjson
+from markupsafe import Markup
 
-from rocketmq_tiered.page.html import CELL_CHARS, Child, Html, section, table, tag
-from tiered.console import counted
-from tiered.settings.declaration import SettingField
+from rocketmq_tiered.page.html import render
 from tiered.settings.load import FIELDS, LoadedSettings, value_of
 from tiered.settings.sections import SECTIONS, Settings
 
@@ -42,60 +41,22 @@ class CurrentSettings:
         self._loaded = LoadedSettings(settings, self._newest.origins)
 
 
-HEADER = ("Setting", "Value", "From", "Meaning")
-
-
-def render_settings(loaded: LoadedSettings) -> Html:
+def render_settings(loaded: LoadedSettings) -> Markup:
     """The page: first what is not the default, then all by section."""
-    chosen = [item for key, item in FIELDS.items() if key in loaded.origins]
-    parts: list[Child] = [
-        section(
-            "set",
-            "Set here",
-            _table("Settings that are not the default", chosen, loaded)
-            if chosen
-            else tag("p", "All settings have their default."),
-            is_live=False,
-        )
-    ]
-    groups = [
-        tag(
-            "details",
-            tag("summary", f"[{name}]", tag("small", counted(len(items), "setting"))),
-            _table(f"Settings of {name}", items, loaded),
-        )
-        for name in SECTIONS
-        if (items := [item for item in FIELDS.values() if item.section == name])
-    ]
-    parts.append(section("all", "All settings", groups, is_live=False))
-    return tag("div", parts, class_="grid")
+    by_section = [(name, [item for item in FIELDS.values() if item.section == name]) for name in SECTIONS]
+    return render(
+        "settings",
+        chosen=[item for key, item in FIELDS.items() if key in loaded.origins],
+        groups=[(name, items) for name, items in by_section if items],
+        origins=loaded.origins,
+        value_of=lambda key: _text(value_of(loaded.settings, key)),
+        meaning=_meaning,
+    )
 
 
-def _table(caption: str, items: Sequence[SettingField], loaded: LoadedSettings) -> Html:
-    rows = [
-        (
-            tag("code", item.key),
-            _value(value_of(loaded.settings, item.key)),
-            loaded.origins.get(item.key, "default"),
-            [
-                tag("span", _meaning(item.rule.meaning), class_="name"),
-                tag("small", "needs a restart") if item.rule.restart else None,
-            ],
-        )
-        for item in items
-    ]
-    return tag("div", table(caption, HEADER, rows), class_="settings")
-
-
-def _meaning(markdown: str) -> Html:
-    """Names in backticks as code, links as their text."""
-    parts = re.sub(r"\[([^][]*)\]\([^)]*\)", r"\1", markdown).split("`")
-    return tag("span", [tag("code", part) if n % 2 else part for n, part in enumerate(parts)], class_="name")
-
-
-def _value(value: Any) -> Html:
-    text = _text(value)
-    return tag("code", text, class_="name" if len(text) > CELL_CHARS else None)
+def _meaning(markdown: str) -> list[str]:
+    """Text and names in backticks in turn; of links, their text."""
+    return re.sub(r"\[([^][]*)\]\([^)]*\)", r"\1", markdown).split("`")
 
 
 def _text(value: Any) -> str:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
 from fetcher.access import ArchiveAccess
 from fetcher.rows.message import Message
-from rocketmq_tiered.page.html import Child, Html, count_text, date_text, facts, section, table, tag
-from rocketmq_tiered.page.messages import Search, find_messages, message_path
+from rocketmq_tiered.page.html import count_text, date_text, render
+from rocketmq_tiered.page.messages import Search, find_messages
 from tiered.archive.timers import TimerCounts, TimerFiles, joined, sort_out
 from tiered.catalog.state import CatalogState
 from tiered.model.tables import Table
 from tiered.model.timer import CANCEL, HOUR_MS, timer_of
 
 HOURS_SHOWN, DAYS_SHOWN = 48, 30
-_DAY_HOURS = 24
 
 
 @dataclass(frozen=True)
@@ -63,101 +65,49 @@ def _outcome(files: TimerFiles, state: CatalogState, message: Message, deliver_m
     return "cancelled or moved" if is_among(found.cancelled) else "handed over to the broker"
 
 
+@dataclass(frozen=True)
+class PendingTimers:
+    """Timers by hour and by day of delivery: (its begin, number, is late)."""
+
+    total: int
+    facts: Sequence[tuple[str, str]]
+    near: Sequence[tuple[str, int, bool]] = ()
+    days: Sequence[tuple[str, int, bool]] = ()
+    days_note: str | None = None
+    hours_shown: int = HOURS_SHOWN
+
+
 def render_timers(
-    counts: TimerCounts | None, now_ms: int, unique_key: str, found: Sequence[ShownTimer], problem: Child
-) -> Html:
+    counts: TimerCounts | None, now_ms: int, unique_key: str, found: Sequence[ShownTimer], problem: Markup
+) -> Markup:
     """The page: the form, what was found or why nothing was, and the hours; ``counts`` None: not read yet."""
-    form = tag(
-        "form",
-        tag(
-            "label",
-            "Unique key",
-            tag(
-                "input",
-                name="key",
-                value=unique_key,
-                required=True,
-                autocomplete="off",
-                spellcheck="false",
-                placeholder="the message id that the producer got",
-            ),
-            class_="wide",
-        ),
-        tag("button", "Search"),
-        method="get",
-        action="/timers",
-        role="search",
-        class_="bar",
-    )
-    parts: list[Child] = [form, problem]
-    if found:
-        rows = [
-            (
-                tag("a", date_text(one.deliver_ms), href=message_path(one.message)),
-                one.topic,
-                one.outcome,
-                date_text(one.message.store_timestamp),
-                " ".join(one.message.keys),
-            )
-            for one in found
-        ]
-        shown = table("Timers", ["Delivered at", "Topic", "State", "Sent", "Keys"], rows)
-        parts.append(section("found", "Timers", shown, is_live=False, note=unique_key))
-    return tag("div", parts, _hours(counts, now_ms // HOUR_MS) if counts is not None else None, class_="grid")
+    pending = None if counts is None else _pending(counts, now_ms // HOUR_MS)
+    return render("timers", unique_key=unique_key, found=found, problem=problem, pending=pending)
 
 
-def _hours(counts: TimerCounts, now: int) -> list[Html]:
-    hours, others = (
-        counts.hours,
-        [("Refused by the broker", counts.postponed), ("Not delivered", counts.refused)],
-    )
+def _pending(counts: TimerCounts, now: int) -> PendingTimers:
+    hours = counts.hours
+    others = ("Refused by the broker", counts.postponed), ("Not delivered", counts.refused)
     more = [(name, count_text(count)) for name, count in others if count]
     if not hours:
-        return [section("hours", "Pending", facts(more) if more else None, tag("p", "No timer is pending."))]
-    first, last = min(hours), max(hours)
-    totals = facts(
-        [
-            ("Pending", count_text(sum(hours.values()))),
-            ("Hours", count_text(len(hours))),
-            ("First", date_text(first * HOUR_MS)),
-            ("Last", date_text(last * HOUR_MS)),
-            *more,
-        ]
-    )
-    near = {hour: count for hour, count in hours.items() if hour < now + HOURS_SHOWN}
-    days: dict[int, int] = {}
+        return PendingTimers(0, more)
+    total = sum(hours.values())
+    facts = [
+        ("Pending", count_text(total)),
+        ("Hours", count_text(len(hours))),
+        ("First", date_text(min(hours) * HOUR_MS)),
+        ("Last", date_text(max(hours) * HOUR_MS)),
+        *more,
+    ]
+    near = [
+        (date_text(hour * HOUR_MS)[:16], count, hour < now)
+        for hour, count in hours.items()
+        if hour < now + HOURS_SHOWN
+    ]
+    days: Counter[str] = Counter()
     for hour, count in hours.items():
-        if hour not in near:
-            days[hour // _DAY_HOURS] = days.get(hour // _DAY_HOURS, 0) + count
-    shown, left = list(days.items())[:DAYS_SHOWN], len(days) - DAYS_SHOWN
-    parts = [
-        section(
-            "hours",
-            "Next hours",
-            totals,
-            _counts(
-                "Hour, UTC",
-                [(date_text(hour * HOUR_MS)[:16], count, hour < now) for hour, count in near.items()],
-            )
-            if near
-            else tag("p", f"None in the next {HOURS_SHOWN} hours."),
-        )
-    ]
-    if shown:
-        rows = [(date_text(day * _DAY_HOURS * HOUR_MS)[:10], count, False) for day, count in shown]
-        note = f"the first {DAYS_SHOWN} of {len(days)} days with any" if left > 0 else None
-        parts.append(section("days", "Later days", _counts("Day, UTC", rows), note=note))
-    return parts
-
-
-def _counts(name: str, rows: Sequence[tuple[str, int, bool]]) -> Html:
-    most = max(count for _, count, _ in rows)
-    cells = [
-        (
-            text,
-            [count_text(count), tag("small", "late", class_="bad") if is_late else None],
-            tag("meter", value=count, max=most, min=0, aria_label=f"{count} of {most}"),
-        )
-        for text, count, is_late in rows
-    ]
-    return table(name, [name, "Timers", ""], cells, (1,))
+        if hour >= now + HOURS_SHOWN:
+            days[date_text(hour * HOUR_MS)[:10]] += count
+    shown = [(day, count, False) for day, count in days.items()][:DAYS_SHOWN]
+    note = f"the first {DAYS_SHOWN} of {len(days)} days with any" if len(days) > DAYS_SHOWN else None
+    return PendingTimers(total, facts, near, shown, note)

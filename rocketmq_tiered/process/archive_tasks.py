@@ -29,7 +29,7 @@ from rocketmq_tiered.sending.timer_broker import RemoteTimerBroker
 from rocketmq_tiered.sending.timer_delivery import Place, TimerDelivery
 from rocketmq_tiered.sending.timer_send import everyone
 from rocketmq_tiered.sending.timer_status import TimerStatus
-from rocketmq_tiered.server.security.timer_rights import SenderRights
+from rocketmq_tiered.server.security.authorizer import SenderRights
 from tiered.archive.rewrite.outputs import Rewrite
 from tiered.archive.task import StoppedError, TaskLoop, TaskStatus
 from tiered.archive.unreadable import UnreadableRange

@@ -31,7 +31,7 @@ from tiered.formats.segment import BlockCodec
 from tiered.object_store.interface import ObjectStore, StoreOptions
 from tiered.object_store.open_store import open_store
 from tiered.object_store.request_metrics import StoreMetrics
-from tiered.settings.compaction_section import CompactionSettings
+from tiered.settings.sections import CompactionSettings
 
 POLL_S = 0.25
 STOP_S = 5.0

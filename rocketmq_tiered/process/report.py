@@ -18,7 +18,7 @@ from tiered.broker_store.retention import SHORT_S_MAX
 from tiered.catalog.hidden_history import hidden_since
 from tiered.catalog.state import CatalogState
 from tiered.console import camel_name, camel_names
-from tiered.settings.retention_sections import GcSettings
+from tiered.settings.sections import GcSettings
 
 T = TypeVar("T")
 OLD_S = 5.0

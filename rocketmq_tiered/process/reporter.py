@@ -23,7 +23,7 @@ from tiered.broker_store.store import BrokerStore
 from tiered.catalog.state import CatalogState
 from tiered.errors import TieredError
 from tiered.model.queue import TopicFilter
-from tiered.settings.retention_sections import GcSettings
+from tiered.settings.sections import GcSettings
 from tiered.timestamps import wall_ms
 from uploader.offload import OffloadStatus
 

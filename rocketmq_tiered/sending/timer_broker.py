@@ -19,7 +19,7 @@ from tiered.model.timer import PLACE
 from tiered.object_store.throttle import TokenBucket
 from tiered.remoting.client import BrokerClient
 from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
-from tiered.settings.timer_section import TimerSettings
+from tiered.settings.sections import TimerSettings
 from tiered.timestamps import wall_ms
 
 WHEEL_TOPIC = "rmq_sys_wheel_timer"

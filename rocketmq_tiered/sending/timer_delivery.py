@@ -22,13 +22,7 @@ import numpy as np
 
 from fetcher.rows.message import Message
 from rocketmq_tiered.sending.timer_broker import RemoteTimerBroker
-from rocketmq_tiered.sending.timer_send import (
-    Judge,
-    TimerSend,
-    everyone,
-    is_entry_of,
-    timer_send,
-)
+from rocketmq_tiered.sending.timer_send import Judge, TimerSend, everyone, is_entry_of, timer_send
 from rocketmq_tiered.sending.timer_status import TimerStatus
 from tiered.archive.task import TIMER_DELIVERY, Due
 from tiered.archive.timers import NEVER_MS, Entries, Slice, TimerCounts, TimerFiles, joined, sort_out
@@ -42,7 +36,7 @@ from tiered.formats.timer_object import ENTRY_DTYPE, Rows, encode_timers, sorted
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table, concatenated
 from tiered.model.timer import HOUR_MS, EntryKind, Refusal
-from tiered.settings.timer_section import TimerSettings
+from tiered.settings.sections import TimerSettings
 from tiered.timestamps import wall_ms
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tiered.broker_store.time_zone import broker_zone
+from tiered.broker_store.store import broker_zone
 
 BEGIN_MS = 1_764_000_123_456
 

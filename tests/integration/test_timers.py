@@ -33,7 +33,7 @@ from tiered.catalog.catalog_reader import load
 from tiered.errors import UnavailableError
 from tiered.model.timer import PLACE
 from tiered.remoting.client import BrokerClient
-from tiered.settings.timer_section import TimerSettings
+from tiered.settings.sections import TimerSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 COUNT = 600

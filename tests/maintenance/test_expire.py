@@ -41,8 +41,7 @@ from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import UsageError
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
-from tiered.settings.retention_sections import GcSettings, RetentionSettings
-from tiered.settings.sections import Settings
+from tiered.settings.sections import GcSettings, RetentionSettings, Settings
 from tiered.settings.topic_rules import TopicRule, TopicRules
 
 HOUR_MS = 3_600_000

@@ -30,8 +30,7 @@ from tiered.object_store.file import FileStore
 from tiered.object_store.interface import Body, ObjectStore
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.wrapper import StoreWrapper
-from tiered.settings.retention_sections import GcSettings
-from tiered.settings.sections import Settings
+from tiered.settings.sections import GcSettings, Settings
 
 
 class Locked(MemoryStore):

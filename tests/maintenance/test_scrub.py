@@ -23,7 +23,7 @@ from tiered.formats.keys import archive_prefix
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.settings.retention_sections import ScrubSettings
+from tiered.settings.sections import ScrubSettings
 
 DAY_MS = 86_400_000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tiered.model.ttl_class import FOREVER_CLASS, ttl_class
+from uploader.queue_ttl_classes import FOREVER_CLASS, ttl_class
 
 HOUR_MS = 3_600_000
 

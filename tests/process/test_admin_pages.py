@@ -56,7 +56,7 @@ from tiered.object_store.request_metrics import StoreMetrics
 from tiered.settings.sections import AdminSettings
 
 HOSTILE = '"><img src=x onerror=alert(1)>\u202e'
-ESCAPED = "&quot;&gt;&lt;img src=x onerror=alert(1)&gt;\\u202e"
+ESCAPED = "&#34;&gt;&lt;img src=x onerror=alert(1)&gt;\\u202e"
 STORED = "2023-11-14T22:13:20Z"
 TOKEN = "0123456789abcdef-token"
 
@@ -159,10 +159,10 @@ def test_topics_have_their_figures(scene: PageScene) -> None:
 @pytest.mark.parametrize(
     ("query", "shown"),
     [
-        ("by=key&value=k7", "{&quot;order&quot;: 7}"),
-        ("by=key&value=k7&queue=1", "{&quot;order&quot;: 7}"),
+        ("by=key&value=k7", "{&#34;order&#34;: 7}"),
+        ("by=key&value=k7&queue=1", "{&#34;order&#34;: 7}"),
         ("by=key&value=all&whole=1", "the first 20"),
-        ("by=offset&queue=1&value=2", "{&quot;order&quot;: 5}"),
+        ("by=offset&queue=1&value=2", "{&#34;order&#34;: 5}"),
         (f"by=time&value={STORED}", "the first 20"),
         ("by=time&value=2023-11-14T22:13:48Z", "3 found"),
         ("by=offset&queue=0&value=15", "000000f0  f0 f1 f2"),
@@ -176,7 +176,7 @@ def test_messages_are_found(scene: PageScene, query: str, shown: str) -> None:
 def test_a_message_is_found_by_the_id_of_the_broker(scene: PageScene) -> None:
     page = scene.html("/messages?topic=orders&by=key&value=k7")
     found = page.partition("Message id (offsetMsgId)</dt><dd>")[2].partition("<")[0]
-    assert "{&quot;order&quot;: 7}" in scene.html(f"/messages?by=id&value={found}")
+    assert "{&#34;order&#34;: 7}" in scene.html(f"/messages?by=id&value={found}")
 
 
 def test_settings_have_their_source(scene: PageScene) -> None:

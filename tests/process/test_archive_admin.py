@@ -190,10 +190,10 @@ def test_a_log_that_diverged_is_named_with_what_it_would_hide_and_the_next_step(
         page = scene.html("/")
         assert 'class="badge bad"' in page and ">diverged<" in page and "Log histories" not in page
         assert (
-            'class="why">the broker&#x27;s log shares nothing' in page
+            'class="why">the broker&#39;s log shares nothing' in page
             and "hide 200 archived messages<" in page
         )
-        assert '<p class="next">Next: put the broker&#x27;s log back<' in page
+        assert '<p class="next">Next: put the broker&#39;s log back<' in page
     finally:
         scene.close()
 
@@ -209,7 +209,7 @@ def test_settings_are_rendered_without_markdown() -> None:
     assert (
         "<code>[[topics.rules]]</code> tables with <code>pattern</code>" in page and "(RETENTION.md)" in page
     )
-    assert "{&quot;pattern&quot;:&quot;orders-*&quot;,&quot;ttl&quot;:&quot;7d&quot;}" in page
+    assert "{&#34;pattern&#34;:&#34;orders-*&#34;,&#34;ttl&#34;:&#34;7d&#34;}" in page
     assert "1 setting<" in page
 
 

@@ -23,8 +23,7 @@ from tiered.object_store.file import FileStore
 from tiered.object_store.interface import StoreOptions
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.request_metrics import StoreMetrics
-from tiered.settings.compaction_section import CompactionSettings
-from tiered.settings.sections import OffloadSettings, Settings
+from tiered.settings.sections import CompactionSettings, OffloadSettings, Settings
 
 pytestmark = pytest.mark.integration
 

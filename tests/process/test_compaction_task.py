@@ -39,10 +39,8 @@ from tiered.object_store.interface import ObjectStore, StoreOptions
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.request_metrics import StoreMetrics
 from tiered.object_store.wrapper import StoreWrapper
-from tiered.settings.compaction_section import CompactionSettings
-from tiered.settings.retention_sections import GcSettings
 from tiered.settings.rule_entries import RuleEntry
-from tiered.settings.sections import OffloadSettings, Settings
+from tiered.settings.sections import CompactionSettings, GcSettings, OffloadSettings, Settings
 
 HOUR_MS = 3_600_000
 SETTINGS = Settings(

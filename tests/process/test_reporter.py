@@ -19,7 +19,7 @@ from tests.uploader.living_broker import LivingBroker, offloader_of
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.deletions import PendingDeletion, Reason
 from tiered.object_store.memory import MemoryStore
-from tiered.settings.retention_sections import GcSettings
+from tiered.settings.sections import GcSettings
 from uploader.offload import OffloadStatus
 
 pytestmark = pytest.mark.integration  # whole uploaders and processes

@@ -17,7 +17,7 @@ from tiered.archive.task import StoppedError
 from tiered.errors import UnavailableError
 from tiered.model.timer import PLACE
 from tiered.remoting.client import IN_FLIGHT, BrokerClient
-from tiered.settings.timer_section import TimerSettings
+from tiered.settings.sections import TimerSettings
 
 COUNT = 3 * IN_FLIGHT + 7
 BUSY, ILLEGAL = 2, 13

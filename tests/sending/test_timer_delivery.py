@@ -28,7 +28,7 @@ from tiered.catalog.timer_refs import TimerRef
 from tiered.errors import UnavailableError
 from tiered.formats import timer_object
 from tiered.model.timer import TimerPlace, cancel_properties
-from tiered.settings.timer_section import TimerSettings
+from tiered.settings.sections import TimerSettings
 from tiered.timestamps import wall_ms
 
 

@@ -21,8 +21,7 @@ from tiered.formats.keys import archive_prefix
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.settings.sections import Settings
-from tiered.settings.timer_section import TimerSettings
+from tiered.settings.sections import Settings, TimerSettings
 
 HOUR = 3_600_000
 NOW = 1_700_000_000_000

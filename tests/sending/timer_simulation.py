@@ -47,7 +47,7 @@ from tiered.model.timer import (
 )
 from tiered.object_store.interface import Body
 from tiered.object_store.memory import MemoryStore
-from tiered.settings.timer_section import TimerSettings
+from tiered.settings.sections import TimerSettings
 
 GATEWAY = QueueKey("TIERED_TIMERS", 0, 0)
 START_MS = 1_700_000_000_000 // HOUR_MS * HOUR_MS - 20 * 60_000

@@ -20,8 +20,7 @@ from rocketmq_tiered.server.security.rules import RulesFile
 from rocketmq_tiered.server.wire.request import Dispatcher, HandlerTable, Request, Response
 from rocketmq_tiered.server.wire.request_fields import FIELDS, LETTERS
 from tests.server.serving_peer import RecordingPeer
-from tiered.model.timer import TimerPlace
-from tiered.model.timer_seal import Handle
+from tiered.model.timer import Handle, TimerPlace
 from tiered.remoting.command import ProtocolError, RemotingCommand, decode
 from tiered.remoting.command import RequestCode as R
 from tiered.remoting.credentials import Credentials, signature_of

@@ -349,7 +349,7 @@ def test_a_renewed_certificate_is_shown_without_a_restart(
             assert (await client.ask(RemotingCommand(ECHO, 2))).opaque == 2, "who is connected stays so"
             client.writer.close()
 
-    with caplog.at_level(logging.INFO, "tiered.remoting.tls_context_cache"):
+    with caplog.at_level(logging.INFO, "tiered.remoting.tls"):
         play(story, ServerOptions(tls=kept_tls(settings)))
     assert [text for text in caplog.messages if "certificates" in text] == [
         "changed certificates for clients do not load: the old ones stay in use",

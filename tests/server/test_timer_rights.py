@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
+from rocketmq_tiered.server.security.authorizer import SenderRights, hand_over_refusal
 from rocketmq_tiered.server.security.rules import Rules, read_rules
-from rocketmq_tiered.server.security.timer_rights import SenderRights, hand_over_refusal
 from tiered.archive.private_key import KEY_BYTES, private_key
 from tiered.errors import CorruptionError
 from tiered.formats.keys import PRIVATE_KEY
-from tiered.model.timer import DELIVER_MS, SENDER, TOPIC
-from tiered.model.timer_seal import sealed
+from tiered.model.timer import DELIVER_MS, SENDER, TOPIC, sealed
 from tiered.object_store.memory import MemoryStore
 
 KEY, BODY = b"k" * KEY_BYTES, b"hello"

@@ -31,12 +31,11 @@ from fetcher.io.waiting import run_sync
 from tests.formats.golden_archive import GOLDEN
 from tests.soak.fuzz_mutations import Mutation, changed, changed_json
 from tests.soak.results import knob, limits, publish
-from tiered.archive.index.footer import decode_tail
+from tiered.archive.index.footer import decode_tail, shape_of
 from tiered.archive.index.layout import Shape
 from tiered.archive.index.lookup import Wanted, find_items
 from tiered.archive.index.merge import file_items
 from tiered.archive.index.rocketmq_index_file import indexed_message
-from tiered.archive.index_shape import shape_of
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.commit import COMMIT_KIND, ROOT_KIND, decode_commit, decode_root

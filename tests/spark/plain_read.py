@@ -14,7 +14,7 @@ from rocketmq_tiered.message_table.options.predicate import Predicate
 from rocketmq_tiered.message_table.options.source_options import parse_options
 from rocketmq_tiered.message_table.plan.archive_plan import pinned_versions, plan
 from rocketmq_tiered.message_table.scan.store_scan import plan_ranges
-from rocketmq_tiered.spark.source.spark_types import schema_of
+from rocketmq_tiered.spark.source.data_source import schema_of
 
 if TYPE_CHECKING:
     pass

@@ -9,8 +9,7 @@ from pyspark.sql.streaming.datasource import ReadLimit
 
 from rocketmq_tiered.message_table.options.columns import chosen
 from rocketmq_tiered.message_table.options.source_options import parse_options
-from rocketmq_tiered.spark.source.data_source import MessageStreamReader
-from rocketmq_tiered.spark.source.spark_types import schema_of
+from rocketmq_tiered.spark.source.data_source import MessageStreamReader, schema_of
 
 if TYPE_CHECKING:
     pass

@@ -20,7 +20,7 @@ from rocketmq_tiered.message_table.options.source_options import Mode, SourceOpt
 from rocketmq_tiered.message_table.plan.archive_plan import pinned_versions, plan
 from rocketmq_tiered.message_table.scan.store_scan import plan_ranges
 from rocketmq_tiered.spark import read
-from rocketmq_tiered.spark.source.spark_types import schema_of
+from rocketmq_tiered.spark.source.data_source import schema_of
 from tests.archive.uncataloged import open_uncataloged
 from tests.bad_input.stale_checksum import copy_with_stale_checksum
 from tests.end_to_end.offloading import BROKER, CLUSTER

@@ -42,7 +42,7 @@ from rocketmq_tiered.message_table.scan.archive_scan import ArchiveScan, archive
 from rocketmq_tiered.message_table.scan.object_rows import RowChunk
 from rocketmq_tiered.message_table.scan.store_scan import plan_ranges
 from rocketmq_tiered.spark import read
-from rocketmq_tiered.spark.source.spark_types import schema_of
+from rocketmq_tiered.spark.source.data_source import schema_of
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.kernels.record_builder import Message, encode, properties

@@ -11,7 +11,7 @@ from rocketmq_tiered.message_table.options.columns import COLUMNS, CORRUPT_RECOR
 from rocketmq_tiered.message_table.options.predicate import Predicate
 from rocketmq_tiered.message_table.options.source_options import parse_options
 from rocketmq_tiered.message_table.plan.archive_plan import pinned_versions, plan
-from rocketmq_tiered.spark.source.spark_types import columns_of, schema_of
+from rocketmq_tiered.spark.source.data_source import columns_of, schema_of
 from tiered.errors import UsageError
 
 

@@ -13,13 +13,12 @@ from itertools import islice
 import numpy as np
 
 from tiered.archive.index.collect import items_of_segment
-from tiered.archive.index.footer import Covered, decode_tail
+from tiered.archive.index.footer import Covered, decode_tail, meta_of, shape_of
 from tiered.archive.index.items import ITEM_DTYPE
 from tiered.archive.index.layout import HEADER_BYTES, SLOT, Shape, check_header, decode_slot
 from tiered.archive.index.merge import file_items, file_places
 from tiered.archive.index.order import in_order, sorted_items
 from tiered.archive.index.places import Places, joined_places, missing_places, places_of_segment
-from tiered.archive.index_shape import meta_of, shape_of
 from tiered.archive.key_section_reader import read_keys
 from tiered.archive.segment_reader import SegmentReader
 from tiered.archive.verify_segment import Anomaly, AnomalyKind

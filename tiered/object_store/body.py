@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 from collections.abc import Iterator
 
-from tiered.object_store.interface import Body, Buffer
+from tiered.errors import CorruptionError
+from tiered.object_store.interface import Body, Buffer, FileRange
 
 SMALL_PIECE_BYTES = 64 * 1024
 JOINED_BYTES_MAX = 256 * 1024
@@ -118,3 +120,20 @@ class PieceReader:
                 wanted -= taken[-1].nbytes
                 self._position += taken[-1].nbytes
         return b"".join(taken)
+
+
+def read_file_range(piece: FileRange) -> bytes:
+    """Its bytes. Raises CorruptionError when the file is shorter."""
+    descriptor = os.open(piece.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        found = os.pread(descriptor, piece.length, piece.offset)
+        while len(found) < piece.length:
+            more = os.pread(descriptor, piece.length - len(found), piece.offset + len(found))
+            if not more:
+                raise CorruptionError(
+                    f"{piece.path} ends at {piece.offset + len(found)}, wanted {piece.length} bytes from {piece.offset}"
+                )
+            found += more
+    finally:
+        os.close(descriptor)
+    return found

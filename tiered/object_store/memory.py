@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
 
 from tiered.errors import AlreadyExistsError, CorruptionError, NotFoundError
+from tiered.object_store.body import read_file_range
 from tiered.object_store.interface import (
     GET_BYTES_MAX,
     Body,
@@ -19,7 +20,6 @@ from tiered.object_store.interface import (
     require_size,
 )
 from tiered.object_store.key import check_key
-from tiered.object_store.local_range import read_file_range
 from tiered.timestamps import wall_ms
 
 

@@ -26,7 +26,7 @@ from tiered.errors import (
     UnansweredError,
 )
 from tiered.object_store.abandonment import abandonable
-from tiered.object_store.body import PieceReader, as_views, crc32c_base64, md5_base64, parts
+from tiered.object_store.body import PieceReader, as_views, crc32c_base64, md5_base64, parts, read_file_range
 from tiered.object_store.interface import (
     GET_BYTES_MAX,
     Body,
@@ -39,12 +39,10 @@ from tiered.object_store.interface import (
     Upload,
 )
 from tiered.object_store.key import check_key, is_single_put
-from tiered.object_store.local_range import read_file_range
 from tiered.object_store.part_plan import copied_range, joined_pieces, piece_bytes, plan_parts
-from tiered.object_store.response_length import PIECE_BYTES, ResponseLimit
 from tiered.object_store.s3_client import connect, encryption_of, has_outdated_keys
 from tiered.object_store.s3_errors import is_denied, release_frames, s3_error, with_new_keys
-from tiered.object_store.s3_transport import S3Transport, deadline
+from tiered.object_store.s3_transport import PIECE_BYTES, ResponseLimit, S3Transport, deadline
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from typing import Any
 from tiered.errors import AccessDeniedError, CorruptionError, NotFoundError, TieredError
 from tiered.object_store.interface import GET_BYTES_MAX, StoreOptions
 from tiered.object_store.key import check_key
-from tiered.object_store.response_length import PIECE_BYTES, ResponseLimit
 from tiered.object_store.s3 import exact_range, listed_objects
 from tiered.object_store.s3_client import (
     client_arguments,
@@ -19,6 +18,7 @@ from tiered.object_store.s3_client import (
     with_endpoint,
 )
 from tiered.object_store.s3_errors import is_denied, s3_error, with_new_keys
+from tiered.object_store.s3_transport import PIECE_BYTES, ResponseLimit
 
 
 class AsyncS3Store:

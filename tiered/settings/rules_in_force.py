@@ -13,8 +13,7 @@ from typing import Any, Final
 from tiered.errors import CorruptionError, UsageError
 from tiered.settings.load import FIELDS, LoadedSettings, load_settings, value_of
 from tiered.settings.quantities import BadValueError
-from tiered.settings.retention_sections import GcSettings, RetentionSettings
-from tiered.settings.sections import Settings
+from tiered.settings.sections import GcSettings, RetentionSettings, Settings
 from tiered.settings.values import parse_value
 
 RULES: Final = "rules"

@@ -11,17 +11,181 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any
 
 from tiered.model.queue import TopicFilter
-from tiered.settings.compaction_section import CompactionSettings, KeyCompactionSettings
 from tiered.settings.declaration import setting
-from tiered.settings.retention_sections import HOUR_MS, GcSettings, RetentionSettings, ScrubSettings
+from tiered.settings.quantities import BadValueError, duration_ms
 from tiered.settings.rule_entries import READ_POLICIES, RuleEntry, read_policy_name
-from tiered.settings.timer_section import TimerSettings
 
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+MIN_ARCHIVED_MS = 72 * HOUR_MS
 DERIVED = -1
 """A size that follows from another one."""
+
+
+@dataclass(frozen=True)
+class CompactionSettings:
+    """Object compaction: `tiered run`, or `tiered compact`, joins small objects to large ones."""
+
+    every_ms: int = setting(
+        HOUR_MS,
+        "how often `tiered run` looks for objects to join, and for queues whose keys to compact, while it owns the "
+        "archive; 0: never",
+        minimum=0,
+    )
+    min_age_ms: int = setting(
+        DAY_MS,
+        "younger commits stay as they are: most truncations are of the newest part of a log",
+        minimum=0,
+    )
+    memory_bytes: int = setting(
+        128 * MIB, "memory for messages, tables of runs, reads in progress", minimum=16 * MIB
+    )
+    spool_bytes: int = 4096 * MIB
+    """Disk for objects that are being made, of `tiered run` in its state directory: two rounds of the default memory
+    and what they read."""
+    bytes_per_s: int = 32 * MIB
+    """Bytes a second that `tiered run` reads and sends for compaction: a quarter of it while it uploads or clients
+    read, none while it is behind. It joins what a broker with 10 MB/s sends."""
+    split_bytes: int = 8 * MIB
+    """Messages of a queue above this size get an object of their own."""
+    object_bytes: int = 128 * MIB
+    """Messages of the largest object that is made."""
+    requests_per_s: int = 50
+    """Requests that `tiered run` makes for compaction, at most."""
+
+
+KEYLESS = ("drop", "keep")
+
+
+@dataclass(frozen=True)
+class KeyCompactionSettings:
+    """Key compaction: `tiered run`, or `tiered compact-keys`, keeps the latest message of each key of some topics."""
+
+    from_broker: bool = setting(
+        True, "compact topics with the attribute cleanup.policy=COMPACTION, unless a rule says otherwise"
+    )
+    min_age_ms: int = setting(
+        3 * DAY_MS,
+        "younger commits stay as they are: how long consumers may lag, and a log may be truncated",
+        minimum=0,
+    )
+    keyless: str = setting("drop", "messages without KEYS: drop, as a broker does, or keep", choices=KEYLESS)
+    memory_bytes: int = 256 * MIB
+    """Memory for keys: about ten million of them; more are kept in a file."""
+
+
+@dataclass(frozen=True)
+class GcSettings:
+    """Garbage collection."""
+
+    grace_ms: int = setting(
+        72 * HOUR_MS, "grace period: how long garbage is kept before gc deletes it", minimum=0
+    )
+    diverged_grace_ms: int = setting(
+        30 * 24 * HOUR_MS,
+        "grace period of messages that are no longer in the broker's log because it was truncated or replaced",
+        minimum=0,
+    )
+    every_ms: int = setting(
+        24 * HOUR_MS,
+        "how often `tiered run` expires messages, and collects garbage if its account may delete; 0: it expires daily "
+        "and never collects",
+        minimum=0,
+    )
+    deletes_per_s: int = 1000
+    """Objects that gc deletes in a second, at most: one bulk request."""
+
+
+@dataclass(frozen=True)
+class ScrubSettings:
+    """Scrub: `tiered run` reads back what it stored, and stores again what is damaged while the broker has it."""
+
+    every_ms: int = 60_000
+    """How often `tiered run` reads new objects back, while it owns the archive."""
+    cycle_ms: int = setting(
+        30 * 24 * HOUR_MS, "time in which everything is read back once; 0: nothing is read back", minimum=0
+    )
+    bytes_per_s: int = 16 << 20
+    """Bytes a second that `tiered run` reads for it: a quarter of it while it uploads or clients read, none while it
+    is behind. In a month it reads 10 TB back."""
+
+
+@dataclass(frozen=True)
+class RetentionSettings:
+    """How long messages stay, for topics without a rule in `topics.rules` ([RETENTION.md](RETENTION.md))."""
+
+    ttl: str = setting("forever", "time to live of messages after the broker stored them, such as 12h or 7d")
+    from_broker: bool = setting(
+        True, "a topic's attribute reserve.time (hours) overrides retention.ttl where it is positive"
+    )
+    min_archived: str = setting(
+        "",
+        "messages expire no earlier than this after their upload, whatever the broker's clock was; empty: the smaller "
+        "of the time to live and 72h",
+    )
+    max_share: float = setting(
+        0.2, "a pass that would expire a larger share of the archive stops", minimum=0.0, maximum=1.0
+    )
+
+    @property
+    def ttl_ms(self) -> int | None:
+        """None: forever. Raises BadValueError unless checked."""
+        return duration_ms(self.ttl)
+
+    def min_archived_ms(self, ttl_ms: int | None) -> int:
+        """``min_archived`` for a topic with this time to live."""
+        if self.min_archived:
+            return duration_ms(self.min_archived) or 0
+        return MIN_ARCHIVED_MS if ttl_ms is None else min(ttl_ms, MIN_ARCHIVED_MS)
+
+    def complaints(self) -> list[tuple[str, str]]:
+        """(key, complaint) pairs, as in ``contradictions``."""
+        found = []
+        try:
+            duration_ms(self.ttl)
+        except BadValueError as error:
+            found.append(("retention.ttl", str(error)))
+        try:
+            is_time = not self.min_archived or duration_ms(self.min_archived) is not None
+        except BadValueError:
+            is_time = False
+        if not is_time:
+            found.append(("retention.min_archived", 'use a time with its unit, such as "12h" or "3d", or ""'))
+        return found
+
+
+@dataclass(frozen=True)
+class TimerSettings:
+    """Messages of the gateway topic, which are delivered to another topic at a later time."""
+
+    topic: str = setting(
+        "TIERED_TIMERS",
+        "the gateway topic: its messages are delivered later, to another topic; empty: no timers",
+    )
+    max_delay_ms: int = 2 * 365 * 24 * HOUR_MS
+    """A timer farther ahead than two years is refused: it is a mistaken unit."""
+    ahead_ms: int = setting(
+        HOUR_MS,
+        "how long before its time a timer is handed over to a 5.x broker, as a timer of the broker's; a 4.9 broker "
+        "gets each at its time",
+        minimum=0,
+    )
+    refused_ttl_ms: int = setting(
+        7 * 24 * HOUR_MS,
+        "how long after its time a timer that the broker refuses is sent again, every ten minutes, and how long "
+        "`tiered timers ls --refused` has messages that are not delivered",
+        minimum=HOUR_MS,
+    )
+    rate_per_s: int = 10_000
+    """Timers handed over in a second, at most: a fifth of what a broker takes beside its producers. 0: any number."""
+
+    @property
+    def listed_ms(self) -> int:
+        """From a refusal to the end of its entry, which is read ``ahead_ms`` before its time."""
+        return self.refused_ttl_ms + self.ahead_ms
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from tiered.settings.compaction_section import KeyCompactionSettings
 from tiered.settings.quantities import written_duration
-from tiered.settings.retention_sections import HOUR_MS, RetentionSettings
 from tiered.settings.rule_entries import RuleEntry
-from tiered.settings.sections import ReadSettings, Settings
+from tiered.settings.sections import HOUR_MS, KeyCompactionSettings, ReadSettings, RetentionSettings, Settings
 
 RESERVE_TIME: Final = "reserve.time"
 """The topic attribute of RocketMQ 5: hours, unset if not positive (org.apache.rocketmq.common.TopicAttributes)."""

@@ -25,8 +25,7 @@ from rocketmq_tiered.server.wire.request import Peer
 from tiered.errors import UsageError
 from tiered.model.address import host_and_port
 from tiered.private_directory import check_trusted_file
-from tiered.remoting.tls import password_in
-from tiered.remoting.tls_context_cache import TlsContextCache
+from tiered.remoting.tls import TlsContextCache, password_in
 from tiered.settings.sections import ServeSettings
 
 

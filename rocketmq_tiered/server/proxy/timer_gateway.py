@@ -22,7 +22,7 @@ from rocketmq_tiered.server.proxy.timer_requests import (
 from rocketmq_tiered.server.security.addresses import host_of
 from rocketmq_tiered.server.wire.request import Request, Response
 from tiered.errors import ThrottledError, UnavailableError
-from tiered.model.timer_seal import Handle, encoded_handle, handle_words, own_handle
+from tiered.model.timer import Handle, encoded_handle, handle_words, own_handle
 from tiered.remoting.client import config_of
 from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
 from tiered.remoting.credentials import Credentials

@@ -22,11 +22,12 @@ from tiered.model.timer import (
     QUEUE,
     TOPIC,
     UNIQUE_KEY,
+    Handle,
     TimerPlace,
     cancel_properties,
+    sealed,
     time_problem,
 )
-from tiered.model.timer_seal import Handle, sealed
 from tiered.model.topic_names import refused_target, shortened
 from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
 

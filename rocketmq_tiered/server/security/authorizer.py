@@ -13,16 +13,21 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Final
 
 from rocketmq_tiered.server.security.addresses import host_of
 from rocketmq_tiered.server.security.audit import Audit, AuditEvents
 from rocketmq_tiered.server.security.permissions import NEEDS, encoded_body
-from rocketmq_tiered.server.security.rules import RulesFile
+from rocketmq_tiered.server.security.rules import Rules, RulesFile
 from rocketmq_tiered.server.wire.request import BadRequestError, Request, Response
 from rocketmq_tiered.server.wire.request_fields import undeclared
+from tiered.archive.private_key import private_key
 from tiered.errors import CorruptionError
 from tiered.formats.record import Record, decode_record
+from tiered.model.timer import TOPIC, sender_of
 from tiered.model.topic_names import shortened
+from tiered.object_store.interface import ObjectStore
 from tiered.remoting.command import RequestCode, ResponseCode, request_name
 from tiered.remoting.credentials import ACCESS_KEY, SIGNATURE, signature_of
 
@@ -157,3 +162,28 @@ def record_at(data: bytes, phys: int) -> Record | None:
         return None
     is_whole = zlib.crc32(record.stored_body) & 0x7FFF_FFFF == record.body_crc
     return record if is_whole and record.physical_offset == phys else None
+
+
+ANONYMOUS: Final = "anonymous"
+"""The account, if the rules have it, of what was sent to the gateway topic itself, or before there were rules."""
+
+
+def hand_over_refusal(rules: Rules, key: bytes, properties: Mapping[str, str], body: bytes) -> str | None:
+    """Why the message of the gateway topic may not be sent to its own topic; None: it may. Pure. ``key``: the
+    archive's private key."""
+    name, _, host = (sender_of(key, properties, body) or f"{ANONYMOUS}@").rpartition("@")
+    return rules.send_refusal(name or ANONYMOUS, properties.get(TOPIC, ""), host)
+
+
+class SenderRights:
+    """Judges by the rules in force in a file, and the archive's key in ``store``. Raises UsageError if the file is
+    invalid at the start."""
+
+    def __init__(self, acl_file: Path, store: ObjectStore) -> None:
+        self._rules, self._store, self._key = RulesFile(acl_file), store, b""
+
+    def __call__(self, properties: Mapping[str, str], body: bytes) -> str | None:
+        """See hand_over_refusal. Raises what the store raises."""
+        self._key = self._key or private_key(self._store)
+        self._rules.reload(time.monotonic())
+        return hand_over_refusal(self._rules.rules, self._key, properties, body)

@@ -37,7 +37,6 @@ from rocketmq_tiered.message_table.options.source_options import (
 )
 from rocketmq_tiered.message_table.plan.archive_plan import Names, pinned_versions, plan
 from rocketmq_tiered.message_table.scan.store_scan import plan_ranges
-from rocketmq_tiered.spark.source.spark_types import columns_of, schema_of
 from rocketmq_tiered.spark.source.worker import read_in_worker, with_short_trace
 from tiered.errors import UsageError
 
@@ -66,6 +65,28 @@ from rocketmq_tiered.spark.source.archive_follower import (
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    TimestampType,
+)
+
+from rocketmq_tiered.message_table.options.columns import (
+    INNER,
+    SPARK_TYPES,
+    TIMESTAMP,
+    Column,
+    chosen,
+)
+from tiered.formats.fields import INNER_FIELD_TABLE
 
 
 class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -317,3 +338,43 @@ class PushingReader(MessageReader):
                 f"task-{task.stageId()}-{task.partitionId()}",
                 task.taskAttemptId(),
             )
+
+
+_TYPES: dict[str, DataType] = {
+    "string": StringType(),
+    "int": IntegerType(),
+    "bigint": LongType(),
+    "boolean": BooleanType(),
+    "binary": BinaryType(),
+    "map<string,string>": MapType(StringType(), StringType(), valueContainsNull=False),
+}
+_TYPES[TIMESTAMP] = TimestampType()
+_TYPES[INNER] = ArrayType(
+    StructType([StructField(item.name, _TYPES[SPARK_TYPES[item.kind]]) for item in INNER_FIELD_TABLE])
+)
+
+
+def schema_of(columns: list[Column]) -> StructType:
+    """The schema of ``columns``. With _corrupt_record all are nullable, as rows that report damage are mostly null."""
+    reports = any(column.name == CORRUPT_RECORD for column in columns)
+    return StructType(
+        [
+            StructField(column.name, _TYPES[column.spark_type], nullable=column.is_nullable or reports)
+            for column in columns
+        ]
+    )
+
+
+def columns_of(schema: StructType) -> list[Column]:
+    """The columns of a schema. Raises UsageError for an unknown name or a wrong type."""
+    columns = chosen(schema.fieldNames()) if schema.fieldNames() else []
+    for field, column, own in zip(schema.fields, columns, schema_of(columns), strict=True):
+        wanted = _TYPES[column.spark_type].simpleString()
+        if field.dataType.simpleString() != wanted:
+            raise UsageError(
+                f"column {column.name} is {wanted}, not {field.dataType.simpleString()}",
+                hint="cast it after reading",
+            )
+        if own.nullable and not field.nullable:
+            raise UsageError(f"column {column.name} can be null", hint="remove NOT NULL from the schema")
+    return columns

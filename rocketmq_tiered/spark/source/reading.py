@@ -22,8 +22,8 @@ from rocketmq_tiered.message_table.options.source_options import (
 from rocketmq_tiered.message_table.plan.archive_plan import Names, pinned_versions, plan
 from rocketmq_tiered.message_table.plan.partitions import Slices
 from rocketmq_tiered.message_table.scan.store_scan import LogRange, plan_ranges
+from rocketmq_tiered.spark.source.data_source import columns_of, schema_of
 from rocketmq_tiered.spark.source.session import register
-from rocketmq_tiered.spark.source.spark_types import columns_of, schema_of
 from rocketmq_tiered.spark.source.worker import read_in_worker
 from tiered.errors import UsageError
 from tiered.timestamps import milliseconds

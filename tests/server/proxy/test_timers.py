@@ -18,8 +18,7 @@ from tests.server.proxy.proxy_client import Client
 from tests.server.proxy.service_scene import Scene, run, scene
 from tiered.formats.record import parse_properties
 from tiered.model.queue import SYSTEM_TOPICS
-from tiered.model.timer import TimerPlace
-from tiered.model.timer_seal import Handle, handle_words, own_handle, sender_of
+from tiered.model.timer import Handle, TimerPlace, handle_words, own_handle, sender_of
 from tiered.remoting.command import RemotingCommand
 
 DAY_MS = 86_400_000

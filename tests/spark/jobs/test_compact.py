@@ -23,8 +23,7 @@ from tiered.object_store.file import FileStore
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.settings.compaction_section import CompactionSettings
-from tiered.settings.sections import IndexSettings, OffloadSettings, Settings
+from tiered.settings.sections import CompactionSettings, IndexSettings, OffloadSettings, Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

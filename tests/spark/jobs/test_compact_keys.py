@@ -27,8 +27,7 @@ from tiered.errors import UnavailableError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.settings.compaction_section import KeyCompactionSettings
-from tiered.settings.sections import Settings
+from tiered.settings.sections import KeyCompactionSettings, Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 import fastcrc
 import numpy as np
 
+from tiered.archive.index.items import Widths
 from tiered.archive.index.layout import COVERED_DTYPE, FOOTER_KIND, TRAILER_BYTES, Shape, decode_trailer
 from tiered.archive.index.places import PAGE_DTYPE
+from tiered.catalog.index_refs import IndexRef
 from tiered.errors import CorruptionError
 from tiered.formats.container import decode_container, encode_container
 from tiered.model.tables import Table
@@ -94,3 +96,15 @@ def decode_tail(shape: Shape, tail: bytes) -> tuple[IndexMeta, Covered]:
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CorruptionError(f"{where} does not parse: {error!r}") from error
     return meta, Covered(objects, keys, pages)
+
+
+def shape_of(ref: IndexRef) -> Shape:
+    """Positions in the file; raises CorruptionError when the catalog contradicts itself."""
+    return Shape(
+        ref.key, ref.items, ref.slot_bits, Widths(*ref.widths), ref.begin_ms, ref.size_bytes, ref.tail_bytes
+    )
+
+
+def meta_of(ref: IndexRef) -> IndexMeta:
+    """Coverage of the file."""
+    return IndexMeta(ref.from_version, ref.to_version, ref.begin_ms, ref.end_ms, ref.begin_phys, ref.end_phys)
