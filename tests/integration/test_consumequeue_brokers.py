@@ -128,13 +128,14 @@ def case(request: pytest.FixtureRequest, real_store: Callable[[str], Path], tmp_
     broker.stop()
 
 
+@pytest.mark.parametrize(("version", "name"), [("5.3.3", "G"), ("5.5.0", "B")])
 def test_a_broker_writes_both_kinds_and_goes_back_to_either(
-    real_store: Callable[[str], Path], tmp_path: Path
+    version: str, name: str, real_store: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    original = real_store("G")
+    original = real_store(name)
     both = recorded_settings(original / "broker.conf") | {"enableCompaction": "false"}
     try:
-        broker = RocketMq("5.3.3", tmp_path, both | {"rocksdbCQDoubleWriteEnable": "true"})
+        broker = RocketMq(version, tmp_path, both | {"rocksdbCQDoubleWriteEnable": "true"})
     except NotInstallableError as error:
         pytest.skip(str(error))
     shutil.copytree(original / "store", broker.store)
