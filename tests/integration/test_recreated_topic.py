@@ -65,12 +65,12 @@ def test_consumers_at_the_end_of_a_topic_get_all_of_the_next_one(tmp_path: Path,
     with proxy_beside_broker(tmp_path, objects, {}, {}, topics=1, version=version) as scene:
         scene.fill(300)
         scene.wait_until_serving()
-        kinds = [kind for kind in KINDS if kind[0] != "pop" or version != "4.9.7"]
+        kinds = KINDS if version != "4.9.7" else KINDS[:-2]  # which has no requests for them
         consumers = [_started(scene, *kind) for kind in kinds]
         for consumer in consumers:
             consumer.wait_for_all(everything(begins_and_ends(scene, "live0")[1]))
         for count, per_second, stopped in RECREATIONS:
-            scene.sidecar.wait_until_archived(60)
+            until(partial(_is_archived, scene), "not archived")
             time.sleep(6)  # the Go client commits every 5 s
             if stopped:
                 scene.end_children()
@@ -91,6 +91,11 @@ def _started(scene: ProxyScene, mode: str, version: str) -> Consumer:
     if mode == "go":
         return scene.consume_by_go("G-go")
     return scene.consume(mode, f"G-{mode}-{version[0]}", 10**6, idle_s=600, version=version)
+
+
+def _is_archived(scene: ProxyScene) -> bool:
+    """Whether all is, except what 4.9 brokers write of positions that are none, which is not archived."""
+    return scene.sidecar.status().get("lagMessages") == 0
 
 
 def _since(consumer: Consumer, stored_ms: int) -> set[Line]:
