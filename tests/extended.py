@@ -50,7 +50,7 @@ EXTENDED = {
     "integration/test_proxy_wire.py": r".*\[4",
     "integration/test_recreated_topic.py": ALL,
     "integration/test_reserve_time.py": ALL,
-    "integration/test_restore.py": r".*\[(B|D|K|A-none|G-rocksdb|A-rocksdb|C-file)|test_queues",
+    "integration/test_restore.py": r".*\[(B|D|K|A-none|G-rocksdb|A-rocksdb|C-file|[DG]-both)|test_queues",
     "integration/test_restore_drill.py": r".*\[5\.5",
     "integration/test_scrub_live.py": ALL,
     "integration/test_serving.py": r"test_a_consumer_of_each_kind.*\[(4|5\.5)"

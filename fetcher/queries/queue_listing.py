@@ -9,6 +9,7 @@ import numpy as np
 
 from tiered.catalog.floors import rows_below
 from tiered.catalog.pages import RunIndex
+from tiered.catalog.repeated_offsets import repeated_offsets
 from tiered.catalog.state import CatalogState
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_BATCH, QUEUE_EXPIRED, QUEUE_HIDDEN, QUEUE_LMQ, GapReason, Table
@@ -39,7 +40,8 @@ class GapListing:
 class QueueListing:
     """One queue. ``max_offset`` is one past the last, ``bytes`` are before compression (and include expired
     messages in front of living ones unless the listing read a page), ``newest_ms`` is the store timestamp of the
-    last message, ``kind`` is plain, batch or lmq, ``gaps`` are by offset."""
+    last message, ``kind`` is plain, batch or lmq, ``gaps`` are by offset, ``set_aside`` are messages that the broker's
+    queue does not have, as their offsets were used again."""
 
     topic: str
     queue_id: int
@@ -52,6 +54,7 @@ class QueueListing:
     kind: str
     hidden: bool
     gaps: tuple[GapListing, ...] = ()
+    set_aside: int = 0
 
     @property
     def key(self) -> QueueKey:
@@ -65,6 +68,7 @@ class QueueListing:
             "min_offset": "minOffset",
             "max_offset": "maxOffset",
             "newest_ms": "newestStoreTimestamp",
+            "set_aside": "setAsideMessages",
         }
         values: dict[str, Any] = asdict(self) | {"gaps": [gap.to_json() for gap in self.gaps]}
         return {names.get(name, name): value for name, value in values.items()}
@@ -81,6 +85,7 @@ def list_queues(
         range(state.queue_count) if topic is None else state.directory.rows_of_topic(topic, state.queue_count)
     )
     found = []
+    set_aside = repeated_offsets(state)
     gaps = _gaps_by_row(state.gaps if topic is None else state.gaps[np.isin(state.gaps["queue"], rows)])
     for number in rows:
         key, row = state.key_of(number), state.table[number]
@@ -102,6 +107,7 @@ def list_queues(
                 kind="lmq" if flags & QUEUE_LMQ else "batch" if is_batch else "plain",
                 hidden=bool(flags & QUEUE_HIDDEN),
                 gaps=gaps.get(number, ()),
+                set_aside=set_aside.get(key, 0),
             )
         )
     return sorted(found, key=lambda queue: (queue.topic, queue.queue_id, queue.generation))

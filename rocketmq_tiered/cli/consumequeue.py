@@ -21,7 +21,7 @@ from rocketmq_tiered.process.consume_queues import (
 )
 from rocketmq_tiered.process.progress import Progress
 from tiered.console import camel_names, counted, names_text
-from tiered.consume_queue.store import StoreKind
+from tiered.consume_queue.store import BOTH_ON_5_5, StoreKind
 from tiered.errors import UsageError
 
 EXIT_ANOMALIES = 1
@@ -81,6 +81,8 @@ def _written(store: Path, kind: str, written: Written) -> Iterator[str]:
         yield f"skipped {names_text(written.skipped)}: RocksDB has no BatchCQ"
     if kind != StoreKind.ROCKSDB.value and has_tables_in_rocksdb(store):
         yield "export topics, groups and offsets before the start: mqadmin rocksDBConfigToJson"
+    if kind == StoreKind.BOTH.value:
+        yield BOTH_ON_5_5
     if kind == StoreKind.ROCKSDB.value and has_compaction_logs(store):
         yield "5.5 brokers start with RocksDB and compaction topics only with enableCompaction=false"
     if written.unknown_ends:

@@ -331,6 +331,13 @@ def _print(title: str, rows: Sequence[Listing], columns: Columns) -> None:
             ],
         )
         print_lines("")
+    set_aside = [queue for queue in queues if queue.set_aside]
+    if set_aside:
+        print_table(
+            ["set aside in topic", "queue", "generation", "messages"],
+            [[q.topic, q.queue_id, q.generation, q.set_aside] for q in set_aside],
+        )
+        print_lines("")
     and_gaps = f", {counted(len(gaps), 'gap')}" if gaps else ""
     print_lines(
         f"{title}: {counted(len(queues), 'queue')}, {counted(total, 'message')}, {size} of messages{and_gaps}"

@@ -38,7 +38,7 @@ from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.console import camel_names, counted, time_text
 from tiered.consume_queue.file_store import FileSizes
-from tiered.consume_queue.store import StoreKind
+from tiered.consume_queue.store import BOTH_ON_5_5, StoreKind
 from tiered.errors import UsageError
 from tiered.formats.record import decode_record
 from tiered.model.queue import SCHEDULE_TOPIC
@@ -242,6 +242,8 @@ class _Summary:
             yield f"offset clamped: {len(report.configuration.clamped) - CLAMPED_SHOWN} more, listed with --json"
         yield "broker.conf needs:"
         yield from (f"  {name}={value}" for name, value in self._conf().items())
+        if self._request.queues is StoreKind.BOTH:
+            yield BOTH_ON_5_5
         if not report.continues_archive:
             yield "the compact log ends above the archive's end: give this store an archive.url of its own"
         elif self._is_newest:

@@ -25,7 +25,7 @@ from rocketmq_tiered.cli.arguments import (
 )
 from rocketmq_tiered.process.admin_client import fetch_status
 from rocketmq_tiered.process.broker_side import open_store_of, read_conf, topic_filter_of
-from rocketmq_tiered.process.findings import TROUBLE, Condition, RunState, of_report, word_of
+from rocketmq_tiered.process.findings import TROUBLE, RunState, of_report, word_of
 from rocketmq_tiered.process.instance import (
     InstanceDescription,
     running_instance,
@@ -147,14 +147,17 @@ def _from_archive(settings: Settings) -> StatusReport:
             return _report(archive, settings.gc)
         with open_store_of(settings, conf) as store:
             committed = archive.state.cursor.phys
+            if matches_archive(store, archive.store, archive.state) is CheckResult.DIFFERENT:
+                why = f"the broker's log differs from the archive below physical offset {committed:,}"
+                step = "compare archive.url and the broker's name; tiered run says what log and archive share"
+                return replace(
+                    _report(archive, settings.gc), state=RunState.DIVERGED.value, why=why, step=step
+                )
             topics = topic_filter_of(settings, conf, archive.cluster, archive.broker)
             end = store.commit_log.max_file_end
             lag = measure_lag(store.commit_log, topics, committed, end)
-            margin_s = retention_margin_s(store, committed, lag.end_phys, 0.0)
+            margin_s = retention_margin_s(store, committed, lag.end_phys, ())
             report = _report(archive, settings.gc, lag, lag.end_phys, margin_s)
-            if matches_archive(store, archive.store, archive.state) is CheckResult.DIFFERENT:
-                why = f"the broker's log differs from the archive below physical offset {committed:,}"
-                report = replace(report, state=Condition(RunState.DIVERGED, why).text)
             return replace(report, deletion_zone=str(store.zone()))
 
 

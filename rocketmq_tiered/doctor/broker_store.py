@@ -205,7 +205,7 @@ def margin(subject: StoreSubject) -> CheckFinding:
     store = subject.opened()
     store.commit_log.refresh()
     end_phys = store.commit_log.data_end_phys()
-    left_s = retention_margin_s(store, archived[1].cursor.phys, end_phys, 0.0)
+    left_s = retention_margin_s(store, archived[1].cursor.phys, end_phys, ())
     if left_s is None:
         return ok("no unarchived message is about to be deleted")
     zone = f"deleteWhen in {store.zone()}"

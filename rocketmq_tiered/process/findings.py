@@ -17,6 +17,7 @@ from rocketmq_tiered.server.proxy.relay_status import ProxyStatus, RelayStatus, 
 from tiered.archive.task import COMPACTION, EXPIRY, GARBAGE_COLLECTION, INDEX_BUILDING, SCRUB
 from tiered.archive.unreadable import UnreadableRange
 from tiered.broker_store.bound import BoundReason
+from tiered.catalog.repeated_offsets import set_aside_messages
 from tiered.catalog.state import CatalogState
 from tiered.console import counted, duration_text
 from tiered.errors import (
@@ -221,6 +222,7 @@ ABOUT = (
     "broker-down",
     "retention-margin",
     "gaps",
+    "set-aside",
     "broker-tables",
     "clock",
     "diverged-log",
@@ -358,6 +360,8 @@ def _of_the_archive(report: StatusReport) -> list[Finding]:
         found.append(of_unreadable(report.unreadable, report.broker_min_phys))
     if report.gaps:
         found.append(_gaps(report.gaps))
+    if report.set_aside_messages:
+        found.append(_set_aside(report.set_aside_messages))
     if report.damaged_tables:
         what = f"damaged tables of the broker are not archived: {'; '.join(report.damaged_tables)}"
         found.append(
@@ -398,6 +402,7 @@ def of_catalog(
     """Findings of an archive, for a process without a report. ``unreadable``: what it could not read."""
     found = [of_unreadable(unreadable)] if unreadable else []
     found += [_gaps(len(state.gaps))] if len(state.gaps) else []
+    found += [_set_aside(set_aside_messages(state))] if set_aside_messages(state) else []
     oldest_ms = state.oldest_garbage_ms
     if oldest_ms is not None and now_ms - oldest_ms > gc_grace_ms + GARBAGE_LATE_MS:
         found.append(_late_garbage((now_ms - oldest_ms - gc_grace_ms) / 1000))
@@ -428,6 +433,16 @@ def unreadable_messages(ranges: Sequence[UnreadableRange]) -> int:
 def _gaps(count: int) -> Finding:
     what = f"{counted(count, 'gap')}: messages that neither the broker's log nor the archive has any more"
     return Finding("gaps", what, "tiered ls ARCHIVE_URL lists them with their reasons")
+
+
+def _set_aside(count: int) -> Finding:
+    what = (
+        f"{counted(count, 'message')} set aside: the broker used queue offsets again, and serves others there"
+    )
+    step = (
+        "tiered ls ARCHIVE_URL lists their queues; only the broker's log has them, until it deletes its files"
+    )
+    return Finding("set-aside", what, step)
 
 
 def _late_garbage(late_s: float) -> Finding:

@@ -39,6 +39,7 @@ KEPT: Final = (
     "deletion_zone",
     "short_retention_margin_seconds",
     "gaps",
+    "set_aside_messages",
     "unindexed_objects",
     "pending_deletions",
     "oldest_pending_deletion_seconds",

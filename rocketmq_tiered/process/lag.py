@@ -6,6 +6,8 @@ many consume queues. The scan is bounded: the messages of a longer lag are estim
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,7 +21,7 @@ from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.damage import stored_size
 from tiered.broker_store.pins import measure_disk
-from tiered.broker_store.retention import deletion_margin
+from tiered.broker_store.retention import Growth, deletion_margin
 from tiered.broker_store.store import BrokerStore
 from tiered.errors import AccessDeniedError, UnreadableError
 from tiered.kernels.queue_table import QueueTable
@@ -30,13 +32,13 @@ from uploader.lmq_dispatch import resolved_lmq_rows
 from uploader.log_batch import LogBatch
 from uploader.log_feed import FeedBound, FeedOutcome, LogFeed
 
-GROWTH_WINDOW_S = 10.0
+GROWTH_WINDOW_S, GROWTH_WINDOWS = 10.0, 60
 CLOCK_OFF_S = 5.0
 """A message that is stamped later than this after the present shows that a clock is wrong."""
 
 
 def retention_margin_s(
-    store: BrokerStore, committed_phys: int, end_phys: int, growth_bytes_per_s: float
+    store: BrokerStore, committed_phys: int, end_phys: int, growth: Sequence[Growth]
 ) -> float | None:
     """Seconds until the broker deletes unarchived log; None without risk, or if unknown.
 
@@ -54,7 +56,7 @@ def retention_margin_s(
             continue
     if not files:
         return None
-    disk = replace(measure_disk(files[-1][0].path), growth_bytes_per_s=growth_bytes_per_s)
+    disk = replace(measure_disk(files[-1][0].path), growth=growth)
     margin = deletion_margin(
         files,
         committed_phys,
@@ -67,20 +69,20 @@ def retention_margin_s(
 
 
 class LogGrowth:
-    """Growth rate of the commitlog, measured at least GROWTH_WINDOW_S apart."""
+    """Growth of the commitlog over the last ten minutes, and over each shorter time from GROWTH_WINDOW_S on."""
 
     def __init__(self) -> None:
-        self._since: tuple[float, int] | None = None
-        self._bytes_per_s = 0.0
+        self._ends: deque[tuple[float, int]] = deque(maxlen=GROWTH_WINDOWS + 1)
 
-    def bytes_per_s(self, now_s: float, end_phys: int) -> float:
-        """The rate, given the present end of the log; 0 until known."""
-        if self._since is None:
-            self._since = (now_s, end_phys)
-        elif now_s - self._since[0] >= GROWTH_WINDOW_S:
-            self._bytes_per_s = max(0.0, (end_phys - self._since[1]) / (now_s - self._since[0]))
-            self._since = (now_s, end_phys)
-        return self._bytes_per_s
+    def rates(self, now_s: float, end_phys: int) -> list[Growth]:
+        """Given the present end of the log; none until known, or if it does not grow."""
+        if not self._ends or now_s - self._ends[-1][0] >= GROWTH_WINDOW_S:
+            self._ends.append((now_s, end_phys))
+        return [
+            Growth((end_phys - phys) / (now_s - then_s), now_s - then_s)
+            for then_s, phys in self._ends
+            if now_s - then_s >= GROWTH_WINDOW_S and end_phys > phys
+        ]
 
 
 SCAN_BYTES_MAX = 64 * 1024 * 1024

@@ -133,6 +133,13 @@ FIGURES = (
         "Physical commitlog offset up to which the broker allows uploads.",
     ),
     ("", GAUGE, "gaps", "gaps", "Gaps of the archive."),
+    (
+        "",
+        GAUGE,
+        "set_aside_messages",
+        "set_aside_messages",
+        "Messages set aside: the broker used their offsets again.",
+    ),
     ("", GAUGE, "epoch", "epoch", "Epoch of this writer."),
     ("", GAUGE, "memory_budget_used_bytes", "budget_used_bytes", "Bytes of buffers in use."),
     ("", GAUGE, "memory_budget_limit_bytes", "budget_limit_bytes", "Limit of buffers in bytes."),

@@ -16,6 +16,7 @@ from tiered.archive.task import TaskStatus
 from tiered.archive.unreadable import UnreadableRange
 from tiered.broker_store.retention import SHORT_S_MAX
 from tiered.catalog.hidden_history import hidden_since
+from tiered.catalog.repeated_offsets import set_aside_messages
 from tiered.catalog.state import CatalogState
 from tiered.console import camel_name, camel_names
 from tiered.settings.sections import GcSettings
@@ -75,6 +76,8 @@ class StatusReport:
     """Below it the retention margin is short."""
     gaps: int = 0
     """Gaps of the archive."""
+    set_aside_messages: int = 0
+    """Messages that no queue of the broker has, as it used their offsets again: not archived."""
     new_gaps: int = 0
     """Gaps recorded by this process."""
     excluded: tuple[str, ...] = ()
@@ -151,6 +154,7 @@ def catalog_figures(state: CatalogState, now_ms: int, gc: GcSettings) -> dict[st
     garbage_ms = state.oldest_garbage_ms
     return {
         "gaps": len(state.gaps),
+        "set_aside_messages": set_aside_messages(state),
         "unindexed_objects": len(state.unindexed),
         "pending_deletions": state.pending_deletion_count,
         "oldest_pending_deletion_seconds": seconds_since(state.oldest_pending_deletion_ms, now_ms),

@@ -169,7 +169,7 @@ class Reporter:
         end_phys = lag.end_phys
         if bound_phys is not None and report.bound_reason == BoundReason.DEAD.value:
             bound_phys = min(bound_phys, max(end_phys, committed_phys))  # it ends where its files do
-        growth = self._growth.bytes_per_s(self._clock.monotonic_s(), end_phys)
+        growth = self._growth.rates(self._clock.monotonic_s(), end_phys)
         now_ms = self._clock.wall_ms()
         return replace(
             report,

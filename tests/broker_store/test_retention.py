@@ -10,7 +10,7 @@ import pytest
 
 from tiered.broker_store.commit_log import LogFile
 from tiered.broker_store.conf import BrokerConf
-from tiered.broker_store.retention import DeletionMargin, DiskUse, deletion_margin, short_margin_s
+from tiered.broker_store.retention import DeletionMargin, DiskUse, Growth, deletion_margin, short_margin_s
 
 GIB = 1 << 30
 NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
@@ -64,8 +64,16 @@ def test_a_full_disk_waits_for_nothing() -> None:
 
 
 def test_a_growing_disk_is_foreseen() -> None:
-    found = margin([file(0, 1), file(1, 0)], disk=DiskUse(0.50, 100 * GIB, growth_bytes_per_s=GIB / 100))
+    found = margin([file(0, 1), file(1, 0)], disk=DiskUse(0.50, 100 * GIB, [Growth(GIB / 100, 600)]))
     assert found.seconds == pytest.approx(3500)
+
+
+def test_a_short_burst_is_not_taken_to_last_for_hours() -> None:
+    """Of a fresh broker, say, whose first messages come all at once."""
+    burst = [Growth(GIB / 100, 10), Growth(GIB / 100, 60)]
+    assert hours(margin([file(0, 1), file(1, 0)], disk=DiskUse(0.50, 100 * GIB, burst))) == 88
+    burst += [Growth(GIB, 10)]
+    assert margin([file(0, 1), file(1, 0)], disk=DiskUse(0.50, 100 * GIB, burst)).seconds == pytest.approx(35)
 
 
 def test_a_short_margin_is_less_than_every_file_has_when_the_next_begins() -> None:

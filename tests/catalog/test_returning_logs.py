@@ -47,6 +47,8 @@ class LogWorld(World):
         self.expired: Ids = set()
         """In some log history: in another one they may be visible."""
         self.hidden_since: dict[int, int] = {}
+        """Or earlier, but after the check before."""
+        self.checked_ms = NOW_MS
         self.returned = self.begun_inside = 0
         self.twice: Ids = set()
         """Uploaded while an earlier upload was hidden and listed."""
@@ -136,7 +138,8 @@ class LogWorld(World):
         missing = (log & self.archived) - self.expired - shown
         assert not missing, f"in the log, and not visible: {sorted(missing)[:9]}"
         hidden = self.archived - shown - self.expired
-        self.hidden_since = {i: self.hidden_since.get(i, self.now_ms) for i in hidden}
+        self.hidden_since = {i: self.hidden_since.get(i, self.checked_ms) for i in hidden}
+        self.checked_ms = self.now_ms
         listings = list_histories(self.memory, state)
         listed: Ids = set()
         for listing in listings[:-1]:

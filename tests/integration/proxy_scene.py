@@ -5,6 +5,7 @@ Owns the place and the requests made in it. Does not own clients' lives (client_
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from tests.integration.client_scene import (
 from tests.integration.live import Sidecar
 from tests.integration.live_scene import Scene
 from tests.servers.child import free_port
+from tests.servers.go_client import go_consumer
 from tests.servers.rocketmq import run_java
 from tests.servers.running_store import RunningStore
 from tests.servers.store_directory import StoreDirectory
@@ -56,6 +58,15 @@ class ProxyScene(ClientScene):
         job = Job(mode, group, wanted, topic, expression, idle_s, failures, times_max)
         arguments = self._dialled(real), *job.arguments(output)
         return self.start(output, version, "Consume", *arguments, flags=flags)
+
+    def consume_by_go(self, group: str, topic: str = "live0", *, real: bool = False) -> Consumer:
+        """Start the Go client's push consumer, which ends when it is killed."""
+        output = self.output(group)
+        arguments = "push", self._dialled(real), group, topic, str(10**6), "600", str(output)
+        with output.with_suffix(".out").open("ab") as log:
+            child = subprocess.Popen([str(go_consumer()), *arguments], stdout=log, stderr=log)
+        self.children.append(child)
+        return Consumer(child, output)
 
     def consume_all(
         self, version: str, jobs: Sequence[Job], *, flags: Sequence[str] = (), real: bool = False

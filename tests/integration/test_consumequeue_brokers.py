@@ -114,12 +114,7 @@ def case(request: pytest.FixtureRequest, real_store: Callable[[str], Path], tmp_
         broker = RocketMq(version, tmp_path, settings)
     except NotInstallableError as error:
         pytest.skip(str(error))
-    shutil.copytree(original / "store", broker.store)
-    with open_broker_store(broker.store, conf=read_broker_conf(original / "broker.conf")) as store:
-        write(plan_of(store, kind), lambda done, total: None)
-        if has_tables_in_rocksdb(broker.store):
-            table = {"topicConfigTable": store.topics(), "dataVersion": {"counter": 1, "timestamp": 1}}
-            (broker.store / "config" / "topics.json").write_text(json.dumps(table))
+    write_queues(broker, original, write, kind)
     found = Case(broker, original / "truth", kind)
     begun_s = time.monotonic()
     broker.start()
@@ -128,18 +123,28 @@ def case(request: pytest.FixtureRequest, real_store: Callable[[str], Path], tmp_
     broker.stop()
 
 
-def test_a_broker_writes_both_kinds_and_goes_back_to_either(
-    real_store: Callable[[str], Path], tmp_path: Path
-) -> None:
-    original = real_store("G")
-    both = recorded_settings(original / "broker.conf") | {"enableCompaction": "false"}
-    try:
-        broker = RocketMq("5.3.3", tmp_path, both | {"rocksdbCQDoubleWriteEnable": "true"})
-    except NotInstallableError as error:
-        pytest.skip(str(error))
+def write_queues(broker: RocketMq, original: Path, write: Callable[..., object], kind: StoreKind) -> None:
+    """Give ``broker`` a copy of the ``original`` store, with queues of ours."""
     shutil.copytree(original / "store", broker.store)
     with open_broker_store(broker.store, conf=read_broker_conf(original / "broker.conf")) as store:
-        build(plan_of(store, StoreKind.BOTH), lambda done, total: None)
+        write(plan_of(store, kind), lambda done, total: None)
+        if has_tables_in_rocksdb(broker.store):
+            table = {"topicConfigTable": store.topics(), "dataVersion": {"counter": 1, "timestamp": 1}}
+            (broker.store / "config" / "topics.json").write_text(json.dumps(table))
+
+
+@pytest.mark.parametrize(("version", "name"), [("5.3.3", "G"), ("5.5.0", "D")])
+def test_a_broker_writes_both_kinds_and_goes_back_to_either(
+    version: str, name: str, real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    original = real_store(name)
+    both = recorded_settings(original / "broker.conf") | {"enableCompaction": "false", "storeType": "default"}
+    try:
+        both |= {"rocksdbCQDoubleWriteEnable": "true", "combineCQUseRocksdbForLmq": "true"}
+        broker = RocketMq(version, tmp_path, both)
+    except NotInstallableError as error:
+        pytest.skip(str(error))
+    write_queues(broker, original, build, StoreKind.BOTH)
     case = Case(broker, original / "truth", StoreKind.BOTH)
     for settings in ({}, {"rocksdbCQDoubleWriteEnable": "false"}, {"storeType": "defaultRocksDB"}):
         with broker.broker_conf.open("a") as conf:

@@ -28,6 +28,8 @@ CASES = [
     ("G", "rocksdb"),
     ("A", "rocksdb"),
     ("C", "file"),
+    ("G", "both"),
+    ("D", "both"),
 ]
 
 
@@ -51,6 +53,8 @@ def test_a_broker_serves_every_message_and_its_archive_continues(case: tuple[Ori
     settings = original.settings()
     if original.name == "K":
         settings["forceVerifyPropCRC"] = "true"
+    if queues == "both":
+        settings |= {"storeType": "default", "combineCQUseRocksdbForLmq": "true", "enableCompaction": "false"}
     wanted = sorted(original.truth.queues)
     if queues == "rocksdb":
         wanted = [queue for queue in wanted if queue[0] != "t_bcq"]

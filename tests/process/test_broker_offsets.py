@@ -258,17 +258,20 @@ def test_excluded_topics_are_not_behind(store: BrokerStore) -> None:
 def test_the_retention_margin_is_none_when_everything_is_archived(store: BrokerStore) -> None:
     log = store.commit_log
     store.conf = BrokerConf(file_reserved_hours=1_000_000)
-    assert retention_margin_s(store, log.max_file_end, log.max_file_end, 0.0) is None
+    assert retention_margin_s(store, log.max_file_end, log.max_file_end, ()) is None
     if len(log.files) > 1:
-        assert (retention_margin_s(store, log.min_phys, log.max_file_end, 0.0) or 0) > 3600
+        assert (retention_margin_s(store, log.min_phys, log.max_file_end, ()) or 0) > 3600
 
 
 def test_growth_is_measured_over_a_window() -> None:
     growth = LogGrowth()
-    assert growth.bytes_per_s(0.0, 1_000) == 0.0
-    assert growth.bytes_per_s(5.0, 9_000) == 0.0
-    assert growth.bytes_per_s(10.0, 11_000) == 1_000.0
-    assert growth.bytes_per_s(20.0, 0) == 0.0
+    assert growth.rates(0.0, 1_000) == growth.rates(5.0, 9_000) == []
+    assert growth.rates(10.0, 11_000) == [(1_000.0, 10.0)]
+    assert growth.rates(20.0, 12_000) == [(550.0, 20.0), (100.0, 10.0)]
+    assert growth.rates(21.0, 0) == []
+    for second in range(30, 1_000, 10):
+        rates = growth.rates(second, 100 * second)
+    assert [rate.seconds for rate in rates] == [*range(600, 0, -10)]
 
 
 def test_records_after_a_damaged_one_are_counted(real_store: Callable[[str], Path], tmp_path: Path) -> None:

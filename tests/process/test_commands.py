@@ -23,6 +23,7 @@ from rocketmq_tiered.process.loaded_archive import open_for_reading
 from tests.process.message_counts import MESSAGES
 from tests.truth import read_lines
 from tests.uploader.living_broker import LivingBroker
+from tests.uploader.small_broker import SmallBroker
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
@@ -310,6 +311,15 @@ def test_status_from_the_archive_and_the_store(run: Run, killed: Path, archive: 
     assert report["messages"] == MESSAGES and report["queues"] == []
     code, out, _ = run("status", archive)
     assert code == 0 and "store not read" in out and "retention   unknown" in out
+
+
+def test_status_beside_another_brokers_log_has_no_figures_of_it(
+    run: Run, archive: str, tmp_path: Path
+) -> None:
+    SmallBroker(tmp_path / "store").send(5)
+    code, out, _ = run("status", archive, "--store", tmp_path / "store")
+    assert code == 1 and ": diverged, epoch" in out and "why         the broker's log differs" in out
+    assert "behind      unknown, unknown, unknown" in out and "next        compare archive.url" in out
 
 
 def test_status_counts_what_is_not_archived(run: Run, killed: Path, tmp_path: Path) -> None:

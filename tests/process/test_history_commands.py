@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.synthetic_store import StoreSpec, write_store
 from tests.end_to_end.offloading import backfill
+from tests.uploader.small_broker import SmallBroker
 from tiered.object_store.file import FileStore
 
 Run = Callable[..., tuple[int, str, str]]
@@ -90,6 +91,21 @@ def test_status_counts_messages_once_that_were_hidden_twice(run: Run, tmp_path: 
     ):
         backfill(tmp_path / store, FileStore(tmp_path / "archive"), replace_log=True)
         assert json.loads(run("status", url, "--json")[1])["hiddenMessages"] == hidden
+
+
+def test_messages_set_aside_are_counted_by_queue(run: Run, tmp_path: Path) -> None:
+    broker, url = SmallBroker(tmp_path / "store"), f"file://{tmp_path}/archive"
+    for _ in range(2):
+        broker.send(5)
+        broker.lose_unit()
+        broker.send(3)
+        broker.restart()
+    broker.send(3)
+    backfill(broker.path, FileStore(tmp_path / "archive"))
+    assert json.loads(run("status", url, "--json")[1])["setAsideMessages"] == 2
+    assert "attention   2 messages set aside: the broker used queue offsets again" in run("status", url)[1]
+    assert [queue["setAsideMessages"] for queue in json.loads(run("ls", url, "--json")[1])["queues"]] == [2]
+    assert "orders 0 0 2" in " ".join(run("ls", url)[1].partition("set aside in topic")[2].split())
 
 
 @pytest.mark.parametrize("option", ["--follow", "--at-version=1"])

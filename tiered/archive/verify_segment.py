@@ -73,9 +73,14 @@ class Anomaly:
     range: tuple[int, int] | None
     detail: str
 
-    def __str__(self) -> str:
+    @property
+    def text(self) -> str:
+        """Place and details."""
         where = "" if self.range is None else f" [{self.range[0]}, {self.range[1]})"
-        return f"{self.kind}: {self.key}{where}: {self.detail}"
+        return f"{self.key}{where}: {self.detail}"
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
+from typing import NamedTuple
 
 from tiered.broker_store.commit_log import LogFile
 from tiered.broker_store.conf import BrokerConf
@@ -18,13 +19,24 @@ _HOUR_MS = 3_600_000
 SHORT_S_MIN, SHORT_S_MAX = 600.0, 6 * 3600.0
 
 
+FORESEEN_TIMES = 36
+"""A rate is taken to last for so many times the time over which it was measured: six hours, if it was ten minutes."""
+
+
+class Growth(NamedTuple):
+    """``bytes_per_s``, measured over ``seconds``."""
+
+    bytes_per_s: float
+    seconds: float
+
+
 @dataclass(frozen=True)
 class DiskUse:
-    """Disk usage as the broker computes it: share used (0 to 1), capacity in bytes, and growth."""
+    """Disk usage as the broker computes it: share used (0 to 1), capacity in bytes, and growth over some times."""
 
     used_ratio: float
     capacity_bytes: int
-    growth_bytes_per_s: float = 0.0
+    growth: Sequence[Growth] = ()
 
 
 @dataclass(frozen=True)
@@ -57,13 +69,11 @@ def deletion_margin(
     if disk.used_ratio <= conf.disk_max_used_ratio:
         due_ms = _next_deletion_hour_ms(due_ms, conf.delete_when_hours, zone)
     seconds = (due_ms - now_ms) / 1000
-    if disk.growth_bytes_per_s > 0:
-        room_bytes = (disk_limit(conf) - disk.used_ratio) * disk.capacity_bytes
-        until_full = room_bytes / disk.growth_bytes_per_s
-        if until_full < seconds:
-            return DeletionMargin(
-                until_full, file, "the disk fills up until the broker deletes regardless of age"
-            )
+    room_bytes = (disk_limit(conf) - disk.used_ratio) * disk.capacity_bytes
+    for growth in disk.growth:
+        until_full = room_bytes / growth.bytes_per_s
+        if until_full < min(seconds, FORESEEN_TIMES * growth.seconds):
+            seconds, why = until_full, "the disk fills up until the broker deletes regardless of age"
     return DeletionMargin(seconds, file, why)
 
 

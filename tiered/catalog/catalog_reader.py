@@ -142,8 +142,10 @@ def replay(store: ObjectStore, state: CatalogState, version: int) -> CatalogStat
         for commit in _commits(store, versions):
             state = follow(store, state, commit)
     except NotFoundError as error:
+        key = catalog_key(state.version + 1)
         raise CorruptionError(
-            f"the chain of commits to version {version} is broken: {error.message}"
+            f"the chain of commits to version {version} is broken: {store.url}/{key} of version {state.version + 1} is "
+            "missing"
         ) from error
     return state
 

@@ -23,6 +23,11 @@ def repeated_offsets(state: CatalogState) -> dict[QueueKey, int]:
     }
 
 
+def set_aside_messages(state: CatalogState) -> int:
+    """How many messages of the archive's queues were set aside."""
+    return sum(repeated_offsets(state).values())
+
+
 def with_repeated(state: CatalogState, added: Mapping[QueueKey, int]) -> dict[str, Any]:
     """The setting after ``added`` messages of queues were set aside; empty if nothing changes."""
     before = repeated_offsets(state)

@@ -33,6 +33,11 @@ class StoreKind(Enum):
     BOTH = "both"
 
 
+BOTH_ON_5_5 = (
+    "5.5 brokers start with both kinds only with combineCQUseRocksdbForLmq=true, and without BatchCQ topics"
+)
+
+
 class LogView(NamedTuple):
     """What consume queues need of the commitlog.
 

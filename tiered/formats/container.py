@@ -157,7 +157,7 @@ def check_header(data: bytes | memoryview, source: str) -> bytes:
     kind: bytes
     kind, major, minor, _, _, _, _, header_crc = HEADER.unpack_from(data)
     if fastcrc.crc32.iscsi(bytes(data[: _FIELDS.size])) != header_crc:
-        raise CorruptionError(f"{source}: container header fails its CRC32C")
+        raise CorruptionError(f"{source}: is damaged: its header fails its CRC32C")
     require_major(major, minor, f"{source}: {_text(kind)} container")
     return kind
 
@@ -183,7 +183,7 @@ def decode_container(
         raise CorruptionError(f"{source}: container is cut short or has an impossible length")
     stored = memoryview(data)[HEADER.size : HEADER.size + stored_length]
     if fastcrc.crc32.iscsi(stored) != crc:
-        raise CorruptionError(f"{source}: container fails its CRC32C")
+        raise CorruptionError(f"{source}: is damaged: its bytes fail their CRC32C")
     try:
         memory = MemoryBound(stored_length, allowance, source)
         memory.charge(2 * raw_length, "payload")  # once inflated, once as tables

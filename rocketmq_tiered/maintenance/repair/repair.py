@@ -171,7 +171,9 @@ def plan_repair(
     report.anomalies += check_indexes(
         store, repair.state, LivingRuns(store, repair.state).between, full=True
     )[0]
-    repair.notes += [str(anomaly) for anomaly in report.anomalies]
+    repair.notes += [
+        anomaly.text if anomaly.kind is AnomalyKind.DAMAGED else str(anomaly) for anomaly in report.anomalies
+    ]
     _drop_indexes(repair, {anomaly.key for anomaly in report.anomalies})
     _fill(repair)
     _rewrite(repair, damaged, log)
