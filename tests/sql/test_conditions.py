@@ -166,5 +166,5 @@ def test_a_condition_gives_the_rows_that_it_gives_on_a_copy(table: tuple[int, Sq
     for number in range(PART):
         asked = condition(rng)
         question = f"SELECT queue_id, queue_offset FROM t WHERE {asked} ORDER BY ALL"
-        wanted = session.connection.execute(question.replace("FROM t WHERE", "FROM whole WHERE")).fetchall()
-        assert session.connection.execute(question).fetchall() == wanted, f"{number}: {asked}"
+        wanted = session.execute(question.replace("FROM t WHERE", "FROM whole WHERE")).fetchall()
+        assert session.execute(question).fetchall() == wanted, f"{number}: {asked}"
