@@ -17,14 +17,16 @@ from difflib import get_close_matches
 from pathlib import Path
 from threading import Lock, local
 from typing import Any, TypeVar
+from uuid import uuid4
 from weakref import WeakSet
 
 import duckdb
 import orjson
+import pyarrow.compute as pc
 
 from fetcher.access import ArchiveAccess
-from rocketmq_tiered.message_table.options.predicate import Predicate
 from rocketmq_tiered.message_table.options.source_options import Mode, SourceOptions
+from rocketmq_tiered.sql.statement_tree import last_rows, with_ranges
 from rocketmq_tiered.sql.topic import Report, Topic, TopicDataset
 from tiered.errors import NotFoundError, TieredError, UsageError
 from tiered.formats.keys import CATALOG_PREFIX
@@ -35,6 +37,8 @@ MEMORY_BYTES = 512 << 20
 """Memory of DuckDB. Joins, groups and sorts spill to a temporary directory above a quarter of it, which leaves room to
 merge what they spilled: a sort of 500,000 messages of 1 KiB fails with half of it, or without that bound."""
 THREADS_MAX = 2
+END_ROWS, END_GROWTH = 64, 16
+"""Offsets, or ms, from the end of a topic in which its last rows are looked for, and how much more each next time."""
 Parameters = Sequence[Any] | Mapping[str, Any] | None
 """Of a statement: for ``?`` and ``$1``, or for ``$name``."""
 ALL_TOPICS = "messages"
@@ -139,19 +143,59 @@ class SqlSession:
         run: Callable[[duckdb.DuckDBPyConnection, str, Parameters], T],
     ) -> T:
         """Run again while DuckDB misses a table that is a topic, which then is one: there may be 100,000s."""
-        text, own = statement if isinstance(statement, str) else statement.query, self._own()
+        own = self._own()
+        parts = self.statements(statement) if isinstance(statement, str) else [statement]
+        *before, text = [one.query for one in parts] or [""]
+        for one in before:
+            self.execute(one)
         self._note_topics(own)
         if text.replace(";", " ").lower().split() == ["show", "tables"]:
             topics = [topic for same in self._names.values() for topic in same]
             text, parameters = _TABLES, {"topics": topics, "views": list(own.views)}
         tried = set[str]()
         with self.errors(text), self._copied(text) as copied:
-            asked = copied
+            asked = self._planned(own, copied, parameters)
             while True:
                 try:
                     return run(own.connection, asked, parameters)
                 except duckdb.CatalogException as error:
                     asked = self._with_topic(own, asked, error, tried)
+
+    def _planned(self, own: _Cursor, text: str, parameters: Parameters) -> str:
+        """``text`` as it reads less: with ranges of times, or of the last rows of a topic only."""
+        with self._lock:
+            found = self._database.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchall()
+        tree = orjson.loads(found[0][0])
+        last, ranged = last_rows(tree), with_ranges(text, tree)
+        if last is None or ranged != text or len(self._same(last.table)) != 1:
+            return ranged
+        queues = self._access.queues(self._same(last.table)[0] or None, hidden=False)
+        is_offset, width = last.column == "queue_offset", max(last.rows, END_ROWS)
+        end = max((one.max_offset if is_offset else one.newest_ms for one in queues), default=0)
+        while width < end:
+            column = pc.field("queue_offset" if is_offset else "store_timestamp")
+            view = self._viewed(
+                own, f"{last.table} #{uuid4().hex}", self._same(last.table)[0], column >= end - width
+            )
+            asked = _renamed(text, last.location, last.table, view)
+            try:
+                rows = own.connection.execute(
+                    f"SELECT count(*) FROM ({asked.rstrip('; ')}\n)", parameters
+                ).fetchall()
+            except duckdb.Error:  # as the statement itself will say
+                return text
+            if rows == [(last.rows,)]:
+                return asked
+            own.connection.unregister(view)
+            width *= END_GROWTH
+        return text
+
+    def _viewed(self, own: _Cursor, view: str, topic: str, within: Any = None) -> str:
+        """Make a view of the rows of ``topic`` for which ``within``, an expression of Arrow, is true."""
+        read = Topic(self._access, topic, self._options)
+        own.connection.register(view, TopicDataset(read, own.failed, self._reported, within))
+        own.views[view] = topic
+        return view
 
     def _note_topics(self, own: _Cursor) -> None:
         """Know the topics that are new, and forget views whose names are no longer of one topic."""
@@ -181,7 +225,11 @@ class SqlSession:
         topic, view = same[0], same[0] or ALL_TOPICS
         if len(same) > 1:
             topic, view = name, f"{name} #{name.encode().hex()}"
-            text = _renamed(text, missing.get("location", ""), name, view) if name in same else ""
+            text = (
+                _renamed(text, orjson.loads(missing.get("location", "[0, 0]")), name, view)
+                if name in same
+                else ""
+            )
             if not text:
                 names = " and ".join(f'"{one}"' for one in same)
                 raise UsageError(
@@ -191,9 +239,7 @@ class SqlSession:
         else:
             tried.add(name)
         if view not in own.views or len(same) == 1:  # a statement may drop a view
-            read = Topic(self._access, topic, self._options)
-            own.connection.register(view, TopicDataset(read, own.failed, self._reported, Predicate()))
-            own.views[view] = topic
+            self._viewed(own, view, topic)
         return text
 
     @contextmanager
@@ -209,7 +255,7 @@ class SqlSession:
         self._check_target(target)
         with tempfile.TemporaryDirectory(dir=self._spill.name) as made:
             written = f"{made}/{target.name}"
-            yield f"{before}{_quoted(written)}{after}"
+            yield before + _quoted(written, "'") + after
             self._place(Path(written), target)
 
     def _check_target(self, target: Path) -> None:
@@ -312,30 +358,28 @@ def _details(error: duckdb.Error) -> dict[str, str]:
     return found
 
 
-def _renamed(text: str, location: str, name: str, view: str) -> str:
+def _renamed(text: str, location: tuple[int, int], name: str, view: str) -> str:
     """``text`` with the table at ``location`` read from ``view``, and its columns still those of ``name``; empty if the
     name is not written there."""
-    at, size = orjson.loads(location or "[0, 0]")
+    at, size = location
     data = text.encode()
     here = data[at : at + size].decode(errors="replace")
     written = re.match(rf'("{re.escape(name)}"|{re.escape(name)})(?![\w"])', here)
     if written is None:
         return ""
-    alias = "" if here[written.end() :].strip() else f" AS {_identifier(name)}"
-    return (
-        f"{data[:at].decode()}{_identifier(view)}{here[written.end() :]}{alias}{data[at + size :].decode()}"
-    )
+    alias = "" if here[written.end() :].strip() else f" AS {_quoted(name)}"
+    return f"{data[:at].decode()}{_quoted(view)}{here[written.end() :]}{alias}{data[at + size :].decode()}"
 
 
-def _identifier(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+def _quoted(text: str, mark: str = '"') -> str:
+    return mark + text.replace(mark, mark * 2) + mark
 
 
 def _copy_target(text: str) -> tuple[str, str, str] | None:
     """What is before, in and behind the quotes of the file's name, if ``text`` is COPY … TO 'file'."""
     data, tokens = text.encode(), duckdb.tokenize(text)
     ends = [at for at, _ in tokens[1:]] + [len(data)]
-    words = [data[at:end].decode().strip() for (at, _), end in zip(tokens, ends, strict=True)]
+    words = [data[at:end].decode().strip() for (at, _), end in zip(tokens, ends, strict=False)]
     for number in range(len(words) - 1, 1, -1) if words and words[0].lower() == "copy" else ():
         named = re.fullmatch(r"'((?:[^']|'')*)'", words[number])
         if named and words[number - 1].lower() == "to" and "://" not in named[1]:
@@ -343,7 +387,3 @@ def _copy_target(text: str) -> tuple[str, str, str] | None:
             before, after = data[:at].decode(), data[at + len(named[0].encode()) :].decode()
             return before, named[1].replace("''", "'"), after
     return None
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

@@ -6,11 +6,12 @@ of them.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import orjson
@@ -265,16 +266,17 @@ class TopicDataset(Dataset):  # type: ignore[misc]
     schema = SCHEMA
 
     def __init__(
-        self, topic: Topic, on_error: Callable[[TieredError], None], report: Report, within: Predicate
+        self, topic: Topic, on_error: Callable[[TieredError], None], report: Report, within: Any = None
     ) -> None:
-        """``on_error`` gets what a scan raised: DuckDB keeps only its text. ``within``: rows that are not read are not
-        needed."""
+        """``on_error`` gets what a scan raised: DuckDB keeps only its text. ``within``: only rows for which this is
+        true, an expression."""
         self._topic, self._on_error, self._report, self._within = topic, on_error, report, within
 
     def scanner(self, columns: list[str] | None = None, filter: Any = None, **options: Any) -> TopicScanner:
         """Called by DuckDB at the start of each scan."""
-        names = checked(columns)
-        batches = self._topic.batches(names, self._within, filter, self._report)
+        names, given = checked(columns), [one for one in (self._within, filter) if one is not None]
+        condition = reduce(operator.and_, given) if given else None
+        batches = self._topic.batches(names, Predicate(), condition, self._report)
         return TopicScanner(names, batches, self._on_error)
 
 

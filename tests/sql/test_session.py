@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 
 import rocketmq_tiered
 from rocketmq_tiered.message_table.options.predicate import Allowed, Predicate
+from rocketmq_tiered.message_table.scan.archive_scan import archive_chunks
 from rocketmq_tiered.sql import SqlSession
 from rocketmq_tiered.sql import session as session_module
 from rocketmq_tiered.sql import topic as topic_module
@@ -254,6 +255,33 @@ def test_the_table_of_all_topics(archive_k: str, orders: str) -> None:
         for condition in ("queue_offset = 20", "tags IS NULL", "inner_num = 1", "keys IN ('k', 'k1')"):
             counts = [f"SELECT count(*) FROM {table} WHERE {condition}" for table in ("t_bcq", "whole")]
             assert len({tuple(session.execute(count).fetchall()) for count in counts}) == 1
+
+
+def test_the_last_rows_and_a_day_read_their_part_of_a_topic(
+    orders: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "END_ROWS", 4)
+    day, objects = "store_time::DATE = DATE '2026-11-21'", "SELECT keys FROM orders WHERE queue_id = 1"
+    for question, rows, parts in (
+        (f"{objects} ORDER BY queue_offset DESC LIMIT 2;", [("k199",), ("k197",)], 1),
+        (f"{objects} ORDER BY store_time DESC, keys LIMIT 1", [("k199",)], 1),
+        (f"{objects} AND {day} AND length(keys) < 3 AND keys > 'k8'", [("k9",)], 4),
+        (f"SELECT count(text) FROM orders WHERE {day.replace('21', '23')}", [(0,)], 0),
+        (f"SELECT count(text) FROM messages WHERE NOT {day} OR {day.replace('=', '>')}", [(0,)], None),
+    ):
+        with rocketmq_tiered.open(orders) as archive:
+            monkeypatch.setattr(topic_module, "archive_chunks", wrapped := Mock(wraps=archive_chunks))
+            found = archive.sql(question)
+            assert found is not None and found.fetchall() == rows
+            read = {one for call in wrapped.call_args_list for one in call.args[1].objects}
+            assert parts in (None, len(read)), question
+
+
+def test_each_of_some_statements_runs_once(orders: str) -> None:
+    with rocketmq_tiered.open(orders) as archive:
+        archive.sql("CREATE TABLE t(a INT)")
+        found = archive.sql("INSERT INTO t VALUES (1); SELECT count(*), any_value(a) FROM t, orders")
+        assert found is not None and found.fetchall() == [(200, 1)]
 
 
 def test_statements_reach_no_file_but_the_one_that_a_copy_writes(
