@@ -149,10 +149,10 @@ def _reader(options: argparse.Namespace, meter: _Meter) -> tuple[int, int]:
 
 def _ask(options: argparse.Namespace, meter: _Meter, sql: str) -> tuple[Any, ...]:
     with rocketmq_tiered.open(options.url) as archive:
-        connection = archive.session().connection
+        session = archive.session()
         first = archive.queue(options.topic, 0).earliest_time() or 0
         meter.start()
-        row = connection.execute(sql.format(table=f'"{options.topic}"', first=first)).fetchone()
+        row = session.execute(sql.format(table=f'"{options.topic}"', first=first)).fetchone()
         assert row is not None
         return row
 

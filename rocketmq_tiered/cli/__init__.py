@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     module.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
     before = os.umask(PRIVATE_UMASK)
-    if verb == "export":  # other programs read its files: whom the umask lets
+    if verb in ("export", "sql"):  # other programs read its files: whom the umask lets
         os.umask(before)
     try:
         return run_verb(module.execute, parser.parse_intermixed_args(_with_relative_times(rest)))

@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import base64
 import csv
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass
 from datetime import date, datetime
 from io import StringIO
 from typing import TYPE_CHECKING, Any
@@ -15,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from rocketmq_tiered.cli.arguments import add_archive, add_version, settings_of
+from rocketmq_tiered.process.progress import Progress
 from rocketmq_tiered.sql.archive import open_archive
 from tiered.console import print_json_line, print_lines
 from tiered.errors import TieredError
@@ -25,6 +30,8 @@ if TYPE_CHECKING:
 ROWS_AT_A_TIME = 1000
 TABLE_ROWS = 1000
 """Rows of a printed table; more of them are counted."""
+EXIT_INTERRUPTED = 130
+PROGRESS_AFTER_S, INTERRUPT_S = 2.0, 0.7
 PROMPT, CONTINUED = "tiered sql> ", "        ... "
 
 
@@ -38,6 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="one or more SQL statements; each topic is a table (default: read them from stdin, or prompt for them)",
     )
     add_version(parser)
+    parser.add_argument(
+        "--allow-files",
+        action="store_true",
+        help="let statements read and write files and networks as this user (default: only COPY … TO a new file)",
+    )
+    parser.add_argument(
+        "--explode-batches", action="store_true", help="one row for each message of a batch, as in Spark"
+    )
+    parser.add_argument("--permissive", action="store_true", help="skip and report damage instead of failing")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON document a row, bytes as base64")
     form.add_argument("--csv", action="store_true", help="print CSV with a header line")
@@ -47,22 +63,66 @@ def execute(options: argparse.Namespace) -> int:
     """Print the rows of each statement. Exit code 2 for a wrong statement, 3 for an unknown topic."""
     settings = settings_of(options).settings
     printed = _print_json if options.json else _print_csv if options.csv else _print_table
-    with open_archive(options.url, settings=settings, version=options.at_version) as archive:
-        session = archive.session()
+    with (
+        open_archive(options.url, settings=settings, version=options.at_version) as archive,
+        ThreadPoolExecutor(1, "sql") as pool,
+    ):
+        session = archive.session(
+            allow_files=options.allow_files,
+            explode_batches=options.explode_batches,
+            permissive=options.permissive,
+        )
+        asked = _Asked(session, pool, printed, shows_progress=_shows_progress(options))
         if options.statement is None and sys.stdin.isatty():
-            _prompt(session, printed)
+            _prompt(asked)
         else:
-            _run(session, sys.stdin.read() if options.statement is None else options.statement, printed)
+            asked.run(sys.stdin.read() if options.statement is None else options.statement)
     return 0
 
 
-def _run(session: SqlSession, text: str, printed: Callable[[SqlSession, Any], None]) -> None:
-    for statement in session.statements(text):
-        with session.errors():
-            printed(session, statement)
+def _shows_progress(options: argparse.Namespace) -> bool:
+    return sys.stderr.isatty() and not ((options.json or options.csv) and sys.stdout.isatty())
 
 
-def _prompt(session: SqlSession, printed: Callable[[SqlSession, Any], None]) -> None:
+@dataclass
+class _Asked:
+    """Statements run in a thread, so that this one can end them. DuckDB does not notice an interrupt inside of a long
+    operator, but it holds no lock of Python's there."""
+
+    session: SqlSession
+    pool: Executor
+    printed: Callable[[SqlSession, Any], None]
+    shows_progress: bool
+
+    def run(self, text: str, *, is_prompt: bool = False) -> None:
+        """Print what ``text`` asks. Ctrl-C ends the process, at a prompt only if DuckDB does not end the statement."""
+        done = Future[None]()
+        try:
+            done = self.pool.submit(self._print, text)
+            if self.shows_progress and not wait([done], PROGRESS_AFTER_S).done:
+                with Progress("read", 0, unit=" messages") as progress:
+                    self.session.report = progress.update
+                    wait([done])
+            done.result()
+        except KeyboardInterrupt:
+            if is_prompt and self._is_ended(done):
+                raise
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            self.session.abandon()
+            print_lines("tiered: interrupted", file=sys.stderr)
+            os._exit(EXIT_INTERRUPTED)
+
+    def _is_ended(self, done: Future[None]) -> bool:
+        self.session.interrupt()
+        return bool(wait([done], INTERRUPT_S).done)
+
+    def _print(self, text: str) -> None:
+        for statement in self.session.statements(text):
+            with self.session.errors(statement.query):
+                self.printed(self.session, statement)
+
+
+def _prompt(asked: _Asked) -> None:
     """Statements of a person, each up to its semicolon, until the end of input."""
     with suppress(ImportError):
         import readline  # noqa: F401 - input() edits lines with it
@@ -73,7 +133,7 @@ def _prompt(session: SqlSession, printed: Callable[[SqlSession, Any], None]) -> 
             text += input(CONTINUED if text else PROMPT) + "\n"
             if text.strip() and not text.rstrip().endswith(";"):
                 continue
-            _run(session, text, printed)
+            asked.run(text, is_prompt=True)
         except EOFError:
             print_lines("")
             return
@@ -86,7 +146,7 @@ def _prompt(session: SqlSession, printed: Callable[[SqlSession, Any], None]) -> 
 
 def _print_table(session: SqlSession, statement: Any) -> None:
     found = session.query(statement)
-    if found is None:
+    if found is None or found.columns == ["Success"]:
         return
     rows = found.limit(TABLE_ROWS + 1).materialize()
     with redirect_stdout(StringIO()) as text:
@@ -100,6 +160,8 @@ def _rows(session: SqlSession, statement: Any) -> tuple[list[str], Iterator[list
     """Names of the columns, and rows as plain values, read a few at a time; JSON columns as their values."""
     done = session.execute(statement)
     columns = [(name, str(kind)) for name, kind, *_ in done.description or ()]
+    if statement.type.name != "SELECT" and columns in ([("Success", "BOOLEAN")], [("Count", "BIGINT")]):
+        return [], iter(())
 
     def rows() -> Iterator[list[Any]]:
         while found := done.fetchmany(ROWS_AT_A_TIME):
@@ -134,7 +196,8 @@ def _print_json(session: SqlSession, statement: Any) -> None:
 def _print_csv(session: SqlSession, statement: Any) -> None:
     names, rows = _rows(session, statement)
     out = csv.writer(sys.stdout, lineterminator="\n")
-    out.writerow(names)
+    if names:
+        out.writerow(names)
     for row in rows:
         is_text = [isinstance(value, str | int | float | None) for value in row]
         out.writerow(

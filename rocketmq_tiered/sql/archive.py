@@ -43,11 +43,14 @@ class Archive(fetcher.archive.Archive):
         of a statement without a result. Statements of one thread share temporary tables. Raises UsageError."""
         return self.session().query(statement, parameters)
 
-    def session(self) -> tables.SqlSession:
-        """DuckDB with the topics as they are at each statement. Raises UsageError if it is not installed."""
+    def session(self, **options: bool) -> tables.SqlSession:
+        """DuckDB with the topics as they are at each statement. ``options`` of the first call are SqlSession's. Raises
+        UsageError if it is not installed."""
         self.access.require_open()
         with Extra(), self._lock:
-            self._session = self._session or tables.SqlSession(self.access)
+            if self._session is not None and options:
+                raise UsageError("the session has its options already", hint="call session(…) before sql(…)")
+            self._session = self._session or tables.SqlSession(self.access, **options)
         return self._session
 
 

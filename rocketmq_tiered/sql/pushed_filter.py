@@ -119,6 +119,8 @@ def _condition(call: Any, names: Mapping[str, str]) -> Predicate:
     if column == "tags" and comparison == "equal":
         tags = frozenset(literal.as_py() or "\ufffd" for literal in literals) or frozenset([""])
         return Predicate(tags=tags) if tags == {""} or all(map(has_code, tags)) else Predicate()
+    if column == "topic" and comparison == "equal":
+        return Predicate(topics=frozenset(literal.as_py() for literal in literals if literal.is_valid))
     if column in ("keys", "uniqKey") and comparison == "equal":
         # KEYS is split at spaces: each word finds the message.
         keys = frozenset(

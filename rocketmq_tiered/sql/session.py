@@ -1,48 +1,61 @@
 """DuckDB on one archive: each topic a view. Owns the connections, one a thread, their limits, and the spill directory.
 
-No statement can change the archive, which DuckDB sees only through scans. Statements may read and write local files, as
-the user who runs them.
+No statement can change the archive, which DuckDB sees only through scans. Unless files are allowed, statements reach no
+file and no network, but for the file that a COPY writes, and change no setting that could.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import re
+import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from threading import Lock, local
-from typing import Any
+from typing import Any, TypeVar
+from uuid import uuid4
 from weakref import WeakSet
 
 import duckdb
+import orjson
+import pyarrow.compute as pc
 
 from fetcher.access import ArchiveAccess
-from rocketmq_tiered.sql.topic import Topic, TopicDataset
+from rocketmq_tiered.message_table.options.source_options import Mode, SourceOptions
+from rocketmq_tiered.sql.statement_tree import last_rows, with_ranges
+from rocketmq_tiered.sql.topic import Report, Topic, TopicDataset
 from tiered.errors import NotFoundError, TieredError, UsageError
+from tiered.formats.keys import CATALOG_PREFIX
+from tiered.object_store.open_store import parse_url
 
-logger = logging.getLogger(__name__)
-
+T = TypeVar("T")
 MEMORY_BYTES = 512 << 20
 """Memory of DuckDB. Joins, groups and sorts spill to a temporary directory above a quarter of it, which leaves room to
 merge what they spilled: a sort of 500,000 messages of 1 KiB fails with half of it, or without that bound."""
 THREADS_MAX = 2
+END_ROWS, END_GROWTH = 64, 16
+"""Offsets, or ms, from the end of a topic in which its last rows are looked for, and how much more each next time."""
 Parameters = Sequence[Any] | Mapping[str, Any] | None
 """Of a statement: for ``?`` and ``$1``, or for ``$name``."""
-_LISTS_TABLES = re.compile(r"show|pragma|_schema|duckdb_|pg_|sqlite_")
-_NO_TABLE = re.compile(r"Table with name (.+?) does not exist")
+ALL_TOPICS = "messages"
+"""The table of all topics, unless a topic has its name."""
+CLOSED = """SET enable_external_access = false;
+SET allowed_configs = ['TimeZone', 'memory_limit', 'operator_memory_limit']; SET lock_configuration = true"""
+"""Unless files are allowed: other settings could write files as well."""
+_TABLES = """SELECT unnest($topics) AS name UNION SELECT table_name FROM duckdb_tables() UNION
+SELECT view_name FROM duckdb_views() WHERE NOT internal AND view_name NOT IN (SELECT unnest($views)) ORDER BY 1"""
 
 
 @dataclass(eq=False)
 class _Cursor:
-    """A thread's connection, which topics it has as views, and what a scan for it raised."""
+    """A thread's connection, the topic of each of its views, and what a scan for it raised."""
 
     connection: duckdb.DuckDBPyConnection
-    views: set[str] = field(default_factory=set)
+    views: dict[str, str] = field(default_factory=dict)
     failure: TieredError | None = None
 
     def failed(self, error: TieredError) -> None:
@@ -53,8 +66,20 @@ class SqlSession:
     """Statements on the topics of one archive, from any threads, which share tables but temporary ones. Close it before
     the archive; then its relations fail."""
 
-    def __init__(self, access: ArchiveAccess) -> None:
+    def __init__(
+        self,
+        access: ArchiveAccess,
+        *,
+        allow_files: bool = False,
+        explode_batches: bool = False,
+        permissive: bool = False,
+    ) -> None:
+        """``explode_batches``: one row for each message of a batch. ``permissive``: damage is skipped and logged."""
         self._access, self._version = access, -1
+        mode = Mode.PERMISSIVE if permissive else Mode.FAILFAST
+        self._options = SourceOptions(access.title, explode_batches=explode_batches, mode=mode)
+        self.report: Report = lambda done, total, scan: None
+        self._beside = ""
         self._spill = tempfile.TemporaryDirectory(prefix="tiered-sql-")
         self._lock, self._local = Lock(), local()
         self._database = duckdb.connect(
@@ -67,24 +92,38 @@ class SqlSession:
                 "python_enable_replacements": "false",  # no variable of this program is a table
                 "autoinstall_known_extensions": "false",  # nothing is downloaded
                 "autoload_known_extensions": "false",
+                "errors_as_json": "true",
             },
         )
-        self._names: dict[str, str] = {}
-        """Topic of each name in lower case."""
-        self._tables: dict[str, str] = {}
-        """Topic of each table."""
+        self._database.execute("" if allow_files else CLOSED)
+        self._names: dict[str, list[str]] = {}
+        """Topics of each name in lower case, which is what DuckDB compares."""
         self._cursors = WeakSet[_Cursor]()
         """Of threads that live."""
 
-    @property
-    def connection(self) -> duckdb.DuckDBPyConnection:
-        """The thread's connection of DuckDB with all topics, for programs that need more than this class offers."""
-        return self._named("show").connection
-
-    def execute(self, statement: str | duckdb.Statement) -> duckdb.DuckDBPyConnection:
-        """Run a statement, whose rows are then fetched; those of the one before are not."""
+    def execute(
+        self, statement: str | duckdb.Statement, parameters: Parameters = None
+    ) -> duckdb.DuckDBPyConnection:
+        """Run a statement, whose rows are then fetched; those of the one before are not. Raises as ``errors``."""
         self._own().connection.abort()
-        return self._named(statement).connection.execute(statement)
+        return self._run(statement, parameters, lambda own, text, given: own.execute(text, given))
+
+    def query(
+        self, statement: str | duckdb.Statement, parameters: Parameters = None
+    ) -> duckdb.DuckDBPyRelation | None:
+        """The result, read when it is fetched, with ``parameters`` at once; None of a statement without one. Raises as
+        ``errors``."""
+
+        def related(
+            own: duckdb.DuckDBPyConnection, text: str, given: Parameters
+        ) -> duckdb.DuckDBPyRelation | None:
+            try:
+                return own.sql(text, params=given)
+            except duckdb.CatalogException:  # says in words alone what is missing
+                own.execute(text, given)
+                raise
+
+        return self._run(statement, parameters, related)
 
     def _own(self) -> _Cursor:
         """The thread's. Views and settings are a connection's."""
@@ -97,30 +136,153 @@ class SqlSession:
             self._cursors.add(own)
         return own
 
-    def _named(self, statement: str | duckdb.Statement) -> _Cursor:
-        """With views of the topics whose names are in ``statement``, or of all if it may list tables: there may be
-        100,000s."""
-        text, own = (statement if isinstance(statement, str) else statement.query).lower(), self._own()
-        with self._lock:
-            self._note_topics()
-            lists, names = _LISTS_TABLES.search(text), self._tables.keys() - own.views
-            views = [name for name in names if lists or name.lower().replace('"', '""') in text]
-        for name in views:
-            own.connection.register(name, TopicDataset(Topic(self._access, self._tables[name]), own.failed))
-            own.views.add(name)
-        return own
+    def _run(
+        self,
+        statement: str | duckdb.Statement,
+        parameters: Parameters,
+        run: Callable[[duckdb.DuckDBPyConnection, str, Parameters], T],
+    ) -> T:
+        """Run again while DuckDB misses a table that is a topic, which then is one: there may be 100,000s."""
+        own = self._own()
+        parts = self.statements(statement) if isinstance(statement, str) else [statement]
+        *before, text = [one.query for one in parts] or [""]
+        for one in before:
+            self.execute(one)
+        self._note_topics(own)
+        if text.replace(";", " ").lower().split() == ["show", "tables"]:
+            topics = [topic for same in self._names.values() for topic in same]
+            text, parameters = _TABLES, {"topics": topics, "views": list(own.views)}
+        tried = set[str]()
+        with self.errors(text), self._copied(text) as copied:
+            asked = self._planned(own, copied, parameters)
+            while True:
+                try:
+                    return run(own.connection, asked, parameters)
+                except duckdb.CatalogException as error:
+                    asked = self._with_topic(own, asked, error, tried)
 
-    def _note_topics(self) -> None:
-        """Name the topics that are new."""
-        if self._access.state.version == self._version:
+    def _planned(self, own: _Cursor, text: str, parameters: Parameters) -> str:
+        """``text`` as it reads less: with ranges of times, or of the last rows of a topic only."""
+        with self._lock:
+            found = self._database.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchall()
+        tree = orjson.loads(found[0][0])
+        last, ranged = last_rows(tree), with_ranges(text, tree)
+        if last is None or ranged != text or len(self._same(last.table)) != 1:
+            return ranged
+        queues = self._access.queues(self._same(last.table)[0] or None, hidden=False)
+        is_offset, width = last.column == "queue_offset", max(last.rows, END_ROWS)
+        end = max((one.max_offset if is_offset else one.newest_ms for one in queues), default=0)
+        while width < end:
+            column = pc.field("queue_offset" if is_offset else "store_timestamp")
+            view = self._viewed(
+                own, f"{last.table} #{uuid4().hex}", self._same(last.table)[0], column >= end - width
+            )
+            asked = _renamed(text, last.location, last.table, view)
+            try:
+                rows = own.connection.execute(
+                    f"SELECT count(*) FROM ({asked.rstrip('; ')}\n)", parameters
+                ).fetchall()
+            except duckdb.Error:  # as the statement itself will say
+                return text
+            if rows == [(last.rows,)]:
+                return asked
+            own.connection.unregister(view)
+            width *= END_GROWTH
+        return text
+
+    def _viewed(self, own: _Cursor, view: str, topic: str, within: Any = None) -> str:
+        """Make a view of the rows of ``topic`` for which ``within``, an expression of Arrow, is true."""
+        read = Topic(self._access, topic, self._options)
+        own.connection.register(view, TopicDataset(read, own.failed, self._reported, within))
+        own.views[view] = topic
+        return view
+
+    def _note_topics(self, own: _Cursor) -> None:
+        """Know the topics that are new, and forget views whose names are no longer of one topic."""
+        with self._lock:
+            if self._access.state.version != self._version:
+                self._version, names = self._access.state.version, dict[str, list[str]]()
+                for topic in self._access.topics():
+                    names.setdefault(topic.lower(), []).append(topic)
+                self._names = names
+        gone = [view for view, topic in own.views.items() if "#" not in view and self._same(view) != [topic]]
+        for view in gone:
+            own.connection.unregister(view)
+            del own.views[view]
+
+    def _same(self, name: str) -> list[str]:
+        """The topics that DuckDB takes for ``name``; all topics have no name."""
+        return self._names.get(name.lower(), [""] if name.lower() == ALL_TOPICS else [])
+
+    def _with_topic(self, own: _Cursor, text: str, error: duckdb.Error, tried: set[str]) -> str:
+        """``text`` when the table that DuckDB misses is a view; raises ``error`` if it is no topic. DuckDB takes names
+        that differ in case alone for the same: such topics have views of other names, which are put into ``text``."""
+        missing = _details(error)
+        name = missing.get("name", "") if missing.get("type") == "Table" else ""
+        same = self._same(name)
+        if not same or name in tried:
+            raise error
+        topic, view = same[0], same[0] or ALL_TOPICS
+        if len(same) > 1:
+            topic, view = name, f"{name} #{name.encode().hex()}"
+            text = (
+                _renamed(text, orjson.loads(missing.get("location", "[0, 0]")), name, view)
+                if name in same
+                else ""
+            )
+            if not text:
+                names = " and ".join(f'"{one}"' for one in same)
+                raise UsageError(
+                    f"{name} may be each of the topics {names}",
+                    hint=f"write one so behind FROM or JOIN: (FROM {names.partition(' ')[0]})",
+                )
+        else:
+            tried.add(name)
+        if view not in own.views or len(same) == 1:  # a statement may drop a view
+            self._viewed(own, view, topic)
+        return text
+
+    @contextmanager
+    def _copied(self, text: str) -> Iterator[str]:
+        """``text``, whose COPY writes into the spill directory; what it wrote then takes the place of the file that it
+        names, whole or not at all."""
+        found = _copy_target(text)
+        if found is None:
+            yield text
             return
-        known, self._version = set(self._tables.values()), self._access.state.version
-        for topic in (one for one in self._access.topics() if one not in known):
-            same = self._names.setdefault(topic.lower(), topic)  # names differ in more than case
-            name = topic if same == topic else f"{topic} {len(self._names)}"
-            if name != topic:
-                logger.warning('topic %s is table "%s", as SQL does not tell it from %s', topic, name, same)
-            self._tables[name] = topic
+        before, path, after = found
+        target = Path(path).absolute()
+        self._check_target(target)
+        with tempfile.TemporaryDirectory(dir=self._spill.name) as made:
+            written = f"{made}/{target.name}"
+            yield before + _quoted(written, "'") + after
+            self._place(Path(written), target)
+
+    def _check_target(self, target: Path) -> None:
+        own, parents = parse_url(self._access.store.url), target.resolve().parents
+        is_inside = own.scheme == "file" and Path(own.place).resolve().parents[1] in parents
+        if is_inside or any(any((one / CATALOG_PREFIX).glob("[0-9]" * 20)) for one in parents):
+            raise UsageError(f"{target} is inside an archive", hint="COPY to a place outside it")
+        if os.path.lexists(target) and (target.is_symlink() or not target.is_file()):
+            raise UsageError(f"{target} exists and is no file", hint="COPY to a new name")
+
+    def _place(self, written: Path, target: Path) -> None:
+        """Beside the target first, as the spill directory may be on another disk."""
+        try:
+            with tempfile.TemporaryDirectory(prefix=".tiered-sql-", dir=target.parent) as beside:
+                self._beside = beside
+                shutil.move(written, beside)
+                os.replace(Path(beside, target.name), target)
+        except OSError as error:
+            raise UsageError(f"cannot write {target}: {error.strerror}") from error
+
+    def _reported(self, done: int, total: int, scan: str) -> None:
+        self.report(done, total, scan)
+
+    def interrupt(self) -> None:
+        """Ask DuckDB to end the statements that run."""
+        for one in self._cursors:
+            one.connection.interrupt()
 
     def close(self) -> None:
         """Release memory and temporary files. Idempotent."""
@@ -128,22 +290,21 @@ class SqlSession:
             connection.close()
         self._spill.cleanup()
 
+    def abandon(self) -> None:
+        """Delete temporary files while a statement runs, which cannot make more of them. The process must end then."""
+        for path in (self._spill.name, self._beside):
+            while path and os.path.lexists(path):
+                shutil.rmtree(path, ignore_errors=True)
+
     def statements(self, text: str) -> list[duckdb.Statement]:
         """The statements of ``text``. Raises UsageError for what is not SQL."""
-        with self.errors():
+        with self.errors(text):
             return self._own().connection.extract_statements(text)
 
-    def query(
-        self, statement: str | duckdb.Statement, parameters: Parameters = None
-    ) -> duckdb.DuckDBPyRelation | None:
-        """The result, read when it is fetched, with ``parameters`` at once; None of a statement without one. Raises as
-        ``errors``."""
-        with self.errors():
-            return self._named(statement).connection.sql(statement, params=parameters)
-
     @contextmanager
-    def errors(self) -> Iterator[None]:
-        """DuckDB's errors as this program's: what reading the archive raised, NotFoundError for a topic, UsageError."""
+    def errors(self, text: str = "") -> Iterator[None]:
+        """DuckDB's errors as this program's: what reading the archive raised, NotFoundError for a topic, UsageError.
+        ``text`` is the statement."""
         self._own().failure = None
         try:
             yield
@@ -152,21 +313,77 @@ class SqlSession:
                 raise
             raise KeyboardInterrupt from error
         except duckdb.Error as error:
-            raise self._error_of(error) from error
+            raise self._error_of(error, text) from error
 
-    def _error_of(self, error: duckdb.Error) -> TieredError:
+    def _error_of(self, error: duckdb.Error, text: str) -> TieredError:
         if (failure := self._own().failure) is not None:
             return failure
-        text = str(error)
-        topics = self._access.topics()
-        if (missing := _NO_TABLE.search(text)) is not None:
-            close = get_close_matches(missing[1], topics)
+        details, kind = _details(error), str(error).partition(":")[0]
+        message = " ".join(details["exception_message"].split())
+        if details.get("error_subtype") == "MISSING_ENTRY" and details.get("type") == "Table":
+            close = get_close_matches(details["name"], self._access.topics())
             hint = f"did you mean {' or '.join(close)}?" if close else "SHOW TABLES lists the topics"
-            return NotFoundError(f"{self._access.title} has no topic {missing[1]}", hint=hint)
+            return NotFoundError(f"{self._access.title} has no topic {details['name']}", hint=hint)
+        hint = ""
         if isinstance(error, duckdb.OutOfMemoryException):
+            message = message.partition(" Possible solutions")[0]
             hint = "SET memory_limit = '2GB' gives it more; COPY needs less with (ROW_GROUP_SIZE 10000)"
-            return UsageError(text.splitlines()[0], hint=hint)
-        lines = [line.strip() for line in text.split("\n\nLINE ", maxsplit=1)[0].splitlines() if line.strip()]
-        quoted = [topic for topic in topics if not topic.isidentifier() and topic in text]
-        how_to_quote = f'write "{quoted[0]}" in double quotes' if quoted else ""
-        return UsageError(" ".join(lines), hint=how_to_quote)
+        elif isinstance(error, duckdb.PermissionException):
+            hint = (
+                "--allow-files, or Archive.session(allow_files=True), opens files and networks to statements"
+            )
+        elif isinstance(error, duckdb.ParserException):
+            hint = self._how_to_quote(text, int(details.get("position", -1)))
+        return UsageError(f"{kind}: {message}", hint=hint)
+
+    def _how_to_quote(self, text: str, position: int) -> str:
+        """Of a topic that the statement has at ``position``, where DuckDB stopped, if its name needs quotes."""
+        at, lower = len(text.encode()[: max(position, 0)].decode(errors="replace")), text.lower()
+        for topic in self._access.topics() if position >= 0 else ():
+            begin = lower.find(topic.lower(), max(at - len(topic) + 1, 0))
+            if 0 <= begin <= at and [kind for _, kind in duckdb.tokenize(topic)] != [
+                duckdb.token_type.identifier
+            ]:
+                return f'write "{topic}" in double quotes'
+        return ""
+
+
+def _details(error: duckdb.Error) -> dict[str, str]:
+    """What DuckDB says of an error, by name: of relations it is one text."""
+    text = str(error).partition(": ")[2]
+    try:
+        found: dict[str, str] = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return {"exception_message": text.partition("\n\nLINE ")[0]}
+    return found
+
+
+def _renamed(text: str, location: tuple[int, int], name: str, view: str) -> str:
+    """``text`` with the table at ``location`` read from ``view``, and its columns still those of ``name``; empty if the
+    name is not written there."""
+    at, size = location
+    data = text.encode()
+    here = data[at : at + size].decode(errors="replace")
+    written = re.match(rf'("{re.escape(name)}"|{re.escape(name)})(?![\w"])', here)
+    if written is None:
+        return ""
+    alias = "" if here[written.end() :].strip() else f" AS {_quoted(name)}"
+    return f"{data[:at].decode()}{_quoted(view)}{here[written.end() :]}{alias}{data[at + size :].decode()}"
+
+
+def _quoted(text: str, mark: str = '"') -> str:
+    return mark + text.replace(mark, mark * 2) + mark
+
+
+def _copy_target(text: str) -> tuple[str, str, str] | None:
+    """What is before, in and behind the quotes of the file's name, if ``text`` is COPY … TO 'file'."""
+    data, tokens = text.encode(), duckdb.tokenize(text)
+    ends = [at for at, _ in tokens[1:]] + [len(data)]
+    words = [data[at:end].decode().strip() for (at, _), end in zip(tokens, ends, strict=False)]
+    for number in range(len(words) - 1, 1, -1) if words and words[0].lower() == "copy" else ():
+        named = re.fullmatch(r"'((?:[^']|'')*)'", words[number])
+        if named and words[number - 1].lower() == "to" and "://" not in named[1]:
+            at = tokens[number][0]
+            before, after = data[:at].decode(), data[at + len(named[0].encode()) :].decode()
+            return before, named[1].replace("''", "'"), after
+    return None

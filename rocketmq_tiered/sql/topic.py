@@ -6,8 +6,12 @@ of them.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial, reduce
 from typing import Any
 
 import orjson
@@ -16,22 +20,28 @@ from pyarrow.dataset import Dataset
 
 from fetcher.access import ArchiveAccess
 from fetcher.io.waiting import run_sync
-from rocketmq_tiered.message_table.batches.message_batches import BatchBuilder, arrow_schema
-from rocketmq_tiered.message_table.options.columns import COLUMNS, Column, Cost, cost_of
+from rocketmq_tiered.message_table.batches.message_batches import (
+    BatchBuilder,
+    Damage,
+    arrow_schema,
+    exploded,
+)
+from rocketmq_tiered.message_table.options.columns import COLUMNS, Cost
 from rocketmq_tiered.message_table.options.predicate import Allowed, Predicate, stored_between
 from rocketmq_tiered.message_table.options.source_options import SourceOptions
 from rocketmq_tiered.message_table.plan.archive_plan import ArchivePlanner, wanted_queues
-from rocketmq_tiered.message_table.plan.partitions import cut
+from rocketmq_tiered.message_table.plan.partitions import Slices, cut
 from rocketmq_tiered.message_table.scan.archive_scan import ArchiveScan, archive_chunks
 from rocketmq_tiered.message_table.scan.object_rows import (
-    CorruptPlace,
+    RowChunk,
+    ahead_with,
     catalog_chunks,
     needs_catalog_only,
     without_catalog_rows,
 )
 from rocketmq_tiered.sql.pushed_filter import read_filter
 from tiered.catalog.state import CatalogState
-from tiered.errors import CorruptionError, TieredError, UsageError
+from tiered.errors import TieredError, UsageError
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_BATCH, QUEUE_LMQ
 from tiered.timestamps import TimePoint, milliseconds
@@ -102,21 +112,33 @@ KEYS_MAX = 64
 """Keys of a condition that are looked up, one after the other."""
 ONE_PART = 1 << 62
 """Bytes of a partition: one thread reads, and others fetch and decode for it."""
+BUILT_AHEAD = 2
+"""Windows of which batches are built side by side."""
+_OF_BATCHES = ("queueId", "generation", "storeTimestamp", "commitLogOffset")
+"""What the messages of an inner batch have in common."""
+Report = Callable[[int, int, str], None]
+"""Gets messages read, of how many, and which scan reads them."""
 
 
 class Topic:
-    """One topic, in the newest generation of its queues, at the archive's version when a read begins."""
+    """One topic, or all, in the newest generation of each queue, at the archive's version when a read begins."""
 
     schema = SCHEMA
     """All columns: docs/SQL.md."""
 
-    def __init__(self, access: ArchiveAccess, name: str) -> None:
+    def __init__(self, access: ArchiveAccess, name: str, options: SourceOptions | None = None) -> None:
+        """``name``: of all topics empty. ``options``: of which mode and explodeBatches count."""
         self._access = access
         self.name = name
-        self._options = SourceOptions(access.title, topics=(name,))
+        topics = (name,) if name else ()
+        self._options = replace(options or SourceOptions(access.title), topics=topics)
 
     def __repr__(self) -> str:
         return f"Topic({self.name!r} of {self._access.title})"
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """All messages, for pyarrow, polars, pandas, DuckDB and what else takes Arrow's C stream."""
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
 
     def to_arrow(
         self,
@@ -125,9 +147,11 @@ class Topic:
         until: TimePoint | None = None,
         columns: Sequence[str] | None = None,
         queues: Sequence[int] | None = None,
+        filter: Any = None,
     ) -> pa.RecordBatchReader:
-        """Messages stored in [since, until) of ``queues``, with ``columns`` (default: all): what no column needs is not
-        read. Raises UsageError for an unknown column, and while reading what the object store raises."""
+        """Messages stored in [since, until) of ``queues`` for which ``filter`` is true, an expression of Arrow, with
+        ``columns`` (default: all): what no column needs is not read. Raises UsageError for an unknown column, and while
+        reading what the object store raises."""
         since_ms, until_ms = (None if time is None else milliseconds(time) for time in (since, until))
         if since_ms is not None and until_ms is not None and since_ms >= until_ms:
             raise UsageError("since is not before until", hint="until is exclusive")
@@ -136,42 +160,60 @@ class Topic:
             predicate = predicate.also(Predicate({"queueId": Allowed.of(queues)}))
         names = checked(columns)
         schema = pa.schema([SCHEMA.field(name) for name in names])
-        return pa.RecordBatchReader.from_batches(schema, self.batches(names, predicate))
+        return pa.RecordBatchReader.from_batches(schema, self.batches(names, predicate, filter))
 
-    def batches(self, names: Sequence[str], predicate: Predicate) -> Iterator[pa.RecordBatch]:
-        """Rows that match ``predicate``, except for tags, which are compared by hash code."""
-        needed = dict.fromkeys(TABLE_NAMES["text" if name == JSON else name] for name in names)
+    def batches(
+        self, names: Sequence[str], predicate: Predicate, condition: Any = None, report: Report | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Rows that match ``predicate``, except for tags, which are compared by hash code, and ``condition``."""
+        pushed, fields = (Predicate(), set()) if condition is None else read_filter(condition, TABLE_NAMES)
+        read = [
+            *names,
+            *(name for name in checked(None if fields is None else sorted(fields)) if name not in names),
+        ]
+        needed = dict.fromkeys(TABLE_NAMES["text" if name == JSON else name] for name in read)
+        options = self._options
         columns = [COLUMNS[name] for name in needed]
-        for batch in self._table_batches(columns, predicate):
-            arrays = [_sql_array(batch, name) for name in names]
-            yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema([SCHEMA.field(name) for name in names]))
-
-    def _table_batches(self, columns: list[Column], predicate: Predicate) -> Iterator[pa.RecordBatch]:
-        access, options = self._access, self._options
-        access.require_open()
-        state, with_records = access.state, cost_of(columns) > Cost.FOOTER
-        queues = wanted_queues(state, options)
-        predicate = predicate.also(self._places(state, queues, predicate.keys or ()))
-        slices = ArchivePlanner(access.store, (access.cluster, access.broker)).slices(
-            state, [queues], predicate, is_header_only=not with_records
-        )
+        damage = Damage(options.mode, wants_rows=False)
         builder = BatchBuilder(
-            columns, arrow_schema(columns), batch_bytes=options.batch_bytes, on_corrupt=_refuse
+            columns, arrow_schema(columns), batch_bytes=options.batch_bytes, on_corrupt=damage
         )
+
+        def build(chunk: RowChunk) -> list[pa.RecordBatch]:
+            rows = exploded(chunk) if options.explode_batches else chunk
+            found = map(partial(_sql_batch, read), builder.batches(rows))
+            return [one if condition is None else one.filter(condition).select(names) for one in found]
+
+        predicate = predicate.also(pushed)
+        with_records = options.cost_of(columns) > Cost.FOOTER
+        if options.reads_records:
+            numbers = {name: one for name, one in predicate.numbers.items() if name in _OF_BATCHES}
+            predicate = Predicate(numbers, predicate.topics)
         scan = ArchiveScan(
-            access.store,
+            self._access.store,
             predicate,
             with_records=with_records,
             window_bytes=options.window_bytes,
-            on_corrupt=_refuse,
+            on_corrupt=damage,
         )
-        for part in cut(slices, ONE_PART):
-            rest = part
-            if needs_catalog_only(builder.cost, predicate):
-                rest = without_catalog_rows(part)
-                yield from (batch for chunk in catalog_chunks(part) for batch in builder.batches(chunk))
-            for chunk in archive_chunks(scan, rest):
-                yield from builder.batches(chunk)
+        slices = self._slices(predicate, with_records=with_records)
+        done, total = 0, sum(int((part.table["end"] - part.table["begin"]).sum()) for part in slices)
+        chunks = (chunk for part in slices for chunk in _chunks(scan, part, options.cost_of(columns)))
+        with ThreadPoolExecutor(BUILT_AHEAD, thread_name_prefix="build") as pool:
+            for chunk, built in ahead_with(pool, build, chunks, BUILT_AHEAD):
+                done += len(chunk)
+                if report is not None:
+                    report(done, max(done, total), f"{self.name} {id(scan)}")
+                yield from built
+
+    def _slices(self, predicate: Predicate, *, with_records: bool) -> list[Slices]:
+        access = self._access
+        access.require_open()
+        state = access.state
+        queues = wanted_queues(state, self._options)
+        predicate = predicate.also(self._places(state, queues, predicate.keys or ()))
+        planner = ArchivePlanner(access.store, (access.cluster, access.broker))
+        return cut(planner.slices(state, [queues], predicate, is_header_only=not with_records), ONE_PART)
 
     def _places(self, state: CatalogState, queues: Iterable[QueueKey], keys: Collection[str]) -> Predicate:
         """Where the key index has messages with ``keys``, if it is few: LMQs and batches have no keys in it."""
@@ -189,8 +231,18 @@ class Topic:
         return Predicate({"queueId": ids, "queueOffset": offsets})
 
 
-def _refuse(place: CorruptPlace) -> None:
-    raise CorruptionError(place.message, hint="tiered verify ARCHIVE_URL --full lists the damage")
+def _chunks(scan: ArchiveScan, part: Slices, cost: Cost) -> Iterator[RowChunk]:
+    """The rows of ``part``, of those that the catalog alone has without reading objects."""
+    rest = part
+    if needs_catalog_only(cost, scan.predicate):
+        rest = without_catalog_rows(part)
+        yield from catalog_chunks(part)
+    yield from archive_chunks(scan, rest)
+
+
+def _sql_batch(names: Sequence[str], batch: pa.RecordBatch) -> pa.RecordBatch:
+    arrays = [_sql_array(batch, name) for name in names]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([SCHEMA.field(name) for name in names]))
 
 
 def _sql_array(batch: pa.RecordBatch, name: str) -> pa.Array:
@@ -213,38 +265,40 @@ class TopicDataset(Dataset):  # type: ignore[misc]
 
     schema = SCHEMA
 
-    def __init__(self, topic: Topic, on_error: Callable[[TieredError], None]) -> None:
-        """``on_error`` gets what a scan raised: DuckDB keeps only its text."""
-        self._topic, self._on_error = topic, on_error
+    def __init__(
+        self, topic: Topic, on_error: Callable[[TieredError], None], report: Report, within: Any = None
+    ) -> None:
+        """``on_error`` gets what a scan raised: DuckDB keeps only its text. ``within``: only rows for which this is
+        true, an expression."""
+        self._topic, self._on_error, self._report, self._within = topic, on_error, report, within
 
     def scanner(self, columns: list[str] | None = None, filter: Any = None, **options: Any) -> TopicScanner:
         """Called by DuckDB at the start of each scan."""
-        return TopicScanner(self._topic, checked(columns), filter, self._on_error)
+        names, given = checked(columns), [one for one in (self._within, filter) if one is not None]
+        condition = reduce(operator.and_, given) if given else None
+        batches = self._topic.batches(names, Predicate(), condition, self._report)
+        return TopicScanner(names, batches, self._on_error)
 
 
 class TopicScanner:
-    """One scan: the rows for which ``filter``, an Arrow expression, is true."""
+    """One scan."""
 
     def __init__(
-        self, topic: Topic, columns: list[str], filter: Any, on_error: Callable[[TieredError], None]
+        self,
+        names: list[str],
+        batches: Iterator[pa.RecordBatch],
+        on_error: Callable[[TieredError], None],
     ) -> None:
-        self._topic, self._columns, self._filter, self._on_error = topic, columns, filter, on_error
-        self.projected_schema = pa.schema([SCHEMA.field(name) for name in columns])
+        self._batches, self._on_error = batches, on_error
+        self.projected_schema = pa.schema([SCHEMA.field(name) for name in names])
 
     def to_reader(self) -> pa.RecordBatchReader:
         """The rows, as DuckDB asks for them."""
-        return pa.RecordBatchReader.from_batches(self.projected_schema, self._batches())
+        return pa.RecordBatchReader.from_batches(self.projected_schema, self._noted())
 
-    def _batches(self) -> Iterator[pa.RecordBatch]:
-        condition, columns = self._filter, self._columns
-        predicate, fields = (Predicate(), set()) if condition is None else read_filter(condition, TABLE_NAMES)
-        needed = columns + [
-            name for name in SCHEMA.names if name not in columns and (fields is None or name in fields)
-        ]
+    def _noted(self) -> Iterator[pa.RecordBatch]:
         try:
-            for batch in self._topic.batches(needed, predicate):
-                rows = batch if condition is None else batch.filter(condition)
-                yield rows.select(columns)
+            yield from self._batches
         except TieredError as error:
             self._on_error(error)
             raise

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
 import pytest
+
+from tests.sweeps import sweep
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -38,12 +46,17 @@ def test_forms_of_output(run: Run, orders: str, tmp_path: Path) -> None:
     code, out, _ = run("sql", orders, "--csv", row)
     assert out.splitlines()[0] == "queue_offset,properties,json,body,s"
     assert '""KEYS"":""k4""' in out.splitlines()[1]
-    target = tmp_path / "orders.parquet"
+    target, before = tmp_path / "orders.parquet", os.umask(0o022)
     assert run("sql", orders, f"COPY (SELECT * FROM orders) TO '{target}'")[0] == 0
+    os.umask(before)
+    assert target.stat().st_mode & 0o777 == 0o644
     assert (
         duckdb.sql(f"SELECT count(DISTINCT keys), sum(octet_length(body)) FROM '{target}'").fetchall()[0][0]
         == 200
     )
+    made = "SET TimeZone = 'UTC'; CREATE VIEW v AS SELECT 1 AS a; CREATE TABLE t AS FROM v; INSERT INTO t VALUES (2);"
+    for form, printed in (("--csv", "a\n1\n2\n"), ("--json", '{"a":1}\n{"a":2}\n')):
+        assert run("sql", orders, form, f"{made} FROM t") == (0, printed, "")
     code, out, err = run("sql", orders, "SELECT 1 AS a; SELECT 'x\x1b[31m' AS b")
     assert code == 0
     assert "\x1b" not in out
@@ -81,3 +94,33 @@ def test_errors_are_one_line(
     assert message in err
     assert err.startswith("tiered: ")
     assert err.count("\n") == 1
+
+
+LONG = {
+    "scan": "SELECT sum(hash(a.text, b.text)) FROM orders a, orders b, range(1000000)",
+    "sort": "COPY (SELECT o.*, r.range FROM orders o, range(20000) r ORDER BY hash(text, r.range), text) TO 'a.csv'",
+    "cross join": "SELECT count(*) FROM range(10000000) a, range(10000000) b WHERE hash(a.range, b.range) % 7 = 3",
+}
+
+
+@pytest.mark.parametrize("attempt", sweep(range(20), fast=[0]))
+@pytest.mark.parametrize("kind", LONG)
+def test_an_interrupt_ends_a_statement_and_leaves_nothing(
+    kind: str, attempt: int, orders: str, tmp_path: Path
+) -> None:
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    command = [sys.executable, "-m", "rocketmq_tiered.cli", "sql", orders, "--csv", LONG[kind]]
+    environment = os.environ | {"TMPDIR": str(spill)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE) as asked:
+        while not any(spill.iterdir()):
+            time.sleep(0.02)
+        time.sleep(random.Random(f"{kind} {attempt}").uniform(0.2, 4))
+        assert asked.poll() is None
+        asked.send_signal(signal.SIGINT)
+        sent_s = time.monotonic()
+        _, err = asked.communicate(timeout=60)
+        took_s = time.monotonic() - sent_s
+    assert (asked.returncode, err) == (130, b"tiered: interrupted\n")
+    assert list(tmp_path.rglob("*")) == [spill]
+    assert took_s < 1 or os.getloadavg()[0] > 2 * (os.cpu_count() or 1)

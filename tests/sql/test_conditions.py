@@ -117,7 +117,8 @@ def simple(rng: Random) -> str:
     if kind == 7:
         return rng.choice(
             [
-                f"store_time::DATE = ({time(rng)})::DATE",
+                f"store_time::DATE {rng.choice(['=', '<', '<=', '>', '>=', '<>'])} ({time(rng)})::DATE",
+                f"CAST(t.store_time AS DATE) = CAST({time(rng)} AS DATE) + {rng.randrange(-1, 2)}",
                 f"date_trunc('{rng.choice(['day', 'hour', 'minute'])}', store_time) = {time(rng)}",
                 f"date_trunc('day', store_time) = ({time(rng)})::DATE",
                 f"extract(hour FROM store_time) = {rng.randrange(24)}",
@@ -160,11 +161,18 @@ def table(
         yield seed, opened.session()
 
 
-def test_a_condition_gives_the_rows_that_it_gives_on_a_copy(table: tuple[int, SqlSession]) -> None:
+def test_a_condition_gives_the_rows_that_it_gives_on_a_copy(
+    table: tuple[int, SqlSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them, and the last ones, which are looked for from the end."""
+    monkeypatch.setattr("rocketmq_tiered.sql.session.END_ROWS", 1)
     seed, session = table
     rng = Random(1000 + seed)
     for number in range(PART):
-        asked = condition(rng)
-        question = f"SELECT queue_id, queue_offset FROM t WHERE {asked} ORDER BY ALL"
-        wanted = session.connection.execute(question.replace("FROM t WHERE", "FROM whole WHERE")).fetchall()
-        assert session.connection.execute(question).fetchall() == wanted, f"{number}: {asked}"
+        asked, by = condition(rng), rng.choice(["queue_offset", "store_time", "store_timestamp"])
+        zone = rng.choice(["UTC", "Asia/Shanghai", "America/New_York"])
+        session.execute(f"SET TimeZone = '{zone}'")
+        for last in ("ALL", f"{by} DESC, queue_id, queue_offset LIMIT {rng.randrange(1, 6)}"):
+            question = f"SELECT queue_id, queue_offset FROM t WHERE {asked} ORDER BY {last}"
+            wanted = session.execute(question.replace("FROM t WHERE", "FROM whole AS t WHERE")).fetchall()
+            assert session.execute(question).fetchall() == wanted, f"{number}: {zone} {asked} {last}"

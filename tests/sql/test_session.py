@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
-import duckdb
 import pytest
 
 import rocketmq_tiered
 from rocketmq_tiered.message_table.options.predicate import Allowed, Predicate
+from rocketmq_tiered.message_table.scan.archive_scan import archive_chunks
 from rocketmq_tiered.sql import SqlSession
 from rocketmq_tiered.sql import session as session_module
 from rocketmq_tiered.sql import topic as topic_module
@@ -69,8 +69,8 @@ def compared(orders: str) -> Iterator[SqlSession]:
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_pruning_loses_no_row(compared: SqlSession, condition: str) -> None:
     question = f"SELECT queue_id, queue_offset FROM orders WHERE {condition} ORDER BY ALL"
-    found = compared.connection.execute(question).fetchall()
-    assert found == compared.connection.execute(question.replace("FROM orders", "FROM whole")).fetchall()
+    found = compared.execute(question).fetchall()
+    assert found == compared.execute(question.replace("FROM orders", "FROM whole")).fetchall()
 
 
 def test_filters_reach_catalog_and_rows(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,19 +200,150 @@ def test_damage_is_an_error_of_its_own_kind(archive_k: str, tmp_path: Path) -> N
     with rocketmq_tiered.open(f"file://{damaged}") as archive:
         session = archive.session()
         with pytest.raises(CorruptionError), session.errors():
-            session.connection.execute("SELECT sum(octet_length(body)) FROM t_sizes").fetchall()
+            session.execute("SELECT sum(octet_length(body)) FROM t_sizes").fetchall()
 
 
-def test_names_that_differ_in_case_alone(tmp_path: Path) -> None:
+def test_a_topic_whose_name_differs_in_case_alone_keeps_its_name(tmp_path: Path) -> None:
+    """A name that is written exactly is never another topic's, whatever topics come later."""
     builder = ArchiveBuilder(PrefixedStore(FileStore(tmp_path), "cluster/broker"))
-    builder.commit([Sent(QueueKey("Orders", 0, 0), b"1"), Sent(QueueKey("orders", 0, 0), b"2")])
+
+    def send(*topics: str) -> None:
+        builder.commit([Sent(QueueKey(topic, 0, 0), topic.encode()) for topic in topics])
+
+    send("orders", "pay")
     with rocketmq_tiered.open(tmp_path) as archive:
         session = archive.session()
-        names = [name for (name,) in session.connection.execute("SHOW TABLES").fetchall()]
-        assert len(names) == 2
-        texts = [session.connection.execute(f'SELECT text FROM "{name}"').fetchall() for name in names]
-        assert sorted(texts) == [[("1",)], [("2",)]]
-        assert isinstance(session.connection, duckdb.DuckDBPyConnection)
+
+        def texts(table: str) -> set[tuple[str, ...]]:
+            return set(session.execute(f"SELECT text FROM {table}").fetchall())
+
+        assert texts("orders") == texts("ORDERS") == texts("query_table('or' || 'ders')") == {("orders",)}
+        session.execute("CREATE TEMP VIEW seen AS FROM orders")
+        assert texts("seen") == {("orders",)}
+        send("Orders", "ORDERS", "orders", "Messages")
+        archive.refresh()
+        assert session.execute("SHOW TABLES").fetchall() == [
+            (name,) for name in ("Messages", "ORDERS", "Orders", "orders", "pay", "seen")
+        ]
+        for name in ("orders", "Orders", "ORDERS"):
+            assert texts(name) == texts(f'"{name}"') == {(name,)}
+            assert texts(f'(SELECT {name}.text FROM "{name}")') == {(name,)}
+        pairs = "SELECT 'é', a.text, o.text FROM \"Orders\" a JOIN orders AS o USING (queue_offset)"
+        assert session.execute(pairs).fetchall() == [("é", "Orders", "orders")]
+        for unclear in ("oRDERS", "query_table('Or' || 'ders')", "seen"):
+            with pytest.raises(UsageError, match='each of the topics "ORDERS" and "Orders" and "orders"'):
+                texts(unclear)
+        assert texts("messages") == {("Messages",)}
+
+
+def test_the_table_of_all_topics(archive_k: str, orders: str) -> None:
+    with rocketmq_tiered.open(orders) as archive:
+        session = archive.session()
+        by_topic = session.execute("SELECT topic, count(*) FROM messages GROUP BY ALL ORDER BY 1")
+        assert by_topic.fetchall() == [("orders", 200), ("pay-ments", 3), ("payments", 1)]
+        with patch.object(topic_module, "archive_chunks", wraps=topic_module.archive_chunks) as read:
+            wanted = "SELECT sum(length(text)) FROM messages WHERE topic IN ('payments', 'none')"
+            assert session.execute(wanted).fetchall() == [(12,)]
+        assert {queue.topic for call in read.call_args_list for queue in call.args[1].queues} == {"payments"}
+        with pytest.raises(UsageError, match="options already"):
+            archive.session(permissive=True)
+    with rocketmq_tiered.open(archive_k) as archive:
+        session = archive.session(explode_batches=True)
+        found = session.execute("SELECT count(*), sum(inner_num), max(queue_offset) FROM t_bcq")
+        assert found.fetchall() == [(42, 42, 20)]
+        session.execute("CREATE TABLE whole AS FROM t_bcq")
+        for condition in ("queue_offset = 20", "tags IS NULL", "inner_num = 1", "keys IN ('k', 'k1')"):
+            counts = [f"SELECT count(*) FROM {table} WHERE {condition}" for table in ("t_bcq", "whole")]
+            assert len({tuple(session.execute(count).fetchall()) for count in counts}) == 1
+
+
+def test_the_last_rows_and_a_day_read_their_part_of_a_topic(
+    orders: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "END_ROWS", 4)
+    day, objects = "store_time::DATE = DATE '2026-11-21'", "SELECT keys FROM orders WHERE queue_id = 1"
+    for question, rows, parts in (
+        (f"{objects} ORDER BY queue_offset DESC LIMIT 2;", [("k199",), ("k197",)], 1),
+        (f"{objects} ORDER BY store_time DESC, keys LIMIT 1", [("k199",)], 1),
+        (f"{objects} AND {day} AND length(keys) < 3 AND keys > 'k8'", [("k9",)], 4),
+        (f"SELECT count(text) FROM orders WHERE {day.replace('21', '23')}", [(0,)], 0),
+        (f"SELECT count(text) FROM messages WHERE NOT {day} OR {day.replace('=', '>')}", [(0,)], None),
+    ):
+        with rocketmq_tiered.open(orders) as archive:
+            monkeypatch.setattr(topic_module, "archive_chunks", wrapped := Mock(wraps=archive_chunks))
+            found = archive.sql(question)
+            assert found is not None and found.fetchall() == rows
+            read = {one for call in wrapped.call_args_list for one in call.args[1].objects}
+            assert parts in (None, len(read)), question
+
+
+def test_each_of_some_statements_runs_once(orders: str) -> None:
+    with rocketmq_tiered.open(orders) as archive:
+        archive.sql("CREATE TABLE t(a INT)")
+        found = archive.sql("INSERT INTO t VALUES (1); SELECT count(*), any_value(a) FROM t, orders")
+        assert found is not None and found.fetchall() == [(200, 1)]
+
+
+def test_statements_reach_no_file_but_the_one_that_a_copy_writes(
+    orders: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, source = Path(orders.removeprefix("file://")), tmp_path / "source.csv"
+    source.write_text("a\n1\n")
+    (tmp_path / "link.csv").symlink_to(source)
+    before = sorted(root.rglob("*"))
+    statements = {
+        f"FROM read_csv('{source}')": "--allow-files",
+        f"COPY mine FROM '{source}'": "--allow-files",
+        f"ATTACH '{tmp_path}/new.db'": "--allow-files",
+        f"EXPORT DATABASE '{tmp_path}/all'": "--allow-files",
+        "COPY (SELECT 1) TO 's3://bucket/key.csv'": "--allow-files",
+        "INSTALL httpfs": "--allow-files",
+        "LOAD httpfs": "--allow-files",
+        f"SET log_query_path = '{tmp_path}/log'": "locked",
+        "SET enable_external_access = true": "locked",
+        f"COPY orders TO '{root}/new.csv'": "inside an archive",
+        f"COPY orders TO '{root}/cluster/broker/data/new.csv'": "inside an archive",
+        f"COPY orders TO '{tmp_path}/link.csv'": "is no file",
+        f"COPY orders TO '{tmp_path}'": "is no file",
+        f"COPY orders TO '{tmp_path}/none/new.csv'": "cannot write",
+    }
+    with rocketmq_tiered.open(orders) as archive:
+        archive.sql("CREATE TABLE mine(a INT); SET TimeZone = 'Asia/Shanghai'; SET memory_limit = '300MiB'")
+        for statement, message in statements.items():
+            with pytest.raises(UsageError, match=message):
+                archive.sql(statement)
+        monkeypatch.chdir(tmp_path)
+        archive.sql("COPY (SELECT 'TO ''y''.' AS t FROM orders LIMIT 3) TO 'it''s ö.csv' (HEADER false)")
+        archive.sql("COPY (SELECT 7 AS p, 8 AS q) TO 'parts' (FORMAT csv, PARTITION_BY p)")
+    assert (tmp_path / "it's ö.csv").read_text() == "TO 'y'.\n" * 3
+    assert [one.read_text() for one in tmp_path.glob("parts/p=7/*.csv")] == ["q\n8\n"]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["it's ö.csv", "link.csv", "parts", "source.csv"]
+    assert sorted(root.rglob("*")) == before
+    with rocketmq_tiered.open(orders) as archive:
+        session = archive.session(allow_files=True)
+        assert session.execute(f"FROM read_csv('{source}')").fetchall() == [(1,)]
+        with pytest.raises(UsageError, match="inside an archive"):
+            session.execute(f"COPY orders TO '{root}/new.csv'")
+
+
+def test_only_names_that_need_quotes_get_the_hint(tmp_path: Path) -> None:
+    builder = ArchiveBuilder(PrefixedStore(FileStore(tmp_path), "cluster/broker"))
+    for topic in ("order", "pay-ments", "%RETRY%g", "day", "plain"):
+        builder.commit([Sent(QueueKey(topic, 0, 0))])
+    hints = {
+        "SELECT 'pay-ments' FROM ORDER": 'write "order" in double quotes',
+        "FROM pay-ments": 'write "pay-ments" in double quotes',
+        "FROM %RETRY%g": 'write "%RETRY%g" in double quotes',
+        "SELECT 'order', pay-ments FRO plain": "",
+        "FROM table": "",
+        "SELECT * FROM plain plain plain": "",
+        'SELECT nothing FROM "order"': "",
+    }
+    with rocketmq_tiered.open(tmp_path) as archive:
+        for statement, hint in hints.items():
+            with pytest.raises(UsageError) as raised:
+                archive.sql(statement)
+            assert raised.value.hint == hint, statement
 
 
 def test_a_statement_makes_tables_of_the_topics_that_it_names(tmp_path: Path) -> None:

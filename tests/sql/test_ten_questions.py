@@ -215,7 +215,7 @@ def of_archive(url: str, topics: tuple[str, str], since: str, until: str) -> Ans
 
         def ask(sql: str) -> list[tuple[Any, ...]]:
             with session.errors():
-                return session.connection.execute(sql).fetchall()
+                return session.execute(sql).fetchall()
 
         return answers_of(ask, since, until)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import rocketmq_tiered
@@ -57,6 +58,12 @@ def test_a_selection(orders: str) -> None:
         assert set(found["keys"].to_pylist()) == wanted
         assert len(found) == len(wanted)
         assert set(found["queue_id"].to_pylist()) == {1}
+        condition = (pc.field("keys") == "k31") | (pc.field("text") == '{"id": 33, "amount": 3}')
+        found = topic.to_arrow(columns=["keys"], filter=condition).read_all()
+        assert found.to_pydict() == {"keys": ["k31", "k33"]}
+        with pytest.raises(UsageError, match="no column nothing"):
+            topic.to_arrow(filter=pc.field("nothing") == 1).read_all()
+        assert pa.table(topic).num_rows == 200
         assert topic.schema.field("store_time").type == pa.timestamp("us", "UTC")
         for wrong in (["queueId"], ["keys", "keys"]):
             with pytest.raises(UsageError, match="column"):

@@ -177,7 +177,7 @@ def read_partition(
 ) -> Iterator[pa.RecordBatch]:
     """The batches of ``part``. In mode FAILFAST, raises CorruptionError naming object and range; in the other one,
     ``skipped`` gets what was skipped."""
-    damage = _Damage(options.mode, any(column.name == CORRUPT_RECORD for column in columns), skipped)
+    damage = Damage(options.mode, any(column.name == CORRUPT_RECORD for column in columns), skipped)
     builder = BatchBuilder(columns, schema, batch_bytes=options.batch_bytes, on_corrupt=damage)
     with_records = options.cost_of(columns) > Cost.FOOTER
     for chunk in _chunks(part, options, predicate, damage, with_records=with_records):
@@ -190,7 +190,7 @@ def _chunks(
     part: Slices | LogRange,
     options: SourceOptions,
     predicate: Predicate,
-    damage: _Damage,
+    damage: Damage,
     *,
     with_records: bool,
 ) -> Iterator[RowChunk]:
@@ -217,10 +217,15 @@ def _unchanged(chunk: RowChunk) -> RowChunk:
     return chunk
 
 
-class _Damage:
+class Damage:
     """Handles damage by mode, and collects it for rows of its own."""
 
-    def __init__(self, mode: Mode, wants_rows: bool, skipped: Callable[[CorruptPlace], object]) -> None:
+    def __init__(
+        self,
+        mode: Mode,
+        wants_rows: bool,
+        skipped: Callable[[CorruptPlace], object] = lambda place: None,
+    ) -> None:
         self._mode, self._skipped = mode, skipped
         self._wants_rows = wants_rows
         self._found: list[CorruptPlace] = []
