@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import TypeVar
 
 _COMMA_OUTSIDE_BRACES = re.compile(r",(?![^{]*\})")
 
@@ -21,6 +23,8 @@ def host_of(address: str) -> str:
 _ALL_HOSTS = frozenset({"*", "*.*.*.*", "*:*:*:*:*:*:*:*"})
 """Wildcards for all hosts of both families, as at a broker."""
 _MARKS = "*-{"
+_network = partial(ipaddress.ip_network, strict=False)
+T = TypeVar("T")
 
 
 def matches(pattern: str, host: str) -> bool:
@@ -37,9 +41,9 @@ def _is_valid_one(pattern: str) -> bool:
     if pattern in _ALL_HOSTS:
         return True
     if "/" in pattern:
-        return _network(pattern) is not None
+        return _parsed(_network, pattern) is not None
     if not any(mark in pattern for mark in _MARKS):
-        return _address(pattern) is not None
+        return _parsed(ipaddress.ip_address, pattern) is not None
     separator, base, size, last = (":", 16, 8, 0xFFFF) if ":" in pattern else (".", 10, 4, 255)
     parts = [_ranges(segment, base) for segment in pattern.split(separator)]
     return len(parts) == size and all(
@@ -52,15 +56,15 @@ def _matches_one(pattern: str, host: str) -> bool:
         return False
     if pattern in _ALL_HOSTS:
         return True
-    address = _address(host)
+    address = _parsed(ipaddress.ip_address, host)
     if address is None:
         return False
     address = getattr(address, "ipv4_mapped", None) or address
     if "/" in pattern:
-        network = _network(pattern)
+        network = _parsed(_network, pattern)
         return network is not None and address.version == network.version and address in network
     if not any(mark in pattern for mark in _MARKS):
-        return _address(pattern) == address
+        return _parsed(ipaddress.ip_address, pattern) == address
     separator, base = (".", 10) if address.version == 4 else (":", 16)
     wanted, given = pattern.split(separator), address.exploded.split(separator)
     return len(wanted) == len(given) and all(
@@ -82,15 +86,8 @@ def _ranges(segment: str, base: int) -> list[tuple[int, int]]:
         return []
 
 
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _parsed(parse: Callable[[str], T], text: str) -> T | None:
     try:
-        return ipaddress.ip_address(text)
-    except ValueError:
-        return None
-
-
-def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
-    try:
-        return ipaddress.ip_network(text, strict=False)
+        return parse(text)
     except ValueError:
         return None

@@ -217,13 +217,12 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _Loader.
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_SEQUENCE_TAG, _Loader.construct_items)
 
 
-def _each(mapping: _Lined, name: str, read: Callable[[Any], T]) -> list[T]:
+def _each(mapping: _Lined, name: str, read: Callable[[Any], T], *, is_required: bool = False) -> list[T]:
     """What ``read`` makes of each item of a list. Raises RulesError with the item's line."""
     found = mapping.get(name)
-    line = mapping.lines.get(name, 0)
-    if not isinstance(found, _Items | None):
-        raise RulesError(f"{name} is not a list", hint=f"write {name}: [...], or its items with dashes").at(
-            line
+    if not isinstance(found, _Items | None) or (found is None and is_required):
+        raise RulesError(f"{name} is no list", hint=f"write {name}: [...], or its items with dashes").at(
+            mapping.lines.get(name, 0)
         )
     result = list[T]()
     for item, line in () if found is None else zip(found, found.lines, strict=True):
@@ -462,8 +461,9 @@ class UserAcl(Rules):
                 f"subject {shortened(ascii(subject))} is no user of this file",
                 hint="write User:NAME, with a username of users",
             )
-        _require(acl, "policies")
-        _each(acl, "policies", lambda policy: self._read_policy(self.accounts[name], policy))
+        _each(
+            acl, "policies", lambda policy: self._read_policy(self.accounts[name], policy), is_required=True
+        )
 
     def _read_policy(self, account: Account, found: Any) -> None:
         policy = _mapping(found, "policyType entries")
@@ -472,8 +472,7 @@ class UserAcl(Rules):
             raise RulesError(
                 f"policyType {shortened(ascii(kind))} is unknown", hint="use Custom or Default"
             ).at(policy.lines["policyType"])
-        _require(policy, "entries")
-        entries = _each(policy, "entries", _entry)
+        entries = _each(policy, "entries", _entry, is_required=True)
         if account.is_super and not all(entry.allows for entry in entries):
             raise RulesError(
                 f"a Deny for {account.name} has no effect: a Super user may do everything",
@@ -508,11 +507,6 @@ class UserAcl(Rules):
                 if entry.matches(required, host):
                     return entry.allows
         return False
-
-
-def _require(mapping: _Lined, name: str) -> None:
-    if mapping.get(name) is None:
-        raise RulesError(f"{name} is missing or empty", hint=f"write {name}: [...]")
 
 
 def _user(found: Any) -> Account:
@@ -584,11 +578,11 @@ def read_rules(path: Path) -> Rules:
         raise RulesError(f"{path} is larger than {FILE_BYTES_MAX} bytes")
     try:
         return _rules_of(_Loader(data).get_single_data())
-    except yaml.MarkedYAMLError as error:
-        line = 0 if error.problem_mark is None else error.problem_mark.line + 1
-        failure = RulesError("this is not YAML", hint="check dashes, colons, quotes and indentation").at(line)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        failure = RulesError("this is not YAML", hint="write it as UTF-8 text")
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        failure = RulesError(
+            "this is not YAML", hint="check dashes, colons, quotes, indentation and UTF-8"
+        ).at(0 if mark is None else mark.line + 1)
     except RulesError as error:
         failure = error
     raise RulesError(f"{path}: line {failure.line or 1}: {failure.message}", hint=failure.hint)
