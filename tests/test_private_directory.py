@@ -9,11 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from fetcher.blocks.disk_cache import DiskCache
 from rocketmq_tiered.page.page_requests import read_token
+from rocketmq_tiered.process.instance import StateDirectory
 from rocketmq_tiered.server.security.rules import RulesFile, read_rules
 from tests.broker_store.unprivileged import UNPRIVILEGED_UID, run_unprivileged
 from tiered.errors import AccessDeniedError, UsageError
-from tiered.private_directory import check_private, exposed_parent, log_exposed_parent, make_private
+from tiered.private_directory import (
+    check_private,
+    exposed_parent,
+    log_exposed_parent,
+    make_private,
+    private_temporary,
+)
 from tiered.remoting.credentials import read_credentials
 from tiered.remoting.tls import password_in
 
@@ -109,6 +117,39 @@ def test_a_parent_in_which_others_rename_is_logged(
     is_exposed = mode == 0o777
     assert exposed_parent(tmp_path / "between" / "state") == (tmp_path if is_exposed else None)
     assert (f"by other users, who can change {tmp_path}" in caplog.text) is is_exposed
+
+
+FILLERS: dict[str, Callable[[Path], object]] = {
+    "process.state_dir": lambda directory: StateDirectory(directory).__enter__(),
+    "fetch.disk_cache_path": lambda directory: DiskCache(directory, 1 << 20),
+}
+
+
+@needs_root
+@pytest.mark.parametrize("plant", ["directory", "writable", "link"])
+@pytest.mark.parametrize("setting", FILLERS)
+def test_no_directory_is_filled_that_another_user_prepared(tmp_path: Path, setting: str, plant: str) -> None:
+    planted = tmp_path / "planted"
+    (tmp_path / "elsewhere").mkdir()
+    planted.symlink_to(tmp_path / "elsewhere") if plant == "link" else planted.mkdir()
+    if plant == "writable":
+        planted.chmod(0o777)
+    else:
+        os.lchown(planted, UNPRIVILEGED_UID, UNPRIVILEGED_UID)
+    with pytest.raises(AccessDeniedError, match=f"{planted} .*{setting}"):
+        FILLERS[setting](planted)
+    assert not list((tmp_path / "elsewhere").iterdir()) and not list(planted.iterdir())
+
+
+def test_temporary_files_are_private_in_a_shared_directory(
+    tmp_path: Path, no_umask: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    for mode, is_logged in ((0o1777, False), (0o777, True)):
+        (tmp_path / str(mode)).mkdir()
+        (tmp_path / str(mode)).chmod(mode)
+        with private_temporary(tmp_path / str(mode), "compaction-") as directory:
+            assert mode_of(Path(directory)) == 0o700
+        assert ("by other users, who can change" in caplog.text) is is_logged
 
 
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {

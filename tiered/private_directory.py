@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,6 +38,13 @@ def make_private(directory: Path, setting: str) -> None:
 def check_private(directory: Path, setting: str) -> None:
     """Like ``make_private``, for a directory with other contents: its mode stays, and others may read it."""
     os.close(_open_checked(directory, setting))
+
+
+def private_temporary(parent: Path, prefix: str) -> tempfile.TemporaryDirectory[str]:
+    """A new directory below ``parent``, which is made if it is missing and may be shared, as /tmp. Raises OSError."""
+    _make(parent)
+    log_exposed_parent(parent / prefix)
+    return tempfile.TemporaryDirectory(prefix=prefix, dir=parent)
 
 
 def check_files(directory: Path, setting: str) -> None:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from tiered.errors import UsageError
 from tiered.model.queue import QueueKey
+from tiered.private_directory import check_trusted_file
 from tiered.whole_file import file_error, save_whole
 
 REPEATS_MAX = 200
@@ -50,6 +51,7 @@ class Position:
         self.is_exact = True
         """Whether nothing was sent beyond it."""
         try:
+            check_trusted_file(path, "--position", is_secret=False)
             content = path.read_bytes()
         except FileNotFoundError:
             return

@@ -237,15 +237,6 @@ def test_no_other_user_takes_the_lock_or_reads_what_is_there(tmp_path: Path) -> 
     ]
 
 
-def test_a_state_directory_in_which_others_write_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
-    with (
-        pytest.raises(AccessDeniedError, match=f"chmod 700 {tmp_path}.*process.state_dir"),
-        StateDirectory(tmp_path),
-    ):
-        pass
-
-
 @pytest.mark.parametrize("kind", ["link", "hard link", "pipe"])
 def test_a_lock_that_is_another_file_is_refused(tmp_path: Path, kind: str) -> None:
     other, state_dir = tmp_path / "other", tmp_path / "state"

@@ -42,11 +42,14 @@ class TargetScene:
     address: str = ""
     stored: dict[tuple[str, int], list[Stored]] = field(default_factory=dict)
     sends: int = 0
+    accounts: set[str | None] = field(default_factory=set)
+    """Access keys of the requests."""
     brokers: list[TargetScene] = field(default_factory=list)
     """Others of the name server."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, request: RemotingCommand) -> bytes:
+        self.accounts.add(request.ext_fields.get("AccessKey"))
         if request.code == TOPICS:
             table = {
                 name: {"topicName": name, "writeQueueNums": queues, "readQueueNums": queues, "perm": perm}

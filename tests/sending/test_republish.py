@@ -20,7 +20,7 @@ from tiered.formats.record import Record
 from tiered.object_store.file import FileStore
 
 Run = Callable[..., tuple[int, str, str]]
-BUSY, SYSTEM_ERROR, ILLEGAL, FLUSH_TIMEOUT = 2, 1, 13, 10
+BUSY, SYSTEM_ERROR, ILLEGAL, FLUSH_TIMEOUT, NO_PERMISSION = 2, 1, 13, 10, 16
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +178,26 @@ def test_a_message_that_the_broker_refuses_ends_the_run_or_is_skipped(run: Run, 
         code, said, _ = run(*command, "--skip-refused")
         assert code == 1 and "2 messages refused by the broker, and skipped" in said
     assert sum(map(len, target.stored.values())) == len(sizes) - 2
+
+
+def test_a_second_cluster_sees_the_account_that_is_named_for_it_and_a_refused_one_moves_no_position(
+    run: Run, archive: str, tmp_path: Path
+) -> None:
+    account = tmp_path / "target.yml"
+    account.write_text("accessKey: target-account\nsecretKey: of-the-target\n")
+    account.chmod(0o600)
+    is_refused = [True]
+    fault: Callable[[int], int] = lambda _: NO_PERMISSION if is_refused[0] else 0  # noqa: E731
+    with TargetScene({"copy": (4, 6)}, fault).running() as target:
+        command = ("republish", archive, "--to", target.address, "--topic-map", "t_one=copy")
+        code, _, error = run(*command, "--set", f"broker.credentials_file={account}")
+        assert code == 2 and "needs PUB on copy" in error and not target.stored
+        assert target.accounts == {"target-account"}
+        is_refused[0] = False
+        assert run(*command, "--set", f"broker.credentials_file={account}")[0] == 0
+        assert all_keys(target) == keys_in(archive, "t_one") and target.accounts == {"target-account"}
+        target.accounts.clear()
+        assert run(*command)[0] == 0 and target.accounts == {None}
 
 
 def test_what_cannot_be_sent_is_refused_before_anything_is(run: Run, archive: str) -> None:

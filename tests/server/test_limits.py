@@ -305,6 +305,37 @@ def test_tls_may_follow_a_proxy_header(tmp_path: Path, tls_only: bool) -> None:
     play(story, ServerOptions(tls=kept_tls(settings), tls_only=tls_only, proxy_from=LOOPBACK))
 
 
+UNFINISHED = {
+    "nothing": b"",
+    "a PROXY header alone": b"PROXY TCP4 10.1.2.3 10.9.9.9 5555 9876\r\n",
+    "half a PROXY header": b"PROXY TCP4 10.1",
+    "half a handshake": b"\x16\x03\x01\x02\x00\x01",
+    "half a handshake after a PROXY header": b"PROXY TCP4 10.1.2.3 10.9.9.9 5555 9876\r\n\x16\x03\x01\x02\x00\x01",
+}
+
+
+@pytest.mark.parametrize("opening", UNFINISHED)
+def test_header_handshake_and_first_byte_have_one_limit_of_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opening: str
+) -> None:
+    """A byte at a time does not prolong it."""
+    assert server_module.OPENING_S == 10.0
+    monkeypatch.setattr(server_module, "OPENING_S", 0.8)
+
+    async def story(made: Scene) -> None:
+        begun_s = asyncio.get_running_loop().time()
+        client = await made.client()
+        for byte in UNFINISHED[opening]:
+            client.writer.write(bytes([byte]))
+            await asyncio.sleep(0.01)
+        assert await is_closed(client)
+        assert 0.7 < asyncio.get_running_loop().time() - begun_s < 3
+        assert not made.server.connections
+
+    options = ServerOptions(tls=kept_tls(certificate(tmp_path)), tls_only=True, proxy_from=LOOPBACK)
+    play(story, options)
+
+
 def test_tls_only_refuses_plain_clients_and_settings_name_what_is_missing(tmp_path: Path) -> None:
     settings = certificate(tmp_path)
 

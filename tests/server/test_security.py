@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from rocketmq_tiered.server.security import addresses
 from rocketmq_tiered.server.security.authorizer import RulesAuthorizer, is_signed
-from rocketmq_tiered.server.security.rules import RulesError, RulesFile, read_rules
+from rocketmq_tiered.server.security.rules import RulesFile, read_rules
 from rocketmq_tiered.server.wire.request import BadRequestError, Dispatcher, HandlerTable, Request, Response
 from tests.server.original_record import original
 from tests.server.serving_peer import RecordingPeer
@@ -425,120 +425,6 @@ def read_rules_of(tmp_path: Path) -> Any:
     path = tmp_path / "again.yml"
     path.write_text(yaml.safe_dump(PLAIN))
     return read_rules(path)
-
-
-@pytest.mark.parametrize(
-    "document",
-    [
-        {"accounts": [{"accessKey": "short", "secretKey": SECRET}]},
-        {"accounts": [{"accessKey": "RocketMQ", "secretKey": SECRET, "topicPerms": ["t=READ"]}]},
-        {"accounts": [{"accessKey": "RocketMQ", "secretKey": SECRET, "topicPerms": ["t"]}]},
-        {"accounts": [{"accessKey": "RocketMQ", "secretKey": SECRET}] * 2},
-        {"accounts": {"a": 1}},
-        {"accounts": [1]},
-        {"globalWhiteRemoteAddresses": ["1.2.3"]},
-        {"users": [{"username": "u"}]},
-        {"users": [{"username": "u", "password": "p", "userType": "King"}]},
-        {"users": [], "acls": [{"subject": "User:u", "policies": [{"entries": [{"resource": "Topic"}]}]}]},
-        {
-            "users": [],
-            "acls": [
-                {
-                    "subject": "User:u",
-                    "policies": [{"entries": [{"resource": "Topic:a", "decision": "Maybe"}]}],
-                }
-            ],
-        },
-        {"users": [], "acls": [1]},
-        {"users": [], "acls": [{"subject": "User:u", "policies": [1]}]},
-        [],
-        7,
-    ],
-)
-def test_what_cannot_be_meant_is_an_error_at_the_start(tmp_path: Path, document: Any) -> None:
-    path = tmp_path / "acl.yml"
-    path.write_text(yaml.safe_dump(document))
-    with pytest.raises(RulesError) as error:
-        RulesFile(path)
-    assert SECRET not in str(error.value)
-
-
-ENTRY = '{resource: "Topic:secret", actions: [Sub], decision: Deny}'
-USERS_TEXT = """users: [{{username: u, password: p}}]
-acls:
-- subject: User:u
-  policies:
-  - entries:
-    - {entry}
-"""
-GOOD_1 = "accounts:\n- {accessKey: reader12, secretKey: secret12, topicPerms: [secret=DENY]}\n"
-
-
-def mistyped() -> dict[str, tuple[str, str]]:
-    """A file in which a Deny was meant, and what the error says."""
-    users = USERS_TEXT.format(entry=ENTRY)
-    changes = {
-        "a space": (ENTRY, 'Topic:secret"', 'Topic: secret"', "Topic: secret does not parse"),
-        "a star inside": (ENTRY, "secret", "se*et", "Topic:se*et does not parse"),
-        "action": (ENTRY, "actions", "action", "line 6: action is unknown"),
-        "no actions": (ENTRY, "actions: [Sub], ", "", "line 6: resource Topic:secret has no actions"),
-        "an unknown action": (ENTRY, "[Sub]", "[Subb]", "action Subb is unknown"),
-        "an unknown kind": (ENTRY, "Topic:", "Topics:", "Topics:secret does not parse"),
-    }
-    found = {
-        case: (USERS_TEXT.format(entry=entry.replace(old, new)), words)
-        for case, (entry, old, new, words) in changes.items()
-    }
-    for subject in ("user:u", "User: u", "User:v", "u"):
-        found[subject] = (
-            users.replace("User:u", subject if " " not in subject else f'"{subject}"'),
-            "is no user",
-        )
-    found["twice"] = users + "acls: []\n", "line 7: acls is there twice"
-    found["policyType"] = (
-        users.replace("- entries:", "- policyType: Costum\n    entries:"),
-        "costum is unknown",
-    )
-    for name in ("topicPerm", "TopicPerms", "topic_perms"):
-        found[name] = GOOD_1.replace("topicPerms", name), f"line 2: {name} is unknown"
-    found["two permissions"] = GOOD_1.replace("[secret=DENY]", "[secret=DENY, secret=SUB]"), "secret has two"
-    found["a pattern of 1.0"] = GOOD_1.replace("secret=DENY", "se*et=DENY"), "is not NAME=PERMISSION"
-    found["two lists"] = GOOD_1 + "accounts: []\n", "line 3: accounts is there twice"
-    found["account"] = (
-        GOOD_1.replace("accounts", "globalWhiteRemoteAddresses: []\naccount"),
-        "account is unknown",
-    )
-    return found
-
-
-@pytest.mark.parametrize("case", mistyped())
-def test_a_mistyped_rule_is_an_error_with_file_and_line(tmp_path: Path, case: str) -> None:
-    text, words = mistyped()[case]
-    path = tmp_path / "rules.yml"
-    path.write_text(text)
-    path.chmod(0o600)
-    with pytest.raises(RulesError) as error:
-        read_rules(path)
-    assert str(error.value).startswith(f"{path}: ") and words in str(error.value)
-    for good in (USERS_TEXT.format(entry=ENTRY), GOOD_1):
-        path.write_text(good)
-        assert len(read_rules(path).accounts) == 1
-
-
-def test_rules_are_explained_by_account(tmp_path: Path) -> None:
-    path = tmp_path / "rules.yml"
-    path.write_text(
-        USERS_TEXT.format(entry=ENTRY)
-        + "    - {resource: 'Topic:s*', actions: [Pub, Sub], decision: Allow}\n"
-    )
-    path.chmod(0o600)
-    assert read_rules(path).explained() == [
-        ("u", "account"),
-        ("u", "topic secret: deny Sub"),
-        ("u", "topic s*: allow Pub, Sub"),
-    ]
-    path.write_text(GOOD_1)
-    assert read_rules(path).explained()[:2] == [("reader12", "account"), ("reader12", "topic secret: deny")]
 
 
 def test_the_audit_log_sums_pulls(caplog: pytest.LogCaptureFixture) -> None:

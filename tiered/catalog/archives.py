@@ -14,6 +14,7 @@ from tiered.formats.keys import (
     PAGES_PREFIX,
     SETS_PREFIX,
     archive_prefix,
+    is_escape,
     unescape,
 )
 from tiered.object_store.interface import ObjectStore
@@ -81,7 +82,11 @@ def _prefixes(store: ObjectStore) -> Iterator[str]:
             return
         parts = info.key.split("/")
         prefix = "/".join(parts[:2])
-        kinds = (CATALOG_PREFIX, DATA_PREFIX, SETS_PREFIX, PAGES_PREFIX) if len(parts) > 2 else ()
+        kinds = (
+            (CATALOG_PREFIX, DATA_PREFIX, SETS_PREFIX, PAGES_PREFIX)
+            if len(parts) > 2 and all(map(is_escape, parts[:2]))
+            else ()
+        )
         if any(next(iter(store.list(f"{prefix}/{kind}", limit=1)), None) is not None for kind in kinds):
             yield prefix
         # "0" is the character after "/": the first key that is not below the prefix.

@@ -41,19 +41,24 @@ _CUT = ".."
 _DIGEST_CHARACTERS = 32
 _DATA_KEY = re.compile(
     r"data/[0-9a-f]{2}/(?P<topic>[^/]+)/(?P<generation>\d{1,10})/(?P<queue_id>-?\d{1,10})/"
-    r"(?P<base>\d{20})-(?P<epoch>\d{1,16})-(?P<attempt>\d{1,20})\.so\Z"
+    r"(?P<base>\d{20})-(?P<epoch>\d{1,16})-(?P<attempt>\d{1,20})\.so\Z",
+    re.ASCII,
 )
 _SET_KEY = re.compile(
-    r"sets/[0-9a-f]{2}/(?P<batch>[A-Za-z0-9_]+)-(?P<epoch>\d{1,16})-(?P<attempt>\d{1,20})\.sso\Z"
+    r"sets/[0-9a-f]{2}/(?P<batch>[A-Za-z0-9_]+)-(?P<epoch>\d{1,16})-(?P<attempt>\d{1,20})\.sso\Z",
+    re.ASCII,
 )
-_PAGE_KEY = re.compile(r"pages/[A-Za-z0-9_]+-0{4}(?P<version>\d{16})-(?P<epoch>\d{1,16})-[A-Za-z0-9_]+\Z")
+_PAGE_KEY = re.compile(
+    r"pages/[A-Za-z0-9_]+-0{4}(?P<version>\d{16})-(?P<epoch>\d{1,16})-[A-Za-z0-9_]+\Z", re.ASCII
+)
 _STATE_KEY = re.compile(
-    r"state/(?P<table>[A-Za-z0-9_]+)-(?P<epoch>\d{1,16})-(?P<attempt>\d{1,20})-[A-Za-z0-9_]+\Z"
+    r"state/(?P<table>[A-Za-z0-9_]+)-(?P<epoch>\d{1,16})-(?P<attempt>\d{1,20})-[A-Za-z0-9_]+\Z", re.ASCII
 )
-_INDEX_KEY = re.compile(r"index/\d{13,20}-\d{13,20}-(?P<epoch>\d{1,16})_[A-Za-z0-9_]+\.idx\Z")
-_TIMER_KEY = re.compile(r"timer/\d{20}-(?P<epoch>\d{1,16})\Z")
-_CATALOG_KEY = re.compile(r"catalog/(9{4}\d{16})\Z")
-_PART = re.compile(r"([^:]*):(\d{1,20}):(\d{1,20})\Z")
+_INDEX_KEY = re.compile(r"index/\d{13,20}-\d{13,20}-(?P<epoch>\d{1,16})_[A-Za-z0-9_]+\.idx\Z", re.ASCII)
+_TIMER_KEY = re.compile(r"timer/\d{20}-(?P<epoch>\d{1,16})\Z", re.ASCII)
+_CATALOG_KEY = re.compile(r"catalog/(9{4}\d{16})\Z", re.ASCII)
+_PART = re.compile(r"([^:]*):(\d{1,20}):(\d{1,20})\Z", re.ASCII)
+_VERSION_NAME = re.compile(r"\d{20}\Z", re.ASCII)
 _BATCH_ID = re.compile(r"[A-Za-z0-9_]{1,64}\Z")
 _LABEL = re.compile(r"[A-Za-z0-9_]{1,64}\Z")
 
@@ -124,6 +129,21 @@ def unescape(escaped: str) -> str | None:
     return name
 
 
+def is_escape(text: str) -> bool:
+    """Whether ``text`` is the escape of a name, whole or cut."""
+    try:
+        unescape(text)
+    except UsageError:
+        return False
+    return True
+
+
+def is_version_name(text: str) -> bool:
+    """Whether ``text`` is the last part of a key with a version of servers' state: bucket browsers leave objects named
+    like a folder, and a shorter number would sort before all versions."""
+    return _VERSION_NAME.match(text) is not None
+
+
 def archive_prefix(cluster: str, broker: str) -> str:
     """The prefix of a broker's archive below the store's URL, without a slash at the end."""
     return f"{escape(cluster)}/{escape(broker)}"
@@ -146,16 +166,13 @@ def queue_prefix(queue: QueueKey, base_queue_offset: int) -> str:
 def parse_data_key(key: str) -> DataKeyParts | None:
     """The parts of a stream object's key; None for other keys."""
     found = _DATA_KEY.match(key)
-    if found is None:
+    if found is None or not is_escape(found["topic"]):
         return None
-    return DataKeyParts(
-        unescape(found["topic"]),
-        int(found["queue_id"]),
-        int(found["generation"]),
-        int(found["base"]),
-        int(found["epoch"]),
-        int(found["attempt"]),
-    )
+    generation, queue_id, base = (int(found[name]) for name in ("generation", "queue_id", "base"))
+    if generation >= 1 << 32 or not -(1 << 31) <= queue_id < 1 << 31 or base >= 1 << 63:
+        return None
+    epoch, attempt = int(found["epoch"]), int(found["attempt"])
+    return DataKeyParts(unescape(found["topic"]), queue_id, generation, base, epoch, attempt)
 
 
 def batch_id(from_phys: int, ttl_class_days: int) -> str:

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from tiered.errors import AlreadyExistsError, CorruptionError, FencedError, NotFoundError
 from tiered.formats.container import decode_container, encode_container
-from tiered.formats.keys import SERVE_PREFIX
+from tiered.formats.keys import SERVE_PREFIX, is_version_name
 from tiered.formats.memory_bound import LARGE, stored_bytes_max
 from tiered.object_store.interface import ObjectStore
 
@@ -114,7 +114,12 @@ def decode_snapshot(data: bytes, *, source: str) -> GroupSnapshot:
             offsets,
             int(header["first_version"]),
             str(header["lease"]),
-            None if header["locks"] is None else tuple(HeldLock(*lock) for lock in header["locks"]),
+            None
+            if header["locks"] is None
+            else tuple(
+                HeldLock(str(group), str(broker), str(topic), int(queue_id), str(client_id))
+                for group, broker, topic, queue_id, client_id in header["locks"]
+            ),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptionError(f"{source}: snapshot of consumer groups does not parse: {error!r}") from error
@@ -137,7 +142,7 @@ def newest_key(store: ObjectStore) -> str | None:
     after = ""
     for limit in (1, None):
         for info in store.list(SERVE_PREFIX, start_after=after, limit=limit):
-            if info.key.removeprefix(SERVE_PREFIX).isdecimal():
+            if is_version_name(info.key.removeprefix(SERVE_PREFIX)):
                 return info.key
             after = info.key
         if not after:

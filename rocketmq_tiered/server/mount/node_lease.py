@@ -24,7 +24,7 @@ from tiered.errors import (
     UnsupportedFormatError,
 )
 from tiered.formats.container import decode_container, encode_container
-from tiered.formats.keys import archive_prefix, escape
+from tiered.formats.keys import archive_prefix, escape, is_version_name
 from tiered.formats.memory_bound import LARGE, stored_bytes_max
 from tiered.object_store.interface import ObjectStore
 
@@ -203,7 +203,7 @@ class NodeLog:
         keys: dict[str, list[str]] = {}
         for info in self.store.list(NODES):
             place, _, version = info.key.rpartition("/")
-            if version.isdecimal():
+            if is_version_name(version):
                 keys.setdefault(place, []).append(info.key)
         read = {}
         self.strangers &= {key for found in keys.values() for key in found}

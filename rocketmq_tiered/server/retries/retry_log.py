@@ -27,7 +27,7 @@ import numpy as np
 
 from tiered.errors import AlreadyExistsError, CorruptionError, FencedError, NotFoundError, UsageError
 from tiered.formats.container import decode_container, encode_container
-from tiered.formats.keys import SERVE_PREFIX
+from tiered.formats.keys import SERVE_PREFIX, is_version_name
 from tiered.formats.memory_bound import LARGE, stored_bytes_max
 from tiered.formats.record import (
     MAGIC_V1,
@@ -409,8 +409,7 @@ def object_key(version: int) -> str:
 
 
 def _is_ours(key: str) -> bool:
-    """Bucket browsers leave objects named like a folder."""
-    return key.removeprefix(RETRY_KEYS).isdecimal()
+    return is_version_name(key.removeprefix(RETRY_KEYS))
 
 
 def load_objects(store: ObjectStore) -> list[RetryObject]:

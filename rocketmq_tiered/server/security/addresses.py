@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import TypeVar
 
 _COMMA_OUTSIDE_BRACES = re.compile(r",(?![^{]*\})")
 
@@ -20,6 +22,9 @@ def host_of(address: str) -> str:
 
 _ALL_HOSTS = frozenset({"*", "*.*.*.*", "*:*:*:*:*:*:*:*"})
 """Wildcards for all hosts of both families, as at a broker."""
+_MARKS = "*-{"
+_network = partial(ipaddress.ip_network, strict=False)
+T = TypeVar("T")
 
 
 def matches(pattern: str, host: str) -> bool:
@@ -33,15 +38,17 @@ def is_valid(pattern: str) -> bool:
 
 
 def _is_valid_one(pattern: str) -> bool:
-    if pattern == "*":
+    if pattern in _ALL_HOSTS:
         return True
     if "/" in pattern:
-        return _network(pattern) is not None
-    separator = ":" if ":" in pattern else "."
-    segments = pattern.split(separator)
-    if separator == "." and len(segments) != 4:
-        return False
-    return all(re.fullmatch(r"\*|[0-9A-Fa-f]*(-[0-9A-Fa-f]+)?|\{[0-9A-Fa-f, ]+\}", s) for s in segments)
+        return _parsed(_network, pattern) is not None
+    if not any(mark in pattern for mark in _MARKS):
+        return _parsed(ipaddress.ip_address, pattern) is not None
+    separator, base, size, last = (":", 16, 8, 0xFFFF) if ":" in pattern else (".", 10, 4, 255)
+    parts = [_ranges(segment, base) for segment in pattern.split(separator)]
+    return len(parts) == size and all(
+        part and all(0 <= low <= high <= last for low, high in part) for part in parts
+    )
 
 
 def _matches_one(pattern: str, host: str) -> bool:
@@ -49,39 +56,38 @@ def _matches_one(pattern: str, host: str) -> bool:
         return False
     if pattern in _ALL_HOSTS:
         return True
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
+    address = _parsed(ipaddress.ip_address, host)
+    if address is None:
         return False
+    address = getattr(address, "ipv4_mapped", None) or address
     if "/" in pattern:
-        network = _network(pattern)
+        network = _parsed(_network, pattern)
         return network is not None and address.version == network.version and address in network
-    if address.version == 6 and not any(mark in pattern for mark in "*-{"):
-        try:
-            return ipaddress.ip_address(pattern) == address
-        except ValueError:
-            return False
+    if not any(mark in pattern for mark in _MARKS):
+        return _parsed(ipaddress.ip_address, pattern) == address
     separator, base = (".", 10) if address.version == 4 else (":", 16)
     wanted, given = pattern.split(separator), address.exploded.split(separator)
     return len(wanted) == len(given) and all(
-        _segment_matches(one, int(number, base), base) for one, number in zip(wanted, given, strict=True)
+        any(low <= int(number, base) <= high for low, high in _ranges(one, base))
+        for one, number in zip(wanted, given, strict=True)
     )
 
 
-def _segment_matches(segment: str, number: int, base: int) -> bool:
+def _ranges(segment: str, base: int) -> list[tuple[int, int]]:
+    """The numbers that a segment matches, from and to; none if it does not parse."""
     if segment == "*":
-        return True
+        return [(0, 0xFFFF if base == 16 else 255)]
     try:
-        if segment.startswith("{"):
-            return number in [int(one, base) for one in segment.strip("{}").split(",")]
+        if segment.startswith("{") and segment.endswith("}"):
+            return [(int(one, base), int(one, base)) for one in segment[1:-1].split(",")]
         low, _, high = segment.partition("-")
-        return int(low, base) <= number <= int(high or low, base)
+        return [(int(low, base), int(high or low, base))]
     except ValueError:
-        return False
+        return []
 
 
-def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+def _parsed(parse: Callable[[str], T], text: str) -> T | None:
     try:
-        return ipaddress.ip_network(text, strict=False)
+        return parse(text)
     except ValueError:
         return None

@@ -21,18 +21,19 @@ from __future__ import annotations
 
 import difflib
 import logging
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from rocketmq_tiered.server.security import addresses
 from rocketmq_tiered.server.security.permissions import (
+    DEAD_PREFIX,
     PUB,
+    RETRY_PREFIX,
     Action,
     Kind,
     Permission,
@@ -44,12 +45,23 @@ from rocketmq_tiered.server.security.permissions import (
 from rocketmq_tiered.server.wire.request import Request
 from tiered.errors import UsageError
 from tiered.formats.record import Record
+from tiered.model.queue import LMQ_PREFIX
+from tiered.model.topic_names import invalid_name, shortened
 from tiered.private_directory import check_trusted_file
 from tiered.remoting.command import request_name
 
+T = TypeVar("T")
+
 
 class RulesError(UsageError):
-    """The file is not valid. Never contains a secret."""
+    """The file is not valid. Never contains a secret. ``line``: of the file, 0 while it is unknown."""
+
+    line = 0
+
+    def at(self, line: int) -> RulesError:
+        """Name ``line`` unless a line further inside is named."""
+        self.line = self.line or line
+        return self
 
 
 @dataclass(frozen=True)
@@ -74,28 +86,37 @@ class Rules(ABC):
     def __init__(self) -> None:
         self.accounts: dict[str, Account] = {}
         """Accounts by access key or user name."""
+        self._trusted: list[str] = []
+        """Addresses from which all requests are allowed."""
 
     def _add(self, account: Account, title: str) -> None:
         if account.name in self.accounts:
-            raise RulesError(f"{title} {account.name} is defined twice")
+            raise RulesError(f"{title} {account.name} is defined twice", hint="join both to one")
         self.accounts[account.name] = account
 
     def is_trusted(self, host: str) -> bool:
         """Whether all requests from ``host`` are allowed."""
-        return False
+        return any(addresses.matches(pattern, host) for pattern in self._trusted)
 
     def explained(self) -> list[tuple[str, str]]:
         """The rules as they are understood: account, what it may or may not, first what decides first."""
-        found = []
+        found = [("every client", f"trusted from {one}") for one in self._trusted if one]
         for account in self.accounts.values():
             rank = "administrator" if account.is_super else "account" if account.is_enabled else "disabled"
             trusted = [f"trusted from {account.trusted_from}"] if account.trusted_from else []
-            found += [(account.name, text) for text in (rank, *trusted, *self._explained(account.name))]
+            rules = (
+                ["*: allow everything"] if self._may_everything(account) else self._explained(account.name)
+            )
+            found += [(account.name, text) for text in (rank, *trusted, *rules)]
         return found
 
     @abstractmethod
     def _explained(self, name: str) -> list[str]:
         """The rules of one account, a line each."""
+
+    def _may_everything(self, account: Account) -> bool:
+        """Whether it needs no rule."""
+        return account.is_super
 
     @abstractmethod
     def refusal(self, account: Account, request: Request, host: str) -> str | None:
@@ -120,7 +141,9 @@ class Rules(ABC):
 
 
 def text_of(value: object) -> str:
-    """A YAML scalar as text: keys of digits may be written without quotes."""
+    """A YAML scalar as text: keys of digits may be written without quotes. Raises RulesError for another value."""
+    if isinstance(value, dict | list):
+        raise RulesError("a list or mapping is where one value belongs", hint="write one value, in quotes")
     return "" if value is None else str(value).strip()
 
 
@@ -132,62 +155,106 @@ def pattern_of(value: object) -> str:
     """An address pattern. Raises RulesError if it does not parse."""
     text = text_of(value)
     if text and not addresses.is_valid(text):
-        raise RulesError(f"address {text} does not parse")
+        raise RulesError(
+            f"address {text} does not parse", hint="write 10.0.0.1, 10.0.*.*, 10.0.0.1-9 or 10.0.0.0/8"
+        )
     return text
 
 
-class _Lined(dict[Any, Any]):
-    """A mapping of the file. ``line``: where it begins."""
+def _checked_name(kind: str, name: str) -> str:
+    """A name that a topic or group can have: a rule for another one would have no effect. Raises RulesError."""
+    for prefix in (RETRY_PREFIX, DEAD_PREFIX):
+        if name.startswith(prefix):
+            raise RulesError(
+                f"{name} is judged as its group", hint=f"write a rule for group {name.removeprefix(prefix)}"
+            )
+    if (not name.startswith(LMQ_PREFIX) and invalid_name(name) is not None) or name.endswith("%"):
+        raise RulesError(
+            f"{kind} {shortened(ascii(name))} does not parse: no {kind} has this name",
+            hint="use one name of letters, digits, %, |, - and _",
+        )
+    return name
 
-    line = 0
+
+class _Lined(dict[str, Any]):
+    """A mapping of the file. ``lines``: of each name."""
+
+    lines: Mapping[str, int]
+
+
+class _Items(list[Any]):
+    """A list of the file. ``lines``: of each item."""
+
+    lines: Sequence[int]
 
 
 class _Loader(yaml.SafeLoader):
     """Of two equal names YAML takes the last: a rule would have no effect."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = set[str]()
+        lines = dict[str, int]()
         for name, _ in node.value:
-            if name.value in names:
-                raise RulesError(f"line {name.start_mark.line + 1}: {name.value} is there twice")
-            names.add(name.value)
+            line = name.start_mark.line + 1
+            if not isinstance(name, yaml.ScalarNode):
+                raise RulesError("a name is a list or mapping", hint="write NAME: VALUE").at(line)
+            if name.value in lines:
+                raise RulesError(f"{name.value} is there twice", hint="join both to one").at(line)
+            lines[name.value] = line
         found = _Lined(
             {str(name): value for name, value in super().construct_mapping(node, deep=True).items()}
         )
-        found.line = node.start_mark.line + 1
+        found.lines = lines
+        return found
+
+    def construct_items(self, node: yaml.SequenceNode) -> _Items:
+        """A list with the line of each item."""
+        found = _Items(self.construct_sequence(node, deep=True))
+        found.lines = [item.start_mark.line + 1 for item in node.value]
         return found
 
 
-def _construct(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    return loader.construct_mapping(node)
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _Loader.construct_mapping)
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_SEQUENCE_TAG, _Loader.construct_items)
 
 
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _construct)
+def _each(mapping: _Lined, name: str, read: Callable[[Any], T], *, is_required: bool = False) -> list[T]:
+    """What ``read`` makes of each item of a list. Raises RulesError with the item's line."""
+    found = mapping.get(name)
+    if not isinstance(found, _Items | None) or (found is None and is_required):
+        raise RulesError(f"{name} is no list", hint=f"write {name}: [...], or its items with dashes").at(
+            mapping.lines.get(name, 0)
+        )
+    result = list[T]()
+    for item, line in () if found is None else zip(found, found.lines, strict=True):
+        try:
+            result.append(read(item))
+        except RulesError as error:
+            raise error.at(line) from None
+    return result
 
 
-def _mappings(document: Mapping[str, Any], name: str, names: str) -> list[Mapping[str, Any]]:
-    """The entries of a list, each with no other than the ``names``."""
-    found = _list(document, name)
-    if not all(isinstance(one, dict) for one in found):
-        raise RulesError(f"{name}: an entry is not a mapping")
-    for one in found:
-        _require_names(one, names)
+def _mapping(found: Any, names: str) -> _Lined:
+    """A mapping with no other than the ``names``. Raises RulesError."""
+    if not isinstance(found, _Lined):
+        raise RulesError("an entry is not a mapping", hint=f"its names are {', '.join(names.split())}")
+    for name in found:
+        if name not in names.split():
+            near = difflib.get_close_matches(name.strip(), names.split(), 1, 0.5)
+            hint = f"write {near[0]}" if near else f"the names here are {', '.join(names.split())}"
+            raise RulesError(f"{name} is unknown", hint=hint).at(found.lines.get(name, 0))
     return found
 
 
-def _require_names(mapping: Mapping[str, Any], names: str) -> None:
-    for name in map(str, mapping):
-        if name not in names.split():
-            near = difflib.get_close_matches(name, names.split(), 1)
-            hint = f"write {near[0]}" if near else f"the names here are {', '.join(names.split())}"
-            raise RulesError(f"line {getattr(mapping, 'line', 0)}: {name} is unknown", hint=hint)
+def _field(mapping: _Lined, name: str, read: Callable[[object], T]) -> T:
+    """What ``read`` makes of one value. Raises RulesError with its line."""
+    try:
+        return read(mapping.get(name))
+    except RulesError as error:
+        raise error.at(mapping.lines.get(name, 0)) from None
 
 
-def _list(document: Mapping[str, Any], name: str) -> list[Any]:
-    found = document.get(name)
-    if found is not None and not isinstance(found, list):
-        raise RulesError(f"{name} is not a list")
-    return found or []
+def _text(mapping: _Lined, name: str) -> str:
+    return _field(mapping, name, text_of)
 
 
 # -- ACL 1.0 ------------------------------------------------------------------------------------------------------
@@ -202,8 +269,9 @@ _WORDS = {
 _ACCOUNT = (
     "accessKey secretKey whiteRemoteAddress admin defaultTopicPerm defaultGroupPerm topicPerms groupPerms"
 )
-_NAME = re.compile(r"[^\s*=]+")
-_YES = frozenset({"true", "1", "y", "t"})
+_IS_TRUE = dict.fromkeys(("true", "1", "y", "t"), True) | dict.fromkeys(
+    ("", "false", "0", "n", "f", "null"), False
+)
 """As fastjson casts to boolean, also from strings."""
 
 
@@ -233,21 +301,27 @@ class Grants:
 class PlainAcl(Rules):
     """The rules of a plain_acl.yml, as brokers of ACL 1.0 read it."""
 
-    def __init__(self, document: Mapping[str, Any]) -> None:
+    def __init__(self, document: _Lined) -> None:
         """Raises RulesError."""
         super().__init__()
-        _require_names(document, "globalWhiteRemoteAddresses accounts dataVersion")
-        self._trusted = [pattern_of(one) for one in _list(document, "globalWhiteRemoteAddresses")]
+        _mapping(document, "globalWhiteRemoteAddresses accounts dataVersion")
+        self._trusted = _each(document, "globalWhiteRemoteAddresses", pattern_of)
         self._grants: dict[str, Grants] = {}
-        for entry in _mappings(document, "accounts", _ACCOUNT):
-            account = _plain_account(entry)
-            self._add(account, "access key")
-            self._grants[account.name] = Grants(
-                _granted(entry.get("defaultTopicPerm") or "DENY"),
-                _granted(entry.get("defaultGroupPerm") or "DENY"),
-                _named(_list(entry, "topicPerms")),
-                _named(_list(entry, "groupPerms")),
-            )
+        _each(document, "accounts", self._read_account)
+
+    def _read_account(self, found: Any) -> None:
+        entry = _mapping(found, _ACCOUNT)
+        account = _plain_account(entry)
+        self._add(account, "access key")
+        self._grants[account.name] = Grants(
+            _field(entry, "defaultTopicPerm", _granted),
+            _field(entry, "defaultGroupPerm", _granted),
+            _named(entry, "topicPerms"),
+            _named(entry, "groupPerms"),
+        )
+
+    def _may_everything(self, account: Account) -> bool:
+        return account.is_super and not self._grants[account.name].names_resources
 
     def _explained(self, name: str) -> list[str]:
         grants = self._grants[name]
@@ -258,9 +332,6 @@ class PlainAcl(Rules):
             for one, actions in (*named.items(), ("*", default))
         ]
 
-    def is_trusted(self, host: str) -> bool:
-        return any(addresses.matches(pattern, host) for pattern in self._trusted)
-
     def refusal(self, account: Account, request: Request, host: str) -> str | None:
         required = acl_1_permissions(request)
         if required is not None:
@@ -268,48 +339,58 @@ class PlainAcl(Rules):
         return None if account.is_super else f"account {account.name} is not an administrator"
 
     def _missing(self, account: Account, required: Sequence[Permission], host: str) -> str | None:
-        grants = self._grants[account.name]
-        if account.is_super and not grants.names_resources:
+        if self._may_everything(account):
             return None
         for one in required:
-            if not grants.allow(one):
+            if not self._grants[account.name].allow(one):
                 return f"account {account.name} has no permission for {one.kind.value.lower()} {one.name}"
         return None
 
 
-def _plain_account(entry: Mapping[str, Any]) -> Account:
-    name, secret = text_of(entry.get("accessKey")), text_of(entry.get("secretKey"))
+def _plain_account(entry: _Lined) -> Account:
+    name, secret = _text(entry, "accessKey"), _text(entry, "secretKey")
     if len(name) <= 6 or len(secret) <= 6:
-        raise RulesError("accessKey and secretKey must have more than 6 characters")
-    pattern = pattern_of(entry.get("whiteRemoteAddress"))
-    is_administrator = text_of(entry.get("admin")).lower() in _YES
-    return Account(name, secret, is_super=is_administrator, trusted_from=pattern)
+        raise RulesError(
+            "accessKey and secretKey must have more than 6 characters",
+            hint="choose longer ones, as at the broker",
+        )
+    pattern = _field(entry, "whiteRemoteAddress", pattern_of)
+    return Account(name, secret, is_super=_field(entry, "admin", _truth), trusted_from=pattern)
+
+
+def _truth(value: object) -> bool:
+    found = _IS_TRUE.get(text_of(value).lower())
+    if found is None:
+        raise RulesError("admin is neither true nor false", hint="write admin: false")
+    return found
 
 
 def _granted(value: object) -> frozenset[Action]:
-    granted: frozenset[Action] = frozenset()
-    for word in text_of(value).split("|"):
-        if word.strip() not in _WORDS:
+    text = text_of(value) or "DENY"
+    words = [word.strip() for word in text.split("|")]
+    for word in words:
+        if word not in _WORDS or (word == "DENY" and len(words) > 1):
             raise RulesError(
-                f"permission {word.strip()} is unknown", hint="use DENY, ANY, PUB, SUB or PUB|SUB"
+                f"permission {shortened(ascii(text))} is unknown", hint="use DENY, ANY, PUB, SUB or PUB|SUB"
             )
-        granted |= _WORDS[word.strip()]
-    return granted
+    return frozenset[Action]().union(*(_WORDS[word] for word in words))
 
 
-def _named(entries: list[Any]) -> dict[str, frozenset[Action]]:
-    found = {}
-    for entry in entries:
-        name, _, permission = text_of(entry).partition("=")
-        name = name.strip()
-        if not _NAME.fullmatch(name) or not permission:
+def _named(entry: _Lined, names: str) -> dict[str, frozenset[Action]]:
+    found: dict[str, frozenset[Action]] = {}
+
+    def read(item: object) -> None:
+        name, _, permission = (part.strip() for part in text_of(item).partition("="))
+        if not name or not permission or "*" in name:
             raise RulesError(
-                f"permission {text_of(entry)} is not NAME=PERMISSION",
-                hint="for all others use defaultTopicPerm",
+                f"permission {shortened(ascii(text_of(item)))} is not NAME=PERMISSION",
+                hint="for all others use defaultTopicPerm or defaultGroupPerm",
             )
-        if name in found:
-            raise RulesError(f"{name} has two permissions")
+        if _checked_name(names.removesuffix("Perms"), name) in found:
+            raise RulesError(f"{name} has two permissions", hint="remove one")
         found[name] = _granted(permission)
+
+    _each(entry, names, read)
     return found
 
 
@@ -362,28 +443,43 @@ class RuleEntry:
 class UserAcl(Rules):
     """Users and their rules, as brokers 5.x have them."""
 
-    def __init__(self, document: Mapping[str, Any]) -> None:
+    def __init__(self, document: _Lined) -> None:
         """Raises RulesError."""
         super().__init__()
-        _require_names(document, "users acls")
-        for entry in _mappings(document, "users", "username password userType userStatus"):
-            self._add(_user(entry), "user")
+        _mapping(document, "users acls")
+        _each(document, "users", lambda found: self._add(_user(found), "user"))
         self._custom: dict[str, list[RuleEntry]] = {}
         self._default: dict[str, list[RuleEntry]] = {}
-        for acl in _mappings(document, "acls", "subject policies"):
-            prefix, _, name = text_of(acl.get("subject")).partition(":")
-            if prefix != "User" or name not in self.accounts:
-                raise RulesError(
-                    f"line {getattr(acl, 'line', 0)}: subject {text_of(acl.get('subject'))} is no user of this file",
-                    hint="write User:NAME, with a username of users",
-                )
-            for policy in _mappings(acl, "policies", "policyType entries"):
-                kind = text_of(policy.get("policyType")).lower()
-                if kind not in ("", "custom", "default"):
-                    raise RulesError(f"policyType {kind} is unknown", hint="use Custom or Default")
-                target = self._default if kind == "default" else self._custom
-                found = [_entry(entry) for entry in _mappings(policy, "entries", _ENTRY)]
-                target[name] = sorted(target.get(name, []) + found, key=lambda entry: entry.rank)
+        _each(document, "acls", self._read_acl)
+
+    def _read_acl(self, found: Any) -> None:
+        acl = _mapping(found, "subject policies")
+        subject = _text(acl, "subject")
+        prefix, _, name = subject.partition(":")
+        if prefix != "User" or name not in self.accounts:
+            raise RulesError(
+                f"subject {shortened(ascii(subject))} is no user of this file",
+                hint="write User:NAME, with a username of users",
+            )
+        _each(
+            acl, "policies", lambda policy: self._read_policy(self.accounts[name], policy), is_required=True
+        )
+
+    def _read_policy(self, account: Account, found: Any) -> None:
+        policy = _mapping(found, "policyType entries")
+        kind = _text(policy, "policyType").lower()
+        if kind not in ("", "custom", "default"):
+            raise RulesError(
+                f"policyType {shortened(ascii(kind))} is unknown", hint="use Custom or Default"
+            ).at(policy.lines["policyType"])
+        entries = _each(policy, "entries", _entry, is_required=True)
+        if account.is_super and not all(entry.allows for entry in entries):
+            raise RulesError(
+                f"a Deny for {account.name} has no effect: a Super user may do everything",
+                hint="write userType: Normal, or remove the Deny",
+            )
+        target = self._default if kind == "default" else self._custom
+        target[account.name] = sorted(target.get(account.name, []) + entries, key=lambda entry: entry.rank)
 
     def _explained(self, name: str) -> list[str]:
         return [entry.text for entries in (self._custom, self._default) for entry in entries.get(name, ())]
@@ -413,45 +509,54 @@ class UserAcl(Rules):
         return False
 
 
-def _user(entry: Mapping[str, Any]) -> Account:
-    name, password = text_of(entry.get("username")), text_of(entry.get("password"))
+def _user(found: Any) -> Account:
+    entry = _mapping(found, "username password userType userStatus")
+    name, password = _text(entry, "username"), _text(entry, "password")
     if not name or not password:
-        raise RulesError("users: an entry has no username or no password")
-    kind, status = text_of(entry.get("userType")).lower(), text_of(entry.get("userStatus")).lower()
+        raise RulesError("users: an entry has no username or no password", hint="write both")
+    kind, status = _text(entry, "userType").lower(), _text(entry, "userStatus").lower()
     if kind not in ("", "super", "normal") or status not in ("", "enable", "disable"):
-        raise RulesError(f"user {name}: userType must be Super or Normal, userStatus enable or disable")
+        raise RulesError(
+            f"user {name}: userType or userStatus is unknown",
+            hint="userType must be Super or Normal, userStatus enable or disable",
+        )
     return Account(name, password, is_super=kind == "super", is_enabled=status != "disable")
 
 
-def _entry(entry: Mapping[str, Any]) -> RuleEntry:
-    resource = text_of(entry.get("resource"))
-    kind_name, _, name = resource.partition(":")
-    if resource == "*":
-        kind, name = None, "*"
-    elif kind_name.lower() in _KINDS and (name == "*" or _NAME.fullmatch(name.removesuffix("*"))):
-        kind = _KINDS[kind_name.lower()]
-    else:
+def _entry(found: Any) -> RuleEntry:
+    entry = _mapping(found, _ENTRY)
+    resource = _text(entry, "resource")
+    kind_name, _, name = ("*", "", "*") if resource == "*" else resource.partition(":")
+    kind = _KINDS.get(kind_name.lower())
+    prefix = name.removesuffix("*")
+    if not name or "*" in prefix or (kind is None and resource != "*"):
         raise RulesError(
-            f"resource {resource} does not parse", hint="use Topic:name, Group:prefix*, Cluster:* or *"
+            f"resource {shortened(ascii(resource))} does not parse",
+            hint="use Topic:name, Group:prefix*, Cluster:* or *",
         )
-    decision = text_of(entry.get("decision")).lower()
+    if kind in (Kind.TOPIC, Kind.GROUP) and prefix:
+        _checked_name(kind.value.lower(), prefix)
+    decision = _text(entry, "decision").lower()
     if decision not in ("allow", "deny"):
-        raise RulesError(f"resource {resource}: decision must be Allow or Deny")
-    sources = tuple(pattern_of(source) for source in _list(entry, "sourceIps"))
+        raise RulesError(f"resource {resource} has no decision", hint="decision must be Allow or Deny")
+    sources = tuple(_each(entry, "sourceIps", pattern_of))
     if "" in sources:
-        raise RulesError("sourceIps: an address is empty")
-    actions = frozenset[Action]().union(*(_action(one) for one in _list(entry, "actions")))
+        raise RulesError("sourceIps: an address is empty", hint="remove it")
+    actions = frozenset[Action]().union(*_each(entry, "actions", _action))
     if not actions:
-        raise RulesError(f"line {getattr(entry, 'line', 0)}: resource {resource} has no actions")
+        raise RulesError(f"resource {resource} has no actions", hint="write actions: [All]")
+    if kind is Kind.CLUSTER and decision == "deny":
+        name = prefix = "*"  # requests do not name the cluster: a Deny is for any
     return RuleEntry(
-        kind, name.removesuffix("*"), not name.endswith("*"), actions, sources, decision == "allow"
+        kind, prefix.removesuffix("*"), not name.endswith("*"), actions, sources, decision == "allow"
     )
 
 
 def _action(value: object) -> frozenset[Action]:
     found = _ACTIONS.get(text_of(value).lower())
     if found is None:
-        raise RulesError(f"action {text_of(value)} is unknown")
+        names = ", ".join(action.value for action in Action)
+        raise RulesError(f"action {shortened(ascii(text_of(value)))} is unknown", hint=f"use All, {names}")
     return found
 
 
@@ -472,24 +577,23 @@ def read_rules(path: Path) -> Rules:
     if len(data) > FILE_BYTES_MAX:
         raise RulesError(f"{path} is larger than {FILE_BYTES_MAX} bytes")
     try:
-        document = _Loader(data).get_single_data()
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark is not None else "?"
-        raise RulesError(f"{path} is not YAML: line {line}") from None
-    except (yaml.YAMLError, ValueError, RecursionError):
-        raise RulesError(f"{path} is not YAML") from None
+        return _rules_of(_Loader(data).get_single_data())
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        failure = RulesError(
+            "this is not YAML", hint="check dashes, colons, quotes, indentation and UTF-8"
+        ).at(0 if mark is None else mark.line + 1)
     except RulesError as error:
-        raise RulesError(f"{path}: {error.message}", hint=error.hint) from None
-    try:
-        if isinstance(document, dict) and ("users" in document or "acls" in document):
-            return UserAcl(document)
-        if isinstance(document, dict) and (
-            "accounts" in document or "globalWhiteRemoteAddresses" in document
-        ):
-            return PlainAcl(document)
-    except RulesError as error:
-        raise RulesError(f"{path}: {error.message}", hint=error.hint) from None
-    raise RulesError(f"{path} has neither accounts (ACL 1.0) nor users (5.x)")
+        failure = error
+    raise RulesError(f"{path}: line {failure.line or 1}: {failure.message}", hint=failure.hint)
+
+
+def _rules_of(document: Any) -> Rules:
+    """Raises RulesError."""
+    names = "globalWhiteRemoteAddresses accounts users acls dataVersion"
+    if document is None or not _mapping(document, names).keys() & {*names.split()[:4]}:
+        raise RulesError("there are neither accounts (ACL 1.0) nor users (5.x)", hint="write accounts: [...]")
+    return UserAcl(document) if {"users", "acls"} & document.keys() else PlainAcl(document)
 
 
 class RulesFile:

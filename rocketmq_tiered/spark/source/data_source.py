@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -205,8 +206,9 @@ def note_scan(frame: str, what: str, scan: str, attempt: object) -> None:
 def forget_old_scans() -> None:
     """Remove the notes of DataFrames older than a day."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}{os.getuid()}-*"):
-        if time.time() - path.stat().st_mtime > _KEPT_S:
-            path.unlink(missing_ok=True)
+        with suppress(OSError):  # of another user, who planted it
+            if time.time() - path.lstat().st_mtime > _KEPT_S:
+                path.unlink()
 
 
 _PUSHDOWN_MODULE = "pyspark.sql.worker.data_source_pushdown_filters"

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
-from rocketmq_tiered.server.groups.group_state import GroupLog, load_snapshot
+from rocketmq_tiered.server.groups.group_state import KIND as GROUPS_KIND
+from rocketmq_tiered.server.groups.group_state import GroupLog, GroupSnapshot, decode_snapshot, load_snapshot
 from rocketmq_tiered.server.mount.membership import Membership
 from rocketmq_tiered.server.mount.node_lease import (
     BrokerName,
     MountRecord,
     NodeLease,
+    NodeLog,
     NodeState,
     announce_archive,
     encode_lease,
@@ -26,8 +29,9 @@ from rocketmq_tiered.server.mount.node_lease import (
     lease_key,
 )
 from rocketmq_tiered.server.mount.sharing import LEASE_S, SharingDecision, Sightings, decide_sharing
-from tiered.errors import FencedError
+from tiered.errors import CorruptionError, FencedError
 from tiered.formats import container
+from tiered.formats.container import encode_container
 from tiered.object_store.memory import MemoryStore
 
 NODES = {f"n{number}" for number in range(4)}
@@ -186,6 +190,43 @@ def test_a_server_without_a_lease_does_not_take_what_a_node_holds() -> None:
     with pytest.raises(FencedError):
         GroupLog(store, "tiered serve", lambda: 10**12).claim(LEASE_MS)
     GroupLog(store, "tiered serve", lambda: 10**12).claim(LEASE_MS, take_over=True)
+
+
+def test_a_forged_end_of_a_lease_takes_the_groups_and_no_offset_is_acknowledged_twice() -> None:
+    """An account that writes leases of other nodes can move a broker: see THREATS.md."""
+
+    async def story() -> None:
+        store = MemoryStore()
+        first = member_of(store, "n1")
+        offsets = GroupOffsets(log_of(store, first), lease_ms=LEASE_MS, node_holds=first.holds)
+        await offsets.claim()
+        task = asyncio.create_task(offsets.run())
+        await offsets.commit("g", "t", 0, 5)
+        newest = NodeLog(store, "", lambda: 0).newest()["n1"]
+        forged = replace(newest, version=newest.version + 1, state=NodeState.ENDED)
+        store.put_if_absent(lease_key("n1", forged.version), [encode_lease(forged)])
+        successor = log_of(store, member_of(store, "n2"))
+        successor.claim(0)
+        assert successor.offsets == {("g", "t"): {0: 5}}
+        with pytest.raises(FencedError):
+            await offsets.commit("g", "t", 0, 6)
+        assert not offsets.is_owner and not offsets.holds_lease
+        with pytest.raises(FencedError):
+            first.step(NodeState.ACTIVE, [])
+        first.step(NodeState.ACTIVE, [])  # joins again above the forged lease
+        assert first.holds() and NodeLog(store, "", lambda: 0).newest()["n1"].lease == first.lease
+        task.cancel()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    "locks", [[[1]], [[[], [], [], [], []]], [["g", "b", "t", "x", "c"]], 7, {"a": 1}, "text"]
+)
+def test_forged_locks_that_are_handed_over_are_a_damaged_snapshot(locks: object) -> None:
+    header = vars(GroupSnapshot()) | {"locks": locks, "offsets": []}
+    with pytest.raises(CorruptionError, match="does not parse"):
+        decode_snapshot(encode_container(GROUPS_KIND, header, {}), source="a snapshot")
 
 
 def test_objects_that_others_plant_are_no_leases(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ response the same object goes to another key.
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -47,6 +46,7 @@ from tiered.formats.segment_writer import SegmentWriter, WrittenSegment
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, RunKind, Table, concatenated, copied, picked
 from tiered.object_store.interface import FileRange, ObjectRange, ObjectStore, Piece, compose_own
 from tiered.object_store.part_plan import sent_bytes
+from tiered.private_directory import private_temporary
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +78,7 @@ def rewrite(
             hint="allow more, or compact smaller objects",
         )
     options.release()  # what planning has freed
-    options.spool_directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="compaction-", dir=options.spool_directory) as directory:
+    with private_temporary(options.spool_directory, "compaction-") as directory:
         spool = Path(directory)
         file, room = spool / "sources", options.spool_bytes_max - needed
         sources = RewriteSources(store, candidates, file, room, options.in_flight_bytes, plan)
