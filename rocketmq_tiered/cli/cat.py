@@ -135,6 +135,7 @@ def _checked(options: argparse.Namespace) -> MessageFilter | None:
 
 
 def _chosen(archive: Archive, options: argparse.Namespace) -> list[QueueListing]:
+    """The queues to print. An archive without queues is no error unless a topic, queue or generation is named."""
     found = [
         queue
         for queue in archive.queues(options.topic, hidden=options.generation is not None)
@@ -185,6 +186,7 @@ class _Printer:
     def __init__(
         self, archive: Archive, options: argparse.Namespace, message_filter: MessageFilter | None
     ) -> None:
+        """``message_filter``: None prints every message of the chosen range."""
         self._archive = archive
         self._options = options
         self._filter = message_filter
@@ -236,6 +238,7 @@ class _Printer:
                 self._note(error.range)
 
     def _note(self, found: UnreadableRange) -> None:
+        """Collect what the exit code and the last lines report; a range that continues the one before is one range."""
         last = self._unreadable[-1] if self._unreadable else None
         if (
             last is not None
@@ -247,6 +250,7 @@ class _Printer:
             self._unreadable.append(found)
 
     def _begin(self, queue: QueueKey) -> Walk:
+        """The walk over a queue that was not printed before, from where the options begin."""
         options = self._options
         # A generation that began since starts at offset 0: print all of it.
         start = None if queue[:2] in self._begun else options.start
@@ -261,6 +265,7 @@ class _Printer:
         return walk
 
     def _pieces(self, batch: MessageBatch, listing: QueueListing) -> Iterator[bytes | memoryview]:
+        """What is written to stdout for each message of a batch: its record, or a JSON line."""
         if self._options.format == "raw":
             return batch.records()
         return (

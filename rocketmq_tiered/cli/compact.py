@@ -51,6 +51,7 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _pass(options: argparse.Namespace, settings: Settings, prices: Prices) -> int:
+    """Plan or run one compaction. Returns the exit code: that of damage if a source object is unreadable."""
     with open_for_reading(options.url, settings) as archive:
         if options.apply:
             writing = replace(rewrite_options(settings, Path(options.spool)), release=trim)

@@ -66,6 +66,7 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _pass(options: argparse.Namespace, loaded: LoadedSettings) -> int:
+    """Plan or run one key compaction, after copying from the broker what it has dropped with ``--from-broker``."""
     with open_for_reading(options.url, loaded.settings) as archive:
         settings = with_rules_in_force(loaded, archive.state.settings, options.rules)
         rule_of = rules_of(archive, settings)

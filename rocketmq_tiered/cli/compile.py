@@ -58,6 +58,7 @@ _NONE = np.zeros(0, np.int64)
 
 
 def _uses() -> Iterator[Callable[[], object]]:
+    """Call that make numba compile each kernel with the types of its real arguments; the data may be empty."""
     yield scan.warm_up
     yield lambda: find_timers(np.zeros(8, np.uint8), _NONE, _NONE, max_delay_ms=0)
     yield lambda: same_texts(0, _NONE, _NONE, _NONE)
@@ -92,6 +93,7 @@ def _message_table() -> None:
 
 
 def _restored_log() -> None:
+    """Compile the kernels of `tiered restore`, over no records."""
     data, sizes = np.zeros(8 * HEAD_BYTES, np.uint8), np.zeros(0, np.int32)
     address, position = data.ctypes.data, 0
     write_rows(0, address, _NONE, sizes, _NONE, position)

@@ -73,6 +73,7 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _written(store: Path, kind: str, written: Written) -> Iterator[str]:
+    """The lines after a build: what was written, what was skipped, and what to do before the broker starts."""
     yield (
         f"{store}: {counted(written.units, 'unit')} of {counted(written.queues, 'consume queue')} written, "
         f"{_CONFIGURATION[StoreKind(kind)]}"
@@ -91,6 +92,7 @@ def _written(store: Path, kind: str, written: Written) -> Iterator[str]:
 
 
 def _checked(store: Path, check: QueueCheck) -> Iterator[str]:
+    """The lines after a check: each queue that differs, damage of the commitlog, and the sum."""
     for found in check.problems:
         how = f"{found.missing} missing, {found.wrong} wrong, {found.extra} extra"
         yield f"{found.topic}/{found.queue_id}: {how}"

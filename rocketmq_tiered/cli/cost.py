@@ -108,6 +108,8 @@ def _document(
     prices: Prices,
     settings: Settings,
 ) -> dict[str, Any]:
+    """The JSON of ``--json``. Rates are null while the archive is too young for them; so are counters without an
+    instance."""
     month = month_cost(use, prices, counts)
     rates = {
         "bytes_a_day": use.bytes_a_day,
@@ -160,6 +162,7 @@ def _print(
     prices: Prices,
     settings: Settings,
 ) -> None:
+    """Print what ``_document`` holds as tables, with only the topics that cost most."""
     print_lines(f"{title}: {counted(use.stored_objects, 'object')}, {size_text(use.stored_bytes)}")
     print_lines(f"prices: {prices.name}, {prices.date}, in {prices.currency}", "")
     print_table(
@@ -192,6 +195,7 @@ def _print(
 
 
 def _print_counters(counts: RequestCounts | None) -> None:
+    """Print requests of the running instance; without one, why reads are missing from the figures."""
     if counts is None:
         print_lines("no running instance of this archive was reached: reads and lists are not included")
         return
@@ -209,6 +213,7 @@ def _print_counters(counts: RequestCounts | None) -> None:
 
 
 def _print_month(month: MonthCost, use: ArchiveUse) -> None:
+    """Print the coming month's cost; of an archive too young for rates, what its present bytes cost."""
     if use.is_young:
         print_lines("", f"{TOO_YOUNG}; storage of what it has now: {_amount(month.storage)} a month")
         return
@@ -227,6 +232,7 @@ def _print_month(month: MonthCost, use: ArchiveUse) -> None:
 
 
 def _print_alternatives(use: ArchiveUse, prices: Prices, settings: Settings) -> None:
+    """Print what other times to live and other batch ages would cost; nothing for a young archive."""
     if use.is_young:
         return
     if use.bytes_a_day:

@@ -95,6 +95,7 @@ def execute(options: argparse.Namespace) -> int:
 
 class _Command:
     def __init__(self, settings: Settings, wait_s: float, *, as_json: bool) -> None:
+        """Open store and broker. ``wait_s``: how long each step may wait for clients or the operator."""
         self._settings, self._wait_s, self._as_json = settings, wait_s, as_json
         self._conf = read_conf(settings)
         self._store = open_store_of(settings, self._conf)
@@ -151,6 +152,7 @@ class _Command:
         return int(text) if text.strip().isdecimal() else -1
 
     def _await_stop(self) -> None:
+        """Wait until the operator has stopped the broker; only then is the end of its log final."""
         self._say(DetachStep("stopped", "waits: stop the broker now"))
         ends_s = time.monotonic() + self._wait_s
         while not self._store.liveness().is_dead:
@@ -200,6 +202,7 @@ class _Command:
                 self._say(DetachStep("tiered run", f"done: process {instance.pid} stopped"))
 
     def undo(self) -> None:
+        """Take the broker back, with the groups' offsets from the mount if clients consumed there."""
         root = self._root()
         try:
             if self._store.liveness().is_dead:

@@ -59,6 +59,7 @@ def _print(result: Result) -> None:
 
 
 def _document(result: Result) -> dict[str, str]:
+    """One check in the JSON of ``--json``."""
     finding = result.finding
     return {
         "id": result.id,

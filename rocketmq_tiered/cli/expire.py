@@ -48,6 +48,7 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _pass(options: argparse.Namespace, loaded: LoadedSettings) -> int:
+    """Plan or run one expiry. Exit code 1: another commit came first, and nothing was changed."""
     erase = Erasure(options.topic, options.generation) if options.all else None
     with open_for_reading(options.url, loaded.settings) as archive:
         settings = with_rules_in_force(loaded, archive.state.settings, options.rules)
@@ -82,6 +83,7 @@ def _pass(options: argparse.Namespace, loaded: LoadedSettings) -> int:
 
 
 def _document(archive: LoadedArchive, found: ExpiryPass, is_applied: bool) -> dict[str, Any]:
+    """The JSON of ``--json``: the new minimum offset of each queue, and what its expiry frees."""
     plan = found.plan
     return {
         "applied": is_applied and found.is_committed,
@@ -107,6 +109,7 @@ def _named(archive: LoadedArchive, row: int) -> dict[str, Any]:
 
 
 def _lines(archive: LoadedArchive, found: ExpiryPass, is_applied: bool) -> list[str]:
+    """The lines without ``--json``: the offsets that expire in each queue, and what that frees."""
     plan = found.plan
     lines = []
     for floor in plan.floors:

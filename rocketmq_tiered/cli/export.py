@@ -91,6 +91,7 @@ def print_report(options: argparse.Namespace, report: ExportReport) -> int:
 
 
 def _source(options: argparse.Namespace, settings: Settings) -> SourceOptions:
+    """The options as those of the Spark data source, which reads the archive for an export too."""
     topics, columns = (
         tuple(filter(None, map(str.strip, text.split(",")))) for text in (options.topic, options.columns)
     )

@@ -53,6 +53,7 @@ def _collect(
     progress: Progress,
     stopped: threading.Event,
 ) -> int:
+    """Plan or run one garbage collection, and print it. Exit code 1: something was not deleted that should be."""
     settings = loaded.settings
     deletions = Deletions(settings.gc.deletes_per_s, progress.update, stopped.is_set, stopped.wait)
     task = GcTask(archive.store, grace_in_force(loaded, archive.state.settings), deletions=deletions)

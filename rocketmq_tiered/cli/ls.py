@@ -84,6 +84,7 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _print_queues(archive: LoadedArchive, options: argparse.Namespace, loaded: LoadedSettings) -> None:
+    """Print queues, or topics with ``--by-topic``. A topic that is named and not there is an error, ``*`` is none."""
     index = RunIndex(archive.store)
     found = [
         queue
@@ -136,6 +137,7 @@ class TopicListing:
         return max(queue.newest_ms for queue in self.queues)
 
     def to_json(self) -> dict[str, Any]:
+        """The sums in the JSON of ``--by-topic``."""
         return {
             "topic": self.topic,
             "queueCount": len(self.queues),
@@ -205,6 +207,7 @@ def _oldest(state: CatalogState, index: RunIndex) -> Callable[[Listing], int | N
 
 
 def _oldest_ms(state: CatalogState, index: RunIndex, queue: QueueListing) -> int | None:
+    """Store time of the oldest visible message; None without messages. Looks at runs, not at messages."""
     row = state.row_of(queue.key)
     if row is None or not queue.messages:
         return None
@@ -225,6 +228,7 @@ def _by_topic(queues: list[QueueListing]) -> list[Listing]:
 
 
 def _document(row: Listing, columns: Columns) -> dict[str, Any]:
+    """One queue or topic in the JSON; columns that were not requested are absent."""
     found = row.to_json() | columns.rules(row.topic).to_json()
     if columns.oldest is not None:
         found["oldestStoreTimestamp"] = columns.oldest(row)
@@ -235,6 +239,7 @@ def _document(row: Listing, columns: Columns) -> dict[str, Any]:
 
 
 def _print_archives(archives: Sequence[LoadedArchive], options: argparse.Namespace) -> None:
+    """Print the archives below a URL that holds several, as one has to be chosen for everything else."""
     rows = []
     for archive in archives:
         queues = list_queues(archive.state, hidden=options.hidden)
@@ -254,6 +259,7 @@ def _print_archives(archives: Sequence[LoadedArchive], options: argparse.Namespa
 
 
 def _print_quarantine(archive: LoadedArchive, options: argparse.Namespace) -> None:
+    """Print the keys that a repair set aside: those that commits list, and those in lists of their own."""
     state = archive.state
     lists = [one for one in state.deletion_lists if one.reason == Reason.QUARANTINE]
     kept = (Reason.QUARANTINE, Reason.UNEXPLAINED)
@@ -266,6 +272,7 @@ def _print_quarantine(archive: LoadedArchive, options: argparse.Namespace) -> No
 
 
 def _print_histories(archive: LoadedArchive, options: argparse.Namespace, grace_ms: int) -> None:
+    """Print log histories, and until when the messages are kept that the current one hides."""
     found = list_histories(archive.store, archive.state)
     kept_until = {
         item.number: None if item.since_ms is None or item.is_kept else item.since_ms + grace_ms
@@ -316,6 +323,7 @@ def _print_histories(archive: LoadedArchive, options: argparse.Namespace, grace_
 
 
 def _print(title: str, rows: Sequence[Listing], columns: Columns) -> None:
+    """Print the table of queues, then gaps and messages set aside, then the sum."""
     _print_rows(rows, columns)
     queues = [queue for row in rows for queue in _queues_of(row)]
     total = sum(queue.messages for queue in queues)
@@ -345,6 +353,7 @@ def _print(title: str, rows: Sequence[Listing], columns: Columns) -> None:
 
 
 def _print_rows(rows: Sequence[Listing], columns: Columns) -> None:
+    """Print one line for each queue or topic; ``_cells`` has the same order of columns."""
     header = ["topic", "queues" if rows and isinstance(rows[0], TopicListing) else "queue"]
     if header[1] == "queue":
         header += ["generation", "min", "max"]
@@ -355,6 +364,7 @@ def _print_rows(rows: Sequence[Listing], columns: Columns) -> None:
 
 
 def _cells(row: Listing, columns: Columns) -> list[object]:
+    """One line of ``_print_rows``."""
     found: list[object] = [row.topic]
     if isinstance(row, TopicListing):
         found += [len(row.queues)]

@@ -78,6 +78,7 @@ def _place(settings: Settings, url: str, store: ObjectStore, member: Membership)
 
 
 async def _serve(nodes: Sequence[MountNode], settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT; then each node gives its brokers to others before the process ends."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(2 * TAKES_MAX))
@@ -103,6 +104,7 @@ async def _serve(nodes: Sequence[MountNode], settings: Settings) -> None:
 
 
 def _list(urls: Sequence[str], settings: Settings, *, as_json: bool) -> int:
+    """Print the retired brokers of each URL. The exit code says whether one of them is not served as it should be."""
     if not urls:
         raise UsageError("no URL is given", hint="tiered mount ls s3://bucket/prefix")
     rows = []

@@ -77,6 +77,7 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
+    """Refuse options that contradict each other, before the archive is opened."""
     if options.key is not None and options.topic is None:
         raise UsageError("--key requires --topic", hint="keys are indexed per topic")
     if options.limit < 1:
@@ -118,6 +119,7 @@ def _by_key(
 
 
 def _announce(queries: ArchiveQueries, wanted: list[KeyQuery]) -> None:
+    """Say on stderr what a search without a time range costs, before it costs it."""
     cost = queries.cost_of(wanted)
     topics = "" if len(wanted) == 1 else f", the index files for each of {len(wanted):,} topics"
     files, segments = counted(cost.index_files, "index file"), counted(cost.segments, "unindexed segment")
@@ -134,6 +136,7 @@ def _topics(state: CatalogState, with_hidden: bool) -> list[str]:
 
 
 def _range(state: CatalogState, options: argparse.Namespace) -> tuple[int, int]:
+    """The searched range of store times, both ends included; by default the days before the newest message."""
     begin_ms, end_ms = options.since, options.until
     if options.all_time:
         begin_ms = ALWAYS_MS[0]
@@ -161,6 +164,7 @@ def _has(flag: int, state: CatalogState, topic: str | None) -> bool:
 
 
 def _hint(options: argparse.Namespace, state: CatalogState) -> str:
+    """What to try when nothing was found, by what this search did not cover."""
     if not _is_known(state, options.topic):
         return "the archive does not have this topic: tiered ls lists the topics"
     if options.id is None and not options.hidden and _has(QUEUE_HIDDEN, state, options.topic):
@@ -173,6 +177,7 @@ def _hint(options: argparse.Namespace, state: CatalogState) -> str:
 
 
 def _searched(begin_ms: int | None, end_ms: int | None) -> str:
+    """Which store times a search covered, in words for the hint."""
     if begin_ms is None:
         return (
             "only 7 days were searched"
@@ -187,6 +192,7 @@ def _shown(time_ms: int) -> str:
 
 
 def _print(found: list[Message], *, as_document: bool) -> None:
+    """Print each message on a line of its own, or all in one document with ``--json``."""
     documents = [message.to_json() for message in found]
     for document in documents:
         warn_of_body(document)

@@ -52,6 +52,7 @@ def warn_of_body(document: Mapping[str, Any]) -> None:
 
 
 def _json(body: bytes) -> Any:
+    """The body as it stands in a JSON line, without decoding it; None if it is no JSON."""
     try:
         orjson.loads(body)
     except orjson.JSONDecodeError:

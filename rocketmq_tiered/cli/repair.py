@@ -76,6 +76,7 @@ def _pinned(settings: Settings, archive: Archive) -> Callable[[], list[LogFile]]
 
 
 def _lines(repair: Repair, title: str) -> Iterator[str]:
+    """The lines without ``--json``: what is damaged, lost or unknown, then what was or would be done."""
     yield from (f"damaged: {note}" for note in repair.notes)
     yield from (f"LOST: {queue}: offsets {begin} to {end - 1}" for queue, begin, end in repair.lost)
     yield from (f"unknown: {what}" for what in repair.unknown)
@@ -94,6 +95,7 @@ def _lines(repair: Repair, title: str) -> Iterator[str]:
 
 
 def _document(repair: Repair, options: argparse.Namespace) -> dict[str, object]:
+    """The JSON of ``--json``."""
     names = ("topic", "queue_id", "generation", "begin_offset", "end_offset")
     lost = [
         camel_names(dict(zip(names, (*queue, begin, end), strict=True))) for queue, begin, end in repair.lost

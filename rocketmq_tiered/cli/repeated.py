@@ -63,6 +63,7 @@ def once_or_every(options: argparse.Namespace, what: str, work: Work) -> int:
 
 
 def _every_s(text: str) -> float:
+    """The interval of ``--every`` in seconds; "forever" is a duration elsewhere, and an error here."""
     try:
         every_ms = duration_ms(text)
     except BadValueError as error:

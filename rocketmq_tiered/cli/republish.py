@@ -83,6 +83,7 @@ def _mapping(text: str) -> tuple[str, str]:
 
 
 def _rate(text: str) -> float:
+    """The value of ``--rate``; argparse prints the error with the option's name."""
     try:
         rate = float(text)
     except ValueError:
@@ -161,6 +162,7 @@ class _Command:
         return CorruptionError.exit_code if report.unreadable or report.refused else 0
 
     def _print_plan(self, jobs: Sequence[SendingJob]) -> None:
+        """Print how many messages of each topic a run would send, and where to."""
         messages: Counter[tuple[str, str]] = Counter()
         queues: Counter[tuple[str, str]] = Counter()
         for job in jobs:
@@ -176,6 +178,7 @@ class _Command:
         print_lines(f"dry run: {counted(sum(messages.values()), 'message')} would be sent")
 
     def _print_report(self, report: Report) -> None:
+        """Print what was sent, refused, unreadable, or perhaps sent twice, and where the position is stored."""
         path = str(self._position.path)
         if self._options.json:
             print_json(

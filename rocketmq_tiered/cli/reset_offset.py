@@ -109,6 +109,7 @@ def _start(options: argparse.Namespace) -> Start:
 
 
 def _at_server(options: argparse.Namespace, start: Start) -> list[QueueMove]:
+    """The moves that a running server made, or would make with ``--dry-run``."""
     if host_and_port(options.serve) is None:
         raise UsageError(f"--serve {options.serve} is not host:port")
     settings = settings_of(options).settings
@@ -130,6 +131,7 @@ def _check_known(options: argparse.Namespace, is_known: bool) -> None:
 
 
 def _in_archive(options: argparse.Namespace, start: Start) -> list[QueueMove]:
+    """The moves in the groups' snapshot, which no server may own; with ``--dry-run`` none is written."""
     settings = settings_of(options).settings
     with open_archive(
         options.url, cluster=settings.archive.cluster, broker=settings.archive.broker, settings=settings

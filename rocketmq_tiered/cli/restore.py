@@ -178,6 +178,7 @@ class _IndexFiles:
             self._items = _number(conf, "maxIndexNum", self._items)
 
     def write(self, log: RestoredLog) -> None:
+        """Write the index of the whole log, in place of what an interrupted run has left there."""
         directory = log.directory.parent / "index"
         directory.mkdir(exist_ok=True)
         for old in directory.iterdir():
@@ -252,6 +253,7 @@ class _Summary:
             yield "the archive has newer versions: give this store an archive.url of its own"
 
     def _missing(self) -> Iterator[str]:
+        """What the broker had and its restored store lacks, as one line each."""
         state, report = self._request.state, self._report
         yield f"messages that were not archived: those above physical offset {state.cursor.phys}"
         if not any(key.topic == SCHEDULE_TOPIC for key in report.selection.queues):
@@ -276,6 +278,7 @@ class _Summary:
             yield f"cleanup.policy=COMPACTION of {topics}: set it again, or use --consume-queue none"
 
     def _conf(self) -> dict[str, str]:
+        """The settings in broker.conf without which the broker does not find, or misreads, this store."""
         request, queues = self._request, self._report.selection.queues.values()
         state, sizes = request.state, request.sizes
         found = {

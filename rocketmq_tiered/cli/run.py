@@ -199,6 +199,7 @@ class _Surroundings:
         services: Sequence[RelayService[Any]],
         thread: ServingThread | None,
     ) -> None:
+        """``thread``: of proxy and slave mode; None if neither is on."""
         self._current, self._figures, self._services, self._thread = current, figures, services, thread
 
     def loaded(self) -> LoadedSettings:
@@ -237,6 +238,7 @@ class _Factory:
         reads: Callable[[], int] = lambda: 0,
         abandons: int | None = None,
     ) -> None:
+        """``reads``: reads by clients so far, to which tasks of the archive yield; ``abandons``: see Writer."""
         self._state, self._abandons = state, abandons
         self._reads = reads
         self._metrics = metrics
@@ -247,6 +249,7 @@ class _Factory:
         self._standby = StandbyWatch(0)
 
     def __call__(self, settings: Settings) -> UploaderJob:
+        """The next uploader. The settings of the claim that was settled last do not request a take-over again."""
         if self._claiming is not None and self._claiming[0].offloader.is_claim_settled:
             self._took_over_for = self._claiming[1]
         take_over = settings.archive.take_over and settings is not self._took_over_for
@@ -284,6 +287,7 @@ class _Source:
         services: Sequence[RelayService[Any]],
         thread: ServingThread | None,
     ) -> None:
+        """``services``: proxy and slave mode, as far as they are on; ``thread``: theirs, or None."""
         self._service, self._services, self._thread = service, services, thread
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)

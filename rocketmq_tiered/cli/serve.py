@@ -61,6 +61,7 @@ def execute(options: argparse.Namespace) -> int:
 
 
 async def _serve(access: ArchiveAccess, loaded: LoadedSettings, *, take_over: bool) -> None:
+    """Serve until SIGTERM or SIGINT, with the groups' offsets if their lease can be had, else without."""
     settings = loaded.settings
     memory = MemoryShares(settings.serve.memory_bytes)
     archive = ServedArchive(access)
@@ -92,6 +93,7 @@ async def _serve(access: ArchiveAccess, loaded: LoadedSettings, *, take_over: bo
 def _pages(
     access: ArchiveAccess, service: ArchiveService, source: ArchiveAdminSource, loaded: LoadedSettings
 ) -> AdminPages:
+    """The admin pages of `tiered serve`."""
     current = CurrentSettings(loaded)
     view = ArchiveView(lambda: current.settings, (access.cluster, access.broker), lambda: access)
     process = Process(
@@ -110,6 +112,7 @@ def _pages(
 async def _serve_until_signal(
     service: ArchiveService, source: ArchiveAdminSource, settings: Settings, title: str
 ) -> None:
+    """Listen and serve. SIGHUP is only logged, as no setting here can be reloaded; it must not end the process."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -118,6 +118,8 @@ def _from_instance(settings: Settings) -> StatusReport:
 
 
 def _instance(settings: Settings) -> InstanceDescription:
+    """The instance whose status is printed: of the state directory, or the only one of this user that fits the
+    names."""
     if settings.process.state_dir:
         return running_instance(Path(settings.process.state_dir))
     conf = read_conf(settings) or BrokerConf()
@@ -141,6 +143,7 @@ def _instance(settings: Settings) -> InstanceDescription:
 
 
 def _from_archive(settings: Settings) -> StatusReport:
+    """The status without an instance: from the catalog, and from the broker's store where it is known."""
     with open_for_reading(settings.archive.url, settings) as archive:
         conf = read_conf(settings)
         if not settings.broker.store_path and (conf is None or conf.store_path is None):
@@ -168,6 +171,7 @@ def _report(
     end_phys: int | None = None,
     margin_s: float | None = None,
 ) -> StatusReport:
+    """The report of an archive; lag and retention margin are None, not zero, where the store was not read."""
     state, owner = archive.state, archive.state.owner
     now_ms = wall_ms()
     queues = list_queues(state, hidden=True)
@@ -197,6 +201,7 @@ def _report(
 
 
 def _print(report: StatusReport) -> None:
+    """Print the report: state and findings, the queues furthest behind, proxy and slave mode."""
     print_lines(*headline(report), *_texts(status_lines(report)))
     if report.queues:
         print_lines("")

@@ -90,6 +90,7 @@ def _name(words: Sequence[str]) -> TimerName | TimerPlace | None:
 
 
 def _stats(archive: LoadedArchive, options: argparse.Namespace) -> None:
+    """Print how many timers are pending in each hour."""
     counts, objects = TimerFiles(archive.store).counts(archive.state), len(archive.state.timers)
     hours = counts.hours
     if options.json:
@@ -110,6 +111,7 @@ def _stats(archive: LoadedArchive, options: argparse.Namespace) -> None:
 
 
 def _list(archive: LoadedArchive, settings: Settings, options: argparse.Namespace) -> None:
+    """Print the pending or refused timers in order of delivery, up to ``--limit``."""
     files, left = TimerFiles(archive.store), max(options.limit, 0)
     found = []
     since_ms, until_ms = options.since or 0, options.until or NEVER_MS
@@ -142,6 +144,7 @@ def _rows(archive: LoadedArchive, settings: Settings, found: list[Entries]) -> l
 
 
 def _row(queue: QueueKey, row: np.void, message: Message | None) -> dict[str, object]:
+    """One timer in the JSON; ``message`` is None where its record is unreadable or expired."""
     deliver_ms, offset, is_refused = (
         int(row["deliver_ms"]),
         int(row["queue_offset"]),
@@ -171,6 +174,7 @@ def _row(queue: QueueKey, row: np.void, message: Message | None) -> dict[str, ob
 def _cancel(
     archive: LoadedArchive, settings: Settings, options: argparse.Namespace, name: TimerName | TimerPlace
 ) -> None:
+    """Cancel the timers of a name, or move them to ``--at``, and print when they would have been delivered."""
     now_ms = wall_ms()
     if options.at is not None:
         if problem := time_problem(options.at):

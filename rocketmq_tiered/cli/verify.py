@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _share(text: str) -> float:
+    """The value of an option as a share of 1, written as 0.05 or as 5%."""
     try:
         share = float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
     except ValueError:
@@ -65,6 +66,7 @@ def _size(text: str) -> int:
 
 
 def _progress_in(path: Path | None, url: str) -> VerifyProgress:
+    """The progress to continue from the file of ``--resume``; progress that is not saved without that option."""
     if path is None:
         return VerifyProgress(url)
 
