@@ -92,6 +92,7 @@ class AdminServer:
         host_names: Collection[str] = (),
         pages: Pages | None = None,
     ) -> None:
+        """Bind the port, and serve from a thread of its own from here on."""
         hosts = _HostCheck({"localhost", host, *host_names})
         handler = type("Handler", (_Handler,), {"source": source, "hosts": hosts, "pages": pages})
         self._pages = pages
@@ -146,6 +147,7 @@ class _BoundedServer(ThreadingHTTPServer):
         TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread; close the connection at once if all others wait for a response."""
         if not self.slots.take(request):
             self.shutdown_request(request)
             return
@@ -223,6 +225,7 @@ class _HostCheck:
         return not headers or (len(headers) == 1 and self._is_known(headers[0].strip()))
 
     def _is_known(self, header: str) -> bool:
+        """Whether a Host header is an IP address, with brackets if of version 6, or one of the names."""
         found = _HOST.fullmatch(header)
         if found is None:
             return False
@@ -260,6 +263,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
+        """Answer, unless a newer connection has replaced this one."""
         slots = self.server.slots
         if not slots.begin_answer(self.connection):
             return
@@ -281,6 +285,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(answer)
 
     def _answer_to(self, path: str) -> PageAnswer:
+        """The answer for a path: those for machines first, then pages."""
         if path == "/metrics":
             return PageAnswer(200, METRICS, self.source.metrics())
         if path == "/status.json":
@@ -293,6 +298,7 @@ class _Handler(BaseHTTPRequestHandler):
         return page or PageAnswer(404, TEXT, b"/metrics /health /ready /status.json\n")
 
     def _answer(self, answer: PageAnswer) -> None:
+        """Write an answer to the connection; a HEAD request gets the headers of GET and no body."""
         self.send_response(answer.code)
         self.send_header("Content-Type", answer.content_type)
         self.send_header("Content-Length", str(len(answer.body)))

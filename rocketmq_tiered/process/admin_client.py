@@ -36,6 +36,7 @@ def fetch_metrics(admin_url: str) -> str:
 
 
 def _fetch(admin_url: str, path: str) -> bytes:
+    """One page of an instance. Whatever goes wrong is UnavailableError: the instance may be starting or stuck."""
     address = urlsplit(admin_url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=TIMEOUT_S)
     try:

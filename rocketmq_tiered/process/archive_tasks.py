@@ -55,6 +55,7 @@ class ArchiveTasks:
     def __init__(
         self, store: ObjectStore, writer: CatalogWriter, settings: Settings, load: Callable[[], Load]
     ) -> None:
+        """``load`` returns how busy the uploader and the clients are; tasks yield to them."""
         self._settings, self._writer = settings, writer
         self._stopping = Stopping()
         self._throttle = Throttle(load)
@@ -148,6 +149,8 @@ class ArchiveTasks:
         stopping: Stopping | threading.Event,
         bytes_per_s: int = 0,
     ) -> YieldingStore:
+        """The archive for tasks: with ``share`` of the bandwidth and requests that settings allow, until
+        ``stopping``."""
         own = self._settings.compaction
         return YieldingStore(
             store,

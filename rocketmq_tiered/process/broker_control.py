@@ -147,6 +147,8 @@ class BrokerControl:
         return table if isinstance(table, dict) else {}
 
     def _done(self, code: RequestCode, fields: Mapping[str, str], body: bytes = b"") -> RemotingCommand:
+        """The answer of a request that has to succeed; refused for want of rights, the operator has to act, else one
+        may retry."""
         answer = self._client.call(code, fields, body)
         if is_refusal(answer):
             raise AccessDeniedError(

@@ -47,6 +47,7 @@ class BrokerOffsetsClient:
         name: str = "",
         connect: Connect = BrokerClient,
     ) -> None:
+        """``connect`` makes the client at the first request, and again after each failure."""
         self.address = address
         self._timeout_s = timeout_s
         self._credentials, self._tls = credentials, tls
@@ -89,6 +90,7 @@ class BrokerOffsetsClient:
         return offsets
 
     def _read(self) -> BrokerOffsets:
+        """Requests all offsets of one moment; the configuration only once for each connection."""
         if self._client is None:
             self._client = self._connect(self.address, self._timeout_s, self._credentials, self._tls)
             self._config = self._client.broker_config() or {}

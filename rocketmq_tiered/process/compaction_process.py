@@ -74,6 +74,7 @@ def writing_in_child(place: ChildStore, share: Callable[[], float], metrics: Sto
         identity: OutputIdentity,
         options: RewriteOptions,
     ) -> RewriteResult:
+        """Have the child write one round, with the signature of ``rewrite``; the child opens the store itself."""
         work = _Work(
             place,
             candidates,
@@ -142,6 +143,7 @@ def _outcome(
 
 
 def _child(connection: Connection, work: _Work) -> None:
+    """Write one round and send the result, or the error, to the parent; send nothing when the parent stops it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the parent ends it
     _take_idle_time_only()
@@ -172,6 +174,7 @@ def _take_idle_time_only() -> None:
 
 
 def _write(work: _Work, parent: _Parent, metrics: StoreMetrics) -> RewriteResult:
+    """Write the round at the share of bandwidth that the parent sends from time to time."""
     place = work.store
     with closing(open_store(place.url, place.options, metrics=metrics)) as archive:
         store = YieldingStore(
@@ -204,6 +207,7 @@ class _Parent:
         threading.Thread(target=self._receive, daemon=True).start()
 
     def _receive(self) -> None:
+        """Receive until the parent closes or dies: shares of bandwidth, and None as the receipt of an announcement."""
         with suppress(EOFError, OSError):
             while True:
                 message = self._connection.recv()

@@ -58,6 +58,7 @@ def store_timestamps(log: CommitLog, phys: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _in_file(file: LogFile, at: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The store timestamps of records at places of one file; an IPv6 born host moves the field."""
     try:
         data = np.memmap(file.path, np.uint8, "r")
     except OSError as error:
@@ -133,6 +134,7 @@ def convert(plan: QueuePlan, observe: Observe) -> Written:
 
 class _Rewrite:
     def __init__(self, plan: QueuePlan, task: str, observe: Observe) -> None:
+        """``task``: names what is done, so that an interrupted run of the same task is continued, and no other."""
         self._plan, self._store, self._observe = plan, plan.store, observe
         self._work = plan.store.path / WORK_NAME
         # A broker writes its lock file when it starts: what was written before may be of a log that it truncated.
@@ -143,6 +145,8 @@ class _Rewrite:
         self._batch_topics = {name for name, topic in self._topics.items() if is_batch_topic(topic)}
 
     def run(self, write: Callable[[_Rewrite, ConsumeQueueStore], None]) -> Written:
+        """Write all queues beside the store, then replace the store's; interrupted in the replacing, only that is
+        repeated."""
         if self._done.replaces is None:
             log = log_view(self._store.commit_log)
             with closing(
@@ -379,6 +383,7 @@ class _Check:
         self._frontier = index.frontier_phys()
 
     def run(self, observe: Callable[[int, int], None]) -> QueueCheck:
+        """Compare queue by queue as the log is read once, then count units of queues that the log lacks."""
         log = self._store.commit_log
         begin, total = log.broker_min_phys, log.data_end_phys()
         for part in LogUnits(self._store, self._kind).parts(begin):
@@ -404,6 +409,8 @@ class _Check:
         return self._kind is StoreKind.ROCKSDB and is_batch_topic(self._topics.get(topic))
 
     def _compare(self, topic: str, queue_id: int, units: Table, *, is_restart: bool) -> None:
+        """Count units of one part of a queue that are missing, wrong or extra; units past the dispatch frontier may
+        be missing."""
         found = self._found.get((topic, queue_id))
         if found is None or is_restart:
             found = QueueProblems(topic, queue_id, begin=int(units["queue_offset"][0]))

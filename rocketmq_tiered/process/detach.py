@@ -61,6 +61,7 @@ class Detachment:
         now_s: Callable[[], float],
         sleep: Callable[[float], object],
     ) -> None:
+        """``waits``: how long each step waits, for clients to act or to have seen a change."""
         self._broker, self._waits, self._say, self._now_s, self._sleep = broker, waits, say, now_s, sleep
 
     def close(self, *, force: bool) -> None:
@@ -95,6 +96,8 @@ class Detachment:
         return None
 
     def _emptied(self, step: str, read: Callable[[], list[Leftover]], *, force: bool) -> None:
+        """Wait until ``read`` returns nothing, and say each time what is left; with ``force`` it is left in the
+        archive."""
         ends_s, said = self._now_s() + self._waits.wait_s, ""
         while left := read():
             if force:

@@ -26,6 +26,7 @@ class EventLoopSource:
     """The admin pages of an event loop. ``beat`` runs on the event loop, the pages in the admin server's threads."""
 
     def __init__(self, clock_s: Callable[[], float], *collectors: ScrapeCollector) -> None:
+        """``clock_s``: a monotonic clock; ``collectors``: metrics besides the process's own."""
         self._clock_s = clock_s
         self._beaten_s = clock_s()
         self._logged: set[str] = set()

@@ -203,6 +203,7 @@ def after_failure(
 
 
 def _waiting_for(error: BaseException, why: str, *, lasts: bool) -> Condition:
+    """The state shown while a failed job waits to run again; ``lasts``: the cause will not end without the operator."""
     if isinstance(error, (*_STORE_ERRORS, StoreFullError)):
         return Condition(RunState.BLOCKED, why, LOCAL_DISK if why.startswith("/") else OBJECT_STORE)
     if isinstance(error, UnreadableError):
@@ -276,6 +277,7 @@ def of_report(report: StatusReport) -> list[Finding]:
 
 
 def _of_timers(timers: TimerStatus) -> list[Finding]:
+    """Timers that are late, postponed, refused or dropped."""
     why = f": {timers.problem}" if timers.problem else ""
     due, is_late = duration_text(timers.overdue_seconds), timers.overdue_seconds > TIMER_LATE_S
     found = (
@@ -304,6 +306,7 @@ def _of_timers(timers: TimerStatus) -> list[Finding]:
 
 
 def _of_the_broker(report: StatusReport) -> list[Finding]:
+    """A broker that is down, whose clock is wrong, or that soon deletes what is not archived."""
     found = []
     is_archiving = not report.state or word_of(report.state) in {state.value for state in ARCHIVING}
     if report.bound_reason == BoundReason.DEAD.value and is_archiving:
@@ -355,6 +358,7 @@ TASKS = {
 
 
 def _of_the_archive(report: StatusReport) -> list[Finding]:
+    """What the archive lacks, hides or has not done: damage, gaps, histories, tasks, garbage."""
     found = []
     if report.unreadable:
         found.append(of_unreadable(report.unreadable, report.broker_min_phys))
@@ -436,6 +440,7 @@ def _gaps(count: int) -> Finding:
 
 
 def _set_aside(count: int) -> Finding:
+    """Messages at queue offsets that the broker has used again: it serves others there, so these are not archived."""
     what = (
         f"{counted(count, 'message')} set aside: the broker used queue offsets again, and serves others there"
     )

@@ -150,6 +150,7 @@ class ServerGroups:
         credentials: Credentials | None = None,
         tls: ClientTls | None = None,
     ) -> None:
+        """Find the brokers of a topic at ``address``, and connect to each when it is first needed."""
         self._credentials, self._tls = credentials, tls
         self._names = self._client(address)
         self._brokers: dict[str, BrokerClient] = {}
@@ -193,6 +194,7 @@ class ServerGroups:
         return found
 
     def _plan_queue(self, broker: str, group: str, topic: str, queue_id: int, start: Start) -> QueueMove:
+        """What a reset to ``start`` would do to one queue; ``start`` is held within the queue's offsets."""
         client, queue = self._brokers[broker], {"topic": topic, "queueId": queue_id}
         minimum = max(0, _number(client, RequestCode.GET_MIN_OFFSET, **queue))
         maximum = max(minimum, _number(client, RequestCode.GET_MAX_OFFSET, **queue))
@@ -234,6 +236,7 @@ class ServerGroups:
     def _commit(
         self, client: BrokerClient, broker: str, group: str, topic: str, moves: list[QueueMove]
     ) -> list[QueueMove]:
+        """Commit offsets of a group without members, and read them again: ``after`` -1 means it did not take effect."""
         found = []
         for move in moves:
             fields = {"consumerGroup": group, "topic": topic, "queueId": move.queue_id}

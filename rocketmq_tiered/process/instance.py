@@ -107,6 +107,7 @@ class StateDirectory:
         self._link: Path | None = None
 
     def __enter__(self) -> StateDirectory:
+        """Make the directory and lock it; a second instance there would use the same identity and pins."""
         try:
             make_private(self.path, "process.state_dir")
             log_exposed_parent(self.path)
@@ -135,6 +136,7 @@ class StateDirectory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Remove the description, so that no command finds this instance, and release the lock in any case."""
         try:
             (self.path / DESCRIPTION_FILE).unlink(missing_ok=True)
             if self._link is not None:

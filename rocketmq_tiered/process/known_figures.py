@@ -57,6 +57,7 @@ class KnownFigures:
     def __init__(
         self, directory: Path, place: tuple[str, str, str], *, clock_ms: Callable[[], int] = wall_ms
     ) -> None:
+        """Load the figures of an earlier process; a file that is unreadable or of another archive is as none."""
         self._path, self._clock_ms = directory / FILE, clock_ms
         self._lock = threading.Lock()
         self._last, self._known_ms = StatusReport(), 0

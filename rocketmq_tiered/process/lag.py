@@ -186,6 +186,7 @@ def _is_written(log: CommitLog, page: int) -> bool:
 def _count_scanned(
     lag: Lag, log: CommitLog, topic_filter: TopicFilter, begin_phys: int, end_phys: int
 ) -> None:
+    """Add to ``lag`` what lies between two physical offsets, and say in it how far the scan came."""
     table = QueueTable()
     feed = LogFeed(log, table, topic_filter, delay_levels_ms=None, accepted_size=partial(stored_size, log))
     bound = FeedBound(end_phys, end_phys - 1)
@@ -207,6 +208,7 @@ def _count_scanned(
 
 
 def _count_rows(lag: Lag, batch: LogBatch, table: QueueTable) -> None:
+    """Add the archived queues of a batch; an LMQ entry counts with the size of its parent's record."""
     columns = batch.columns
     rows, (lmq, _) = columns.rows, resolved_lmq_rows(columns, {})
     parent = columns.lmq_row[lmq]

@@ -102,6 +102,8 @@ class UploaderService:
         factory: JobFactory,
         surroundings: Surroundings,
     ) -> None:
+        """``factory`` makes an uploader for the settings of each start; ``surroundings``: what it reads and shows
+        elsewhere."""
         self._settings = loaded.settings
         self._factory = factory
         self._surroundings = surroundings
@@ -195,6 +197,7 @@ class UploaderService:
         return condition.state in ARCHIVING, "\n".join(lines)
 
     def _observed(self) -> tuple[Condition, StatusReport | None]:
+        """The state and report to show now; a running uploader knows its state better than the main loop."""
         job, now = self._job, self._condition
         if now.state in STARTING and (kernel := compiling()):
             now = Condition(RunState.STARTING, f"compiling {kernel}")
@@ -217,6 +220,7 @@ class UploaderService:
         return self._events.get(wait_s) or (Event.TIMEOUT, 0)
 
     def _due(self) -> None:
+        """Do what the clock makes due: start the next uploader, or log that the last one drains too long."""
         now_s = time.monotonic()
         if self._retry_at_s is not None:
             if now_s >= self._retry_at_s:
@@ -226,6 +230,7 @@ class UploaderService:
             logger.error("the uploader has not drained in time: new settings apply once it has")
 
     def _start_job(self) -> None:
+        """Start an uploader in a thread of its own; its number tells its end from that of an earlier one."""
         self._retry_at_s = self._late_at_s = None
         self._started_s = time.monotonic()
         self._job_error = None
@@ -245,6 +250,7 @@ class UploaderService:
         self._thread.start()
 
     def _run_job(self, settings: Settings, stop: threading.Event, number: int) -> None:
+        """The thread of one uploader: however it ends, the main loop gets an event with its number."""
         try:
             job = self._factory(settings)
             self._job, self._proven, self._is_built = job, settings, True
@@ -316,6 +322,7 @@ class UploaderService:
         self._surroundings.apply(settings)
 
     def _reload(self) -> None:
+        """Read the settings again, and restart the uploader if one changed that it cannot take while it runs."""
         try:
             after = self._surroundings.loaded().settings
         except TieredError as error:
@@ -351,6 +358,7 @@ class UploaderService:
             self._late_at_s = time.monotonic() + self._settings.process.drain_timeout_ms / 1000
 
     def _drain(self) -> int:
+        """End the process: let the uploader finish what is in flight, and return the exit code."""
         before = self.condition.state
         self._enter(Condition(RunState.STOPPING, "finishing uploads in flight"))
         was_running = self._thread is not None
@@ -395,6 +403,7 @@ class UploaderService:
         self._findings = found
 
     def _log_state(self) -> None:
+        """Log the state once it has changed, with what it was before if that was trouble."""
         now, before = self.condition, self._logged
         if now.text == before.text:
             return

@@ -50,6 +50,7 @@ def log_plain(level: str) -> None:
 
 
 def _install(formatter: logging.Formatter, level: str) -> None:
+    """Make ``formatter`` the only one of the process, on stderr: stdout belongs to data."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
     root = logging.getLogger()

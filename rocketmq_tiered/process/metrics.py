@@ -81,6 +81,7 @@ def attention_family(findings: Iterable[Finding]) -> Metric:
 
 
 def _queue_families(report: StatusReport) -> Iterator[Metric]:
+    """Metrics of single queues; only of those furthest behind, as each one is a time series of its own."""
     worst = sorted(report.queues, key=lambda queue: queue.lag_messages, reverse=True)[:QUEUES_MAX]
     meanings = {
         "dispatch_behind": "Messages of a queue not archived yet.",

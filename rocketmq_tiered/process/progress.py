@@ -29,6 +29,7 @@ class Progress:
         is_terminal: bool | None = None,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``unit``: empty for bytes; ``is_terminal``: None finds out whether stderr is one."""
         self._label = label
         self._quiet = quiet
         self._monotonic_s = monotonic_s

@@ -59,6 +59,7 @@ class Reporter:
         gc: GcSettings = _GRACES,
         clock: Clock = _CLOCK,
     ) -> None:
+        """``view``: a store that no other thread reads; ``gc``: the grace periods, for what they make overdue."""
         self._head = head
         self._view = view
         self._filter = topic_filter
@@ -81,6 +82,7 @@ class Reporter:
         return self._last if age_s <= REPORT_EVERY_S else replace(self._last, measured_seconds=age_s)
 
     def _renew(self, status: Callable[[], OffloadStatus | None]) -> None:
+        """Make a report if the last one is too old, in a thread if the last one took long; one at a time."""
         if not self._lock.acquire(blocking=self._due_s is None):
             return
         if self._is_closed or (self._due_s is not None and self._clock.monotonic_s() < self._due_s):
@@ -129,6 +131,7 @@ class Reporter:
             self._view.close()
 
     def _fresh(self, status: OffloadStatus) -> StatusReport:
+        """The report of this moment; without a readable store it has all but lag and retention margin."""
         pins = status.pins if status.pins is not None else PinStatus()
         report = replace(
             self._head,
@@ -161,6 +164,7 @@ class Reporter:
             return replace(report, last_error=str(error))
 
     def _with_lag(self, report: StatusReport, written_phys: int) -> StatusReport:
+        """Add what the broker's log says: lag, retention margin, the deletion zone."""
         log = self._view.commit_log
         log.refresh()
         # Beyond the bound too: what a silent broker excludes is lag as well.

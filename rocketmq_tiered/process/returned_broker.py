@@ -76,6 +76,8 @@ def take_back(
 
 
 def _end_retirement(archive: Archive) -> None:
+    """Commit a claim of another writer: an archive that has had a writer since is no longer that of a retired
+    broker."""
     writer = CatalogWriter(
         archive.store,
         cluster=archive.cluster,
@@ -89,6 +91,7 @@ def _end_retirement(archive: Archive) -> None:
 
 
 def _claim(log: GroupLog) -> None:
+    """Claim the groups once the node that serves them has released them; take them from one that does not."""
     ends_s = time.monotonic() + RELEASE_S
     while time.monotonic() < ends_s:
         try:
@@ -100,6 +103,7 @@ def _claim(log: GroupLog) -> None:
 
 
 def _commit(broker: BrokerControl, offsets: Offsets) -> int:
+    """Commit the mount's offsets to the broker where they are ahead of its own, and count them."""
     before, count = broker.group_offsets(), 0
     for (group, topic), queues in sorted(offsets.items()):
         known = before.get(f"{topic}@{group}", {})
@@ -116,6 +120,7 @@ def _commit(broker: BrokerControl, offsets: Offsets) -> int:
 
 
 def _unconsumed(state: RetryState, offsets: Offsets) -> Iterable[RetryMessage]:
+    """The retry messages in order that their groups have not consumed in the mount."""
     for message in sorted(state.messages.values(), key=lambda message: message.number):
         group = message.topic.removeprefix(RETRY_PREFIX)
         if group == message.topic:
@@ -126,6 +131,7 @@ def _unconsumed(state: RetryState, offsets: Offsets) -> Iterable[RetryMessage]:
 
 
 def _send(client: BrokerClient, messages: Iterable[RetryMessage]) -> int:
+    """Send retry messages to the broker as new messages of their retry topics, and count them."""
     sent = 0
     for message in messages:
         record = decode_record(message.data)

@@ -195,6 +195,8 @@ class MergedHandlers:
         redirect: RedirectContext | None,
         key: bytes,
     ) -> None:
+        """``redirect``: None in proxy mode; ``key``: the archive's private key, for recall handles; ``store``: the
+        broker's files."""
         self.key = key
         read, serve = settings.read, settings.serve
         self._archive, self._access, self._store = archive, access, store
@@ -268,6 +270,7 @@ class MergedHandlers:
 
 
 async def _watch(compacted: CompactionTopics) -> None:
+    """Keep the set of compaction topics up to date; log a failure once, until it is another or none."""
     logged = ""
     while True:
         await asyncio.sleep(COMPACTION_REFRESH_S)
@@ -306,6 +309,7 @@ class ServingThread:
         services: Sequence[RelayService[Any]],
         open_handlers: OpenHandlers,
     ) -> None:
+        """``open_handlers`` makes the handlers of a service once there is an archive to read."""
         self._names, self._settings = names, settings
         self._services, self._open_handlers = services, open_handlers
         self._started_with = settings
@@ -347,6 +351,7 @@ class ServingThread:
         self._on_loop(lambda: self._apply(settings))
 
     def _apply(self, settings: Settings) -> None:
+        """Apply what can change while clients are served, and log the settings that need a restart."""
         self._settings = settings
         fixed = _fixed_keys(self._started_with, settings, FIXED_AT_START)
         if self._opened_with is not None:
@@ -371,6 +376,7 @@ class ServingThread:
                 self._loop.call_soon_threadsafe(call)
 
     def _run(self) -> None:
+        """The thread: an error before the ports listen is raised by ``start``, a later one is logged."""
         try:
             asyncio.run(self._main())
         except BaseException as error:
@@ -380,6 +386,7 @@ class ServingThread:
             logger.critical("client server stopped", exc_info=error)
 
     async def _main(self) -> None:
+        """Listen, open the archive as soon as there is one, and close everything at the stop."""
         self._stop = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         try:
@@ -415,6 +422,7 @@ class ServingThread:
             await asyncio.sleep(wait_s)
 
     async def _open_once(self, opened: AsyncExitStack) -> None:
+        """Open the archive for all services, or for none: on an error everything is closed again."""
         settings, names = self._settings, self._names
         access = await asyncio.to_thread(
             lambda: open_async_access(

@@ -32,6 +32,7 @@ class ServingCollector(ScrapeCollector):
 
 
 def _shared(mode: str, broker: str, service: RelayService[Any]) -> Iterator[Metric]:
+    """Metrics that proxy and slave mode have both, with the mode in their names."""
     status, counters = service.status(), service.counters
     yield _gauge(f"{mode}_connections", "client connections", status.connections)
     yield _gauge(
@@ -72,6 +73,7 @@ def _proxy(service: ProxyService) -> Iterator[Metric]:
 
 
 def _slave(service: SlaveService) -> Iterator[Metric]:
+    """Metrics of slave mode alone."""
     status, counters = service.status(), service.counters
     registered = GaugeMetricFamily(
         f"{PREFIX}_slave_registered", "1 if the name server lists this process", labels=["name_server"]

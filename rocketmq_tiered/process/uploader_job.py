@@ -184,6 +184,7 @@ class UploaderJob:
             self._opened = opened.pop_all()
 
     def _build(self, settings: Settings, writer: Writer, metrics: StoreMetrics, opened: ExitStack) -> None:
+        """Open everything an uploader needs; ``opened`` closes it in reverse order, also after a failure half-way."""
         conf = read_conf(settings)
         timeout_s = settings.broker.request_timeout_ms / 1000
         tls = writer.tls.of(settings)
@@ -264,6 +265,8 @@ class UploaderJob:
     def _add_timers(
         self, own: ObjectStore, settings: Settings, tls: ClientTls | None, opened: ExitStack
     ) -> None:
+        """Add the delivery of timers, which reads their messages from the archive and has its own connection to the
+        broker."""
         credentials, offsets = credentials_of(settings), self._broker_offsets
         messages = TimerMessages(
             partial(
@@ -276,6 +279,8 @@ class UploaderJob:
         )
 
         def broker(is_stopped: Callable[[], bool]) -> RemoteTimerBroker:
+            """The broker that timers are handed over to: the one whose offsets are read, over a connection of its
+            own."""
             made = RemoteTimerBroker(
                 lambda: offsets.address,
                 lambda address: BrokerClient(address, TIMER_TIMEOUT_S, credentials, tls),
@@ -370,11 +375,13 @@ def _log_limits(settings: Settings, writer: Writer) -> LogLimits:
 def _with_standby(
     environment: Environment, writer: Writer, has_lag: Callable[[CatalogState, int | None], bool]
 ) -> Environment:
+    """Let a process on standby take over, and log when the other writer's archive stops advancing."""
     watch = writer.standby
     if watch is None:
         return environment
 
     def may_take_over(state: CatalogState, log_end_phys: int | None) -> bool:
+        """Called with each state read from the archive while another writer owns it."""
         lags, was_silent = has_lag(state, log_end_phys), watch.is_silent
         may = watch.may_take_over(state, has_lag=lags, now_ms=time.monotonic() * 1000)
         if watch.is_silent and not was_silent:
@@ -399,6 +406,7 @@ def _with_standby(
 
 
 def _environment(writer: Writer, archive: ObjectStore, names: BrokerNames) -> Environment:
+    """What the uploader gets from its process. A state directory also has a marker of each archive that existed."""
     own = PrefixedStore(archive, archive_prefix(names.cluster, names.broker))
     environment = Environment(
         log=_log,
@@ -442,6 +450,7 @@ def _pin_keeper(settings: Settings, conf: BrokerConf | None, writer: Writer) -> 
 
 
 def _log(message: str, fields: Mapping[str, object]) -> None:
+    """Log an event of the uploader: losses as errors, other events with an error as warnings."""
     level = logging.INFO
     if "error" in fields:
         level = logging.WARNING
