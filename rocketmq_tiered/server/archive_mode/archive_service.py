@@ -51,6 +51,7 @@ class ArchiveService(Service):
     def __init__(
         self, archive: Backend, offsets: GroupOffsets, retries: RetryQueues, settings: ServeSettings
     ) -> None:
+        """``offsets`` and ``retries``: those of the archive's groups, which ``start`` claims."""
         super().__init__(settings, HandlerTable())
         self.created: dict[str, TopicConfig] = {}
         """Topics created here, in memory."""
@@ -124,6 +125,7 @@ class ArchiveService(Service):
         return ArchiveStatus(self._connection_count, self._group_sizes(), self.offsets.holds_lease)
 
     def _register(self, routes: RouteTable, authorizer: RulesAuthorizer) -> None:
+        """Enter all handlers; they share the routes and one memory budget."""
         settings, table, archive = self._settings, self.table, self._archive
         limits = PullLimits(
             count_max=settings.pull_messages_max,

@@ -107,6 +107,7 @@ class LookupHandlers:
         return Response(body=(queue_map(table, {"topicPutTps": 0.0}),))
 
     async def rows(self, request: Request) -> Response:
+        """Consume-queue entries, for ``mqadmin queryCq``."""
         topic, queue_id = request.text("topic"), request.number("queueId")
         bounds = self._archive.bounds(topic, queue_id)
         if bounds is None:

@@ -25,6 +25,7 @@ class OffsetHandlers:
         self._archive, self._routes, self._clients, self._offsets = archive, routes, clients, offsets
 
     def register(self, table: HandlerTable) -> None:
+        """Enter the handlers of these codes."""
         table.register(RequestCode.QUERY_CONSUMER_OFFSET)(self.query)
         table.register(RequestCode.UPDATE_CONSUMER_OFFSET)(self.update)
         table.register(RequestCode.GET_ALL_CONSUMER_OFFSET, RequestCode.GET_ALL_DELAY_OFFSET)(self.nothing)
@@ -49,6 +50,8 @@ class OffsetHandlers:
         return Response(ext={"offset": str(found)})
 
     async def update(self, request: Request) -> Response:
+        """Commit an offset, and reply once it is stored. That of a consumer still in an earlier generation of the
+        queue is acknowledged and dropped: it is past the new one's end."""
         offset = request.number("commitOffset")
         if offset < 0:
             return Response(ResponseCode.SYSTEM_ERROR, remark=f"commitOffset {offset} is negative")
@@ -97,6 +100,7 @@ class OffsetHandlers:
         return Response(body=(f'{{{head},"consumeStatsList":[{",".join(texts)}]}}'.encode(),))
 
     async def _stats_of(self, group: str, topics: Iterable[str]) -> dict[MessageQueue, dict[str, int]]:
+        """The lag of a group in all queues of these topics."""
         found = {topic: self._routes.find(topic) for topic in topics}
         queues = [
             MessageQueue(self._archive.broker, topic, queue_id)
@@ -110,6 +114,7 @@ class OffsetHandlers:
         return dict(zip(queues, await bounded_gather(lag, queues), strict=True))
 
     async def _lag(self, group: str, topic: str, queue_id: int) -> dict[str, int]:
+        """One row of a group's statistics, in the names of RocketMQ."""
         bounds = self._archive.bounds(topic, queue_id)
         # Of a topic that is not archived, such as half messages, only the groups' offsets are known.
         maximum = bounds.maximum if bounds is not None else self._archive.consumed_end(topic, queue_id)
@@ -176,6 +181,8 @@ class OffsetHandlers:
         return Response(body=(queue_map(moved),))
 
     async def _reset_offset(self, request: Request, group: str, topic: str, queue_id: int) -> int:
+        """Where a reset moves a queue: to the given offset, within the archive, or to that of the time, which only a
+        forced reset moves forward to."""
         bounds = self._archive.bounds(topic, queue_id)
         low, high = (bounds.minimum, bounds.maximum) if bounds is not None else (0, 0)
         wanted = request.number("offset", -1)

@@ -71,6 +71,7 @@ class PullService:
         offsets: GroupOffsets,
         limits: PullLimits | None = None,
     ) -> None:
+        """``clients`` know the subscriptions of pulls that send none; ``offsets`` take the commits that pulls carry."""
         self._archive, self._routes = archive, routes
         self._clients, self._offsets = clients, offsets
         self._limits = limits or PullLimits()
@@ -187,6 +188,7 @@ class PullService:
         return is_recreated or self._offsets.is_new_generation(pull.group, pull.topic, pull.queue_id)
 
     def _refusal(self, request: Request) -> Response | None:
+        """Why a pull is refused before anything is read, in a broker's codes; None if it is not."""
         topic, queue_id = request.text("topic"), request.number("queueId")
         if (refusal := self._routes.group_refusal(request.text("consumerGroup"))) is not None:
             return refusal

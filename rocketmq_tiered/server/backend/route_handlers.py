@@ -146,6 +146,7 @@ class RouteHandlers:
         self._routes = routes
 
     def register(self, table: HandlerTable) -> None:
+        """Enter the handlers of these codes."""
         table.register(RequestCode.GET_ROUTEINFO_BY_TOPIC)(self.route)
         table.register(RequestCode.GET_BROKER_CLUSTER_INFO)(self.cluster)
         table.register(RequestCode.GET_KV_CONFIG)(self.kv_config)
@@ -207,6 +208,7 @@ class RouteHandlers:
         return json_response({"dataVersion": _data_version(self._routes), "topicConfigTable": topics})
 
     async def all_groups(self, request: Request) -> Response:
+        """All group configurations, for mqadmin and for RocketMQ 5 proxies."""
         routes = self._routes
         groups = {name: routes.group_config(name) for name in routes.archive.subscription_groups()}
         return json_response(

@@ -102,6 +102,7 @@ class ServedArchive:
     """See Backend. The caller closes ``access``."""
 
     def __init__(self, access: ArchiveAccess) -> None:
+        """Read nothing before ``load``."""
         self.cluster, self.broker = access.cluster, access.broker
         self._access = access
         self._catalog = access.catalog
@@ -159,6 +160,8 @@ class ServedArchive:
         return self._topics[1]
 
     def _make_topics(self, state: CatalogState) -> dict[str, TopicConfig]:
+        """The topics to serve: those of the broker's table, and those whose messages are here, with as many queues
+        as either has."""
         queues: dict[str, int] = {}
         for key, row in state.queues():
             if not int(row["flags"]) & QUEUE_HIDDEN:
@@ -235,6 +238,8 @@ class ServedArchive:
     # -- messages ---------------------------------------------------------------------------------------------
 
     async def pull(self, request: PullRequest) -> PullResult:
+        """Read messages. A filtered pull may examine many for few, so such pulls are limited in number and take
+        turns."""
         view = self._catalog.view(self._catalog.state, (request.topic, request.queue_id, None))
         if view is not None and view.is_hidden:
             return PullResult(PullStatus.NO_MATCHED_LOGIC_QUEUE, request.offset)
@@ -270,6 +275,7 @@ class ServedArchive:
         return -1 if found is None else found
 
     async def units(self, topic: str, queue_id: int, offset: int, count: int) -> list[Unit]:
+        """Consume-queue entries from an offset on."""
         batch = (await self.pull(PullRequest(topic, queue_id, offset, count, UNITS_BYTES_MAX))).batch
         return [
             Unit(phys, size, code)
@@ -285,6 +291,7 @@ class ServedArchive:
     async def messages_by_key(
         self, topic: str, key: str, *, is_unique: bool, count: int, begin_ms: int, end_ms: int
     ) -> list[bytes]:
+        """The records with a key; a bounded number of such queries runs at once."""
         kind = KeyKind.UNIQUE if is_unique else KeyKind.ANY
         async with self._queries:
             found = await run_async(

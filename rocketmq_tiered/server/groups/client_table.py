@@ -52,6 +52,7 @@ class ChangeNotices:
             self._send()
 
     def _send(self) -> None:
+        """Notify as many connections as one period allows, and come again for the rest."""
         self._timer = None
         now_s = time.monotonic()
         if now_s - self._period >= PERIOD_S:
@@ -191,6 +192,7 @@ class ClientTable:
     together, because clients choose them freely."""
 
     def __init__(self, now_s: Callable[[], float], *, bytes_max: int = BYTES_MAX) -> None:
+        """Groups appear with their first heartbeat and go with their last member."""
         self._now_s = now_s
         self._bytes_max = bytes_max
         self._groups: dict[str, ConsumerGroup] = {}
@@ -236,6 +238,7 @@ class ClientTable:
             raise BadRequestError(f"body is not a heartbeat: {error}") from error
 
     def _heartbeat(self, request: Request) -> bool:
+        """Take the groups of one heartbeat; returns whether something changed that others may want to know."""
         document = request.document()
         client_id = _name(document.get("clientID", ""), "clientID")
         without_subscriptions = bool(document.get("withoutSub", False))
@@ -341,6 +344,7 @@ class ClientTable:
         self._end_membership(member, group.name)
 
     def _unsubscribe(self, connection_id: int, group_name: str) -> None:
+        """Drop the subscriptions that a connection sent for a group, with the memory they count for."""
         groups = self._sent.get(connection_id)
         sent = None if groups is None else groups.pop(group_name, None)
         if groups is None or sent is None:
@@ -439,6 +443,7 @@ def register_client_handlers(
 
     @table.register(RequestCode.GET_CONSUMER_CONNECTION_LIST)
     async def connections(request: Request) -> Response:
+        """The members of a group, for ``mqadmin consumerConnection``."""
         name = request.text("consumerGroup")
         group = clients.group(name)
         if group is None:

@@ -145,6 +145,7 @@ class GroupOffsets:
             self._take(group, topic, number, offset, account)
 
     def _take(self, group: str, topic: str, number: int, offset: int, account: str) -> None:
+        """Take one offset into memory, to be written with the next snapshot."""
         more_bytes = self._more_bytes(group, topic, number)
         self._held_bytes += more_bytes
         self._group_bytes[group] += more_bytes
@@ -220,6 +221,8 @@ class GroupOffsets:
         return wait_s if self.is_owner else min(wait_s, CLAIM_RETRY_S)
 
     async def _flush(self, *, released: bool = False) -> None:
+        """Write all offsets, again and again while the store is away, and then answer the waiting commits. After
+        another server's claim they fail, and later ones are refused."""
         waiters, self._flushed = self._flushed, None
         self._changed.clear()
         copied = {key: dict(queues) for key, queues in self._offsets.items()}

@@ -59,6 +59,7 @@ class LockTable:
     """Locks by group and queue. ``now_s``: a monotonic clock."""
 
     def __init__(self, now_s: Callable[[], float], *, bytes_max: int = BYTES_MAX) -> None:
+        """``bytes_max``: memory of all locks; a group or account may have a part of it."""
         self._now_s = now_s
         self._bytes_max = bytes_max
         self._locks: dict[tuple[str, MessageQueue], _Lock] = {}
@@ -98,6 +99,7 @@ class LockTable:
                 del counter[name]
 
     def _has_room(self, group: str, client_id: str, queues: list[MessageQueue], account: str) -> bool:
+        """Whether these locks fit into the memory of all, of their group and of their account."""
         more_bytes = 0
         for queue in queues:
             found = self._locks.get((group, queue))
@@ -171,6 +173,7 @@ def register_lock_handlers(
 
 
 def _wanted(request: Request) -> tuple[str, str, list[MessageQueue]]:
+    """Group, client and queues of a request to lock or unlock."""
     document = request.document()
     try:
         queues = [

@@ -33,6 +33,7 @@ class MemoryShares:
     """Bytes of each share of ``memory_bytes``."""
 
     def __init__(self, memory_bytes: int) -> None:
+        """Divide ``serve.memory_bytes``; the shares add up to all of it."""
         tenth = memory_bytes // 10
         self.large_requests = memory_bytes * 4 // 10
         """Requests of 16 KiB and more in progress; above it the oldest clients are closed."""

@@ -26,6 +26,7 @@ class Service:
     def __init__(
         self, settings: ServeSettings, table: HandlerTable, now_s: Callable[[], float] = time.monotonic
     ) -> None:
+        """``table``: to which subclasses add their handlers."""
         self._settings, self.table, self._now_s = settings, table, now_s
         self._memory = MemoryShares(settings.memory_bytes)
         self.clients = ClientTable(now_s, bytes_max=self._memory.clients)

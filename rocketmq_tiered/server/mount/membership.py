@@ -40,6 +40,7 @@ class Membership:
     def __init__(
         self, store: ObjectStore, node: str, now_s: Callable[[], float], clock_ms: Callable[[], int]
     ) -> None:
+        """``store``: the prefix that the nodes share; ``node``: this one's name, which no two living ones may have."""
         self.node, self._now_s = node, now_s
         self._log = NodeLog(store, node, clock_ms)
         self._archives = AnnouncedArchives(store)

@@ -36,6 +36,7 @@ class MountNode:
     """Belongs to one event loop."""
 
     def __init__(self, place: MountPlace) -> None:
+        """``place``: what the node's brokers have in common."""
         self.place = place
         self.member = place.membership
         self.mounted: dict[BrokerName, MountedArchive] = {}
@@ -92,6 +93,8 @@ class MountNode:
         return await asyncio.get_running_loop().run_in_executor(self._renewer, step)
 
     async def _run(self) -> None:
+        """Renew the lease and act on each decision, until it is cancelled; no error ends it, as a silent node loses
+        its brokers."""
         while True:
             wait_s = RETRY_S
             try:
@@ -125,6 +128,7 @@ class MountNode:
             await asyncio.sleep(RETRY_S / 10)
 
     def _act(self, decision: SharingDecision) -> None:
+        """Start taking and giving brokers; one that was refused lately waits."""
         now_s = asyncio.get_running_loop().time()
         for name in decision.take:
             if self._refused_s.get(name, -AGAIN_S) + AGAIN_S > now_s:
@@ -149,6 +153,7 @@ class MountNode:
         self._wake.set()
 
     async def _take(self, name: BrokerName) -> None:
+        """Take one broker, unless the node is leaving; a few at a time."""
         async with self._opening:
             if self.state is not NodeState.ACTIVE:
                 self.member.claiming.discard(name)
@@ -169,6 +174,8 @@ class MountNode:
             logger.info("broker mounted", extra={"broker": name.broker, "address": mounted.address})
 
     def _refused(self, name: BrokerName, error: Exception) -> None:
+        """Note why a broker was not taken, and log it once. Unless the claim's outcome is unknown, other nodes may
+        try now."""
         if not isinstance(error, UnavailableError):
             self.member.claiming.discard(name)
         if isinstance(error, FencedError) and name not in self._contested:
@@ -181,6 +188,8 @@ class MountNode:
         self.failures[name] = str(error)
 
     def _free_port(self) -> int:
+        """A port for the next broker: 0, any, without ``mount.first_port``. If all seem taken the first is tried
+        again, and its error says so."""
         mount = self.place.settings.mount
         if mount.first_port == 0:
             return 0
@@ -220,6 +229,7 @@ class MountNode:
             self.member.claiming.add(mounted.name)
 
     def _check_each(self) -> None:
+        """Give away brokers whose archive is no longer retired, and end those with nothing left to serve."""
         for mounted in list(self.mounted.values()):
             mounted.note_lag()
             if mounted.is_leaving or mounted.name in self._busy:

@@ -69,6 +69,7 @@ class MountRegistrar(Registrar):
         holds: Callable[[], bool],
         holders: Callable[[], Collection[str]],
     ) -> None:
+        """``place``: the broker's name and our address, registered as its master's."""
         super().__init__(place, REGISTER_EVERY_S)
         self._cluster, self._topics, self._holds, self._holders = cluster, topics, holds, holders
         self._table: dict[str, Any] = {}
@@ -152,6 +153,7 @@ class MountedArchive:
     """Belongs to one event loop, from ``taken`` to ``close``."""
 
     def __init__(self, place: MountPlace, access: ArchiveAccess, archive: ServedArchive) -> None:
+        """Claim nothing and listen nowhere before ``_start``."""
         self.name = BrokerName(access.cluster, access.broker)
         self._place, self._access, self._archive = place, access, archive
         self.address, self.since_ms = "", 0
@@ -211,6 +213,7 @@ class MountedArchive:
         return mounted
 
     async def _start(self, port: int) -> None:
+        """Claim the groups, listen and register, in this order; FencedError if another server has the groups."""
         if not await self._offsets.claim():
             raise FencedError("consumer groups of this archive are served by another server")
         mount, place = self._place.settings.mount, self._place

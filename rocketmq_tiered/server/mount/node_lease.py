@@ -133,6 +133,7 @@ class NodeLog:
     """Reads all leases below a prefix and writes one as a process. Blocking; not thread-safe."""
 
     def __init__(self, store: ObjectStore, node: str, clock_ms: Callable[[], int]) -> None:
+        """``node``: the name whose lease ``join`` begins; the others are only read, or ended."""
         self.store, self.node, self._clock_ms = store, node, clock_ms
         self._own: NodeLease | None = None
         self._read: dict[str, NodeLease] = {}
@@ -170,6 +171,8 @@ class NodeLog:
         )
 
     def _put(self, wanted: NodeLease) -> None:
+        """Write the next version of the own lease. One that is there already may be our own, whose reply was lost;
+        any other fences this node."""
         found = self._next(wanted, PUT_S)
         while found is not None:
             if found == replace(wanted, version=found.version):
@@ -307,6 +310,7 @@ class AnnouncedArchives:
         return dict(known.values())
 
     def _parsed(self, key: str) -> tuple[BrokerName, int]:
+        """The broker and the number of its queues from one object, whose key has to be that of the broker."""
         source = f"{self._store.url}/{key}"
         data = self._store.get(key, stored_bytes_max())
         header = decode_container(data, ARCHIVE_KIND, source=source, allowance=LARGE).header

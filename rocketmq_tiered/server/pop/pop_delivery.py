@@ -400,6 +400,7 @@ class PopDelivery:
     def _pull(
         self, wanted: PopRequest, queue_id: int, offset: int, count: int, expression: str, kind: str
     ) -> PullRequest:
+        """The pull that reads what a pop may deliver."""
         return PullRequest(
             wanted.topic,
             queue_id,

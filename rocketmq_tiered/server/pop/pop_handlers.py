@@ -106,6 +106,7 @@ class AssignmentHandlers:
         )
 
     async def set_mode(self, request: Request) -> Response:
+        """Set how a group consumes a topic, in memory; for ``mqadmin setConsumeMode``."""
         document = request.document()
         topic, group = str(document.get("topic", "")), str(document.get("consumerGroup", ""))
         mode = str(document.get("mode", PULL))
@@ -141,6 +142,7 @@ class PopHandlers:
         unacked_bytes_max: int = POP_BYTES_MAX,
         clock_ms: Callable[[], int] = wall_ms,
     ) -> None:
+        """``offsets``: of the groups, whose owner alone serves POP."""
         self._archive, self._routes, self._offsets = archive, routes, offsets
         self._clock_ms = clock_ms
         self._queues = PopQueues(archive, offsets, bytes_max=unacked_bytes_max)
@@ -188,6 +190,7 @@ class PopHandlers:
         return [(self._first_queue + number) % count for number in range(count)]
 
     async def _changed(self, wanted: PopRequest, queues: list[int], left_s: float) -> None:
+        """Wait until there may be something to pop: new in the archive, released, or visible again."""
         due = (
             entry.state.next_visible_ms()
             for queue_id in queues
@@ -199,6 +202,7 @@ class PopHandlers:
         await first_of(self._archive.changed(left_s), self._freed.wait())
 
     def _response(self, wanted: PopRequest, answer: PopBatch) -> Response:
+        """The reply with its messages' offsets, of which clients make the handles that they acknowledge with."""
         ext = {
             "popTime": str(self._popped_ms(wanted, answer)),
             "invisibleTime": str(wanted.invisible_ms),
@@ -255,6 +259,7 @@ class PopHandlers:
         return [start + n for n in (*numbers, last) if bits[n // 8] >> n % 8 & 1]
 
     def _acknowledged(self, key: GroupQueueKey, offsets: list[int]) -> Response:
+        """Acknowledge messages; one that was not popped here is no error."""
         bounds = self._archive.bounds(key[1], key[2])
         if bounds is None or any(not 0 <= offset <= bounds.maximum for offset in offsets):
             return Response(ResponseCode.NO_MESSAGE, remark=f"offsets {offsets[:3]} of {key[1]} do not exist")
@@ -291,6 +296,7 @@ class PopHandlers:
 
 
 def _pop_request(request: Request) -> PopRequest:
+    """The request's fields within their limits."""
     return PopRequest(
         group=request.name("consumerGroup"),
         topic=request.text("topic"),

@@ -174,6 +174,8 @@ class BrokerViews:
     async def _is_stale(
         self, known: _Known, command: RemotingCommand, upstream: Upstream, offset: int
     ) -> bool:
+        """Whether a cached state may no longer hold for ``offset``: the broker may have got messages above it, or
+        deleted its oldest file since."""
         now_s = self.clock_s()
         if known.queue is None or offset >= known.queue.max_offset:
             return now_s - known.max_s >= self.keep_s
@@ -264,6 +266,8 @@ class BrokerViews:
     async def _learn(
         self, place: tuple[str, int], command: RemotingCommand, upstream: Upstream, earlier: _Known | None
     ) -> _Known:
+        """Read a queue's state again and cache it; ``earlier``, the state before, shows how far the broker deletes
+        at a time."""
         found = None
         if self.files is not None:
             loop = asyncio.get_running_loop()
@@ -282,6 +286,8 @@ class BrokerViews:
     # -- requests to the broker ------------------------------------------------------------------------------------
 
     async def _by_request(self, command: RemotingCommand, upstream: Upstream) -> _Known:
+        """A queue's state by the client's own connection, in up to five requests; AWAY if the broker does not
+        answer."""
         now_s = self.clock_s()
         try:
             minimum = await query_offset(command, upstream, RequestCode.GET_MIN_OFFSET)
@@ -327,6 +333,7 @@ def _by_files(files: BrokerFiles, topic: str, queue_id: int, now_s: float, earli
 
 
 def _looked_up(files: BrokerFiles, topic: str, queue_id: int, now_s: float, earlier: _Known | None) -> _Known:
+    """A queue's state by the broker's files: its ends, and the first offset that its next deletion will leave."""
     view = files.local_view(topic, queue_id, 0)
     oldest = view.oldest_phys
     if view.queue is None or view.queue.max_offset <= view.queue.min_offset:

@@ -56,6 +56,8 @@ class GroupResets:
         return {RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset}
 
     async def reset(self, request: Request, upstream: Upstream) -> Response:
+        """Reset a group. Only a reset below the broker's own messages is done here, as the broker would stop at its
+        minimum."""
         topic, group = request.name("topic"), request.name("group")
         if self._checks_clients or self._router.policy_of(topic) is ReadPolicy.DISABLE:
             return relayed(await upstream.call(request.command, ANSWER_S))
@@ -99,6 +101,8 @@ class GroupResets:
         return await bounded_gather(move, ranges)
 
     async def _offset(self, request: Request, upstream: Upstream, queue: MessageQueue, high: int) -> int:
+        """Where one queue goes: to the given offset, within both sides, or to that of the time, which only a forced
+        reset moves forward to."""
         place = {"topic": queue.topic, "queueId": queue.queue_id}
 
         def sub_request(code: RequestCode, **fields: object) -> Request:

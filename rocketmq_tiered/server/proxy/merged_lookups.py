@@ -60,6 +60,7 @@ class MergedOffsets:
         self._router, self._archive, self._views = router, archive, views
 
     def handlers(self) -> ProxyHandlers:
+        """The handlers by request code, of proxy and slave mode alike."""
         return {
             RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self.search,
             RequestCode.GET_MAX_OFFSET: self.maximum,
@@ -70,6 +71,8 @@ class MergedOffsets:
         }
 
     async def minimum(self, request: Request, upstream: Upstream) -> Response:
+        """The smaller minimum. While the broker is away it is 0 if the archive begins there; else it is not known,
+        and an error."""
         archived = (await self._situation(request.command, upstream)).archived
         answer = await self._call(request.command, upstream, archived)
         if answer is None:
@@ -88,6 +91,8 @@ class MergedOffsets:
         return Response(ext={"offset": str(archived.max_offset)})
 
     async def earliest(self, request: Request, upstream: Upstream) -> Response:
+        """The earlier store time of both sides, -1 if neither has one. While the broker is away the archive's, if it
+        begins at 0."""
         archived = (await self._situation(request.command, upstream)).archived
         answer = await self._call(request.command, upstream, archived)
         value = -1 if answer is None else number_in(answer, "timestamp")
@@ -100,6 +105,8 @@ class MergedOffsets:
         return Response(ext={"timestamp": str(min(known_ms, default=-1))})
 
     async def search(self, request: Request, upstream: Upstream) -> Response:
+        """The offset of a time: of the archive if it is before the broker's first message, else the broker's,
+        searched again if the broker deleted messages in between."""
         for _ in range(SEARCHES_MAX):
             situation = await self._situation(request.command, upstream)
             archived = situation.archived
@@ -155,6 +162,7 @@ class MergedOffsets:
         return _First(is_refused=True) if stored_ms is None else _First(stored_ms)
 
     async def topic_stats(self, request: Request, upstream: Upstream) -> Response:
+        """The broker's statistics of a topic, with each minimum offset that the archive lowers."""
         answer = await upstream.call(request.command, ANSWER_S)
         table, others = offset_table(answer)
 
@@ -168,11 +176,14 @@ class MergedOffsets:
         return _with_table(answer, table, others)
 
     async def consume_stats(self, request: Request, upstream: Upstream) -> Response:
+        """The broker's statistics of a group, with the store time of a consumed message that only the archive has:
+        the broker says 0, which tools would show as a lag of decades."""
         answer = await upstream.call(request.command, ANSWER_S)
         table, others = offset_table(answer)
         looked_up = 0
 
         async def look_up(queue: MessageQueue) -> None:
+            """Set the time of a queue's last consumed message from the archive, for a bounded number of queues."""
             nonlocal looked_up
             row = table[queue]
             offset, time_ms = row.get("consumerOffset"), row.get("lastTimestamp")
@@ -285,6 +296,8 @@ class MergedLookups:
         return record
 
     async def by_key(self, request: Request, upstream: Upstream) -> Response:
+        """Messages of both sides by key. While one side fails, the other's are the answer; if that has none, the
+        failure is, as the message may exist."""
         if not self._may_search(request):
             return relayed(_of_topic(request, await upstream.call(request.command, ANSWER_S)))
         (answer, away), (archived, failure) = await asyncio.gather(

@@ -73,6 +73,8 @@ def interpret(reply: BrokerReply, offset: int, *, has_all: bool) -> PullResult:
 
 
 def _status_of(reply: BrokerReply, offset: int, *, has_all: bool) -> tuple[PullStatus, int, memoryview]:
+    """What a broker's reply says of the offset; ``has_all``: it should have every message from there on, so that a
+    jump is a loss."""
     next_offset, nothing = reply.next_offset, reply.body[:0]
     if reply.code == ResponseCode.SUCCESS:
         if not has_all:
@@ -95,6 +97,7 @@ def _status_of(reply: BrokerReply, offset: int, *, has_all: bool) -> tuple[PullS
 
 
 def _without_holes(reply: BrokerReply, offset: int) -> tuple[PullStatus, int, memoryview]:
+    """The records up to the first that the broker has lost: the archive is then read from there."""
     at, expected = 0, offset - reply.offset_delta
     body = reply.body
     while at < len(body):

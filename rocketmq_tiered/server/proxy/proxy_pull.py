@@ -92,6 +92,7 @@ class PullSources:
     def __init__(
         self, context: PullContext, request: Request, upstream: Upstream, pull: PullRequest | None
     ) -> None:
+        """``pull``: the same request for the archive; None if only the broker can answer it."""
         self._context, self._upstream, self._pull = context, upstream, pull
         self._command, self._connection_id = request.command, request.peer.id
         self._flags = request.number("sysFlag", 0)
@@ -159,6 +160,8 @@ class PullSources:
             self._context.read.put(self._place, read, READ_BYTES + sys.getsizeof(self._group))
 
     async def _relayed(self) -> PullResult:
+        """The broker's reply, checked: where it moves past messages that the broker lost, they count as below its
+        minimum."""
         command = await self.relay()
         if command.code == ResponseCode.SYSTEM_BUSY:
             raise UnavailableError(command.remark or "the broker is busy")

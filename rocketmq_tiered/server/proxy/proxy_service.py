@@ -96,6 +96,7 @@ class ProxyService(RelayService[ProxyClient]):
     section = "serve"
 
     def __init__(self, config: ProxyConfig, settings: ServeSettings, policies: ReadPolicies) -> None:
+        """``policies``: which topics are read from the archive; if none is, clients get the broker's own routes."""
         self.counters: ProxyCounters = ProxyCounters()
         super().__init__(
             settings,
@@ -136,6 +137,7 @@ class ProxyService(RelayService[ProxyClient]):
         self._name_servers.close()
 
     def status(self) -> ProxyStatus:
+        """For status and metrics, also from other threads."""
         clients = list(self._relay_clients.values())
         return ProxyStatus(
             self._config.advertise,
@@ -157,6 +159,7 @@ class ProxyService(RelayService[ProxyClient]):
     # -- name server ------------------------------------------------------------------------------------------
 
     async def _route(self, request: Request) -> Response:
+        """The name server's routes with this process at the broker's place, for clients that can reach its address."""
         answer = await self._name_servers.ask(request.command)
         found = relayed(answer)
         if (
@@ -173,6 +176,8 @@ class ProxyService(RelayService[ProxyClient]):
         return Response(found.code, found.ext, (body,), found.remark, found.version)
 
     def _may_publish(self, client_address: str) -> bool:
+        """Whether this client may get our address. A loopback address is for clients of this host only, which is
+        logged once."""
         if not self._policies.reads_anything:
             return False
         if may_dial(self._config.advertise, client_address):
@@ -188,6 +193,8 @@ class ProxyService(RelayService[ProxyClient]):
     # -- membership -------------------------------------------------------------------------------------------
 
     async def _heartbeat(self, request: Request) -> Response | None:
+        """Record consumers, and answer for them: they send the broker a heartbeat of their own. A producer's is
+        relayed, as the broker sends its checks of transactions by this connection."""
         client = self._client(request)
         if request.document().get("consumerDataSet"):
             self._join(request, client)
@@ -206,6 +213,8 @@ class ProxyService(RelayService[ProxyClient]):
     # -- other requests ---------------------------------------------------------------------------------------
 
     async def _dispatch(self, request: Request) -> Response | None:
+        """Answer or relay a request that has no handler of its own; codes that the archive has a part in are refused
+        until it is open, so that the client repeats them."""
         code = request.code
         destination = destination_of(code)
         if destination is Destination.ANY_NAME_SERVER:

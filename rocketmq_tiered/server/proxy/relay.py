@@ -172,6 +172,8 @@ class ProxyClient(RelayClient):
     """A client that the broker may send requests to. ``connect`` makes its upstream."""
 
     def __init__(self, connection: Connection, connect: Callable[[LinkEvents], RemotingUpstream]) -> None:
+        """Requests of the broker reach the client under numbers of this process. The broker itself notifies the
+        client of changed groups, so the client table does not."""
         upstream = connect(LinkEvents(self._forward, self._lost))
         super().__init__(connection, upstream, lambda code: code != RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
         self.is_registered = False
@@ -189,6 +191,7 @@ class ProxyClient(RelayClient):
                 self._forwarded.popitem(last=False)
 
     def _answered(self, command: RemotingCommand) -> None:
+        """Send the client's reply to a request of the broker back under the broker's number."""
         opaque = self._forwarded.pop(command.opaque, None)
         if opaque is None:
             return
@@ -222,6 +225,7 @@ class Relay:
         counters: RelayCounters,
         fallback: Callable[[Request], Awaitable[Response | None]] = _no_fallback,
     ) -> None:
+        """``counters`` belong to the service, which shows them."""
         self._counters, self._fallback = counters, fallback
         self._version: int | None = None
         self._is_outage_logged = False
@@ -259,6 +263,8 @@ class Relay:
         return relayed(answer)
 
     def _failed(self, request: Request, client: RelayClient, error: UnavailableError) -> Response | None:
+        """What the client gets without the broker's reply: an error, nothing, or a closed connection, whichever
+        makes its version repeat safely."""
         failure = failure_of(
             request.code,
             was_sent=not isinstance(error, ThrottledError),

@@ -94,6 +94,7 @@ class RelayService(Service, Generic[ClientT]):
             client.upstream.close()
 
     async def _answer_or_relay(self, request: Request, client: ClientT) -> Response | None:
+        """Answer by the handler of the code, if the archive is open and there is one, else relays."""
         handler = None if self._handlers is None else self._handlers.get(request.code)
         await client.connection.writable()  # no further replies for a client that does not read
         if handler is None:

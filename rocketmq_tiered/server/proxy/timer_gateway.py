@@ -73,6 +73,7 @@ class TimerGateway:
         counts: dict[str, int],
         now_ms: Callable[[], int] = wall_ms,
     ) -> None:
+        """``now_ms``: the wall clock by which timers are due."""
         self._config, self._broker, self._now_ms = config, broker, now_ms
         self._limit_ms, self._asked_s = 0, -LIMIT_S
         self._has_topic = False
@@ -97,6 +98,8 @@ class TimerGateway:
     async def _timer(
         self, request: Request, asked: AskedTimer, upstream: Upstream, send: Send
     ) -> tuple[Response | None] | None:
+        """Send a timer to the gateway topic if the broker does not take its delay. None: the broker gets the request
+        itself; a tuple holds the client's reply, None in it if the send was one-way."""
         limit_ms, delay_ms = await self._broker_limit_ms(upstream), asked.deliver_ms - self._now_ms()
         is_broker_s = delay_ms <= limit_ms
         if is_broker_s and not (asked.cancels and delay_ms > self._config.ahead_ms):
@@ -123,6 +126,7 @@ class TimerGateway:
     async def _recall(
         self, request: Request, upstream: Upstream, send: Send
     ) -> tuple[Response | None] | None:
+        """Cancel a timer by its handle. None: the handle is the broker's own, who gets the request."""
         words = handle_words(request.text("recallHandle", ""))
         topic = request.text("topic", "")
         if words is None or words[1] != topic or not all(map(str.isprintable, words)):

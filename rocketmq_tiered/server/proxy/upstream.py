@@ -135,6 +135,7 @@ class _Link(asyncio.Protocol):
     """One connection to ``address``."""
 
     def __init__(self, address: str, events: LinkEvents, tls: ClientTls | None) -> None:
+        """``events`` belong to the owner of the connection; ``address`` names it in errors."""
         self._address, self._events, self._tls = address, events, tls
         self._decoder = FrameDecoder()
         self._pending: dict[int, asyncio.Future[RemotingCommand]] = {}
@@ -150,6 +151,7 @@ class _Link(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
+        """Take replies and requests; stop reading while too many bytes of replies wait for their callers."""
         if not self._has_answered:
             self._has_answered = True
             if self._tls is not None:
@@ -164,6 +166,7 @@ class _Link(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _take(self, command: RemotingCommand) -> None:
+        """Give a reply to its caller, a request of the broker to the owner; a reply that came too late is dropped."""
         if not command.is_response:
             self._events.on_request(command)
             return
@@ -187,6 +190,7 @@ class _Link(asyncio.Protocol):
         self._can_write.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Fail all requests that wait for a reply: each may have taken effect."""
         why = self._why = self._why or self._why_lost(exc)
         self._can_write.set()
         waiting = [answer for answer in self._pending.values() if not answer.done()]
@@ -196,6 +200,7 @@ class _Link(asyncio.Protocol):
         self._events.on_lost(why, bool(waiting))
 
     def _why_lost(self, exc: Exception | None) -> str:
+        """Why the connection ended. Before the first reply TLS is a likely cause, on either side."""
         why = "the broker closed the connection"
         if self._has_answered:
             return f"{why} ({exc})" if exc else why
@@ -226,6 +231,8 @@ class _Link(asyncio.Protocol):
         self._transport.write(frame)
 
     async def ask(self, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+        """Send a request and wait for its reply. ThrottledError if it was surely not sent, TimedOutError if it may
+        have been."""
         waiting: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
         self._pending[command.opaque] = waiting
         was_sent = False
@@ -257,6 +264,8 @@ class RemotingUpstream:
         events: LinkEvents | None = None,
         tls: ClientTls | None = None,
     ) -> None:
+        """``inflight``: the limit of requests in progress, which many connections share; ``events``: None ignores
+        the broker's requests."""
         self.address, self._tls = address, tls
         self._inflight = inflight
         self._events = events or LinkEvents()
@@ -288,6 +297,7 @@ class RemotingUpstream:
         return answer
 
     async def _asked(self, command: RemotingCommand, timeout_s: float) -> tuple[RemotingCommand, _Link]:
+        """The reply under the caller's number, and the link that it came by."""
         byte_count = len(command.body)
         await self._inflight.enter(byte_count)
         ends_s = time.monotonic() + timeout_s
@@ -300,6 +310,7 @@ class RemotingUpstream:
         return replace(answer, opaque=command.opaque), link
 
     async def send(self, command: RemotingCommand) -> None:
+        """Send a request or reply and wait for nothing."""
         byte_count = len(command.body)
         await self._inflight.enter(byte_count)
         try:
@@ -322,6 +333,7 @@ class RemotingUpstream:
             self._link.close(why)
 
     async def _connected_within(self, timeout_s: float) -> _Link:
+        """The open connection; ThrottledError if there is none in time."""
         if timeout_s >= CONNECT_TIMEOUT_S or self.is_connected:
             return await self._connected()
         try:
@@ -331,6 +343,7 @@ class RemotingUpstream:
             raise ThrottledError(f"{self.address} cannot be reached within {timeout_s:g} s") from error
 
     async def _connected(self) -> _Link:
+        """The open connection; the first of several callers makes it. After a failure none is tried for a moment."""
         if self._link is not None and self._link.is_open:
             return self._link
         if self._is_closed:
@@ -349,6 +362,9 @@ class RemotingUpstream:
             raise
 
     async def _connect(self) -> _Link:
+        """Make the connection, over TLS if there are settings of it. Whatever fails is a ThrottledError, as nothing
+        was sent: the request may be repeated. A failure of TLS is also noted for this address, so that its cause is
+        logged once."""
         host = host_of(self.address)
         try:
             transport, link = await (
@@ -387,6 +403,7 @@ class RemotingUpstream:
     async def _opened_at(
         self, address: str, host: str, context: SSLContext | None
     ) -> tuple[asyncio.Transport, _Link]:
+        """Connect to one address of a host; its certificate is checked for the host's name."""
         return await asyncio.get_running_loop().create_connection(
             lambda: _Link(self.address, self._events, self._tls),
             address,

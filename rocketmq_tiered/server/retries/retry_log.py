@@ -106,6 +106,7 @@ def _host(address: str | None) -> bytes | None:
 
 
 def _encode(source: Record, topic: str, properties: dict[str, str], host: bytes | None) -> bytes:
+    """The record of a retry message: the source's, with another topic and properties, and one more reconsumption."""
     encoded = encode_properties(properties).encode("utf-8", "replace")
     if len(encoded) > _PROPERTIES_BYTES_MAX:
         raise UsageError(f"properties of {len(encoded)} bytes are too large for a retry message")
@@ -242,6 +243,7 @@ class RetryState:
     """All stored retry messages."""
 
     def __init__(self) -> None:
+        """Empty: ``apply`` adds the stored objects in order."""
         self.messages: dict[int, RetryMessage] = {}
         self.queues: dict[str, RetryQueue] = {}
         self.next_number = 0
@@ -285,6 +287,7 @@ class RetryState:
         return self.queues.setdefault(self._topic(topic), made)
 
     def _deliver(self, delivery: Delivery) -> None:
+        """Give a waiting message its queue offset; from now on consumers can pull it."""
         message = self.messages.get(delivery.number)
         if message is None or message.queue_offset != UNDELIVERED:
             raise CorruptionError(f"message {delivery.number} is delivered but was not waiting")
@@ -299,6 +302,7 @@ class RetryState:
         self._append(message)
 
     def _append(self, message: RetryMessage) -> None:
+        """Add a delivered message to its queue, whose offsets only grow."""
         offset = message.queue_offset
         queue = self._queue(message.topic, RetryQueue(offset, offset))
         if queue.offsets and offset <= queue.offsets[-1]:
@@ -424,6 +428,7 @@ def load_objects(store: ObjectStore) -> list[RetryObject]:
 
 
 def _from_newest_base(store: ObjectStore, keys: list[str]) -> list[RetryObject]:
+    """The newest base and all objects after it, in order; a missing one in between is damage."""
     found: list[RetryObject] = []
     for key in reversed(keys):
         one = decode_object(store.get(key, stored_bytes_max()), source=f"{store.url}/{key}")

@@ -57,6 +57,7 @@ class RetryQueues(DeliveredQueues):
     def __init__(
         self, log: RetryLog, offsets: GroupOffsets, limits: RetryLimits, clock_ms: Callable[[], int]
     ) -> None:
+        """``limits``: of memory, and how long dead letters stay."""
         super().__init__()
         self._log, self._offsets, self._limits, self._clock_ms = log, offsets, limits, clock_ms
         self._queued: list[tuple[EncodedRetry, int, asyncio.Future[None]]] = []
@@ -112,6 +113,7 @@ class RetryQueues(DeliveredQueues):
                 await asyncio.sleep(AGAIN_S)
 
     async def _sleep(self) -> None:
+        """Wait until a message is due or comes in; check now and then anyway, as clocks may jump."""
         due_ms, wait_s = self.state.next_due_ms(), CHECK_S
         if due_ms is not None:
             wait_s = min(wait_s, max(0.0, (due_ms - self._clock_ms()) / 1000))
@@ -128,6 +130,8 @@ class RetryQueues(DeliveredQueues):
                 future.set_exception(error)
 
     async def _step(self) -> None:
+        """Write what came in and what became due as one object, then acknowledge and deliver it; now and then a
+        base."""
         self._release()
         now_ms, queued = self._clock_ms(), self._queued
         self._queued = []

@@ -128,6 +128,7 @@ class ArchiveWithRetries:
     """An archive whose retry topics grow by what consumers send back."""
 
     def __init__(self, archive: Backend, *grown: DeliveredQueues) -> None:
+        """``grown``: the queues that grow here; each learns where the archive's offsets end, and continues there."""
         self.cluster, self.broker = archive.cluster, archive.broker
         self._archive, self._grown = archive, grown
         self.subscription_groups, self.consumed_end = archive.subscription_groups, archive.consumed_end
@@ -166,6 +167,8 @@ class ArchiveWithRetries:
         return known.merged
 
     def bounds(self, topic: str, queue_id: int) -> Bounds | None:
+        """Offsets of the archived and the growing part as one queue; only of the growing one if the archived one is
+        empty."""
         archived = self._archive.bounds(topic, queue_id)
         holder = self._holder(topic, queue_id)
         if holder is None:
@@ -183,6 +186,7 @@ class ArchiveWithRetries:
         return self._archive.last_stored_ms(topic, queue_id) if message is None else message.stored_ms
 
     async def pull(self, request: PullRequest) -> PullResult:
+        """Pull from the archived part of a queue, or from the growing one at and above its first offset."""
         holder = self._holder(request.topic, request.queue_id)
         if holder is None:
             return await self._archive.pull(request)
@@ -205,6 +209,7 @@ class ArchiveWithRetries:
         return self._archive.pull_from_memory(request)
 
     async def offset_by_time(self, topic: str, queue_id: int, store_ms: int, *, upper: bool) -> int:
+        """The offset of a time in the archived part if that reaches it, else in the growing one."""
         holder = self._holder(topic, queue_id)
         if holder is None or self._archive.last_stored_ms(topic, queue_id) >= store_ms:
             return await self._archive.offset_by_time(topic, queue_id, store_ms, upper=upper)
@@ -222,6 +227,8 @@ class ArchiveWithRetries:
         return found[0].stored_ms if found and found[0].queue_offset == offset else -1
 
     async def units(self, topic: str, queue_id: int, offset: int, count: int) -> list[Unit]:
+        """Entries of one part of a queue; messages that grow here have made-up physical offsets, above all real
+        ones."""
         holder = self._holder(topic, queue_id)
         if holder is None or offset < holder[1].first_offset:
             return await self._archive.units(topic, queue_id, offset, count)
@@ -290,6 +297,7 @@ class ProxyTopic(DeliveredQueues):
         return Response(ext=ext)
 
     def _keep(self, data: bytes) -> RetryMessage:
+        """Add a message in memory, and drop the oldest ones above the limits."""
         state, now_ms = self.state, self._clock_ms()
         message = RetryMessage(state.next_number, PROXY_TOPIC, now_ms, data)
         queue = state.queues.get(PROXY_TOPIC)

@@ -38,6 +38,7 @@ def is_valid(pattern: str) -> bool:
 
 
 def _is_valid_one(pattern: str) -> bool:
+    """Whether one pattern of a list is an address, a network, or has a range in each of its parts."""
     if pattern in _ALL_HOSTS:
         return True
     if "/" in pattern:
@@ -52,6 +53,7 @@ def _is_valid_one(pattern: str) -> bool:
 
 
 def _matches_one(pattern: str, host: str) -> bool:
+    """Whether one pattern of a list has the address; an empty pattern has none."""
     if not pattern:
         return False
     if pattern in _ALL_HOSTS:

@@ -144,6 +144,7 @@ class AuditEvents:
         is_member: Callable[[str, Peer], bool] = lambda *_: True,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``is_member``: whether a client belongs to a group by its heartbeats; commits of others are events."""
         self._is_member = is_member
         self.counts = {event.value: 0 for event in AuditEvent}
         """Since the start."""
@@ -180,6 +181,7 @@ class AuditEvents:
         self.counts[AuditEvent.RELOAD if is_loaded else AuditEvent.RELOAD_FAILED] += 1
 
     def _add(self, event: AuditEvent, request: Request, response: Response | None) -> None:
+        """Log an event once in an interval and count its repetitions; kinds above the limit are only counted."""
         self.counts[event] += 1
         get = request.fields.get
         group = get("consumerGroup") or get("group") or get("groupName", "")
@@ -250,6 +252,7 @@ _REQUESTS = {int(code): code.name for code in RequestCode}
 
 
 def _log(event: AuditEvent, seen: _Seen, count: int, *, client: str, **details: str) -> None:
+    """Write one line; ``count``: how many equal requests it stands for."""
     _, account, code, group, topic, result = seen
     event_log.log(
         logging.WARNING if event == AuditEvent.REFUSED else logging.INFO,

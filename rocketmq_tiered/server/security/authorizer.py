@@ -63,6 +63,7 @@ class RulesAuthorizer:
         *,
         keeps_bodies: bool = False,
     ) -> None:
+        """``events``: the log of events that the server shares, or one of its own."""
         self._rules, self._now_s, self._keeps_bodies = rules, now_s, keeps_bodies
         self._audit = Audit(audit_interval_s, now_s())
         self._events = events or AuditEvents(now_s=now_s)
@@ -116,6 +117,8 @@ class RulesAuthorizer:
         return why
 
     def refusal_of_record(self, request: Request, data: bytes, phys: int) -> Response | None:
+        """The refusal of a message that was requested by physical offset, as only its bytes say whose topic it is;
+        None if allowed."""
         if self._rules is None:
             return None
         rules, host = self._rules.rules, host_of(request.peer.address)

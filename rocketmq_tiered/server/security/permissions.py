@@ -164,6 +164,8 @@ def _no_constant(name: str) -> None:
 
 
 def _shaped(value: Any, shape: Shape, name: str) -> Any:
+    """The value without empty fields, if it has the shape; what the rules do not know they cannot judge, so it is
+    refused."""
     if isinstance(shape, Mapping):
         if not isinstance(value, dict):
             raise BadRequestError(f"{name} is not a JSON object")

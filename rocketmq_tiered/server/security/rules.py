@@ -192,6 +192,7 @@ class _Loader(yaml.SafeLoader):
     """Of two equal names YAML takes the last: a rule would have no effect."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A mapping with the line of each name, for errors."""
         lines = dict[str, int]()
         for name, _ in node.value:
             line = name.start_mark.line + 1
@@ -310,6 +311,7 @@ class PlainAcl(Rules):
         _each(document, "accounts", self._read_account)
 
     def _read_account(self, found: Any) -> None:
+        """Add one entry of ``accounts``."""
         entry = _mapping(found, _ACCOUNT)
         account = _plain_account(entry)
         self._add(account, "access key")
@@ -324,6 +326,7 @@ class PlainAcl(Rules):
         return account.is_super and not self._grants[account.name].names_resources
 
     def _explained(self, name: str) -> list[str]:
+        """The account's permissions as lines for people, each default as ``*``."""
         grants = self._grants[name]
         kinds = ("topic", grants.topics, grants.topic_default), ("group", grants.groups, grants.group_default)
         return [
@@ -348,6 +351,7 @@ class PlainAcl(Rules):
 
 
 def _plain_account(entry: _Lined) -> Account:
+    """The account of an entry; names and keys are as long as a broker demands."""
     name, secret = _text(entry, "accessKey"), _text(entry, "secretKey")
     if len(name) <= 6 or len(secret) <= 6:
         raise RulesError(
@@ -366,6 +370,7 @@ def _truth(value: object) -> bool:
 
 
 def _granted(value: object) -> frozenset[Action]:
+    """The actions that a permission such as ``PUB|SUB`` allows; none for DENY, or if nothing is written."""
     text = text_of(value) or "DENY"
     words = [word.strip() for word in text.split("|")]
     for word in words:
@@ -377,9 +382,11 @@ def _granted(value: object) -> frozenset[Action]:
 
 
 def _named(entry: _Lined, names: str) -> dict[str, frozenset[Action]]:
+    """The actions on each named topic or group."""
     found: dict[str, frozenset[Action]] = {}
 
     def read(item: object) -> None:
+        """Add one ``NAME=PERMISSION``."""
         name, _, permission = (part.strip() for part in text_of(item).partition("="))
         if not name or not permission or "*" in name:
             raise RulesError(
@@ -453,6 +460,7 @@ class UserAcl(Rules):
         _each(document, "acls", self._read_acl)
 
     def _read_acl(self, found: Any) -> None:
+        """Add the policies of one user."""
         acl = _mapping(found, "subject policies")
         subject = _text(acl, "subject")
         prefix, _, name = subject.partition(":")
@@ -466,6 +474,8 @@ class UserAcl(Rules):
         )
 
     def _read_policy(self, account: Account, found: Any) -> None:
+        """Add the entries of one policy, the most specific first. A Deny for a Super user is an error: it would have
+        no effect."""
         policy = _mapping(found, "policyType entries")
         kind = _text(policy, "policyType").lower()
         if kind not in ("", "custom", "default"):
@@ -493,6 +503,7 @@ class UserAcl(Rules):
         return self._missing(account, required, host)
 
     def _missing(self, account: Account, required: Sequence[Permission], host: str) -> str | None:
+        """What the account lacks for a request, as the client gets to see it; None if it lacks nothing."""
         if account.is_super:
             return None
         for one in required:
@@ -510,6 +521,7 @@ class UserAcl(Rules):
 
 
 def _user(found: Any) -> Account:
+    """The account of one entry of ``users``."""
     entry = _mapping(found, "username password userType userStatus")
     name, password = _text(entry, "username"), _text(entry, "password")
     if not name or not password:
@@ -524,6 +536,7 @@ def _user(found: Any) -> Account:
 
 
 def _entry(found: Any) -> RuleEntry:
+    """One entry of a policy."""
     entry = _mapping(found, _ENTRY)
     resource = _text(entry, "resource")
     kind_name, _, name = ("*", "", "*") if resource == "*" else resource.partition(":")

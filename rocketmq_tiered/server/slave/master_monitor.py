@@ -34,6 +34,7 @@ class MasterMonitor:
         broker_conf: Mapping[str, str] | None,
         credentials: Credentials | None = None,
     ) -> None:
+        """Requests nothing before ``start``; until the first reply slave mode is refused."""
         self._broker, self._broker_conf = slave.broker, broker_conf
         fields = {} if credentials is None else credentials.signed({})
         self._request = RemotingCommand(RequestCode.GET_BROKER_CONFIG, 0, ext_fields=fields)
@@ -101,6 +102,7 @@ class MasterMonitor:
         return None if value is None else value.strip().lower() == "true"
 
     async def _run(self) -> None:
+        """Read the configuration now and then, soon after something suspicious, and often while the master is away."""
         while True:
             try:
                 await self._read()
@@ -120,6 +122,8 @@ class MasterMonitor:
                     await asyncio.sleep(RETRY_S)
 
     async def _read(self) -> None:
+        """Read the configuration once and judge it; where the master does not show it, the file beside this process
+        counts."""
         try:
             answer = await self._link.call(self._request, ANSWER_S)
         except UnavailableError as error:
@@ -153,6 +157,7 @@ class MasterMonitor:
         self._wake.set()
 
     def _enter(self, has_answered: bool, why: str) -> None:
+        """Note whether the master answers, and log it if that has changed."""
         if has_answered != self._has_answered:
             logger.log(
                 logging.INFO if has_answered else logging.WARNING,

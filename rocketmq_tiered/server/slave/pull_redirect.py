@@ -111,6 +111,7 @@ class SlavePulls:
         self._counters = context.counters
 
     def handlers(self) -> ProxyHandlers:
+        """The wrapped handlers by request code."""
         return {
             code: self._wrapped(self._pulls[code])
             for code in (
@@ -148,6 +149,8 @@ class SlavePulls:
     async def _finished(
         self, request: Request, upstream: Upstream, response: Response | None
     ) -> Response | None:
+        """A pull's reply with the broker to pull from next; an empty one of a waiting consumer is delayed, so that
+        it does not repeat at once."""
         text = "" if response is None else response.ext.get("nextBeginOffset", "")
         if response is None or not text.isdecimal():
             return response
@@ -173,6 +176,8 @@ class SlavePulls:
         return replace(response, ext={**response.ext, "suggestWhichBrokerId": str(broker_id)})
 
     async def _next_id(self, request: Request, upstream: Upstream, next_offset: int) -> int:
+        """The broker id to pull from next, by what archive and master have at that offset; this one's while the
+        master is away."""
         context, topic = self._context, request.text("topic")
         if not context.is_master_available():
             return context.own_id  # no need to query it

@@ -50,6 +50,7 @@ class Registrar:
     """In the log."""
 
     def __init__(self, slave: SlaveConfig, period_s: float) -> None:
+        """``period_s``: between two registrations at a name server."""
         self.slave = slave
         self.last = Listing()
         """The listing at the last registration: a name server that has just started knows no cluster."""
@@ -123,6 +124,7 @@ class SlaveRegistrar(Registrar):
             self.master = address
 
     def refusal(self, listed: Listing) -> str | None:
+        """Why not to be registered, the master's own objections first; None: register."""
         is_master_available = self.monitor.is_available
         if is_master_available:
             self._note_master(listed.addresses.get(MASTER_ID))
@@ -141,6 +143,7 @@ class _Session:
     """One name server."""
 
     def __init__(self, registrar: Registrar, address: str, period_s: float) -> None:
+        """Connect at the first round."""
         self._registrar, self._slave, self._address, self._period_s = (
             registrar,
             registrar.slave,
@@ -159,6 +162,7 @@ class _Session:
         self._awake.set()
 
     async def run(self) -> None:
+        """Register again after each period, or at once when the connection is lost or the registrar wakes it."""
         while True:
             try:
                 progress = await self._round()
@@ -177,6 +181,7 @@ class _Session:
                 await asyncio.sleep(wait_s(self.progress, self._period_s))
 
     async def leave(self) -> None:
+        """Unregister within a bounded time; a name server that is away drops the registration itself."""
         try:
             async with asyncio.timeout(LEAVE_S):
                 if self._registering is not None:
@@ -190,6 +195,7 @@ class _Session:
         self._link.close("the service stops")
 
     async def _round(self) -> RegistrationProgress:
+        """Read the listing, register or unregister, and check in the listing that the name server took it."""
         before = self.progress
         try:
             listed = await self._listing()
@@ -243,6 +249,7 @@ class _Session:
             self._awake.set()
 
     def _enter(self, progress: RegistrationProgress) -> None:
+        """Note the outcome of a round, and log it if it has changed."""
         before, self.progress = self.progress, progress
         self._registrar.note(progress)
         if (before.state, before.why) == (progress.state, progress.why):

@@ -147,6 +147,7 @@ class SlaveService(RelayService[RelayClient]):
     section = "slave"
 
     def __init__(self, options: SlaveOptions, now_s: Callable[[], float] = time.monotonic) -> None:
+        """Register nowhere before the archive is open."""
         self.counters: SlaveCounters = SlaveCounters()
         relay = Relay(self.counters, self._without_master)
         super().__init__(options.serve, relay, now_s, checks_clients=options.checks_clients)
@@ -187,6 +188,7 @@ class SlaveService(RelayService[RelayClient]):
         await self.master.close()
 
     def status(self) -> SlaveStatus:
+        """For status and metrics, also from other threads."""
         slave = self._options.slave
         return SlaveStatus(
             slave.advertise,
@@ -234,6 +236,8 @@ class SlaveService(RelayService[RelayClient]):
         return Response()
 
     async def _dispatch(self, request: Request) -> Response | None:
+        """Answer a request that has no handler of its own. One that only replicas get shows that the master takes
+        this process for one, so its configuration is checked again."""
         code, client = request.code, self._client(request)
         if code in RELAYED or (self._handlers is not None and code in self._handlers):
             return await self._answer_or_relay(request, client)
@@ -271,6 +275,7 @@ class SlaveService(RelayService[RelayClient]):
         return None
 
     def _config_text(self) -> str:
+        """What mqadmin sees as this process's configuration: a readable slave."""
         options = self._options
         lines = {
             "brokerClusterName": options.cluster,

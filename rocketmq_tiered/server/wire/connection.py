@@ -90,6 +90,7 @@ class FrameReader:
     """Bytes in, commands out. Unusable after a ProtocolError."""
 
     def __init__(self, frame_bytes_max: int) -> None:
+        """``frame_bytes_max``: a longer frame is a ProtocolError before any of it is buffered."""
         self._decoder = FrameDecoder(frame_bytes_max=frame_bytes_max)
         self._frame_started_s: float | None = None
         self.push = self._decoder.push
@@ -154,6 +155,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(
         self, context: ConnectionContext, plain: socket.socket | None = None, address: str | None = None
     ) -> None:
+        """``context``: what all connections of a listener share."""
         self.id = next(_numbers)
         self._context = context
         self._limits, self._accounts, self._authorizer = context.limits, context.accounts, context.authorizer
@@ -177,6 +179,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- asyncio ----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by asyncio; the client's address is the socket's unless a load balancer named another."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._out.opened(transport)
@@ -278,6 +281,8 @@ class Connection(asyncio.BufferedProtocol):
         self._start_waiting()
 
     def _start(self, command: RemotingCommand) -> None:
+        """Start one request: answer it at once without a task, in this step, or in a task that waits for its turn. A
+        reply of the client goes to ``on_answer``."""
         if command.flag & RESPONSE_FLAG:
             if self.on_answer is not None:
                 self.on_answer(command)
@@ -321,6 +326,7 @@ class Connection(asyncio.BufferedProtocol):
         await self._serve(request, is_authorized=is_authorized)
 
     async def _serve(self, request: Request, *, is_authorized: bool) -> None:
+        """Answer one request, and write once the client has read what was written before."""
         response = await self._dispatcher.answer(request, is_authorized=is_authorized)
         if response is None or request.command.flag & ONEWAY_FLAG or response.is_withheld:
             return

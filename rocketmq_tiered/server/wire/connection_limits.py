@@ -85,6 +85,7 @@ class BufferAccounts:
     """Memory that all connections of a server hold."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
+        """Above each limit the connections that have held their bytes longest are closed."""
         self.unread: BufferedBytes[Holder] = BufferedBytes(limits.unread_bytes_max, "unread replies", _close)
         self.partial: BufferedBytes[Holder] = BufferedBytes(
             limits.partial_bytes_max, "partial frames", _close

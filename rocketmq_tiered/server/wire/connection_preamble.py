@@ -47,6 +47,8 @@ def split_proxy_header(head: bytes) -> tuple[str | None, int] | None:
 
 
 def _version_1(head: bytes) -> tuple[str | None, int] | None:
+    """The address in a header of text and the header's length; None while it is incomplete. No address: the load
+    balancer does not know it."""
     if b"\r\n" not in head:
         if len(head) > _V1_BYTES_MAX:
             raise ProtocolError("PROXY header is too long")
@@ -60,6 +62,8 @@ def _version_1(head: bytes) -> tuple[str | None, int] | None:
 
 
 def _version_2(head: bytes) -> tuple[str | None, int] | None:
+    """The address in a binary header and the header's length; None while it is incomplete. No address: a health
+    check of the load balancer."""
     if len(head) < _V2_HEAD_BYTES:
         return None
     end = _V2_HEAD_BYTES + int.from_bytes(head[14:16], "big")

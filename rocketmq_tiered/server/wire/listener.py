@@ -72,6 +72,7 @@ class Listener:
         *,
         on_close: Callable[[Connection], None] | None = None,
     ) -> None:
+        """``on_close`` gets each connection that was open once it is closed."""
         self._options = options
         self.authorizer = options.authorizer
         self._on_connection_close = on_close
@@ -143,6 +144,7 @@ class Listener:
         task.add_done_callback(self._tasks.discard)
 
     async def _accept(self) -> None:
+        """Accept connections for as long as the listener lives; one above the limit is closed at once."""
         assert self._listener is not None
         loop = asyncio.get_running_loop()
         accepted = 0
@@ -166,6 +168,7 @@ class Listener:
                 await asyncio.sleep(0)
 
     async def _open(self, client: socket.socket, host: str) -> None:
+        """Open one accepted connection, PROXY header and TLS included, within a bounded time."""
         wait_s = min(OPENING_S, self._options.limits.idle_s)
         counted: list[str] = []
         try:
@@ -257,6 +260,8 @@ class Listener:
             self._on_connection_close(connection)
 
     async def _sweep(self) -> None:
+        """Close connections that have been idle or stuck too long; now and then the authorizer and the log write
+        what they have counted."""
         while True:
             await asyncio.sleep(SWEEP_S)
             now_s = time.monotonic()

@@ -18,6 +18,7 @@ class ReplyWriter:
     """Writes the replies of one connection. ``plain``: its socket, if there is no TLS."""
 
     def __init__(self, holder: Holder, accounts: BufferAccounts, plain: socket.socket | None) -> None:
+        """``holder``: what is closed if the client leaves too much unread."""
         self._holder, self._accounts, self._plain = holder, accounts, plain
         self._transport: asyncio.Transport | None = None
         self._can_write = asyncio.Event()

@@ -169,6 +169,7 @@ class HandlerTable:
         """
 
         def add(handler: Handler) -> Handler:
+            """Enter the decorated handler; a code with two handlers is a mistake of the program."""
             for code in codes:
                 if code in self._handlers:
                     raise ValueError(f"code {code} already has a handler")
@@ -245,6 +246,7 @@ class Dispatcher:
     def __init__(
         self, handlers: HandlerTable, authorizer: Authorizer | None, log: CountedLog | None = None
     ) -> None:
+        """``authorizer``: None allows everything."""
         self._handlers, self._authorizer = handlers, authorizer
         self._log = log or CountedLog(logger)
         self.find_at_once = handlers.at_once
@@ -272,6 +274,7 @@ class Dispatcher:
         return response
 
     async def _answer(self, request: Request, *, is_authorized: bool) -> Response | None:
+        """The reply of a request: a refusal, the handler's, or an error's; None if the handler wants none."""
         handler = self._handlers.find(request.command.code)
         if handler is None:
             remark = f"{request_name(request.code)} is not supported"

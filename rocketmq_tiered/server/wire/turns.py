@@ -51,6 +51,7 @@ class _Begun:
         self._coroutine, self._wait = coroutine, wait
 
     def __await__(self) -> Generator[Any, Any, None]:
+        """Pass each wait of the coroutine to the task that awaits this, and each result or error back."""
         coroutine, wait = self._coroutine, self._wait
         try:
             while True:
@@ -144,6 +145,7 @@ class Turns:
         return future
 
     def _take(self) -> None:
+        """Give turns in this iteration of the loop; more of them if the iteration before took long."""
         now_s = time.monotonic()
         left = self._most * max(1, min(self._shares_max, int((now_s - self._taken_s) / SHARE_S)))
         self._taken_s = now_s
