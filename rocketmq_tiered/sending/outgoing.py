@@ -127,6 +127,7 @@ def outgoing_messages(message: Message, topic: str) -> Iterator[tuple[int, Outgo
 
 
 def _outgoing(record: Record, topic: str) -> OutgoingMessage:
+    """What an archived record becomes when it is sent to ``topic``."""
     return OutgoingMessage(
         topic,
         record.stored_body,

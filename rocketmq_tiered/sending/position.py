@@ -46,6 +46,7 @@ class Position:
     """The file ``path`` for one archive and target, by their names. Raises UsageError for one of others."""
 
     def __init__(self, path: Path, archive: str, target: str) -> None:
+        """Load the file if it exists; without one nothing was sent yet."""
         self.path, self._archive, self._target = path, archive, target
         self._ranges: dict[Sending, SentRange] = {}
         self.is_exact = True
@@ -113,6 +114,7 @@ class Position:
             self._ranges[sending].unsaved -= count
 
     def _load(self, content: bytes) -> None:
+        """Take the ranges of a file, or refuse one that is not ours or belongs to another archive or target."""
         try:
             document: dict[str, Any] = json.loads(content)
             names = str(document["archive"]), str(document["target"])

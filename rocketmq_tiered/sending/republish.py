@@ -144,6 +144,7 @@ class Republish:
         selection: Selection,
         progress: Callable[[int, int], object] = lambda _done, _total: None,
     ) -> None:
+        """``selection``: which messages are sent; ``progress`` gets the messages sent and the number in all."""
         self._access, self._position, self._selection = access, position, selection
         self._progress = progress
         self._total = 0
@@ -216,6 +217,7 @@ class Republish:
             await self._send_queue(self._left.pop(), sender)
 
     async def _send_queue(self, job: SendingJob, sender: Sender) -> None:
+        """Send one queue in order from its position. Unreadable messages are counted and skipped."""
         walk = await self._walk(job.sending.queue)
         walk.offset = max(walk.offset, job.start)
         is_batch = self._access.is_batch(job.sending.queue)
@@ -282,6 +284,7 @@ class Republish:
                 await self._saved.wait_for(lambda: self._position.unsaved(job.sending) < REPEATS_MAX - 1)
 
     async def _keep_saving(self) -> None:
+        """Save the position after each interval, and when so much was sent that senders wait for it."""
         while not self._is_over:
             with suppress(TimeoutError):
                 async with asyncio.timeout(SAVE_EVERY_S):

@@ -76,6 +76,7 @@ class Sender:
         group: str,
         rate: float = 0,
     ) -> None:
+        """``credentials``: None sends requests unsigned."""
         self._connect, self._credentials, self._group = connect, credentials, group
         self._interval_s = 1 / rate if rate else 0.0
         self._next_s = 0.0
@@ -115,6 +116,8 @@ class Sender:
             await asyncio.sleep(self._next_s - now_s)
 
     async def _attempt(self, broker: TargetBroker, request: RemotingCommand) -> None:
+        """Send once. Raises what the broker's answer means; a send without an answer is counted, as it may be
+        stored."""
         connection = self._connections.get(broker.address)
         if connection is None:
             connection = self._connections[broker.address] = self._connect(broker.address)
@@ -127,6 +130,8 @@ class Sender:
             raise failure
 
     async def _again(self, broker: TargetBroker, request: RemotingCommand) -> None:
+        """Send until the broker takes the message, or has failed for too long; only what may succeed later is
+        repeated."""
         from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
         retrying = AsyncRetrying(

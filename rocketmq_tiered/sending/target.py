@@ -106,6 +106,7 @@ def _connected(address: str, connect: Connect) -> TargetBroker:
 
 
 def _broker(client: BrokerClient, address: str, topics: RemotingCommand) -> TargetBroker:
+    """A broker by its own configuration and topic table, or an error that says which rights are missing."""
     config = client.broker_config() or {}
     if topics.code != ResponseCode.SUCCESS or "brokerName" not in config:
         hint = "set broker.credentials_file to an account of that broker" if is_refusal(topics) else ""

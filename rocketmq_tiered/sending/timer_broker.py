@@ -55,6 +55,7 @@ class RemoteTimerBroker:
         is_stopped: Callable[[], bool],
         settings: TimerSettings,
     ) -> None:
+        """``is_stopped`` ends the waits between sends."""
         self._address, self._connect, self._is_stopped = address, connect, is_stopped
         self._rate, self._ahead_ms = settings.rate_per_s, settings.ahead_ms
         self._turns = TokenBucket(self._rate, 0)
@@ -97,6 +98,7 @@ class RemoteTimerBroker:
         return known
 
     def _with_key(self, topic: str, unique_key: str) -> Iterator[str]:
+        """The places of the timers among the broker's messages with this unique key."""
         fields = {
             "topic": topic,
             "key": unique_key,
@@ -144,6 +146,7 @@ class RemoteTimerBroker:
         return address
 
     def _facts(self) -> tuple[TargetBroker, int]:
+        """The broker, and the longest delay that it takes itself; read again now and then, on a new connection."""
         now_s = time.monotonic()
         if self._known is None or now_s - self._known[0] > FACTS_S:
             self._known = None
@@ -207,6 +210,8 @@ class RemoteTimerBroker:
                 refused[number] = error.message
 
         def answered(place: int, answer: RemotingCommand) -> None:
+            """Sort an answer: sent, to be repeated, or refused; a topic that is not there makes the broker's table
+            be read again."""
             number, send = numbered[place]
             failure = send_failure(answer, broker, send.message.topic)
             if failure is None:
@@ -222,6 +227,7 @@ class RemoteTimerBroker:
 
 
 def _queue_of(broker: TargetBroker, send: TimerSend) -> TargetQueue:
+    """The queue that a timer goes to. UsageError: it can never be sent there as it is."""
     topic = send.message.topic
     if send.refusal:
         raise UsageError(send.refusal)

@@ -122,6 +122,7 @@ class TimerDelivery:
         clock_ms: Callable[[], int] = wall_ms,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``commits``: of the archive's owner; ``judge`` says which timers their senders may have delivered."""
         self._commits, self._settings, self._broker, self._read = commits, settings, broker, read
         self._judge = judge
         self._clock_ms, self._monotonic_s = clock_ms, monotonic_s
@@ -265,6 +266,8 @@ class TimerDelivery:
         self._claim_s = now_s
 
     def _merge(self, group: Sequence[TimerRef]) -> bool:
+        """Replace small timer objects by one, without the rows that are over. False if another commit changed one of
+        them first."""
         epoch = self._commits.state.epoch
         merged = self.files.merged([Slice(ref, ref.done, ref.entries) for ref in group])
         ref = put_timers(self._commits, (some[:3] for some in merged), epoch)
@@ -361,6 +364,7 @@ class TimerDelivery:
         return sends, rows
 
     def _was_sent(self, send: TimerSend) -> bool:
+        """Whether a timer in doubt was handed over before: the broker has it."""
         if send.place in self._sent:
             return True
         if not self._broker.has(send):
