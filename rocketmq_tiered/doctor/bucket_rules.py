@@ -77,6 +77,7 @@ def _if_allowed(read: Callable[[], CheckFinding]) -> CheckFinding:
 
 
 def _versioning(probe: BucketProbe, prefix: str) -> CheckFinding:
+    """What versioning keeps of deleted objects, as far as the account may see it."""
     status = probe.versioning()
     try:
         return judge_versioning(status, probe.lifecycle() if status else [], prefix)

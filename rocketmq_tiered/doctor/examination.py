@@ -123,6 +123,7 @@ def broker_checks(subject: BrokerSubject, clock_ms: Callable[[], int]) -> list[C
 
 
 def _broker(subject: BrokerSubject, reached: _Reached) -> CheckFinding:
+    """Whether the broker answers, and is the one whose store this is; ``reached`` gets what later checks use."""
     report = subject.liveness()
     if not subject.address:
         if report is not None and report.liveness is Liveness.ALIVE:
@@ -174,6 +175,7 @@ def judge_clock(info: dict[str, str], now_ms: int) -> CheckFinding:
 
 
 def _name_servers(subject: BrokerSubject, reached: _Reached) -> CheckFinding:
+    """Whether each name server answers and lists the broker; those of the settings, else the broker's own."""
     listed = reached.config.get("namesrvAddr", "")
     servers = list(subject.name_servers) or [part.strip() for part in listed.split(";") if part.strip()]
     if not servers:
@@ -297,6 +299,7 @@ class Examination:
     def __init__(
         self, loaded: LoadedSettings, config_path: str | None, environment: Mapping[str, str]
     ) -> None:
+        """``config_path``: None if no settings file was given; ``environment``: its variables."""
         self._loaded, self._settings = loaded, loaded.settings
         self._config_path, self._environment = config_path, environment
         self._opened = ExitStack()
@@ -335,6 +338,7 @@ class Examination:
     # -- names and paths --------------------------------------------------------------------------------------
 
     def _names(self) -> Names:
+        """The names of cluster and broker, and where they are from; empty if nothing tells."""
         chosen = BrokerNames(self._settings.archive.cluster, self._settings.archive.broker)
         if chosen.cluster and chosen.broker:
             return Names(chosen, "settings")
@@ -347,6 +351,7 @@ class Examination:
         return Names(BrokerNames("", ""), "")
 
     def _named(self, found: Names) -> CheckFinding:
+        """Show the names and the archive's place; without names later checks cannot look at the archive."""
         names = found.names
         if not (names.cluster and names.broker):
             return not_checked("cluster and broker are unknown; give --cluster and --broker, or --store")
@@ -358,6 +363,7 @@ class Examination:
         return ok(f"cluster {names.cluster}, broker {names.broker} (from {found.origin}); archive: {where}")
 
     def _access_rules(self) -> CheckFinding:
+        """Whether clients that are served are held to rules, and the rules can be read."""
         settings = self._settings
         if (problem := missing_rules(settings, self._conf)) is not None:
             return failed(problem.message, problem.hint)
@@ -391,6 +397,7 @@ class Examination:
         return store_checks(subject, StoreAccess(measure_disk))
 
     def _store_subject(self, names: BrokerNames, state_dir: Path | None) -> StoreSubject | None:
+        """What the checks of the broker's store look at; None if no store was given."""
         if not self._has_store():
             return None
         settings = self._settings.pins
@@ -408,6 +415,7 @@ class Examination:
         )
 
     def _archived(self, names: BrokerNames) -> tuple[ObjectStore, CatalogState] | None:
+        """The archive with its newest state; None if there is none yet."""
         if self._root is None or not (names.cluster and names.broker):
             return None
         archive = PrefixedStore(self._root, archive_prefix(*_pair(names)))
@@ -436,6 +444,7 @@ class Examination:
         return ask_liveness(store_path(self._settings, self._conf)) if self._has_store() else None
 
     def _broker_subject(self, names: BrokerNames) -> BrokerSubject:
+        """What the checks of the broker look at."""
         broker, conf = self._settings.broker, self._conf
         return BrokerSubject(
             address_of(self._settings, conf),

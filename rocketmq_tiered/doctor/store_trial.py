@@ -44,6 +44,7 @@ class StoreTrial:
         clock_ms: Callable[[], int],
         largest_put_bytes: int = PART_BYTES,
     ) -> None:
+        """``clock_ms``: compared with the store's."""
         self._store, self._probe, self._policy = store, probe, policy
         self._clock_ms = clock_ms
         self._largest_put_bytes = largest_put_bytes
@@ -90,6 +91,7 @@ class StoreTrial:
         return key
 
     def _reached(self) -> CheckFinding:
+        """Whether the store answers at all; an answer that denies is one, and later checks say what is denied."""
         try:
             next(self._store.list(self.prefix, limit=1), None)
         except TieredError as error:
@@ -117,6 +119,7 @@ class StoreTrial:
         return ok(f"{self._store.url}/{self.prefix}")
 
     def _create_again(self) -> CheckFinding:
+        """Whether a conditional write is refused where the object exists, on which commits rest."""
         try:
             self._store.put_if_absent(self._key("small"), [_CONTENT])
         except AlreadyExistsError:
@@ -142,6 +145,7 @@ class StoreTrial:
         return ok("from an offset")
 
     def _order(self) -> CheckFinding:
+        """Whether lists are complete at once and sorted by bytes, by which the newest commit is found."""
         for name in ("m", "z", "A", "0", "a", "a-b", "a.b", "a_b"):
             self._store.put_if_absent(self._key(f"order/{name}"), [_CONTENT])
         prefix = f"{self.prefix}order/"
@@ -171,6 +175,7 @@ class StoreTrial:
         return ok(f"{PIECE_BYTES * len(pieces):,} bytes in one PUT")
 
     def _may_read(self) -> bool:
+        """Whether this account may read; some, such as one that only uploads, may not."""
         try:
             self._store.get_range(self._key("small"), 0, 1)
         except TieredError as error:
@@ -180,6 +185,7 @@ class StoreTrial:
         return True
 
     def _copy(self) -> CheckFinding:
+        """Whether the store copies ranges, which saves compaction the transfer."""
         copied = self._key("copied")
         self._store.compose_if_absent(
             copied, [ObjectRange(self._key("large"), 0, PART_BYTES), _CONTENT[::-1]]
@@ -200,6 +206,7 @@ class StoreTrial:
         return ok("CRC32C")
 
     def _delete(self) -> CheckFinding:
+        """Whether objects can be deleted; removes those of the other checks, or says where they are."""
         keys = list(self._left)
         try:
             self._store.delete(keys)
@@ -213,6 +220,8 @@ class StoreTrial:
         return self._gone(keys[0])
 
     def _gone(self, key: str) -> CheckFinding:
+        """Whether a deleted object is gone; denied is as good, as an account that may not list gets no better
+        answer."""
         try:
             self._store.get(key, PART_BYTES)
         except NotFoundError:
