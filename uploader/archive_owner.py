@@ -321,6 +321,8 @@ class ArchiveOwner:
         return divergence.phys
 
     def _start_history(self, divergence: CommonEnd) -> int:
+        """Commit a new log history from where the log diverged, and return that position, at which reading begins. A
+        lost commit is UnavailableError: the next start compares again."""
         before = self.writer.state
         try:
             after = self.writer.append_history(

@@ -37,6 +37,7 @@ class BoundSource:
     def __init__(
         self, store: BrokerStore, offsets_source: OffsetsSource, silence: Silence = lambda: NO_ADDRESS
     ) -> None:
+        """``silence`` says why the broker does not answer, for the reason shown with the bound."""
         self._store = store
         self._word_source = offsets_source
         self._silence = silence
@@ -133,6 +134,8 @@ class BoundSource:
         return None if self._store.consume_queues() is None else self._store.shown_queues()
 
     def _gather(self, cursor_phys: int) -> Bound:
+        """Read the broker's offsets before the log's end: what the bound lets through was confirmed before it was
+        read."""
         liveness = self._store.liveness()
         offsets = None if liveness.is_dead else self._word_source()
         if offsets is not None and offsets.config:

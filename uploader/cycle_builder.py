@@ -47,6 +47,8 @@ class CycleBuilder:
         upload_threads: int,
         extend: Callable[[LogBatch], bool],
     ) -> None:
+        """``closed``: the batches to build cycles of; ``in_flight``: cycles until their commit, shared with the
+        committer."""
         self._context = context
         self._closed = closed
         self._in_flight = in_flight
@@ -121,6 +123,8 @@ class CycleBuilder:
         return is_found
 
     def _end_queues(self, ends: Mapping[QueueKey, int]) -> None:
+        """Commit that queues end where the broker used their offsets again, before the new messages of those offsets
+        are planned."""
         context = self._context
         state = context.writer.end_queues(ends)
         context.log(
@@ -150,6 +154,8 @@ class CycleBuilder:
         )
 
     def _start_attempt(self, cycle: Cycle) -> None:
+        """Start the PUT of each object under keys of this attempt alone; an object is encoded once here and kept
+        until the commit."""
         context, batch = self._context, cycle.batch
         self._attempt += 1
         state = context.writer.state
@@ -213,6 +219,8 @@ class CycleBuilder:
                 self._start_again(cycle)
 
     def _abandon_if_failed(self, cycle: Cycle, now_s: float) -> None:
+        """Make the keys of a failed attempt garbage and set when the cycle is tried again; raise what only an
+        operator can correct, once all older cycles are committed."""
         attempt = cycle.attempt
         error = None if attempt is None else attempt.failure(now_s)
         if attempt is None or error is None:

@@ -136,6 +136,8 @@ class CyclePlanner:
         selections: TopicSelections | None = None,
         timer_topic: str = "",
     ) -> None:
+        """``tails``: where each queue ends in the archive and in the cycles planned before; ``split_bytes``: a queue
+        with so many bytes gets an object of its own."""
         self._table = table
         self._tails = tails
         self._split_bytes = split_bytes
@@ -206,6 +208,7 @@ class CyclePlanner:
         )
 
     def _admitted_rows(self, columns: RecordColumns, excluded: Sequence[int], offsets: LmqOffsets) -> _Rows:
+        """The rows to archive: one for each record of an archived topic, then one for each of their LMQ entries."""
         count = columns.rows
         admitted = self._table.admitted[: len(self._table)] == 1
         is_in = admitted[columns.queue[:count]]

@@ -44,6 +44,8 @@ class CycleUploader:
         extend: Callable[[LogBatch], bool],
         state_archive: BrokerStateArchive,
     ) -> None:
+        """``closed``: the batches that the dispatcher closes; ``state_archive``: the broker's tables, whose copies
+        go into the same commits."""
         self._context = context
         self._state_archive = state_archive
         self._in_flight = CyclesInFlight()
@@ -86,6 +88,7 @@ class CycleUploader:
         return None
 
     def _commit(self, cycle: Cycle, attempt: Attempt) -> None:
+        """Commit a cycle whose PUTs are all durable; count and log what it lost only now that the archive says so."""
         draft = self._draft(cycle, attempt, self._state_archive.pending())
         self._context.writer.append(draft)
         self._state_archive.committed(draft.state_objects)
@@ -138,6 +141,8 @@ class CycleUploader:
             )
 
     def _draft(self, cycle: Cycle, attempt: Attempt, state_objects: dict[str, str]) -> CommitDraft:
+        """What a cycle's commit adds: its runs, timers and settings, tables of the broker, and garbage of abandoned
+        attempts."""
         batch = cycle.batch
         state = self._context.writer.state
         check = batch.log_check() or state.cursor.check

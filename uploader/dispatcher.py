@@ -50,6 +50,7 @@ class TieredDispatcher:
         range_bytes_max: int,
         clock_ms: Callable[[], int],
     ) -> None:
+        """``range_bytes_max``: bytes of the log that one batch may span, however few of them are archived."""
         self._feed = feed
         self._pool = pool
         self._closed = closed
@@ -128,6 +129,8 @@ class TieredDispatcher:
             return True
 
     def _advance(self, bound: FeedBound, max_bytes: int) -> StepResult:
+        """Read into the open batch; with the lock held. BUSY: all batches wait for their upload, and the bytes stay
+        in the log."""
         batch = self._open or self._open_batch()
         if batch is None:
             return StepResult.BUSY
@@ -165,6 +168,9 @@ class TieredDispatcher:
         return True
 
     def _replace_with_larger(self, batch: LogBatch) -> StepResult:
+        """Exchange the open batch, empty so far, for one that the next record fits into. The record is read by the
+        next step, so HANDED_OVER only says that there is more to read. Without a free batch the range is read again
+        later."""
         phys = batch.to_phys
         from_phys, damaged, lost = batch.from_phys, batch.damaged, batch.lost
         self._pool.release(batch)

@@ -87,6 +87,7 @@ class FollowLoop:
         clock_ms: Callable[[], int],
         check_failure: Callable[[], None],
     ) -> None:
+        """``pins``: None if commitlog files are not pinned."""
         self._store = store
         self._log = store.commit_log
         self._settings = settings

@@ -61,6 +61,7 @@ class HeaderCheck:
         *,
         lmq_rules: Callable[[], LmqRules] = LmqRules,
     ) -> None:
+        """``consume_queues`` returns None while the broker's consume queues cannot be read: nothing is checked then."""
         self._table = table
         self._consume_queues = consume_queues
         self._log = log
@@ -108,6 +109,8 @@ class HeaderCheck:
             yield from RepeatedOffsets(self._table, index, self._log).read_again(ordinal, gap, before_phys)
 
     def _contradicted(self, batch: LogBatch, unusual: Sequence[UnusualQueue], *, may_search: bool) -> Ints:
+        """Rows whose consume queues place them elsewhere; none if the check fails. ``may_search`` allows the costly
+        search of other queues, which takes a bounded share of time."""
         nothing = np.empty(0, np.int64)
         if not unusual:
             return nothing
@@ -150,6 +153,7 @@ class HeaderComparison:
         log: CommitLog,
         excluded: Sequence[int] = (),
     ) -> None:
+        """``excluded``: rows that an earlier comparison has excluded."""
         count = columns.rows
         self._index, self._log = index, log
         self._phys, self._size = columns.phys[:count], columns.size[:count]

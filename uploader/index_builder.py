@@ -118,6 +118,7 @@ class IndexBuilder:
         log: Callable[[str, Mapping[str, object]], None],
         random_source: random.Random | None = None,
     ) -> None:
+        """``random_source`` makes the keys of this process's files its own."""
         self._store = store
         self._writer = writer
         self._settings = settings
@@ -200,6 +201,7 @@ class IndexBuilder:
         return in_pages + fresh
 
     def _is_due(self, state: CatalogState, *, is_final: bool) -> bool:
+        """Whether there is enough to index; at a final run, whether there is anything."""
         if is_final:
             return self._unindexed_versions(state) > 0
         covered = state.indexed_version
@@ -239,6 +241,8 @@ class IndexBuilder:
     # -- a new file ---------------------------------------------------------------------------------------------
 
     def _build(self, state: CatalogState, group: Group) -> None:
+        """Build and commit one index file over the first unindexed segments; ``read`` returns a smaller group if
+        they do not fit."""
         with self._input.gathered() as items:
             group, damaged, places = self._input.read(group, items)
             meta = group.meta(state.indexed_version + 1)
@@ -257,6 +261,7 @@ class IndexBuilder:
         *,
         level: int,
     ) -> IndexRef:
+        """Write and upload one index file, with fields as wide as its items need; the caller commits it."""
         form = Form(slot_bits_for(items.count), items.widths(meta.end_ms - meta.begin_ms), meta.begin_ms)
         return self._files.put(
             state, meta, items.in_order(), pages_of(places), group.covered(), form, level=level
@@ -340,6 +345,7 @@ class IndexBuilder:
         return self._files.publish(made, removed=[ref.key], damaged=damaged)
 
     def _merge(self, state: CatalogState, refs: Sequence[IndexRef], footers: Sequence[Covered]) -> None:
+        """Merge neighbouring index files into one of the next level, and commit it in their place."""
         shapes = [shape_of(ref) for ref in refs]
         covered = joined([_without_pending(state, footer) for footer in footers])
         places = merged_places(

@@ -55,6 +55,7 @@ class IndexFiles:
         nonce: str,
         log: Callable[[str, Mapping[str, object]], None],
     ) -> None:
+        """``nonce`` belongs to one process, so that no key is used twice."""
         self._maintenance, self._settings, self._input, self._log = maintenance, settings, source, log
         self._nonce = nonce
         self._made = 0
@@ -81,6 +82,7 @@ class IndexFiles:
         *,
         level: int,
     ) -> IndexRef:
+        """Write and upload one file, and return what the catalog has to know of it; it is not committed yet."""
         self._made += 1
         key = index_key(meta.begin_ms, meta.end_ms, state.epoch, f"{self._nonce}_{self._made}")
         with work_disk("a temporary index file"), tempfile.SpooledTemporaryFile(self._spool_bytes) as spool:
@@ -104,6 +106,7 @@ class IndexFiles:
         )
 
     def _send(self, key: str, spool: IO[bytes], size_bytes: int) -> None:
+        """Upload a file, in time for its size. A failed upload is counted; its key is never used again."""
         timeout_s = max(TIMEOUT_S_MIN, size_bytes / UPLOAD_BYTES_PER_S_MIN)
         spool.flush()
         try:

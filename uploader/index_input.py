@@ -79,6 +79,7 @@ def without(unindexed: Mapping[str, tuple[int, ...]], stale: Stale) -> dict[str,
 
 
 def _add_living(living: dict[str, set[int]], page: Page, unindexed: Mapping[str, object]) -> None:
+    """Add, for each unindexed object that a page names, the versions of its runs that are still visible."""
     chunk = page.chunk
     is_named = np.array([key in unindexed for key in chunk.object_keys], bool)
     if not is_named.any():
@@ -99,6 +100,7 @@ class GatheredItems:
     """At most ``items_max`` are in memory, except those of one larger row. Must be closed."""
 
     def __init__(self, items_max: int) -> None:
+        """``items_max``: more items than these are spilled to a temporary file."""
         self._items_max = items_max
         self._waiting: list[Table] = []
         self._waiting_count = 0
@@ -153,6 +155,7 @@ class GatheredItems:
         return sorted_items(items)
 
     def _spill(self) -> None:
+        """Write the items in memory, sorted, as an index file of their own to the end of the temporary file."""
         if not self._waiting_count:
             return
         items = self._taken()
@@ -214,6 +217,7 @@ class IndexInput:
     def __init__(
         self, store: ObjectStore, writer: CatalogWriter, settings: IndexSettings, run_index: RunIndex
     ) -> None:
+        """``run_index`` reads the runs of versions whose pages are no longer in memory."""
         self._store, self._writer, self._settings, self._run_index = store, writer, settings, run_index
         self.items_max = settings.memory_bytes // BYTES_PER_ITEM
         """Items in memory."""
@@ -297,6 +301,8 @@ class IndexInput:
         return len({*without(state.unindexed, self.stale), key}) <= UNINDEXED_MAX
 
     def _used(self, segment: Segment, use: Callable[[SegmentIndex, KeySection], T]) -> T:
+        """Read the key section of a segment for ``use``; the caller repeats it once, and then calls the segment
+        damaged."""
         place = segment.place
         index, keys = read_keys(
             self._store,

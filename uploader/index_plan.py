@@ -137,6 +137,7 @@ def _union(one: Segment, other: Segment) -> Segment:
 
 
 def _segment(page: Page, runs: Table) -> Segment:
+    """One segment to be indexed, from its runs in one page."""
     place = page.chunk.objects[int(runs["object"][0])]
     return Segment(
         page.chunk.object_keys[int(place["key"])],
@@ -206,6 +207,7 @@ def plan_merge(
 
 
 def _same_day(refs: Sequence[IndexRef]) -> list[list[IndexRef]]:
+    """Neighbouring index files whose newest messages are of the same UTC day: only those are merged."""
     groups: list[list[IndexRef]] = []
     for ref in refs:
         if groups and groups[-1][-1].end_ms // DAY_MS == ref.end_ms // DAY_MS:

@@ -127,6 +127,8 @@ def decide_lmqs(claims: UnitClaims, begin: UnitPlace, rules: LmqRules) -> tuple[
 
 
 def _without_units(claimed: int, doubt: int, place: UnitPlace, rules: LmqRules) -> int:
+    """The offset of an LMQ entry that no consume queue can confirm, from the broker's rules and the entries before;
+    NOT_DISPATCHED if it is not sure that the broker made it."""
     if doubt & DOUBT_PLAIN:
         return NOT_DISPATCHED
     if rules.in_rocksdb:  # excluded topics are never dispatched
@@ -159,6 +161,7 @@ class LmqDispatch:
         consume_queues: Callable[[], ConsumeQueueIndex | None],
         rules: Callable[[], LmqRules],
     ) -> None:
+        """``consume_queues`` returns None while the broker's consume queues cannot be read."""
         self._table = table
         self._consume_queues = consume_queues
         self._rules = rules
@@ -206,6 +209,7 @@ class LmqDispatch:
         return resolved
 
     def _index(self, queues: int) -> ConsumeQueueIndex | None:
+        """The broker's consume queues, if reading so many of them is worth it; None: decide without them."""
         if not 0 < queues <= QUEUES_READ_MAX:
             return None
         try:
@@ -215,6 +219,7 @@ class LmqDispatch:
             return None
 
     def _offsets_by_units(self, index: ConsumeQueueIndex | None, ordinal: int, records: _Records) -> Ints:
+        """The offset at which a consume queue refers to each record, NO_UNIT where it does not or cannot be read."""
         topic, queue_id = self._table.topic(ordinal), int(self._table.queue_id[ordinal])
         try:
             if index is not None and queue_id >= 0:

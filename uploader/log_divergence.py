@@ -118,6 +118,8 @@ class _Search:
     def __init__(
         self, log: CommitLog, newest: Callable[[int, int], Check | None], reported_end_phys: int | None
     ) -> None:
+        """``newest`` returns the newest check of a range of versions; ``reported_end_phys``: the end of the log as
+        the broker reports it."""
         self._log = log
         self._newest = newest
         self._reported_end_phys = reported_end_phys

@@ -152,6 +152,7 @@ class _Compared:
     def __init__(
         self, log: CommitLog, log_end_phys: int, store: ObjectStore, state: CatalogState, commits: Commits
     ) -> None:
+        """Gather the rows of records that ``commits`` archived and the log should have, in log order."""
         self._log, self._log_end_phys = log, log_end_phys
         self._runs: list[tuple[SegmentReader, CatalogRun]] = []
         table = np.concatenate([np.zeros((0, 4), np.int64), *self._read(store, state, commits)])
@@ -161,6 +162,8 @@ class _Compared:
         self._phys, self._size, self._run, self._row = table.T
 
     def _read(self, store: ObjectStore, state: CatalogState, commits: Commits) -> list[NDArray[np.int64]]:
+        """One array for each run: physical offset, size, number of the run, row in it. LMQ runs have no bytes of
+        their own."""
         segments, found = SegmentCache(store), []
         for page in living_runs(RunIndex(store), state, *commits.versions):
             chunk = page.chunk

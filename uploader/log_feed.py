@@ -151,6 +151,8 @@ class LogFeed:
         next_record: NextRecord | None = None,
         accepted_size: AcceptedSize = lambda _phys: None,
     ) -> None:
+        """``next_record`` finds where to continue behind damage. ``accepted_size`` returns the size of a record that
+        is archived although its properties' CRC differs, else None."""
         self._log = log
         self._table = table
         self._filter = topic_filter
@@ -176,6 +178,8 @@ class LogFeed:
         return FeedOutcome.MORE
 
     def _advance(self, batch: LogBatch, bound: FeedBound, max_bytes: int) -> FeedOutcome:
+        """Read and scan once; the outcome says why it ended. An error of the disk is raised only if nothing before
+        it could be scanned."""
         phys = batch.to_phys
         if phys >= bound.limit_phys:
             return FeedOutcome.CAUGHT_UP
@@ -209,6 +213,7 @@ class LogFeed:
         return self._after_stop(stop, batch, bound, _Read(file, available, wanted, got, scanned))
 
     def _after_stop(self, stop: ScanStop, batch: LogBatch, bound: FeedBound, read: _Read) -> FeedOutcome:
+        """Decide what a scan that ended without filling the batch has met: the file's end, the bound, or damage."""
         phys, reason, detail = batch.to_phys, stop.reason, stop.detail
         if reason == StopReason.FILE_END:
             batch.to_phys = read.file.end_phys
@@ -331,6 +336,7 @@ class LogFeed:
         return min((file.begin_phys for file in self._log.files if file.begin_phys > phys), default=None)
 
     def _skip_damage(self, batch: LogBatch, bound: FeedBound, file: LogFile, what: str) -> FeedOutcome:
+        """Note a damaged range and continue behind it. Wait, by CAUGHT_UP, where the log may only end here."""
         phys = batch.to_phys
         limit = min(bound.proven_phys, bound.limit_phys)
         size = self._log.record_size_at(phys)
@@ -356,6 +362,8 @@ class LogFeed:
         )
 
     def _decide_new_queues(self) -> None:
+        """Decide for queues seen for the first time whether their topic is archived; it stays decided in this
+        process."""
         count = len(self._table)
         if self._decided == count:
             return

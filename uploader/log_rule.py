@@ -91,6 +91,8 @@ def decide_log(facts: LogFacts, limits: LogLimits) -> LogDecision:
 
 
 def _why_not(facts: LogFacts, limits: LogLimits) -> tuple[str, bool]:
+    """Why archiving stops, empty if it continues; and whether the log may be another broker's, which takes one more
+    setting to allow."""
     if facts.shared is Shared.NOTHING:
         return "shares nothing with the archive: another broker's, or a replaced disk", True
     if facts.misfit:

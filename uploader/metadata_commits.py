@@ -66,6 +66,7 @@ class MetadataCommits:
         log: Callable[[str, Mapping[str, object]], None],
         wait: Callable[[float], object],
     ) -> None:
+        """``uploader`` gets tables to commit with its next cycle, so that they cost no commit of their own."""
         self._store = store
         self._writer = writer
         self._uploader = uploader

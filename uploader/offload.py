@@ -174,6 +174,8 @@ class Offloader:
         environment: Environment | None = None,
         options: ObjectOptions | None = None,
     ) -> None:
+        """``offsets_source`` requests the broker's offsets; ``take_over`` claims an archive that another writer
+        owns."""
         self._store = broker_store
         self._log = broker_store.commit_log
         self._archive = PrefixedStore(archive, archive_prefix(identity.cluster, identity.broker))
@@ -227,6 +229,7 @@ class Offloader:
         self._is_open = True
 
     def _build(self, start_phys: int) -> None:
+        """Make the parts of the write path, which read the log from ``start_phys``."""
         settings, environment, writer = self._settings, self._environment, self._writer
         arena_bytes = int(settings.batch_bytes * (1 + ARENA_SLACK))
         count = max(2, min(IN_FLIGHT_MAX + 2, settings.memory_budget_bytes // (2 * arena_bytes)))
@@ -284,6 +287,7 @@ class Offloader:
         )
 
     def _upload_context(self) -> UploadContext:
+        """What the builder and committer threads share."""
         settings, environment = self._settings, self._environment
         return UploadContext(
             archive=self._archive,
@@ -330,6 +334,7 @@ class Offloader:
         return BrokerFacts(*sizes, self._bound_source.version)
 
     def _broker_tables(self) -> Mapping[str, Any]:
+        """Read the broker's tables to archive. Damaged ones are logged once, and their topics' times to live stay."""
         state = self._store.state()
         damaged = tuple(f"{name} ({why})" for name, why in state.damaged.items())
         if damaged and damaged != self._damaged_tables:
@@ -449,6 +454,7 @@ class Offloader:
             raise self._failure
 
     def _compensate_loop(self) -> None:
+        """The compensate thread: reads while the dispatch loop is behind."""
         while not self._stop_parts.is_set():
             if not self._behind.wait(self._wait_s):
                 continue
@@ -493,6 +499,7 @@ class Offloader:
             thread.join(SHORT_WAIT_S)
 
     def _read_to_the_end(self, stop: threading.Event) -> None:
+        """Backfill: reads the stopped broker's log to its end; fails if the broker starts."""
         self._bound_source.ask_early(self._dispatcher.cursor)
         while not stop.is_set():
             self._check_failure()
@@ -568,6 +575,7 @@ class Offloader:
             self._index_builder.run_to_end(stop, is_final=is_final)
 
     def _result(self, from_phys: int) -> OffloadResult:
+        """What one run did; without a loaded catalog it did nothing."""
         counters = self._uploader.counters
         state = self._writer.state_or_none
         return OffloadResult(

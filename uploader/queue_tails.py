@@ -104,6 +104,7 @@ class QueueGenerations:
         return self.roster.keys[self._number(ordinal, generation)]
 
     def _number(self, ordinal: int, generation: int) -> int:
+        """The number of a generation, which is new if this process has not seen it."""
         number = self._numbers.get((ordinal, generation))
         if number is None:
             key = QueueKey(self._table.topic(ordinal), int(self._table.queue_id[ordinal]), generation)

@@ -68,6 +68,7 @@ class LogUnits:
         ends: dict[_Key, int] | None = None,
         fills_gap: Callable[[str], bool] = lambda _: False,
     ) -> None:
+        """Records that only a broker with forceVerifyPropCRC rejects are taken, unless this one has it."""
         self._log = store.commit_log
         self._table = QueueTable()
         self._scratch = SplitScratch()
@@ -103,6 +104,7 @@ class LogUnits:
             batch.reset(to_phys, 0)
 
     def _queues(self, batch: LogBatch) -> list[QueueUnits]:
+        """The units of one batch, split into queues; a record has one in its own queue and one in each LMQ."""
         columns = batch.columns
         lmq, lmq_offset = resolved_lmq_rows(columns, self._lmqs.offsets(columns, self._next_offsets))
         own = np.arange(columns.rows)
@@ -122,6 +124,8 @@ class LogUnits:
         ]
 
     def _queue_units(self, ordinal: int, units: Table) -> QueueUnits:
+        """The units of one queue in one part of the log; those before a restart at a lower offset are dropped, as
+        the broker has dropped them."""
         key = self._table.topic(ordinal), int(self._table.queue_id[ordinal])
         ends = units["queue_offset"] + units["inner_num"]
         before = np.concatenate([[self._ends.get(key, 0)], ends[:-1]])

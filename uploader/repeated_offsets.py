@@ -105,6 +105,8 @@ class RepeatedOffsets:
                     yield batch
 
     def _read(self, units: Table, ordinal: int, at_phys: int) -> LogBatch:
+        """Read the records that the broker's queue refers to into a batch of one queue, at the queue's offsets;
+        unreadable ones are skipped."""
         batch = LogBatch(int(units["size"].sum()), pooled=False)
         batch.reset(at_phys, 0)
         batch.repeated[ordinal] = 0
