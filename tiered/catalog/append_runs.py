@@ -77,6 +77,7 @@ def _in_order(row: Ints, runs: Table) -> tuple[Ints, Table]:
 
 
 def _check_runs(draft: CommitDraft) -> None:
+    """Check what needs no state: each run alone, its place in the commit's range, and that every object has a run."""
     runs = draft.runs
     offsets = runs["end_queue_offset"] - runs["base_queue_offset"]
     is_lmq = runs["kind"] == RunKind.LMQ
@@ -122,6 +123,7 @@ def _rows_of(state: CatalogState, draft: CommitDraft) -> tuple[Ints, list[QueueK
 
 
 def _with_new_rows(old: Table, keys: Sequence[QueueKey]) -> Table:
+    """The queue table with rows for queues that appear for the first time."""
     count = len(old)
     table = np.zeros(count + len(keys), QUEUE_STATE_DTYPE)
     table[:count] = old
@@ -206,6 +208,7 @@ def _check_offsets(
 
 
 def _check_bytes_and_phys(directory: QueueDirectory, table: Table, row: Ints, runs: Table) -> None:
+    """Check that each queue's bytes continue without a break, and that no record is archived a second time."""
     first = _firsts(row)
     starts = np.flatnonzero(first)
     before = np.cumsum(runs["byte_count"]) - runs["byte_count"]

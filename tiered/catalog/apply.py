@@ -68,6 +68,7 @@ def with_extras(before: CatalogState, state: CatalogState, commit: Commit) -> Ca
 
 
 def _with_marks(state: CatalogState, draft: CommitDraft) -> CatalogState:
+    """Apply what any kind of commit may carry: hidden queues, tables of the broker, settings."""
     if draft.kind in _MOVES_NOTHING and (
         len(draft.runs) or len(draft.gaps) or len(draft.removed) or len(draft.floors)
     ):
@@ -135,6 +136,7 @@ def _with_pages(state: CatalogState, commit: Commit) -> CatalogState:
 
 
 def _with_index(state: CatalogState, commit: Commit) -> CatalogState:
+    """Apply a change of the index, which only maintenance may make."""
     change = commit.draft.index
     if not change:
         return state
@@ -154,6 +156,7 @@ def _with_index(state: CatalogState, commit: Commit) -> CatalogState:
 
 
 def _with_timers(state: CatalogState, commit: Commit) -> CatalogState:
+    """Apply a change of the timers: an append adds some, maintenance replaces and moves them."""
     if not commit.draft.timers:
         return state
     if commit.draft.kind not in (CommitKind.APPEND, CommitKind.MAINTENANCE):
@@ -250,6 +253,7 @@ def apply(state: CatalogState, commit: Commit, history_state: CatalogState | Non
 
 
 def _check_chain(state: CatalogState, commit: Commit) -> None:
+    """Check that the commit follows this very state, and that its actor may make a commit of its kind."""
     draft, place = commit.draft, commit.place
     if place.version != state.version + 1:
         raise CommitInvalidError(f"commit {place.version} does not follow version {state.version}")
@@ -281,6 +285,7 @@ def _check_chain(state: CatalogState, commit: Commit) -> None:
 
 
 def _append(state: CatalogState, commit: Commit) -> CatalogState:
+    """Apply a writer's commit: it begins where the cursor stands, and moves it to its own end."""
     draft = commit.draft
     cursor = state.cursor
     if draft.history != cursor.history:
@@ -311,6 +316,7 @@ def _append(state: CatalogState, commit: Commit) -> CatalogState:
 
 
 def _maintain(state: CatalogState, commit: Commit) -> CatalogState:
+    """Apply a commit of maintenance, which moves no cursor: raised minimum offsets, replaced runs."""
     draft = commit.draft
     if len(draft.gaps):
         raise CommitInvalidError("a commit of maintenance records gaps, which only one that appends may")
@@ -331,6 +337,7 @@ def _maintain(state: CatalogState, commit: Commit) -> CatalogState:
 
 
 def _new_history(state: CatalogState, commit: Commit, history_state: CatalogState | None) -> CatalogState:
+    """Check the first state of a log history, which comes from its root page, against what the commit says of it."""
     draft = commit.draft
     if history_state is None or commit.draft.pages.root.version != commit.version:
         raise CommitInvalidError("a new log history must name the root page of its first state")
@@ -370,6 +377,8 @@ def _repaired(state: CatalogState, commit: Commit, whole: CatalogState | None) -
 
 
 def _check_objects(state: CatalogState, commit: Commit) -> None:
+    """Check that every object is of the present epoch, or was taken back, and is not garbage that may be deleted at
+    any time."""
     draft = commit.draft
     if len(set(draft.object_keys)) != len(draft.object_keys) or len(draft.objects) != len(draft.object_keys):
         raise CommitInvalidError("an object key occurs twice")

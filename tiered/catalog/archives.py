@@ -94,6 +94,7 @@ def _prefixes(store: ObjectStore) -> Iterator[str]:
 
 
 def _names(store: ObjectStore, prefix: str) -> tuple[str, str]:
+    """The names of an archive from its prefix; long names are there as a hash, and the archive itself has them."""
     cluster, broker = (unescape(part) for part in prefix.split("/"))
     if cluster is not None and broker is not None:
         return cluster, broker

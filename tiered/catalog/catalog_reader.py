@@ -93,6 +93,7 @@ def load(
 
 
 def _loaded(store: ObjectStore, wanted: int, known: CatalogState) -> CatalogState:
+    """The state at a version, from the nearest root page that can be read; ``unread_root`` says which could not."""
     commit = read_commit(store, wanted)
     state, unread = _start(store, commit.root, commit.place.kept_root, known)
     if unread is None:
@@ -280,6 +281,7 @@ def _history_state(store: ObjectStore, begin: Commit) -> CatalogState:
 
 
 def _commits(store: ObjectStore, versions: Sequence[int]) -> Iterator[Commit]:
+    """The commits of these versions in order; many are fetched side by side."""
     if len(versions) < READ_THREADS // 2:
         yield from (read_commit(store, version) for version in versions)
         return

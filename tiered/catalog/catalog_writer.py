@@ -89,6 +89,8 @@ class CatalogWriter:
         wait: Callable[[float], object] | None = None,
         background: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
+        """``kind`` and ``host`` tell operators who owns an archive; ``root_every``: versions between two root pages,
+        if other than in ``limits``."""
         limits = limits or CatalogLimits()
         self._store = store
         self._cluster, self._broker = cluster, broker
@@ -194,6 +196,8 @@ class CatalogWriter:
             before = self._state.epoch
 
             def build(state: CatalogState) -> Built:
+                """Judge the claim on the newest state: FencedError if another one came first or the owner still
+                writes."""
                 now_ms = self._clock_ms()
                 owner = Owner(self._instance, self._kind, self._host, now_ms, False)
                 if state.epoch != before:
@@ -335,6 +339,7 @@ class CatalogWriter:
             self._own_state = state
 
     def _owned(self, state: CatalogState) -> CatalogState:
+        """The state, if this writer's epoch is still the newest; for every commit that only the owner may make."""
         if self._epoch is None:
             raise FencedError("this writer has not claimed an epoch")
         if state.epoch != self._epoch:
@@ -423,6 +428,8 @@ class CatalogWriter:
         self._head_ms = now_ms
 
     def _returned(self, state: CatalogState, target: CatalogState) -> Built:
+        """Build the commit that makes an earlier history current again, from the newest state, what log histories
+        have hidden, and the pending deletions to take back."""
         lists = [listed for listed in state.deletion_lists if listed.reason == Reason.DIVERGED]
         pending = state.pending_deletions.items()
         hidden = Hidden(
@@ -459,6 +466,7 @@ class CatalogWriter:
         return Divergence(phys, common, root_key, hidden_key, self._clock_ms())
 
     def _begin(self, history: NewHistory, start: Divergence) -> Built:
+        """Put the pages of a new log history, which its commit names, and build that commit."""
         self._pages.put(start.hidden_key, [encode_root(history.hidden)])
         self._pages.put(start.root_key, [encode_root(history.state)])
         draft = CommitDraft(

@@ -219,6 +219,7 @@ class _Either:
 def _reason_to_keep(
     key: str, epoch_now: int, references: KeySet, due: Container[str], waiting: Container[str]
 ) -> str:
+    """Why an object stays, for the counts that are printed; empty if it may be deleted."""
     if key in references:
         return "referenced by the head"
     if key in due:

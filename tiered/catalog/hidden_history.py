@@ -99,6 +99,7 @@ def hidden_since(state: CatalogState, since_ms: int) -> int:
 
 
 def _part(state: CatalogState, queues: Sequence[QueueKey], table: Table) -> CatalogState:
+    """A state of these queues alone, without runs: the caller adds those that are hidden."""
     numbers = {_row(state, queue): number for number, queue in enumerate(queues)}
     gaps = state.gaps[[row in numbers for row in state.gaps["queue"].tolist()]].copy()
     gaps["queue"] = [numbers[row] for row in gaps["queue"].tolist()]

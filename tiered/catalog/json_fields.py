@@ -72,6 +72,7 @@ def _types_of(kind: Hashable) -> tuple[type[Any], ...]:
 
 
 def _checked(wanted: type[Any], value: Any) -> Any:
+    """The value, if it is of the wanted type; a boolean is no number here, as it is in Python."""
     if wanted is int:
         return whole(value)
     if wanted is str:

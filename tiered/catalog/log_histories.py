@@ -175,6 +175,7 @@ class _Walk:
     below the begin inside the next commit), named as the columns of a queue."""
 
     def __init__(self, state: CatalogState, start: Divergence, io: HistoryPages) -> None:
+        """Prepare the walk; ``pages`` and ``memory`` then go through the runs. ``io`` reads and writes pages."""
         assert start.common is not None
         self._state, self._io, self._phys, self._ends = state, io, start.phys, start.ends
         self._common_version, self._common_phys = start.common.version, start.common.cursor.phys

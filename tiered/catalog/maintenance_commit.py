@@ -33,6 +33,7 @@ class MaintenanceCommit:
     version to them. Not thread-safe."""
 
     def __init__(self, store: ObjectStore, writer: CatalogWriter, clock_ms: Callable[[], int]) -> None:
+        """``writer`` commits to ``store``, the archive's own prefix."""
         self.store, self._writer, self._clock_ms = store, writer, clock_ms
         self.number = random.SystemRandom().getrandbits(40)
         """A part of keys, unique to this object."""
@@ -108,6 +109,7 @@ class MaintenanceCommit:
         is_committed = False
 
         def build(newest: CatalogState) -> CommitDraft | None:
+            """Build the commit on the newest state, or None if what it requires no longer stands there."""
             nonlocal is_committed
             is_committed = False
             self.unmet = required.unmet(newest, self._is_compacted)

@@ -99,6 +99,7 @@ class PageWriter:
     """The pages of one actor. ``nonce`` makes their keys unique. ``merge`` may run in another thread than the rest."""
 
     def __init__(self, store: ObjectStore, limits: CatalogLimits, nonce: str) -> None:
+        """Nothing is known of earlier pages: the first commit decides what is due from its state."""
         self._store = store
         self._limits = limits
         self._nonce = nonce
@@ -211,6 +212,7 @@ class PageWriter:
         self._put(key, pages, self.garbage)
 
     def _put(self, key: str, pages: Sequence[bytes], unnamed: list[str]) -> None:
+        """Put an object whose key is garbage until it is named; a PUT that surely had no effect leaves none."""
         unnamed.append(key)
         size_bytes = sum(map(len, pages))
         try:
@@ -220,6 +222,8 @@ class PageWriter:
             raise
 
     def _merge(self, state: CatalogState, sequences: Sequence[Sequence[PageRef]]) -> None:
+        """Merge pages for a later commit to name. What fails is postponed, never raised: commits do not depend on
+        it."""
         keys: list[str] = []
         packs = PagePacks(partial(self._put_pages, state.epoch, keys), self._limits.pack_bytes_max)
 
@@ -248,6 +252,7 @@ class PageWriter:
                 self._merged = merged
 
     def _is_root_due(self, state: CatalogState) -> bool:
+        """Whether the commits since the last root cost readers more than a new root costs the writer."""
         since = state.version - state.root.version
         if state.needs_root or since >= self._limits.root_every_max * self._late_factor:
             return True

@@ -449,6 +449,8 @@ class RunIndex:
         refs: Iterator[PageRef],
         fits: Callable[[Table], NDArray[np.bool_]],
     ) -> RunChunk:
+        """Runs of a queue up to the first page with one that ``fits``, and those in memory; of a queue whose times
+        are not in order, all."""
         row = state.row_of(key)
         if row is None:
             return EMPTY_CHUNK
@@ -475,6 +477,7 @@ class RunIndex:
 
 
 def _unexpired(state: CatalogState, page: Page) -> Page:
+    """The page without the runs that expired since it was written."""
     if not state.has_expired_runs:
         return page
     rows = state.directory.rows(page.queues, len(state.table))

@@ -21,6 +21,7 @@ class QueueDirectory:
     """Rows are numbered from 0 in order of appearance and never reused."""
 
     def __init__(self, keys: Sequence[QueueKey] = ()) -> None:
+        """``keys``: the queues of the first rows."""
         self._lock = threading.Lock()
         self.roster = QueueRoster()
         self._rows: dict[QueueKey, int] = {}
@@ -62,6 +63,8 @@ class QueueDirectory:
         return np.where(found < count, found, -1)
 
     def _rows_of_numbers(self, roster: QueueRoster, numbers: NDArray[Any]) -> NDArray[np.int64]:
+        """Rows by the numbers of another roster, -1 if unknown; keeps what it found, as one roster is looked up in
+        every cycle."""
         known_of, known = self._rows_by_number
         if known_of is not roster:
             known = np.empty(0, np.int64)
@@ -95,6 +98,7 @@ class QueueDirectory:
         return None
 
     def _append(self, keys: Sequence[QueueKey]) -> None:
+        """Add rows that readers of other threads may see at once."""
         for key in keys:
             assert key not in self._rows, f"{key} has a row already"
             # Published last: a concurrent reader never sees a row without its key.

@@ -16,6 +16,7 @@ class QueueGaps:
     __slots__ = ("_begins", "_ends", "_is_empty")
 
     def __init__(self, table: Table) -> None:
+        """``table``: the queue's gaps by offset; overlapping and adjacent ones are joined."""
         self._is_empty = len(table) == 0
         if self._is_empty:
             return

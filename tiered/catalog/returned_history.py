@@ -124,6 +124,7 @@ class _Return:
         load_state: Callable[[int], CatalogState],
         cuts: RunCuts,
     ) -> None:
+        """``target``: the state to return to; ``hidden``: what log histories have hidden since."""
         self._cuts = cuts
         self._state, self._target, self._hidden, self._load = state, target, hidden, load_state
         self._histories = state.log_histories
@@ -161,6 +162,8 @@ class _Return:
         return self._loaded.get(version)
 
     def _limit(self, row: int) -> int:
+        """The physical offset up to which a queue's present runs stay: what it and the wanted state share. ALL_PHYS:
+        all of them."""
         key = self._state.key_of(row)
         if self._wanted(key) is None:
             is_flagged = self._target.queue(key) is not None
@@ -327,6 +330,7 @@ class _Return:
         )
 
     def _table(self, keys: Sequence[QueueKey], added: Sequence[Added]) -> Table:
+        """The queue table of the new history: wanted queues as they were, others hidden with what they have."""
         state, target = self._state, self._target
         mine: dict[QueueKey, list[np.void]] = {}
         for queue, run, *_ in added:
@@ -376,6 +380,7 @@ class _Return:
             at = after
 
     def _gaps(self, keys: Sequence[QueueKey]) -> Table:
+        """Gaps of the new history: the present ones below the shared end of a queue, the wanted ones above it."""
         parts = []
         for number, key in enumerate(keys):
             below = self._state.gaps_of(key) if self._state.row_of(key) is not None else self._state.gaps[:0]
@@ -404,6 +409,7 @@ class _Return:
 
 
 def _chunk_of(added: Sequence[Added], numbers: Mapping[QueueKey, int]) -> RunChunk:
+    """The runs that become visible again, as runs in memory."""
     names = {key: number for number, key in enumerate(dict.fromkeys(key for *_, key in added))}
     runs = np.array([run for _, run, *_ in added], RUN_DTYPE)
     objects = np.zeros(len(names), OBJECT_DTYPE)

@@ -28,6 +28,7 @@ class StoreRetry:
         random: random_module.Random,
         wait: Callable[[float], object] | None = None,
     ) -> None:
+        """``wait`` sleeps between tries; the default ends at once when the retries are aborted."""
         self._limits = limits
         self._random = random
         self.retry_reason = ""
