@@ -113,6 +113,7 @@ class BucketProbe:
 
     @contextmanager
     def _request(self, key: str) -> Iterator[tuple[Any, dict[str, str]]]:
+        """The client and the bucket's name; errors of the SDK inside are raised as ours."""
         bucket = self._address.place
         where = f"s3://{bucket}/{self._key(key)}" if key else f"s3://{bucket}"
         try:

@@ -86,6 +86,7 @@ class FileStore:
     it creates, whatever the umask."""
 
     def __init__(self, directory: str | os.PathLike[str], *, readers: str = "owner") -> None:
+        """Touch nothing: the directory is looked for, or made, by the first request."""
         self._root = os.path.abspath(directory)
         self._directory_mode, self._file_mode = MODES[readers]
         self._upload_numbers = itertools.count()
@@ -121,6 +122,7 @@ class FileStore:
         """Create an object of pieces. The kernel copies ranges; a file system with shared extents copies no bytes."""
 
         def write(descriptor: int, deadline_s: float | None) -> int:
+            """Write the pieces one after the other; returns the object's size."""
             for piece in joined_pieces(pieces):
                 if isinstance(piece, ObjectRange):
                     with self._opened(piece.key) as (source, size):
@@ -218,6 +220,7 @@ class FileStore:
         return descriptor
 
     def _publish(self, descriptor: int, name: str | None, key: str) -> None:
+        """Give a complete file its key's name. ``name``: of the file so far, None if it is anonymous."""
         source = f"/proc/self/fd/{descriptor}" if name is None else name
         for _ in range(_MKDIR_ATTEMPTS_MAX):
             with suppress(
@@ -229,6 +232,7 @@ class FileStore:
         raise UnavailableError(f"{self.url}: the directory of {key} is removed repeatedly")
 
     def _name(self, source: str, target: str, *, follow: bool) -> None:
+        """Name a file, or raise FileExistsError once the existing one's name is durable too."""
         try:
             _link(source, target, follow=follow)
         except FileExistsError:
@@ -252,6 +256,7 @@ class FileStore:
         self._make_entry(parent, os.path.basename(directory))
 
     def _make_entry(self, parent: str, name: str) -> None:
+        """Make a directory that outlives a crash; one that another process made first will do."""
         directory = os.path.join(parent, name)
         with suppress(FileExistsError):
             os.mkdir(directory, 0o700)
@@ -306,6 +311,7 @@ class FileStore:
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[tuple[int, int]]:
+        """Open an object for reading: its descriptor and size. Links, pipes and devices are refused, not followed."""
         check_object_key(key)
         with self._translated(key):
             with self._directory_of(key) as directory:
@@ -327,6 +333,7 @@ class FileStore:
                 os.close(descriptor)
 
     def _read(self, key: str, descriptor: int, offset: int, length: int) -> bytes:
+        """Read a range that the file's size has; less is damage, as objects never change."""
         pieces = []
         while length > 0:
             piece = os.pread(descriptor, length, offset)
@@ -342,6 +349,7 @@ class FileStore:
         return itertools.islice(self._walk("", prefix, start_after), limit)
 
     def _walk(self, parent: str, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
+        """List objects below ``parent`` in the order of keys, entering only directories that may have some of them."""
         for name, is_directory in self._entries(parent):
             path = parent + name
             if is_directory is None:
@@ -359,6 +367,7 @@ class FileStore:
                     yield ObjectInfo(path, status.st_size, status.st_mtime_ns // 1_000_000)
 
     def _entries(self, parent: str) -> Sequence[tuple[str, bool | None]]:
+        """The names in a directory, sorted as keys are; none if it is removed at this moment."""
         with (
             self._translated(parent),
             suppress(FileNotFoundError, NotADirectoryError),
@@ -401,6 +410,8 @@ class FileStore:
             os.close(descriptor)
 
     def _entered(self, outer: int, part: str, key: str, *, is_made: bool) -> int:
+        """Open one directory of a key's path, and make it for a PUT. A link is refused: it may lead out of the
+        archive."""
         try:
             return os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=outer)
         except FileNotFoundError:
@@ -467,6 +478,7 @@ def store_file_error(error: OSError, where: str) -> TieredError:
 
 
 def _write_all(descriptor: int, views: list[memoryview], deadline_s: float | None, key: str) -> None:
+    """Write all pieces in few calls of bounded size, so that the deadline is checked between them."""
     pending = [
         view[at : at + WRITE_BYTES_MAX] for view in views for at in range(0, view.nbytes, WRITE_BYTES_MAX)
     ]
@@ -548,6 +560,7 @@ def _refuse_late(deadline_s: float | None, key: str) -> None:
 
 
 def _link(source: str, target: str, *, follow: bool) -> None:
+    """Name a file by a hard link; ``follow``: the source is the descriptor of an anonymous file."""
     if not follow:
         os.link(source, target)
         return
@@ -561,6 +574,7 @@ def _link(source: str, target: str, *, follow: bool) -> None:
 
 
 def _rename_noreplace(source: str, target: str) -> None:
+    """Rename unless the target exists, for file systems without hard links; refuse one that has neither."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE) != 0:
         number = ctypes.get_errno()

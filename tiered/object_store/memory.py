@@ -50,6 +50,7 @@ class MemoryStore:
             insort(self._keys, key)
 
     def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
+        """Join the pieces into one object, as there is nothing to be saved by copying."""
         body: list[Buffer] = []
         for piece in pieces:
             if isinstance(piece, ObjectRange):

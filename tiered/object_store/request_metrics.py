@@ -127,6 +127,7 @@ class MetricsStore(StoreWrapper):
 
     @contextmanager
     def _timed(self, operation: str) -> Iterator[_Timing]:
+        """Count a request when it ends; one whose reader stops early has not failed."""
         timing = _Timing()
         failure: str | None = None
         began_s = self._clock_s()

@@ -37,6 +37,7 @@ class RetryingStore(StoreWrapper):
         sleep: Callable[[float], None] = time.sleep,
         jitter: Callable[[], float] = random.random,
     ) -> None:
+        """``retry_seconds``: no further attempt begins later than that after the first."""
         # Loaded here: file:// archives do not retry, and the import costs 50 ms of a command's start.
         from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay
 

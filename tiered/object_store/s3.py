@@ -60,6 +60,7 @@ class S3Store:
     """One bucket. Thread-safe; keys are relative to the bucket's root."""
 
     def __init__(self, bucket: str, options: StoreOptions) -> None:
+        """Make no request: the first one loads the SDK and connects."""
         self._bucket = bucket
         self._options = options
         self._settings = options.settings
@@ -124,6 +125,8 @@ class S3Store:
             raise
 
     def _put(self, key: str, views: Views, size: int) -> None:
+        """Put an object whole, or in parts above the threshold; a commit always whole, as only that is refused where
+        one exists. The first such PUT checks that the store does refuse."""
         if size <= self._settings.multipart_threshold_bytes or is_single_put(key):
             checksum = crc32c_base64(views)
             answer = self._connected().put_object(
@@ -190,6 +193,8 @@ class S3Store:
             raise
 
     def _send_part(self, place: dict[str, Any], part: Views, *, with_md5: bool) -> dict[str, str]:
+        """Send one part and return what completing the upload requires of it. ``with_md5``: for uploads that also
+        copy."""
         client = self._connected()
         if with_md5:
             answer = client.upload_part(**place, Body=PieceReader(part), ContentMD5=md5_base64(part))
@@ -221,6 +226,7 @@ class S3Store:
             logger.warning("multipart upload not aborted: %s", s3_error(error, f"{self.url}/{target['Key']}"))
 
     def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects in batches; an object that does not exist counts as deleted."""
         for start in range(0, len(keys), DELETE_KEYS_MAX):
             batch = [check_key(key) for key in keys[start : start + DELETE_KEYS_MAX]]
             with self._translated(batch[0]):
@@ -247,6 +253,8 @@ class S3Store:
         return exact_range(content, f"{self.url}/{key}", offset, length)
 
     def _fetch(self, key: str, extra: dict[str, str], max_bytes: int) -> bytes:
+        """Read an object or a range. Denied may mean absent, for accounts that may not list: a LIST of the key
+        decides."""
         check_key(key)
         try:
             with self._translated(key):
@@ -266,6 +274,7 @@ class S3Store:
             return False
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
+        """List page by page; a page is checked against the request, as some stores ignore its order or limits."""
         left, after = limit, start_after
         place = {"StartAfter": start_after}
         while left is None or left > 0:
@@ -284,6 +293,7 @@ class S3Store:
             left = None if left is None else left - len(found)
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
+        """Multipart uploads that were neither completed nor aborted."""
         markers: dict[str, str] = {}
         while True:
             with self._translated(prefix):
@@ -297,6 +307,7 @@ class S3Store:
             markers = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
 
     def abort_upload(self, upload: Upload) -> None:
+        """End an unfinished upload, whose parts cost space; one that is gone already is no error."""
         with self._translated(upload.key):
             try:
                 self._connected().abort_multipart_upload(
@@ -315,6 +326,7 @@ class S3Store:
         return int(parsedate_to_datetime(date).timestamp() * 1000)
 
     def close(self) -> None:
+        """Close the connections; a later request connects again."""
         with self._lock:
             client, self._client = self._client, None
             transport, self._transport = self._transport, None
@@ -334,6 +346,8 @@ class S3Store:
 
     @contextmanager
     def _translated(self, key: str) -> Iterator[None]:
+        """Raise the SDK's errors as ours, each with the object's URL; one of ours, which code below raised without
+        it, gets the URL. Access denied to keys that have been replaced since becomes an error to retry."""
         client = self._client
         try:
             yield
@@ -355,6 +369,7 @@ class S3Store:
 
 
 def _read_within(limit: ResponseLimit, answer: dict[str, Any]) -> bytes:
+    """Read the body of an answer, but no more than was requested, whatever the server sends."""
     body = answer["Body"]
     try:
         refusal = limit.refusal(answer)

@@ -25,6 +25,7 @@ class AsyncS3Store:
     """One bucket below ``prefix``. Bound to the event loop of its first request; close it there."""
 
     def __init__(self, bucket: str, options: StoreOptions, *, prefix: str = "") -> None:
+        """Make no request: the first one connects."""
         import asyncio  # import takes 0.07 s
 
         self._bucket = bucket
@@ -54,6 +55,8 @@ class AsyncS3Store:
         return exact_range(content, f"{self.url}/{key}", offset, length)
 
     async def _fetch(self, key: str, extra: dict[str, str], max_bytes: int) -> bytes:
+        """Read an object or a range. Denied may mean absent, for accounts that may not list: a LIST of the key
+        decides."""
         check_key(key)
         client = None
         try:
@@ -102,6 +105,7 @@ class AsyncS3Store:
         return self._client
 
     async def _connect(self) -> Any:
+        """Load the SDK and make a client, which ``close`` closes."""
         import aioboto3  # import takes 0.7 s
         from botocore.config import Config
 
@@ -114,6 +118,7 @@ class AsyncS3Store:
 
 
 async def _read_within(limit: ResponseLimit, answer: dict[str, Any]) -> bytes:
+    """Read the body of an answer, but no more than was requested, whatever the server sends."""
     body, refusal = answer["Body"], limit.refusal(answer)
     if refusal is not None:
         raise refusal

@@ -169,6 +169,7 @@ def _placed(error: TieredError, where: str) -> TieredError:
 
 
 def _answered(response: dict[str, Any], where: str, operation: str) -> TieredError:
+    """The error of an answer of the store; a denied one names the action that the policy has to allow."""
     code = str(response["Error"].get("Code", ""))
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     kind, hint = _BY_CODE.get(code) or _by_status(status, code)

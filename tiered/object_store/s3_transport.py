@@ -95,6 +95,8 @@ class _DeadlineSend:
     sock: Any
 
     def send(self, data: Any) -> None:
+        """Send with the rest of the call's time for each piece; note that the request may have taken effect before
+        the first."""
         call = _call.get()
         if call is None or self.sock is None:
             self.connect()  # type: ignore[attr-defined]
@@ -163,6 +165,7 @@ class S3Transport:
     """Handler of the SDK's ``before-send`` event. Thread-safe."""
 
     def __init__(self, options: TransportOptions) -> None:
+        """``options``: of TLS and the proxy, which one client has for all its requests."""
         from urllib3 import PoolManager, proxy_from_url
 
         self._options = options
@@ -264,6 +267,7 @@ def _body_of(request: Any) -> Any:
 
 
 def _headers_of(request: Any) -> dict[str, str]:
+    """The signed headers as text, as urllib3 wants them."""
     # "Expect: 100-continue" costs a round trip and only helps against early refusals, which send() handles. It
     # is not signed.
     return {

@@ -48,6 +48,7 @@ class ThrottledStore(StoreWrapper):
         clock_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        """Up to one second of the bandwidth is saved while nothing is sent."""
         super().__init__(store)
         self._bucket = TokenBucket(bytes_per_s, bytes_per_s, clock_s=clock_s)
         self._sleep = sleep
