@@ -50,6 +50,7 @@ def resolve_tags_codes(tags_codes: Table, directory: Path, open_files: OpenFiles
 
 
 def _files(directory: Path) -> list[tuple[int, Path]]:
+    """The files of a queue by the offset in their names; none where there is no directory."""
     try:
         names = [n for n in os.listdir(directory) if len(n) == NAME_DIGITS and n.isdecimal()]
     except (FileNotFoundError, NotADirectoryError):
@@ -60,6 +61,7 @@ def _files(directory: Path) -> list[tuple[int, Path]]:
 
 
 def _read_code(open_files: OpenFiles, path: Path, offset: int) -> int | None:
+    """The tags code at a place of consumequeue_ext; None if there is no unit."""
     head = bytearray(_HEAD.size)
     try:
         got = open_files.get(path).read_into(memoryview(head), offset)

@@ -90,6 +90,7 @@ class FileConsumeQueues:
         *,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        """List the queues once; units are read when they are needed."""
         self._roots = {kind: store_path / kind.value for kind in (QueueKind.PLAIN, QueueKind.BATCH)}
         self._ext_root = store_path / "consumequeue_ext"
         self._min_phys = min_phys
@@ -144,6 +145,8 @@ class FileConsumeQueues:
             return queue.last() if queue is not None else empty_units()
 
     def last_records(self) -> dict[_Key, tuple[int, int]]:
+        """The last record of each queue, read for all plain queues at once, and by a search where that did not find
+        it."""
         with self._lock:
             tails = [
                 tail for kind, stored in STORED_DTYPES.items() for tail in self._quick_tails(kind, stored)
@@ -155,6 +158,8 @@ class FileConsumeQueues:
         return {key: record for key, record in found.items() if record is not None}
 
     def that_end_elsewhere(self, ends: Mapping[_Key, int]) -> list[_Key]:
+        """The queues that do not end at the given offset: two units tell for most plain queues, a search for the
+        others."""
         with self._lock:
             asked = [(key, self._queues[key], end) for key, end in ends.items() if key in self._queues]
             plain = [(queue.files.directory, end) for _, queue, end in asked if queue.kind is QueueKind.PLAIN]
@@ -195,6 +200,8 @@ class FileConsumeQueues:
             return self._frontier
 
     def _advance_frontier(self, keys: Iterable[_Key], enough: int) -> None:
+        """Raise the frontier to the ends of these queues until it has ``enough``; a queue that raised it is looked
+        at first next time."""
         for key in keys:
             if self._frontier >= enough:
                 break
@@ -254,6 +261,7 @@ class FileConsumeQueues:
         return self._queues.get((topic, queue_id))
 
     def _list_topics(self) -> list[tuple[QueueKind, str]]:
+        """All topics, the new ones of each kind first: they are looked at before the search ends."""
         for kind, topics in self._topics.items():
             root = self._roots[kind]
             if self._changes.has_changed(root):
@@ -268,6 +276,7 @@ class FileConsumeQueues:
         return [(kind, topic) for kind, topics in self._topics.items() for topic in topics]
 
     def _list_queues(self, kind: QueueKind, topic: str) -> None:
+        """List a topic's queues again if its directory has changed; known queues stay as they are."""
         directory = self._roots[kind] / topic
         if not self._changes.has_changed(directory):
             return
@@ -281,6 +290,7 @@ class FileConsumeQueues:
         self._by_topic[kind, topic] = found
 
     def _gather(self) -> None:
+        """Make the table of all queues from those of each topic, and forget what was noted of queues that are gone."""
         found: dict[_Key, FileQueue] = {}
         for kind in (QueueKind.PLAIN, QueueKind.BATCH):
             for topic in self._topics[kind]:
@@ -294,6 +304,7 @@ class FileConsumeQueues:
         self._unreadable = {key: until_s for key, until_s in self._unreadable.items() if key in found}
 
     def units_between(self, begin_phys: int, end_phys: int) -> dict[_Key, Table]:
+        """The units of each queue whose records begin in a range of the commitlog."""
         found = {}
         with self._lock:
             keys = sorted(self._queues)
@@ -325,6 +336,7 @@ def _turn(items: list[_Item], turn: int, count: int) -> list[_Item]:
 
 
 def _subdirectories(directory: Path) -> list[str]:
+    """The names of directories below one, sorted; none if it does not exist."""
     try:
         with os.scandir(directory) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir())

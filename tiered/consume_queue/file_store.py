@@ -60,6 +60,7 @@ class FileQueueStore:
         sizes: FileSizes | None = None,
         batch_topics: Collection[str] = (),
     ) -> None:
+        """Continue the queues that ``store_path`` has; ``sizes``: of the files to be made."""
         self._path = store_path
         self._log = log
         self._sizes = sizes or FileSizes()
@@ -91,6 +92,7 @@ class FileQueueStore:
         return queue.read(queue.index_of(from_offset), count)
 
     def put(self, topic: str, queue_id: int, units: Table) -> None:
+        """Write units at their offsets; those between runs of a plain queue stay holes."""
         if len(units) == 0:
             return
         refuse_disorder(topic, queue_id, units)
@@ -124,6 +126,7 @@ class FileQueueStore:
             self._remove(queue.files.directory, self._path / "consumequeue_ext" / topic / str(queue_id))
 
     def truncate(self, phys: int) -> None:
+        """Remove all units of records at or above ``phys``; a queue without any other keeps its next offset."""
         for (topic, queue_id), queue in list(self._queues.items()):
             end = queue.files.end()
             kept = _first_at_or_above(queue, phys)
@@ -245,6 +248,7 @@ def _subdirectories(directory: Path) -> list[Path]:
 
 @contextmanager
 def _opened(path: Path, flags: int) -> Iterator[int]:
+    """Open a file, and make it and its directory if ``flags`` say so; errors are ours, with the path."""
     with _errors_of(path):
         try:
             fd = os.open(path, flags | os.O_CLOEXEC, 0o644)

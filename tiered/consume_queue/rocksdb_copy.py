@@ -60,6 +60,7 @@ class RocksdbCopy:
         self.close()
 
     def _open(self, link_tables: bool) -> tuple[Any, dict[str, Any]]:
+        """Copy and open the database; copy again if the broker removed a file while it was copied."""
         problem = ""
         for attempt in range(ATTEMPTS_MAX):
             target = Path(self._private.name) / str(attempt)
@@ -78,6 +79,7 @@ class RocksdbCopy:
 
 
 def _copy(source: Path, target: Path, link_tables: bool) -> None:
+    """Copy what belongs to the database, without its lock and logs."""
     target.mkdir()
     # The manifest first: it names the tables, which must still exist when copied.
     for path in sorted(source.iterdir(), key=lambda path: path.suffix == _TABLE_SUFFIX):
@@ -90,6 +92,7 @@ def _copy(source: Path, target: Path, link_tables: bool) -> None:
 
 
 def _open_read_only(directory: Path) -> tuple[Any, dict[str, Any]]:
+    """Open a copy with all its column families, whose names differ between versions of the broker."""
     # Slow to import, and most stores do not need it.
     from rocksdict import AccessType, Options, Rdict
 

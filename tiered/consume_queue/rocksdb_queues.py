@@ -43,6 +43,7 @@ class RocksdbConsumeQueues(RocksdbUnits):
         return set(self.last_records())
 
     def frontier_phys(self, at_least: int | None = None) -> int:
+        """The end of the newest record that any queue has; ends early at ``at_least``."""
         frontier = 0
         for key in self.last:
             last = self.last_unit(*key)

@@ -44,6 +44,7 @@ class RocksdbQueueStore(RocksdbUnits):
     """ConsumeQueueStore over the RocksDB ``directory``, which is created. Not thread-safe."""
 
     def __init__(self, directory: Path, log: LogView) -> None:
+        """``log``: the log whose records the units refer to."""
         from rocksdict import WriteOptions  # slow to import, and most commands do not need it
 
         self._log = log
@@ -115,6 +116,7 @@ class RocksdbQueueStore(RocksdbUnits):
         self._max.pop((topic, queue_id), None)
 
     def truncate(self, phys: int) -> None:
+        """Remove all units of records at or above ``phys``; a queue without any other keeps its next offset."""
         for topic, queue_id in list(self.last):
             first = self.lower_bound(topic, queue_id, phys)
             if len(self.units(topic, queue_id, first, 1)) == 0:
@@ -143,6 +145,7 @@ class RocksdbQueueStore(RocksdbUnits):
             self._families["offset"].flush()
 
     def close(self) -> None:
+        """Close the database and release its lock; what was not flushed may be lost."""
         if self._batch is None:
             return
         with self._errors(self.directory):
@@ -197,6 +200,7 @@ class RocksdbQueueStore(RocksdbUnits):
 
 
 def _open(directory: Path) -> Any:
+    """Open or create the database with the options of the broker, which continues it."""
     from rocksdict import BlockBasedOptions, DBCompressionType, Options, Rdict
 
     table = BlockBasedOptions()

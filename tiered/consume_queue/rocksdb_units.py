@@ -79,6 +79,7 @@ class RocksdbUnits(ABC):
         return self.last.get((topic, queue_id), -1) + 1
 
     def units(self, topic: str, queue_id: int, from_offset: int, count: int) -> Table:
+        """Up to ``count`` units of a queue from an offset on; there may be holes between them."""
         prefix = unit_prefix(topic, queue_id)
         first = prefix + max(from_offset, 0).to_bytes(_OFFSET_BYTES, "big")
         found = takewhile(lambda item: item[0].startswith(prefix), self.items("default", first))

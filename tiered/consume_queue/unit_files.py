@@ -70,6 +70,7 @@ class UnitFiles:
     """The files of one queue. ``dtype`` is the big-endian unit and has fields ``phys`` and ``size``."""
 
     def __init__(self, directory: Path, dtype: np.dtype[Any], open_files: OpenFiles) -> None:
+        """List no files yet; ``open_files`` bounds how many are open over all queues."""
         self.directory = directory
         self._dtype = dtype
         self._open_files = open_files
@@ -257,6 +258,7 @@ class UnitFiles:
         return file.first + file.units if file is not None else index
 
     def _raw(self, file: UnitFile, first: int, count: int) -> Table:
+        """The units at places of a file, valid or not; none if the file is gone, fewer where it ends."""
         unit_bytes = self._dtype.itemsize
         data = bytearray(count * unit_bytes)
         try:

@@ -82,6 +82,7 @@ def _has_data_and_holes(path: str) -> bool:
 
 
 def _may_end_elsewhere(directory: Path, index: int) -> bool:
+    """Whether the two units at a queue's presumed end do not prove it: the last one valid, the next one not."""
     if index == 0:
         return True
     at = (index - 1) * PLAIN_UNIT.size
@@ -138,6 +139,7 @@ def _open_last(directory: str) -> int | None:
 
 
 def _read(fd: int, begin: int, length: int) -> bytes:
+    """Read without leaving in the page cache what was not there: the broker's own pages must stay."""
     buffer = bytearray(length)
     try:
         got = os.preadv(fd, [buffer], begin, os.RWF_NOWAIT)
