@@ -274,6 +274,7 @@ class CommitLog:
         return self.read(phys, allocated_bytes).count(0) == allocated_bytes
 
     def _read_file(self, file: LogFile, dest: memoryview, phys: int) -> int:
+        """Read up to the end of a file, which stays open for the next read; the oldest of too many is closed."""
         room = dest[: file.end_phys - phys]
         with self._lock:
             opened = self._open.get(file)
@@ -302,6 +303,7 @@ def _data_end(file: LogFile) -> int:
 
 
 def _has_data(fd: int, offset: int) -> bool:
+    """Whether a file has bytes at or above an offset that are not a hole."""
     try:
         os.lseek(fd, offset, os.SEEK_DATA)
     except OSError as error:
@@ -312,6 +314,7 @@ def _has_data(fd: int, offset: int) -> bool:
 
 
 def _list_files(directory: Path) -> list[LogFile]:
+    """The commitlog files in a directory; an empty one is not begun yet."""
     found = []
     try:
         with os.scandir(directory) as entries:

@@ -266,6 +266,7 @@ def _cluster(topics: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _broker(topics: Mapping[str, Mapping[str, Any]], cluster: str) -> str:
+    """The broker's name by the topics that it makes for itself; empty if none tells."""
     members = [
         name.removeprefix(SYNC_MEMBER_PREFIX) for name in topics if name.startswith(SYNC_MEMBER_PREFIX)
     ]

@@ -176,6 +176,7 @@ def _topic_queue_mappings(config: Path, _: bool, source: dict[str, str]) -> dict
 def _table(
     config: Path, database: str, file: str, key: str, is_broker_dead: bool, source: dict[str, str]
 ) -> dict[str, Document]:
+    """One of the broker's tables, from RocksDB if that is newer, else from JSON; ``source`` gets its path."""
     place = _rocksdb_of(config, database, file)
     if place is not None:
         directory, family = place
@@ -192,6 +193,7 @@ def _table(
 def _consumer_offsets(
     config: Path, is_broker_dead: bool, source: dict[str, str]
 ) -> dict[str, dict[int, int]]:
+    """Committed offsets by group and topic; those of LMQs, which have one queue, are there as queue 0."""
     place = _rocksdb_of(config, CONSUMER_OFFSETS, "consumerOffset.json", "lmqConsumerOffset.json")
     if place is not None:
         directory, family = place
@@ -228,6 +230,7 @@ def _last_change_ns(directory: Path) -> int:
 
 
 def _entries(directory: Path, family: str, is_broker_dead: bool) -> list[tuple[str, Any]]:
+    """All names and documents of a table in RocksDB."""
     found = []
     with RocksdbCopy(directory, link_tables=is_broker_dead) as database:
         for key, value in database.items(family):

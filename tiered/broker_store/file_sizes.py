@@ -27,6 +27,7 @@ def file_bytes_in(directory: Path) -> int:
 
 
 def _sizes(root: Path) -> Iterator[int]:
+    """The sizes of numbered files below a directory; ends early where it cannot be read."""
     try:
         for directory, folders, names in os.walk(root):
             folders.sort()

@@ -238,6 +238,7 @@ class PinKeeper:
                 self._unlisted[directory] = f"pins are not used: {error}"
 
     def _create(self, file: LogFile, identity: FileIdentity) -> str:
+        """Pin a file by a link, else by an open descriptor. Returns why it is not a link, empty if it is."""
         refusal = "no pin directory on this disk"
         for directory in self.directories:
             try:
@@ -268,6 +269,7 @@ class PinKeeper:
             return True  # no links in a directory without write access
 
     def _hold_descriptor(self, file: LogFile) -> str:
+        """Pin a file by an open descriptor, as long as this process lives. Returns why not, empty if it did."""
         if len(self._descriptors) >= DESCRIPTORS_MAX:
             return f"{file.path} is not pinned: more than {DESCRIPTORS_MAX} open descriptors needed"
         try:
@@ -305,6 +307,7 @@ def _owner_of(directory: Path, newcomer: str) -> str:
 
 
 def _identities(files: Iterable[LogFile]) -> dict[LogFile, FileIdentity]:
+    """Device and inode of each file that is not read from a pin; without those that the broker has just deleted."""
     found = {}
     for file in files:
         with contextlib.suppress(FileNotFoundError):

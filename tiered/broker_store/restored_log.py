@@ -95,6 +95,7 @@ def ended(
 
 
 def _filler(phys: int, size: int, stored_ms: int, *, has_crc: bool) -> Iterator[Patch]:
+    """One filler record of exactly ``size`` bytes, as the writes that make it; its body is a hole."""
     topic = FILLER_TOPIC.encode()
     body = size - filler_bytes_min(has_crc=has_crc)
     tail = bytes((len(topic),)) + topic + (RESERVED_CRC_BYTES if has_crc else 0).to_bytes(2, "big")
@@ -168,6 +169,7 @@ class RestoredLog:
     """The files of a commitlog below ``directory``. ``write`` from any thread."""
 
     def __init__(self, directory: Path, file_bytes: int) -> None:
+        """Continue what an interrupted restore has left in ``directory``."""
         self.directory, self.file_bytes = directory, file_bytes
         self.has_crc = False
         """Whether records end in ``__CRC32#``: then fillers do."""
@@ -263,11 +265,14 @@ class RestoredLog:
             )
 
     def _seal_file(self, begin: int, end_phys: int, stored_ms: int) -> int:
+        """Fill what records leave free in one file, up to ``end_phys``; returns the newest store time so far, which
+        later fillers have."""
         file_end, has_crc = begin + self.file_bytes, self.has_crc
         with self._opened(begin) as file:
             phys = begin
 
             def put(patches: Iterator[Patch]) -> None:
+                """Write fillers; room too small for one is an error that another layout avoids."""
                 try:
                     for patch in patches:
                         os.pwrite(file, patch.data, patch.phys - begin)
@@ -291,6 +296,7 @@ class RestoredLog:
 
     @contextmanager
     def _opened(self, begin_phys: int) -> Iterator[int]:
+        """Open the file that begins at an offset, at its full size, and make it if needed."""
         path = self.path(begin_phys)
         try:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -312,6 +318,7 @@ def _has_crc(piece: Piece) -> bool:
 def _write_all(
     file: int, addresses: NDArray[np.int64], sizes: NDArray[np.int32], at: NDArray[np.int64]
 ) -> None:
+    """Write records at their places; a failed write is repeated from Python, which raises its reason."""
     done = 0
     while (done := write_rows(file, 0, addresses, sizes, at, done)) < len(sizes):
         # The kernel's write failed: this one raises why, or it was only cut short.
@@ -323,6 +330,7 @@ def _write_all(
 
 
 def _extents(file: int, begin_phys: int, file_bytes: int) -> Iterator[Extent]:
+    """The parts of a file that are full of records, read in windows past the holes between them."""
     window = np.empty(min(WINDOW_BYTES, file_bytes), np.uint8)
     address, extent = window.ctypes.data, None
     at: int | None = 0
@@ -347,6 +355,7 @@ def _extents(file: int, begin_phys: int, file_bytes: int) -> Iterator[Extent]:
 
 
 def _batches(file: int, begin_phys: int, extent: Extent) -> Iterator[RecordBatch]:
+    """The records of one extent, as many at a time as fit into a window."""
     phys, length = extent.begin_phys, WINDOW_BYTES
     while phys < extent.end_phys:
         data = np.empty(min(length, extent.end_phys - phys), np.uint8)

@@ -206,6 +206,8 @@ def _list_names(path: Path) -> set[str]:
 
 
 def _refuse_foreign_layout(path: Path, names: set[str], conf: BrokerConf | None) -> None:
+    """Refuse a directory that is no store directory, or whose log we do not read, before anything is looked for in
+    it."""
     is_dledger = conf is not None and conf.is_dledger
     if is_dledger or any(name.startswith(_DLEDGER_PREFIX) for name in names):
         raise StoreLayoutError(
@@ -219,6 +221,8 @@ def _refuse_foreign_layout(path: Path, names: set[str], conf: BrokerConf | None)
 
 
 def _commitlog_dirs(path: Path, conf: BrokerConf | None) -> tuple[Path, ...]:
+    """The commitlog's directories, by broker.conf or beside the rest. A missing one may be a disk that is not
+    mounted: an error, never an empty log."""
     configured = conf.commitlog_paths if conf is not None else ()
     dirs = tuple(
         _moved(directory, path, conf.store_path if conf is not None else None) for directory in configured
