@@ -37,6 +37,7 @@ class BrokerClient:
         credentials: Credentials | None = None,
         tls: ClientTls | None = None,
     ) -> None:
+        """``timeout_s``: of a whole call, connecting included."""
         host, _, port = address.rpartition(":")
         self._address = address
         self._endpoint = (host.strip("[]"), int(port))
@@ -115,6 +116,7 @@ class BrokerClient:
         return frames
 
     def _connected(self, deadline_s: float) -> socket.socket:
+        """The connection, opened in what is left of the call's time."""
         if self._socket is None:
             self._decoder, self._has_answered = FrameDecoder(), False
             connection = socket.create_connection(self._endpoint, _left(deadline_s))
@@ -133,6 +135,7 @@ class BrokerClient:
             raise
 
     def _send(self, connection: socket.socket, frame: bytes, deadline_s: float) -> None:
+        """Send a frame. A TLS server may close at once and say why: then reading raises its reason."""
         connection.settimeout(_left(deadline_s))
         try:
             connection.sendall(frame)
@@ -143,6 +146,8 @@ class BrokerClient:
             raise
 
     def _failed(self, error: OSError | UnicodeError) -> UnavailableError | UsageError:
+        """The error of a failed call. Before the first answer of a connection TLS is a likely cause, which the hint
+        then names; only one that a retry will not cure is a UsageError."""
         words = f"broker {self._address} does not answer: {error}"
         if self._has_answered:
             return UnavailableError(words)

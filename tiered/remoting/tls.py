@@ -37,6 +37,7 @@ class TlsContextCache(Generic[Context]):
         purpose: str,
         on_reload: Callable[[bool], None] = lambda _: None,
     ) -> None:
+        """Load the context now, so that wrong files are an error at the start."""
         self._paths = [Path(path) for path in paths if path]
         self._load, self._purpose, self._on_reload = load, purpose, on_reload
         self._seen = self._stamps()
@@ -176,6 +177,7 @@ def closed(options: TlsOptions) -> TlsFailure:
 
 
 def _distrusted(error: ssl.SSLCertVerificationError, options: TlsOptions, host: str) -> TlsFailure:
+    """What a broker's certificate lacks that this side wants."""
     code = error.verify_code
     if code == _EXPIRED:
         return TlsFailure("its certificate, or that of its CA, has expired", "renew the certificate")
@@ -195,6 +197,7 @@ def _distrusted(error: ssl.SSLCertVerificationError, options: TlsOptions, host: 
 
 
 def _refused(reason: str, options: TlsOptions) -> TlsFailure:
+    """What a failed handshake means, by the alert that the broker sent or by the bytes that were no TLS."""
     if any(word in reason for word in _TOO_OLD):
         return TlsFailure("it does not support TLS 1.2", "update its Java")
     if "ALERT" in reason and options.certificate:
@@ -215,6 +218,7 @@ def _refused(reason: str, options: TlsOptions) -> TlsFailure:
 
 
 def _loaded(options: TlsOptions) -> ssl.SSLContext:
+    """The context of connections to brokers, from the files in the settings."""
     import ssl  # import takes 0.005 s
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -233,6 +237,7 @@ def _loaded(options: TlsOptions) -> ssl.SSLContext:
 
 
 def _trust(context: ssl.SSLContext, ca: str) -> None:
+    """Trust the CAs of ``broker.tls_ca``, or those of the system."""
     if not ca:
         context.load_default_certs()
         return
@@ -246,6 +251,7 @@ def _trust(context: ssl.SSLContext, ca: str) -> None:
 
 
 def _show(context: ssl.SSLContext, options: TlsOptions) -> None:
+    """Load the certificate that this side shows to brokers that require one."""
     password = password_in(options.key_password, "broker.tls_key_password_file")
     try:
         check_trusted_file(Path(options.key or options.certificate), "broker.tls_key")
