@@ -26,6 +26,7 @@ _LAST_SHIFT = 63
 
 @kernel
 def _put(out: NDArray[np.uint8], position: Int, value: Int) -> Int:
+    """Write one number of seven bits a byte, lowest first; returns the position after it."""
     word = np.uint64(value)
     while word >= _MORE:
         out[position] = np.uint8((word & _LOW) | _MORE)

@@ -84,6 +84,7 @@ def compiling() -> str:
 
 @cache
 def _observe_compilation() -> None:
+    """Let the status page name the kernel that is being compiled, and log once that the start takes longer."""
     from numba.core import event
 
     class Observer(event.Listener):  # type: ignore[misc, unused-ignore]
@@ -102,6 +103,8 @@ def _observe_compilation() -> None:
 
 
 def _njit(function: Callable[..., Any]) -> Any:
+    """Compile a function when it is first called, from the cache if possible. The cache directory is numba's own
+    setting, changed only while it makes the dispatcher."""
     import numba
 
     _observe_compilation()

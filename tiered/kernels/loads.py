@@ -31,11 +31,15 @@ def _element(builder: Any, address: Any, index: Any, bits: int) -> Any:
 
 
 def _loader(bits: int, *, swap: bool, signed: bool, indexed: bool) -> Callable[..., Any]:
+    """The typing and code of a load; ``indexed``: by element, else by byte offset."""
+
     def load(_typing_context: Any, _address: Any, _offset: Any) -> Any:
+        """The types of the load and what generates its code, as numba's ``intrinsic`` wants them."""
         from llvmlite import ir
         from numba.core import types
 
         def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            """The load, widened to 64 bits."""
             if indexed:
                 word = builder.load(_element(builder, args[0], args[1], bits), align=1)
             else:
@@ -53,7 +57,10 @@ def _loader(bits: int, *, swap: bool, signed: bool, indexed: bool) -> Callable[.
 
 
 def _storer(bits: int) -> Callable[..., Any]:
+    """The typing and code of a store by element."""
+
     def store(_typing_context: Any, _address: Any, _index: Any, value: Any) -> Any:
+        """The types of the store and what generates its code, as numba's ``intrinsic`` wants them."""
         from llvmlite import ir
         from numba.core import types
 
@@ -124,6 +131,7 @@ def write_at(_typing_context: Any, _file: Any, _address: Any, _length: Any, _off
     from numba.core import cgutils, types
 
     def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        """The call of pwrite, without the interpreter."""
         file, address, length, offset = args
         word = ir.IntType(64)
         kind = ir.FunctionType(word, [ir.IntType(32), cgutils.voidptr_t, word, word])

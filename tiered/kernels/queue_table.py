@@ -184,6 +184,7 @@ def _queue_hash(data: Int, position: Int, length: Int, queue_id: Int) -> Int:
 
 @kernel
 def _same_bytes(left: Int, left_at: Int, right: Int, right_at: Int, length: Int) -> bool:
+    """Whether two ranges of bytes are equal, compared eight at a time."""
     step = 0
     while length - step >= 8:
         if load_le64(left, left_at + step) != load_le64(right, right_at + step):
@@ -238,6 +239,8 @@ def find_or_insert(data: Int, position: Int, length: Int, queue_id: Int, table: 
 
 @kernel
 def _insert(data: Int, position: Int, length: Int, queue_id: Int, code: Int, slot: Int, table: Int) -> Int:
+    """Add a queue and return its ordinal, or a negative code: invalid topic, or a full array that the caller
+    enlarges."""
     if not is_utf8(data, position, length):
         return TOPIC_INVALID
     ordinal, begin = get_i64(table, _COUNT), get_i64(table, _BYTES_USED)
@@ -265,6 +268,7 @@ def is_not_admitted(table: Int, ordinal: Int) -> Int:
 
 @kernel
 def _fill_slots(table: Int) -> Int:
+    """Enter all queues into new, empty slots after the table was enlarged."""
     mask = get_i64(table, _SLOT_MASK)
     slots, hashes = get_i64(table, _SLOTS), get_i64(table, _HASHES)
     for ordinal in range(get_i64(table, _COUNT)):

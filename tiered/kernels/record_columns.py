@@ -237,6 +237,7 @@ class RecordColumns:
         self._allocate(shortage, 2 * int(self._words[_CAPACITY[shortage]]))
 
     def _allocate(self, group: int, capacity: int) -> None:
+        """Make the arrays of one group larger and keep what is in them; the kernel gets the new addresses."""
         for name, kind, word, member_of in _COLUMNS:
             if member_of != group:
                 continue

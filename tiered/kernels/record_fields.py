@@ -239,6 +239,7 @@ def _record_fields(
     properties: bool,
     numbers: NDArray[np.int64],
 ) -> None:
+    """Find the fields of each record whose lengths fill it; the others' numbers stay as they were."""
     address = data.ctypes.data
     for row in range(len(starts)):
         begin = starts[row]
@@ -296,6 +297,7 @@ def _locate(address: Int, begin: Int, end: Int, row: Int, numbers: NDArray[np.in
 
 @kernel
 def _find_properties(address: Int, row: Int, numbers: NDArray[np.int64]) -> None:
+    """Find the properties of a row that have columns of their own; without a name or value a pair is none."""
     begin = numbers[_PROPERTIES, row]
     end = begin + numbers[_PROPERTIES_BYTES, row]
     numbers[_IS_TEXT, row] = 1 if is_utf8(address, begin, end - begin) else 0
@@ -389,6 +391,7 @@ def _copy_slices(
     offsets: NDArray[np.int32],
     out: NDArray[np.uint8],
 ) -> None:
+    """Copy slices to their places; a negative length, of an absent field, copies nothing."""
     source, target = data.ctypes.data, out.ctypes.data
     for row in range(len(at)):
         if lengths[row] > 0:
@@ -404,6 +407,7 @@ def _message_ids(
     offsets: NDArray[np.int32],
     out: NDArray[np.uint8],
 ) -> None:
+    """Write each message id as hex digits: store host, then physical offset. An empty place stays empty."""
     source, target = data.ctypes.data, out.ctypes.data
     for row in range(len(host_at)):
         pair = np.int64(offsets[row]) // 2

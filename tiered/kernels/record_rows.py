@@ -247,6 +247,7 @@ def _tags_code(arena: Int, out: Int, delay_levels: Int, level_count: Int) -> Int
 
 @kernel
 def _is_schedule_topic(arena: Int, out: Int) -> Int:
+    """Whether the topic is that of scheduled messages, whose tags code is their deliver time."""
     topic = get_i64(out, TOPIC)
     return (
         get_i64(out, TOPIC_LENGTH) == 19

@@ -60,6 +60,7 @@ def split_by_queue(
 def _count_queues(
     queue: NDArray[np.int32], rows: Int, counts: NDArray[np.int32], present: NDArray[np.int32]
 ) -> Int:
+    """Count the rows of each queue, and list the queues in order of appearance."""
     found = 0
     for row in range(rows):
         ordinal = queue[row]

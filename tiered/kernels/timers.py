@@ -52,6 +52,7 @@ def find_timers(
 
 @kernel
 def _find(arena: Int, fields: NDArray[np.int64], found: NDArray[Any], max_delay_ms: Int) -> None:
+    """Find the timer that each message asks for, or why it is refused."""
     where = np.zeros(12, np.int64)
     for row in range(found.shape[1]):
         where[:] = 0
@@ -87,6 +88,7 @@ def time_order(times: NDArray[np.int64]) -> NDArray[np.int64]:
 def _time_order(
     times: NDArray[np.int64], first: Int, source: NDArray[Any], target: NDArray[Any], at: NDArray[Any]
 ) -> NDArray[Any]:
+    """Sort row numbers by time, digit by digit, so that equal times keep their order."""
     span = np.int64(0)
     for time in times:
         span = max(span, time - first)
@@ -111,6 +113,7 @@ def _time_order(
 def _row(
     arena: Int, where: NDArray[Any], stored_ms: Int, flag: Int, max_delay_ms: Int, out: NDArray[Any]
 ) -> None:
+    """Write what one message asks for. Only the first refusal is noted: the rest is found all the same."""
     refusal = _TRANSACTION if flag & 0x8C else 0
     cancels = where[_CANCEL + 1] or where[_PLACE + 1]
     if cancels and not _cancel(arena, where, out):
@@ -164,6 +167,7 @@ def _find_byte(arena: Int, at: Int, stop: Int, wanted: Int) -> Int:
 
 @kernel
 def _note(arena: Int, name: Int, split: Int, end: Int, where: NDArray[Any]) -> None:
+    """Note where the value of a property lies, if its name is one that timers have."""
     length = split - name
     if length < 8:
         return
