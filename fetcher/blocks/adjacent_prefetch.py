@@ -53,6 +53,7 @@ class AdjacentPrefetch:
     """See the module. ``unread_bytes_max``: at most this many raw bytes of unread adjacent blocks. Thread-safe."""
 
     def __init__(self, unread_bytes_max: int) -> None:
+        """Prefetch nothing before an object's small runs have been read in order."""
         self.unread_bytes_max = unread_bytes_max
         self._lock = threading.Lock()
         self._orders: Lru[str, _ScanOrder] = Lru(OBJECTS_MAX)

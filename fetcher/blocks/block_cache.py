@@ -89,6 +89,7 @@ class BlockCache:
         clock_s: Callable[[], float],
         on_unread_dropped: Callable[[list[DroppedUnread]], None] | None = None,
     ) -> None:
+        """``on_unread_dropped`` learns of blocks that were fetched in vain, to prefetch less."""
         self._limits = limits
         self._clock_s = clock_s
         self._on_unread_dropped = on_unread_dropped
@@ -204,6 +205,8 @@ class BlockCache:
         self._report(dropped)
 
     def _evict(self, byte_count: int, gone: list[_Entry], *, unread_too: bool) -> list[DroppedUnread]:
+        """Remove blocks worth ``byte_count``, read ones first; returns the unread ones among them. ``gone`` keeps
+        them alive until the lock is free."""
         dropped: list[DroppedUnread] = []
         while byte_count > 0 and self._read:
             byte_count -= self._remove(next(iter(self._read)), gone)

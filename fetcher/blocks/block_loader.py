@@ -280,6 +280,7 @@ class BlockLoader:
         disk: DiskCache | None,
         limits: CoalescingLimits,
     ) -> None:
+        """``priorities`` sends the GETs; ``disk``: None without a disk cache."""
         self._scheduler = priorities
         self._cache = cache
         self._budget = budget
@@ -364,6 +365,8 @@ class BlockLoader:
     # -- arriving ---------------------------------------------------------------------------------------------
 
     def _on_bytes(self, get: LoadGet, answer: Future[bytes]) -> None:
+        """Give the bytes of a GET to the decode pool, in several tasks if it has many blocks; or fail all that wait
+        for it."""
         error = answer.exception()
         tasks, get.tasks = get.tasks, []
         loads = [load for task in tasks for load in task]

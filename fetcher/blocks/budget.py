@@ -48,6 +48,7 @@ class ByteBudget:
     """At most ``total_bytes`` charged at once. Thread-safe; never blocks."""
 
     def __init__(self, total_bytes: int) -> None:
+        """``total_bytes``: of everything that reading holds in this process."""
         self._lock = threading.Lock()
         self._total_bytes = total_bytes
         self._charged_bytes = 0
@@ -90,6 +91,7 @@ class ByteBudget:
         return self._charge_now(byte_count)
 
     def _charge_now(self, byte_count: int) -> bool:
+        """Charge without reclaiming anything; False if it does not fit, or if others wait already."""
         self._settle()
         with self._lock:
             fits = not self._waiting and self._fits(byte_count)
@@ -151,6 +153,7 @@ class ByteBudget:
         return self._reserve_now(byte_count)
 
     def _reserve_now(self, byte_count: int) -> bool:
+        """Reserve without reclaiming anything; False if it does not fit, or if others wait already."""
         self._settle()
         with self._lock:
             fits = not self._waiting and self._free_bytes >= byte_count
@@ -232,6 +235,7 @@ class MemoryAdmission:
     def __init__(
         self, budget: ByteBudget, wait_ms: int, *, clock_s: Callable[[], float], timer: Timer | None
     ) -> None:
+        """``timer``: None makes a user wait without a limit, as a simulation does."""
         self._budget = budget
         self._clock_s = clock_s
         self._timer = timer
@@ -277,6 +281,7 @@ class MemoryAdmission:
             self._budget.withdraw(admission, self._no_memory(admission.byte_count, key))
 
     def _no_memory(self, cost_bytes: int, key: str) -> MemoryShortError:
+        """The error of a read that got no memory, which is counted."""
         self.refused += 1
         return MemoryShortError(
             f"{key}: no memory for {cost_bytes} bytes, {self._budget.charged_bytes} of "

@@ -78,6 +78,7 @@ class DiskCache:
         return self._names.held_bytes
 
     def _scan(self) -> None:
+        """Take the blocks of earlier processes, oldest first; remove unfinished files, and files of another owner."""
         found: list[tuple[float, str, int]] = []
         with os.scandir(self._directory) as entries:
             for entry in entries:

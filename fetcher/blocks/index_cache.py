@@ -90,6 +90,7 @@ class IndexCache:
         bytes_max: int,
         clock_s: Callable[[], float],
     ) -> None:
+        """``bytes_max``: of all tails that are kept; ``priorities`` sends the GETs."""
         self._scheduler = priorities
         self._budget = budget
         self._decoding = decoding
@@ -163,6 +164,7 @@ class IndexCache:
         return load
 
     def _on_bytes(self, load: IndexLoad, answer: Future[bytes]) -> None:
+        """Have the bytes of a tail decoded, or fail all that wait for it."""
         error = answer.exception()
         load.request = None
         if error is not None:
@@ -175,6 +177,7 @@ class IndexCache:
             self._fail(load, UnavailableError(f"cannot read {load.wanted[0]}: {closed}"))
 
     def _decode(self, load: IndexLoad, tail: bytes) -> None:
+        """Decode and keep a tail; of a large one only the part that was wanted, as most of its runs are not read."""
         try:
             index = SegmentIndex(load.wanted[0], load.size_bytes, tail)
             index.check_pages()

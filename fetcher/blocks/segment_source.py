@@ -181,6 +181,7 @@ class SegmentSource:
     async def _index(
         self, wanted: TailPart, size_bytes: int, tail_bytes: int, priority: Priority
     ) -> SegmentIndex:
+        """The tail from memory, from a load on its way, or from a load that this read starts."""
         while True:
             found = self._indexes.get(wanted)
             if found is not None:
@@ -230,6 +231,7 @@ class SegmentSource:
         return self._cache.get(key, is_read=True)
 
     async def _blocks(self, read: _Read) -> list[Block]:
+        """All blocks of a read; waits only for those that are not in memory."""
         blocks, loads = read.blocks, read.loads
         try:
             await self._find(read)

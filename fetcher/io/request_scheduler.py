@@ -69,6 +69,7 @@ class LoopRangeReader:
     """
 
     def __init__(self, store: AsyncObjectStore) -> None:
+        """Start the loop's thread; after a fork the child has none, and each request there fails."""
         import asyncio  # 0.07 s, needed by no command
 
         self._store = store
@@ -95,6 +96,7 @@ class LoopRangeReader:
         return self._start(self._store.get(key, stored_bytes_max()))
 
     def _start(self, request: Coroutine[Any, Any, bytes]) -> Future[bytes]:
+        """Start a request on the loop. RuntimeError if the reader is closed, or belongs to another process."""
         with self._lock:
             try:
                 check_process(self._process_id)
@@ -325,6 +327,7 @@ class RequestScheduler:
         self._pump()
 
     def _start(self, request: RangeRequest) -> None:
+        """Start a request that has its place; that of a closed reader ends as unavailable."""
         try:
             if request.length is None:
                 answer = self._reader.submit_get(request.key)
@@ -337,6 +340,7 @@ class RequestScheduler:
         answer.add_done_callback(partial(self._on_end, request))
 
     def _on_end(self, request: RangeRequest, answer: Future[bytes]) -> None:
+        """Free the place of a request, start the next ones, and only then give its outcome to the reader."""
         priority = request.started_in
         assert priority is not None
         error = answer.exception()

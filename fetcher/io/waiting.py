@@ -62,6 +62,7 @@ class Wait(Generic[T]):
         self.future = future
 
     def __await__(self) -> Generator[Wait[T], None, T]:
+        """Yield itself once, to the driver, if the future is not done."""
         future = self.future
         if not future.done():
             yield self
@@ -192,6 +193,7 @@ class Background:
             self._submit(work)
 
     def _submit(self, work: Work, _done: Future[Any] | None = None) -> None:
+        """Have the next step run in the executor; end the work if this was closed."""
         with self._lock:
             if work not in self._running:
                 work.close()
@@ -202,6 +204,7 @@ class Background:
             self._end(work)
 
     def _step(self, work: Work) -> None:
+        """Run the work up to its next wait. An error ends it and is logged: prefetch fails no reader."""
         try:
             wait = work.send(None)
         except StopIteration:
@@ -325,6 +328,7 @@ class ThreadTimer:
                 LOG.exception("a call at a set time failed")
 
     def _next(self) -> Callable[[], None] | None:
+        """The next call once it is due; None when closed."""
         with self._changed:
             while not self._is_closed:
                 if not self._calls:

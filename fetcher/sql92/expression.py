@@ -66,6 +66,7 @@ class Negate:
     operand: Expression
 
     def compiled(self) -> Evaluate:
+        """A long stays one, as Java's and Python's integers differ at their ends."""
         operand = self.operand.compiled()
 
         def evaluate(lookup: Lookup) -> Value:
@@ -95,6 +96,7 @@ class Not:
     operand: Expression
 
     def compiled(self) -> Evaluate:
+        """See Expression."""
         operand = self.operand.compiled()
 
         def evaluate(lookup: Lookup) -> Value:
@@ -125,9 +127,12 @@ class Or:
 
 
 def _junction(terms: tuple[Expression, ...], *, decisive: bool) -> Evaluate:
+    """AND or OR of ``terms``: the ``decisive`` value settles it as soon as one term has it, and those after it are
+    not evaluated."""
     judges = [term.compiled() for term in terms]
 
     def evaluate(lookup: Lookup) -> Value:
+        """Unknown only if no term is decisive and one of them is unknown."""
         outcome: Value = not decisive
         for judge in judges:
             value = judge(lookup)
@@ -154,7 +159,10 @@ class Comparison:
 
 
 def _equality(left: Evaluate, right: Evaluate) -> Evaluate:
+    """Equality as the broker has it: NULL equals NULL, texts are compared as such, everything else as numbers."""
+
     def evaluate(lookup: Lookup) -> Value:
+        """Unknown if only the first value is: what follows from it cannot be known, as in the broker."""
         first, second = left(lookup), right(lookup)
         if first is None:
             return True if second is None else None
@@ -168,7 +176,10 @@ def _equality(left: Evaluate, right: Evaluate) -> Evaluate:
 
 
 def _ordering(decide: Callable[[int, int], bool], left: Evaluate, right: Evaluate) -> Evaluate:
+    """A comparison by size, which ``decide`` takes from the sign of the difference."""
+
     def evaluate(lookup: Lookup) -> Value:
+        """Two texts are compared as numbers; the second value is not evaluated if the first is unknown."""
         first = left(lookup)
         if first is None:
             return None
@@ -191,6 +202,7 @@ class Among:
     negated: bool
 
     def compiled(self) -> Evaluate:
+        """See Expression; a property that the message lacks is unknown, negated or not."""
         name, texts, negated = self.operand.name, self.texts, self.negated
 
         def evaluate(lookup: Lookup) -> Value:
@@ -210,11 +222,13 @@ class Match:
     negated: bool
 
     def compiled(self) -> Evaluate:
+        """See Expression; an empty text matches nothing, negated or not, as in the broker."""
         text, kind, negated, operand = self.text, self.kind, self.negated, self.operand.compiled()
         if not text:
             return lambda lookup: False
 
         def evaluate(lookup: Lookup) -> Value:
+            """Never unknown."""
             value = operand(lookup)
             if not isinstance(value, str):
                 return False

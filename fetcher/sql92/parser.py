@@ -145,6 +145,7 @@ class _Parser:
         self.token = token_at(expression, 0)
 
     def disjunction(self) -> Expression:
+        """Terms of OR. A single one is returned as it is: it need not be a condition."""
         begin, first = self.token, self._conjunction()
         if self.token.kind != "OR":
             return first
@@ -155,6 +156,7 @@ class _Parser:
         return Or(tuple(terms))
 
     def _conjunction(self) -> Expression:
+        """Terms of AND. A single one is returned as it is: it need not be a condition."""
         begin, first = self.token, self._equality()
         if self.token.kind != "AND":
             return first
@@ -165,6 +167,7 @@ class _Parser:
         return And(tuple(terms))
 
     def _equality(self) -> Expression:
+        """A chain of =, <> and IS, from left to right; refuses comparisons that the broker refuses."""
         begin, left = self.token, self._comparison()
         links = 0
         while self.token.kind in ("=", "<>", "IS"):
@@ -189,6 +192,7 @@ class _Parser:
         return left
 
     def _comparison(self) -> Expression:
+        """A chain of comparisons by size, BETWEEN, IN and text matches, from left to right."""
         begin, left = self.token, self._unary()
         links = 0
         while self.token.kind in (*_ORDERINGS, *_MATCHES, "BETWEEN", "IN", "NOT"):
@@ -215,6 +219,7 @@ class _Parser:
         return left
 
     def _between(self, value: Expression, begin: Token, negated: bool) -> Expression:
+        """BETWEEN as two comparisons; of constants in the wrong order the broker refuses it, but not NOT BETWEEN."""
         low_begin, low = self.token, self._unary()
         self._expect("AND")
         high_begin, high = self.token, self._unary()
@@ -230,6 +235,7 @@ class _Parser:
         return And(terms)
 
     def _among(self, operand: Expression, begin: Token, negated: bool) -> Among:
+        """The list of IN, whose items are texts."""
         if not isinstance(operand, Property):
             raise self._error(begin, "only a property can be IN a list")
         self._expect("(")
@@ -240,6 +246,7 @@ class _Parser:
         return Among(operand, frozenset(texts), negated)
 
     def _ordering(self, sign: str, *operands: tuple[Expression, Token]) -> Comparison:
+        """A comparison by size of ``operands``, each with the token that an error points to."""
         for operand, begin in operands:
             is_number = isinstance(operand, Constant) and _is_number(operand.value)
             if is_condition(operand) or (isinstance(operand, Constant) and not is_number):
@@ -252,6 +259,7 @@ class _Parser:
         return Comparison(cast(ComparisonSign, sign), left, right)
 
     def _unary(self) -> Expression:
+        """A value with its signs and NOTs; bounds the depth of nesting, as each level is a call."""
         self._depth += 1
         if self._depth > NESTING_MAX:
             raise self._error(self.token, f"it is nested more than {NESTING_MAX} deep")
@@ -268,6 +276,7 @@ class _Parser:
             self._depth -= 1
 
     def _primary(self) -> Expression:
+        """A constant, a property or what stands in parentheses."""
         token = self._next()
         match token.kind:
             case "string":
@@ -296,6 +305,7 @@ class _Parser:
         return value if value <= INT_MAX else Long(value)
 
     def _double(self, token: Token) -> float:
+        """A number with a fraction or exponent, within what brokers take."""
         value = float(token.text)
         if not math.isfinite(value):
             raise self._error(token, f"{token.text[:30]} is larger than any number")
@@ -328,6 +338,7 @@ class _Parser:
         return links + 1
 
     def _next(self) -> Token:
+        """The next token, which is taken; bounds their number, as any client can send a filter."""
         taken = self.token
         if taken.kind == END:
             raise self._error(taken, "a value was expected, not the end")
