@@ -60,9 +60,9 @@ def test_the_first_append_may_begin_anywhere(claimed: CatalogState) -> None:
 def test_a_commit_follows_its_predecessor_by_version_and_put_id(started: CatalogState) -> None:
     commit = at(started, append_draft(started, {A: 1}))
     for place, match in (
-        (replace(commit.place, version=9), "does not follow"),
-        (replace(commit.place, predecessor_put_id="other"), "follows 'other'"),
-        (replace(commit.place, epoch=2), "epoch 2 after epoch 1"),
+        (replace(commit.place, version=9), "a commit of version 9 follows version"),
+        (replace(commit.place, predecessor_put_id="other"), "put id 'other' as that of its predecessor"),
+        (replace(commit.place, epoch=2), "has epoch 2, and the version before has 1"),
         (replace(commit.place, broker="other"), "in the archive of c/b"),
     ):
         with pytest.raises(CommitInvalidError, match=match):
@@ -105,7 +105,7 @@ def test_a_gap_must_fit_exactly(started: CatalogState) -> None:
     for begin, end in ((4, 13), (3, 12), (2, 13), (3, 3)):
         gaps = draft.gaps.copy()
         gaps["begin_queue_offset"], gaps["end_queue_offset"] = begin, end
-        refused(started, replace(draft, gaps=gaps), "begins at|empty")
+        refused(started, replace(draft, gaps=gaps), "begins at|gap of no offsets")
 
 
 def test_a_gap_may_end_a_queue_but_not_begin_one(started: CatalogState) -> None:
@@ -150,8 +150,8 @@ def test_a_lower_offset_is_a_new_generation(started: CatalogState) -> None:
 
 
 def test_generations_are_counted_without_holes(started: CatalogState) -> None:
-    refused(started, append_draft(started, {A._replace(generation=2): 1}), "not generation 1")
-    refused(started, append_draft(started, {queue("new", 0, 1): 1}), "not generation 0")
+    refused(started, append_draft(started, {A._replace(generation=2): 1}), "the next one of its queue is 1")
+    refused(started, append_draft(started, {queue("new", 0, 1): 1}), "the next one of its queue is 0")
     both = append_draft(started, {A._replace(generation=2): 1, A._replace(generation=1): 1})
     # In the log generation 1 must come first.
     refused(started, both, "archived before")
@@ -184,7 +184,7 @@ def test_inner_num_counts(started: CatalogState) -> None:
     assert row is not None
     assert (row["end_queue_offset"], row["row_count"], row["flags"]) == (10, 4, QUEUE_BATCH)
     runs["rows"] = 11
-    refused(started, replace(draft, runs=runs), "invalid run")
+    refused(started, replace(draft, runs=runs), "do not fit together")
 
 
 def test_an_lmq_has_no_bytes_of_its_own(started: CatalogState) -> None:
@@ -192,7 +192,7 @@ def test_an_lmq_has_no_bytes_of_its_own(started: CatalogState) -> None:
     draft = append_draft(started, {A: 2, lmq: 2})
     refused_runs = draft.runs.copy()
     refused_runs["kind"][1] = RunKind.LMQ
-    refused(started, replace(draft, runs=refused_runs), "invalid run")
+    refused(started, replace(draft, runs=refused_runs), "do not fit together")
     runs = refused_runs
     runs["byte_count"][1] = 0
     row = step(started, replace(draft, runs=runs)).queue(lmq)
@@ -207,7 +207,7 @@ def test_queues_without_runs_are_not_made(started: CatalogState) -> None:
 
 
 def test_an_attempt_of_a_fenced_epoch_can_never_be_committed(started: CatalogState) -> None:
-    refused(started, append_draft(started, {A: 1}, epoch=0), "attempt is fenced")
+    refused(started, append_draft(started, {A: 1}, epoch=0), "a writer that is fenced")
 
 
 def test_once_a_retry_starts_the_older_attempt_can_never_be_committed(started: CatalogState) -> None:
@@ -236,7 +236,7 @@ def test_a_claim_brings_no_data(started: CatalogState) -> None:
     draft = append_draft(started, {A: 1})
     for kind in (CommitKind.CLAIM, CommitKind.RELEASE):
         owner = claim_draft().owner if kind == CommitKind.CLAIM else None
-        refused(started, replace(draft, kind=kind, owner=owner), "carries no data")
+        refused(started, replace(draft, kind=kind, owner=owner), "adds or removes messages")
 
 
 def test_hiding_hides_and_records_bring_back(started: CatalogState) -> None:
@@ -263,7 +263,7 @@ def test_only_a_pending_deletion_is_purged_and_that_is_final(started: CatalogSta
     assert not step(pending_deletions, CommitDraft(CommitKind.MAINTENANCE, restored=[key])).pending_deletions
     purged = step(pending_deletions, CommitDraft(CommitKind.MAINTENANCE, purged=[key]))
     assert not purged.pending_deletions
-    refused(purged, CommitDraft(CommitKind.MAINTENANCE, restored=[key]), "not pending deletion")
+    refused(purged, CommitDraft(CommitKind.MAINTENANCE, restored=[key]), "is no pending deletion")
 
 
 # -- replacing, expiring, filling -----------------------------------------------------------------------------
@@ -365,7 +365,7 @@ def test_spilled_runs_leave_memory_and_only_they(several: CatalogState) -> None:
     assert set(state.memory.runs["version"].tolist()) == {spilled + 1, spilled + 2}
     assert [page.key for page in state.pages] == ["pages/x"]
     assert state.table is several.table
-    refused(several, _paged(several, spilled_version=several.version + 1), "cannot spill its own")
+    refused(several, _paged(several, spilled_version=several.version + 1), "moves its own runs")
 
 
 def test_merged_pages_replace_theirs_which_become_pending_deletions(several: CatalogState) -> None:
@@ -374,7 +374,7 @@ def test_merged_pages_replace_theirs_which_become_pending_deletions(several: Cat
     state = step(state, merged)
     assert [page.key for page in state.pages] == ["pages/z"]
     assert {"pages/x", "pages/y"} <= state.pending_deletions.keys()
-    refused(state, merged, "no longer exists")
+    refused(state, merged, "another commit has replaced")
 
 
 def test_a_run_removed_while_its_page_was_merged_stays_dead(several: CatalogState) -> None:

@@ -72,7 +72,7 @@ def test_an_empty_archive_is_not_found_and_a_writer_starts_it(memory: MemoryStor
 
 def test_no_commit_before_the_epoch_is_won(memory: MemoryStore) -> None:
     first = writer(memory)
-    with pytest.raises(FencedError, match="not claimed an epoch"):
+    with pytest.raises(FencedError, match="not claimed the archive"):
         first.append(append_draft(CatalogState(), {A: 1}))
     assert head_version(memory) == 0
 
@@ -149,7 +149,9 @@ def test_a_commit_that_has_to_wait_says_so(
     store.add(FaultRule(Fault.LOST_BEFORE, READS, CATALOG, times=2))
     first.append(append_draft(first.state, {A: 2}))
     assert said and all(said) and first.retry_reason == ""
-    assert [record.message for record in caplog.records] == ["catalog request failed, retrying"] * len(said)
+    assert [record.message for record in caplog.records] == [
+        "a request for the catalog failed, and is tried again"
+    ] * len(said)
 
 
 def test_a_pending_commit_survives_a_failed_call(memory: MemoryStore) -> None:
@@ -586,7 +588,7 @@ def test_an_older_page_that_is_damaged_or_gone_does_not_hold_up_commits(
     for number in range(60):
         first.append(append_draft(first.state, {queue(f"q{number % 7}"): 2}))
     assert describe(load(memory)) == describe(first.state)
-    assert any("not merged" in message and object_of(key) in message for message in caplog.messages)
+    assert any("could not be merged" in message and object_of(key) in message for message in caplog.messages)
 
 
 def test_a_cycle_is_one_catalog_put_but_for_roots_and_pages(memory: MemoryStore) -> None:

@@ -57,25 +57,35 @@ def test_a_commit_names_every_object_once(started: CatalogState) -> None:
     draft = append_draft(started, {A: 1, B: 1}, objects=2)
     apply(started, at(started, draft))
     first = draft.object_keys[0]
-    refused(started, replace(draft, object_keys=[first, first]), "occurs twice")
-    refused(started, replace(draft, object_keys=[*draft.object_keys, "sets/00/1-1-9.sso"]), "occurs twice")
+    refused(started, replace(draft, object_keys=[first, first]), "names an object twice")
+    refused(
+        started,
+        replace(draft, object_keys=[*draft.object_keys, "sets/00/1-1-9.sso"]),
+        "names an object twice",
+    )
 
 
 def test_an_append_removes_no_run(started: CatalogState) -> None:
     removed = np.zeros(1, REMOVED_DTYPE)
     removed["rows"], removed["end_queue_offset"], removed["version"] = 3, 3, 2
     apply(started, at(started, CommitDraft(CommitKind.MAINTENANCE, queues=[A], removed=removed)))
-    refused(started, replace(append_draft(started, {A: 1}), removed=removed), "an append removes nothing")
+    refused(started, replace(append_draft(started, {A: 1}), removed=removed), "an append removes runs")
 
 
 def test_an_append_is_checked_inside_its_range(started: CatalogState) -> None:
     draft = append_draft(started, {A: 1})
     apply(started, at(started, draft))
-    refused(started, replace(draft, check=draft.check._replace(end_phys=draft.to_phys + 1)), "checked bytes")
+    refused(
+        started,
+        replace(draft, check=draft.check._replace(end_phys=draft.to_phys + 1)),
+        "before the bytes of its check",
+    )
     empty = replace(append_draft(started, {}), check=started.cursor.check)
     apply(started, at(started, empty))
     before = empty.check._replace(end_phys=0)
-    refused(started, replace(empty, to_phys=empty.from_phys - 1, check=before), "checked bytes")
+    refused(
+        started, replace(empty, to_phys=empty.from_phys - 1, check=before), "before the bytes of its check"
+    )
 
 
 @pytest.mark.parametrize("field", ["restored", "purged"])
@@ -83,7 +93,7 @@ def test_an_append_takes_no_garbage_back_and_purges_none(started: CatalogState, 
     garbage = apply(started, at(started, CommitDraft(CommitKind.MAINTENANCE, pending_deletions=["sets/x"])))
     apply(garbage, at(garbage, CommitDraft(CommitKind.MAINTENANCE, **{field: ["sets/x"]})))  # type: ignore[arg-type]
     changed: dict[str, Any] = {field: ["sets/x"]}
-    refused(garbage, replace(append_draft(garbage, {A: 1}), **changed), "an append removes nothing")
+    refused(garbage, replace(append_draft(garbage, {A: 1}), **changed), "an append removes runs")
 
 
 @pytest.mark.parametrize("kind", [CommitKind.CLAIM, CommitKind.LOG_HISTORY, CommitKind.RELEASE])
@@ -150,7 +160,7 @@ def test_a_new_log_history_begins_with_the_state_its_root_holds() -> None:
 def test_a_commit_of_a_new_log_history_carries_no_data(field: str, dtype: np.dtype[Any]) -> None:
     before, commit, root = with_new_history()
     changed: dict[str, Any] = {field: np.zeros(1, dtype)}
-    with pytest.raises(CommitInvalidError, match="carries no data"):
+    with pytest.raises(CommitInvalidError, match="adds or removes messages"):
         apply(before, replace(commit, draft=replace(commit.draft, **changed)), root)
 
 

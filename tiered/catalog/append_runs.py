@@ -86,7 +86,10 @@ def _check_runs(draft: CommitDraft) -> None:
     wrong |= is_lmq & ((runs["byte_count"] != 0) | (runs["base_byte"] != 0) | (runs["rows"] != offsets))
     wrong |= ~is_lmq & (runs["byte_count"] < 1)
     if wrong.any():
-        raise CommitInvalidError(f"invalid run {_show(draft, int(np.flatnonzero(wrong)[0]))}")
+        raise CommitInvalidError(
+            "rows, offsets and bytes do not fit together in the commit's run "
+            f"{_show(draft, int(np.flatnonzero(wrong)[0]))}"
+        )
     # A commit in place has records that were read again for queues that ended earlier: not below their ends.
     begin_phys = draft.from_phys if draft.to_phys > draft.from_phys else 0
     outside = (runs["min_phys"] < begin_phys) | (runs["end_phys"] > draft.to_phys)
@@ -98,9 +101,9 @@ def _check_runs(draft: CommitDraft) -> None:
     used = np.zeros(len(draft.objects), bool)
     used[runs["object"]] = True
     if not used.all():
-        raise CommitInvalidError("a commit contains an object without runs")
+        raise CommitInvalidError("the commit names an object that has none of its runs")
     if len(draft.gaps) and bool((draft.gaps["begin_queue_offset"] >= draft.gaps["end_queue_offset"]).any()):
-        raise CommitInvalidError("a gap is empty")
+        raise CommitInvalidError("the commit records a gap of no offsets")
 
 
 def _rows_of(state: CatalogState, draft: CommitDraft) -> tuple[Ints, list[QueueKey]]:
@@ -146,7 +149,9 @@ def _succession(state: CatalogState, keys: Sequence[QueueKey]) -> list[tuple[int
             previous = generation, previous_row
         expected = 0 if previous is None else previous[0] + 1
         if key.generation != expected:
-            raise CommitInvalidError(f"{key} is not generation {expected}")
+            raise CommitInvalidError(
+                f"{key} is a new generation, and the next one of its queue is {expected}"
+            )
         newest[queue] = (key.generation, row)
         if previous is not None:
             pairs.append((row, previous[1]))
@@ -174,7 +179,9 @@ def _check_open(state: CatalogState, rows: Ints) -> None:
         key = state.key_of(row)
         is_newest = state.current_generation(key.topic, key.queue_id) == key.generation
         if state.table["flags"][row] & QUEUE_SUPERSEDED or not is_newest:
-            raise CommitInvalidError(f"{key} has ended")
+            raise CommitInvalidError(
+                f"{key} has ended: a later generation or log history took its place, and it gets no messages"
+            )
 
 
 def _check_offsets(

@@ -72,12 +72,14 @@ def _with_marks(state: CatalogState, draft: CommitDraft) -> CatalogState:
     if draft.kind in _MOVES_NOTHING and (
         len(draft.runs) or len(draft.gaps) or len(draft.removed) or len(draft.floors)
     ):
-        raise CommitInvalidError(f"a {draft.kind} carries no data")
+        raise CommitInvalidError(f"a commit of kind {draft.kind} adds or removes messages, which it may not")
     table = state.table
     for keys, hidden in ((draft.hide, True), (draft.unhide, False)):
         rows = [state.row_of(key) for key in keys]
         if None in rows:
-            raise CommitInvalidError(f"{keys[rows.index(None)]} is not in the archive")
+            raise CommitInvalidError(
+                f"the commit hides or shows {keys[rows.index(None)]}, which is not in the archive"
+            )
         if rows:
             table = _flagged(table, np.array(rows, np.int64), hidden)
     return replace(
@@ -104,17 +106,21 @@ def _with_pages(state: CatalogState, commit: Commit) -> CatalogState:
     change = commit.draft.pages
     if change.root.key:
         if change.root.version != state.version - 1:
-            raise CommitInvalidError(f"root of version {change.root.version} named by commit {state.version}")
+            raise CommitInvalidError(
+                f"commit {state.version} names a root page of version {change.root.version}"
+            )
         state = replace(state, root=change.root, kept_roots=with_root(state.kept_roots, change.root))
     elif commit.place.root != state.root:
-        raise CommitInvalidError(f"commit points to root {commit.place.root}, the state to {state.root}")
+        raise CommitInvalidError(
+            f"the commit names the root page {commit.place.root.key}, and the version before {state.root.key}"
+        )
     if change.spilled_version >= state.version:
-        raise CommitInvalidError("a commit cannot spill its own runs")
+        raise CommitInvalidError("the commit moves its own runs into pages, which only later ones may")
     pages = state.pages
     if change.removed or change.added:
         gone = set(change.removed)
         if not gone <= {page.key for page in pages}:
-            raise CommitInvalidError("a page to be merged no longer exists")
+            raise CommitInvalidError("the commit merges a catalog page that another commit has replaced")
         # In the place of the first one that they replace: pages of one sequence are in the order of their queues.
         at = next((number for number, page in enumerate(pages) if page.key in gone), len(pages))
         pages = (*pages[:at], *change.added, *(page for page in pages[at:] if page.key not in gone))
@@ -141,7 +147,9 @@ def _with_index(state: CatalogState, commit: Commit) -> CatalogState:
     if not change:
         return state
     if commit.draft.kind != CommitKind.MAINTENANCE:
-        raise CommitInvalidError(f"{commit.draft.kind} cannot change the index")
+        raise CommitInvalidError(
+            f"a commit of kind {commit.draft.kind} changes the index, which only maintenance may"
+        )
     try:
         indexes = after_change(
             state.indexes,
@@ -160,7 +168,9 @@ def _with_timers(state: CatalogState, commit: Commit) -> CatalogState:
     if not commit.draft.timers:
         return state
     if commit.draft.kind not in (CommitKind.APPEND, CommitKind.MAINTENANCE):
-        raise CommitInvalidError(f"{commit.draft.kind} cannot change timers")
+        raise CommitInvalidError(
+            f"a commit of kind {commit.draft.kind} changes timers, which only appends and maintenance may"
+        )
     try:
         timers = after_timer_change(
             state.timers,
@@ -198,7 +208,8 @@ def _with_garbage(before: CatalogState, state: CatalogState, commit: Commit) -> 
         return state
     if not taken_back <= state.pending_deletions.keys():
         raise CommitInvalidError(
-            f"{sorted(taken_back - state.pending_deletions.keys())[0]} is not pending deletion"
+            f"the commit takes back, or has deleted, {sorted(taken_back - state.pending_deletions.keys())[0]}, "
+            "which is no pending deletion"
         )
     pending_deletions = {
         key: pending for key, pending in state.pending_deletions.items() if key not in taken_back
@@ -256,15 +267,17 @@ def _check_chain(state: CatalogState, commit: Commit) -> None:
     """Check that the commit follows this very state, and that its actor may make a commit of its kind."""
     draft, place = commit.draft, commit.place
     if place.version != state.version + 1:
-        raise CommitInvalidError(f"commit {place.version} does not follow version {state.version}")
+        raise CommitInvalidError(f"a commit of version {place.version} follows version {state.version}")
     if place.predecessor_put_id != state.put_id:
         raise CommitInvalidError(
-            f"commit {place.version} follows {place.predecessor_put_id!r}, "
-            f"but version {state.version} is {state.put_id!r}"
+            f"the commit names put id {place.predecessor_put_id!r} as that of its predecessor, "
+            f"but version {state.version} has {state.put_id!r}"
         )
     is_claim = draft.kind == CommitKind.CLAIM
     if place.epoch != state.epoch + is_claim:
-        raise CommitInvalidError(f"{draft.kind} of epoch {place.epoch} after epoch {state.epoch}")
+        raise CommitInvalidError(
+            f"the commit, a {draft.kind}, has epoch {place.epoch}, and the version before has {state.epoch}"
+        )
     if (state.cluster and place.cluster != state.cluster) or (state.broker and place.broker != state.broker):
         raise CommitInvalidError(
             f"commit of {place.cluster}/{place.broker} in the archive of {state.cluster}/{state.broker}"
@@ -278,7 +291,7 @@ def _check_chain(state: CatalogState, commit: Commit) -> None:
     if draft.kind in _OWNERS_ONLY and (state.owner.released or state.owner.instance != place.actor):
         raise CommitInvalidError(f"{draft.kind} by {place.actor}, which does not own epoch {state.epoch}")
     if draft.owner is not None:
-        raise CommitInvalidError("only a claim changes the owner")
+        raise CommitInvalidError("the commit changes the archive's owner, which only a claim may")
 
 
 # -- kinds ----------------------------------------------------------------------------------------------------
@@ -295,12 +308,14 @@ def _append(state: CatalogState, commit: Commit) -> CatalogState:
     if state.started and draft.from_phys != cursor.phys:
         raise CommitInvalidError(f"append begins at {draft.from_phys}, but the cursor is at {cursor.phys}")
     if draft.to_phys < draft.from_phys or draft.check.end_phys > draft.to_phys:
-        part = f"[{draft.from_phys}, {draft.to_phys})"
+        what = f"the commit's range of the log, [{draft.from_phys}, {draft.to_phys}),"
         raise CommitInvalidError(
-            f"append of {part} ends before it begins, or before its checked bytes: {draft.check}"
+            f"{what} ends before it begins, or before the bytes of its check, at {draft.check.end_phys}"
         )
     if len(draft.removed) or len(draft.floors) or draft.restored or draft.purged:
-        raise CommitInvalidError("an append removes nothing")
+        raise CommitInvalidError(
+            "an append removes runs, raises a minimum offset, or changes what is garbage, which only maintenance may"
+        )
     _check_objects(state, commit)
     directory, table, gaps, chunk = append_runs(state, draft, commit.version)
     return replace(
@@ -347,7 +362,9 @@ def _new_history(state: CatalogState, commit: Commit, history_state: CatalogStat
             f"{state.cursor.history} at version {state.version}"
         )
     if len(draft.runs) or len(draft.gaps) or len(draft.removed) or len(draft.floors):
-        raise CommitInvalidError("a commit that starts a log history carries no data")
+        raise CommitInvalidError(
+            "a commit that starts a log history adds or removes messages, which it may not"
+        )
     root = draft.pages.root
     history = (draft.history, draft.to_phys, draft.common_version, commit.version, root.key)
     cursor = history_state.cursor
@@ -381,19 +398,23 @@ def _check_objects(state: CatalogState, commit: Commit) -> None:
     any time."""
     draft = commit.draft
     if len(set(draft.object_keys)) != len(draft.object_keys) or len(draft.objects) != len(draft.object_keys):
-        raise CommitInvalidError("an object key occurs twice")
+        raise CommitInvalidError("the commit names an object twice, or one that it does not describe")
     taken_back, abandoned = {*draft.restored}, {*draft.pending_deletions}
     for index in np.flatnonzero(draft.objects["epoch"] != commit.place.epoch).tolist():
         key = draft.object_keys[int(draft.objects["key"][index])]
         if key not in taken_back:
-            raise CommitInvalidError(f"{key} is not of epoch {commit.place.epoch}: its attempt is fenced")
+            raise CommitInvalidError(
+                f"{key} was uploaded by a writer that is fenced: it is not of epoch {commit.place.epoch}"
+            )
     garbage = [
         key
         for key in draft.object_keys
         if (key in state.pending_deletions and key not in taken_back) or key in abandoned
     ]
     if garbage:
-        raise CommitInvalidError(f"{garbage[0]} is a pending deletion and cannot be committed")
+        raise CommitInvalidError(
+            f"{garbage[0]} is a pending deletion, which garbage collection may delete at any time"
+        )
 
 
 def _with_chunk(chunks: tuple[RunChunk, ...], chunk: RunChunk) -> tuple[RunChunk, ...]:

@@ -271,7 +271,7 @@ class CatalogWriter:
             target = self._retry.call(lambda: load(self._store, version=version))
 
             def build(state: CatalogState) -> Built:
-                return self._retry.call(lambda: self._returned(self._owned(state), target))
+                return self._retry.call(lambda: self._build_return(self._owned(state), target))
 
             self._commit(CommitDraft(CommitKind.LOG_HISTORY), build)
             return self._state
@@ -341,7 +341,7 @@ class CatalogWriter:
     def _owned(self, state: CatalogState) -> CatalogState:
         """The state, if this writer's epoch is still the newest; for every commit that only the owner may make."""
         if self._epoch is None:
-            raise FencedError("this writer has not claimed an epoch")
+            raise FencedError("this writer has not claimed the archive")
         if state.epoch != self._epoch:
             raise FencedError(
                 f"epoch {self._epoch} of this writer is over: {_name(state.owner)} has epoch {state.epoch}",
@@ -427,7 +427,7 @@ class CatalogWriter:
             )
         self._head_ms = now_ms
 
-    def _returned(self, state: CatalogState, target: CatalogState) -> Built:
+    def _build_return(self, state: CatalogState, target: CatalogState) -> Built:
         """Build the commit that makes an earlier history current again, from the newest state, what log histories
         have hidden, and the pending deletions to take back."""
         lists = [listed for listed in state.deletion_lists if listed.reason == Reason.DIVERGED]

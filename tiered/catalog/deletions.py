@@ -138,7 +138,7 @@ def after_change(
     """Entries and lists after ``change``. Raises ValueError for a change that does not fit."""
     lists = tuple(lists)
     if not set(change.removed) <= {listed.key for listed in lists}:
-        raise ValueError("a deletion list to be removed does not exist")
+        raise ValueError("the commit removes a deletion list that the catalog does not have")
     left = dict(pending)
     for listed in change.spilled:
         gone = [

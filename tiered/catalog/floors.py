@@ -20,7 +20,9 @@ def raise_floors(state: CatalogState, draft: CommitDraft) -> tuple[Table, Table,
     floors = draft.floors
     rows = state.directory.rows(draft.queues, len(state.table))[floors["queue"]]
     if bool((rows < 0).any()) or len(np.unique(rows)) != len(rows):
-        raise CommitInvalidError("floors of a queue that is not in the archive, or twice")
+        raise CommitInvalidError(
+            "the commit raises the minimum offset of a queue that is not in the archive, or of one queue twice"
+        )
     table = state.table.copy()
     minimum, new = table["min_queue_offset"][rows], floors["min_queue_offset"]
     wrong = (

@@ -128,12 +128,12 @@ def after_change(
     found = [*(ref for ref in indexes if ref.key not in gone), *change.added]
     found.sort(key=lambda ref: ref.from_version)
     if len({ref.key for ref in found}) != len(found):
-        raise ValueError("an index file occurs twice")
+        raise ValueError("the commit names an index file twice")
     for before, after in pairwise(found):
         if after.from_version != before.to_version + 1:
             raise ValueError(f"versions between {before.key} and {after.key} are not covered exactly once")
     if indexed_version(found) < indexed_version(indexes):
-        raise ValueError("indexed versions would become unindexed")
+        raise ValueError("the commit removes index files without one that covers their versions")
     if found and found[0].from_version > (indexes[0].from_version if indexes else 1):
         expired = [ref for ref in indexes if ref.to_version < found[0].from_version]
         if not expired or expired[-1].to_version + 1 != found[0].from_version:

@@ -243,7 +243,7 @@ class PageWriter:
             pass
         except (UnavailableError, CorruptionError, NotFoundError) as error:
             if not isinstance(error, UnavailableError):
-                logger.warning("older catalog pages not merged: %s", error)
+                logger.warning("older catalog pages could not be merged, and this is tried again: %s", error)
             self.postpone(state)
         finally:
             with self._lock:

@@ -33,7 +33,7 @@ def replace_runs(state: CatalogState, draft: CommitDraft, version: int) -> Repla
     """The state's parts after a maintenance commit's ``removed`` and ``runs``."""
     rows = state.directory.rows(draft.queues, len(state.table))
     if bool((rows[draft.runs["queue"]] < 0).any()) or bool((rows[draft.removed["queue"]] < 0).any()):
-        raise CommitInvalidError("maintenance of a queue that is not in the archive")
+        raise CommitInvalidError("the commit replaces runs of a queue that is not in the archive")
     removed = draft.removed.copy()
     removed["queue"], removed["removed_version"] = rows[draft.removed["queue"]], version
     chunks, tombstones = take_out(state, removed)
@@ -54,7 +54,7 @@ def take_out(state: CatalogState, removed: Table) -> tuple[tuple[RunChunk, ...],
     """Remove runs from memory; those in pages get a tombstone. Each must exist exactly once."""
     wanted = {_identity(run) for run in removed}
     if len(wanted) != len(removed):
-        raise CommitInvalidError("a run is removed twice")
+        raise CommitInvalidError("the commit removes a run twice")
     chunks, found = [], set()
     for chunk in state.chunks:
         hit = [index for index, run in enumerate(chunk.runs) if _identity(run) in wanted] if wanted else []

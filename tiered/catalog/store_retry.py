@@ -58,7 +58,10 @@ class StoreRetry:
         if self._aborted.is_set():
             raise cause
         self.retry_reason = str(cause)
-        logger.warning("catalog request failed, retrying", extra={"error": str(cause), "failures": failures})
+        logger.warning(
+            "a request for the catalog failed, and is tried again",
+            extra={"error": str(cause), "failures": failures},
+        )
         ceiling_s = min(self._limits.backoff_s_max, self._limits.backoff_s_first * 2 ** min(failures - 1, 16))
         self._wait(ceiling_s * (0.5 + self._random.random() / 2))
         if self._aborted.is_set():
