@@ -31,7 +31,7 @@ class Abandonment:
         """
         with self._lock:
             if self._is_cancelled:
-                raise TimeoutError("cancelled")
+                raise TimeoutError("the request was cancelled")
             self._running[request] = end
 
     def finish(self, request: object) -> None:

@@ -67,7 +67,7 @@ def require_exclusive_creates(store: ObjectStore, *, rounds: int = ROUNDS) -> No
     try:
         store.delete(keys)
     except TieredError as error:
-        logger.warning("%d objects below %s remain: %s", len(keys), trial, error)
+        logger.warning("%d objects of this check remain below %s: delete them; %s", len(keys), trial, error)
 
 
 def race_creates(store: ObjectStore, key: str, *, racers: int = RACERS) -> None:

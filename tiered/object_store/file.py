@@ -148,7 +148,7 @@ class FileStore:
         """Create ``key`` with what ``write`` (descriptor, deadline) writes; it returns the length."""
         check_object_key(key)
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._translated(key):
+        with self._typed_errors(key):
             self._require_root()
             with self._upload_file() as (descriptor, name):
                 written = write(descriptor, deadline_s)
@@ -269,14 +269,14 @@ class FileStore:
         """Delete objects, and the directories that become empty."""
         directories = set()
         for key in map(check_object_key, keys):
-            with self._translated(key), suppress(FileNotFoundError, NotADirectoryError):
+            with self._typed_errors(key), suppress(FileNotFoundError, NotADirectoryError):
                 with self._directory_of(key) as directory:
                     path = os.path.join(directory, os.path.basename(key))
                     self._require_regular(key, os.lstat(path))
                     os.unlink(path)
                 directories.add(os.path.dirname(key))
         for directory in sorted(directories, key=len, reverse=True):
-            with self._translated(directory):
+            with self._typed_errors(directory):
                 self._remove_empty(directory)
 
     def _remove_empty(self, directory: str) -> None:
@@ -313,7 +313,7 @@ class FileStore:
     def _opened(self, key: str) -> Iterator[tuple[int, int]]:
         """Open an object for reading: its descriptor and size. Links, pipes and devices are refused, not followed."""
         check_object_key(key)
-        with self._translated(key):
+        with self._typed_errors(key):
             with self._directory_of(key) as directory:
                 try:
                     # Without O_NONBLOCK opening a pipe waits for a writer.
@@ -362,14 +362,14 @@ class FileStore:
                 if start_after < branch or start_after.startswith(branch):
                     yield from self._walk(branch, prefix, start_after)
             elif path.startswith(prefix) and path > start_after:
-                with self._translated(path), suppress(FileNotFoundError):
+                with self._typed_errors(path), suppress(FileNotFoundError):
                     status = os.lstat(os.path.join(self._root, path))
                     yield ObjectInfo(path, status.st_size, status.st_mtime_ns // 1_000_000)
 
     def _entries(self, parent: str) -> Sequence[tuple[str, bool | None]]:
         """The names in a directory, sorted as keys are; none if it is removed at this moment."""
         with (
-            self._translated(parent),
+            self._typed_errors(parent),
             suppress(FileNotFoundError, NotADirectoryError),
             self._directory_of(parent + "-") as directory,
         ):
@@ -384,7 +384,7 @@ class FileStore:
 
     def clock_ms(self, prefix: str = "") -> int:
         """The file system's clock: the timestamp of a new file (a server's, on a network file system)."""
-        with self._translated(""):
+        with self._typed_errors(""):
             self._make_directory(self._root)
             with self._upload_file() as (descriptor, _):
                 os.write(descriptor, b"\0")
@@ -440,7 +440,7 @@ class FileStore:
             logger.warning("%s/%s is a link, or no regular file: it is left as it is", self.url, key)
 
     @contextmanager
-    def _translated(self, key: str) -> Iterator[None]:
+    def _typed_errors(self, key: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:

@@ -116,7 +116,7 @@ class S3Store:
         if timeout_s is None:
             timeout_s = self._settings.read_timeout_ms / 1000 + size / PATIENT_BYTES_PER_S
         try:
-            with self._translated(key):
+            with self._typed_errors(key):
                 self._connected()  # loading the SDK does not count towards the timeout
                 with deadline(timeout_s):
                     yield
@@ -207,7 +207,7 @@ class S3Store:
 
     def _copy_part(self, place: dict[str, Any], source: ObjectRange) -> dict[str, str]:
         """The SDK raises for an error inside a response of status 200, and an incomplete one has no ETag."""
-        with self._translated(source.key):
+        with self._typed_errors(source.key):
             answer = self._connected().upload_part_copy(
                 **place,
                 CopySource={"Bucket": self._bucket, "Key": check_key(source.key)},
@@ -223,13 +223,16 @@ class S3Store:
             with deadline(ABORT_TIMEOUT_S), abandonable(None):
                 self._connected().abort_multipart_upload(**target)
         except Exception as error:
-            logger.warning("multipart upload not aborted: %s", s3_error(error, f"{self.url}/{target['Key']}"))
+            logger.warning(
+                "an unfinished upload could not be aborted, and garbage collection does it later: %s",
+                s3_error(error, f"{self.url}/{target['Key']}"),
+            )
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects in batches; an object that does not exist counts as deleted."""
         for start in range(0, len(keys), DELETE_KEYS_MAX):
             batch = [check_key(key) for key in keys[start : start + DELETE_KEYS_MAX]]
-            with self._translated(batch[0]):
+            with self._typed_errors(batch[0]):
                 if len(batch) == 1:
                     self._connected().delete_object(Bucket=self._bucket, Key=batch[0])
                     continue
@@ -257,7 +260,7 @@ class S3Store:
         decides."""
         check_key(key)
         try:
-            with self._translated(key):
+            with self._typed_errors(key):
                 answer = self._connected().get_object(Bucket=self._bucket, Key=key, **extra)
                 limit = ResponseLimit(max_bytes, f"{self.url}/{key}", is_range=bool(extra))
                 return _read_within(limit, answer)
@@ -279,7 +282,7 @@ class S3Store:
         place = {"StartAfter": start_after}
         while left is None or left > 0:
             wanted = LIST_KEYS_MAX if left is None else min(LIST_KEYS_MAX, left)
-            with self._translated(prefix):
+            with self._typed_errors(prefix):
                 answer = self._connected().list_objects_v2(
                     Bucket=self._bucket, Prefix=prefix, MaxKeys=wanted, **place
                 )
@@ -296,7 +299,7 @@ class S3Store:
         """Multipart uploads that were neither completed nor aborted."""
         markers: dict[str, str] = {}
         while True:
-            with self._translated(prefix):
+            with self._typed_errors(prefix):
                 answer = self._connected().list_multipart_uploads(
                     Bucket=self._bucket, Prefix=prefix, **markers
                 )
@@ -308,7 +311,7 @@ class S3Store:
 
     def abort_upload(self, upload: Upload) -> None:
         """End an unfinished upload, whose parts cost space; one that is gone already is no error."""
-        with self._translated(upload.key):
+        with self._typed_errors(upload.key):
             try:
                 self._connected().abort_multipart_upload(
                     Bucket=self._bucket, Key=upload.key, UploadId=upload.upload_id
@@ -318,7 +321,7 @@ class S3Store:
 
     def clock_ms(self, prefix: str = "") -> int:
         """The store's time in seconds, from the Date header of a listing: a policy may allow these by prefix."""
-        with self._translated(prefix):
+        with self._typed_errors(prefix):
             answer = self._connected().list_objects_v2(Bucket=self._bucket, Prefix=prefix, MaxKeys=1)
         date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
         if date is None:
@@ -345,7 +348,7 @@ class S3Store:
         return self._client
 
     @contextmanager
-    def _translated(self, key: str) -> Iterator[None]:
+    def _typed_errors(self, key: str) -> Iterator[None]:
         """Raise the SDK's errors as ours, each with the object's URL; one of ours, which code below raised without
         it, gets the URL. Access denied to keys that have been replaced since becomes an error to retry."""
         client = self._client
@@ -355,11 +358,11 @@ class S3Store:
             raise s3_error(error, f"{self.url}/{key}".rstrip("/")) from error.__cause__
         except Exception as error:
             translated = s3_error(error, f"{self.url}/{key}".rstrip("/"))
-            if isinstance(translated, AccessDeniedError) and self._is_replaced(client or self._client):
+            if isinstance(translated, AccessDeniedError) and self._has_outdated_keys(client or self._client):
                 translated = with_new_keys(translated)
             raise translated from error
 
-    def _is_replaced(self, client: Any) -> bool:
+    def _has_outdated_keys(self, client: Any) -> bool:
         """Whether ``client`` was or is now replaced because its keys are outdated. Its connections close with their
         last request."""
         with self._lock:
@@ -377,7 +380,7 @@ def _read_within(limit: ResponseLimit, answer: dict[str, Any]) -> bytes:
             raise refusal
         if limit.is_bounded(answer):
             return bytes(body.read())
-        return b"".join(limit.taken(piece) for piece in iter(partial(body.read, PIECE_BYTES), b""))
+        return b"".join(limit.within(piece) for piece in iter(partial(body.read, PIECE_BYTES), b""))
     except BaseException:
         body.close()  # with its connection, which may send more
         raise
@@ -386,7 +389,9 @@ def _read_within(limit: ResponseLimit, answer: dict[str, Any]) -> bytes:
 def _require_stored(answer: dict[str, Any], checksum: str | None) -> None:
     """A success response without an ETag is not from an object store: any web server can return 200."""
     if not answer.get("ETag"):
-        raise UnansweredError("response has no ETag; check that the endpoint is an object store")
+        raise UnansweredError(
+            "the response to a PUT has no ETag: check that object_store.endpoint_url is an object store"
+        )
     stored = answer.get("ChecksumCRC32C", checksum)
     if checksum is not None and stored != checksum:
         raise UnansweredError(f"stored with CRC32C {stored} instead of {checksum}")

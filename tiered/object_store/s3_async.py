@@ -66,7 +66,7 @@ class AsyncS3Store:
             async with answer["Body"]:
                 return await _read_within(limit, answer)
         except Exception as error:
-            translated = await self._translated(error, f"{self.url}/{key}", client)
+            translated = await self._typed_error(error, f"{self.url}/{key}", client)
             translated.__cause__ = error
             if is_denied(translated) and await self._is_absent(client, self._prefix + key):
                 translated = NotFoundError(f"{self.url}/{key}: does not exist (denied, and not listed)")
@@ -85,7 +85,7 @@ class AsyncS3Store:
         self._client = None
         await self._resources.aclose()
 
-    async def _translated(self, error: Exception, where: str, client: Any) -> TieredError:
+    async def _typed_error(self, error: Exception, where: str, client: Any) -> TieredError:
         """The typed error; after a refusal of replaced keys, later requests use a new client."""
         translated = s3_error(error, where)
         if not isinstance(translated, AccessDeniedError) or client is None:
@@ -126,5 +126,5 @@ async def _read_within(limit: ResponseLimit, answer: dict[str, Any]) -> bytes:
         return bytes(await body.read())
     pieces: list[bytes] = []
     while piece := await body.read(PIECE_BYTES):
-        pieces.append(limit.taken(piece))
+        pieces.append(limit.within(piece))
     return b"".join(pieces)

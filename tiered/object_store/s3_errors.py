@@ -131,7 +131,7 @@ def s3_error(error: Exception, where: str) -> TieredError:
         return _placed(error, where)
     response: dict[str, Any] | None = getattr(error, "response", None)
     if response is not None and "Error" in response:
-        return _answered(response, where, getattr(error, "operation_name", ""))
+        return _error_of_answer(response, where, getattr(error, "operation_name", ""))
     name = type(error).__name__
     if name in _NO_EFFECT:
         return ThrottledError(f"{where}: endpoint unreachable")
@@ -168,7 +168,7 @@ def _placed(error: TieredError, where: str) -> TieredError:
     return error if where in error.message else type(error)(f"{where}: {error.message}", hint=error.hint)
 
 
-def _answered(response: dict[str, Any], where: str, operation: str) -> TieredError:
+def _error_of_answer(response: dict[str, Any], where: str, operation: str) -> TieredError:
     """The error of an answer of the store; a denied one names the action that the policy has to allow."""
     code = str(response["Error"].get("Code", ""))
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))

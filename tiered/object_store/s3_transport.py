@@ -300,8 +300,8 @@ class ResponseLimit:
         headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
         return response.get("ContentLength") is not None and "transfer-encoding" not in headers
 
-    def taken(self, piece: bytes) -> bytes:
-        """``piece``, once it is read. Raises when it is too much."""
+    def within(self, piece: bytes) -> bytes:
+        """``piece``, which was read, unless it is more than was requested: then it raises."""
         self._read_bytes += len(piece)
         if self._read_bytes > self._max_bytes:
             raise self._too_long(self._read_bytes)
