@@ -168,7 +168,10 @@ def test_the_log_tells_once_what_fails_and_once_that_it_works_again(
 
     with listening(serve) as address, caplog.at_level(logging.INFO):
         asyncio.run(story(address, ClientTls(trusting(papers.ca))))
-    assert caplog.messages == ["TLS connection failed", "TLS connection works again"]
+    assert caplog.messages == [
+        "a TLS connection to the broker failed",
+        "TLS connections to the broker work again",
+    ]
 
 
 def test_a_server_that_says_nothing_is_waited_for_no_longer_than_the_time_limit(papers: Papers) -> None:

@@ -92,7 +92,7 @@ class BrokerClient:
                             answered(place, answer)
         except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
             self.close()
-            raise self._failed(error) from error
+            raise self._error_of_call(error) from error
         except BaseException:
             self.close()
             raise
@@ -145,7 +145,7 @@ class BrokerClient:
                 connection.recv(_RECEIVE_BYTES)
             raise
 
-    def _failed(self, error: OSError | UnicodeError) -> UnavailableError | UsageError:
+    def _error_of_call(self, error: OSError | UnicodeError) -> UnavailableError | UsageError:
         """The error of a failed call. Before the first answer of a connection TLS is a likely cause, which the hint
         then names; only one that a retry will not cure is a UsageError."""
         words = f"broker {self._address} does not answer: {error}"
@@ -154,7 +154,7 @@ class BrokerClient:
         if self._tls is None:
             has_hung_up = isinstance(error, ConnectionResetError | BrokenPipeError)
             return UnavailableError(words, hint=TLS_WANTED if has_hung_up else "")
-        failure = self._tls.explained(error, self._endpoint[0])
+        failure = self._tls.explain(error, self._endpoint[0])
         if failure is None:
             return UnavailableError(words)
         kind = UsageError if failure.is_lasting else UnavailableError

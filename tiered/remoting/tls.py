@@ -127,26 +127,28 @@ class ClientTls:
     def __init__(self, options: TlsOptions) -> None:
         self.options = options
         paths = options.ca, options.certificate, options.key, options.key_password
-        self._kept = TlsContextCache(paths, lambda: _loaded(options), "the broker")
+        self._kept = TlsContextCache(paths, lambda: _load_context(options), "the broker")
         self.context = self._kept.now
         """The current context."""
         self._logged: dict[str, str] = {}
 
-    def explained(self, error: BaseException, host: str) -> TlsFailure | None:
+    def explain(self, error: BaseException, host: str) -> TlsFailure | None:
         """The meaning of ``error`` of a connection to ``host``, during the handshake or before any response; None if
         unrelated to TLS."""
         return explained(error, self.options, host)
 
-    def failed(self, address: str, failure: TlsFailure) -> None:
+    def note_failure(self, address: str, failure: TlsFailure) -> None:
         """Log a failure of ``address``, once until it changes or ends."""
         if self._logged.get(address) != str(failure):
             self._logged[address] = str(failure)
-            logger.warning("TLS connection failed", extra={"address": address, "cause": str(failure)})
+            logger.warning(
+                "a TLS connection to the broker failed", extra={"address": address, "cause": str(failure)}
+            )
 
-    def succeeded(self, address: str) -> None:
-        """``address`` responded."""
+    def note_success(self, address: str) -> None:
+        """Log that ``address`` has responded, if a failure of it was logged."""
         if self._logged.pop(address, None) is not None:
-            logger.info("TLS connection works again", extra={"address": address})
+            logger.info("TLS connections to the broker work again", extra={"address": address})
 
 
 def explained(error: BaseException, options: TlsOptions, host: str) -> TlsFailure | None:
@@ -154,11 +156,11 @@ def explained(error: BaseException, options: TlsOptions, host: str) -> TlsFailur
     import ssl
 
     if isinstance(error, ssl.SSLCertVerificationError):
-        return _distrusted(error, options, host)
+        return _certificate_failure(error, options, host)
     if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionResetError | BrokenPipeError):
         return closed(options)
     if isinstance(error, ssl.SSLError):
-        return _refused(error.reason or str(error), options)
+        return _handshake_failure(error.reason or str(error), options)
     return None
 
 
@@ -176,7 +178,7 @@ def closed(options: TlsOptions) -> TlsFailure:
     )
 
 
-def _distrusted(error: ssl.SSLCertVerificationError, options: TlsOptions, host: str) -> TlsFailure:
+def _certificate_failure(error: ssl.SSLCertVerificationError, options: TlsOptions, host: str) -> TlsFailure:
     """What a broker's certificate lacks that this side wants."""
     code = error.verify_code
     if code == _EXPIRED:
@@ -196,7 +198,7 @@ def _distrusted(error: ssl.SSLCertVerificationError, options: TlsOptions, host: 
     return TlsFailure(f"its certificate is invalid: {error.verify_message}", "check broker.tls_ca")
 
 
-def _refused(reason: str, options: TlsOptions) -> TlsFailure:
+def _handshake_failure(reason: str, options: TlsOptions) -> TlsFailure:
     """What a failed handshake means, by the alert that the broker sent or by the bytes that were no TLS."""
     if any(word in reason for word in _TOO_OLD):
         return TlsFailure("it does not support TLS 1.2", "update its Java")
@@ -217,7 +219,7 @@ def _refused(reason: str, options: TlsOptions) -> TlsFailure:
     return TlsFailure(f"TLS fails: {reason}")
 
 
-def _loaded(options: TlsOptions) -> ssl.SSLContext:
+def _load_context(options: TlsOptions) -> ssl.SSLContext:
     """The context of connections to brokers, from the files in the settings."""
     import ssl  # import takes 0.005 s
 
@@ -232,7 +234,7 @@ def _loaded(options: TlsOptions) -> ssl.SSLContext:
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         _trust(context, options.ca)
     if options.certificate:
-        _show(context, options)
+        _load_certificate(context, options)
     return context
 
 
@@ -250,7 +252,7 @@ def _trust(context: ssl.SSLContext, ca: str) -> None:
         ) from error
 
 
-def _show(context: ssl.SSLContext, options: TlsOptions) -> None:
+def _load_certificate(context: ssl.SSLContext, options: TlsOptions) -> None:
     """Load the certificate that this side shows to brokers that require one."""
     password = password_in(options.key_password, "broker.tls_key_password_file")
     try:

@@ -155,7 +155,7 @@ class _Link(asyncio.Protocol):
         if not self._has_answered:
             self._has_answered = True
             if self._tls is not None:
-                self._tls.succeeded(self._address)
+                self._tls.note_success(self._address)
         try:
             for command in self._decoder.feed(data):
                 self._take(command)
@@ -175,7 +175,7 @@ class _Link(asyncio.Protocol):
             self._untaken_bytes += len(command.body)
             waiting.set_result(command)
 
-    def taken(self, byte_count: int) -> None:
+    def note_read(self, byte_count: int) -> None:
         """A client read a reply of this size."""
         was_over = self._untaken_bytes > UNTAKEN_BYTES_MAX
         self._untaken_bytes -= byte_count
@@ -206,9 +206,9 @@ class _Link(asyncio.Protocol):
             return f"{why} ({exc})" if exc else why
         if self._tls is None:
             return f"{why}; {TLS_WANTED}"
-        found = self._tls.explained(exc, host_of(self._address)) if exc else None
+        found = self._tls.explain(exc, host_of(self._address)) if exc else None
         failure = found or closed(self._tls.options)
-        self._tls.failed(self._address, failure)
+        self._tls.note_failure(self._address, failure)
         return str(failure)
 
     @property
@@ -243,7 +243,7 @@ class _Link(asyncio.Protocol):
                 return await waiting
         except BaseException as error:
             if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
-                self.taken(len(waiting.result().body))  # the reply came as the caller was cancelled
+                self.note_read(len(waiting.result().body))  # the reply came as the caller was cancelled
             if isinstance(error, TimeoutError) and not was_sent:
                 raise ThrottledError(f"{self._address} does not read its requests") from error
             if isinstance(error, TimeoutError):
@@ -281,22 +281,22 @@ class RemotingUpstream:
         return self._link is not None and self._link.is_open
 
     async def call(self, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
-        answer, link = await self._asked(command, timeout_s)
-        link.taken(len(answer.body))
+        answer, link = await self._ask_link(command, timeout_s)
+        link.note_read(len(answer.body))
         return answer
 
     async def relay(
         self, command: RemotingCommand, timeout_s: float, can_take: Callable[[], Awaitable[None]]
     ) -> RemotingCommand:
         """Like ``call``; the reply counts as unread until ``can_take()`` returns."""
-        answer, link = await self._asked(command, timeout_s)
+        answer, link = await self._ask_link(command, timeout_s)
         try:
             await can_take()
         finally:
-            link.taken(len(answer.body))
+            link.note_read(len(answer.body))
         return answer
 
-    async def _asked(self, command: RemotingCommand, timeout_s: float) -> tuple[RemotingCommand, _Link]:
+    async def _ask_link(self, command: RemotingCommand, timeout_s: float) -> tuple[RemotingCommand, _Link]:
         """The reply under the caller's number, and the link that it came by."""
         byte_count = len(command.body)
         await self._inflight.enter(byte_count)
@@ -372,9 +372,9 @@ class RemotingUpstream:
             )
         except (OSError, TimeoutError, UnicodeError) as error:  # UnicodeError: an invalid host name
             self._refused_at_s = time.monotonic()
-            failure = self._tls.explained(error, host) if self._tls is not None else None
+            failure = self._tls.explain(error, host) if self._tls is not None else None
             if failure is not None and self._tls is not None:
-                self._tls.failed(self.address, failure)
+                self._tls.note_failure(self.address, failure)
             raise ThrottledError(f"{self.address} cannot be reached: {failure or _reason(error)}") from error
         finally:
             self._connecting = None
