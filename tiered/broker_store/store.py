@@ -26,7 +26,13 @@ from tiered.broker_store.config import (
     read_topics,
     refuse_unknown_configuration,
 )
-from tiered.broker_store.liveness import Liveness, LivenessReport, ask_liveness, broker_locked_out
+from tiered.broker_store.liveness import (
+    LOCK_NAME,
+    Liveness,
+    LivenessReport,
+    ask_liveness,
+    broker_locked_out,
+)
 from tiered.consume_queue.file_queues import FileConsumeQueues
 from tiered.consume_queue.index import ConsumeQueueIndex
 from tiered.consume_queue.rocksdb_copy import is_rocksdb
@@ -100,7 +106,12 @@ class BrokerStore:
     def liveness(self) -> LivenessReport:
         """Check whether the broker runs."""
         if self._is_locked:
-            return LivenessReport(Liveness.DEAD, 0, False, "its lock is held here")
+            return LivenessReport(
+                Liveness.DEAD,
+                0,
+                False,
+                f"this process holds {self.path / LOCK_NAME}, so that no broker starts",
+            )
         return ask_liveness(self.path)
 
     @contextmanager

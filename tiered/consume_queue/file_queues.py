@@ -223,7 +223,11 @@ class FileConsumeQueues:
             answer = question(queue)
         except (UnreadableError, AccessDeniedError) as error:
             if key not in self._unreadable:
-                logger.warning("consume queue %s/%d excluded from the bound: %s", *key, error)
+                logger.warning(
+                    "the broker's consume queue %s/%d is unreadable, and the upload bound is found without it: %s",
+                    *key,
+                    error,
+                )
             self._unreadable[key] = self._monotonic_s() + UNREADABLE_AGAIN_S
             return if_unreadable
         self._unreadable.pop(key, None)

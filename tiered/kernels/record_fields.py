@@ -152,7 +152,7 @@ def record_fields(
     if len(starts) and (
         int(starts.min()) < 0 or int(sizes.min()) < 0 or int((starts + sizes).max()) > len(data)
     ):
-        raise ValueError("a record lies outside the data")
+        raise ValueError(f"a record reaches outside the {len(data)} bytes that hold the records")
     numbers = np.zeros((_FIELDS, len(starts)), np.int64)
     _record_fields(data, starts, sizes, properties, numbers)
     return RecordFields(numbers)
@@ -181,7 +181,7 @@ def copied(
     if total >= 1 << 31:
         raise ValueError(f"{total} bytes do not fit 32-bit offsets")
     if len(at) and (int(at.min()) < 0 or int(lengths.min()) < 0 or int((at + lengths).max()) > len(data)):
-        raise ValueError("a slice lies outside the data")
+        raise ValueError(f"a field reaches outside the {len(data)} bytes of the records")
     offsets = np.zeros(len(at) + 1, np.int32)
     offsets[1:] = ends
     out = np.empty(total, np.uint8)
@@ -205,7 +205,9 @@ def copy_to(
         or int(offsets.min()) < 0
         or int(ends.max()) > len(out)
     ):
-        raise ValueError("a slice lies outside the data, or its place outside the target")
+        raise ValueError(
+            f"a field reaches outside the {len(data)} bytes of the records, or the {len(out)} bytes for copies"
+        )
     _copy_slices(data, at, lengths, offsets, out)
 
 
@@ -225,7 +227,7 @@ def slice_crc32(data: NDArray[np.uint8], at: NDArray[Any], lengths: NDArray[Any]
     """CRC-32 of every slice, as ``zlib.crc32``. Raises ValueError for one outside ``data``."""
     at, lengths = np.ascontiguousarray(at, np.int64), np.ascontiguousarray(lengths, np.int64)
     if len(at) and (int(at.min()) < 0 or int(lengths.min()) < 0 or int((at + lengths).max()) > len(data)):
-        raise ValueError("a slice lies outside the data")
+        raise ValueError(f"a field reaches outside the {len(data)} bytes of the records")
     sums = np.zeros(len(at), np.int64)
     _slice_crc32(data, at, lengths, sums)
     return sums
