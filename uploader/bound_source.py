@@ -39,7 +39,7 @@ class BoundSource:
     ) -> None:
         """``silence`` says why the broker does not answer, for the reason shown with the bound."""
         self._store = store
-        self._word_source = offsets_source
+        self._offsets_source = offsets_source
         self._silence = silence
         self.last: Bound | None = None
         self._facts: BoundFacts
@@ -86,7 +86,7 @@ class BoundSource:
         """The end of its log that a live broker reports, also for ``written_phys``; None from a dead or silent one."""
         if self._store.liveness().is_dead:
             return None
-        offsets = self._word_source()
+        offsets = self._offsets_source()
         if offsets is None or offsets.max_phys is None or offsets.max_phys < 0:
             return None
         if self.last is not None:
@@ -137,7 +137,7 @@ class BoundSource:
         """Read the broker's offsets before the log's end: what the bound lets through was confirmed before it was
         read."""
         liveness = self._store.liveness()
-        offsets = None if liveness.is_dead else self._word_source()
+        offsets = None if liveness.is_dead else self._offsets_source()
         if offsets is not None and offsets.config:
             self.config = offsets.config
             self.version = offsets.version

@@ -140,7 +140,7 @@ class CycleBuilder:
     def _await_commits(self) -> None:
         while len(self._in_flight):
             if self._stopping.is_set():
-                raise UnavailableError("stopped while commits were awaited")
+                raise UnavailableError("this writer was stopped before earlier cycles were committed")
             changes = self._in_flight.changes
             self._retry_failed()
             self._in_flight.wait(1.0, after=changes)

@@ -124,7 +124,9 @@ class HeaderCheck:
             found = comparison.contradicted(unusual, may_search=may_search)
         except Exception as error:
             # A failed check must not stop archiving; the broker may just have started.
-            logger.warning("records not checked against consume queues: %s", error)
+            logger.warning(
+                "records are archived without a check against the broker's consume queues: %s", error
+            )
             return nothing
         if comparison.has_searched:
             ended_s = time.monotonic()

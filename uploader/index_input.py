@@ -133,7 +133,7 @@ class GatheredItems:
     def in_order(self) -> Iterator[Table]:
         """All items in file order, without duplicates. Nothing may be added afterwards."""
         if not self._spilled:
-            yield from _sliced(self._taken())
+            yield from _sliced(self._take_sorted())
             return
         self._spill()
         yield from merged_items(self._read, self._spilled, items_in_memory=self._items_max)
@@ -149,7 +149,7 @@ class GatheredItems:
         if self._file is not None:
             self._file.close()
 
-    def _taken(self) -> Table:
+    def _take_sorted(self) -> Table:
         items = np.concatenate(self._waiting) if self._waiting else np.zeros(0, ITEM_DTYPE)
         self._waiting, self._waiting_count = [], 0
         return sorted_items(items)
@@ -158,7 +158,7 @@ class GatheredItems:
         """Write the items in memory, sorted, as an index file of their own to the end of the temporary file."""
         if not self._waiting_count:
             return
-        items = self._taken()
+        items = self._take_sorted()
         if self._file is None:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
         times = items["store_timestamp"]
@@ -285,9 +285,9 @@ class IndexInput:
         """Without this, one damaged or missing segment would keep all later ones from being indexed."""
         try:
             try:
-                return self._used(segment, use)
+                return self._read_keys_for(segment, use)
             except CorruptionError:
-                return self._used(segment, use)  # bytes may have been damaged in transit
+                return self._read_keys_for(segment, use)  # bytes may have been damaged in transit
         except (CorruptionError, NotFoundError) as error:
             if not self._may_exclude(segment.key):
                 raise
@@ -300,7 +300,7 @@ class IndexInput:
             self.stale = stale_entries(state, self._run_index)
         return len({*without(state.unindexed, self.stale), key}) <= UNINDEXED_MAX
 
-    def _used(self, segment: Segment, use: Callable[[SegmentIndex, KeySection], T]) -> T:
+    def _read_keys_for(self, segment: Segment, use: Callable[[SegmentIndex, KeySection], T]) -> T:
         """Read the key section of a segment for ``use``; the caller repeats it once, and then calls the segment
         damaged."""
         place = segment.place

@@ -215,7 +215,9 @@ class LmqDispatch:
         try:
             return self._consume_queues()
         except Exception as error:
-            logger.warning("LMQs not checked against consume queues: %s", error)
+            logger.warning(
+                "LMQ entries are archived without a check against the broker's consume queues: %s", error
+            )
             return None
 
     def _offsets_by_units(self, index: ConsumeQueueIndex | None, ordinal: int, records: _Records) -> Ints:
@@ -227,7 +229,10 @@ class LmqDispatch:
         except Exception as error:
             # A failed check must not stop archiving.
             logger.warning(
-                "records not checked against the consume queue of %s/%d: %s", topic, queue_id, error
+                "records are archived without a check against the broker's consume queue %s/%d: %s",
+                topic,
+                queue_id,
+                error,
             )
         return np.full(len(records.phys), NO_UNIT)
 

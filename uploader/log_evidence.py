@@ -142,7 +142,9 @@ def common_records(
     try:
         return _Compared(log, log_end_phys, store, state, commits).last()
     except (CorruptionError, NotFoundError) as error:
-        logger.warning("records of the log cannot be compared with those of the archive: %s", error)
+        logger.warning(
+            "whether the broker's log continues the archive cannot be found out from its records: %s", error
+        )
         return None
 
 

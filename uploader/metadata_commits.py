@@ -313,7 +313,8 @@ class DeletedTopics:
     def check(
         self, table: Set[str], backup: Set[str], consume_queues: Iterable[str], now_ms: int
     ) -> DeletionVerdict:
-        """One check beside a master. LMQs are never in the table: they are not checked."""
+        """Compare what a master has now with what it had at earlier checks: which topics count as deleted.
+        LMQs are never in the table: they are not checked."""
         present = set(table) | set(backup) | set(consume_queues)
         if not table:
             return DeletionVerdict()

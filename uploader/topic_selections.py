@@ -52,7 +52,7 @@ class TopicSelections:
         """Whether a selection in force between two offsets of the log excluded ``topic``."""
         ends = [*(one.from_phys for one in self.entries[1:]), end_phys]
         return any(
-            one.from_phys < end_phys and end > begin_phys and self._refused(one, topic)
+            one.from_phys < end_phys and end > begin_phys and self._is_refused(one, topic)
             for one, end in zip(self.entries, ends, strict=True)
         )
 
@@ -62,7 +62,7 @@ class TopicSelections:
             topic for topic in set(topics) if self.topics.admits(topic) and self.excluded(topic, 0, end_phys)
         )
 
-    def _refused(self, one: TopicSelection, topic: str) -> bool:
+    def _is_refused(self, one: TopicSelection, topic: str) -> bool:
         chosen = replace(
             self.topics, include=one.include, exclude=one.exclude, include_system=one.include_system
         )
