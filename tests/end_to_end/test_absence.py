@@ -224,7 +224,7 @@ def mounted(place: Place) -> tuple[int, str]:
     settings = Settings(object_store=place.options.settings)
     whole = MountPlace(place.url, store, settings, member, "127.0.0.1", ())
     try:
-        asyncio.run(MountedArchive.taken(whole, BrokerName(CLUSTER, place.scene.broker), 0))
+        asyncio.run(MountedArchive.take(whole, BrokerName(CLUSTER, place.scene.broker), 0))
     except TieredError as error:
         return error.exit_code, str(error)
     return 0, ""

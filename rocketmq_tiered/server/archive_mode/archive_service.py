@@ -90,7 +90,10 @@ class ArchiveService(Service):
         try:
             await self.retries.claim()
         except TieredError as error:  # claimed again every second; reads do not need it
-            logger.error("retry messages are not available yet: %s", error)
+            logger.error(
+                "retry messages cannot be read, and this is tried again; until then none is delivered or taken: %s",
+                error,
+            )
         bound_host, bound_port = await self._listen(options)
         if not is_wildcard(bound_host):
             host = bound_host

@@ -136,7 +136,7 @@ class LookupHandlers:
         """CHECK_CLIENT_CONFIG: a consumer checks its filter before it starts."""
         data = request.document().get("subscriptionData") or {}
         if not isinstance(data, dict):
-            raise BadRequestError("subscriptionData is not an object")
+            raise BadRequestError("the body's subscriptionData is not a JSON object")
         try:
             filter_of(str(data.get("subString") or "*"), str(data.get("expressionType") or TAG))
         except UsageError as error:

@@ -131,11 +131,14 @@ class ServedArchive:
                     await asyncio.to_thread(self._tables.refresh, state)
             except TieredError as error:  # a refusal may pass too: credentials are renewed, clocks corrected
                 if not self.problem:
-                    logger.warning("cannot read the catalog: %s", error)
+                    logger.warning(
+                        "the catalog cannot be read, and clients are served by the last version read: %s",
+                        error,
+                    )
                 self.problem = str(error)
                 continue
             if self.problem:
-                logger.info("the catalog is read again")
+                logger.info("the catalog can be read again")
                 self.problem = ""
             if state.version != announced:
                 announced = state.version

@@ -177,7 +177,7 @@ class GroupOffsets:
         """Record an offset and return once it is durable. Raises FencedError if another server owns the groups,
         BadRequestError for a new group or queue at a memory limit: of all, of its group, of ``account``."""
         if not self.is_owner:
-            raise FencedError("consumer groups of this archive are served by another server")
+            raise FencedError("offset not committed: another server has the consumer groups of this archive")
         number = self._log.number(topic, queue_id)
         if (
             self._offsets.get((group, topic), {}).get(number) == offset
@@ -212,7 +212,7 @@ class GroupOffsets:
                 else:
                     self._changed.clear()
             except TieredError as error:
-                logger.warning("group offsets: %s", error)
+                logger.warning("the consumer groups cannot be claimed, and this is tried again: %s", error)
 
     def _renew_after_s(self) -> float | None:
         if self._node_holds is not None:
@@ -231,7 +231,9 @@ class GroupOffsets:
                 await self._written(copied, released=released)
                 break
             except FencedError as error:
-                logger.error("%s; commits are refused from now on", error)
+                logger.error(
+                    "%s: this server refuses commits of offsets until it has the groups again", error
+                )
                 self.is_owner = False
                 # Commits during this write are in no snapshot either.
                 later, self._flushed = self._flushed, None
@@ -264,7 +266,10 @@ class GroupOffsets:
                     await self._flush(released=True)
                     self.is_owner = False
         except TimeoutError:
-            logger.error("unacknowledged group offsets not written: the object store does not answer")
+            logger.error(
+                "offsets whose commits were not acknowledged are lost, as the object store does not answer: clients "
+                "commit them again"
+            )
 
 
 def _key_bytes(group: str, topic: str) -> int:

@@ -271,7 +271,7 @@ class GroupLog:
         key = snapshot_key(self._last.version)
         if newest_key(self._store) not in (None, key):
             # Its version stays: an owner that sleeps since before must find it.
-            raise FencedError("another server has taken over the consumer groups")
+            raise FencedError("another server has taken over the consumer groups of this archive")
 
     def _remove(self, versions: Sequence[int]) -> None:
         if versions:

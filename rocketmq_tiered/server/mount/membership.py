@@ -96,7 +96,10 @@ class Membership:
         self._sightings.note(leases, read_s, self._now_s())
         for node in self._sightings.silent():
             if node != self.node and leases[node].is_living and (ended := self._log.end(leases[node])):
-                logger.warning("node is silent: its lease is ended", extra={"node": node})
+                logger.warning(
+                    "a node of tiered mount is silent: this node ends its lease, and its brokers go to others",
+                    extra={"node": node},
+                )
                 self.takeovers += 1
                 leases[node] = ended
         self.leases = leases

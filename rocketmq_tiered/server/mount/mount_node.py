@@ -83,7 +83,7 @@ class MountNode:
         try:
             await self._step()
         except (TieredError, KeyError) as error:
-            logger.warning("the lease runs out instead of being released: %s", error)
+            logger.warning("this node could not release its lease, which runs out instead: %s", error)
         self._renewer.shutdown(wait=False)
 
     # -- rounds -----------------------------------------------------------------------------------------------
@@ -102,14 +102,18 @@ class MountNode:
                 self.problem = ""
                 wait_s = self.member.wait_s()
             except FencedError as error:
-                logger.error("%s: this node has closed all brokers that it served", error)
+                logger.error("%s: this node closes all brokers that it served, and joins again", error)
             except TieredError as error:
                 if not self.problem:
-                    logger.warning("lease not renewed: %s", error)
+                    logger.warning(
+                        "this node's lease could not be renewed, and this is tried again: %s", error
+                    )
                 self.problem = str(error)
             except Exception as error:
                 # Unexpected: keep renewing the lease.
-                logger.exception("round failed unexpectedly")
+                logger.exception(
+                    "this node's lease was not renewed, because of an unexpected error: this is tried again"
+                )
                 self.problem = repr(error)
             else:
                 self._act(decision)
@@ -160,11 +164,11 @@ class MountNode:
                 return
             port = self._free_port()
             try:
-                mounted = await MountedArchive.taken(self.place, name, port)
+                mounted = await MountedArchive.take(self.place, name, port)
             except (TieredError, OSError) as error:
                 if not isinstance(error, OSError):  # else another program has the port
                     self._ports.discard(port)
-                self._refused(name, error)
+                self._note_refusal(name, error)
                 return
             self.failures.pop(name, None)
             self._contested.discard(name)
@@ -173,7 +177,7 @@ class MountNode:
             self.moves += 1
             logger.info("broker mounted", extra={"broker": name.broker, "address": mounted.address})
 
-    def _refused(self, name: BrokerName, error: Exception) -> None:
+    def _note_refusal(self, name: BrokerName, error: Exception) -> None:
         """Note why a broker was not taken, and log it once. Unless the claim's outcome is unknown, other nodes may
         try now."""
         if not isinstance(error, UnavailableError):
@@ -211,7 +215,7 @@ class MountNode:
             for node, lease in self.member.leases.items()
             if node != self.member.node and lease.is_living
         ]
-        if (others or mounted.name not in self.member.announced) and await mounted.moved(MOVED_S):
+        if (others or mounted.name not in self.member.announced) and await mounted.await_move(MOVED_S):
             await asyncio.sleep(LINGER_S)
         await self._close(mounted)
 

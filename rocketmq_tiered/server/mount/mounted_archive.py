@@ -150,7 +150,7 @@ class MountPlace:
 
 
 class MountedArchive:
-    """Belongs to one event loop, from ``taken`` to ``close``."""
+    """Belongs to one event loop, from ``take`` to ``close``."""
 
     def __init__(self, place: MountPlace, access: ArchiveAccess, archive: ServedArchive) -> None:
         """Claim nothing and listen nowhere before ``_start``."""
@@ -186,7 +186,7 @@ class MountedArchive:
         return member.lease == self._lease and member.holds()
 
     @classmethod
-    async def taken(cls, place: MountPlace, name: BrokerName, port: int) -> MountedArchive:
+    async def take(cls, place: MountPlace, name: BrokerName, port: int) -> MountedArchive:
         """Claim the broker's groups, and serve it on ``port``. Raises FencedError if another server has them,
         UsageError if the broker is not retired, OSError if the port is taken, UnavailableError if it may have claimed
         the groups."""
@@ -215,7 +215,10 @@ class MountedArchive:
     async def _start(self, port: int) -> None:
         """Claim the groups, listen and register, in this order; FencedError if another server has the groups."""
         if not await self._offsets.claim():
-            raise FencedError("consumer groups of this archive are served by another server")
+            raise FencedError(
+                "another server has the consumer groups of this archive",
+                hint="this node mounts the broker once that server has released them, or is silent",
+            )
         mount, place = self._place.settings.mount, self._place
         serve = replace(
             self._settings,
@@ -344,8 +347,10 @@ class MountedArchive:
             await self.service.release_groups()
         self._is_released = True
 
-    async def moved(self, timeout_s: float) -> bool:
-        """Wait until another address is registered, at most ``timeout_s``; returns whether it is."""
+    async def await_move(self, timeout_s: float) -> bool:
+        """Wait until every name server lists another node's address for this broker, at most ``timeout_s``; returns
+        whether they do. The registrar reads their listings each second, not at its own period, so that this node stops
+        serving soon after its clients can move."""
         ends_s = time.monotonic() + timeout_s
         while self.registrar is not None and time.monotonic() < ends_s:
             if self.registrar.is_replaced:

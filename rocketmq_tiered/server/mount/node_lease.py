@@ -159,7 +159,7 @@ class NodeLog:
         exist: the next call resolves that."""
         own = self._own
         if own is None:
-            raise FencedError(f"node {self.node} has no lease")
+            raise FencedError(f"node {self.node} of tiered mount has not joined, or has lost its lease")
         self._put(
             replace(
                 own,
@@ -183,7 +183,9 @@ class NodeLog:
             # Our own, whose reply was lost, with older content.
             found = self._next(replace(wanted, version=found.version + 1), PUT_S)
         self._own = None
-        raise FencedError(f"the lease of node {self.node} was taken over")
+        raise FencedError(
+            f"the lease of node {self.node} was ended by another node, or by a later process of its name"
+        )
 
     def _next(self, wanted: NodeLease, timeout_s: float | None = None) -> NodeLease | None:
         """Write ``wanted`` under its version, or the next one that no stranger has. Returns the lease that is there,
@@ -221,7 +223,9 @@ class NodeLog:
         if own is not None:
             if (newest := leases.get(self.node)) is None or newest.version != own.version:
                 self._own = None
-                raise FencedError(f"the lease of node {self.node} was taken over")
+                raise FencedError(
+                    f"the lease of node {self.node} was ended by another node, or by a later process of its name"
+                )
             own_key = lease_key(self.node, own.version)
             older = [key for key in keys[own_key.rpartition("/")[0]] if key > own_key]
             if stale := older[VERSIONS_KEPT - 1 :]:

@@ -235,7 +235,7 @@ class PopHandlers:
         code = Response()
         listed = request.document().get("acks") or []
         if not isinstance(listed, list):
-            raise BadRequestError("acks is not a list")
+            raise BadRequestError("the body's acks are not a list")
         for item in listed:
             try:
                 start, bits = int(item["so"]), base64.b64decode(str(item["b"]), validate=True).rstrip(b"\0")

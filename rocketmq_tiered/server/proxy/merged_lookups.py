@@ -120,7 +120,9 @@ class MergedOffsets:
             if before == await self._broker_first(request.command, upstream):
                 return answer
             # The broker deleted in between: its reply may be the first message that was left.
-        raise UnavailableError("the broker is deleting messages; repeat the request")
+        raise UnavailableError(
+            "the time was not found, as the broker was deleting messages: repeat the request"
+        )
 
     async def _searched(
         self, request: Request, upstream: Upstream, situation: Situation, first: _First
@@ -131,7 +133,9 @@ class MergedOffsets:
         if is_upper and first.is_refused:
             return None
         if is_upper and first.is_away:
-            raise UnavailableError("broker not available: it may have a later message")
+            raise UnavailableError(
+                "the time cannot be searched while the broker is away: it may have a later message"
+            )
         # Messages stored in the same millisecond as the broker's first one may be archived.
         is_older = time_ms < first.stored_ms if is_upper else time_ms <= first.stored_ms
         if archived is None or (first.stored_ms >= 0 and not is_older):
@@ -144,7 +148,9 @@ class MergedOffsets:
             request.text("topic"), request.number("queueId"), time_ms, upper=is_upper
         )
         if first.is_away and found <= archived.min_offset > 0:
-            raise UnavailableError("broker not available: it may have earlier messages than the archive")
+            raise UnavailableError(
+                "the time cannot be searched while the broker is away: it may have earlier messages than the archive"
+            )
         if not is_upper and found >= archived.max_offset:
             answer = await upstream.call(request.command, ANSWER_S)
             value = number_in(answer, "offset")
@@ -322,7 +328,9 @@ class MergedLookups:
         try:
             return await records_by_key(self._archive, request), None
         except TieredError as error:
-            logger.warning("key query failed in the archive: %s", error)
+            logger.warning(
+                "a query by key is answered by the broker alone, as the archive cannot be searched: %s", error
+            )
             return (), error
 
     def _may_search(self, request: Request) -> bool:

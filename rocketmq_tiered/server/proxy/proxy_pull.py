@@ -191,7 +191,9 @@ class PullSources:
             flags = str(self._flags & ~COMMIT_OFFSET)
             return replace(self._command, ext_fields={**self._command.ext_fields, "sysFlag": flags})
         if self._context.now_s() - self._committed_s > RECOMMIT_S:
-            raise ThrottledError("relaying this signed pull would commit an old offset again")
+            raise ThrottledError(
+                "this pull has waited, and its signed offset to commit may be too old by now: the client pulls again"
+            )
         return self._command
 
     def _is_unfiltered(self) -> bool:

@@ -233,7 +233,7 @@ class ProxyService(RelayService[ProxyClient]):
             if refusal is not None:
                 return refusal
         if self._handlers is None and code in MERGED_CODES:
-            raise ThrottledError("the archive is not open yet")
+            raise ThrottledError("this process has not opened its archive yet: repeat the request")
         if self.timers is not None and code in TIMER_CODES:
             timers = self.timers
             try:

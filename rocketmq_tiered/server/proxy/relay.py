@@ -181,7 +181,7 @@ class ProxyClient(RelayClient):
         self._opaques = itertools.count(1)
         self._forwarded: OrderedDict[int, int] = OrderedDict()
         self._answers: set[asyncio.Task[None]] = set()
-        connection.on_answer = self._answered
+        connection.on_answer = self._forward_reply
 
     def _forward(self, command: RemotingCommand) -> None:
         opaque = next(self._opaques) & 0x7FFFFFFF
@@ -190,7 +190,7 @@ class ProxyClient(RelayClient):
             if len(self._forwarded) > FORWARDED_MAX:
                 self._forwarded.popitem(last=False)
 
-    def _answered(self, command: RemotingCommand) -> None:
+    def _forward_reply(self, command: RemotingCommand) -> None:
         """Send the client's reply to a request of the broker back under the broker's number."""
         opaque = self._forwarded.pop(command.opaque, None)
         if opaque is None:
@@ -254,7 +254,7 @@ class Relay:
                 command, relay_timeout_s(command.ext_fields), client.connection.writable
             )
         except UnavailableError as error:
-            return await self._fallback(request) or self._failed(request, client, error)
+            return await self._fallback(request) or self._failure_reply(request, client, error)
         self._counters.relayed[request.code] += 1
         self._version = answer.version
         if self._is_outage_logged:
@@ -262,7 +262,9 @@ class Relay:
             logger.info("requests reach the broker again")
         return relayed(answer)
 
-    def _failed(self, request: Request, client: RelayClient, error: UnavailableError) -> Response | None:
+    def _failure_reply(
+        self, request: Request, client: RelayClient, error: UnavailableError
+    ) -> Response | None:
         """What the client gets without the broker's reply: an error, nothing, or a closed connection, whichever
         makes its version repeat safely."""
         failure = failure_of(

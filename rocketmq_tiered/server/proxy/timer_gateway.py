@@ -162,7 +162,7 @@ class TimerGateway:
 
     def _key_or_wait(self) -> bytes:
         if not self.key:
-            raise ThrottledError("the archive is not open yet")
+            raise ThrottledError("this process has not opened its archive yet: repeat the request")
         return self.key
 
     # -- the broker -------------------------------------------------------------------------------------------

@@ -438,7 +438,9 @@ def _from_newest_base(store: ObjectStore, keys: list[str]) -> list[RetryObject]:
         if one.queues is not None:
             return found[::-1]
     if found:
-        raise CorruptionError(f"{store.url}/{found[-1].version}: the first object is not a base")
+        raise CorruptionError(
+            f"{store.url}/{keys[0]}: the objects before this one are lost, and with them retry messages"
+        )
     return []
 
 
@@ -464,7 +466,10 @@ class RetryLog:
             except FencedError:
                 continue  # the other server's last append came in between
             return state
-        raise FencedError("another server is still writing retry messages")
+        raise FencedError(
+            f"another server still writes retry messages to {self._store.url}",
+            hint="stop it, or wait until it has noticed that the consumer groups are no longer its own",
+        )
 
     def write(self, found: RetryObject) -> None:
         """Write the next object. Raises FencedError if another server wrote it. After other errors it may or may not
@@ -478,7 +483,7 @@ class RetryLog:
             if there.owner != self.owner:
                 raise FencedError(f"{there.owner_name} has taken over the retry messages") from None
         if any(_is_ours(info.key) for info in self._store.list(RETRY_KEYS, start_after=key)):
-            raise FencedError("another server has taken over the retry messages")
+            raise FencedError("another server has taken over the retry messages of this archive")
         self.version = found.version
         if found.queues is not None:
             self.base_version = found.version

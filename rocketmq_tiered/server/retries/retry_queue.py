@@ -73,7 +73,7 @@ class RetryQueues(DeliveredQueues):
             try:
                 self.state = await asyncio.to_thread(self._log.claim)
             except FencedError as error:
-                logger.warning("%s; retry messages are refused for now", error)
+                logger.warning("%s: this server refuses retry messages until it has them", error)
                 return
             self.is_owner = True
             self.announce()
@@ -84,7 +84,9 @@ class RetryQueues(DeliveredQueues):
         """Return once ``message`` is durable. Raises FencedError if another server owns the groups, StoreFullError
         at the memory limit."""
         if not (self.is_owner and self._offsets.is_owner):
-            raise FencedError("consumer groups of this archive are served by another server")
+            raise FencedError(
+                "retry message not taken: another server has the consumer groups of this archive"
+            )
         more_bytes = MESSAGE_BYTES + len(message.data)
         more_bytes += 0 if self.state.has_topic(message.topic) else queue_bytes(message.topic)
         if self.state.held_bytes + self._queued_bytes + more_bytes > self._limits.held_bytes_max:
@@ -106,7 +108,7 @@ class RetryQueues(DeliveredQueues):
                 if self.is_owner:
                     await self._step()
             except FencedError as error:
-                logger.error("%s; retry messages are refused from now on", error)
+                logger.error("%s: this server refuses retry messages until it has the groups again", error)
                 self._disown(error)
             except TieredError as error:
                 logger.warning("retry messages not written yet: %s", error)
@@ -200,7 +202,7 @@ class RetryQueues(DeliveredQueues):
 
     async def close(self) -> None:
         """Fail waiting requests; acknowledged messages are durable already."""
-        self._disown(FencedError("server stops"))
+        self._disown(FencedError("retry message not taken: this server stops"))
 
 
 class RetryHandlers:

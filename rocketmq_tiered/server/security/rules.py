@@ -631,7 +631,7 @@ class RulesFile:
         try:
             self.rules = read_rules(self._path)
         except UsageError as error:
-            logger.error("access rules not reloaded, the old ones stay: %s", error)
+            logger.error("access rules not reloaded, the old ones stay in force: %s", error)
             self._on_reload(False)
         else:
             logger.info("access rules reloaded", extra={"accounts": len(self.rules.accounts)})

@@ -108,7 +108,7 @@ class MasterMonitor:
                 await self._read()
             except Exception as error:
                 # Unexpected: stale state may send no consumer back.
-                logger.exception("reading the master's configuration failed unexpectedly")
+                logger.exception("reading the master's configuration failed unexpectedly, and is tried again")
                 self._enter(False, repr(error))
             self._wake.clear()
             if not self.is_available:
@@ -139,7 +139,7 @@ class MasterMonitor:
             self._refusal = master_refusal(self.config, self._broker)
         else:
             if suspicion is not None and self._expelled is None:
-                logger.error("slave mode ended: %s", suspicion)
+                logger.error("slave mode ends until the next start: %s", suspicion)
                 self._expelled = suspicion
             if self._broker_conf is not None:
                 self._refusal = master_refusal(self._broker_conf, self._broker)

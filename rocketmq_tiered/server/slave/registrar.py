@@ -168,7 +168,7 @@ class _Session:
                 progress = await self._round()
             except Exception as error:
                 # Unexpected: keep maintaining the registration.
-                logger.exception("registration round failed unexpectedly")
+                logger.exception("registering at a name server failed unexpectedly, and is tried again")
                 progress = self.progress.failed(repr(error))
             self._enter(progress)
             try:
@@ -190,7 +190,11 @@ class _Session:
                 if self._registering is not None and self._link.is_connected:
                     await self._unregister(await self._listing())
         except (TimeoutError, UnavailableError, CorruptionError) as error:
-            logger.info("not unregistered at %s: %s", self._address, error)
+            logger.info(
+                "the name server %s drops the registration of this process only after two minutes: %s",
+                self._address,
+                error,
+            )
         self.progress = self.progress.left()
         self._link.close("the service stops")
 

@@ -258,7 +258,7 @@ class SlaveService(RelayService[RelayClient]):
                 f"the master treats this process as a replica ({request_name(code)}): its slaves may act as master"
             )
         if self._handlers is None and code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
-            raise ThrottledError("the archive is not open yet")
+            raise ThrottledError("this process has not opened its archive yet: repeat the request")
         remark = f"slave mode does not support {request_name(code)}"
         return Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
 

@@ -221,18 +221,18 @@ class Connection(asyncio.BufferedProtocol):
             if self._may_start() and (command := self._in.only(data)) is not None:
                 self._start(command)
                 if not self._may_start():
-                    self._start_waiting()
+                    self._start_received()
                 return
         except ProtocolError as error:
             self.close(str(error))
             return
         self._in.push(data)
-        self._start_waiting()
+        self._start_received()
 
     # -- requests ---------------------------------------------------------------------------------------------
 
-    def _start_waiting(self) -> None:
-        """Start received requests, as many as the limits allow."""
+    def _start_received(self) -> None:
+        """Start received requests, as many as the limits allow; stop reading while there are more."""
         transport, out, active = self._transport, self._out, self._active
         if transport is None or transport.is_closing():
             return
@@ -257,6 +257,7 @@ class Connection(asyncio.BufferedProtocol):
                 transport.pause_reading()
             else:
                 transport.resume_reading()
+        # What is left in the buffer counts for the memory of all connections, and for how long a frame takes to arrive.
         partial_bytes = self._in.partial_bytes(
             self.last_active_s, is_paused=is_full, has_popped=turn < TURN_REQUESTS
         )
@@ -278,7 +279,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _next_turn(self) -> None:
         self._turn = None
-        self._start_waiting()
+        self._start_received()
 
     def _start(self, command: RemotingCommand) -> None:
         """Start one request: answer it at once without a task, in this step, or in a task that waits for its turn. A
@@ -306,7 +307,7 @@ class Connection(asyncio.BufferedProtocol):
                     serve(request, is_authorized=at_once is not None)
                 )
         except Exception as error:
-            self._failed(error)
+            self._close_on_error(error)
             return
         self._active.add(task, command.frame_bytes)
         task.add_done_callback(self._ended)
@@ -314,10 +315,10 @@ class Connection(asyncio.BufferedProtocol):
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._active.ended(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._failed(error)
-        self._start_waiting()
+            self._close_on_error(error)
+        self._start_received()
 
-    def _failed(self, error: BaseException) -> None:
+    def _close_on_error(self, error: BaseException) -> None:
         self._context.log.note(logging.ERROR, f"request failed unexpectedly: {error!r}", self._address)
         self.close("internal error")
 

@@ -102,5 +102,9 @@ class BufferAccounts:
 
 
 def _close(holder: Holder, why: str) -> None:
-    logger.warning("client closed to free memory: %s", why, extra={"client": holder.address})
+    logger.warning(
+        "a client's connection is closed, to keep within serve.memory_bytes: %s",
+        why,
+        extra={"client": holder.address},
+    )
     holder.close(why)

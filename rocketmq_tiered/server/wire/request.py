@@ -119,7 +119,7 @@ class Request:
         except (CorruptionError, ValueError, RecursionError) as error:
             raise BadRequestError(f"body is not JSON: {error}") from error
         if not isinstance(found, dict):
-            raise BadRequestError("body is not a JSON object")
+            raise BadRequestError("the body of the request is not a JSON object")
         return found
 
 
