@@ -105,7 +105,11 @@ class StoreTrial:
 
     def _list(self) -> CheckFinding:
         found = list(self._store.list(self.prefix, limit=1))
-        return ok(f"below {self._store.url}") if not found else failed("unexpected objects", _USE_ANOTHER)
+        return (
+            ok(f"below {self._store.url}")
+            if not found
+            else failed("a list of a new prefix has objects", _USE_ANOTHER)
+        )
 
     def _clock(self) -> CheckFinding:
         skew_ms = self._clock_ms() - self._store.clock_ms(self.prefix)

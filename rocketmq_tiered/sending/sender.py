@@ -106,7 +106,7 @@ class Sender:
         except UnavailableError:
             await self._again(queue.broker, request)
         if self._problem_s is not None:
-            logger.info("sending continues after %.0f s", time.monotonic() - self._problem_s)
+            logger.info("the broker takes messages again, after %.0f s", time.monotonic() - self._problem_s)
             self._problem_s, self._logged_s = None, -LOG_EVERY_S
 
     async def _turn(self) -> None:
@@ -148,7 +148,7 @@ class Sender:
         self._problem_s = self._problem_s or now_s
         if now_s - self._logged_s >= LOG_EVERY_S and state.outcome is not None:
             self._logged_s = now_s
-            logger.warning("%s; sending waits", state.outcome.exception())
+            logger.warning("%s: sending waits, and tries again", state.outcome.exception())
 
 
 class _FailedTooLong:

@@ -262,7 +262,7 @@ class TimerDelivery:
             return
         draft = CommitDraft(CommitKind.MAINTENANCE, timers=claims)
         if not self._commits.commit(lambda _newest: draft, Requirements(epoch=self._commits.state.epoch)):
-            raise UnavailableError("another writer owns the archive")
+            raise UnavailableError("no timer is delivered here: another writer owns the archive")
         self._claim_s = now_s
 
     def _merge(self, group: Sequence[TimerRef]) -> bool:
@@ -307,15 +307,25 @@ class TimerDelivery:
             size = max(16, min(DOUBT_CHUNK if is_doubt else CHUNK_MAX, int(len(rows) * CHUNK_S / seconds)))
         if fresh:
             logger.warning(
-                "the broker refuses %d timers, which are sent again: %s", fresh, self.counts.problem
+                "the broker refuses %d timers, which are sent again every ten minutes; the last refusal: %s",
+                fresh,
+                self.counts.problem,
             )
         postponed += self._holding(found.cancels)
         self.counts.cancelled += len(found.cancelled)
         if dropped := self.counts.dropped - before.dropped:
-            logger.error("%d timers dropped: %s", dropped, self.counts.problem)
+            logger.error(
+                "%d timers are dropped, as other messages are at their places: send them again; the last: %s",
+                dropped,
+                self.counts.problem,
+            )
         sent = self.counts.delivered - before.delivered
         if sent and (late_ms := max(islice(reversed(self._lateness_ms), sent))) > LATE_MS:
-            logger.warning("%d timers handed over, up to %d s late", sent, late_ms // 1000)
+            logger.warning(
+                "%d timers were handed over to the broker, the latest of them %d s after its time",
+                sent,
+                late_ms // 1000,
+            )
         return entries._replace(table=concatenated(postponed, ENTRY_DTYPE))
 
     def _postpone(self, row: np.void, why: str, place: Place) -> Table:
