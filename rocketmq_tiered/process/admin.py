@@ -218,7 +218,7 @@ class _HostCheck:
     def __init__(self, names: Collection[str]) -> None:
         self._names = {name.lower().rstrip(".") for name in names if name}
         self._lock = threading.Lock()
-        self._refused, self._logged_s = 0, float("-inf")
+        self._refused_count, self._logged_s = 0, float("-inf")
 
     def accepts(self, headers: list[str]) -> bool:
         """Whether a request with these Host headers is answered."""
@@ -238,11 +238,11 @@ class _HostCheck:
     def refused(self, client: str, host: str) -> None:
         """Count and log a refusal."""
         with self._lock:
-            self._refused += 1
+            self._refused_count += 1
             now_s = time.monotonic()
             if now_s - self._logged_s < REFUSALS_LOGGED_EVERY_S:
                 return
-            count, self._refused, self._logged_s = self._refused, 0, now_s
+            count, self._refused_count, self._logged_s = self._refused_count, 0, now_s
         logger.warning(
             "admin request refused: its Host is not accepted (admin.host_names)",
             extra={"client": client, "host": host[:HOST_CHARS_MAX], "count": count},

@@ -70,7 +70,7 @@ class BrokerOffsetsClient:
         if not self.address:
             if not self._has_warned:
                 logger.warning(
-                    "the broker's address is unknown", extra={"cause": "broker.address is not set"}
+                    "the broker's offsets are not known: set broker.address, or give --broker-conf"
                 )
             self._has_warned = True
             return None

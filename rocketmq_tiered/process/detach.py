@@ -76,15 +76,15 @@ class Detachment:
             self._say(DetachStep("read-only", "done: brokerPermission = 4; tiered detach --undo reverts it"))
             self._sleep(self._waits.route_s)
             self._say(DetachStep("routes", "done: clients have read them"))
-            self._stands(self._broker.produced, self._waits.quiet_s, "producers still send to it")
+            self._await_unchanged(self._broker.produced, self._waits.quiet_s, "producers still send to it")
             self._say(DetachStep("log", "done: quiet"))
-            self._emptied("left", self._broker.leftovers, force=force)
+            self._await_empty("left", self._broker.leftovers, force=force)
             self._broker.set_permission(PERM_NONE)
         self._say(DetachStep("closed", "done: brokerPermission = 0"))
-        self._stands(self._broker.group_offsets, self._waits.settle_s, "group offsets still change")
+        self._await_unchanged(self._broker.group_offsets, self._waits.settle_s, "group offsets still change")
         if self._broker.popped():
-            self._emptied("popped", self._broker.popped, force=force)
-            self._stands(
+            self._await_empty("popped", self._broker.popped, force=force)
+            self._await_unchanged(
                 self._broker.group_offsets,
                 self._waits.settle_s,
                 "popped messages still become visible again",
@@ -95,7 +95,7 @@ class Detachment:
         self._say(DetachStep("commits", "done: settled"))
         return None
 
-    def _emptied(self, step: str, read: Callable[[], list[Leftover]], *, force: bool) -> None:
+    def _await_empty(self, step: str, read: Callable[[], list[Leftover]], *, force: bool) -> None:
         """Wait until ``read`` returns nothing, and say each time what is left; with ``force`` it is left in the
         archive."""
         ends_s, said = self._now_s() + self._waits.wait_s, ""
@@ -114,7 +114,7 @@ class Detachment:
             self._sleep(LOOK_S)
         self._say(DetachStep(step, "done: nothing"))
 
-    def _stands(self, read: Callable[[], object], for_s: float, what: str) -> None:
+    def _await_unchanged(self, read: Callable[[], object], for_s: float, what: str) -> None:
         """Until ``read`` has returned the same for ``for_s``."""
         last, since_s = read(), self._now_s()
         ends_s = since_s + for_s + max(self._waits.wait_s, for_s)

@@ -50,7 +50,7 @@ class ArchiveMarker:
                 replace_whole(self.path, f"{self._url}\n".encode())
         except OSError as error:  # archiving does not wait for that
             logger.warning(
-                "state directory not written: a later start does not know that this archive exists",
+                "the state directory cannot be written: a later start does not know that this archive exists",
                 extra={"problem": str(error)},
             )
 
@@ -142,7 +142,9 @@ class StateDirectory:
             if self._link is not None:
                 self._link.unlink(missing_ok=True)
         except OSError as failure:  # a disk that became read-only; without the lock the file is ignored
-            logger.warning("instance description not removed: %s", failure)
+            logger.warning(
+                "the description of this instance, which has ended, cannot be removed: %s", failure
+            )
         finally:
             os.close(self._lock_fd)
 

@@ -310,7 +310,10 @@ class UploaderService:
             return False
         if after_failure(error, before, 1, 0.0).exit_code is None:
             return False
-        logger.error("reloaded settings are unusable: previous settings restored", exc_info=error)
+        logger.error(
+            "the uploader does not start with the reloaded settings: the previous ones are in force again",
+            exc_info=error,
+        )
         self._settings_problem = str(error)
         self._apply(before)
         self._start_job()
@@ -326,7 +329,10 @@ class UploaderService:
         try:
             after = self._surroundings.loaded().settings
         except TieredError as error:
-            logger.error("settings not reloaded: previous settings stay", exc_info=error)
+            logger.error(
+                "settings not reloaded, the previous ones stay in force: correct them and send SIGHUP again",
+                exc_info=error,
+            )
             self._settings_problem = str(error)
             return
         self._settings_problem = ""
@@ -369,7 +375,10 @@ class UploaderService:
             self._job_error, FencedError
         )
         if drained and was_running and isinstance(self._job_error, TieredError) and not is_standby:
-            logger.error("the uploader failed while draining", exc_info=self._job_error)
+            logger.error(
+                "the uploader failed while it finished what was in flight: the next start archives the rest",
+                exc_info=self._job_error,
+            )
             return self._job_error.exit_code
         if before in REFUSED:
             return REFUSED[before].exit_code

@@ -279,7 +279,10 @@ async def _watch(compacted: CompactionTopics) -> None:
             logged = ""
         except TieredError as error:
             if str(error) != logged:
-                logger.warning("new compaction topics are not recognized: %s", error)
+                logger.warning(
+                    "new compaction topics are not recognized until the broker's topic table can be read: %s",
+                    error,
+                )
             logged = str(error)
 
 
@@ -383,7 +386,9 @@ class ServingThread:
             if not self._started.done():
                 self._started.set_exception(error)
                 return
-            logger.critical("client server stopped", exc_info=error)
+            logger.critical(
+                "clients are no longer served, because of an error: restart tiered run", exc_info=error
+            )
 
     async def _main(self) -> None:
         """Listen, open the archive as soon as there is one, and close everything at the stop."""

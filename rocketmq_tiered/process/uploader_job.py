@@ -445,7 +445,11 @@ def _pin_keeper(settings: Settings, conf: BrokerConf | None, writer: Writer) -> 
     try:
         keeper.release_all()
     except OSError as error:
-        logger.warning("hard links of an earlier process not removed (pins)", extra={"problem": str(error)})
+        logger.warning(
+            "hard links to commitlog files (pins) that an earlier process made are not removed: delete them, as they "
+            "take disk space",
+            extra={"problem": str(error)},
+        )
     return None
 
 

@@ -212,7 +212,8 @@ def test_a_reload_with_a_wrong_file_changes_nothing_and_a_right_one_applies(home
         refused = [
             line
             for line in sidecar.lines()
-            if line["message"] == "settings not reloaded: previous settings stay"
+            if line["message"]
+            == "settings not reloaded, the previous ones stay in force: correct them and send SIGHUP again"
         ]
         assert "offload.batch_byte" in refused[0]["cause"] and refused[0]["error"] == "UsageError"
 
