@@ -52,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=BODY_FORMS,
         help="jsonl: add bodies in this form (default: length and checksum only)",
     )
-    parser.add_argument("--charset", metavar="NAME", help=f"of --body text (default: {CHARSET})")
+    parser.add_argument(
+        "--charset", metavar="NAME", help=f"character set of the bodies, for --body text (default: {CHARSET})"
+    )
     add_generation(parser)
     add_version(parser)
     parser.add_argument(

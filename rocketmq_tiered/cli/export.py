@@ -55,7 +55,7 @@ def execute(options: argparse.Namespace) -> int:
     """Export the messages archived since the last export to this target. Exit code 1 if damage was skipped."""
     settings = settings_of(options).settings
     if options.catalog and options.format != ICEBERG:
-        raise UsageError("--catalog requires --format iceberg")
+        raise UsageError("--catalog requires --format iceberg", hint="add it, or remove --catalog")
     if not re.fullmatch(r"[^.]+\.[^.]+", options.table):
         hint = f"write a namespace, a point and a name, such as {DEFAULT_TABLE}"
         raise UsageError(f"--table {options.table} does not name a table in a namespace", hint=hint)

@@ -129,7 +129,9 @@ def execute(options: argparse.Namespace) -> int:
             state.describe(description, state_root(os.environ))
         except StoreFullError as error:
             # Other commands do not find this instance; archiving works.
-            logger.warning("instance description not written: %s", error)
+            logger.warning(
+                "tiered status does not find this instance, as its description cannot be written: %s", error
+            )
         logger.info(
             "started", extra={"admin": admin.url, "archive": settings.archive.url, "store": store_path}
         )
