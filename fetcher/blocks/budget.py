@@ -292,4 +292,4 @@ class MemoryAdmission:
 
 
 def _closed() -> UnavailableError:
-    return UnavailableError("cannot read: the archive is closed")
+    return UnavailableError("the read waited for memory when the archive was closed")

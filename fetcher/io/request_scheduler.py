@@ -101,7 +101,7 @@ class LoopRangeReader:
             try:
                 check_process(self._process_id)
                 if self._is_closed:
-                    raise RuntimeError("this reader is closed")
+                    raise RuntimeError("the reader of the archive is closed")
             except RuntimeError:
                 request.close()
                 raise

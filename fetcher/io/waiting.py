@@ -210,7 +210,7 @@ class Background:
         except StopIteration:
             self._end(work)
         except Exception:
-            logger.exception("prefetch failed")
+            logger.exception("prefetch failed unexpectedly: the reader itself reads what it lacks")
             self._end(work)
         else:
             wait.future.add_done_callback(lambda done: self._submit(work, done))

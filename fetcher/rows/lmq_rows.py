@@ -120,7 +120,11 @@ class LmqReader:
         for some, (_, inverse), records, parent in zip(mine, wanted, found, parents.values(), strict=True):
             sizes, phys = records.sizes[inverse], records.phys[inverse]
             if bool((sizes != rows.size[some]).any() or (phys != rows.phys[some]).any()):
-                raise CorruptionError(f"{queue}: rows differ from those of parent {parent}")
+                raise CorruptionError(
+                    f"{queue}: its rows have other sizes or physical offsets than the messages of {parent} that they "
+                    "refer to",
+                    hint="tiered verify ARCHIVE_URL --full names what is damaged",
+                )
             piece[some] = records.piece[inverse] + len(pieces)
             starts[some] = records.starts[inverse]
             pieces += records.pieces

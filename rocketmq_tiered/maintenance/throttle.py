@@ -52,12 +52,15 @@ class YieldingStore(StoreWrapper):
         stopping: Stopping | threading.Event | None = None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``share``: of both limits, what may be used now; read at each request."""
         super().__init__(store)
         self._bytes_per_s, self._requests_per_s = bytes_per_s, requests_per_s
         self._share, self._stopping, self._clock_s = share, stopping or threading.Event(), clock_s
         self._lock = threading.Lock()
-        self._owed_s = 0.0
-        self._seen_s = clock_s()
+        self._debt_s = 0.0
+        """Seconds at the whole limits that earlier requests still cost; below 0: saved up for a burst."""
+        self._debt_at_s = clock_s()
+        """When ``_debt_s`` was computed, by ``clock_s``."""
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
         """Put an object after the wait that its bytes cost."""
@@ -87,12 +90,12 @@ class YieldingStore(StoreWrapper):
                 if self._stopping.is_set():
                     raise StoppedError
                 share, now_s = self._share(), self._clock_s()
-                self._owed_s = max(-BURST_S, self._owed_s - (now_s - self._seen_s) * share)
-                self._seen_s = now_s
-                if share > 0 and self._owed_s <= 0:
-                    self._owed_s += max(byte_count / self._bytes_per_s, 1 / self._requests_per_s)
+                self._debt_s = max(-BURST_S, self._debt_s - (now_s - self._debt_at_s) * share)
+                self._debt_at_s = now_s
+                if share > 0 and self._debt_s <= 0:
+                    self._debt_s += max(byte_count / self._bytes_per_s, 1 / self._requests_per_s)
                     return
-                wait_s = min(POLL_S, self._owed_s / share) if share > 0 else POLL_S
+                wait_s = min(POLL_S, self._debt_s / share) if share > 0 else POLL_S
             self._stopping.wait(max(wait_s, 0.001))
 
 

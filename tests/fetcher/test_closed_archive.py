@@ -186,7 +186,9 @@ def test_a_reader_that_needs_memory_after_the_close_does_not_wait_either(large_u
     everything = access.budget.charge(access.budget.total_bytes, 0)
     archive.close()
     reading = Reading(lambda: run_sync(access.fetcher.pull(PullRequest("t", 0, 0, count=1, max_bytes=1))))
-    assert reading.error().startswith("UnavailableError: cannot read: the archive is closed")
+    assert reading.error().startswith(
+        "UnavailableError: the read waited for memory when the archive was closed"
+    )
     assert everything.future.done()
 
 

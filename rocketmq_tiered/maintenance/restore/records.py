@@ -358,7 +358,9 @@ class UnitWriter:
         """Units of offsets that no message has. Raises UsageError where the log has no place for them."""
         if self._gap_phys < 0:
             raise UsageError(
-                f"offsets {begin} to {end} of {key} are missing, and the log begins at 0", hint=COMPACT
+                f"{key} has no messages at offsets {begin} to {end - 1}, and a log that begins at physical offset 0 "
+                "has no place for their consume-queue units",
+                hint=COMPACT,
             )
         self._gaps += end - begin
         for first in range(begin, end, GAP_UNITS_MAX):

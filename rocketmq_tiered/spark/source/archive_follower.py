@@ -124,7 +124,7 @@ def _offsets(topics: Mapping[str, Mapping[str, Any]]) -> dict[QueueKey, int]:
 
 def _whole(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= OFFSET_MAX:
-        raise ValueError("a number does not fit into 63 bits")
+        raise ValueError(f"{str(value)[:32]!r} is not a whole number from 0 to {OFFSET_MAX}")
     return value
 
 
@@ -259,6 +259,8 @@ class ArchiveFollower:
         return self._gaps[names]
 
     def _with_origins(self, names: Names, state: CatalogState, queues: dict[QueueKey, int]) -> ArchiveOffset:
+        """The offset from which a stream starts. It notes where it starts in a queue with a gap below: what fills that
+        part of the gap later is not the stream's. Elsewhere nothing can appear below the start."""
         gaps = self._gaps_of(names).at(state.version)
         origins = {
             queue: offset
