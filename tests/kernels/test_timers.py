@@ -135,7 +135,8 @@ def test_times_outside_of_a_century_are_refused(ms: int, words: str) -> None:
 def test_texts_are_compared_byte_by_byte(texts: list[bytes]) -> None:
     length = np.array([*map(len, texts)], np.int64)
     at, like = np.cumsum(length) - length, np.arange(len(texts))[::-1].copy()
-    found = same_texts(np.frombuffer(b"".join(texts) or b"x", np.uint8).ctypes.data, at, length, like)
+    data = np.frombuffer(b"".join(texts) or b"x", np.uint8)  # held: the kernel gets its address only
+    found = same_texts(data.ctypes.data, at, length, like)
     assert found.tolist() == [one == other for one, other in zip(texts, texts[::-1], strict=True)]
 
 

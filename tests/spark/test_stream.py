@@ -64,10 +64,10 @@ def test_a_foreign_checkpoint_is_refused() -> None:
         ({"t": dict.fromkeys(map(str, range(11)), 1)}, "more than 10 queues"),
         ({f"t{number}": {} for number in range(11)}, "more than 10 queues"),
         ({"t" * 1025: {}}, "a name of more than 1024 characters"),
-        ({"t": {"0.0": 1 << 63}}, "a number does not fit"),
-        ({"t": {"0.0": "9" * 4000}}, "a number does not fit"),
-        ({"t": {"0.0": -1}}, "a number does not fit"),
-        ({"t": {"9" * 4000 + ".0": 1}}, "a number does not fit"),
+        ({"t": {"0.0": 1 << 63}}, "is not a whole number from 0"),
+        ({"t": {"0.0": "9" * 4000}}, "is not a whole number from 0"),
+        ({"t": {"0.0": -1}}, "is not a whole number from 0"),
+        ({"t": {"9" * 4000 + ".0": 1}}, "is not a whole number from 0"),
     ],
 )
 def test_an_offset_of_any_size_is_refused(
