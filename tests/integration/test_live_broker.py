@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.live import Sidecar
 from tests.integration.live_scene import Load, Producer, Scene, beside_broker, finish
-from tests.integration.live_stories import LiveSize, everything_happens, lose_the_tail
+from tests.integration.live_stories import LiveSize, everything_happens
 from tests.servers.rocketmq import BROKER
 from tests.servers.running_store import RunningStore
 from tests.servers.store_directory import StoreDirectory
@@ -48,24 +48,6 @@ def test_restarts_outages_and_a_recreated_topic_lose_and_repeat_nothing(
     # What was sent to the deleted topic is no longer shown, and still there.
     assert story.stored_at_least <= compared.shown + compared.older <= story.stored_at_most
     assert compared.shown >= story.stored_at_least - size.messages // 2
-
-
-def test_a_killed_broker_whose_log_lost_its_tail_starts_a_new_log_history(
-    tmp_path: Path, minio_url: RunningStore
-) -> None:
-    scene = Scene()
-    with beside_broker(scene, tmp_path, minio_url) as sidecar:
-        sidecar.start()
-        # The log loses a part of the second commit: by the first one it continues the archive.
-        for messages in (8_000, 2_000):
-            with Producer(sidecar.broker, scene, Load(messages, 500), tmp_path / "producer.out") as producer:
-                producer.finish(120)
-            sidecar.wait_until_archived(60)
-        lose_the_tail(sidecar, 300_000)
-        with Producer(sidecar.broker, scene, Load(5_000, 500), tmp_path / "producer.out") as producer:
-            producer.finish(120)
-        sidecar.wait_until_archived(60)
-        assert 14_000 < finish(sidecar).shown < 15_000
 
 
 MESSAGES = 300
