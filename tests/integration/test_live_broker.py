@@ -4,7 +4,7 @@ The soak tests run the same stories at full size (tests/soak/test_live.py).
 
 `tiered run` beside real brokers that dispatch to LMQs in their own ways, or not at all.
 
-What befalls consume queues: a power loss, as which a copy of a running store counts, lost queues, a lost end of a log,
+What befalls consume queues: a power loss, as which a copy of a running store counts, lost queues, a truncated log,
 another kind of queues and back.
 """
 
@@ -136,7 +136,7 @@ STORIES = {
     "queues first": power_loss("consumequeue", "commitlog"),
     "log first": power_loss("commitlog", "consumequeue"),
     "lost queue": lost_queue,
-    "tail lost": lambda sidecar, _scene: lose_the_tail(sidecar, 100_000),
+    "truncated log": lambda sidecar, _scene: lose_the_tail(sidecar, 100_000),
     "rocksdb and back": rocksdb_and_back,
 }
 
