@@ -43,7 +43,7 @@ EXTENDED = {
     "integration/test_hostile.py": ALL,
     "integration/test_install_and_run_pages.py": ALL,
     "integration/test_key_compaction_live.py": ALL,
-    "integration/test_live_broker.py": r".*\[(4|5\.5)|test_(restarts|a_killed_broker|lmqs_are)",
+    "integration/test_live_broker.py": r".*\[(4|5\.5)|test_(restarts|lmqs_are|the_archive_shows)",
     "integration/test_mount.py": r"test_a_(drill|restored|broker_whose)",
     "integration/test_proxy_clients.py": r".*\[(4|5\.5)|test_mqadmin",
     "integration/test_proxy_timers.py": r".*\[(4|5\.5)|test_(a_grpc|the_producers)",

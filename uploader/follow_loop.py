@@ -124,7 +124,7 @@ class FollowLoop:
             if (wants_more or source.last is None) and ask.is_due(now_ms):
                 source.ask(dispatcher.cursor)
                 self._refuse_overwritten_log()
-            has_more = self._has_more()
+            has_more = self._has_more(has_new=wants_more if has_ended else None)
             result = dispatcher.dispatch_step(source.feed) if has_more else StepResult.CAUGHT_UP
             # The bound of a dead broker is the end of its last file: zeros are no lag.
             if result == StepResult.BUSY or (has_more and self._is_behind()):
@@ -162,11 +162,14 @@ class FollowLoop:
         if compare_log(self._log, check) is CheckResult.DIFFERENT:
             raise BrokerRestartedError(f"the commitlog below {check.end_phys} is no longer what was read")
 
-    def _has_more(self) -> bool:
+    def _has_more(self, *, has_new: bool | None) -> bool:
         """Whether a step may progress. Below a live broker's offsets, zeros or a missing file must be passed too; the
-        bound of a dead broker is the end of its last file, written or not."""
+        bound of a dead broker is the end of its last file, written or not. ``has_new``: whether new bytes stand at the
+        cursor, if that was just read."""
         cursor, feed = self._dispatcher.cursor, self._bound_source.feed
-        return cursor < feed.proven_phys or (cursor < feed.limit_phys and self._has_new_bytes())
+        if cursor < feed.proven_phys or cursor >= feed.limit_phys:
+            return cursor < feed.proven_phys
+        return self._has_new_bytes() if has_new is None else has_new
 
     def _has_new_bytes(self) -> bool:
         """Whether bytes other than zeros stand at the cursor, or the log continues after missing files; one small read

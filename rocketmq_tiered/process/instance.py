@@ -102,7 +102,7 @@ class StateDirectory:
     """A locked state directory, as a context manager."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = path.absolute()  # errors of its files name them so, wherever this process was started
         self._lock_fd = -1
         self._link: Path | None = None
 

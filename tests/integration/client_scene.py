@@ -156,7 +156,10 @@ class ClientScene:
         self, output: Path, version: str, program: str, *arguments: str, flags: Sequence[str] = ()
     ) -> Consumer:
         """Start a Java consumer that writes to ``output``."""
-        command = java_command(version, self.directory, program, *arguments, flags=flags)
+        return self.launch(output, java_command(version, self.directory, program, *arguments, flags=flags))
+
+    def launch(self, output: Path, command: Sequence[str]) -> Consumer:
+        """Start a consumer that writes to ``output``."""
         with output.with_suffix(".out").open("ab") as log:
             child = subprocess.Popen(command, stdout=log, stderr=log)
         self.children.append(child)

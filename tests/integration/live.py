@@ -24,6 +24,7 @@ from tests.servers.running_store import RunningStore
 from tests.servers.store_directory import StoreDirectory
 from tiered.archive.segment_reader import SegmentCache
 from tiered.broker_store.commit_log import CommitLog
+from tiered.broker_store.conf import read_broker_conf
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
 from tiered.errors import NotFoundError
@@ -246,7 +247,7 @@ def compare_with_broker(sidecar: Sidecar) -> Compared:
     segments = SegmentCache(store)
     shown = {key[:2]: key for key in state.visible_queues()}
     compared = older = 0
-    with open_broker_store(sidecar.broker.store) as broker:
+    with open_broker_store(sidecar.broker.store, conf=read_broker_conf(sidecar.broker.broker_conf)) as broker:
         index = broker.consume_queues()
         assert index is not None
         log = LogView(broker.commit_log)

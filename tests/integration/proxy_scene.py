@@ -5,7 +5,6 @@ Owns the place and the requests made in it. Does not own clients' lives (client_
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,14 +58,11 @@ class ProxyScene(ClientScene):
         arguments = self._dialled(real), *job.arguments(output)
         return self.start(output, version, "Consume", *arguments, flags=flags)
 
-    def consume_by_go(self, group: str, topic: str = "live0", *, real: bool = False) -> Consumer:
+    def consume_by_go(self, group: str) -> Consumer:
         """Start the Go client's push consumer, which ends when it is killed."""
         output = self.output(group)
-        arguments = "push", self._dialled(real), group, topic, str(10**6), "600", str(output)
-        with output.with_suffix(".out").open("ab") as log:
-            child = subprocess.Popen([str(go_consumer()), *arguments], stdout=log, stderr=log)
-        self.children.append(child)
-        return Consumer(child, output)
+        arguments = "push", self.address, group, "live0", str(10**6), "600", str(output)
+        return self.launch(output, [str(go_consumer()), *arguments])
 
     def consume_all(
         self, version: str, jobs: Sequence[Job], *, flags: Sequence[str] = (), real: bool = False

@@ -192,7 +192,8 @@ def test_a_full_disk_of_the_state_directory_is_not_the_object_store(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with StateDirectory(tmp_path) as state, pytest.raises(StoreFullError) as found:
+    monkeypatch.chdir(tmp_path)
+    with StateDirectory(Path("state")) as state, pytest.raises(StoreFullError) as found:
         monkeypatch.setattr("rocketmq_tiered.process.instance.replace_whole", full)
         state.describe(DESCRIPTION)
     assert after_failure(found.value, Settings(), 1, 0.0).condition.text == "blocked: local disk"
