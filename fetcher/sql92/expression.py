@@ -66,7 +66,8 @@ class Negate:
     operand: Expression
 
     def compiled(self) -> Evaluate:
-        """A long stays one, as Java's and Python's integers differ at their ends."""
+        """Negate the operand's number. A long stays a long: its ends are those of Java, which Python's integers do
+        not have."""
         operand = self.operand.compiled()
 
         def evaluate(lookup: Lookup) -> Value:
@@ -96,7 +97,7 @@ class Not:
     operand: Expression
 
     def compiled(self) -> Evaluate:
-        """See Expression."""
+        """Negate the operand's truth value; an unknown one stays unknown."""
         operand = self.operand.compiled()
 
         def evaluate(lookup: Lookup) -> Value:
@@ -202,7 +203,7 @@ class Among:
     negated: bool
 
     def compiled(self) -> Evaluate:
-        """See Expression; a property that the message lacks is unknown, negated or not."""
+        """Look the property up among the texts; unknown, negated or not, if the message lacks it."""
         name, texts, negated = self.operand.name, self.texts, self.negated
 
         def evaluate(lookup: Lookup) -> Value:
@@ -222,13 +223,13 @@ class Match:
     negated: bool
 
     def compiled(self) -> Evaluate:
-        """See Expression; an empty text matches nothing, negated or not, as in the broker."""
+        """Search the operand's text. An empty text to search for matches nothing, negated or not, as in the broker."""
         text, kind, negated, operand = self.text, self.kind, self.negated, self.operand.compiled()
         if not text:
             return lambda lookup: False
 
         def evaluate(lookup: Lookup) -> Value:
-            """Never unknown."""
+            """Whether the text matches; an operand that is no text does not match, negated or not."""
             value = operand(lookup)
             if not isinstance(value, str):
                 return False

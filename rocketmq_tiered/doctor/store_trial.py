@@ -44,7 +44,7 @@ class StoreTrial:
         clock_ms: Callable[[], int],
         largest_put_bytes: int = PART_BYTES,
     ) -> None:
-        """``clock_ms``: compared with the store's."""
+        """``clock_ms``: this host's clock, which a check compares with the store's."""
         self._store, self._probe, self._policy = store, probe, policy
         self._clock_ms = clock_ms
         self._largest_put_bytes = largest_put_bytes

@@ -134,7 +134,8 @@ def convert(plan: QueuePlan, observe: Observe) -> Written:
 
 class _Rewrite:
     def __init__(self, plan: QueuePlan, task: str, observe: Observe) -> None:
-        """``task``: names what is done, so that an interrupted run of the same task is continued, and no other."""
+        """``task``: "build" or "convert". An interrupted run is continued only by the same task, for the same kind
+        of store."""
         self._plan, self._store, self._observe = plan, plan.store, observe
         self._work = plan.store.path / WORK_NAME
         # A broker writes its lock file when it starts: what was written before may be of a log that it truncated.

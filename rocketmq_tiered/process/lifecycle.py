@@ -197,7 +197,8 @@ class UploaderService:
         return condition.state in ARCHIVING, "\n".join(lines)
 
     def _observed(self) -> tuple[Condition, StatusReport | None]:
-        """The state and report to show now; a running uploader knows its state better than the main loop."""
+        """The state and the report to show now. While an uploader runs its own report decides; the main loop knows
+        only how the last one ended."""
         job, now = self._job, self._condition
         if now.state in STARTING and (kernel := compiling()):
             now = Condition(RunState.STARTING, f"compiling {kernel}")
@@ -230,7 +231,8 @@ class UploaderService:
             logger.error("the uploader has not drained in time: new settings apply once it has")
 
     def _start_job(self) -> None:
-        """Start an uploader in a thread of its own; its number tells its end from that of an earlier one."""
+        """Start an uploader in a thread of its own. Its number goes into the event of its end, which is ignored if a
+        later one has started."""
         self._retry_at_s = self._late_at_s = None
         self._started_s = time.monotonic()
         self._job_error = None

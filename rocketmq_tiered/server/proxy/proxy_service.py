@@ -137,7 +137,7 @@ class ProxyService(RelayService[ProxyClient]):
         self._name_servers.close()
 
     def status(self) -> ProxyStatus:
-        """For status and metrics, also from other threads."""
+        """What status, metrics and the admin page show; called from their threads too."""
         clients = list(self._relay_clients.values())
         return ProxyStatus(
             self._config.advertise,

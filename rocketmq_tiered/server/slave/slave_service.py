@@ -188,7 +188,7 @@ class SlaveService(RelayService[RelayClient]):
         await self.master.close()
 
     def status(self) -> SlaveStatus:
-        """For status and metrics, also from other threads."""
+        """What status, metrics and the admin page show; called from their threads too."""
         slave = self._options.slave
         return SlaveStatus(
             slave.advertise,
