@@ -325,6 +325,8 @@ class MergedLookups:
         return Response(ext=ext | dict(answer.ext_fields) if answer is not None else ext, body=records)
 
     async def _archived(self, request: Request) -> tuple[Sequence[Buffer], TieredError | None]:
+        """The archive's records with a key, or why it cannot be searched: the broker's own are the answer then, if
+        it has some."""
         try:
             return await records_by_key(self._archive, request), None
         except TieredError as error:
