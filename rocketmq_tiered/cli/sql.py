@@ -8,6 +8,8 @@ import csv
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import redirect_stdout, suppress
@@ -66,13 +68,15 @@ def execute(options: argparse.Namespace) -> int:
     with (
         open_archive(options.url, settings=settings, version=options.at_version) as archive,
         ThreadPoolExecutor(1, "sql") as pool,
+        _Interrupts() as interrupts,
     ):
         session = archive.session(
             allow_files=options.allow_files,
             explode_batches=options.explode_batches,
             permissive=options.permissive,
         )
-        asked = _Asked(session, pool, printed, shows_progress=_shows_progress(options))
+        interrupts.watch(session)
+        asked = _Asked(session, pool, printed, interrupts, shows_progress=_shows_progress(options))
         if options.statement is None and sys.stdin.isatty():
             _prompt(asked)
         else:
@@ -84,6 +88,42 @@ def _shows_progress(options: argparse.Namespace) -> bool:
     return sys.stderr.isatty() and not ((options.json or options.csv) and sys.stdout.isatty())
 
 
+class _Interrupts:
+    """What Ctrl-C does: a handler, as DuckDB loses exceptions that are raised while it calls Python."""
+
+    def __init__(self) -> None:
+        self._session: SqlSession | None = None
+        self._was_early = False
+        self.ends: Callable[[], bool] = lambda: False
+        """Whether a statement of the prompt ended, so that the prompt can stay."""
+
+    def __enter__(self) -> _Interrupts:
+        self._before = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._interrupted)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._before)
+
+    def watch(self, session: SqlSession) -> None:
+        """From now on Ctrl-C ends the process at once, and deletes the temporary files of ``session``."""
+        self._session = session
+        if self._was_early:
+            self._interrupted()
+
+    def _interrupted(self, *signalled: object) -> None:
+        if self._session is None:
+            self._was_early = True
+            return
+        if self.ends():
+            raise KeyboardInterrupt
+        self._session.abandon()
+        os.write(2, b"tiered: interrupted\n")
+        os._exit(EXIT_INTERRUPTED)
+
+
 @dataclass
 class _Asked:
     """Statements run in a thread, so that this one can end them. DuckDB does not notice an interrupt inside of a long
@@ -92,29 +132,27 @@ class _Asked:
     session: SqlSession
     pool: Executor
     printed: Callable[[SqlSession, Any], None]
+    interrupts: _Interrupts
     shows_progress: bool
+    done: Future[None] | None = None
+    """The last ones."""
 
-    def run(self, text: str, *, is_prompt: bool = False) -> None:
-        """Print what ``text`` asks. Ctrl-C ends the process, at a prompt only if DuckDB does not end the statement."""
-        done = Future[None]()
-        try:
-            done = self.pool.submit(self._print, text)
-            if self.shows_progress and not wait([done], PROGRESS_AFTER_S).done:
-                with Progress("read", 0, unit=" messages") as progress:
-                    self.session.report = progress.update
-                    wait([done])
-            done.result()
-        except KeyboardInterrupt:
-            if is_prompt and self._is_ended(done):
-                raise
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            self.session.abandon()
-            print_lines("tiered: interrupted", file=sys.stderr)
-            os._exit(EXIT_INTERRUPTED)
+    def run(self, text: str) -> None:
+        """Print what ``text`` asks."""
+        self.done = done = self.pool.submit(self._print, text)
+        if self.shows_progress and not wait([done], PROGRESS_AFTER_S).done:
+            with Progress("read", 0, unit=" messages") as progress:
+                self.session.report = progress.update
+                wait([done])
+        done.result()
 
-    def _is_ended(self, done: Future[None]) -> bool:
+    def ends(self) -> bool:
+        """Interrupt a statement; whether none runs then. It takes no lock that an interrupted ``run`` may hold."""
         self.session.interrupt()
-        return bool(wait([done], INTERRUPT_S).done)
+        until_s = time.monotonic() + INTERRUPT_S
+        while self.done is not None and not self.done.done() and time.monotonic() < until_s:
+            time.sleep(0.02)
+        return self.done is None or self.done.done()
 
     def _print(self, text: str) -> None:
         for statement in self.session.statements(text):
@@ -124,6 +162,7 @@ class _Asked:
 
 def _prompt(asked: _Asked) -> None:
     """Statements of a person, each up to its semicolon, until the end of input."""
+    asked.interrupts.ends = asked.ends
     with suppress(ImportError):
         import readline  # noqa: F401 - input() edits lines with it
     print_lines("SHOW TABLES lists the topics, DESCRIBE the columns of one. Ctrl-D ends.")
@@ -133,7 +172,7 @@ def _prompt(asked: _Asked) -> None:
             text += input(CONTINUED if text else PROMPT) + "\n"
             if text.strip() and not text.rstrip().endswith(";"):
                 continue
-            asked.run(text, is_prompt=True)
+            asked.run(text)
         except EOFError:
             print_lines("")
             return

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import rocketmq_tiered
@@ -176,3 +178,44 @@ def test_a_condition_gives_the_rows_that_it_gives_on_a_copy(
             question = f"SELECT queue_id, queue_offset FROM t WHERE {asked} ORDER BY {last}"
             wanted = session.execute(question.replace("FROM t WHERE", "FROM whole AS t WHERE")).fetchall()
             assert session.execute(question).fetchall() == wanted, f"{number}: {zone} {asked} {last}"
+
+
+def expression(rng: Random, depth: int = 3) -> pc.Expression:
+    """A filter of Arrow."""
+    kind = rng.random()
+    if depth and kind > 0.4:
+        parts = [expression(rng, depth - 1) for _ in range(2)]
+        return ~parts[0] if kind < 0.55 else parts[0] & parts[1] if kind < 0.8 else parts[0] | parts[1]
+    column = rng.choice(
+        ["tags", "keys", "store_time", "store_timestamp", "queue_id", "queue_offset", "topic"]
+    )
+    choices = {"tags": TAGS, "keys": [*KEYS, "k1 k2"], "topic": ["t", "T"], "store_timestamp": TIMES}
+    found = rng.sample(choices.get(column, TIMES if column == "store_time" else [-1, 0, 1, 2, 5, 2**40]), 2)
+    values = pa.array(found).cast(pa.timestamp("ms", "UTC")) if column == "store_time" else pa.array(found)
+    field, one = pc.field(column), pc.scalar(values[0])
+    made = [
+        field == one,
+        one != field,
+        field < one,
+        one >= field,
+        field.isin(values),
+        field.is_null(),
+        field.is_valid(),
+    ]
+    return rng.choice(made)
+
+
+def test_a_filter_of_arrow_gives_the_rows_that_it_gives_on_a_copy(
+    table: tuple[int, SqlSession], tmp_path: Path
+) -> None:
+    rng = Random(2000 + table[0])
+    archive(tmp_path, Random(table[0]))
+    with rocketmq_tiered.open(tmp_path) as opened:
+        topic = opened.topic("t")
+        order = [("queue_id", "ascending"), ("queue_offset", "ascending")]
+        whole = topic.to_arrow().read_all().drop_columns(["json"])
+        for number in range(PART):
+            asked = expression(rng)
+            found = topic.to_arrow(filter=asked, columns=["queue_id", "queue_offset"]).read_all()
+            wanted = whole.filter(asked).select(["queue_id", "queue_offset"])
+            assert found.sort_by(order).equals(wanted.sort_by(order)), f"{number}: {asked}"

@@ -33,6 +33,13 @@ def with_endpoint(options: StoreOptions, session: Any) -> StoreOptions:
     return replace(options, settings=replace(options.settings, endpoint_url=provider.provide() or ""))
 
 
+def configured(options: StoreOptions) -> StoreOptions:
+    """``with_endpoint`` of the SDK's own session, for a client that is not the SDK's."""
+    from botocore.session import get_session
+
+    return with_endpoint(options, get_session())
+
+
 def client_arguments(options: StoreOptions) -> dict[str, Any]:
     """Arguments of both clients, except Config."""
     settings, credentials = options.settings, options.credentials

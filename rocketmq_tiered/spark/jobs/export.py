@@ -6,6 +6,7 @@ batch's number, which Delta accepts once. Readers that list Parquet files see a 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from rocketmq_tiered.spark.source.reading import frame_of_parts
 from tiered.errors import UsageError
 from tiered.object_store.interface import StoreOptions
 from tiered.object_store.open_store import StoreAddress, open_store, parse_url
+from tiered.object_store.s3_client import configured
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -133,7 +135,12 @@ def _configure_bucket(spark: SparkSession, bucket: str, options: StoreOptions) -
             f"a Delta table on s3:// requires {_S3A}, which this session lacks",
             hint="start the session with the settings of rocketmq_tiered.spark.delta_conf(target)",
         ) from error
-    for name, value in s3a_settings(options).items():
+    if os.environ.get("AWS_CA_BUNDLE"):
+        raise UsageError(
+            "a Delta table on s3:// is written by Java, which does not take AWS_CA_BUNDLE",
+            hint="put the certificate into Java's trust store and unset it, or export Parquet files",
+        )
+    for name, value in s3a_settings(configured(options)).items():
         conf.set(f"fs.s3a.bucket.{bucket}.{name}", value)
 
 
@@ -148,6 +155,12 @@ def s3a_settings(options: StoreOptions) -> dict[str, str]:
         found["endpoint"] = settings.endpoint_url
     if settings.region:
         found["endpoint.region"] = settings.region
+    if settings.server_side_encryption:
+        found["encryption.algorithm"] = {"AES256": "SSE-S3", "aws:kms": "SSE-KMS"}[
+            settings.server_side_encryption
+        ]
+    if settings.kms_key:
+        found["encryption.key"] = settings.kms_key
     if keys is not None:
         found |= {"access.key": keys.access_key, "secret.key": keys.secret_key}
         found["aws.credentials.provider"] = _GIVEN_SESSION if keys.session_token else _GIVEN_KEYS

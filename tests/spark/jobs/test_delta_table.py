@@ -29,6 +29,8 @@ def test_hadoop_settings_follow_those_of_our_own_store() -> None:
     session = s3a_settings(StoreOptions(minio, S3Credentials("key", "secret", "token")))
     assert session["session.token"] == "token"
     assert "Temporary" in session["aws.credentials.provider"]
+    encrypted = s3a_settings(StoreOptions(ObjectStoreSettings(server_side_encryption="aws:kms", kms_key="k")))
+    assert (encrypted["encryption.algorithm"], encrypted["encryption.key"]) == ("SSE-KMS", "k")
     aws = s3a_settings(StoreOptions())
     assert aws["path.style.access"] == "false"
     assert "DefaultCredentials" in aws["aws.credentials.provider"]
