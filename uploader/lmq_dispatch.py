@@ -264,10 +264,10 @@ def _is_unusual(
 def _offsets_in_units(index: ConsumeQueueIndex, topic: str, queue_id: int, records: _Records) -> Ints:
     """The offset of the unit that references each record, NO_UNIT, or ABSENT.
 
-    A place is never ahead of the count: a unit above the record's offset is a leftover of a truncation. A record is
-    absent if another has its offset, or the queue has units before and after it. If all units are after it in the log,
-    the queue may have been deleted and recreated, and the record belongs to the earlier one: it is accepted unless in
-    doubt.
+    First the unit at the offset that the record claims; otherwise any unit that has the record's place in the log,
+    unless it lies at or above that offset, where a truncation left it over. A record is absent if another has its
+    offset, or the queue has units before and after it. If all units are after it in the log, the queue may have been
+    deleted and recreated, and the record belongs to the earlier one: it is accepted unless in doubt.
     """
     phys, size, claimed, doubt = records
     found_phys, found_size = _units_at(index, topic, queue_id, claimed)
@@ -282,6 +282,7 @@ def _offsets_in_units(index: ConsumeQueueIndex, topic: str, queue_id: int, recor
     is_referenced = (
         (phys[at] == units["phys"]) & (size[at] == units["size"]) & (units["queue_offset"] < claimed[at])
     )
+    # Reversed, so that the first unit of a record counts.
     found[at[is_referenced][::-1]] = units["queue_offset"][is_referenced][::-1]
     is_absent = (found_phys >= 0) & ((doubt != 0) | (found_phys < phys))
     first, last = index.units(topic, queue_id, 0, 1), index.last_unit(topic, queue_id)

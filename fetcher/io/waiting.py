@@ -325,7 +325,7 @@ class ThreadTimer:
             try:
                 callback()
             except Exception:
-                LOG.exception("a call at a set time failed")
+                LOG.exception("a call of the reading core's timer failed; others are made as before")
 
     def _next(self) -> Callable[[], None] | None:
         """The next call once it is due; None when closed."""

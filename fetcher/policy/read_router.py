@@ -215,7 +215,12 @@ class ReadRouter:
             situation = replace(situation, residency=self._counted(await sources.residency()))
             decision = decide_read(policy, situation)
         logger.debug(
-            "%s queue %d offset %d: %s, %s", topic, queue_id, offset, decision.source.value, decision.why
+            "%s queue %d offset %d is read from: %s, because %s",
+            topic,
+            queue_id,
+            offset,
+            decision.source.value,
+            decision.why,
         )
         return Plan(topic, queue_id, policy, situation, decision.source)
 

@@ -187,7 +187,8 @@ def _may_hold(ref: PageRef, state: CatalogState, excluded: Sequence[int], instea
 
 
 def _is_unindexed(state: CatalogState, chunk: RunChunk, instead: IndexRef | None) -> NDArray[np.bool_]:
-    """For each run of ``chunk``, whether no index file has its keys; or whether ``instead`` should have them."""
+    """For each run of ``chunk``, whether it is searched without an index: no index file covers it or, if ``instead`` is
+    an index file that cannot be read, that one does."""
     version = chunk.runs["version"]
     if instead is not None:
         is_covered: NDArray[np.bool_] = (version >= instead.from_version) & (version <= instead.to_version)

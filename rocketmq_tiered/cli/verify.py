@@ -25,7 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """ARCHIVE_URL, depth, pace, strictness."""
     add_archive(parser)
     depth = parser.add_mutually_exclusive_group()
-    depth.add_argument("--quick", action="store_true", help="prove names and chain by listing (default)")
+    depth.add_argument(
+        "--quick",
+        action="store_true",
+        help="prove by listing the archive that no commit and no object that it names is missing (default)",
+    )
     depth.add_argument(
         "--sample",
         type=_share,

@@ -419,7 +419,8 @@ def _listing(store: ObjectStore) -> Iterator[ObjectInfo]:
     for number, info in enumerate(store.list("")):
         if number == OBJECTS_MAX:
             raise ObjectTooLargeError(
-                f"the archive has more than {OBJECTS_MAX:,} objects", hint="tiered cost lists them all"
+                f"the page does not list more than {OBJECTS_MAX:,} objects, and the archive has more",
+                hint="tiered cost lists them all",
             )
         yield info
 

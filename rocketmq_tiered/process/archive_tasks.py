@@ -224,8 +224,8 @@ class ArchiveTasks:
         return self._keys_share()
 
     def _timers_state(self) -> CatalogState | None:
-        """The state as this process knows it: a claim fails where another changed timers. Every minute the newest, as
-        a timer may have been moved."""
+        """The state in which due timers are looked for; None while this process does not own the archive. It may be a
+        minute old, in which a command may have moved a timer: claiming such a timer fails, and is tried again."""
         state = self._writer.state_or_none if self._writer.is_claimed else None
         if state is None or not state.timers or time.monotonic() - self._refreshed_s < REFRESH_S:
             return state

@@ -290,7 +290,8 @@ OpenHandlers = Callable[[ArchiveAccess, RelayService[Any], Settings], Awaitable[
 
 
 def handlers_with(conf: BrokerConf | None) -> OpenHandlers:
-    """Opens the handlers of a service, beside a broker with this configuration file."""
+    """Return the function that opens a service's handlers once its archive can be read. ``conf``: the configuration
+    of the broker on this host, if it has one. Only a slave redirects its consumers to the master."""
 
     async def opened(access: ArchiveAccess, service: RelayService[Any], settings: Settings) -> MergedHandlers:
         redirect = service.redirect if isinstance(service, SlaveService) else None

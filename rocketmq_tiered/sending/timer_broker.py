@@ -240,7 +240,7 @@ def _queue_of(broker: TargetBroker, send: TimerSend) -> TargetQueue:
 def _unreadable(topic: str, answer: RemotingCommand) -> UnavailableError:
     return UnavailableError(
         f"the broker does not return messages of {topic}: {answer.remark or answer.code}",
-        hint="timers in doubt are searched there: its access rules must allow it",
+        hint="allow this account to pull them: a timer whose delivery is in doubt is looked up in its topic",
     )
 
 

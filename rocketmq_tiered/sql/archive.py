@@ -49,7 +49,10 @@ class Archive(fetcher.archive.Archive):
         self.access.require_open()
         with Extra(), self._lock:
             if self._session is not None and options:
-                raise UsageError("the session has its options already", hint="call session(…) before sql(…)")
+                raise UsageError(
+                    "the options of an SQL session are given at its first use, and this archive has used its own",
+                    hint="call session(…) before sql(…)",
+                )
             self._session = self._session or tables.SqlSession(self.access, **options)
         return self._session
 

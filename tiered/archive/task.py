@@ -157,7 +157,11 @@ class TaskLoop(Generic[P]):
             except StoppedError:
                 return
             except FencedError as error:
-                logger.info("%s ends here: %s", self.task.name, error.message)
+                logger.info(
+                    "%s ends, as another process has taken the archive over: %s",
+                    self.task.name,
+                    error.message,
+                )
             except TieredError as error:
                 is_outage = isinstance(error, UnavailableError)
                 is_repeated = is_outage and self._failing_s is not None

@@ -254,7 +254,9 @@ class _Objects:
                 if result.unchecked:
                     report.unchecked[key] = result.unchecked
                 if unchecked >= UNCHECKED_MAX:
-                    raise UnavailableError(f"{unchecked} objects in a row cannot be read: {result.unchecked}")
+                    raise UnavailableError(
+                        f"the verification ends, as {unchecked} objects in a row cannot be read: {result.unchecked}"
+                    )
                 done += objects.cost(key)
                 current.checked, current.counts = (number, key), counts
                 if not report.unchecked:

@@ -31,7 +31,8 @@ from tiered.object_store.interface import ObjectStore
 
 
 def check_catalog_objects(store: ObjectStore, state: CatalogState, report: VerifyReport) -> None:
-    """All roots: readers do without a damaged one, so that only this check reports it."""
+    """Check every root of the state, and the roots in which earlier log histories keep what they hid.
+    Readers do without a damaged root, so that only this check reports it."""
     begins = (RootRef(history.root, history.version) for history in state.log_histories)
     newest = state.unread_root if state.unread_root.key else state.root
     for root in dict.fromkeys((newest, *state.kept_roots, *begins)):
@@ -42,7 +43,7 @@ def check_catalog_objects(store: ObjectStore, state: CatalogState, report: Verif
 
 
 def check_root(store: ObjectStore, root: RootRef, report: VerifyReport) -> None:
-    """One root; of version 0: any version."""
+    """Check one root, which is of any version if its version is given as 0."""
     if not root.key:
         return
     try:

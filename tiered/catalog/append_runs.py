@@ -167,7 +167,8 @@ def _end_generations(directory: QueueDirectory, table: Table, succession: Sequen
             and table["first_phys"][row] < table["end_phys"][previous]
         ):
             raise CommitInvalidError(
-                f"{directory.keys[row]} begins in the log before its last archived run ends: it was archived before"
+                f"{directory.keys[row]}: its new generation begins at a commitlog offset that was archived before; "
+                "nothing was committed"
             )
         table["flags"][previous] |= QUEUE_HIDDEN
 
@@ -233,8 +234,8 @@ def _check_bytes_and_phys(directory: QueueDirectory, table: Table, row: Ints, ru
     if reread.any():
         at = int(np.flatnonzero(reread)[0])
         raise CommitInvalidError(
-            f"{directory.keys[row[at]]}: a record at {runs['min_phys'][at]} lies below the queue's end "
-            f"at {floor[at]} of the commitlog: it was archived before"
+            f"{directory.keys[row[at]]}: the record at commitlog offset {runs['min_phys'][at]} was archived before, as "
+            f"the queue is archived up to {floor[at]}; nothing was committed"
         )
 
 

@@ -120,7 +120,9 @@ def _with_pages(state: CatalogState, commit: Commit) -> CatalogState:
     if change.removed or change.added:
         gone = set(change.removed)
         if not gone <= {page.key for page in pages}:
-            raise CommitInvalidError("the commit merges a catalog page that another commit has replaced")
+            raise CommitInvalidError(
+                "this commit merges a catalog page that another commit has replaced; nothing was committed"
+            )
         # In the place of the first one that they replace: pages of one sequence are in the order of their queues.
         at = next((number for number, page in enumerate(pages) if page.key in gone), len(pages))
         pages = (*pages[:at], *change.added, *(page for page in pages[at:] if page.key not in gone))

@@ -118,7 +118,9 @@ def after_change(
     garbage = set(pending_deletions)
     for ref in change.added:
         if epoch_of(ref.key) != epoch:
-            raise ValueError(f"{ref.key} is not of epoch {epoch}: its attempt is fenced")
+            raise ValueError(
+                f"index file {ref.key} was not written in epoch {epoch}: its writer has lost the archive"
+            )
         if ref.key in garbage:
             raise ValueError(f"{ref.key} is a pending deletion")
         if not 0 < ref.from_version <= ref.to_version < version:

@@ -33,7 +33,7 @@ def texts(value: Any) -> list[str]:
     """A list of strings."""
     found = items(value)
     if not set(map(type, found)) <= {str}:
-        raise TypeError("a list of strings contains other values")
+        raise TypeError("a list that must hold only strings holds other values")
     return found
 
 

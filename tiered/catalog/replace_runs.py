@@ -94,7 +94,9 @@ def _replace_in_queue(
     added, gone = _intervals(key, runs), _intervals(key, removed)
     if added and gone:
         if added != gone or int(runs["rows"].sum()) != int(removed["rows"].sum()):
-            raise CommitInvalidError(f"{key}: runs {gone} cannot be replaced by {added}")
+            raise CommitInvalidError(
+                f"{key}: the messages {added} are not those of {gone}, which they would replace; nothing was committed"
+            )
         return gaps
     if gone:
         table["row_count"][row] -= removed["rows"].sum()

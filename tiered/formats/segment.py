@@ -351,7 +351,7 @@ def _check(queues: Sequence[QueueKey], runs: Table, view: RunView, rows: RowTabl
     if len(runs) == 0 or any(len(column) != count for column in columns):
         raise ValueError("a segment needs a run, and columns of equal length")
     if int(runs["rows"].min()) < 1 or int(view.first_row[-1]) != count:
-        raise ValueError(f"runs have {int(view.first_row[-1])} rows, columns {count}")
+        raise ValueError(f"a segment's runs have {int(view.first_row[-1])} rows, its columns {count}")
     if int(runs["queue"].max()) >= len(queues):
         raise ValueError("the queue of a run is not in the table")
     if int(rows.key_count.sum(dtype=np.int64)) != len(rows.key_hashes):

@@ -77,7 +77,9 @@ def scan_log(
     ValueError for a range outside the arena.
     """
     if not 0 <= begin <= end <= len(arena) or not arena.flags.c_contiguous or arena.dtype != np.uint8:
-        raise ValueError(f"[{begin}, {end}) of an arena of {len(arena)} bytes of {arena.dtype}")
+        raise ValueError(
+            f"[{begin}, {end}) cannot be scanned in an arena of {len(arena)} items of {arena.dtype}"
+        )
     levels = _NO_DELAY_LEVELS if delay_levels_ms is None else np.ascontiguousarray(delay_levels_ms, np.int64)
     address = arena.ctypes.data
     while True:

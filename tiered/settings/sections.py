@@ -561,7 +561,8 @@ class ServeSettings:
     )
     tls_client_required: bool = setting(
         True,
-        "refuse clients without a certificate; requires serve.tls_only if serve.tls_client_ca is set",
+        "refuse clients without a certificate of serve.tls_client_ca, which requires serve.tls_only; without effect "
+        "if that file is not set",
         restart=True,
     )
     tls_only: bool = setting(False, "refuse connections without TLS", restart=True)

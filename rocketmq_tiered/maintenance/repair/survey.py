@@ -163,7 +163,8 @@ def _check_commits(store: ObjectStore, versions: list[int], found: Survey) -> No
 
 
 def _number(store: ObjectStore, head: int, found: Survey) -> None:
-    """The version and the epoch of the repair."""
+    """Choose version and epoch of the repair, above all that any key in the store has: a process that still runs
+    may commit below them, but never again at them. With a step if pages outlive the newest commit."""
     version, epoch = max(head, found.state.version), found.state.epoch
     for key in _keys(store):
         version = max(version, page_version(key) or 0)

@@ -75,7 +75,8 @@ def same_layout(oldest_phys: int | None, end_phys: int, file_bytes: int, needs: 
         )
     if needs.deleted and (layout.lead_phys if needs.gaps else begin) == 0:
         raise UsageError(
-            "queues begin above offset 0, and a log from physical offset 0 has no record for what was deleted",
+            "the archive no longer has the first messages of some queues, and a commitlog that begins at physical "
+            "offset 0 has no place for what was deleted",
             hint=COMPACT,
         )
     return layout
@@ -85,6 +86,7 @@ def compact_layout(packed_bytes: int, end_phys: int, file_bytes: int, needs: Nee
     """The layout of ``packed_bytes`` of records without anything between them: it ends where the archive does, at
     ``end_phys``, so that the next message lands there, or above it if there is no room for that."""
     files, filled = divmod(packed_bytes, file_bytes)
+    # Gaps are recorded before the first message, and a log from file 0 would claim that nothing was deleted.
     least = 2 if needs.gaps else 1
     # Room for a filler between the last record and the end, wherever that is in its file.
     last = (end_phys - filled - FILLER_ROOM_BYTES) // file_bytes

@@ -197,7 +197,10 @@ class Restoring:
         self._may_batch = request.queues is not StoreKind.ROCKSDB
 
     def run(self) -> RestoreReport:
-        """All of it. Raises UsageError for what cannot be represented, and what reading and writing raise."""
+        """Restore the selected messages below ``building``, which becomes the target at the end: log, queues, tables.
+
+        Raises UsageError for what cannot be represented, and what reading and writing raise.
+        """
         request, state = self._request, self._state
         _refuse_full(request.target)
         if not state.cursor.phys:
@@ -220,7 +223,8 @@ class Restoring:
             )
             units = self._write_queues(order, selection, layout, tables, moved)
             if units.gaps:
-                # Also of LMQs whose messages are gone.
+                # Only the written queues show all gaps, those of LMQs whose messages are gone among them. The log
+                # then needs a record of each gap, which lies before its first message.
                 needs = self._needs(order, selection)._replace(gaps=True)
                 same_layout(layout.begin_phys, layout.end_phys, layout.file_bytes, needs)
                 log.seal(layout.lead_phys, layout.begin_phys, last_ms)

@@ -97,7 +97,8 @@ def _status_of(reply: BrokerReply, offset: int, *, has_all: bool) -> tuple[PullS
 
 
 def _without_holes(reply: BrokerReply, offset: int) -> tuple[PullStatus, int, memoryview]:
-    """The records up to the first that the broker has lost: the archive is then read from there."""
+    """The records of an unfiltered reply up to the first one that the broker has lost, and the offset of that one, from
+    which the archive is read next. Records that the broker lost behind the last one are skipped by its next offset."""
     at, expected = 0, offset - reply.offset_delta
     body = reply.body
     while at < len(body):
@@ -111,9 +112,8 @@ def _without_holes(reply: BrokerReply, offset: int) -> tuple[PullStatus, int, me
             return PullStatus.FOUND, expected + reply.offset_delta, body[:at]
         expected = end_offset
         at += size
-    # If the last records it examined are lost, its next offset is still after them.
-    is_short = offset < expected + reply.offset_delta < reply.next_offset
-    return PullStatus.FOUND, expected + reply.offset_delta if is_short else reply.next_offset, body
+    has_lost_tail = offset < expected + reply.offset_delta < reply.next_offset
+    return PullStatus.FOUND, expected + reply.offset_delta if has_lost_tail else reply.next_offset, body
 
 
 def _row_at(body: memoryview, at: int) -> tuple[int, int, int] | None:

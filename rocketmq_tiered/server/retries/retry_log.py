@@ -382,7 +382,7 @@ def decode_object(data: bytes, *, source: str) -> RetryObject:
         records, at, added = container.tables["records"]["byte"].tobytes(), 0, []
         for number, topic, due_ms, queue_offset, stored_ms, size in header["added"]:
             if not 0 < size <= len(records) - at:
-                raise ValueError(f"record of {size} bytes is truncated")
+                raise ValueError(f"a retry message of {size} bytes is longer than what is left of its object")
             record = records[at : at + size]
             added.append(
                 RetryMessage(int(number), str(topic), int(due_ms), record, int(queue_offset), int(stored_ms))

@@ -229,7 +229,7 @@ class _Session:
             return before.failed(str(error))
         if holder != self._slave.advertise:
             return before.refused(
-                f"the name server lists {holder or 'no broker'} as id {self._slave.broker_id}"
+                f"the name server lists {holder or 'no broker'} as broker id {self._slave.broker_id}, not this process"
             )
         return before.registered()
 

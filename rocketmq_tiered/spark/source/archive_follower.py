@@ -99,7 +99,7 @@ def _check_size(document: Mapping[str, Any]) -> None:
         for topics in (one["queues"], one.get("from", {})):
             left -= len(topics) + sum(map(len, topics.values()))
             if left < 0:
-                raise ValueError(f"more than {QUEUES_MAX} queues")
+                raise ValueError(f"the stream has more than {QUEUES_MAX} queues")
             if max(map(len, (name, *topics))) > NAME_CHARACTERS_MAX:
                 raise ValueError(f"a name of more than {NAME_CHARACTERS_MAX} characters")
 
