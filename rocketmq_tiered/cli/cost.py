@@ -31,9 +31,9 @@ from rocketmq_tiered.maintenance.cost import (
     topic_costs,
     ttl_costs,
 )
-from rocketmq_tiered.process.admin_client import instance_of, read_counts
 from rocketmq_tiered.process.instance import state_root
 from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
+from rocketmq_tiered.process.request_counts import instance_of, read_counts
 from tiered.catalog.pages import RunIndex
 from tiered.console import (
     camel_names,

@@ -65,7 +65,7 @@ def test_coverage_is_extended_and_merged() -> None:
         (change([ref(11, 12)]), "not covered exactly once"),
         (change([ref(8, 12)]), "not covered exactly once"),
         (change([ref(10, 100)]), "before 100"),
-        (change([ref(10, 11, epoch=2)]), "fenced"),
+        (change([ref(10, 11, epoch=2)]), "has lost the archive"),
         (change([], [ref(10, 12)]), "does not have"),
         (change([], [ref(5, 9)]), "without one that covers their versions"),
         (change([ref(1, 8, name="m")], [ref(1, 4), ref(5, 9)]), "without one that covers their versions"),

@@ -499,4 +499,4 @@ def test_a_store_that_refuses_all_is_temporarily_unavailable() -> None:
 def test_objects_that_cannot_be_removed_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         require_exclusive_creates(UndeletableStore(), rounds=1)
-    assert "1 objects below doctor/" in caplog.text and "s3:DeleteObject" in caplog.text
+    assert "1 objects of this check remain below doctor/" in caplog.text and "s3:DeleteObject" in caplog.text

@@ -21,9 +21,9 @@ from tests.process.imported import STARTING, imported, libraries
 
 ROOT = Path(__file__).parents[2]
 LIBRARIES_OF = {
-    "run": frozenset({"prometheus_client", "yaml"}),
-    "serve": frozenset({"prometheus_client", "yaml"}),
-    "mount": frozenset({"prometheus_client", "yaml"}),
+    "run": frozenset({"jinja2", "markupsafe", "prometheus_client", "yaml"}),
+    "serve": frozenset({"jinja2", "markupsafe", "prometheus_client", "yaml"}),
+    "mount": frozenset({"jinja2", "markupsafe", "prometheus_client", "yaml"}),
     "detach": frozenset({"prometheus_client", "yaml"}),
     "cost": frozenset({"prometheus_client"}),
     "config": frozenset({"yaml"}),
@@ -38,6 +38,7 @@ LIBRARIES_OF = {
     "restore": frozenset({"tqdm"}),
     "export": frozenset({"tqdm"}),
     "gc": frozenset({"tqdm"}),
+    "sql": frozenset({"tqdm"}),
     "compact-keys": frozenset({"tqdm"}),
 }
 

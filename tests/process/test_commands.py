@@ -482,7 +482,7 @@ def test_run_archives_also_when_the_disk_of_its_state_directory_is_full(
         "admin.port=0",
     )
     assert code == 0 and served
-    assert "instance description not written" in error and "No space left" in error
+    assert "its description cannot be written" in error and "No space left" in error
 
 
 def test_ls_lists_the_archives_of_a_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from rocketmq_tiered.cli import main
 from rocketmq_tiered.process.admin import AdminServer
-from rocketmq_tiered.process.admin_client import counts_in
 from rocketmq_tiered.process.instance import InstanceDescription, StateDirectory
 from rocketmq_tiered.process.metrics import ObjectStoreCollector
+from rocketmq_tiered.process.request_counts import counts_in
 from tiered.errors import UsageError
 from tiered.object_store.request_metrics import StoreMetrics
 

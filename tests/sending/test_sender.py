@@ -60,10 +60,8 @@ def test_a_broker_that_is_away_is_waited_for_and_said_once(caplog: pytest.LogCap
     scripted = Scripted(lambda number: ThrottledError("b cannot be reached") if number < 5 else 0)
     assert send(scripted).unanswered == 0
     assert len(scripted.requests) == 5
-    assert [record.message.split(";")[0].split(" after")[0] for record in caplog.records] == [
-        "b cannot be reached",
-        "sending continues",
-    ]
+    away, back = (record.message for record in caplog.records)
+    assert away.startswith("b cannot be reached") and "again" in back
 
 
 def test_a_send_without_an_answer_is_repeated_and_counted() -> None:

@@ -245,7 +245,7 @@ def test_the_table_of_all_topics(archive_k: str, orders: str) -> None:
             wanted = "SELECT sum(length(text)) FROM messages WHERE topic IN ('payments', 'none')"
             assert session.execute(wanted).fetchall() == [(12,)]
         assert {queue.topic for call in read.call_args_list for queue in call.args[1].queues} == {"payments"}
-        with pytest.raises(UsageError, match="options already"):
+        with pytest.raises(UsageError, match="options of an SQL session"):
             archive.session(permissive=True)
     with rocketmq_tiered.open(archive_k) as archive:
         session = archive.session(explode_batches=True)

@@ -1,0 +1,56 @@
+"""Reads the request counters of the running instance that writes an archive, from its metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from rocketmq_tiered.maintenance.cost import RequestCounts
+from rocketmq_tiered.process.admin_client import fetch_metrics
+from rocketmq_tiered.process.instance import InstanceDescription, running_instance, running_instances
+from rocketmq_tiered.process.metrics import PREFIX
+from tiered.errors import NotFoundError, UnavailableError
+
+
+def instance_of(
+    root: Path, state_dir: str, url: str, cluster: str, broker: str
+) -> InstanceDescription | None:
+    """The running instance of this host that writes the archive; None if there is none. ``root``: of default state
+    directories."""
+    try:
+        running: Iterable[InstanceDescription] = (
+            [running_instance(Path(state_dir))] if state_dir else running_instances(root)
+        )
+    except NotFoundError:
+        return None
+    wanted = (url.rstrip("/"), cluster, broker)
+    return next(
+        (one for one in running if (one.archive_url.rstrip("/"), one.cluster, one.broker) == wanted), None
+    )
+
+
+def read_counts(instance: InstanceDescription) -> RequestCounts | None:
+    """Its counters; None if it does not answer."""
+    try:
+        text = fetch_metrics(instance.admin_url)
+    except UnavailableError:
+        return None
+    return counts_in(text, time.time() - instance.started_ms / 1000)
+
+
+def counts_in(metrics: str, seconds: float) -> RequestCounts:
+    """The counters in ``metrics`` of a process that has run for ``seconds``. Pure."""
+    by_request: dict[str, float] = {}
+    moved = {f"{PREFIX}_provider_upload_bytes_sum": 0.0, f"{PREFIX}_provider_download_bytes_sum": 0.0}
+    for family in text_string_to_metric_families(metrics):
+        for sample in family.samples:
+            if sample.name == f"{PREFIX}_provider_rpc_latency_count":
+                request = sample.labels.get("request", "")
+                by_request[request] = by_request.get(request, 0.0) + sample.value
+            elif sample.name in moved:
+                moved[sample.name] += sample.value
+    uploaded, downloaded = moved.values()
+    return RequestCounts(seconds, by_request, uploaded, downloaded)
