@@ -40,7 +40,7 @@ LONGEST = (
     "tests/process/test_bad_input.py",
     "tests/fetcher/queries/",
     "tests/uploader/test_index_builder.py",
-    "tests/catalog/test_simulation.py",
+    "tests/world/test_world.py",
     "tests/maintenance/test_compaction_ranges.py",
     "tests/process/test_consumequeue.py",
     "tests/server/proxy/test_pull.py",

@@ -137,7 +137,11 @@ def plan_collection(
         settled_version=cache(lambda grace: settled_version(store, state.version, latest_ms - grace)),
         keys_of=lambda listed: read_list(store, listed),
     )
-    _explain(store, refresh(store, state), plan)
+    newest = refresh(store, state)
+    needed = KeySet(())
+    if plan.candidates and newest.version != state.version:
+        needed = referenced_by(store, newest, now_ms - grace.diverged_ms)
+    _explain(store, newest, plan, needed)
     try:
         plan.uploads = [upload for upload in store.uploads("") if latest_ms - upload.begun_ms >= grace.ms]
     except AccessDeniedError as error:
@@ -145,16 +149,16 @@ def plan_collection(
     return plan
 
 
-def _explain(store: ObjectStore, state: CatalogState, plan: GcPlan) -> None:
-    """Delete those candidates of ``plan`` that the newest ``state`` explains, and keep the others. Reads the tails of
-    data objects."""
+def _explain(store: ObjectStore, state: CatalogState, plan: GcPlan, needed: KeySet) -> None:
+    """Delete those candidates of ``plan`` that the newest ``state`` explains, and keep the others: also those that were
+    committed while it was planned, ``needed``. Reads the tails of data objects."""
     is_data = {info.key: info.key.startswith((DATA_PREFIX, SETS_PREFIX)) for info in plan.candidates}
     others = [(info, None) for info in plan.candidates if not is_data[info.key]]
     read = found_objects(store, (info for info in plan.candidates if is_data[info.key]))
     for info, one in chain(others, read):
         key, epoch = info.key, epoch_of(info.key) or 0
-        if epoch == state.epoch:
-            plan.keep(CURRENT)  # claimed since
+        if epoch == state.epoch or key in needed:
+            plan.keep(CURRENT)  # claimed or committed since
             continue
         why = why_unexplained(state, one) if is_data[key] else _why_needed(state, key)
         if why:

@@ -1,8 +1,7 @@
-"""Writers, a compactor, a collector and a reader on one archive, for simulations: seeded and single-threaded."""
+"""The log, a writer's drafts and a compactor, of objects that are JSON: for simulations, seeded and single-threaded."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 import zlib
@@ -12,30 +11,24 @@ from typing import Any
 
 import numpy as np
 
-from tests.catalog.collection import run_gc
-from tests.catalog.drafts import NOW_MS, ROW_PHYS, log_checks, small_limits
-from tests.object_store.fault_store import Fault, FaultRule, FaultStore
-from tiered.catalog.catalog_reader import head_version, load, refresh
+from tests.catalog.drafts import NOW_MS, ROW_PHYS, small_limits
+from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
-from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind, describe
+from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
 from tiered.catalog.pages import RunIndex, living_runs
 from tiered.catalog.run_cuts import RunCuts
 from tiered.catalog.state import REMOVED_DTYPE, UNKNOWN_OFFSET, CatalogState, LogCheck
-from tiered.errors import FencedError, NotFoundError, UnavailableError
+from tiered.errors import UnavailableError
 from tiered.formats.keys import data_key, set_key
 from tiered.formats.segment import RowTable
 from tiered.model.queue import QueueKey
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE
-from tiered.object_store.interface import Body, ObjectStore
+from tiered.object_store.interface import ObjectStore
 from tiered.object_store.memory import MemoryStore
 
 QUEUES = 5
 Rows = list[list[int]]
 """[identity, physical offset] of each."""
-
-
-class CrashError(BaseException):
-    """kill -9."""
 
 
 @dataclass(frozen=True)
@@ -79,27 +72,6 @@ class BrokerLog:
         return check.end_phys <= self.end_phys and (is_empty or self.check(check.end_phys) == check)
 
 
-class CrashingStore(FaultStore):
-    """Kills the actor of the n-th request, before or after its effect."""
-
-    fuse = -1
-    kill_after_effect = False
-
-    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
-        self._burn(lambda: super(CrashingStore, self).put_if_absent(key, body, timeout_s=timeout_s))
-
-    def get(self, key: str, max_bytes: int = 1 << 30) -> bytes:
-        return self._burn(lambda: super(CrashingStore, self).get(key, max_bytes))
-
-    def _burn(self, act: Callable[[], Any]) -> Any:
-        self.fuse -= 1
-        if self.fuse != 0:
-            return act()
-        if self.kill_after_effect:
-            act()
-        raise CrashError
-
-
 class Uploader:
     """One sidecar: claims, checks the log history, ships ranges. Loses its memory when it dies."""
 
@@ -109,65 +81,9 @@ class Uploader:
         self.writer: CatalogWriter | None = None
         self.pending_deletions: list[str] = []
 
-    def die(self) -> None:
-        self.writer, self.pending_deletions = None, []
-
-    def step(self) -> None:
-        if self.writer is None:
-            self.start()
-            return
-        chance = self.world.source.random()
-        if chance < 0.02:
-            self.writer.release(pending_deletions=self.pending_deletions)
-            self.die()
-        elif chance < 0.12:
-            name = f"state/topics-{self.writer.state.epoch}-{self._attempt()}-x"
-            self.world.store.put_if_absent(name, [b"state"])
-            self.writer.append(
-                CommitDraft(CommitKind.MAINTENANCE, state_objects={"topics": name}, created_ms=NOW_MS)
-            )
-        else:
-            self.ship()
-
-    def start(self) -> None:
-        self.attempts = 0  # keys stay unique by epoch
-        writer = CatalogWriter(
-            self.world.store,
-            cluster="c",
-            broker="b",
-            instance=self.name,
-            kind="run",
-            clock_ms=lambda: NOW_MS,
-            limits=self.world.limits,
-            wait=self.world.while_waiting,
-            random=random.Random(self.world.source.random()),
-        )
-        writer.load()
-        writer.claim(take_over=self.world.source.random() < 0.2)
-        self.writer = writer
-        state = writer.state
-        if state.started and not self.world.log.agrees(state.cursor.check):
-            for version, check, to_phys in log_checks(self.world.store, state):
-                if self.world.log.agrees(check):
-                    writer.append_history(common_version=version, phys=to_phys)
-                    return
-            writer.append_history(common_version=0, phys=0)
-
     def _attempt(self) -> int:
         self.attempts += 1
         return self.attempts
-
-    def ship(self) -> None:
-        assert self.writer is not None
-        log, state = self.world.log, self.writer.state
-        if not log.agrees(state.cursor.check):
-            self.die()  # the broker restarted: so does its sidecar
-            return
-        begin = state.cursor.phys // ROW_PHYS
-        draft = self.draft(state, log.records[begin : begin + self.world.source.randrange(1, 9)])
-        if draft is not None:
-            self.writer.append(draft)
-            self.pending_deletions = []
 
     def draft(self, state: CatalogState, records: list[Record]) -> CommitDraft | None:
         """Objects put, each under a new key until one is acknowledged; runs planned from the catalog's ends."""
@@ -355,8 +271,7 @@ class World:
         self.source = random.Random(seed)
         self.log = BrokerLog(self.source)
         self.memory = MemoryStore(clock_ms=lambda: NOW_MS)
-        self.store = CrashingStore(self.memory, seed=seed, wait=lambda seconds: None)
-        self.uploaders = [Uploader(self, "master"), Uploader(self, "slave")]
+        self.store = self.memory
         self.compactor = Compactor(self)
         self.limits = small_limits(
             spill_deletions=6,
@@ -364,93 +279,9 @@ class World:
             page_runs_max=20,
             pack_bytes_max=4_000,
         )
-        self.running: list[Uploader] = []
-        self.reader: CatalogState | None = None
-        self.crashes = self.fenced = self.takeovers = self.lines = 0
 
     def while_waiting(self, seconds: float) -> None:
-        """An actor waits: others may act, and stalled requests may land."""
-        if self.source.random() < 0.3:
-            self.store.land_stalled()
-        if self.source.random() < 0.4 and len(self.running) < len(self.uploaders):
-            idle = [uploader for uploader in self.uploaders if uploader not in self.running]
-            self.act(self.source.choice(idle))
-
-    def act(self, uploader: Uploader) -> None:
-        self.running.append(uploader)
-        try:
-            uploader.step()
-        except CrashError:
-            self.crashes += 1
-            uploader.die()
-        except FencedError:
-            self.fenced += 1
-            uploader.die()
-        except UnavailableError:
-            uploader.die()  # as good as dead: what it knows is lost
-        finally:
-            self.running.remove(uploader)
-
-    def run(self, steps: int, *, replacing: bool) -> None:
-        for fault in (Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.STALLED, Fault.THROTTLED, Fault.CONFLICT):
-            self.store.add(FaultRule(fault, frozenset({"put"}), "*", probability=0.07))
-        reads = frozenset({"get", "get_range", "list"})
-        self.store.add(FaultRule(Fault.LOST_BEFORE, reads, "*", probability=0.01))
-        for _ in range(steps):
-            self.log.grow(self.source.randrange(4))
-            if replacing and self.source.random() < 0.04:
-                self.lines += 1
-                keep = 0 if self.source.random() < 0.2 else self.source.randrange(len(self.log.records) + 1)
-                self.log.replace_above(keep)
-            if self.source.random() < 0.12:
-                self.store.fuse = self.source.randrange(1, 5)
-                self.store.kill_after_effect = self.source.random() < 0.5
-            self.act(self.source.choice(self.uploaders))
-            self.store.fuse = -1
-            if self.source.random() < 0.03:
-                self.collect()
-            if self.source.random() < 0.05:
-                self.read()
-            if self.source.random() < 0.15:
-                self.compact()
-            if self.source.random() < 0.2:
-                self.store.land_stalled()
-
-    def collect(self) -> None:
-        """A collector without any grace, on the clean store: it may run at any moment."""
-        try:
-            run_gc(self.memory, load(self.memory), apply=True, grace_ms=0, clock=lambda: NOW_MS)
-        except NotFoundError:
-            assert head_version(self.memory) == 0
-
-    def compact(self) -> None:
-        with contextlib.suppress(NotFoundError, UnavailableError):
-            self.compactor.step()
-
-    def read(self) -> None:
-        try:
-            self.reader = load(self.memory) if self.reader is None else refresh(self.memory, self.reader)
-        except NotFoundError:
-            return
-        assert describe(self.reader) == describe(load(self.memory))
-
-    def finish(self) -> CatalogState:
-        """Faults end; the last one standing ships the rest."""
-        self.store.clear()
-        self.store.fuse = -1
-        self.store.land_stalled()
-        for uploader in self.uploaders:
-            uploader.die()
-        last = self.uploaders[0]
-        while True:
-            try:
-                last.step() if last.writer is None else last.ship()
-            except FencedError:
-                continue
-            if last.writer is not None and last.writer.state.cursor.phys == self.log.end_phys:
-                break
-        last.writer.release(pending_deletions=last.pending_deletions)
-        return load(self.memory)
+        """No waiting."""
 
 
 def rows_of(store: ObjectStore, name: str, run: np.void) -> Rows:

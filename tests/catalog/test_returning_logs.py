@@ -35,13 +35,13 @@ Ids = set[int]
 
 
 class LogWorld(World):
-    """Without faults: test_simulation.py has them. ``saved``: disks that may be put back."""
+    """Without faults: tests/world has them. ``saved``: disks that may be put back."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.now_ms = NOW_MS
         self.memory = MemoryStore(clock_ms=lambda: self.now_ms)
-        self.store = self.memory  # type: ignore[assignment]
+        self.store = self.memory
         self.saved: list[list[Record]] = []
         self.archived: Ids = set()
         self.expired: Ids = set()
@@ -54,9 +54,6 @@ class LogWorld(World):
         """Uploaded while an earlier upload was hidden and listed."""
         self.owners = [LogOwner(self, "master"), LogOwner(self, "slave")]
         self.owner = self.owners[0]
-
-    def while_waiting(self, seconds: float) -> None:
-        """No waiting."""
 
     def step(self) -> None:
         """One event."""

@@ -86,34 +86,11 @@ def no_sources_deleted() -> Any:
     )
 
 
-def outputs_not_taken_back() -> Any:
-    """Outputs stay pending deletions: garbage collection deletes what is in use."""
-    return changed_drafts(lambda values: values | {"restored": ()})
-
-
 @contextmanager
 def unannounced() -> Iterator[None]:
     """Nothing is announced: a compaction that dies leaves objects."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rounds, "output_keys", lambda *_: [])
-        yield
-
-
-@contextmanager
-def sources_deleted_at_once() -> Iterator[None]:
-    """Sources are deleted with the commit: a reader of an older version misses them."""
-    run_round = rounds.run_round
-
-    def deleting(
-        store: ObjectStore, state: CatalogState, planned: rounds.PlannedRound, *rest: Any, **more: Any
-    ) -> Any:
-        result = run_round(store, state, planned, *rest, **more)
-        if result is not None:
-            store.delete([planned.candidates.object_keys[number] for number in planned.plan.sources.tolist()])
-        return result
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounds, "run_round", deleting)
         yield
 
 
@@ -141,9 +118,7 @@ def changes_ignored() -> Iterator[None]:
 
 DEFECTS = (
     no_sources_deleted,
-    outputs_not_taken_back,
     unannounced,
-    sources_deleted_at_once,
     kept_runs_forgotten,
     changes_ignored,
 )

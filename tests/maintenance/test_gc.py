@@ -14,18 +14,23 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_tiered.maintenance.gc import DELETE_BATCH, PROBE_KEY, Deletions
+from rocketmq_tiered.maintenance.gc import DELETE_BATCH, PROBE_KEY, Deletions, collect, plan_collection
 from rocketmq_tiered.maintenance.throttle import Load, YieldingStore
 from rocketmq_tiered.process.archive_tasks import ArchiveTasks
+from tests.archive.archive_builder import NOW_MS as BUILT_MS
+from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.catalog.collection import run_gc
 from tests.catalog.drafts import NOW_MS, append_draft, queue, writer
 from tests.faults.crashing_store import CrashError
 from tiered.archive.task import StoppedError
+from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.deletions import Reason
+from tiered.catalog.garbage import Grace
 from tiered.errors import AccessDeniedError
+from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
 from tiered.object_store.interface import Body, ObjectStore
 from tiered.object_store.memory import MemoryStore
@@ -291,3 +296,17 @@ def test_a_stop_ends_a_pause() -> None:
     with pytest.raises(StoppedError):
         clock.store.get_range("a", 0, 1)
     assert clock.now_s == pytest.approx(7, abs=0.3)
+
+
+def test_what_was_committed_while_it_planned_is_no_garbage_after_two_take_overs() -> None:
+    """Its objects are of an epoch that was not known when planning began, and is fenced when it ends."""
+    store = MemoryStore(clock_ms=lambda: BUILT_MS)
+    archive = ArchiveBuilder(store)
+    archive.commit([Sent(QueueKey("t", 0, 0), b"one")])
+    state = archive.state
+    archive.restart(2)
+    archive.commit([Sent(QueueKey("t", 0, 0), b"two")])
+    archive.restart(3)
+    plan = plan_collection(store, state, Grace(0, 0), lambda: BUILT_MS)
+    collect(store, state, plan, clock=lambda: BUILT_MS)
+    assert not plan.delete and verify_archive(store, depth="full").anomalies == []

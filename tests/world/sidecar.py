@@ -1,0 +1,134 @@
+"""One sidecar: the real writer of an archive, its parts called one after the other instead of by threads."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor, Future
+from typing import TYPE_CHECKING, Any
+
+from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER
+from tiered.archive.task import run_pass
+from tiered.broker_store.store import open_broker_store
+from tiered.settings.sections import IndexSettings, OffloadSettings
+from uploader.bound_source import no_offsets
+from uploader.log_rule import LogLimits
+from uploader.offload import Environment, ObjectOptions, Offloader, OffloadIdentity
+
+if TYPE_CHECKING:
+    from tests.world.world import ActorStore, World
+
+SETTINGS = OffloadSettings(
+    batch_bytes=64 << 10, split_bytes=4 << 10, block_bytes=1 << 10, root_every=4, memory_budget_bytes=16 << 20
+)
+INDEX = IndexSettings(unindexed_objects_max=4, day_files_max=2)
+
+
+class Inline(Executor):
+    """Work is done when it is submitted."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        return
+
+    def submit(self, work: Any, /, *arguments: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(work(*arguments, **named))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        return
+
+
+class Sidecar:
+    """Follows the broker model. Loses its memory when it dies."""
+
+    def __init__(self, world: World, name: str, store: ActorStore) -> None:
+        self._world, self.name, self.store = world, name, store
+        self._offloader: Any = None
+        self._starts = 0
+        self.replaces_log = False
+        """A person allows it to replace a log of which nothing is archived."""
+
+    def die(self) -> None:
+        self._offloader = None
+
+    def step(self) -> None:
+        """One part of the work. Raises what ends a process."""
+        if self._offloader is not None and self._starts != self._world.broker.starts:
+            self.die()  # as FollowLoop does when the broker was started again
+        if self._offloader is None:
+            self._start()
+        else:
+            self._world.random.choice(
+                (self._read, self._read, self._build, self._build, self._tables, self._index)
+            )()
+
+    def _start(self) -> None:
+        world = self._world
+        self._starts = world.broker.starts
+        environment = Environment(
+            clock_ms=lambda: world.now_ms,
+            jitter=world.random.random,
+            wait=world.pass_s,
+            may_take_over=lambda state, end_phys: world.is_ending or world.random.random() < 0.3,
+        )
+        offloader = Offloader(
+            open_broker_store(world.broker.store.path),
+            self.store,
+            OffloadIdentity(CLUSTER, BROKER, self.name, "run"),
+            SETTINGS,
+            topic_filter=FILTER,
+            offsets_source=no_offsets,
+            take_over=self.replaces_log,
+            log_limits=LogLimits(
+                self.replaces_log, same_broker=self.replaces_log, truncate_max_bytes=float("inf")
+            ),
+            environment=environment,
+            options=ObjectOptions(INDEX),
+        )
+        offloader._open(claim_now=True)
+        self._offloader = offloader
+
+    def _read(self) -> None:
+        offloader = self._offloader
+        offloader._log.refresh()
+        offloader._bound_source.ask(offloader._dispatcher.cursor)
+        offloader._loop._refuse_overwritten_log()
+        offloader._dispatcher.dispatch_step(offloader._bound_source.feed)
+        offloader._dispatcher.close_if_due(force=self._world.random.random() < 0.7)
+
+    def _build(self) -> None:
+        uploader = self._offloader._uploader
+        uploader.build_next(0)
+        oldest = uploader._in_flight.oldest()
+        if oldest is not None and oldest.durable_attempt() is not None:
+            uploader.commit_next(0)
+
+    def _tables(self) -> None:
+        if self._offloader._writer.is_claimed:
+            self._offloader._metadata.step(self._world.now_ms)
+
+    def _index(self) -> None:
+        writer = self._offloader._writer
+        run_pass(self._offloader._index_builder, lambda: writer.state if writer.is_claimed else None)
+
+    def drain(self) -> None:
+        """Archive everything, and release the archive."""
+        if self._offloader is None or self._starts != self._world.broker.starts:
+            self._start()
+        offloader, end_phys = self._offloader, self._world.broker.store.phys
+        for _ in range(1_000):
+            self._read()
+            offloader._dispatcher.close_if_due(force=True)
+            self._build()
+            self._world.now_ms += 1_000
+            idle = offloader._uploader.is_idle and not offloader._dispatcher.has_open_range
+            if idle and offloader._writer.state.cursor.phys >= end_phys:
+                break
+        else:
+            raise AssertionError(f"{self.name} does not reach {end_phys}")
+        self._tables()
+        self._index()
+        offloader._writer.release(pending_deletions=offloader._uploader.pending_deletions)
+        self.die()
