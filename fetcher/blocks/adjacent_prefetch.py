@@ -111,7 +111,7 @@ class AdjacentPrefetch:
         order.byte_count = min(max(FIRST_BYTES, 2 * order.byte_count), MOST_BYTES)
         room_bytes = self.unread_bytes_max - self._unread_bytes
         end, stored_bytes = begin, 0
-        blocks = index.blocks[end : end + 4 * NEAR_BLOCKS]
+        blocks = index.blocks_from(end, 4 * NEAR_BLOCKS)
         for stored, raw in zip(blocks["stored_bytes"].tolist(), blocks["raw_bytes"].tolist(), strict=True):
             stored_bytes += stored
             room_bytes -= raw
@@ -119,7 +119,7 @@ class AdjacentPrefetch:
                 break
             end += 1
         order.end = max(order.end, end)
-        if begin < end == len(index.blocks):
+        if begin < end == index.end_block:
             self._last_byte_count = order.byte_count
         order.due = range(begin, order.end) if begin < end else range(0)
         return range(begin, end)

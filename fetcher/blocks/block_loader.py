@@ -439,7 +439,7 @@ class BlockLoader:
                     load.error = found
                     continue
                 block = found
-                if int(index.blocks["codec"][load.span.first_block]) == CODEC_RAW:
+                if int(index.block(load.span.first_block)["codec"]) == CODEC_RAW:
                     block = found.copy()  # else a view keeps the whole GET in memory
                     block.flags.writeable = False
                 self._budget.tie(load.span.raw_bytes, block)
@@ -476,7 +476,7 @@ class BlockLoader:
         """One task of the decode pool. What the disk does not give, or gives damaged, is fetched after all."""
         assert self._disk is not None
         number = load.span.first_block
-        stored = self._disk.get(load.key, int(index.blocks["crc32c"][number]), load.span.length)
+        stored = self._disk.get(load.key, int(index.block(number)["crc32c"]), load.span.length)
         if stored is not None:
             self._deliver(index, [load], [memoryview(stored)])
             self._budget.release(load.span.length)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from fetcher.blocks.adjacent_prefetch import AdjacentPrefetch
 from fetcher.blocks.block_cache import Block, BlockCache, BlockCacheLimits, BlockKey, DroppedUnread
@@ -21,7 +21,7 @@ from fetcher.blocks.block_loader import BlockLoad, BlockLoader, CoalescingLimits
 from fetcher.blocks.budget import ByteBudget, MemoryAdmission
 from fetcher.blocks.decode_queue import DecodeQueue
 from fetcher.blocks.disk_cache import DiskCache
-from fetcher.blocks.index_cache import IndexCache, TailPart, tail_cost_bytes, tail_part
+from fetcher.blocks.index_cache import IndexCache, TailRead
 from fetcher.io.request_scheduler import (
     Priority,
     PriorityLimits,
@@ -31,6 +31,7 @@ from fetcher.io.request_scheduler import (
 )
 from fetcher.io.waiting import Executor, Timer, Wait
 from tiered.errors import CorruptionError, ObjectTooLargeError, UsageError
+from tiered.formats.segment_directory import SegmentDirectory
 from tiered.formats.segment_index import SegmentIndex
 from tiered.settings.sections import FetchSettings
 
@@ -171,27 +172,38 @@ class SegmentSource:
     async def index(
         self, key: str, size_bytes: int, tail_bytes: int, priority: Priority, ordinal: int | None = None
     ) -> SegmentIndex:
-        """The decoded tail of an object the catalog describes, or its part that has the run ``ordinal``. Fetched once
-        more when it is corrupt."""
+        """The decoded tail of an object the catalog describes, or its run group that has the run ``ordinal``. The whole
+        tail is fetched when that is corrupt."""
         try:
-            return await self._index(tail_part(key, ordinal), size_bytes, tail_bytes, priority)
+            return await self._index(key, size_bytes, tail_bytes, priority, ordinal)
         except CorruptionError:
-            return await self._index(tail_part(key, ordinal), size_bytes, tail_bytes, priority)
+            self._indexes.drop(key)
+            return await self._index(key, size_bytes, tail_bytes, priority)
 
     async def _index(
-        self, wanted: TailPart, size_bytes: int, tail_bytes: int, priority: Priority
+        self, key: str, size_bytes: int, tail_bytes: int, priority: Priority, ordinal: int | None = None
     ) -> SegmentIndex:
-        """The tail from memory, from a load on its way, or from a load that this read starts."""
+        wanted = TailRead.of_all(key, size_bytes, tail_bytes)
+        if ordinal is not None:
+            held = self._indexes.of_run(key, ordinal)
+            if held is not None:
+                return held
+            directory = await self._loaded(TailRead.of_directory(key, size_bytes, tail_bytes), priority)
+            wanted = TailRead.of_group(cast("SegmentDirectory", directory), ordinal)
+        return cast("SegmentIndex", await self._loaded(wanted, priority))
+
+    async def _loaded(self, wanted: TailRead, priority: Priority) -> SegmentIndex | SegmentDirectory:
+        """What is wanted of a tail, from memory, from a load on its way, or from one that this read starts."""
         while True:
-            found = self._indexes.get(wanted)
+            found = self._indexes.get(wanted.part)
             if found is not None:
                 return found
-            load = self._indexes.join(wanted, priority)
+            load = self._indexes.join(wanted.part, priority)
             if load is None:
-                cost_bytes = tail_cost_bytes(tail_bytes)
-                await self._memory.charge(cost_bytes, priority, wanted[0])
+                cost_bytes = wanted.cost_bytes
+                await self._memory.charge(cost_bytes, priority, wanted.part[0])
                 try:
-                    load = self._indexes.start(wanted, size_bytes, tail_bytes, priority)
+                    load = self._indexes.start(wanted, priority)
                 except (CorruptionError, ObjectTooLargeError):
                     self._budget.release(cost_bytes)
                     raise
@@ -218,8 +230,8 @@ class SegmentSource:
             return await self._blocks(_Read(index, run, numbers, priority))
 
     def index_in_memory(self, key: str, ordinal: int) -> SegmentIndex | None:
-        """A cached tail, or its part with the run ``ordinal``, or None: then ``index`` joins or fetches it."""
-        return self._indexes.get(tail_part(key, ordinal))
+        """A cached tail, or its run group with the run ``ordinal``, or None: then ``index`` joins or fetches it."""
+        return self._indexes.of_run(key, ordinal)
 
     def block_in_memory(self, object_key: str, number: int) -> Block | None:
         """A cached block for a user read, or None: then ``blocks_at`` joins or fetches it."""

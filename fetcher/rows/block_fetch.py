@@ -18,7 +18,7 @@ from fetcher.rows.run_list import QueueView, RunPlace
 from fetcher.rows.run_rows import RunRows
 from tiered.errors import CorruptionError
 from tiered.formats.segment import RowTable
-from tiered.formats.segment_index import PART_RUNS, SegmentIndex
+from tiered.formats.segment_index import SegmentIndex
 
 Block = NDArray[np.uint8]
 BlockId = tuple[str, int]
@@ -31,7 +31,7 @@ class BlockSource(Protocol):
     def index(
         self, key: str, size_bytes: int, tail_bytes: int, priority: Priority, ordinal: int | None = None
     ) -> Coroutine[Any, Any, SegmentIndex]:
-        """The decoded tail of an object, or its part that has the run ``ordinal``."""
+        """The decoded tail of an object, or its run group that has the run ``ordinal``."""
         ...
 
     def index_in_memory(self, key: str, ordinal: int) -> SegmentIndex | None:
@@ -116,10 +116,10 @@ class BlockFetch:
         if len(places) == 1:
             found = [await self._index(places[0])]
         else:
-            keys = {(place.object_key, place.ordinal // PART_RUNS): place for place in places}
+            keys = {(place.object_key, place.ordinal): place for place in places}
             opened = await gather(self._index(place) for place in keys.values())
             by_key = dict(zip(keys, opened, strict=True))
-            found = [by_key[place.object_key, place.ordinal // PART_RUNS] for place in places]
+            found = [by_key[place.object_key, place.ordinal] for place in places]
         for place, index in zip(places, found, strict=True):
             place.check(index)
         return found
@@ -130,7 +130,7 @@ class BlockFetch:
 
     async def fetch(self, needed: Iterable[Needed]) -> None:
         """Read the blocks of ``needed`` into ``touched``."""
-        missing: dict[str, dict[int, Needed]] = {}
+        missing: dict[SegmentIndex, dict[int, Needed]] = {}
         for need in needed:
             key = need.segment.key
             for number in need.numbers:
@@ -141,7 +141,7 @@ class BlockFetch:
                 if found is not None:
                     self.touched[block_id] = found
                 else:
-                    missing.setdefault(key, {})[number] = need
+                    missing.setdefault(need.segment, {})[number] = need
         groups = list(missing.values())
         if len(groups) == 1:
             await self._fetch_group(groups[0])
@@ -149,7 +149,7 @@ class BlockFetch:
             await gather(self._fetch_group(group) for group in groups)
 
     async def _fetch_group(self, needs: dict[int, Needed]) -> None:
-        """Blocks of one object, of any of its runs: adjacent ones share requests."""
+        """Blocks of one object, or run group, of any of its runs: adjacent ones share requests."""
         numbers = sorted(needs)
         index = needs[numbers[0]].segment
         blocks = await self._source.blocks_at(index, needs[numbers[0]].place.ordinal, numbers, self._priority)

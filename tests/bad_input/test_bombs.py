@@ -32,7 +32,7 @@ from rocketmq_tiered.server.groups.group_state import decode_snapshot
 from rocketmq_tiered.server.retries.retry_log import KIND as RETRIES_KIND
 from rocketmq_tiered.server.retries.retry_log import decode_object
 from tests.archive.uncataloged import open_uncataloged
-from tests.formats.segment_builder import RowSpec, RunSpec, build, whole
+from tests.formats.segment_builder import OpenTail, RowSpec, RunSpec, build, whole
 from tests.sweeps import examples
 from tiered.archive.index.layout import FOOTER_KIND as INDEX_KIND
 from tiered.catalog.catalog_reader import read_commit
@@ -42,11 +42,11 @@ from tiered.catalog.page_bytes import read_page_bytes
 from tiered.catalog.pages import PAGE_KIND, decode_catalog_page
 from tiered.errors import CorruptionError, ObjectTooLargeError, OutOfMemoryError
 from tiered.formats import fastjson
-from tiered.formats.container import HEADER, decode_container, encode_container
+from tiered.formats.container import HEADER, decode_container
 from tiered.formats.keys import catalog_key
 from tiered.formats.memory_bound import LARGE, SHORTAGES, SMALL, limit_decoding, memory_contained
 from tiered.formats.segment import BlockCodec
-from tiered.formats.segment_layout import FOOTER_KIND, TRAILER_BYTES, decode_trailer, encode_trailer
+from tiered.formats.segment_layout import FOOTER_KIND
 from tiered.formats.state_object import STATE_KIND, decode_state
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
@@ -194,22 +194,18 @@ def test_a_query_does_not_read_a_tail_above_the_limits(small_limit: int, tail_by
             reading.send(None)
 
 
-def _with_footer(change: str) -> bytes:
-    """A segment whose footer, behind valid checksums, claims something else."""
+def _with_tail(change: str) -> bytes:
+    """A segment whose tail, behind valid checksums, claims something else."""
     rows = [RowSpec(b"record %d" % number, keys=(number,)) for number in range(60)]
     encoded = build([QueueKey("topic", 0, 0)], [RunSpec(0, 5, rows)]).encode(BlockCodec(block_bytes=400))
-    data = whole(encoded)
-    trailer = decode_trailer(data, len(data), source="s")
-    footer = decode_container(data[trailer.footer_offset : -TRAILER_BYTES], FOOTER_KIND, source="s")
-    header, tables = footer.header, dict(footer.tables)
+    tail = OpenTail(whole(encoded))
+    tables, directory = tail.head.tables, tail.directory
     if change == "record":
+        stored_bytes = tables["blocks"]["stored_bytes"].sum()
         tables["blocks"] = tables["blocks"][:1].copy()
-        tables["blocks"]["rows"], tables["blocks"]["raw_bytes"], tables["blocks"]["codec"] = (
-            1,
-            (1 << 32) - 1,
-            1,
-        )
-        tables["blocks"]["stored_bytes"] = footer.tables["blocks"]["stored_bytes"].sum()
+        for name, value in {"rows": 1, "raw_bytes": (1 << 32) - 1, "codec": 1}.items():
+            tables["blocks"][name] = value
+        tables["blocks"]["stored_bytes"] = stored_bytes
         tables["runs"]["blocks"], tables["runs"]["byte_count"], tables["runs"]["rows"] = 1, (1 << 32) - 1, 1
         tables["pages"]["rows"], tables["pages"]["raw_bytes"], tables["pages"]["codec"] = 1, 98, 1
     if change in ("page", "keys"):
@@ -219,25 +215,17 @@ def _with_footer(change: str) -> bytes:
         tables["blocks"]["raw_bytes"] = np.minimum(tables["blocks"]["raw_bytes"], 60 * MIB)
         tables["runs"]["rows"] = 1 << 29
     if change == "keys":
-        header["keys"]["count"], header["keys"]["stored_counts_bytes"] = 0, sum(encoded_keys(encoded, data))
+        directory["key_counts_bytes"] = directory["key_counts_bytes"] + 8 * directory["keys"]
+        directory["keys"] = 0
     if change == "queues":
         tables["queues"] = np.zeros(1_000_000, tables["queues"].dtype)
-    sealed_footer = encode_container(FOOTER_KIND, header, tables)
-    ending = encode_trailer(trailer.tail_offset, trailer.footer_offset, sealed_footer)
-    return data[: trailer.footer_offset] + sealed_footer + ending
-
-
-def encoded_keys(encoded: object, data: bytes) -> tuple[int, int]:
-    """(stored bytes of counts, bytes of hashes) of the 60 keys."""
-    trailer = decode_trailer(data, len(data), source="s")
-    footer = decode_container(data[trailer.footer_offset : -TRAILER_BYTES], FOOTER_KIND, source="s")
-    return int(footer.header["keys"]["stored_counts_bytes"]), 8 * int(footer.header["keys"]["count"])
+    return tail.closed(is_counted=True)
 
 
 @pytest.mark.parametrize("change", ["record", "page", "keys", "queues"])
 def test_a_segment_cannot_claim_more_than_a_record_or_a_page_may_have(change: str) -> None:
     store = MemoryStore()
-    store.put_if_absent("data/00/bomb.so", [_with_footer(change)])
+    store.put_if_absent("data/00/bomb.so", [_with_tail(change)])
     with peak_below(200 * MIB), pytest.raises(CorruptionError, match=r"data/00/bomb\.so"):
         reader = open_uncataloged(store, "data/00/bomb.so")
         reader.key_hashes()

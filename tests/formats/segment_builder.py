@@ -6,9 +6,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import fastcrc
 import numpy as np
 from numpy.typing import NDArray
 
+from tiered.formats.container import decode_container, encode_container
 from tiered.formats.segment import (
     BlockCodec,
     EncodedSegment,
@@ -17,6 +19,13 @@ from tiered.formats.segment import (
     encode_segment,
 )
 from tiered.formats.segment_index import SegmentIndex
+from tiered.formats.segment_layout import (
+    FOOTER_KIND,
+    GROUP_KIND,
+    TRAILER_BYTES,
+    decode_trailer,
+    encode_trailer,
+)
 from tiered.model.queue import QueueKey
 from tiered.model.tables import RUN_DTYPE, RunKind, Table
 
@@ -148,6 +157,38 @@ def whole(encoded: EncodedSegment) -> bytes:
 def opened(encoded: EncodedSegment, key: str = "data/x.so") -> SegmentIndex:
     """The index of an encoded segment, from its tail."""
     return SegmentIndex(key, encoded.size_bytes, whole(encoded)[-encoded.tail_bytes :])
+
+
+@dataclass
+class OpenTail:
+    """An object with one run group, whose head and directory are changed and put together again."""
+
+    data: bytes
+
+    def __post_init__(self) -> None:
+        self._trailer = decode_trailer(self.data, len(self.data), source="s")
+        footer = self.data[self._trailer.footer_offset : -TRAILER_BYTES]
+        self.footer = decode_container(footer, FOOTER_KIND, source="s")
+        self.directory = self.footer.tables["groups"]
+        assert len(self.directory) == 1
+        end = self._trailer.tail_offset + int(self.directory["head_bytes"][0])
+        self.head = decode_container(self.data[self._trailer.tail_offset : end], GROUP_KIND, source="s")
+        self._pages = self.data[end : self._trailer.footer_offset]
+
+    def closed(self, *, is_counted: bool = False) -> bytes:
+        """The object behind valid checksums; the directory counts what is in the head if ``is_counted``."""
+        head = encode_container(GROUP_KIND, self.head.header, self.head.tables, is_packed=True)
+        self.directory["head_bytes"], self.directory["crc32c"] = len(head), fastcrc.crc32.iscsi(head)
+        if is_counted:
+            blocks, runs = self.head.tables["blocks"], self.head.tables["runs"]
+            self.directory["rows"] = self.directory["block_rows"] = runs["rows"].sum()
+            self.directory["raw_bytes"], self.directory["blocks"] = runs["byte_count"].sum(), len(blocks)
+            self.directory["block_bytes"] = blocks["stored_bytes"].sum(dtype=np.int64)
+        footer = encode_container(FOOTER_KIND, self.footer.header, self.footer.tables)
+        offset = self._trailer.tail_offset
+        tail = head + self._pages
+        trailer = encode_trailer(offset, offset + len(tail), footer)
+        return self.data[:offset] + tail + footer + trailer
 
 
 def read_run(index: SegmentIndex, data: bytes, run: int) -> bytes:

@@ -29,9 +29,14 @@ from tiered.formats import segment_layout, timer_object
 from tiered.formats.container import DICTIONARY, decode_container
 from tiered.formats.fields import FIELD_TABLE, INNER_FIELD_TABLE
 from tiered.formats.keys import ESCAPED_CHARACTERS_MAX
+from tiered.formats.segment_directory import DIRECTORY_BYTES, DIRECTORY_SHARE
 from tiered.formats.segment_layout import (
     BLOCK_DTYPE,
     FOOTER_KIND,
+    GROUP_DTYPE,
+    GROUP_KIND,
+    GROUP_ROWS,
+    GROUP_RUNS,
     PAGE_ROWS,
     SEGMENT_RUN_DTYPE,
     TRAILER_BYTES,
@@ -52,7 +57,7 @@ DOCUMENT = (Path(__file__).parents[2] / "docs" / "FORMATS.md").read_text("utf-8"
 TRAILERS = {FOOTER_KIND: TRAILER_BYTES, INDEX_FOOTER_KIND: index_layout.TRAILER_BYTES}
 NAMES = {"u1": "u8", "u2": "u16", "u4": "u32", "i4": "i32", "i8": "i64", "u8": "u64"}
 SECTIONS = {
-    "Segment": [QUEUE_DTYPE, SEGMENT_RUN_DTYPE, BLOCK_DTYPE],
+    "Segment": [QUEUE_DTYPE, SEGMENT_RUN_DTYPE, BLOCK_DTYPE, GROUP_DTYPE],
     "Commit": [RUN_DTYPE, OBJECT_DTYPE, GAP_DTYPE, REMOVED_DTYPE, FLOOR_DTYPE, TIMER_DTYPE],
     "Timer object": [ENTRY_DTYPE, HOUR_DTYPE, timer_object.PAGE_DTYPE],
     "Root page": [QUEUE_STATE_DTYPE],
@@ -128,6 +133,7 @@ def test_constants_are_these() -> None:
         LIST_KIND,
         STATE_KIND,
         FOOTER_KIND,
+        GROUP_KIND,
         INDEX_FOOTER_KIND,
         *magics,
     ):
@@ -143,4 +149,6 @@ def test_constants_are_these() -> None:
     assert f"The last {index_layout.TRAILER_BYTES} bytes" in DOCUMENT
     fields = [name for name in IndexRef._fields if f"`{name}`" not in _section("Commit")]
     assert not fields
+    assert f"{GROUP_RUNS} runs or {GROUP_ROWS:,} rows" in DOCUMENT
+    assert f"last\n{DIRECTORY_BYTES >> 10} KiB of the object or in the last 1/{DIRECTORY_SHARE}" in DOCUMENT
     assert f"above {segment_layout.BLOCK_RAW_BYTES_MAX >> 20} MiB" in DOCUMENT

@@ -17,12 +17,13 @@ from tiered.archive.index.collect import items_of_segment, pieces_of_segment
 from tiered.archive.index.items import ITEM_DTYPE
 from tiered.archive.index.places import places_of_segment
 from tiered.errors import CorruptionError
-from tiered.formats import segment_index
+from tiered.formats import segment_layout
 from tiered.formats.part_rows import PartRows, in_object_order, rows_of_parts
 from tiered.formats.run_part import CatalogRun, cut_run
 from tiered.formats.segment import BlockCodec
+from tiered.formats.segment_directory import SegmentDirectory
 from tiered.formats.segment_index import SegmentIndex
-from tiered.formats.segment_writer import SegmentWriter
+from tiered.formats.segment_writer import SegmentWriter, WrittenSegment
 from tiered.model.queue import QueueKey
 from tiered.model.tables import RUN_DTYPE, RunKind, Table, concatenated, picked
 
@@ -31,7 +32,12 @@ KINDS = (RunKind.PLAIN, RunKind.BATCH, RunKind.LMQ, RunKind.SPARSE)
 
 
 def opened(seed: int, runs: int, rows: int) -> tuple[SegmentIndex, bytes]:
-    """An object of runs of all kinds; key compaction dropped rows of sparse ones."""
+    """An object of runs of all kinds; key compaction dropped rows of sparse ones. Its index, and its stored keys."""
+    _, done = written(seed, runs, rows)
+    return SegmentIndex(f"object {seed}", done.size_bytes, done.tail), done.keys
+
+
+def written(seed: int, runs: int, rows: int) -> tuple[bytes, WrittenSegment]:
     rng = random.Random(seed)
     specs = []
     for _ in range(runs):
@@ -61,7 +67,7 @@ def opened(seed: int, runs: int, rows: int) -> tuple[SegmentIndex, bytes]:
             records = [row.content for row in spec.rows]
             writer.add_records(records, np.array(list(map(len, records)), np.int32), run)
     done = writer.finish(META)
-    return SegmentIndex(f"object {seed}", done.size_bytes, done.tail), done.keys
+    return file.getvalue() + done.keys + done.tail, done
 
 
 def parts_of(index: SegmentIndex, rng: random.Random) -> Table:
@@ -134,31 +140,64 @@ def test_what_the_rows_of_a_part_contradict(name: str) -> None:
 
 
 @settings(max_examples=examples(30), deadline=None)
-@given(st.integers(0, 1 << 32), st.integers(1, 40), st.sampled_from([1, 300, 3000]), st.integers(1, 9))
-def test_a_part_of_a_tail_answers_for_its_runs(seed: int, runs: int, rows: int, part_runs: int) -> None:
-    index, _ = opened(seed, runs, rows)
-    with patch.object(segment_index, "PART_RUNS", part_runs):
-        parts = [index.part_of(ordinal) for ordinal in range(runs)]
-    for ordinal, part in enumerate(parts):
-        first = ordinal // part_runs * part_runs
-        for run in range(first, min(first + part_runs, runs)):
-            place, queue = CatalogRun.of(index.whole_runs[run]), index.queue_of(run)
-            part.check_part(place, int(index.runs["kind"][run]), queue)
-            found, expected = part.row_columns(place), index.row_columns(run)
+@given(
+    st.integers(0, 1 << 32), st.integers(1, 40), st.sampled_from([1, 300, 3000]), st.integers(1, 9), st.data()
+)
+def test_a_run_group_answers_for_its_runs(
+    seed: int, runs: int, rows: int, group_runs: int, drawn: st.DataObject
+) -> None:
+    """An object of several groups says what one of a single group does, and so does each of its groups."""
+    single, stored_keys = opened(seed, runs, rows)
+    with (
+        patch.object(segment_layout, "GROUP_RUNS", group_runs),
+        patch.object(segment_layout, "GROUP_ROWS", drawn.draw(st.integers(1, 9000))),
+    ):
+        data, done = written(seed, runs, rows)
+    whole = SegmentIndex("key", len(data), done.tail)
+    directory = SegmentDirectory(
+        "key", len(data), data[drawn.draw(st.integers(0, len(data) - len(done.tail))) :]
+    )
+    groups = []
+    for number in range(len(directory)):
+        offset, length = directory.span_of(number)
+        groups.append(SegmentIndex.of_group(directory, number, data[offset : offset + length]))
+    assert sum(map(len, groups)) == runs and max(map(len, groups)) <= group_runs
+    for name in ("counts", "hashes"):
+        keys = [getattr(index.decode_keys(data[slice_of(index)]), name) for index in (whole, *groups)]
+        assert np.array_equal(keys[0], getattr(single.decode_keys(stored_keys), name))
+        assert np.array_equal(keys[0], np.concatenate(keys[1:]))
+    for run in range(runs):
+        group = groups[directory.group_of(run)]
+        place, expected, queue = (
+            CatalogRun.of(single.whole_runs[run]),
+            single.row_columns(run),
+            single.queue_of(run),
+        )
+        for index in (whole, group):
+            index.check_part(place, int(single.runs["kind"][run]), queue)
+            found = index.row_columns(place)
             for name in ("size", "phys", "queue_offset", "parent_queue_offset"):
                 assert np.array_equal(getattr(found, name), getattr(expected, name)), name
-            assert [part.queues[at] for at in found.parent[found.parent >= 0].tolist()] == [
-                index.queues[at] for at in expected.parent[expected.parent >= 0].tolist()
+            assert [index.queues[at] for at in found.parent[found.parent >= 0].tolist()] == [
+                single.queues[at] for at in expected.parent[expected.parent >= 0].tolist()
             ]
-            assert (part.row_of(run), part.byte_count_of(run)) == (
-                index.row_of(run),
-                index.byte_count_of(run),
-            )
-            if index.runs["kind"][run] != RunKind.LMQ:
-                span = index.block_span(run, 0, place.rows)
-                assert part.block_span(place, 0, place.rows) == part.block_span(run, 0, place.rows) == span
+            assert index.row_of(run) == single.row_of(run)
+            assert index.byte_count_of(run) == single.byte_count_of(run)
+            if single.runs["kind"][run] != RunKind.LMQ:
+                span = whole.block_span(run, 0, place.rows)
+                assert index.block_span(place, 0, place.rows) == index.block_span(run, 0, place.rows) == span
+                raw = index.decode_blocks(span, data[span.offset : span.offset + span.length]).tobytes()
+                assert raw == b"x" * span.raw_bytes and span.raw_bytes >= int(expected.size.sum())
                 blocks = range(span.first_block, span.end_block)
-                assert part.spans_of_single_blocks(run, blocks) == index.spans_of_single_blocks(run, blocks)
+                assert index.spans_of_single_blocks(run, blocks) == whole.spans_of_single_blocks(run, blocks)
+                assert all(index.block(number) == whole.blocks[number] for number in blocks)
         with pytest.raises(CorruptionError, match="differs"):
-            part.check_part(CatalogRun(runs, 0, 1, 0, 1, 0, 1), 0, QUEUES[0])
-        assert part is index if runs <= part_runs else len(part) <= runs
+            group.check_part(CatalogRun(runs, 0, 1, 0, 1, 0, 1), 0, QUEUES[0])
+    with pytest.raises(CorruptionError, match="not in it"):
+        directory.span_of(directory.group_of(runs))
+
+
+def slice_of(index: SegmentIndex) -> slice:
+    """Where the keys of ``index`` are."""
+    offset, length = index.key_span
+    return slice(offset, offset + length)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from unittest.mock import patch
 
 import fastcrc
 import numpy as np
@@ -104,6 +105,35 @@ def _assert_same(segment: Segment, index: SegmentIndex, data: bytes) -> None:
     keys = index.decode_keys(data[offset : offset + length])
     assert keys.counts.tolist() == segment.rows.key_count.tolist()
     assert keys.hashes.tolist() == segment.rows.key_hashes.tolist()
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(segments(), st.integers(1, 6000), st.integers(1, 7), st.integers(1, 30))
+def test_groups_of_runs_are_one_object(
+    segment: Segment, block_bytes: int, group_runs: int, group_rows: int
+) -> None:
+    single = opened(segment.encode(BlockCodec(block_bytes=block_bytes)))
+    with (
+        patch.object(segment_layout, "GROUP_RUNS", group_runs),
+        patch.object(segment_layout, "GROUP_ROWS", group_rows),
+    ):
+        encoded = segment.encode(BlockCodec(block_bytes=block_bytes))
+    index, data = opened(encoded), whole(encoded)
+    assert len(index.directory) >= len(segment.runs) / group_runs
+    for run, spec in enumerate(segment.specs):
+        assert index.queue_of(run) == QUEUES[spec.queue]
+        found, expected = index.row_columns(run), single.row_columns(run)
+        for name in COLUMNS:
+            if name != "parent":
+                assert getattr(found, name).tolist() == getattr(expected, name).tolist(), name
+        parents = found.parent[found.parent >= 0].tolist(), expected.parent[expected.parent >= 0].tolist()
+        assert [index.queues[at] for at in parents[0]] == [single.queues[at] for at in parents[1]]
+        if spec.kind != RunKind.LMQ:
+            assert read_run(index, data, run) == segment.content(run)
+    offset, length = index.key_span
+    assert (
+        index.decode_keys(data[offset : offset + length]).hashes.tolist() == segment.rows.key_hashes.tolist()
+    )
 
 
 @settings(max_examples=examples(120), deadline=None)

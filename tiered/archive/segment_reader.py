@@ -1,12 +1,14 @@
 """A TieredFileSegment: one object opened for reading, and a cache of open ones.
 
-One ranged GET opens a segment, one GET reads consecutive blocks. ``tiered.formats.segment_index`` decodes them.
+One ranged GET opens a segment, or one run group of it; another one if the tail is large. One GET reads consecutive
+blocks. ``tiered.formats.segment_index`` decodes them.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 from tiered.catalog.state import RunChunk
 from tiered.formats.run_part import RunPart
 from tiered.formats.segment import RowTable
+from tiered.formats.segment_directory import SegmentDirectory, directory_span
 from tiered.formats.segment_index import BlockSpan, KeySection, SegmentIndex
 from tiered.formats.segment_layout import check_tail_length
 from tiered.model.lru import Lru
@@ -23,6 +26,8 @@ from tiered.object_store.interface import ObjectStore
 RANGE_BYTES_MAX = 16 * 1024 * 1024
 """Stored bytes of one GET; a larger block is read by one GET too."""
 CACHE_BYTES = 64 * 1024 * 1024
+WHOLE, DIRECTORY = -1, -2
+T = TypeVar("T", SegmentDirectory, "SegmentReader")
 
 
 class Records(NamedTuple):
@@ -46,6 +51,19 @@ class SegmentReader:
         check_tail_length(key, size_bytes, tail_bytes)
         tail = store.get_range(key, size_bytes - tail_bytes, tail_bytes)
         return cls(store, SegmentIndex(key, size_bytes, tail))
+
+    @classmethod
+    def open_group(cls, store: ObjectStore, directory: SegmentDirectory, group: int) -> SegmentReader:
+        """Open one run group of an object, by one ranged GET unless it was read with the directory."""
+        stored = directory.stored(group)
+        if stored is None:
+            stored = memoryview(store.get_range(directory.key, *directory.span_of(group)))
+        return cls(store, SegmentIndex.of_group(directory, group, stored))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory, roughly, for the budget of a cache."""
+        return self.index.nbytes
 
     @property
     def queues(self) -> list[QueueKey]:
@@ -80,34 +98,57 @@ class SegmentReader:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
+def read_directory(store: ObjectStore, key: str, size_bytes: int, tail_bytes: int) -> SegmentDirectory:
+    """The directory of an object the catalog describes, by one ranged GET."""
+    check_tail_length(key, size_bytes, tail_bytes)
+    return SegmentDirectory(key, size_bytes, store.get_range(key, *directory_span(size_bytes, tail_bytes)))
+
+
 class SegmentCache:
     """LRU cache of open segments, of at most ``cache_bytes``. Thread-safe."""
 
     def __init__(self, store: ObjectStore, *, cache_bytes: int = CACHE_BYTES) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self._readers: Lru[str, SegmentReader] = Lru(cache_bytes)
+        self._parts: Lru[tuple[str, int], SegmentReader | SegmentDirectory] = Lru(cache_bytes)
+        """By object and run group; of each, all of a tail under WHOLE, its directory under DIRECTORY."""
 
-    def open(self, key: str, *, size_bytes: int, tail_bytes: int) -> SegmentReader:
-        """The segment of ``key``, fetched unless cached."""
+    def open(
+        self, key: str, *, size_bytes: int, tail_bytes: int, ordinal: int | None = None
+    ) -> SegmentReader:
+        """The segment of ``key``, or its run group that has the run ``ordinal``; fetched unless cached."""
+        if ordinal is None:
+            return self._kept(
+                (key, WHOLE),
+                lambda: SegmentReader.open(self._store, key, size_bytes=size_bytes, tail_bytes=tail_bytes),
+            )
+        directory = self._kept(
+            (key, DIRECTORY), lambda: read_directory(self._store, key, size_bytes, tail_bytes)
+        )
+        group = directory.group_of(ordinal)
+        return self._kept((key, group), lambda: SegmentReader.open_group(self._store, directory, group))
+
+    def _kept(self, part: tuple[str, int], fetch: Callable[[], T]) -> T:
         with self._lock:
-            found = self._readers.get(key)
+            found = self._parts.get(part)
             if found is not None:
-                return found
-        reader = SegmentReader.open(self._store, key, size_bytes=size_bytes, tail_bytes=tail_bytes)
+                return cast("T", found)
+        fetched = fetch()
         with self._lock:
             # A single one is kept even if it is larger than the cache.
-            self._readers.put(key, reader, min(reader.index.nbytes, self._readers.bytes_max))
-        return reader
+            self._parts.put(part, fetched, min(fetched.nbytes, self._parts.bytes_max))
+        return fetched
 
     def of_run(self, chunk: RunChunk, run: np.void) -> SegmentReader:
-        """The segment of a run of ``chunk``."""
+        """The segment of a run of ``chunk``, or its run group."""
         place = chunk.objects[int(run["object"])]
         key, size_bytes = chunk.object_keys[int(place["key"])], int(place["size_bytes"])
-        return self.open(key, size_bytes=size_bytes, tail_bytes=int(place["tail_bytes"]))
+        return self.open(
+            key, size_bytes=size_bytes, tail_bytes=int(place["tail_bytes"]), ordinal=int(run["ordinal"])
+        )
 
     @property
     def held_bytes(self) -> int:
         """Memory of the cached segments, roughly."""
         with self._lock:
-            return self._readers.held_bytes
+            return self._parts.held_bytes

@@ -3,9 +3,11 @@
 A stream object (SO) and a stream set object (SSO) have the same format; only the key differs. Layout (every byte is in
 docs/FORMATS.md):
 
-    header 16 | blocks | key section | column pages | footer (container RMQTSEGF) | trailer 48
+    header 16 | blocks | key section | run groups | footer (container RMQTSEGF) | trailer 48
 
-``segment_index.py`` decodes it, ``tiered.archive.segment_reader`` reads it from a store.
+Neighbouring runs are a run group: its head (container RMQTSEGG) and its column pages, which a reader opens without the
+others. The footer is the directory of groups. ``segment_index.py`` decodes them, ``tiered.archive.segment_reader``
+reads them from a store.
 
 Gathers, compresses and checksums the blocks of a segment on a pool of threads.
 
@@ -21,7 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import fastcrc
 import numpy as np
@@ -35,19 +37,21 @@ from tiered.formats.segment_layout import (
     CODEC_RAW,
     CODEC_ZSTD,
     FOOTER_KIND,
+    GROUP_DTYPE,
+    GROUP_KIND,
     HEADER_BYTES,
     PAGE_DTYPE,
     PAGE_ROWS,
     SEGMENT_RUN_DTYPE,
-    TRAILER_BYTES,
     RunView,
     encode_header,
     encode_trailer,
+    group_begins,
 )
 from tiered.kernels.columns import encode_page
 from tiered.kernels.gather import check_rows, cut_blocks, gather_records
 from tiered.model.queue import QueueKey
-from tiered.model.tables import RUN_DTYPE, RunKind, Table
+from tiered.model.tables import RUN_DTYPE, RunKind, Table, begins, copied
 
 PIECE_BYTES = 1024 * 1024
 """Raw bytes a thread gathers at once, unless a single block is larger."""
@@ -297,23 +301,20 @@ def encode_segment(
     scratch = scratch or SegmentScratch()
     view = RunView.of(runs)
     _check(queues, runs, view, rows)
+    bounds = [*group_begins(runs["rows"]), len(runs)]
     is_lmq = runs["kind"] == RunKind.LMQ
-    blocks, blocks_of_run = _cut_blocks(view, is_lmq, rows.size, codec.block_bytes)
+    blocks, blocks_of_run = _cut_blocks(view, is_lmq, rows.size, codec.block_bytes, bounds)
     with scratch.packer(codec).packing(blocks, Records(arena, _i8(rows.position), _i4(rows.size))) as packed:
-        keys, key_header = encode_keys(rows.key_count, rows.key_hashes)
-        pages, page_table = _encode_pages(view, rows, codec.level, scratch)
+        groups = list(_groups(queues, runs, rows, bounds, codec.level, scratch))
         body: list[Buffer] = [encode_header(), *packed.stored()]
-    keys_offset = HEADER_BYTES + int(blocks["stored_bytes"].sum())
-    tail_offset = keys_offset + len(keys)
-    footer = encode_footer(meta, queues, runs, blocks, blocks_of_run, page_table, key_header)
-    footer_offset = tail_offset + int(page_table["stored_bytes"].sum())
-    tail = b"".join([*pages, footer, encode_trailer(tail_offset, footer_offset, footer)])
+    tail = encode_tail(meta, blocks, blocks_of_run, groups)
+    keys = b"".join(group.keys.stored for group in groups)
     if keys:
         body.append(keys)
     body.append(tail)
     return EncodedSegment(
         body=body,
-        size_bytes=footer_offset + len(footer) + TRAILER_BYTES,
+        size_bytes=HEADER_BYTES + int(blocks["stored_bytes"].sum()) + len(keys) + len(tail),
         tail_bytes=len(tail),
         tail_crc32c=fastcrc.crc32.iscsi(tail),
         rows=len(rows),
@@ -375,45 +376,71 @@ def _check(queues: Sequence[QueueKey], runs: Table, view: RunView, rows: RowTabl
 
 
 def _cut_blocks(
-    view: RunView, is_lmq: NDArray[Any], size: NDArray[Any], block_bytes: int
+    view: RunView, is_lmq: NDArray[Any], size: NDArray[Any], block_bytes: int, bounds: Sequence[int]
 ) -> tuple[Table, NDArray[np.uint32]]:
-    """Block table (places and sums still 0), and how many blocks begin in each run."""
+    """Block table (places and sums still 0), and how many blocks begin in each run. ``bounds``: of the groups."""
     block_rows = np.empty(len(size), np.uint32)
     block_raw = np.empty(len(size), np.int64)
     blocks_of_run = np.zeros(len(view), np.uint32)
-    count = int(
-        cut_blocks(
-            view.first_row,
-            is_lmq.astype(np.uint8),
-            _i4(size),
-            block_bytes,
-            SHARED_BLOCK_BYTES,
-            block_rows,
-            block_raw,
-            blocks_of_run,
+    sizes, kinds, count = _i4(size), is_lmq.astype(np.uint8), 0
+    for first, end in pairwise(bounds):
+        count += int(
+            cut_blocks(
+                view.first_row[first : end + 1],
+                kinds[first:end],
+                sizes,
+                block_bytes,
+                SHARED_BLOCK_BYTES,
+                block_rows[count:],
+                block_raw[count:],
+                blocks_of_run[first:end],
+            )
         )
-    )
     blocks = np.zeros(count, BLOCK_DTYPE)
     blocks["rows"] = block_rows[:count]
     blocks["raw_bytes"] = block_raw[:count]
     return blocks, blocks_of_run
 
 
-def encode_keys(key_count: NDArray[Any], key_hashes: NDArray[Any]) -> tuple[bytes, dict[str, int]]:
-    """The key section: counts per row (zstd), then the hashes uncompressed; and what the footer says of it."""
-    if len(key_hashes) == 0:
-        return b"", {"count": 0, "stored_counts_bytes": 0, "crc32c": 0}
-    counts = zstandard.ZstdCompressor(level=1).compress(key_count.astype("<u2").tobytes())
-    section = counts + key_hashes.astype("<u8").tobytes()
-    header = {"count": len(key_hashes), "stored_counts_bytes": len(counts)}
-    return section, header | {"crc32c": fastcrc.crc32.iscsi(section)}
+class EncodedKeys(NamedTuple):
+    """The keys of a run group: counts per row (zstd), then the hashes uncompressed."""
+
+    stored: bytes
+    hashes: int
+    counts_bytes: int
+
+    @classmethod
+    def of(cls, key_count: NDArray[Any], key_hashes: NDArray[Any]) -> EncodedKeys:
+        """``key_hashes`` of rows that have ``key_count`` each."""
+        if len(key_hashes) == 0:
+            return cls(b"", 0, 0)
+        counts = zstandard.ZstdCompressor(level=1).compress(key_count.astype("<u2").tobytes())
+        return cls(counts + key_hashes.astype("<u8").tobytes(), len(key_hashes), len(counts))
 
 
-def _encode_pages(
-    view: RunView, rows: RowTable, level: int, scratch: SegmentScratch
-) -> tuple[list[bytes], Table]:
-    """Column pages of PAGE_ROWS rows each; a page holds rows of many runs, a long run spans pages."""
-    compressor = zstandard.ZstdCompressor(level=level)
+@dataclass(frozen=True)
+class RunGroup:
+    """Consecutive runs of an object, whose ``queue`` is a place in ``queues``; all but their blocks is encoded."""
+
+    queues: Sequence[QueueKey]
+    runs: Table
+    pages: list[bytes]
+    page_table: Table
+    keys: EncodedKeys
+
+
+def _groups(
+    queues: Sequence[QueueKey],
+    runs: Table,
+    rows: RowTable,
+    bounds: Sequence[int],
+    level: int,
+    scratch: SegmentScratch,
+) -> Iterator[RunGroup]:
+    view = RunView.of(runs)
+    parent, first_key = _i4(rows.parent), begins(rows.key_count)
+    if len(bounds) > 2:
+        parent = parent.copy()
     columns: list[Any] = [
         *view.columns,
         _i4(rows.size),
@@ -421,54 +448,96 @@ def _encode_pages(
         _i8(rows.store_timestamp),
         _i8(rows.phys),
         _i4(rows.inner_num),
-        _i4(rows.parent),
+        parent,
         _i8(rows.parent_queue_offset),
         scratch.streams,
         scratch.page,
     ]
-    starts = range(0, len(rows), PAGE_ROWS)
-    table = np.zeros(len(starts), PAGE_DTYPE)
-    pages: list[bytes] = []
-    for number, start in enumerate(starts):
-        end = min(start + PAGE_ROWS, len(rows))
-        length = int(encode_page(start, end, view.run_at(start), *columns))
-        raw = scratch.page[:length].tobytes()
-        stored, codec = compressor.compress(raw), CODEC_ZSTD
-        if len(stored) >= length:
-            stored, codec = raw, CODEC_RAW
-        table[number] = (end - start, length, len(stored), fastcrc.crc32.iscsi(stored), codec)
-        pages.append(stored)
-    return pages, table
+    compressor = zstandard.ZstdCompressor(level=level)
+    for first, end in pairwise(bounds):
+        begin, stop = int(view.first_row[first]), int(view.first_row[end])
+        mine, named = copied(runs[first:end]), queues
+        if len(bounds) > 2:
+            parents = parent[begin:stop]
+            used = np.unique(np.concatenate([mine["queue"], parents[parents >= 0]]))
+            named = [queues[number] for number in used.tolist()]
+            mine["queue"] = np.searchsorted(used, mine["queue"])
+            parents[parents >= 0] = np.searchsorted(used, parents[parents >= 0])
+        starts = range(begin, stop, PAGE_ROWS)
+        table = np.zeros(len(starts), PAGE_DTYPE)
+        pages: list[bytes] = []
+        for number, start in enumerate(starts):
+            last = min(start + PAGE_ROWS, stop)
+            length = int(encode_page(start, last, view.run_at(start), *columns))
+            stored, table[number] = packed_page(scratch.page[:length].tobytes(), last - start, compressor)
+            pages.append(stored)
+        hashes = rows.key_hashes[first_key[begin] : first_key[stop]]
+        yield RunGroup(named, mine, pages, table, EncodedKeys.of(rows.key_count[begin:stop], hashes))
 
 
-def encode_footer(
-    meta: SegmentMeta,
-    queues: Sequence[QueueKey],
-    runs: Table,
-    blocks: Table,
-    blocks_of_run: NDArray[np.uint32],
-    pages: Table,
-    keys: dict[str, int],
+def packed_page(
+    raw: bytes, rows: int, compressor: zstandard.ZstdCompressor
+) -> tuple[bytes, tuple[int, int, int, int, int]]:
+    """The stored bytes of a column page of ``rows``, and its row of PAGE_DTYPE."""
+    stored, codec = compressor.compress(raw), CODEC_ZSTD
+    if len(stored) >= len(raw):
+        stored, codec = raw, CODEC_RAW
+    return stored, (rows, len(raw), len(stored), fastcrc.crc32.iscsi(stored), codec)
+
+
+def encode_tail(
+    meta: SegmentMeta, blocks: Table, blocks_of_run: NDArray[Any], groups: Sequence[RunGroup]
 ) -> bytes:
-    """The footer of an object. ``runs`` index ``queues``; ``blocks_of_run`` counts the blocks that begin in each."""
-    topics, queue_numbers = queue_table(queues)
-    run_table = np.zeros(len(runs), SEGMENT_RUN_DTYPE)
-    for name in runs.dtype.names or ():
-        run_table[name] = runs[name]
-    run_table["object"] = 0
-    run_table["version"] = 0
-    run_table["ordinal"] = np.arange(len(runs))
-    run_table["blocks"] = blocks_of_run
-    header = {
+    """All that follows the key section of an object. ``blocks_of_run`` counts the blocks that begin in each run."""
+    table = np.zeros(len(groups), GROUP_DTYPE)
+    pieces: list[bytes] = []
+    run = block = 0
+    for number, group in enumerate(groups):
+        runs, counts = group.runs, blocks_of_run[run : run + len(group.runs)]
+        stop = block + int(counts.sum(dtype=np.int64))
+        run_table = np.zeros(len(runs), SEGMENT_RUN_DTYPE)
+        for name in runs.dtype.names or ():
+            run_table[name] = runs[name]
+        run_table["object"] = run_table["version"] = 0
+        run_table["ordinal"] = np.arange(run, run + len(runs))
+        run_table["blocks"] = counts
+        topics, queues = queue_table(group.queues)
+        own = blocks[block:stop]
+        head = encode_container(
+            GROUP_KIND,
+            {"topics": topics},
+            {"queues": queues, "runs": run_table, "blocks": own, "pages": group.page_table},
+            is_packed=True,
+        )
+        sums = (own[name].sum(dtype=np.int64) for name in ("rows", "raw_bytes", "stored_bytes"))
+        block_rows, raw_bytes, block_bytes = sums
+        table[number] = (
+            len(runs),
+            runs["rows"].sum(),
+            block_rows,
+            raw_bytes,
+            len(own),
+            block_bytes,
+            len(group.pages),
+            sum(map(len, group.pages)),
+            len(head),
+            fastcrc.crc32.iscsi(head),
+            group.keys.hashes,
+            group.keys.counts_bytes,
+            fastcrc.crc32.iscsi(group.keys.stored),
+        )
+        pieces += [head, *group.pages]
+        run, block = run + len(runs), stop
+    header: dict[str, Any] = {
         "meta": asdict(meta),
-        "topics": topics,
-        "keys": keys,
         "encryption": None,  # key id and nonces, once blocks are encrypted
         "dictionaries": [],  # keys of dictionary objects; run field ``dictionary`` counts from 1
     }
-    return encode_container(
-        FOOTER_KIND, header, {"queues": queue_numbers, "runs": run_table, "blocks": blocks, "pages": pages}
-    )
+    footer = encode_container(FOOTER_KIND, header, {"groups": table})
+    tail_offset = HEADER_BYTES + int(blocks["stored_bytes"].sum(dtype=np.int64))
+    tail_offset += sum(len(group.keys.stored) for group in groups)
+    pieces += [footer, encode_trailer(tail_offset, tail_offset + sum(map(len, pieces)), footer)]
+    return b"".join(pieces)
 
 
 def _i8(column: NDArray[Any]) -> NDArray[np.int64]:

@@ -6,7 +6,6 @@ bytes are used, and the footer's tables must agree; a mismatch is a CorruptionEr
 
 from __future__ import annotations
 
-import copy
 import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -19,31 +18,23 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from tiered.errors import CorruptionError, TieredError, UnsupportedFormatError
-from tiered.formats.container import Container, decode_container
+from tiered.errors import CorruptionError, TieredError
 from tiered.formats.memory_bound import memory_contained, out_of_memory
 from tiered.formats.page_cache import Columns, PageCache
 from tiered.formats.page_decoder import COLUMN_KINDS, decode_column_page
+from tiered.formats.run_group import GroupHead, decode_head
 from tiered.formats.run_part import CatalogRun, RunPart
-from tiered.formats.segment import RowTable, SegmentMeta
+from tiered.formats.segment import RowTable
+from tiered.formats.segment_directory import Before, SegmentDirectory
 from tiered.formats.segment_layout import (
     BLOCK_DTYPE,
-    BLOCK_RAW_BYTES_MAX,
     CODEC_RAW,
-    CODEC_ZSTD,
-    FOOTER_KIND,
-    HEADER_BYTES,
     PAGE_DTYPE,
-    PAGE_ROWS,
-    RECORD_BYTES_MAX,
     SEGMENT_RUN_DTYPE,
-    TRAILER_BYTES,
     RunView,
-    decode_trailer,
 )
-from tiered.kernels.columns import LENGTHS_BYTES, STREAMS, VARINT_BYTES_MAX
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_DTYPE, RUN_DTYPE, RunKind, Table, begins, picked
+from tiered.model.tables import QUEUE_DTYPE, RUN_DTYPE, RunKind, Table, begins, concatenated, picked
 
 SPAN_RAW_BYTES_MAX = 64 * 1024 * 1024
 """Raw bytes of a piece of a span: limits memory for blocks that compress well."""
@@ -58,14 +49,7 @@ _PART_AT = operator.itemgetter(
     )
 )
 
-PART_RUNS = 512
-"""Runs that ``part_of`` keeps together, but for those of the same column pages."""
-
 _decoded = PageCache()
-
-_ROWS_MAX = 1 << 40
-_RUNS_MAX = 1 << 22
-_PAGE_ROW_BYTES_MIN = 4
 
 
 class BlockSpan(NamedTuple):
@@ -95,14 +79,16 @@ class SegmentBounds(NamedTuple):
     block_raw: NDArray[np.int64]
 
     @classmethod
-    def of(cls, runs: Table, blocks: Table) -> SegmentBounds:
-        """``runs``: SEGMENT_RUN_DTYPE, whose blocks are ``blocks`` (BLOCK_DTYPE)."""
+    def of(cls, runs: Table, blocks: Table, before: tuple[int, int] = (0, 0)) -> SegmentBounds:
+        """``runs``: SEGMENT_RUN_DTYPE, whose blocks are ``blocks`` (BLOCK_DTYPE); ``before``: rows and raw bytes of
+        the object before them."""
         is_lmq = runs["kind"] == RunKind.LMQ
+        rows, raw_bytes = before
         return cls(
-            begins(np.where(is_lmq, 0, runs["rows"])),
-            begins(np.where(is_lmq, 0, runs["byte_count"])),
-            begins(blocks["rows"]),
-            begins(blocks["raw_bytes"]),
+            begins(np.where(is_lmq, 0, runs["rows"])) + rows,
+            begins(np.where(is_lmq, 0, runs["byte_count"])) + raw_bytes,
+            begins(blocks["rows"]) + rows,
+            begins(blocks["raw_bytes"]) + raw_bytes,
         )
 
 
@@ -115,144 +101,96 @@ class KeySection:
 
 
 class SegmentIndex:
-    """The decoded tail of one segment. Immutable; may be shared by threads."""
+    """The decoded tail of one segment, or one run group of it: it answers for its runs and their blocks, under their
+    numbers in the object. Immutable; may be shared by threads."""
 
-    def __init__(self, key: str, size_bytes: int, tail: bytes) -> None:
-        """``tail``: the last bytes of the object, from its footer or further ahead.
+    def __init__(self, key: str, size_bytes: int, tail: bytes | memoryview) -> None:
+        """``tail``: the last bytes of the object, from its tail or further ahead.
 
         Raises CorruptionError or UnsupportedFormatError.
         """
-        self.key = key
-        self.size_bytes = size_bytes
-        trailer = decode_trailer(tail, size_bytes, source=key)
+        directory = SegmentDirectory(key, size_bytes, tail)
         start = size_bytes - len(tail)
-        if trailer.tail_offset < start:
+        if directory.tail_offset < start:
             raise CorruptionError(
-                f"{key}: the tail begins at {trailer.tail_offset}, only [{start}, …) was read"
+                f"{key}: the tail begins at {directory.tail_offset}, only [{start}, …) was read"
             )
-        footer = memoryview(tail)[trailer.footer_offset - start : len(tail) - TRAILER_BYTES]
-        if fastcrc.crc32.iscsi(footer) != trailer.footer_crc32c:
-            raise CorruptionError(
-                f"{key}: footer [{trailer.footer_offset}, {size_bytes - TRAILER_BYTES}) fails its CRC32C"
-            )
-        container = decode_container(footer, FOOTER_KIND, source=f"{key} footer at {trailer.footer_offset}")
-        self.version = trailer.version
-        self.tail_offset = trailer.tail_offset
-        self._page_bytes = bytes(tail[trailer.tail_offset - start : trailer.footer_offset - start])
+        self._open(directory, slice(0, len(directory)), memoryview(tail)[directory.tail_offset - start :])
+
+    @classmethod
+    def of_group(cls, directory: SegmentDirectory, group: int, stored: bytes | memoryview) -> SegmentIndex:
+        """An index of one group alone, from the object's bytes of ``directory.span_of(group)``: for readers of single
+        queues. Raises CorruptionError or UnsupportedFormatError."""
+        found = cls.__new__(cls)
+        found._open(directory, slice(group, group + 1), memoryview(stored))
+        return found
+
+    def _open(self, directory: SegmentDirectory, groups: slice, stored: memoryview) -> None:
+        """Decode ``groups`` from their bytes."""
+        self.directory, self._groups = directory, groups
+        self.key, self.size_bytes, self.meta = directory.key, directory.size_bytes, directory.meta
+        self.version, self.tail_offset = directory.version, directory.tail_offset
+        begin = int(directory.offset[groups.start])
+        table, first = directory.groups[groups], directory.before(groups.start)
+        heads, pages, places = list[GroupHead](), list[memoryview](), list[NDArray[np.int64]]()
+        at = 0
         try:
-            with memory_contained(key):
-                self._load(container)
-                self._check(trailer.footer_offset)
+            with memory_contained(self.key):
+                for number, group in enumerate(table, groups.start):
+                    end = at + int(group["head_bytes"])
+                    head, at = stored[at:end], end + int(group["page_bytes"])
+                    heads.append(decode_head(head, group, f"{self.key}: run group {number} at {begin}"))
+                    pages.append(stored[end:at])
+                    places.append(begin + end + begins(heads[-1].pages["stored_bytes"])[:-1])
+                if at > len(stored):
+                    raise CorruptionError(f"{self.key}: {len(stored)} bytes are too few for its run groups")
+                self._page_bytes = b"".join(pages)
+                self._page_place = np.concatenate(places)
+                self._load(heads, first)
         except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
-            raise CorruptionError(
-                f"{key}: footer at {trailer.footer_offset} is impossible: {error}"
-            ) from error
+            raise CorruptionError(f"{self.key}: run groups from {begin} are impossible: {error}") from error
         self._number = _decoded.number_of(self)
-        self._first_run = 0
 
-    def part_of(self, ordinal: int) -> SegmentIndex:
-        """An index of the run ``ordinal`` and some neighbours, under their numbers in the object, which keeps none of
-        the others in memory: for readers of single queues. This one, if it has few runs."""
-        begin = ordinal // PART_RUNS * PART_RUNS
-        if len(self) <= PART_RUNS or begin >= len(self):
-            return self
-        rows = self.first_row[begin], self.first_row[min(begin + PART_RUNS, len(self))] - 1
-        first, last = np.searchsorted(self._page_row, rows, side="right").tolist()
-        begin = self._view.run_at(int(self._page_row[first - 1]))
-        end = int(np.searchsorted(self.first_row, self._page_row[last]))
-        part = copy.copy(self)
-        part._first_run = begin
-        part.runs = self.runs[begin:end].copy()
-        if not (self.runs["kind"] == RunKind.LMQ).any():  # their rows name any queue
-            part.queue_table = picked(self.queue_table, part.runs["queue"])
-            part.runs["queue"] = np.arange(end - begin)
-            names, number = np.unique(part.queue_table["topic"], return_inverse=True)
-            part.topics, part.queue_table["topic"] = [self.topics[name] for name in names.tolist()], number
-        part._base_byte = part.runs["base_byte"]
-        part.first_row = self.first_row[begin : end + 1].copy()
-        part._view = replace(RunView.of(part.runs), first_row=part.first_row)
-        part._run_row, part._run_raw = (column[begin : end + 1].copy() for column in self.bounds[:2])
-        part.bounds = SegmentBounds(part._run_row, part._run_raw, *self.bounds[2:])
-        for cached in ("queues", "whole_runs"):
-            part.__dict__.pop(cached, None)
-        part._number = _decoded.number_of(part)
-        return part
-
-    def row_of(self, ordinal: int) -> int:
-        """The number of the first row of a run in the object."""
-        return int(self.first_row[ordinal - self._first_run])
-
-    def byte_count_of(self, ordinal: int) -> int:
-        """Message bytes of a run."""
-        return int(self.runs["byte_count"][ordinal - self._first_run])
-
-    def _load(self, container: Container) -> None:
-        header = container.header
-        if header.get("encryption") is not None or header.get("dictionaries"):
-            raise UnsupportedFormatError(
-                f"{self.key}: encrypted, or compressed with dictionaries", hint="upgrade this program"
-            )
-        meta = header["meta"]
-        self.meta = SegmentMeta(
-            **{name: meta[name] for name in SegmentMeta.__dataclass_fields__ if name in meta}
-        )
-        self.topics = list(map(str, header["topics"]))
-        container.charge_queues()
-        self.queue_table = _table(container, "queues", QUEUE_DTYPE)
-        self.runs = _table(container, "runs", SEGMENT_RUN_DTYPE)
-        self.blocks = _table(container, "blocks", BLOCK_DTYPE)
-        self.pages = _table(container, "pages", PAGE_DTYPE)
-        keys = header["keys"]
-        self.key_count = int(keys["count"])
-        self._stored_counts_bytes = int(keys["stored_counts_bytes"])
-        self._keys_crc32c = int(keys["crc32c"])
-        rows_of_run = self.runs["rows"]
-        if len(self.runs) > _RUNS_MAX or bool(((rows_of_run < 1) | (rows_of_run > _ROWS_MAX)).any()):
-            raise ValueError("impossible numbers of runs or rows")
+    def _load(self, heads: Sequence[GroupHead], before: Before) -> None:
+        self._first_run, self._first_block = before.runs, before.blocks
+        self._queue_numbers: list[NDArray[np.int32]] = []
+        if len(heads) == 1:
+            ((self.topics, self.queue_table, self.runs, self.blocks, self.pages),) = heads
+        else:
+            self._join(heads)
         self._base_byte = self.runs["base_byte"]
-        self._view = RunView.of(self.runs)
-        self.first_row = self._view.first_row
-        self.bounds = SegmentBounds.of(self.runs, self.blocks)
+        view = RunView.of(self.runs)
+        self.first_row = view.first_row + before.rows
+        self._view = replace(view, first_row=self.first_row)
+        self.bounds = SegmentBounds.of(self.runs, self.blocks, (before.block_rows, before.raw_bytes))
         self._run_row, self._run_raw, self._block_row, self._block_raw = self.bounds
-        self._block_offset = begins(self.blocks["stored_bytes"]) + HEADER_BYTES
-        self._page_row = begins(self.pages["rows"])
+        self._block_offset = begins(self.blocks["stored_bytes"]) + before.offset
+        self._page_row = begins(self.pages["rows"]) + before.rows
         self._page_offset = begins(self.pages["stored_bytes"])
 
-    def _check(self, footer_offset: int) -> None:
-        runs, blocks, pages = self.runs, self.blocks, self.pages
-        rows = int(self.first_row[-1])
-        keys_offset, keys_bytes = self.key_span
-        raw_max = np.where(blocks["rows"] > 1, BLOCK_RAW_BYTES_MAX, RECORD_BYTES_MAX)
-        large = blocks["raw_bytes"] > raw_max
-        page_rows = pages["rows"].astype(np.int64)
-        page_raw_min = page_rows * _PAGE_ROW_BYTES_MIN + LENGTHS_BYTES
-        page_raw_max = page_rows * STREAMS * VARINT_BYTES_MAX + LENGTHS_BYTES
-        impossible_page = (pages["raw_bytes"] > page_raw_max) | (pages["raw_bytes"] < page_raw_min)
-        is_lmq = runs["kind"] == RunKind.LMQ
-        says = {
-            "no runs": len(runs) == 0,
-            "unknown run kind": bool((runs["kind"] > max(RunKind)).any()),
-            "topic index": int(self.queue_table["topic"].max(initial=0)) >= len(self.topics),
-            "queue index": int(runs["queue"].max(initial=0)) >= len(self.queue_table),
-            "block count": int(runs["blocks"].sum(dtype=np.int64)) != len(blocks),
-            "bytes of LMQs": bool((is_lmq & ((runs["byte_count"] != 0) | (runs["blocks"] != 0))).any()),
-            "bytes of runs": bool((~is_lmq & (runs["byte_count"] < 1)).any()),
-            "first rows": bool(runs["first_row"].any()),
-            "rows of blocks": int(self._block_row[-1]) != int(self._run_row[-1]),
-            "bytes of blocks": int(self._block_raw[-1]) != int(self._run_raw[-1]),
-            "codecs": bool((blocks["codec"] > CODEC_ZSTD).any() or (pages["codec"] > CODEC_ZSTD).any()),
-            "stored raw": _raw_differs(blocks) or _raw_differs(pages),
-            "block sizes": bool(large.any() or (blocks["rows"] < 1).any() or (blocks["raw_bytes"] < 1).any()),
-            "page sizes": bool((impossible_page | (page_rows < 1) | (page_rows > PAGE_ROWS)).any()),
-            "stored sizes": bool((blocks["stored_bytes"] < 1).any() or (pages["stored_bytes"] < 1).any()),
-            "page rows": int(self._page_row[-1]) != rows,
-            "keys": self.key_count < 0 or self._stored_counts_bytes < 0,
-            "length of blocks": keys_offset + keys_bytes != self.tail_offset,
-            "length of pages": int(self._page_offset[-1]) != footer_offset - self.tail_offset,
-        }
-        wrong = [name for name, is_wrong in says.items() if is_wrong]
-        if wrong:
-            raise ValueError(", ".join(wrong))
+    def _join(self, heads: Sequence[GroupHead]) -> None:
+        """The tables of several groups; each queue gets one number."""
+        names: dict[str, int] = {}
+        queues = []
+        for head in heads:
+            topics = np.array([names.setdefault(topic, len(names)) for topic in head.topics], np.uint32)
+            head.queues["topic"] = topics[head.queues["topic"]]
+            queues.append(head.queues)
+        table = concatenated(queues, QUEUE_DTYPE)
+        order = np.lexsort([table[name] for name in QUEUE_DTYPE.names or ()])
+        table = picked(table, order)
+        is_new = np.ones(len(table), bool)
+        is_new[1:] = np.logical_or.reduce([np.diff(table[name]) != 0 for name in QUEUE_DTYPE.names or ()])
+        number = np.empty(len(table), np.int32)
+        number[order] = np.cumsum(is_new) - 1
+        self.topics, self.queue_table = list(names), picked(table, is_new)
+        self._queue_numbers = np.split(number, np.cumsum([len(head.queues) for head in heads])[:-1])
+        for head, numbers in zip(heads, self._queue_numbers, strict=True):
+            head.runs["queue"] = numbers[head.runs["queue"]]
+        self.runs = concatenated((head.runs for head in heads), SEGMENT_RUN_DTYPE)
+        self.blocks = concatenated((head.blocks for head in heads), BLOCK_DTYPE)
+        self.pages = concatenated((head.pages for head in heads), PAGE_DTYPE)
+        self._first_pages = np.cumsum([len(head.pages) for head in heads]).tolist()
 
     # -- what is inside ---------------------------------------------------------------------------------------
 
@@ -277,9 +215,11 @@ class SegmentIndex:
         for page, crc32c in enumerate(self.pages["crc32c"].tolist()):
             begin, end = int(self._page_offset[page]), int(self._page_offset[page + 1])
             if fastcrc.crc32.iscsi(view[begin:end]) != crc32c:
-                raise CorruptionError(
-                    f"{self.key}: column page [{self.tail_offset + begin}, {self.tail_offset + end}) fails its CRC32C"
-                )
+                raise CorruptionError(f"{self._page_name(page)} fails its CRC32C")
+
+    def _page_name(self, page: int) -> str:
+        begin = int(self._page_place[page])
+        return f"{self.key}: column page [{begin}, {begin + int(self.pages['stored_bytes'][page])})"
 
     @cached_property
     def queues(self) -> list[QueueKey]:
@@ -293,7 +233,7 @@ class SegmentIndex:
         found = np.zeros(len(self.runs), RUN_DTYPE)
         for name in RUN_DTYPE.names or ():
             found[name] = self.runs[name]
-        found["ordinal"] = np.arange(len(found))
+        found["ordinal"] = np.arange(self._first_run, self._first_run + len(found))
         return found
 
     def queue_of(self, run: int) -> QueueKey:
@@ -407,7 +347,7 @@ class SegmentIndex:
     def stored_columns(self, first_row: int, end_row: int) -> tuple[NDArray[Any], ...]:
         """Columns of rows [first_row, end_row) of the object, across runs: size, tags code, store timestamp, physical
         offset, queue offsets spanned (of sparse runs: with the hole before), parent, parent's queue offset."""
-        if not 0 <= first_row < end_row <= int(self.first_row[-1]):
+        if not int(self.first_row[0]) <= first_row < end_row <= int(self.first_row[-1]):
             raise ValueError(
                 f"rows [{first_row}, {end_row}) are outside an object of {int(self.first_row[-1])} rows"
             )
@@ -438,12 +378,20 @@ class SegmentIndex:
             return parts[0]
         return tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
 
+    def row_of(self, ordinal: int) -> int:
+        """The number of the first row of a run in the object."""
+        return int(self.first_row[ordinal - self._first_run])
+
+    def byte_count_of(self, ordinal: int) -> int:
+        """Message bytes of a run."""
+        return int(self.runs["byte_count"][ordinal - self._first_run])
+
     def _page(self, page: int) -> Columns:
         return _decoded.get(self._number, page, self._decoded_page)
 
     def _decoded_page(self, page: int) -> Columns:
         begin, end = int(self._page_offset[page]), int(self._page_offset[page + 1])
-        where = f"{self.key}: column page [{self.tail_offset + begin}, {self.tail_offset + end})"
+        where = self._page_name(page)
         raw = expand_block(
             memoryview(self._page_bytes)[begin:end], self.pages[page], zstandard.ZstdDecompressor(), where
         )
@@ -454,6 +402,11 @@ class SegmentIndex:
             np.frombuffer(raw, np.uint8), first, last, self._view.run_at(first), *arguments
         ):
             raise CorruptionError(f"{where} does not decode")
+        if self._queue_numbers:
+            numbers = self._queue_numbers[bisect_right(self._first_pages, page)]
+            parent = columns[5]
+            known = np.concatenate([numbers, [len(self.queue_table), -1]])  # outside; none
+            parent[:] = known[np.minimum(parent, len(numbers))]
         for column in columns:
             column.flags.writeable = False
         return columns
@@ -474,15 +427,17 @@ class SegmentIndex:
         if raw_bytes_max is not None:
             raw = cast("Sequence[int]", self._block_raw)
             end = max(first + 1, bisect_left(raw, raw[first] + raw_bytes_max, first, end))
-        return self.span_of_blocks(run, first, end)
+        return self.span_of_blocks(run, first + self._first_block, end + self._first_block)
 
     def span_of_blocks(self, run: int | RunPart, first: int, end: int) -> BlockSpan:
         """Blocks [first, end) of the object, all of which hold rows of ``run``."""
+        number, stop = first, end
+        first, end = first - self._first_block, end - self._first_block
         offset, raw = int(self._block_offset[first]), int(self._block_raw[first])
         row_base, raw_base, rows = self._extent(run)
         return BlockSpan(
-            first,
-            end,
+            number,
+            stop,
             offset,
             int(self._block_offset[end]) - offset,
             max(0, int(self._block_row[first]) - row_base),
@@ -493,7 +448,7 @@ class SegmentIndex:
 
     def spans_of_single_blocks(self, run: int, numbers: Sequence[int]) -> list[BlockSpan]:
         """Like ``span_of_blocks``, a span for each of the blocks ``numbers``."""
-        which = np.array(numbers)
+        which = np.array(numbers) - self._first_block
         row_base, raw_base, rows = self._extent(run)
         bounds = (
             bound.tolist()
@@ -514,6 +469,21 @@ class SegmentIndex:
             for number, offset, end, row, end_row, raw, end_raw in zip(numbers, *bounds, strict=True)
         ]
 
+    def block(self, number: int) -> np.void:
+        """A block in the footer."""
+        found: np.void = self.blocks[number - self._first_block]
+        return found
+
+    def blocks_from(self, number: int, count: int) -> Table:
+        """Blocks from ``number`` on, at most ``count``: those of the run group, if it is one."""
+        at = number - self._first_block
+        return self.blocks[at : at + count] if at >= 0 else self.blocks[:0]
+
+    @property
+    def end_block(self) -> int:
+        """One past the last block."""
+        return self._first_block + len(self.blocks)
+
     @property
     def block_offsets(self) -> NDArray[Any]:
         """Where each block begins in the object, and the end of the last."""
@@ -521,7 +491,7 @@ class SegmentIndex:
 
     def bounds_of_blocks(self, run: int | RunPart, span: BlockSpan) -> tuple[list[int], list[int]]:
         """Begin of each block of ``span`` and end of the last: in rows from the span's first row, and in bytes."""
-        first, end = span.first_block, span.end_block
+        first, end = span.first_block - self._first_block, span.end_block - self._first_block
         if end - first == 1:
             return [0, span.end_row - span.first_row], [0, span.raw_bytes]
         rows = self._block_row[first : end + 1] - (self._extent(run)[0] + span.first_row)
@@ -532,17 +502,19 @@ class SegmentIndex:
         """``span`` in pieces of at most so many stored bytes and SPAN_RAW_BYTES_MAX raw ones; a larger block is a piece
         of its own."""
         pieces = []
-        first = span.first_block
-        while first < span.end_block:
+        before = self._first_block
+        first, last = span.first_block - before, span.end_block - before
+        while first < last:
             stored_end = int(self._block_offset[first]) + stored_bytes_max
             raw_end = int(self._block_raw[first]) + SPAN_RAW_BYTES_MAX
             end = min(
                 int(np.searchsorted(self._block_offset, stored_end, side="right")) - 1,
                 int(np.searchsorted(self._block_raw, raw_end, side="right")) - 1,
-                span.end_block,
+                last,
             )
-            pieces.append(self.span_of_blocks(run, first, max(end, first + 1)))
-            first = pieces[-1].end_block
+            end = max(end, first + 1)
+            pieces.append(self.span_of_blocks(run, first + before, end + before))
+            first = end
         return pieces
 
     def decode_blocks(self, span: BlockSpan, stored: bytes | memoryview) -> NDArray[np.uint8]:
@@ -554,7 +526,7 @@ class SegmentIndex:
         decompressor = zstandard.ZstdDecompressor()
         view = memoryview(stored)
         parts: list[bytes | memoryview] = []
-        for block in range(span.first_block, span.end_block):
+        for block in range(span.first_block - self._first_block, span.end_block - self._first_block):
             begin, end = int(self._block_offset[block]), int(self._block_offset[block + 1])
             piece = view[begin - span.offset : end - span.offset]
             parts.append(expand_block(piece, self.blocks[block], decompressor, self._name_of(block)))
@@ -565,7 +537,7 @@ class SegmentIndex:
 
     def _name_of(self, block: int) -> str:
         begin, end = self._block_offset[block : block + 2].tolist()
-        return f"{self.key}: block {block} [{begin}, {end})"
+        return f"{self.key}: block {block + self._first_block} [{begin}, {end})"
 
     def decode_each(
         self, blocks: Sequence[int], stored: Sequence[memoryview], decompressor: zstandard.ZstdDecompressor
@@ -574,8 +546,9 @@ class SegmentIndex:
         memory of its own (one buffer for all would be copied out again), but those stored raw are views."""
         found: list[NDArray[np.uint8] | TieredError] = []
         for block, piece in zip(blocks, stored, strict=True):
+            at = block - self._first_block
             try:
-                raw = expand_block(piece, self.blocks[block], decompressor, self._name_of(block))
+                raw = expand_block(piece, self.blocks[at], decompressor, self._name_of(at))
                 found.append(np.frombuffer(raw, np.uint8))
             except TieredError as error:
                 # The traceback would refer to the blocks.
@@ -585,26 +558,44 @@ class SegmentIndex:
     # -- keys -------------------------------------------------------------------------------------------------
 
     @property
+    def key_count(self) -> int:
+        """Keys of all rows."""
+        return int(self.directory.groups["keys"][self._groups].sum())
+
+    @property
     def key_span(self) -> tuple[int, int]:
-        """Offset and length of the key section."""
-        return int(self._block_offset[-1]), self._stored_counts_bytes + 8 * self.key_count
+        """Offset and length of the keys."""
+        offsets = self.directory.key_offset[self._groups.start : self._groups.stop + 1]
+        return int(offsets[0]), int(offsets[-1] - offsets[0])
 
     def decode_keys(self, stored: bytes | memoryview) -> KeySection:
         """Key hashes of all rows from the object's bytes of ``key_span``."""
-        offset, length = self.key_span
-        where = f"{self.key}: key section [{offset}, {offset + length})"
-        rows = int(self.first_row[-1])
-        if self.key_count == 0:
-            with memory_contained(where):
-                return KeySection(np.zeros(rows, np.uint16), np.zeros(0, np.uint64))
-        if len(stored) != length or fastcrc.crc32.iscsi(stored) != self._keys_crc32c:
-            raise CorruptionError(f"{where} fails its CRC32C")
-        packed = memoryview(stored)[: self._stored_counts_bytes]
-        counts = np.frombuffer(_inflate(packed, 2 * rows, zstandard.ZstdDecompressor(), where), "<u2")
-        if int(counts.sum(dtype=np.int64)) != self.key_count:
-            raise CorruptionError(f"{where} has {self.key_count} hashes, which its counts do not add up to")
-        hashes = np.frombuffer(stored, "<u8", offset=self._stored_counts_bytes)
-        return KeySection(counts, hashes)
+        parts, at, view = [], 0, memoryview(stored)
+        with memory_contained(f"{self.key}: key section"):
+            for number, group in enumerate(self.directory.groups[self._groups], self._groups.start):
+                begin, end = self.directory.key_offset[number : number + 2].tolist()
+                piece, at = view[at : at + end - begin], at + end - begin
+                parts.append(_group_keys(piece, group, f"{self.key}: keys [{begin}, {end})"))
+            if len(parts) == 1:
+                return parts[0]
+            counts, hashes = zip(*((part.counts, part.hashes) for part in parts), strict=True)
+            return KeySection(np.concatenate(counts), np.concatenate(hashes))
+
+
+def _group_keys(stored: memoryview, group: np.void, where: str) -> KeySection:
+    """Keys of a run group. Raises CorruptionError."""
+    rows, count = int(group["rows"]), int(group["keys"])
+    if count == 0:
+        return KeySection(np.zeros(rows, np.uint16), np.zeros(0, np.uint64))
+    counts_bytes = int(group["key_counts_bytes"])
+    is_whole = len(stored) == counts_bytes + 8 * count
+    if not is_whole or fastcrc.crc32.iscsi(stored) != int(group["keys_crc32c"]):
+        raise CorruptionError(f"{where} fail their CRC32C")
+    packed = stored[:counts_bytes]
+    counts = np.frombuffer(_inflate(packed, 2 * rows, zstandard.ZstdDecompressor(), where), "<u2")
+    if int(counts.sum(dtype=np.int64)) != count:
+        raise CorruptionError(f"{where} have {count} hashes, which their counts do not add up to")
+    return KeySection(counts, np.frombuffer(stored, "<u8", offset=counts_bytes))
 
 
 def expand_block(
@@ -637,17 +628,3 @@ def _inflate(
     if len(raw) != raw_bytes:
         raise CorruptionError(f"{where} expands to {len(raw)} bytes, not {raw_bytes}")
     return raw
-
-
-def _table(container: Container, name: str, dtype: np.dtype[Any]) -> Table:
-    """The named table with the columns of ``dtype``; a newer minor version may have more."""
-    found = container.tables[name].dtype
-    for field in dtype.names or ():
-        if found[field] != dtype[field]:
-            raise ValueError(f"{name}.{field} is {found[field]}")
-    return container.table(name, dtype)
-
-
-def _raw_differs(table: Table) -> bool:
-    is_raw = table["codec"] == CODEC_RAW
-    return bool((table["raw_bytes"][is_raw] != table["stored_bytes"][is_raw]).any())

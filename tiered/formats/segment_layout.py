@@ -17,6 +17,7 @@ from tiered.model.tables import RUN_DTYPE, Table, begins
 
 MAGIC = b"RMQTSEG\n"
 FOOTER_KIND = b"RMQTSEGF"
+GROUP_KIND = b"RMQTSEGG"
 TRAILER_MAGIC = b"RMQTSEGE"
 HEADER = struct.Struct("<8sHHI")
 HEADER_BYTES = HEADER.size
@@ -32,6 +33,8 @@ BLOCK_RAW_BYTES_MAX = 64 * 1024 * 1024
 RECORD_BYTES_MAX = 1 << 30
 """Limit of a block with a single record: the size of a commitlog file."""
 TAIL_BYTES_MAX = 1 << 30
+GROUP_RUNS, GROUP_ROWS = 512, 32 * 1024
+"""A run group ends with the run that brings it to so many runs or rows."""
 
 BLOCK_DTYPE = np.dtype([
     ("rows", "<u4"), ("raw_bytes", "<u4"), ("stored_bytes", "<u4"), ("crc32c", "<u4"), ("codec", "u1"),
@@ -42,7 +45,29 @@ PAGE_DTYPE = BLOCK_DTYPE
 """Column pages, back to back from the start of the tail, in row order."""
 
 SEGMENT_RUN_DTYPE = np.dtype([*RUN_DTYPE.descr, ("blocks", "<u4"), ("dictionary", "<u4")])
-"""A run in a footer; ``blocks`` begin in it. Its first row and first byte are sums over earlier runs."""
+"""A run in a group; ``blocks`` begin in it. Its first row and first byte are sums over earlier runs."""
+
+GROUP_DTYPE = np.dtype([
+    ("runs", "<u4"), ("rows", "<i8"),
+    ("block_rows", "<i8"), ("raw_bytes", "<i8"), ("blocks", "<u4"), ("block_bytes", "<i8"),
+    ("pages", "<u4"), ("page_bytes", "<i8"), ("head_bytes", "<u4"), ("crc32c", "<u4"),
+    ("keys", "<i8"), ("key_counts_bytes", "<u4"), ("keys_crc32c", "<u4"),
+])  # fmt: skip
+"""Run groups, in run order: what each has of the object. ``head_bytes`` with ``crc32c`` are before its pages, and
+``key_counts_bytes`` before its ``keys`` hashes in the key section."""
+
+
+def group_begins(rows: NDArray[Any], held: tuple[int, int] | None = None) -> list[int]:
+    """Which of the next runs, with so many ``rows``, begin a group; runs and rows ``held`` are in the open one."""
+    ends = begins(rows)
+    found: list[int] = []
+    first_run, first_row = (-GROUP_RUNS, 0) if held is None else (-held[0], -held[1])
+    while True:
+        begin = max(0, min(first_run + GROUP_RUNS, int(np.searchsorted(ends, first_row + GROUP_ROWS))))
+        if begin >= len(rows):
+            return found
+        found.append(begin)
+        first_run, first_row = begin, int(ends[begin])
 
 
 @dataclass(frozen=True)

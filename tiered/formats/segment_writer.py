@@ -6,8 +6,10 @@ them. Only the key section and the tail are kept. ``tiered.formats.segment`` enc
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, BinaryIO
 
 import fastcrc
@@ -19,10 +21,12 @@ from tiered.formats.column_pages import encode_page
 from tiered.formats.segment import (
     SHARED_BLOCK_BYTES,
     BlockCodec,
+    EncodedKeys,
     RowTable,
+    RunGroup,
     SegmentMeta,
-    encode_footer,
-    encode_keys,
+    encode_tail,
+    packed_page,
 )
 from tiered.formats.segment_layout import (
     BLOCK_DTYPE,
@@ -31,12 +35,11 @@ from tiered.formats.segment_layout import (
     HEADER_BYTES,
     PAGE_DTYPE,
     PAGE_ROWS,
-    TRAILER_BYTES,
     encode_header,
-    encode_trailer,
+    group_begins,
 )
 from tiered.model.queue import QueueKey
-from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, RunKind, Table, concatenated, copied, picked
+from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, RunKind, Table, begins, concatenated, copied, picked
 
 _COLUMNS = {
     "size": np.int32,
@@ -114,7 +117,15 @@ class SegmentWriter:
         self._page_table: list[Table] = []
         self._key_counts: list[NDArray[Any]] = []
         self._key_hashes: list[NDArray[Any]] = []
-        self._keys: tuple[bytes, dict[str, int]] | None = None
+        self._groups: list[RunGroup] = []
+        """All but the open one."""
+        self._group_begins: list[int] = []
+        """The runs that groups begin with."""
+        self._known_runs = 0
+        """Runs that are in groups."""
+        self._group_queues: list[int] = []
+        self._place_in_group = np.zeros(0, np.int32)
+        """Queues of the open group, and where each queue of the object is among them; -1: nowhere."""
 
     def begin_runs(self, queues: Sequence[QueueKey], heads: Table) -> None:
         """The rows that follow are of new runs, one of each of ``queues``. Of ``heads`` (RUN_DTYPE), kind, begin and
@@ -162,9 +173,20 @@ class SegmentWriter:
         columns = {name: getattr(rows, name) for name in _COLUMNS}
         if is_lmq.any():
             columns["parent"] = self._parents(rows.parent, np.repeat(is_lmq, counts), parents)
-        self._add_to_pages(columns, first, starts, len(rows))
-        self._key_counts.append(rows.key_count.astype("<u2"))
-        self._key_hashes.append(rows.key_hashes.astype("<u8"))
+        first_key = begins(rows.key_count)
+        known = self._known_runs - first
+        fresh = [known + begin for begin in group_begins(counts[known:], self._held())]
+        for begin, end in pairwise(sorted({0, *fresh, len(counts)})):
+            if begin in fresh:
+                self._end_group()
+                self._group_begins.append(first + begin)
+            self._known_runs = first + end
+            row, stop = int(starts[begin]), int(starts[end - 1] + counts[end - 1])
+            mine = {name: column[row:stop] for name, column in columns.items()}
+            mine["parent"] = self._place_queues(runs["queue"][begin:end], mine["parent"])
+            self._add_to_pages(mine, first + begin, starts[begin:end] - row, stop - row)
+            self._key_counts.append(rows.key_count[row:stop].astype("<u2"))
+            self._key_hashes.append(rows.key_hashes[first_key[row] : first_key[stop]].astype("<u8"))
 
     def add_stored(self, blocks: Table, stored: Sequence[bytes | memoryview], run: int = -1) -> None:
         """Blocks (BLOCK_DTYPE) of ``run``, by default the last one, as they are stored; ``stored`` is empty without a
@@ -177,7 +199,10 @@ class SegmentWriter:
         """Records of ``run``, by default the last one, that go to new blocks: ``sizes`` of each, and their bytes in any
         pieces. Raises ValueError if these are not as long."""
         run %= len(self._runs)
-        if run != self._newest_run and 2 * len(self._pending) >= SHARED_BLOCK_BYTES:
+        is_in_group = bisect_right(self._group_begins, run) == bisect_right(
+            self._group_begins, self._newest_run
+        )
+        if not is_in_group or (run != self._newest_run and 2 * len(self._pending) >= SHARED_BLOCK_BYTES):
             self._flush()
         self._newest_run = run
         length = sum(map(len, records))
@@ -215,27 +240,17 @@ class SegmentWriter:
         """Complete the object; again with another ``meta`` for another attempt. Raises ValueError when blocks and rows
         differ in bytes."""
         self._flush()
-        self._end_page()
+        self._end_group()
         runs = copied(self._runs)
         blocks = concatenated(self._blocks, BLOCK_DTYPE)
         if int(blocks["raw_bytes"].sum(dtype=np.int64)) != int(runs["byte_count"].sum()):
             raise ValueError("blocks and rows differ in bytes")
-        if self._keys is None:
-            self._keys = encode_keys(np.concatenate(self._key_counts), np.concatenate(self._key_hashes))
-            self._key_counts, self._key_hashes = [], []
-        keys, key_header = self._keys
-        counts = np.array(self._blocks_of_run, np.uint32)
-        pages = concatenated(self._page_table, PAGE_DTYPE)
-        footer = encode_footer(meta, self._queues, runs, blocks, counts, pages, key_header)
-        tail_offset = HEADER_BYTES + self._blocks_bytes + len(keys)
-        footer_offset = tail_offset + sum(map(len, self._pages))
-        tail = b"".join([*self._pages, footer, encode_trailer(tail_offset, footer_offset, footer)])
-        assert len(tail) == footer_offset - tail_offset + len(footer) + TRAILER_BYTES
+        tail = encode_tail(meta, blocks, np.array(self._blocks_of_run, np.uint32), self._groups)
         return WrittenSegment(
             queues=self._queues,
             runs=runs,
             blocks_bytes=self._blocks_bytes,
-            keys=keys,
+            keys=b"".join(group.keys.stored for group in self._groups),
             tail=tail,
             tail_crc32c=fastcrc.crc32.iscsi(tail),
             rows=int(runs["rows"].sum()),
@@ -255,6 +270,38 @@ class SegmentWriter:
         numbers = np.array([self._number(parents[number]) for number in used.tolist()], np.int32)
         found[is_lmq] = numbers[inverse]
         return found
+
+    # -- run groups -----------------------------------------
+
+    def _held(self) -> tuple[int, int] | None:
+        """Runs and rows of the open group, if there is one."""
+        if not self._group_begins:
+            return None
+        rows = self._runs["rows"][self._group_begins[-1] : self._known_runs]
+        return len(rows), int(rows.sum())
+
+    def _place_queues(self, queue: NDArray[Any], parent: NDArray[Any]) -> NDArray[np.int32]:
+        """Give the queues of runs and of ``parent`` places in the open group; returns those of ``parent``."""
+        place = self._place_in_group
+        place = np.concatenate([place, np.full(len(self._queues) - len(place), -1, np.int32)])
+        numbers = np.unique(np.concatenate([queue, parent[parent >= 0]]))
+        fresh = numbers[place[numbers] < 0]
+        place[fresh] = np.arange(len(fresh)) + len(self._group_queues)
+        self._group_queues += fresh.tolist()
+        self._place_in_group = place
+        return np.where(parent >= 0, place[parent], -1).astype(np.int32)
+
+    def _end_group(self) -> None:
+        if not self._key_counts:
+            return
+        self._end_page()
+        runs = copied(self._runs[self._group_begins[-1] : self._known_runs])
+        runs["queue"] = self._place_in_group[runs["queue"]]
+        keys = EncodedKeys.of(np.concatenate(self._key_counts), np.concatenate(self._key_hashes))
+        queues, table = [self._queues[number] for number in self._group_queues], self._page_table
+        self._groups.append(RunGroup(queues, runs, self._pages, concatenated(table, PAGE_DTYPE), keys))
+        self._pages, self._page_table, self._key_counts, self._key_hashes = [], [], [], []
+        self._group_queues, self._place_in_group = [], np.zeros(0, np.int32)
 
     # -- blocks -----------------------------------------
 
@@ -327,11 +374,8 @@ class SegmentWriter:
             runs["min_phys"],
         ]
         raw = encode_page(*heads, *(column[: self._page_rows] for column in self._page.values()))
-        stored, codec = self._compressor.compress(raw), CODEC_ZSTD
-        if len(stored) >= len(raw):
-            stored, codec = raw, CODEC_RAW
         page = np.zeros(1, PAGE_DTYPE)
-        page[0] = (self._page_rows, len(raw), len(stored), fastcrc.crc32.iscsi(stored), codec)
+        stored, page[0] = packed_page(raw, self._page_rows, self._compressor)
         self._page_table.append(page)
         self._pages.append(stored)
         self._page_rows, self._page_runs = 0, []
