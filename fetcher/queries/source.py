@@ -222,13 +222,13 @@ class QuerySource:
 
     # -- segments -----------------------------------------------------------------------------------------------
 
-    async def segment(self, place: Place) -> SegmentIndex:
-        """The decoded tail of a data object: one request."""
+    async def segment(self, place: Place, ordinal: int | None = None) -> SegmentIndex:
+        """The decoded tail of a data object, or at least its run group that has the run ``ordinal``: one request."""
         found = self._known_segment(place.key)
         if found is not None:
             return found
         if self._blocks is not None:
-            return await self._blocks.index(place.key, place.size_bytes, place.tail_bytes, Priority.USER)
+            return await self._blocks.index(*place, Priority.USER, ordinal)
         _check(place)
         tail = await self._fetched(place.key, place.size_bytes - place.tail_bytes, place.tail_bytes)
         return self._keep_segment(SegmentIndex(place.key, place.size_bytes, tail))
@@ -418,7 +418,7 @@ async def read_entry(source: QuerySource, state: CatalogState, entry: Entry) -> 
         )
     run = runs[at]
     place = chunk.objects[int(run["object"])]
-    index = await source.segment(Place.of(chunk.object_keys[int(place["key"])], place))
+    index = await source.segment(Place.of(chunk.object_keys[int(place["key"])], place), int(run["ordinal"]))
     part = index.check_run(run, entry.queue)
     columns = index.row_columns(part)
     number = int(np.searchsorted(columns.queue_offset, entry.queue_offset, side="right")) - 1
