@@ -13,7 +13,10 @@ from tiered.settings.topic_rules import RESERVE_TIME, TopicRules, reserve_hours
 
 TTL_CLASS_DAYS: Final = (1, 3, 7, 14, 30, 90, 365)
 FOREVER_CLASS: Final = 0
-"""Also the class of objects from before there were classes."""
+"""Messages whose time to live is similar share objects, so that an object's messages expire together. A class is a
+number of days; this one holds what never expires or stays longer than every class, and objects from before there were
+classes. Expiry never depends on classes: they only decide how much space a dead message occupies until its object is
+deleted."""
 _DAY_MS: Final = 86_400_000
 
 

@@ -406,7 +406,8 @@ def of_catalog(
     """Findings of an archive, for a process without a report. ``unreadable``: what it could not read."""
     found = [of_unreadable(unreadable)] if unreadable else []
     found += [_gaps(len(state.gaps))] if len(state.gaps) else []
-    found += [_set_aside(set_aside_messages(state))] if set_aside_messages(state) else []
+    if count := set_aside_messages(state):
+        found.append(_set_aside(count))
     oldest_ms = state.oldest_garbage_ms
     if oldest_ms is not None and now_ms - oldest_ms > gc_grace_ms + GARBAGE_LATE_MS:
         found.append(_late_garbage((now_ms - oldest_ms - gc_grace_ms) / 1000))

@@ -303,7 +303,9 @@ class BrokerZone:
 
 
 def broker_zone(store: Path) -> BrokerZone:
-    """The zone of the broker whose store this is."""
+    """The time zone in which the broker of this store deletes files (deleteWhen): as its index files show, or this
+    host's. An index file is named after its creation in the broker's local time, just after the message whose store
+    time begins it (org.apache.rocketmq.store.index.IndexService)."""
     shown = _zone_of_index_files(store / "index")
     if shown is not None:
         return BrokerZone(shown, "by the broker's index files")

@@ -163,6 +163,8 @@ def _of_time(ms: int) -> Refusal:
     return Refusal.SECONDS if ms * 1000 in PLAUSIBLE_MS else Refusal.BAD_TIME
 
 
+# A message in the gateway topic proves nothing about its sender. Proxy mode adds two properties: the account and host
+# of the client, and a code over them, the topic, the time and the body, which cannot be made without the archive's key.
 _HANDLE_VERSION = "v1"
 
 

@@ -9,9 +9,10 @@ Sources: TlsHelper, TlsSystemConfig, NettyRemotingServer (closes the connection 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tiered.errors import UsageError
 from tiered.private_directory import check_trusted_file
@@ -19,14 +20,15 @@ from tiered.private_directory import check_trusted_file
 if TYPE_CHECKING:
     import ssl
 
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
-
 Context = TypeVar("Context")
 
 
 class TlsContextCache(Generic[Context]):
-    """``load`` makes the context from the files ``paths``, empty ones skipped; ``purpose`` is for the log;
+    """Caches a TLS context and reloads it when one of its files changes: certificates may live for days only, and a
+    renewal must not require a restart. If files do not load (half replaced, say), this is logged and the previous
+    context stays in use.
+
+    ``load`` makes the context from the files ``paths``, empty ones skipped; ``purpose`` is for the log;
     ``on_reload`` is called after each reload with whether it succeeded. Raises what ``load`` raises. Not
     thread-safe."""
 

@@ -144,6 +144,16 @@ def member_of(store: MemoryStore, name: str, now_s: Callable[[], float] = lambda
     return member
 
 
+async def committed_in(store: MemoryStore) -> tuple[Membership, GroupOffsets, asyncio.Task[None]]:
+    """A node that holds the groups, whose offset 5 of g is committed, and the task of its groups."""
+    member = member_of(store, "n1")
+    offsets = GroupOffsets(log_of(store, member), lease_ms=LEASE_MS, node_holds=member.holds)
+    await offsets.claim()
+    task = asyncio.create_task(offsets.run())
+    await offsets.commit("g", "t", 0, 5)
+    return member, offsets, task
+
+
 def test_an_idle_holder_writes_nothing_and_holds_while_its_node_does() -> None:
     async def story() -> None:
         store, now_s = MemoryStore(), [0.0]
@@ -163,11 +173,7 @@ def test_an_idle_holder_writes_nothing_and_holds_while_its_node_does() -> None:
 def test_a_holder_whose_groups_were_taken_refuses_commits() -> None:
     async def story() -> None:
         store = MemoryStore()
-        first = member_of(store, "n1")
-        offsets = GroupOffsets(log_of(store, first), lease_ms=LEASE_MS, node_holds=first.holds)
-        await offsets.claim()
-        task = asyncio.create_task(offsets.run())
-        await offsets.commit("g", "t", 0, 5)
+        first, offsets, task = await committed_in(store)
         with pytest.raises(FencedError):
             log_of(store, member_of(store, "n2")).claim(0)
         again = member_of(store, "n1")  # a new process of the same name ends the first one's lease
@@ -197,11 +203,7 @@ def test_a_forged_end_of_a_lease_takes_the_groups_and_no_offset_is_acknowledged_
 
     async def story() -> None:
         store = MemoryStore()
-        first = member_of(store, "n1")
-        offsets = GroupOffsets(log_of(store, first), lease_ms=LEASE_MS, node_holds=first.holds)
-        await offsets.claim()
-        task = asyncio.create_task(offsets.run())
-        await offsets.commit("g", "t", 0, 5)
+        first, offsets, task = await committed_in(store)
         newest = NodeLog(store, "", lambda: 0).newest()["n1"]
         forged = replace(newest, version=newest.version + 1, state=NodeState.ENDED)
         store.put_if_absent(lease_key("n1", forged.version), [encode_lease(forged)])
