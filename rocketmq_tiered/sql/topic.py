@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial, reduce
 from typing import Any
@@ -34,7 +33,6 @@ from rocketmq_tiered.message_table.plan.partitions import Slices, cut
 from rocketmq_tiered.message_table.scan.archive_scan import ArchiveScan, archive_chunks
 from rocketmq_tiered.message_table.scan.object_rows import (
     RowChunk,
-    ahead_with,
     catalog_chunks,
     needs_catalog_only,
     without_catalog_rows,
@@ -112,8 +110,6 @@ KEYS_MAX = 64
 """Keys of a condition that are looked up, one after the other."""
 ONE_PART = 1 << 62
 """Bytes of a partition: one thread reads, and others fetch and decode for it."""
-BUILT_AHEAD = 2
-"""Windows of which batches are built side by side."""
 _OF_BATCHES = ("queueId", "generation", "storeTimestamp", "commitLogOffset")
 """What the messages of an inner batch have in common."""
 Report = Callable[[int, int, str], None]
@@ -179,10 +175,10 @@ class Topic:
             columns, arrow_schema(columns), batch_bytes=options.batch_bytes, on_corrupt=damage
         )
 
-        def build(chunk: RowChunk) -> list[pa.RecordBatch]:
+        def build(chunk: RowChunk) -> Iterator[pa.RecordBatch]:
             rows = exploded(chunk) if options.explode_batches else chunk
-            found = map(partial(_sql_batch, read), builder.batches(rows))
-            return [one if condition is None else one.filter(condition).select(names) for one in found]
+            for one in map(partial(_sql_batch, read), builder.batches(rows)):
+                yield one if condition is None else one.filter(condition).select(names)
 
         predicate = predicate.also(pushed)
         with_records = options.cost_of(columns) > Cost.FOOTER
@@ -199,12 +195,12 @@ class Topic:
         slices = self._slices(predicate, with_records=with_records)
         done, total = 0, sum(int((part.table["end"] - part.table["begin"]).sum()) for part in slices)
         chunks = (chunk for part in slices for chunk in _chunks(scan, part, options.cost_of(columns)))
-        with ThreadPoolExecutor(BUILT_AHEAD, thread_name_prefix="build") as pool:
-            for chunk, built in ahead_with(pool, build, chunks, BUILT_AHEAD):
-                done += len(chunk)
-                if report is not None:
-                    report(done, max(done, total), f"{self.name} {id(scan)}")
-                yield from built
+        # Here and not in threads of its own: the scan reads and decodes ahead, and another thread makes it slower.
+        for chunk in chunks:
+            done += len(chunk)
+            if report is not None:
+                report(done, max(done, total), f"{self.name} {id(scan)}")
+            yield from build(chunk)
 
     def _slices(self, predicate: Predicate, *, with_records: bool) -> list[Slices]:
         access = self._access
