@@ -22,10 +22,11 @@ from fetcher.prefetch.prefetch_window import PullProgress
 from fetcher.prefetch.prefetcher import Prefetcher, RangeFetcher, window_limits
 from fetcher.prefetch.readers import Reader, ReaderKey, Readers
 from fetcher.pulls.memory_pull import FetcherCounters, MemoryPulls
+from fetcher.pulls.neighbours import Neighbours
 from fetcher.rows.block_fetch import BlockFetch, BlockSource, BufferedRows
 from fetcher.rows.catalog_view import CatalogView
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
-from fetcher.rows.row_reader import ROWS_AHEAD, ReadRows, RowReader
+from fetcher.rows.row_reader import ROWS_AHEAD, ReadRows, RowReader, chosen_rows
 from fetcher.rows.run_list import QueueView, RunPlace, status_at
 from fetcher.rows.run_rows import rows_of_run
 from tiered.archive.unreadable import UnreadableMessagesError, UnreadableRange, UnreadableRanges
@@ -124,6 +125,7 @@ class TieredMessageFetcher:
         """What pulls could not read, until one can."""
         self._readable = ReadableRows(source, catalog, self._rows, self.unreadable)
         self.readers = Readers(window_limits(settings, self._unread_s), settings.buffered_bytes, budget)
+        self._neighbours = None if budget is None else Neighbours(source, catalog, budget)
         self._ranges = RangeFetcher(source, catalog, self._rows)
         self.prefetcher = Prefetcher(
             self._ranges,
@@ -217,6 +219,10 @@ class TieredMessageFetcher:
         until = 0 if request.until is None else min(request.until, view.max_offset)
         # A reader that begins with the rest of its queue has no next read: nothing is kept for it.
         is_rest = 0 < until - offset <= request.count and self.readers.find(key) is None
+        if is_rest and self._neighbours is not None:
+            batch = await self._neighbours.rest_of(view, offset)
+            if batch is not None and batch.record_bytes <= request.max_bytes:
+                return _result(view, await chosen_rows(batch, request))
         reader = None if is_rest else self.readers.open(key, began_s)
         ready, buffered, rows_ahead = None, BufferedRows(), 0
         if reader is not None:

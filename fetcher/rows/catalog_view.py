@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right, insort
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -389,6 +389,10 @@ class CatalogView:
     async def all_runs_of(self, view: QueueView) -> RunChunk:
         """All runs of the view's queue, at its version."""
         return await self._read_runs(view, self._index.runs_of)
+
+    async def runs_of_queues(self, state: CatalogState, queues: Sequence[QueueKey]) -> Page:
+        """All runs of ``queues``, which ascend, and perhaps of some between them."""
+        return await Wait(self._submitted(self._index.runs_of_queues, state, queues))
 
     async def _read_runs(self, view: QueueView, read: Callable[..., RunChunk], *times: int) -> RunChunk:
         """The result of ``read``: in the executor if the queue has pages, which may take requests."""

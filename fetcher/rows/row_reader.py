@@ -291,5 +291,16 @@ async def _filtered(
     return batch.select(np.array(kept, np.intp)) if kept else EMPTY_BATCH, cut
 
 
+async def chosen_rows(batch: MessageBatch, request: PullRequest) -> ReadRows:
+    """What ``request`` takes of ``batch``, which has all rows from its offset on."""
+    end = covered = _after(batch, -1)
+    if request.filter is not None:
+        mask = request.filter.tags_mask(batch.tags_code)
+        batch = batch if mask is None else batch.select(mask)
+        batch, cut = await _filtered(batch, request.filter, request.count, request.pace)
+        end = end if cut is None else cut
+    return ReadRows(batch, end, None, covered, 0, BufferedRows())
+
+
 def _after(batch: MessageBatch, row: int) -> int:
     return int(batch.queue_offsets[row]) + int(batch.inner_num[row])

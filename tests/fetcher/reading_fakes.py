@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from fetcher.blocks.budget import ByteBudget
 from fetcher.io.request_scheduler import Priority
 from fetcher.io.waiting import InlineExecutor
 from fetcher.pulls.message_fetcher import TieredMessageFetcher
@@ -75,10 +76,11 @@ def plain_fetcher(
     *,
     clock_s: Callable[[], float] = lambda: 0.0,
     refresh_ms: int = 1000,
+    budget: ByteBudget | None = None,
 ) -> TieredMessageFetcher:
     """A fetcher at the head of the archive in ``store``; everything happens in the calling thread."""
     executor = InlineExecutor()
     catalog = CatalogView(store, load(store), executor=executor, clock_s=clock_s, refresh_ms=refresh_ms)
     return TieredMessageFetcher(
-        source or PlainSource(store), catalog, settings, executor=executor, clock_s=clock_s
+        source or PlainSource(store), catalog, settings, executor=executor, clock_s=clock_s, budget=budget
     )

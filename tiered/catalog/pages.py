@@ -45,7 +45,7 @@ from tiered.formats.memory_bound import LARGE
 from tiered.formats.queue_names import queue_table
 from tiered.model.lru import Lru
 from tiered.model.queue import QueueKey
-from tiered.model.queue_roster import sorted_order, taken
+from tiered.model.queue_roster import sorted_order, taken, united
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, Table, copied, picked
 from tiered.object_store.interface import ObjectStore
 
@@ -100,6 +100,13 @@ class Page:
         if number == len(self.queues) or self.queues[number] != key:
             return slice(0, 0)
         return slice(int(self._first_runs[number]), int(self._first_runs[number + 1]))
+
+    def between(self, first: QueueKey, last: QueueKey) -> Page:
+        """A copy of the runs of the queues from ``first`` to ``last``."""
+        low, high = bisect_left(self.queues, first), bisect_right(self.queues, last)
+        chunk = selected(self.chunk, slice(int(self._first_runs[low]), int(self._first_runs[high])))
+        chunk.runs["queue"] -= low
+        return Page(self.queues[low:high], chunk)
 
 
 # -- bytes ----------------------------------------------------------------------------------------------------
@@ -280,6 +287,22 @@ class RunIndex:
         found.append(state.memory_chunk_of(row))
         chunk = joined_chunks(tuple(found))
         return selected(chunk, np.argsort(chunk.runs["base_queue_offset"], kind="stable"))
+
+    def runs_of_queues(self, state: CatalogState, queues: Sequence[QueueKey]) -> Page:
+        """All living runs of ``queues``, which ascend, as one page; it may have queues between these too."""
+        first, last = queues[0], queues[-1]
+        found = [
+            self.living(state, self.page(ref).between(first, last))
+            for ref in state.pages
+            if ref.first <= last and first <= ref.last
+        ]
+        rows = state.directory.rows(queues, len(state.table))
+        mine = selected(state.memory, np.isin(state.memory.runs["queue"], rows))
+        found.append(sorted_page(state.directory.keys, mine))
+        names, places = united([page.queues for page in found])
+        for page, place in zip(found, places, strict=True):
+            page.chunk.runs["queue"] = place[page.chunk.runs["queue"]]
+        return sorted_page(names, joined_chunks(tuple(page.chunk for page in found)))
 
     def window(
         self, state: CatalogState, key: QueueKey, offset: int, runs_max: int = WINDOW_RUNS

@@ -58,7 +58,7 @@ _PART_AT = operator.itemgetter(
     )
 )
 
-PART_RUNS = 512
+PART_RUNS = 2048
 """Runs that ``part_of`` keeps together, but for those of the same column pages."""
 
 _decoded = PageCache()
@@ -148,7 +148,8 @@ class SegmentIndex:
                 f"{key}: footer at {trailer.footer_offset} is impossible: {error}"
             ) from error
         self._number = _decoded.number_of(self)
-        self._first_run = 0
+        self.first_run = 0
+        """The number of the first of ``runs`` in the object."""
 
     def part_of(self, ordinal: int) -> SegmentIndex:
         """An index of the run ``ordinal`` and some neighbours, under their numbers in the object, which keeps none of
@@ -161,7 +162,7 @@ class SegmentIndex:
         begin = self._view.run_at(int(self._page_row[first - 1]))
         end = int(np.searchsorted(self.first_row, self._page_row[last]))
         part = copy.copy(self)
-        part._first_run = begin
+        part.first_run = begin
         part.runs = self.runs[begin:end].copy()
         if not (self.runs["kind"] == RunKind.LMQ).any():  # their rows name any queue
             part.queue_table = picked(self.queue_table, part.runs["queue"])
@@ -180,11 +181,11 @@ class SegmentIndex:
 
     def row_of(self, ordinal: int) -> int:
         """The number of the first row of a run in the object."""
-        return int(self.first_row[ordinal - self._first_run])
+        return int(self.first_row[ordinal - self.first_run])
 
     def byte_count_of(self, ordinal: int) -> int:
         """Message bytes of a run."""
-        return int(self.runs["byte_count"][ordinal - self._first_run])
+        return int(self.runs["byte_count"][ordinal - self.first_run])
 
     def _load(self, container: Container) -> None:
         header = container.header
@@ -298,7 +299,7 @@ class SegmentIndex:
 
     def queue_of(self, run: int) -> QueueKey:
         """The queue whose rows ``run`` holds."""
-        topic, *numbers = self.queue_table[int(self.runs["queue"][run - self._first_run])].item()
+        topic, *numbers = self.queue_table[int(self.runs["queue"][run - self.first_run])].item()
         return QueueKey(self.topics[topic], *numbers)
 
     def check_run(self, run: np.void, queue: QueueKey) -> CatalogRun:
@@ -310,7 +311,7 @@ class SegmentIndex:
     def check_part(self, part: RunPart, kind: int, queue: QueueKey) -> None:
         """Raises CorruptionError unless the object holds ``part`` of ``queue``, as the catalog says."""
         ordinal = part.ordinal
-        is_there = 0 <= ordinal - self._first_run < len(self.runs)
+        is_there = 0 <= ordinal - self.first_run < len(self.runs)
         if not is_there or self.queue_of(ordinal) != queue or not self._holds(part, kind):
             raise CorruptionError(
                 f"{self.key}: run {ordinal} differs from the catalog's entry for {queue} at {part.base}"
@@ -318,7 +319,7 @@ class SegmentIndex:
 
     def _holds(self, part: RunPart, kind: int) -> bool:
         known, base, end, _, rows, base_byte, byte_count = _PART_AT(
-            self.runs[part.ordinal - self._first_run].item()
+            self.runs[part.ordinal - self.first_run].item()
         )
         if known == RunKind.SPARSE:
             base, end = part.base, part.end  # the catalog adds holes at both ends
@@ -340,7 +341,7 @@ class SegmentIndex:
 
     def has_rows_of(self, part: RunPart) -> bool:
         """Whether the object has the run of ``part``, with its rows."""
-        run = part.ordinal - self._first_run
+        run = part.ordinal - self.first_run
         if not 0 <= run < len(self.runs):
             return False
         return 0 <= part.first_row <= part.first_row + part.rows <= int(self.runs["rows"][run])
@@ -349,16 +350,16 @@ class SegmentIndex:
         return (
             run
             if not isinstance(run, int)
-            else CatalogRun.of(self.runs[run - self._first_run])._replace(ordinal=run)
+            else CatalogRun.of(self.runs[run - self.first_run])._replace(ordinal=run)
         )
 
     def _extent(self, run: int | RunPart) -> tuple[int, int, int]:
         """Rows and raw bytes of the object before a run with bytes, or a part of one; and its own rows."""
         if isinstance(run, int):
-            run -= self._first_run
+            run -= self.first_run
             row = int(self._run_row[run])
             return row, int(self._run_raw[run]), int(self._run_row[run + 1]) - row
-        ordinal = run.ordinal - self._first_run
+        ordinal = run.ordinal - self.first_run
         raw = int(self._run_raw[ordinal]) + run.base_byte - int(self._base_byte[ordinal])
         return int(self._run_row[ordinal]) + run.first_row, raw, run.rows
 
@@ -366,7 +367,7 @@ class SegmentIndex:
         """All rows of ``run``, or of a part of one. ``position`` is in its bytes; keys are not loaded
         (``decode_keys``)."""
         part = self._whole(run)
-        number = part.ordinal - self._first_run
+        number = part.ordinal - self.first_run
         first = int(self.first_row[number]) + part.first_row
         size, tags_code, stamp, phys, inner, parent, parent_offset = self._rows(first, first + part.rows)
         spans = inner.astype(np.int64)
@@ -396,12 +397,12 @@ class SegmentIndex:
 
     def _span_begin(self, run: int, row: int) -> int:
         """Where ``row`` of a sparse run begins to span: behind the row before."""
-        base, first = int(self.runs["base_queue_offset"][run - self._first_run]), self.row_of(run)
+        base, first = int(self.runs["base_queue_offset"][run - self.first_run]), self.row_of(run)
         return base + (int(self._rows(first, first + row)[4].sum(dtype=np.int64)) if row else 0)
 
     def spans_begin(self, part: RunPart) -> int:
         """Where the offsets that the first row of ``part`` spans begin: of a sparse run with the hole before it."""
-        is_sparse = int(self.runs["kind"][part.ordinal - self._first_run]) == RunKind.SPARSE
+        is_sparse = int(self.runs["kind"][part.ordinal - self.first_run]) == RunKind.SPARSE
         return self._span_begin(part.ordinal, part.first_row) if is_sparse else part.base
 
     def stored_columns(self, first_row: int, end_row: int) -> tuple[NDArray[Any], ...]:

@@ -1,0 +1,210 @@
+"""Small queues that are read one after the other, by name: the next ones are read together, object by object.
+
+A queue has some rows in each of many objects, and a read of its own takes longer for each of these objects than the
+rows take. Here the rows of many queues are columns, and their records are copied once, into the order of the queues.
+
+Only whole queues of plain runs are read so, and only once readers have gone from queue to queue; more of them each
+time, as a window of prefetch grows. Whatever is unusual, damaged, or does not fit is left to reads of single queues,
+which have the errors. Does not own these (row_reader.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from itertools import islice, pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fetcher.blocks.budget import ByteBudget
+from fetcher.io.request_scheduler import Priority
+from fetcher.io.waiting import Wait, gather, new_future
+from fetcher.rows.block_fetch import BlockSource
+from fetcher.rows.catalog_view import CatalogView
+from fetcher.rows.message import MessageBatch
+from fetcher.rows.run_list import QueueView
+from tiered.catalog.pages import Page
+from tiered.catalog.state import CatalogState
+from tiered.errors import CorruptionError, TieredError
+from tiered.formats.part_rows import in_object_order, rows_of_parts
+from tiered.formats.segment_index import PART_RUNS
+from tiered.kernels.record_fields import copy_to
+from tiered.model.queue import QueueKey
+from tiered.model.tables import RunKind, begins, picked, positions
+
+ROWS_MAX = 4096
+"""Longer queues are read alone, which takes little time for each of their rows."""
+QUEUES_MIN = 4
+"""So many at once are worth it; two queues in order may be chance."""
+QUEUES_MAX = 4096
+SKIPPED_MAX = 64
+"""Readers that take queues side by side come to them nearly in order, and pass long ones."""
+BYTES_MAX = 64 * 1024 * 1024
+MEMORY_SHARE = 8
+"""At most this part of the memory for reading holds messages of neighbours."""
+ROW_BYTES = 44
+_COLUMNS = {
+    "queue_offset": np.int64,
+    "size": np.int32,
+    "phys": np.int64,
+    "tags_code": np.int64,
+    "store_timestamp": np.int64,
+}
+
+
+class TogetherRead:
+    """The messages of those ``queues`` that are whole, plain and, all together, within ``bytes_max``; the others have
+    none here. ``page`` has the runs of all that ``state`` names."""
+
+    def __init__(self, page: Page, state: CatalogState, bytes_max: int) -> None:
+        runs, self._page = page.chunk.runs, page
+        table = state.table[state.directory.rows(page.queues, len(state.table))]
+        number, base, end = (
+            runs["queue"].astype(np.int64),
+            runs["base_queue_offset"],
+            runs["end_queue_offset"],
+        )
+        is_first = np.diff(number, prepend=-1) > 0
+        first = np.flatnonzero(is_first)
+        follows = np.where(is_first, base <= table["min_queue_offset"][number], base == np.roll(end, 1))
+        follows &= (runs["kind"] == RunKind.PLAIN) & (runs["first_row"] == 0)
+        rows, sizes = (np.add.reduceat(runs[name], first) for name in ("rows", "byte_count"))
+        is_whole = np.logical_and.reduceat(follows, first) & (rows <= ROWS_MAX)
+        is_whole &= end[np.append(first[1:], len(runs)) - 1] == table["end_queue_offset"]
+        is_near = np.cumsum(np.where(is_whole, sizes, 0)) <= bytes_max
+        is_whole &= is_near
+        self.queues = page.queues[: int(is_near.sum())]
+        self._runs = picked(runs, is_whole[number])
+        self._bytes, self._rows = begins(self._runs["byte_count"]), begins(self._runs["rows"])
+        self._of_queues = begins(np.where(is_whole, rows, 0)).tolist()
+        self._columns = {name: np.empty(0, kind) for name, kind in _COLUMNS.items()}
+        self._data = np.empty(0, np.uint8)
+
+    async def read(self, source: BlockSource, budget: ByteBudget) -> dict[QueueKey, MessageBatch]:
+        """What the queues have; nothing if there is no memory for it. Raises what reading objects raises, or
+        ValueError for rows that do not fit their blocks."""
+        count, byte_count = int(self._rows[-1]), int(self._bytes[-1])
+        cost_bytes = byte_count + ROW_BYTES * count
+        if count == 0 or not budget.try_charge(cost_bytes, Priority.USER):
+            return {}
+        self._data = np.empty(byte_count, np.uint8)
+        budget.tie(cost_bytes, self._data)
+        self._columns = {name: np.empty(count, kind) for name, kind in _COLUMNS.items()}
+        part = self._runs["ordinal"] // PART_RUNS
+        order = np.lexsort((self._runs["ordinal"], self._runs["object"]))
+        is_other = (np.diff(self._runs["object"][order]) != 0) | (np.diff(part[order]) != 0)
+        groups = np.split(order, np.flatnonzero(is_other) + 1)
+        await gather(self._read_part(source, which) for which in groups)
+        offset, size, phys, tags_code, stamp = self._columns.values()
+        zeros, ones = np.zeros(count, np.int32), np.ones(count, np.int32)
+        columns: list[Any] = [zeros, begins(size)[:-1], size, offset, ones, phys, tags_code, stamp]
+        return {
+            queue: MessageBatch([self._data], *(column[first:end] for column in columns), is_dense=True)
+            for queue, (first, end) in zip(self.queues, pairwise(self._of_queues), strict=False)
+            if end > first
+        }
+
+    async def _read_part(self, source: BlockSource, which: NDArray[np.int64]) -> None:
+        """The rows of some runs of one object, to their places."""
+        runs, chunk = picked(self._runs, which), self._page.chunk
+        place = chunk.objects[int(runs["object"][0])]
+        key, run = chunk.object_keys[int(place["key"])], int(runs["ordinal"][0])
+        index = await source.index(
+            key, int(place["size_bytes"]), int(place["tail_bytes"]), Priority.USER, run
+        )
+        runs["ordinal"] -= index.first_run
+        runs = in_object_order(index, runs)
+        stored = picked(index.runs, runs["ordinal"])
+        names = index.queue_table[stored["queue"]].tolist()
+        is_other = (stored["base_queue_offset"] != runs["base_queue_offset"]).any()
+        if is_other or [(index.topics[topic], *numbers) for topic, *numbers in names] != [
+            self._page.queues[number] for number in runs["queue"].tolist()
+        ]:
+            raise CorruptionError(f"{key} has other runs than the catalog names")
+        (rows,) = rows_of_parts(index, runs, [int(runs["rows"].sum())])
+        at = positions(self._rows[which], runs["rows"])
+        for name, column in self._columns.items():
+            column[at] = getattr(rows, name)
+        raw, block_raw = (
+            index.bounds.run_raw[runs["ordinal"]][rows.part] + rows.position,
+            index.bounds.block_raw,
+        )
+        block = np.searchsorted(block_raw, raw, side="right") - 1
+        numbers, of = np.unique(block, return_inverse=True)
+        blocks = await source.blocks_at(index, run, numbers.tolist(), Priority.USER)
+        shift = begins(np.array([len(data) for data in blocks]))[:-1] - block_raw[numbers]
+        pieces = np.flatnonzero(np.diff(rows.part, prepend=-1) | np.diff(block, prepend=-1))
+        sizes = np.add.reduceat(rows.size, pieces, dtype=np.int64)
+        target = (self._bytes[which][rows.part] + rows.position)[pieces].astype(np.int32)
+        if (raw[pieces] + sizes > block_raw[block[pieces] + 1]).any():
+            raise CorruptionError(f"{key}: rows do not fit their blocks")
+        copy_to(np.concatenate(blocks), (raw + shift[of])[pieces], sizes, target, self._data)
+
+
+class Neighbours:
+    """Reads queues together for readers that go from queue to queue. Thread-safe."""
+
+    def __init__(self, source: BlockSource, catalog: CatalogView, budget: ByteBudget) -> None:
+        self._source, self._catalog, self._budget = source, catalog, budget
+        self._lock = threading.Lock()
+        self._order: tuple[CatalogState, dict[QueueKey, int]] = catalog.state, {}
+        """The place of each queue in the order of names."""
+        self._next, self._count = 0, 1
+        """The place of the queue that comes next for such readers; how many were read together."""
+        self._ready: tuple[int, dict[QueueKey, MessageBatch]] = 0, {}
+        """Messages of queues, of a log history."""
+        self._loading: tuple[range, Future[None]] | None = None
+        budget.add_reclaimer(self._reclaim)
+
+    def _reclaim(self, _needed_bytes: int, priority: int) -> None:
+        if priority == Priority.USER:
+            self._ready, self._count = (0, {}), 1
+
+    async def rest_of(self, view: QueueView, offset: int) -> MessageBatch | None:
+        """All messages of the view's queue from ``offset`` on; None: read it alone."""
+        if self._order[0] is not view.state or not self._order[1]:
+            queues = view.state.visible_queues()
+            self._order = view.state, {queue: number for number, queue in enumerate(queues)}
+        number, loading = self._order[1].get(view.queue, -1), self._loading
+        if loading is not None and number in loading[0]:
+            await Wait(loading[1])
+        elif number >= 0 and view.queue not in self._ready[1]:
+            await self._load(view.state, number)
+        history, ready = self._ready
+        batch = ready.pop(view.queue, None)
+        if batch is None or history != view.state.cursor.history:
+            return None
+        first = int(batch.queue_offsets[0])
+        if not first <= offset < first + len(batch) == view.max_offset:
+            return None
+        return batch if offset == first else batch.select(np.arange(offset - first, len(batch)))
+
+    async def _load(self, state: CatalogState, number: int) -> None:
+        """Read the queue ``number`` and the next ones, if readers came to it from those before."""
+        with self._lock:
+            is_next = 0 <= number - self._next <= SKIPPED_MAX
+            self._count = min(2 * self._count, QUEUES_MAX) if is_next else 1
+            self._next = number + 1
+            if self._count < QUEUES_MIN or self._loading is not None:
+                return
+            places, future = range(number, number + self._count), new_future()
+            self._loading = places, future
+        count, ready = 1, {}
+        try:
+            queues = list(islice(self._order[1], places.start, places.stop))
+            bytes_max = min(self._budget.total_bytes // MEMORY_SHARE, BYTES_MAX)
+            page = await self._catalog.runs_of_queues(state, queues)
+            together = TogetherRead(page, state, bytes_max)
+            ready = await together.read(self._source, self._budget)
+            count = len(queues)
+            if len(together.queues) < len(page.queues):
+                count = queues.index(page.queues[len(together.queues)])
+        except (TieredError, ValueError):
+            pass  # reads of single queues find it again, and name it
+        finally:
+            with self._lock:
+                self._ready, self._loading = (state.cursor.history, ready), None
+                self._next, self._count = number + max(1, count), count if ready else 1
+            future.set_result(None)
