@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import operator
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, cast
@@ -547,22 +547,36 @@ class SegmentIndex:
         return pieces
 
     def decode_blocks(self, span: BlockSpan, stored: bytes | memoryview) -> NDArray[np.uint8]:
-        """The records of ``span``, back to back, from its stored bytes. Read-only."""
+        """The records of ``span``, back to back, from its stored bytes. Those of one block are read-only."""
+        parts = list(self._raw_blocks(span, stored))
+        if len(parts) == 1:
+            return parts[0]
+        with memory_contained(f"{self.key}: [{span.offset}, {span.offset + span.length})"):
+            return np.concatenate(parts)
+
+    def decode_into(
+        self, memory: NDArray[np.uint8], span: BlockSpan, stored: bytes | memoryview
+    ) -> NDArray[np.uint8]:
+        """The same at the begin of ``memory``, which is used again: fresh memory for each span costs more than a third
+        of a scan's processor time in page faults."""
+        filled = 0
+        for raw in self._raw_blocks(span, stored):
+            memory[filled : filled + len(raw)] = raw
+            filled += len(raw)
+        return memory[:filled]
+
+    def _raw_blocks(self, span: BlockSpan, stored: bytes | memoryview) -> Iterator[NDArray[np.uint8]]:
         if len(stored) != span.length:
             raise CorruptionError(
                 f"{self.key}: the read of [{span.offset}, {span.offset + span.length}) returned {len(stored)} bytes"
             )
-        decompressor = zstandard.ZstdDecompressor()
-        view = memoryview(stored)
-        parts: list[bytes | memoryview] = []
+        decompressor, view = zstandard.ZstdDecompressor(), memoryview(stored)
         for block in range(span.first_block, span.end_block):
             begin, end = int(self._block_offset[block]), int(self._block_offset[block + 1])
             piece = view[begin - span.offset : end - span.offset]
-            parts.append(expand_block(piece, self.blocks[block], decompressor, self._name_of(block)))
-        if len(parts) == 1:
-            return np.frombuffer(parts[0], np.uint8)
-        with memory_contained(f"{self.key}: [{span.offset}, {span.offset + span.length})"):
-            return np.frombuffer(b"".join(parts), np.uint8)
+            yield np.frombuffer(
+                expand_block(piece, self.blocks[block], decompressor, self._name_of(block)), np.uint8
+            )
 
     def _name_of(self, block: int) -> str:
         begin, end = self._block_offset[block : block + 2].tolist()

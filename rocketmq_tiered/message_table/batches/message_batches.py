@@ -194,7 +194,7 @@ def _chunks(
     *,
     with_records: bool,
 ) -> Iterator[RowChunk]:
-    explode = exploded if options.explode_batches else _unchanged
+    explode: Callable[[RowChunk], RowChunk] = exploded if options.explode_batches else lambda chunk: chunk
     if isinstance(part, LogRange):
         yield from map(explode, store_chunks(options, predicate, damage, part))
         return
@@ -211,10 +211,6 @@ def _chunks(
             yield from map(explode, archive_chunks(scan, part))
         else:
             yield from view_chunks(scan, part, options.view, explode)
-
-
-def _unchanged(chunk: RowChunk) -> RowChunk:
-    return chunk
 
 
 class Damage:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,6 @@ from rocketmq_tiered.message_table.scan.object_rows import (
     OnCorrupt,
     RowChunk,
     RowWindow,
-    ahead,
     ahead_with,
 )
 from tiered.archive.segment_reader import RANGE_BYTES_MAX, SegmentReader
@@ -257,7 +257,7 @@ OBJECTS_AHEAD = 2
 
 
 def archive_chunks(scan: ArchiveScan, part: Slices) -> Iterator[RowChunk]:
-    """All matching rows of ``part``, one window at a time.
+    """All matching rows of ``part``, one window at a time, whose bytes are there until the next one.
 
     Raises CorruptionError naming object and range unless ``on_corrupt`` returns, and what the store raises.
     """
@@ -268,14 +268,21 @@ def archive_chunks(scan: ArchiveScan, part: Slices) -> Iterator[RowChunk]:
     groups = [group for group in np.split(table, np.flatnonzero(np.diff(table["object"])) + 1) if len(group)]
     refs = [part.objects[int(group["object"][0])] for group in groups]
     with ThreadPoolExecutor(WINDOWS_AHEAD + OBJECTS_AHEAD, thread_name_prefix="scan") as pool:
-        opened = ahead(pool, lambda ref: _open(scan.store, ref), refs, OBJECTS_AHEAD)
-        for group, ref, index in zip(groups, refs, opened, strict=True):
-            if isinstance(index, SegmentIndex):
-                yield from _ObjectScan(scan, pool, part, group, index).chunks()
-            elif isinstance(index, NotFoundError):
-                yield from queues.moved_chunks(group, index)
-            else:
-                scan.report(part, f"{scan.store.url}/{ref.key}: {index.message}", lost(part, group))
+        opened = ahead_with(pool, lambda ref: _open(scan.store, ref), refs, OBJECTS_AHEAD)
+
+        def reads() -> Iterator[_Read]:
+            for group, (ref, index) in zip(groups, opened, strict=True):
+                if isinstance(index, SegmentIndex):
+                    yield from _ObjectScan(scan, part, group, index).reads(free)
+                elif isinstance(index, NotFoundError):
+                    yield partial(queues.moved_chunks, group, index), NO_BYTES
+                else:
+                    scan.report(part, f"{scan.store.url}/{ref.key}: {index.message}", lost(part, group))
+
+        free = list[NDArray[np.uint8]]()
+        for (_, memory), chunks in ahead_with(pool, lambda read: read[0](), reads(), WINDOWS_AHEAD):
+            yield from chunks
+            free.append(memory)
 
 
 def _open(store: ObjectStore, ref: ObjectRef) -> SegmentIndex | NotFoundError | CorruptionError:
@@ -288,14 +295,15 @@ def _open(store: ObjectStore, ref: ObjectRef) -> SegmentIndex | NotFoundError | 
     return reader.index
 
 
+_Read = tuple[Callable[[], Iterator[RowChunk]], NDArray[np.uint8]]
+"""Reads a window of an object, in the pool, to its rows; the memory of its records, which a later one uses again."""
+
+
 class _ObjectScan:
     """The slices of one open object."""
 
-    def __init__(
-        self, scan: ArchiveScan, pool: ThreadPoolExecutor, part: Slices, table: Table, index: SegmentIndex
-    ) -> None:
+    def __init__(self, scan: ArchiveScan, part: Slices, table: Table, index: SegmentIndex) -> None:
         self._scan = scan
-        self._pool = pool
         self._part = part
         self._table = table
         self._index = index
@@ -303,28 +311,39 @@ class _ObjectScan:
             part, table, index, scan.predicate, with_records=scan.with_records, window_bytes=scan.window_bytes
         )
 
-    def chunks(self) -> Iterator[RowChunk]:
-        """Matching rows, window after window."""
+    def reads(self, free: list[NDArray[np.uint8]]) -> Iterator[_Read]:
+        """Of each window with matching rows. Memory is taken from ``free`` if it suffices."""
         try:
             self._rows.check_runs()
         except CorruptionError as error:
             self._report(error.message, lost(self._part, self._table))
             return
-        windows = self._rows.windows(self._report)
+        for window in self._rows.windows(self._report):
+            memory = free.pop() if free else NO_BYTES
+            if len(memory) < (needed := sum(span.raw_bytes for span in window.spans)):
+                memory = np.empty(needed, np.uint8)
+            yield partial(self._read, window, memory), memory
+
+    def _read(self, window: RowWindow, memory: NDArray[np.uint8]) -> Iterator[RowChunk]:
         if not self._scan.with_records:
-            for window in windows:
-                yield self._chunk(window, NO_BYTES, np.zeros(0, np.int64))
-            return
-        for window, (pieces, corrupt) in ahead_with(self._pool, self._fetch, windows, WINDOWS_AHEAD):
-            for span, message in corrupt:
-                inside = _between(window.position, span.raw_offset, span.raw_offset + span.raw_bytes)
-                rows = self._chunk(window, NO_BYTES, np.zeros(0, np.int64), inside)
-                self._scan.report(self._part, self._named(message), rows=rows)
-            for span, data in pieces:
-                inside = _between(window.position, span.raw_offset, span.raw_offset + span.raw_bytes)
-                chunk = self._chunk(window, data, window.position - span.raw_offset, inside)
-                if len(chunk):
-                    yield chunk
+            return iter([self._chunk(window, NO_BYTES, np.zeros(0, np.int64))])
+        return self._chunks(window, *self._pieces(window, memory))
+
+    def _chunks(
+        self,
+        window: RowWindow,
+        pieces: Sequence[tuple[BlockSpan, NDArray[np.uint8]]],
+        corrupt: Sequence[tuple[BlockSpan, str]],
+    ) -> Iterator[RowChunk]:
+        for span, message in corrupt:
+            inside = _between(window.position, span.raw_offset, span.raw_offset + span.raw_bytes)
+            rows = self._chunk(window, NO_BYTES, np.zeros(0, np.int64), inside)
+            self._scan.report(self._part, self._named(message), rows=rows)
+        for span, data in pieces:
+            inside = _between(window.position, span.raw_offset, span.raw_offset + span.raw_bytes)
+            chunk = self._chunk(window, data, window.position - span.raw_offset, inside)
+            if len(chunk):
+                yield chunk
 
     def _report(self, message: str, ranges: Sequence[Lost]) -> None:
         self._scan.report(self._part, self._named(message), ranges)
@@ -332,16 +351,18 @@ class _ObjectScan:
     def _named(self, message: str) -> str:
         return f"{self._scan.store.url}/{message}"
 
-    def _fetch(
-        self, window: RowWindow
+    def _pieces(
+        self, window: RowWindow, memory: NDArray[np.uint8]
     ) -> tuple[list[tuple[BlockSpan, NDArray[np.uint8]]], list[tuple[BlockSpan, str]]]:
-        """(decoded spans, damaged blocks with their errors). Runs in the pool."""
+        """(decoded spans, damaged blocks with their errors)."""
         pieces: list[tuple[BlockSpan, NDArray[np.uint8]]] = []
         corrupt: list[tuple[BlockSpan, str]] = []
+        filled = 0
         for span in window.spans:
             stored = memoryview(self._scan.store.get_range(self._index.key, span.offset, span.length))
             try:
-                pieces.append((span, self._index.decode_blocks(span, stored)))
+                pieces.append((span, self._index.decode_into(memory[filled:], span, stored)))
+                filled += span.raw_bytes
             except CorruptionError:
                 for block in range(span.first_block, span.end_block):
                     one = self._rows.span(block, block + 1)

@@ -116,20 +116,16 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def ahead(pool: ThreadPoolExecutor, work: Callable[[T], R], items: Iterable[T], count: int) -> Iterator[R]:
-    """Only the results of ``ahead_with``."""
-    return (result for _, result in ahead_with(pool, work, items, count))
-
-
 def ahead_with(
     pool: ThreadPoolExecutor, work: Callable[[T], R], items: Iterable[T], count: int
 ) -> Iterator[tuple[T, R]]:
-    """(item, work(item)) in order; up to ``count`` items are worked on ahead of the consumer."""
+    """(item, work(item)) in order. After the first two, with which a consumer may end, up to ``count`` items
+    are worked on ahead."""
     pending: deque[tuple[T, Future[R]]] = deque()
     try:
-        for item in items:
+        for done, item in enumerate(items):
             pending.append((item, pool.submit(work, item)))
-            if len(pending) > count:
+            if len(pending) > min(count, done - 1):
                 first, future = pending.popleft()
                 yield first, future.result()
         while pending:
