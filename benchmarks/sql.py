@@ -28,10 +28,10 @@ from benchmarks.report import Row
 from tiered.object_store.file import FileStore
 
 SCAN = "SELECT count(*), sum(octet_length(body)), count(DISTINCT tags) FROM {table}"
-OF_READER_MIN = 0.5
+OF_READER_MIN = 0.8
 COUNT_ROWS_PER_S_MIN = 5e6
 HOUR_S_MAX, HOUR_REQUESTS_MAX = 1.0, 10
-FIRST_ROW_S_MAX = 1.5
+FIRST_ROW_S_MAX = 1.0
 PEAK_MIB_MAX = 512
 _TIERED = (sys.executable, "-m", "rocketmq_tiered.cli")
 

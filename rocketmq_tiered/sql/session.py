@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from fetcher.access import ArchiveAccess
 from rocketmq_tiered.message_table.options.source_options import Mode, SourceOptions
-from rocketmq_tiered.sql.statement_tree import last_rows, with_ranges
+from rocketmq_tiered.sql.statement_tree import add_ranges, last_rows
 from rocketmq_tiered.sql.topic import Report, Topic, TopicDataset
 from tiered.errors import NotFoundError, TieredError, UsageError
 from tiered.formats.keys import CATALOG_PREFIX
@@ -163,12 +163,12 @@ class SqlSession:
 
     def _planned(self, own: _Cursor, text: str, parameters: Parameters) -> str:
         """``text`` as it reads less: with ranges of times, or of the last rows of a topic only."""
-        with self._lock:
-            found = self._database.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchall()
-        tree = orjson.loads(found[0][0])
-        last, ranged = last_rows(tree), with_ranges(text, tree)
-        if last is None or ranged != text or len(self._same(last.table)) != 1:
-            return ranged
+        tree = orjson.loads(self._called("json_serialize_sql(?::VARCHAR)", text))
+        if add_ranges(tree, self._parsed):
+            return self._called("json_deserialize_sql(?::JSON)", orjson.dumps(tree).decode())
+        last = last_rows(tree)
+        if last is None or len(self._same(last.table)) != 1:
+            return text
         queues = self._access.queues(self._same(last.table)[0] or None, hidden=False)
         is_offset, width = last.column == "queue_offset", max(last.rows, END_ROWS)
         end = max((one.max_offset if is_offset else one.newest_ms for one in queues), default=0)
@@ -188,6 +188,17 @@ class SqlSession:
             own.connection.unregister(view)
             width *= END_GROWTH
         return text
+
+    def _called(self, function: str, text: str) -> str:
+        """What a function of DuckDB makes of ``text``."""
+        with self._lock:
+            found = self._database.execute(f"SELECT {function}", [text]).fetchall()
+        return str(found[0][0])
+
+    def _parsed(self, expression: str) -> dict[str, Any]:
+        tree = orjson.loads(self._called("json_serialize_sql(?::VARCHAR)", f"SELECT {expression}"))
+        found: dict[str, Any] = tree["statements"][0]["node"]["select_list"][0]
+        return found
 
     def _viewed(self, own: _Cursor, view: str, topic: str, within: Any = None) -> str:
         """Make a view of the rows of ``topic`` for which ``within``, an expression of Arrow, is true."""

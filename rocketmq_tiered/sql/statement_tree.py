@@ -6,16 +6,30 @@ Conditions on the day of a time, and the last rows of one topic. Places are byte
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import orjson
 
 ROWS_MAX = 10_000
-_AT_LEAST = ("COMPARE_EQUAL", "COMPARE_GREATERTHAN", "COMPARE_GREATERTHANOREQUALTO")
-_AT_MOST = ("COMPARE_EQUAL", "COMPARE_LESSTHAN", "COMPARE_LESSTHANOREQUALTO")
-_OF_EACH_ROW = re.compile(rb'"(COLUMN_REF|SUBQUERY|WINDOW|LAMBDA|PARAMETER|random|uuid|nextval)"')
+DAYS_MAX = 64
+"""Days of one condition whose ranges are written out."""
+_OF_EACH_ROW = re.compile(rb'"(COLUMN_REF|SUBQUERY|WINDOW|LAMBDA|random|uuid|nextval)"')
 """In an operand whose value may differ when it is written twice."""
+_FIRST, _END = "day::DATE::TIMESTAMPTZ", "(day::DATE + 1)::TIMESTAMPTZ"
+_WITHIN = f"time >= {_FIRST} - INTERVAL 3 HOUR", f"time < {_END} + INTERVAL 3 HOUR"
+"""Both are true of each time from one day to another, and of some hours more, as time zones repeat and skip hours."""
+_OUTSIDE = f"time < {_FIRST} + INTERVAL 3 HOUR", f"time >= {_END} - INTERVAL 3 HOUR"
+"""One is true of each other time."""
+Node = dict[str, Any]
+
+
+_IS_LOW = {
+    "COMPARE_LESSTHAN": False,
+    "COMPARE_LESSTHANOREQUALTO": False,
+    "COMPARE_GREATERTHAN": True,
+    "COMPARE_GREATERTHANOREQUALTO": True,
+}
 
 
 class LastRows(NamedTuple):
@@ -27,48 +41,94 @@ class LastRows(NamedTuple):
     rows: int
 
 
-def with_ranges(text: str, tree: Any) -> str:
-    """``text``, where each condition on ``store_time::DATE`` has beside it the range of times in which it can be true:
-    a day more at both ends than the day has, as time zones repeat hours."""
-    data = text.encode()
-    found = {int(node["query_location"]): node for node in _day_conditions(tree)}
-    for begin, node in sorted(found.items(), reverse=True):
-        left = node["left"]
-        end = begin + int(node["query_location_length"])
-        rest = data[int(left["query_location"]) + int(left["query_location_length"]) : end].decode()
-        operand = re.fullmatch(r"\s*[<=>]{1,2}(.*)", rest, re.DOTALL)
-        if operand is None:
-            continue
-        column = ".".join(f'"{name}"' for name in left["child"]["column_names"])
-        day, whole = f"({operand[1]})::DATE", data[begin:end].decode()
-        if node["type"] in _AT_LEAST:
-            whole += f" AND {column} >= {day} - INTERVAL 1 DAY"
-        if node["type"] in _AT_MOST:
-            whole += f" AND {column} < {day} + INTERVAL 2 DAY"
-        data = data[:begin] + f"({whole})".encode() + data[end:]
-    return data.decode()
+def add_ranges(tree: Any, parse: Callable[[str], Node]) -> bool:
+    """Whether ``tree`` has conditions on ``store_time::DATE``; the ranges of times in which they can be true are beside
+    them then. ``parse`` gives the tree of an expression."""
+    found = False
+    for node in list(_nodes(tree)):
+        where = node.get("where_clause")
+        if where and (ranges := _ranges(where, parse)):
+            node["where_clause"], found = _joined("AND", [where, ranges]), True
+    return found
 
 
-def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
+def _nodes(tree: Any) -> Iterator[Node]:
     if isinstance(tree, dict):
         yield tree
     for part in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
         yield from _nodes(part)
 
 
-def _day_conditions(tree: Any) -> Iterator[dict[str, Any]]:
-    for node in (one for clause in _nodes(tree) for one in _nodes(clause.get("where_clause"))):
-        match node:
-            case {
-                "class": "COMPARISON",
-                "left": {
-                    "class": "CAST",
-                    "child": {"class": "COLUMN_REF", "column_names": [*_, "store_time"]},
-                    "type_expr": {"type_name": "DATE"},
-                },
-                "right": right,
-            } if not _OF_EACH_ROW.search(orjson.dumps(right)):
-                yield node
+def _ranges(node: Node, parse: Callable[[str], Node], is_true: bool = True) -> Node | None:
+    """What is true of the time wherever the condition is, or is not, true; None if nothing is known."""
+    match node:
+        case {"type": "OPERATOR_NOT", "children": [inner]}:
+            return _ranges(inner, parse, not is_true)
+        case {"class": "CONJUNCTION", "type": kind, "children": parts}:
+            found = [one for part in parts if (one := _ranges(part, parse, is_true))]
+            is_and = (kind == "CONJUNCTION_AND") == is_true
+            is_known = found and (is_and or len(found) == len(parts))
+            return _joined("AND" if is_and else "OR", found) if is_known else None
+        case {"type": "COMPARE_BETWEEN", "input": tested, "lower": low, "upper": high}:
+            pairs = [(low, high)]
+        case {"type": "COMPARE_IN", "children": [tested, *days]}:
+            pairs = [(day, day) for day in days]
+        case {"type": "COMPARE_EQUAL" | "COMPARE_NOTEQUAL" as kind, "left": tested, "right": day}:
+            tested, day = (tested, day) if _time_of(tested) else (day, tested)
+            pairs, is_true = [(day, day)], is_true == (kind == "COMPARE_EQUAL")
+        case {"class": "COMPARISON", "type": kind, "left": tested, "right": day} if kind in _IS_LOW:
+            is_low = _IS_LOW[kind] == is_true
+            if not _time_of(tested):
+                tested, day, is_low = day, tested, not is_low
+            pairs, is_true = [(day, None) if is_low else (None, day)], True
+        case _:
+            return None
+    time = _time_of(tested)
+    if time is None or len(pairs) > DAYS_MAX or _OF_EACH_ROW.search(orjson.dumps(pairs)):
+        return None
+    outer, inner, texts = ("OR", "AND", _WITHIN) if is_true else ("AND", "OR", _OUTSIDE)
+    return _joined(
+        outer,
+        [
+            _joined(
+                inner,
+                [
+                    _filled(parse(text), time, day)
+                    for text, day in zip(texts, pair, strict=True)
+                    if day is not None
+                ],
+            )
+            for pair in pairs
+        ],
+    )
+
+
+def _time_of(node: Node) -> Node | None:
+    match node:
+        case {
+            "class": "CAST",
+            "child": {"class": "COLUMN_REF", "column_names": [*_, "store_time"]},
+            "type_expr": {"type_name": "DATE"},
+        }:
+            return dict(node["child"])
+    return None
+
+
+def _joined(kind: str, parts: Sequence[Node]) -> Node:
+    names = {"class": "CONJUNCTION", "type": f"CONJUNCTION_{kind}", "alias": "", "query_location": 0}
+    return parts[0] if len(parts) == 1 else {**names, "children": parts}
+
+
+def _filled(node: Any, time: Node, day: Node) -> Any:
+    """The tree ``node`` with others in place of its columns."""
+    match node:
+        case {"class": "COLUMN_REF", "column_names": [name]}:
+            return time if name == "time" else day
+        case dict():
+            return {name: _filled(part, time, day) for name, part in node.items()}
+        case list():
+            return [_filled(part, time, day) for part in node]
+    return node
 
 
 def last_rows(tree: Any) -> LastRows | None:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial, reduce
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -159,7 +160,11 @@ class Topic:
         return pa.RecordBatchReader.from_batches(schema, self.batches(names, predicate, filter))
 
     def batches(
-        self, names: Sequence[str], predicate: Predicate, condition: Any = None, report: Report | None = None
+        self,
+        names: Sequence[str],
+        predicate: Predicate,
+        condition: Any = None,
+        report: Report = lambda done, total, scan: None,
     ) -> Iterator[pa.RecordBatch]:
         """Rows that match ``predicate``, except for tags, which are compared by hash code, and ``condition``."""
         pushed, fields = (Predicate(), set()) if condition is None else read_filter(condition, TABLE_NAMES)
@@ -175,11 +180,6 @@ class Topic:
             columns, arrow_schema(columns), batch_bytes=options.batch_bytes, on_corrupt=damage
         )
 
-        def build(chunk: RowChunk) -> Iterator[pa.RecordBatch]:
-            rows = exploded(chunk) if options.explode_batches else chunk
-            for one in map(partial(_sql_batch, read), builder.batches(rows)):
-                yield one if condition is None else one.filter(condition).select(names)
-
         predicate = predicate.also(pushed)
         with_records = options.cost_of(columns) > Cost.FOOTER
         if options.reads_records:
@@ -194,13 +194,13 @@ class Topic:
         )
         slices = self._slices(predicate, with_records=with_records)
         done, total = 0, sum(int((part.table["end"] - part.table["begin"]).sum()) for part in slices)
-        chunks = (chunk for part in slices for chunk in _chunks(scan, part, options.cost_of(columns)))
         # Here and not in threads of its own: the scan reads and decodes ahead, and another thread makes it slower.
-        for chunk in chunks:
+        for chunk in (chunk for part in slices for chunk in _chunks(scan, part, options.cost_of(columns))):
             done += len(chunk)
-            if report is not None:
-                report(done, max(done, total), f"{self.name} {id(scan)}")
-            yield from build(chunk)
+            report(done, max(done, total), f"{self.name} {id(scan)}")
+            rows = exploded(chunk) if options.explode_batches else chunk
+            for one in map(partial(_sql_batch, read), builder.batches(rows)):
+                yield one if condition is None else one.filter(condition).select(names)
 
     def _slices(self, predicate: Predicate, *, with_records: bool) -> list[Slices]:
         access = self._access
@@ -268,33 +268,20 @@ class TopicDataset(Dataset):  # type: ignore[misc]
         true, an expression."""
         self._topic, self._on_error, self._report, self._within = topic, on_error, report, within
 
-    def scanner(self, columns: list[str] | None = None, filter: Any = None, **options: Any) -> TopicScanner:
-        """Called by DuckDB at the start of each scan."""
+    def scanner(
+        self, columns: list[str] | None = None, filter: Any = None, **options: Any
+    ) -> SimpleNamespace:
+        """Called by DuckDB at the start of each scan: what it asks of a scanner of Arrow."""
         names, given = checked(columns), [one for one in (self._within, filter) if one is not None]
         condition = reduce(operator.and_, given) if given else None
-        batches = self._topic.batches(names, Predicate(), condition, self._report)
-        return TopicScanner(names, batches, self._on_error)
+        batches = self._noted(self._topic.batches(names, Predicate(), condition, self._report))
+        schema = pa.schema([SCHEMA.field(name) for name in names])
+        read = partial(pa.RecordBatchReader.from_batches, schema, batches)
+        return SimpleNamespace(projected_schema=schema, to_reader=read)
 
-
-class TopicScanner:
-    """One scan."""
-
-    def __init__(
-        self,
-        names: list[str],
-        batches: Iterator[pa.RecordBatch],
-        on_error: Callable[[TieredError], None],
-    ) -> None:
-        self._batches, self._on_error = batches, on_error
-        self.projected_schema = pa.schema([SCHEMA.field(name) for name in names])
-
-    def to_reader(self) -> pa.RecordBatchReader:
-        """The rows, as DuckDB asks for them."""
-        return pa.RecordBatchReader.from_batches(self.projected_schema, self._noted())
-
-    def _noted(self) -> Iterator[pa.RecordBatch]:
+    def _noted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
-            yield from self._batches
+            yield from batches
         except TieredError as error:
             self._on_error(error)
             raise

@@ -96,6 +96,17 @@ def test_errors_are_one_line(
     assert err.count("\n") == 1
 
 
+def test_progress_of_a_long_statement_is_shown_on_a_terminal(
+    run: Run, orders: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketmq_tiered.cli.sql.PROGRESS_AFTER_S", 0.0)
+    question = "SELECT count(*), sum(hash(text, range)) > 0 FROM orders, range(1000000)"
+    for stderr, words in ((_Terminal(), ["read: 100%", " messages"]), (io.StringIO(), [])):
+        monkeypatch.setattr("sys.stderr", stderr)
+        assert run("sql", orders, "--csv", question)[0] == 0
+        assert all(word in stderr.getvalue() for word in words) and bool(stderr.getvalue()) == bool(words)
+
+
 LONG = {
     "scan": "SELECT sum(hash(a.text, b.text)) FROM orders a, orders b, range(1000000)",
     "sort": "COPY (SELECT o.*, r.range FROM orders o, range(20000) r ORDER BY hash(text, r.range), text) TO 'a.csv'",

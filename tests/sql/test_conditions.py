@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import reduce
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
 import rocketmq_tiered
+from rocketmq_tiered.spark import read
 from rocketmq_tiered.sql import SqlSession
+from rocketmq_tiered.sql.topic import snake_case
 from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.sql.conftest import STORED_MS
 from tests.sweeps import sweep
 from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 PART = 50
 HOUR_MS = 3_600_000
@@ -117,12 +124,16 @@ def simple(rng: Random) -> str:
     if kind == 6:
         return f"{column} IS {rng.choice(['', 'NOT '])}DISTINCT FROM {rng.choice([one(), 'NULL'])}"
     if kind == 7:
+        not_ = rng.choice(["", "NOT "])
         return rng.choice(
             [
                 f"store_time::DATE {rng.choice(['=', '<', '<=', '>', '>=', '<>'])} ({time(rng)})::DATE",
                 f"CAST(t.store_time AS DATE) = CAST({time(rng)} AS DATE) + {rng.randrange(-1, 2)}",
                 f"date_trunc('{rng.choice(['day', 'hour', 'minute'])}', store_time) = {time(rng)}",
                 f"date_trunc('day', store_time) = ({time(rng)})::DATE",
+                f"({time(rng)})::DATE {rng.choice(['=', '<', '>=', '<>'])} store_time::DATE",
+                f"store_time::DATE {not_}BETWEEN ({time(rng)})::DATE AND {time(rng)}::DATE",
+                f"store_time::DATE {not_}IN ({time(rng)}::DATE, {time(rng)}::DATE + 1)",
                 f"extract(hour FROM store_time) = {rng.randrange(24)}",
             ]
         )
@@ -180,18 +191,27 @@ def test_a_condition_gives_the_rows_that_it_gives_on_a_copy(
             assert session.execute(question).fetchall() == wanted, f"{number}: {zone} {asked} {last}"
 
 
-def expression(rng: Random, depth: int = 3) -> pc.Expression:
-    """A filter of Arrow."""
+def combined(rng: Random, simple: Callable[[Random], Any], depth: int = 3) -> Any:
+    """A condition made of others, of Arrow or Spark."""
     kind = rng.random()
-    if depth and kind > 0.4:
-        parts = [expression(rng, depth - 1) for _ in range(2)]
-        return ~parts[0] if kind < 0.55 else parts[0] & parts[1] if kind < 0.8 else parts[0] | parts[1]
+    if not depth or kind <= 0.4:
+        return simple(rng)
+    parts = [combined(rng, simple, depth - 1) for _ in range(2)]
+    return ~parts[0] if kind < 0.55 else parts[0] & parts[1] if kind < 0.8 else parts[0] | parts[1]
+
+
+def operands(rng: Random, column: str) -> list[Any]:
+    choices = {"tags": TAGS, "keys": [*KEYS, "k1 k2"], "topic": ["t", "T"], "store_timestamp": TIMES}
+    return rng.sample(choices.get(column, TIMES if column == "store_time" else [-1, 0, 1, 2, 5, 2**40]), 2)
+
+
+def of_arrow(rng: Random) -> pc.Expression:
+    """A filter of one column."""
     column = rng.choice(
         ["tags", "keys", "store_time", "store_timestamp", "queue_id", "queue_offset", "topic"]
     )
-    choices = {"tags": TAGS, "keys": [*KEYS, "k1 k2"], "topic": ["t", "T"], "store_timestamp": TIMES}
-    found = rng.sample(choices.get(column, TIMES if column == "store_time" else [-1, 0, 1, 2, 5, 2**40]), 2)
-    values = pa.array(found).cast(pa.timestamp("ms", "UTC")) if column == "store_time" else pa.array(found)
+    values = pa.array(operands(rng, column))
+    values = values.cast(pa.timestamp("ms", "UTC")) if column == "store_time" else values
     field, one = pc.field(column), pc.scalar(values[0])
     made = [
         field == one,
@@ -215,7 +235,72 @@ def test_a_filter_of_arrow_gives_the_rows_that_it_gives_on_a_copy(
         order = [("queue_id", "ascending"), ("queue_offset", "ascending")]
         whole = topic.to_arrow().read_all().drop_columns(["json"])
         for number in range(PART):
-            asked = expression(rng)
+            asked = combined(rng, of_arrow)
             found = topic.to_arrow(filter=asked, columns=["queue_id", "queue_offset"]).read_all()
             wanted = whole.filter(asked).select(["queue_id", "queue_offset"])
             assert found.sort_by(order).equals(wanted.sort_by(order)), f"{number}: {asked}"
+
+
+def of_spark(rng: Random) -> Any:
+    """A condition on one column."""
+    from pyspark.sql import functions as f
+
+    column = rng.choice(
+        [
+            "tags",
+            "tags",
+            "keys",
+            "storeTime",
+            "storeTimestamp",
+            "queueId",
+            "queueOffset",
+            "storeSize",
+            "topic",
+        ]
+    )
+    values = [f.lit(one) for one in operands(rng, snake_case(column))]
+    values = list(map(f.timestamp_millis, values)) if column == "storeTime" else values
+    field, one = f.col(column), values[0]
+    made = [
+        field == one,
+        one != field,
+        field < one,
+        one >= field,
+        field.isin(values),
+        field.between(*values),
+        field.eqNullSafe(one),
+        field.isNull(),
+        field.isNotNull(),
+    ]
+    if column == "storeTime":
+        day = field.cast("date")
+        made += [day == one.cast("date"), day > one.cast("date"), f.date_trunc("hour", field) == one]
+    return rng.choice(made)
+
+
+@pytest.mark.parametrize("seed", sweep(range(100), fast=[0]))
+def test_a_condition_of_spark_gives_the_rows_that_it_gives_on_a_copy(
+    seed: int, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Conditions of one table are one job, as a union; those on the copy are columns of it."""
+    from pyspark.sql import DataFrame
+    from pyspark.sql import functions as f
+
+    archive(tmp_path, Random(seed))
+    rng, url = Random(3000 + seed), f"file://{tmp_path}"
+    asked = [combined(rng, of_spark) for _ in range(PART)]
+    place = ["queueId", "queueOffset"]
+    columns = [*place, "tags", "keys", "storeTime", "storeTimestamp", "storeSize", "topic"]
+    copy = read(spark, url, columns=columns).select(
+        *place, *(f.coalesce(one, f.lit(False)).alias(f"c{number}") for number, one in enumerate(asked))
+    )
+    rows = copy.collect()
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    pushed = [
+        read(spark, url, columns=columns, pushFilters=True).where(one).select(f.lit(number), *place)
+        for number, one in enumerate(asked)
+    ]
+    found = sorted(map(tuple, reduce(DataFrame.union, pushed).collect()))
+    spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    wanted = sorted((number, *row[:2]) for number in range(PART) for row in rows if row[f"c{number}"])
+    assert found == wanted, [str(asked[one[0]]) for one in set(found) ^ set(wanted)][:3]

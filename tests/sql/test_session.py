@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -189,7 +189,9 @@ def test_errors_say_what_to_do(orders: str, monkeypatch: pytest.MonkeyPatch) -> 
         archive.sql("SELECT 1")
 
 
-def test_damage_is_an_error_of_its_own_kind(archive_k: str, tmp_path: Path) -> None:
+def test_damage_is_an_error_of_its_own_kind(
+    archive_k: str, tmp_path: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
     damaged = tmp_path / "damaged"
     shutil.copytree(archive_k.removeprefix("file://"), damaged)
     for path in [*damaged.rglob("*.so"), *damaged.rglob("*.sso")]:
@@ -201,6 +203,14 @@ def test_damage_is_an_error_of_its_own_kind(archive_k: str, tmp_path: Path) -> N
         session = archive.session()
         with pytest.raises(CorruptionError), session.errors():
             session.execute("SELECT sum(octet_length(body)) FROM t_sizes").fetchall()
+    question = (
+        "SELECT count(*) AS all, count(text) AS read FROM t_sizes WHERE length(text) IS DISTINCT FROM -1"
+    )
+    code, _, err = run("sql", f"file://{damaged}", "--csv", question)
+    assert (code, "--permissive" in err) == (CorruptionError.exit_code, True)
+    code, out, err = run("sql", f"file://{damaged}", "--csv", "--permissive", question)
+    assert (code, "skipped: " in err) == (0, True)
+    assert int(out.split()[1].partition(",")[0]) < 100
 
 
 def test_a_topic_whose_name_differs_in_case_alone_keeps_its_name(tmp_path: Path) -> None:
@@ -267,6 +277,18 @@ def test_the_last_rows_and_a_day_read_their_part_of_a_topic(
         (f"{objects} ORDER BY store_time DESC, keys LIMIT 1", [("k199",)], 1),
         (f"{objects} AND {day} AND length(keys) < 3 AND keys > 'k8'", [("k9",)], 4),
         (f"SELECT count(text) FROM orders WHERE {day.replace('21', '23')}", [(0,)], 0),
+        ("SELECT count(text) FROM orders WHERE '2026-11-23' <= store_time::DATE", [(0,)], 0),
+        (
+            f"SELECT count(text) FROM orders WHERE store_time::DATE BETWEEN '2026-11-23' AND '2026-11-29' OR NOT {day} "
+            "AND store_time::DATE IN ('2026-11-01', '2026-11-29')",
+            [(0,)],
+            0,
+        ),
+        (
+            "SELECT count(text) FROM orders WHERE store_time::DATE NOT BETWEEN '2026-11-20' AND '2026-11-22'",
+            [(0,)],
+            0,
+        ),
         (f"SELECT count(text) FROM messages WHERE NOT {day} OR {day.replace('=', '>')}", [(0,)], None),
     ):
         with rocketmq_tiered.open(orders) as archive:
