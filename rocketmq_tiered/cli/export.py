@@ -97,7 +97,6 @@ def _source(options: argparse.Namespace, settings: Settings) -> SourceOptions:
     )
     if options.format == ICEBERG:
         columns = tuple(dict.fromkeys((*(columns or DEFAULT_NAMES), "topic", "storeTime")))
-    store = settings.object_store
     return SourceOptions(
         path=options.url,
         topics=topics,
@@ -105,7 +104,5 @@ def _source(options: argparse.Namespace, settings: Settings) -> SourceOptions:
         broker=settings.archive.broker or None,
         columns=columns,
         mode=Mode.PERMISSIVE if options.permissive else Mode.FAILFAST,
-        endpoint=store.endpoint_url,
-        region=store.region,
-        addressing_style=store.addressing_style,
+        store=StoreOptions(settings.object_store),
     )

@@ -42,8 +42,9 @@ WriteBatch = Callable[[Intent, SourceOptions, BatchPlan], list[PartDone]]
 
 @dataclass(frozen=True)
 class ExportReport:
-    """The result of one call. ``expired``: offsets that retention deleted before they were exported. ``unreadable``:
-    damage that mode PERMISSIVE skipped in files."""
+    """The result of one call. ``rows_before``: those of ``rows`` that another export, or a killed one, had written.
+    ``expired``: offsets that retention deleted before they were exported. ``unreadable``: damage that mode PERMISSIVE
+    skipped in files."""
 
     target: str
     format: str
@@ -53,15 +54,17 @@ class ExportReport:
     size_bytes: int = 0
     expired: int = 0
     unreadable: tuple[str, ...] = ()
+    rows_before: int = 0
 
     def lines(self) -> list[str]:
         """The report for people."""
         if self.batches == 0:
             return [f"{self.target}: no new messages"]
         expired = f"; {self.expired:,} offsets EXPIRED before they were exported" if self.expired else ""
+        before = f", of which another export wrote {self.rows_before:,}" if self.rows_before else ""
         size = size_text(self.size_bytes)
         files = f"{counted(self.files, 'file')} ({self.format})"
-        return [f"{self.target}: {counted(self.rows, 'row')} in {files}, {size}{expired}"]
+        return [f"{self.target}: {counted(self.rows, 'row')} in {files}, {size}{before}{expired}"]
 
 
 class ExportJob:
@@ -148,6 +151,7 @@ class ExportJob:
             files=so_far.files + done.files,
             size_bytes=so_far.size_bytes + done.size_bytes,
             expired=so_far.expired + plan.expired,
+            rows_before=so_far.rows_before + sum(part.rows_before for part in parts),
             unreadable=(*so_far.unreadable, *(line for part in parts for line in part.unreadable)),
         )
         return done

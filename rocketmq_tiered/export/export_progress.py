@@ -92,6 +92,8 @@ class PartDone:
     """Damage that was skipped: queue, object and range."""
     names: Sequence[str] = ()
     """Of the files, below the target."""
+    rows_before: int = 0
+    """Of ``rows``: those in files that were there already, of another export or a killed one."""
 
 
 class ExportProgress:

@@ -62,9 +62,10 @@ def write_part(task: PartTask) -> PartDone:
     with closing(open_store(task.target, task.store)) as store:
         progress = ExportProgress(store)
         done = progress.part(task.batch, task.number)
-        if done is None:
-            done = _write(task, store)
-            progress.finish_part(task.batch, task.number, done)
+        if done is not None:
+            return replace(done, rows_before=done.rows)
+        done = _write(task, store)
+        progress.finish_part(task.batch, task.number, done)
     return done
 
 
@@ -88,14 +89,14 @@ def _write(task: PartTask, store: ObjectStore) -> PartDone:
     for batch in read_partition(task.part, task.source, Predicate(), columns, schema, skipped):
         for key, rows in _by_directory(batch):
             files.setdefault(key, _File()).add(rows.drop_columns(dropped))
-    size_bytes, rows, written = 0, 0, list[str]()
+    size_bytes, rows, rows_before, written = 0, 0, 0, list[str]()
     for (topic, day), file in files.items():
         data = file.finished()
         name = f"{partition_directory(topic, day)}/{task.batch:08d}-{task.number:08d}.parquet"
         written.append(f"data/{name}" if task.is_table else name)
-        write_file(store, written[-1], data)
+        rows_before += 0 if write_file(store, written[-1], data) else file.rows
         size_bytes, rows = size_bytes + len(data), rows + file.rows
-    return PartDone(rows, len(files), size_bytes, unreadable, written)
+    return PartDone(rows, len(files), size_bytes, unreadable, written, rows_before)
 
 
 def _by_directory(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], pa.RecordBatch]]:
@@ -163,9 +164,9 @@ def readable_as_umask(options: StoreOptions) -> StoreOptions:
     return replace(options, settings=replace(options.settings, file_readers=readers))
 
 
-def write_file(store: ObjectStore, name: str, data: Buffer) -> None:
-    """Make a file durable as a whole, unless an earlier try has done so. Raises UsageError where another file has its
-    name, and the store's errors."""
+def write_file(store: ObjectStore, name: str, data: Buffer) -> bool:
+    """Make a file durable as a whole; whether it was not there yet, of an earlier try. Raises UsageError where another
+    file has its name, and the store's errors."""
     for left in reversed(range(TRIES)):
         try:
             store.put_if_absent(name, [data])
@@ -175,11 +176,12 @@ def write_file(store: ObjectStore, name: str, data: Buffer) -> None:
             if not left:
                 raise
         else:
-            return
+            return True
     if not _has_same_rows(store.get(name, GET_BYTES_MAX), data):
         raise UsageError(
             f"{store.url}/{name} exists with other rows", hint="give a target without other files"
         )
+    return False
 
 
 def _has_same_rows(found: Buffer, data: Buffer) -> bool:

@@ -191,7 +191,7 @@ def test_options_are_checked() -> None:
     assert (dated.since_ms, dated.until_ms) == (1795227708020, 1795227708021)
     assert good.wants("bcd") and not good.wants("c")
     assert (good.starting, good.starting_timestamp) == (Starting.TIMESTAMP, 1795219200000)
-    assert "S'" not in repr(good) and good.store_options().credentials is not None
+    assert "S'" not in repr(good) and good.store.credentials is not None
     for wrong, complaint in (
         ({}, "path is missing"),
         ({"path": "x", "topics": "a"}, "unknown option topics"),

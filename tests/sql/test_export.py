@@ -38,6 +38,7 @@ from rocketmq_tiered.export import (
     open_catalog,
     write_part,
 )
+from rocketmq_tiered.export.export_job import ExportReport
 from rocketmq_tiered.export.export_progress import PartDone
 from rocketmq_tiered.export.parquet_parts import PartTask
 from rocketmq_tiered.message_table.options.source_options import SourceOptions
@@ -206,6 +207,28 @@ def test_what_dies_is_finished_by_the_next_export(
     found = rows()
     assert len(found) == sum(found.values()) == 180
     assert export() == 0
+
+
+def test_of_two_exports_at_once_each_says_what_the_other_wrote(tmp_path: Path) -> None:
+    _grow(ArchiveBuilder(PrefixedStore(FileStore(tmp_path / "archive"), "cluster/broker")), 0)
+    source = SourceOptions(f"file://{tmp_path}/archive", columns=COLUMNS, partition_bytes=4000)
+    target, reports = f"file://{tmp_path}/files", list[ExportReport]()
+
+    def export(run: Callable[[Sequence[PartTask]], list[PartDone]]) -> None:
+        parts = PartsWriter(target, StoreOptions(), run, 1, lambda done, total: None)
+        with closing(open_store(target)) as store:
+            reports.append(ExportJob(source, target, "parquet", ExportProgress(store), parts).run())
+
+    def overtaken(tasks: Sequence[PartTask]) -> list[PartDone]:
+        first = write_part(tasks[0])
+        export(lambda others: list(map(write_part, others)))
+        return [first, *map(write_part, tasks[1:])]
+
+    export(overtaken)
+    other, own = reports
+    assert own.rows == other.rows == own.rows_before + other.rows_before == 90
+    assert 0 < other.rows_before < 45
+    assert f", of which another export wrote {own.rows_before}" in own.lines()[0]
 
 
 @pytest.mark.integration

@@ -40,6 +40,22 @@ def configured(options: StoreOptions) -> StoreOptions:
     return with_endpoint(options, get_session())
 
 
+def ca_bundle() -> str | None:
+    """The file of CA certificates of the SDK's environment or profile."""
+    from botocore.session import get_session
+
+    found: str | None = get_session().get_config_variable("ca_bundle")
+    return found
+
+
+def proxy_of(endpoint_url: str) -> str | None:
+    """The proxy through which requests to ``endpoint_url`` go, by the environment."""
+    from botocore.utils import get_environ_proxies
+
+    found: str | None = get_environ_proxies(endpoint_url).get(urlsplit(endpoint_url).scheme)
+    return found
+
+
 def client_arguments(options: StoreOptions) -> dict[str, Any]:
     """Arguments of both clients, except Config."""
     settings, credentials = options.settings, options.credentials
@@ -124,21 +140,18 @@ def connect(options: StoreOptions) -> tuple[Any, S3Transport]:
     import boto3  # import takes 0.4 s, and file:// archives do not need it
     from botocore.config import Config
     from botocore.httpsession import get_cert_path
-    from botocore.utils import get_environ_proxies
 
     quiet_sdk_logs()
     session = boto3.session.Session()
     options = with_endpoint(options, session._session)
     settings = options.settings
     client = session.client("s3", config=Config(**config_arguments(settings)), **client_arguments(options))
-    endpoint = client.meta.endpoint_url
-    bundle = session._session.get_config_variable("ca_bundle")
     transport = S3Transport(
         TransportOptions(
             connect_timeout_s=settings.connect_timeout_ms / 1000,
             read_timeout_s=settings.read_timeout_ms / 1000,
-            ca_certs=bundle or get_cert_path(True),
-            proxy_url=get_environ_proxies(endpoint).get(endpoint.split(":", 1)[0]),
+            ca_certs=ca_bundle() or get_cert_path(True),
+            proxy_url=proxy_of(client.meta.endpoint_url),
         )
     )
     client.meta.events.register("before-send.s3", transport)

@@ -194,10 +194,7 @@ class SourceOptions:
     max_rows_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
     fail_on_data_loss: bool = True
-    endpoint: str = ""
-    region: str = ""
-    addressing_style: str = "auto"
-    credentials: S3Credentials | None = field(default=None, repr=False)
+    store: StoreOptions = field(default_factory=StoreOptions)
 
     def wants(self, topic: str) -> bool:
         """Whether messages of ``topic`` are read."""
@@ -247,13 +244,6 @@ class SourceOptions:
     def window_bytes(self) -> int:
         """Approximate message bytes of one request, before compression."""
         return max(self.batch_bytes, WINDOW_BYTES_MIN)
-
-    def store_options(self) -> StoreOptions:
-        """Options that open the object store."""
-        settings = ObjectStoreSettings(
-            endpoint_url=self.endpoint, region=self.region, addressing_style=self.addressing_style
-        )
-        return StoreOptions(settings, self.credentials)
 
 
 _OFFSETS_HINT = (
@@ -310,15 +300,15 @@ _PARSERS: dict[str, tuple[str, Parse]] = {
     "maxRowsPerTrigger": ("max_rows_per_trigger", _number(1)),
     "maxBytesPerTrigger": ("max_bytes_per_trigger", _number(1)),
     "failOnDataLoss": ("fail_on_data_loss", _flag),
-    "endpoint": ("endpoint", _text),
-    "region": ("region", _text),
-    "addressingStyle": ("addressing_style", _text),
 }
 """Option -> field of SourceOptions, and how its text is read."""
+_OF_STORE = {"endpoint": "endpoint_url", "region": "region", "addressingStyle": "addressing_style"}
+"""Option -> field of ObjectStoreSettings."""
 _NAMES = (
     "path",
     "paths",
     *_PARSERS,
+    *_OF_STORE,
     "startingOffsets",
     "startingTimestamp",
     "accessKey",
@@ -341,8 +331,9 @@ _EXCLUSIVE = (
 )
 
 
-def parse_options(given: Mapping[str, str]) -> SourceOptions:
-    """Parse the options that Spark passes. Raises UsageError."""
+def parse_options(given: Mapping[str, str], store: ObjectStoreSettings | None = None) -> SourceOptions:
+    """Parse the options that Spark passes; ``store`` is how the object store is opened without them. Raises
+    UsageError."""
     options = _named(given)
     values: dict[str, Any] = {
         field: parse(name, options[name.lower()])
@@ -356,6 +347,9 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
             other = Source.ARCHIVE if source is Source.STORE else Source.STORE
             raise UsageError(f"{name} requires source={other.value}, not source={source.value}")
     starting, timestamp, starts = _starting(options)
+    place: dict[str, Any] = {
+        name: options[option.lower()] for option, name in _OF_STORE.items() if option.lower() in options
+    }
     found = SourceOptions(
         first,
         **values,
@@ -364,7 +358,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         starting_timestamp=timestamp,
         starts=starts,
         all_generations=options.get("generation", "").lower() == "all",
-        credentials=_credentials(options),
+        store=StoreOptions(replace(store or ObjectStoreSettings(), **place), _credentials(options)),
     )
     if found.since_ms is not None and found.until_ms is not None and found.since_ms >= found.until_ms:
         raise UsageError("since is not before until", hint="until is exclusive")

@@ -266,7 +266,7 @@ Names = tuple[str, str]
 
 def opened(options: SourceOptions) -> closing[ObjectStore]:
     """The object store of ``options.path``, as a context manager."""
-    return closing(open_store(options.path, options.store_options()))
+    return closing(open_store(options.path, options.store))
 
 
 def archive_store(root: ObjectStore, cluster: str, broker: str) -> ObjectStore:

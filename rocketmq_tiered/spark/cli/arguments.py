@@ -132,12 +132,9 @@ def source_of(options: argparse.Namespace, url: str, store: ObjectStoreSettings)
         "columns": getattr(options, "columns", ""),
         "mode": Mode.PERMISSIVE.value if getattr(options, "permissive", False) else None,
         "partitionBytes": getattr(options, "partition_bytes", None),
-        "endpoint": store.endpoint_url,
-        "region": store.region,
-        "addressingStyle": store.addressing_style,
     }
     texts = {name: str(value) for name, value in given.items() if value is not None}
-    parsed = parse_options(texts | _named_options(getattr(options, "source_options", [])))
+    parsed = parse_options(texts | _named_options(getattr(options, "source_options", [])), store)
     check_addresses(parsed.path, store.endpoint_url)
     return parsed
 

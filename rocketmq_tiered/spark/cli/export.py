@@ -10,7 +10,6 @@ from rocketmq_tiered.export.export_job import DELTA, PARQUET
 from rocketmq_tiered.process.progress import Progress
 from rocketmq_tiered.spark.cli.arguments import add_source, add_spark, session_of, source_of
 from rocketmq_tiered.spark.jobs.export import FORMATS, delta_conf, export
-from tiered.object_store.interface import StoreOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +33,6 @@ def execute(options: argparse.Namespace) -> int:
             source,
             options.target,
             format=options.format,
-            store=StoreOptions(settings.object_store),
             report=progress.update,
         )
     return print_report(options, report)

@@ -6,11 +6,10 @@ batch's number, which Delta accepts once. Readers that list Parquet files see a 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -33,7 +32,7 @@ from rocketmq_tiered.spark.source.reading import frame_of_parts
 from tiered.errors import UsageError
 from tiered.object_store.interface import StoreOptions
 from tiered.object_store.open_store import StoreAddress, open_store, parse_url
-from tiered.object_store.s3_client import configured
+from tiered.object_store.s3_client import ca_bundle, configured, proxy_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,15 +58,6 @@ _GIVEN_KEYS = "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider"
 _GIVEN_SESSION = "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider"
 _APPLICATION = "rocketmq-tiered-export"
 """txnAppId of the transactions. A table belongs to one export."""
-
-
-@dataclass(frozen=True)
-class Appended:
-    """Metrics of a transaction from Delta's history."""
-
-    rows: int
-    files: int
-    size_bytes: int
 
 
 def delta_conf(target: str) -> dict[str, str]:
@@ -98,12 +88,14 @@ class DeltaTable:
         address = table_address(target)
         self._spark = spark
         self._path = address.place
+        self._umask = {"owner": "077", "group": "027", "all": "022"}[options.settings.file_readers]
         if address.scheme == "s3":
             self._path = "s3a://" + "/".join(filter(None, (address.place, address.prefix)))
             _configure_bucket(spark, address.place, options)
 
-    def append(self, rows: DataFrame, number: int, metadata: str) -> Appended:
-        """Append ``rows`` in transaction ``number``, which writes nothing if it was committed before."""
+    def append(self, rows: DataFrame, number: int, metadata: str) -> PartDone:
+        """Append ``rows`` in transaction ``number``, which writes nothing if it was committed before. Returns what
+        Delta's history has of it."""
         (
             rows.write.format("delta")
             .mode("append")
@@ -111,13 +103,15 @@ class DeltaTable:
             .option("txnAppId", _APPLICATION)
             .option("txnVersion", number)
             .option("userMetadata", metadata)
+            .option("fs.permissions.umask-mode", self._umask)
             .save(self._path)
         )
         history = self._spark.sql(f"DESCRIBE HISTORY delta.`{self._path}`")
         entry: Any = history.where(history.userMetadata == metadata).first()
         metrics = {} if entry is None else entry["operationMetrics"]
         names = ("numOutputRows", "numFiles", "numOutputBytes")
-        return Appended(*(int(metrics.get(name, 0)) for name in names))
+        written, files, size_bytes = (int(metrics.get(name, 0)) for name in names)
+        return PartDone(written, files, size_bytes)
 
 
 def _configure_bucket(spark: SparkSession, bucket: str, options: StoreOptions) -> None:
@@ -135,11 +129,15 @@ def _configure_bucket(spark: SparkSession, bucket: str, options: StoreOptions) -
             f"a Delta table on s3:// requires {_S3A}, which this session lacks",
             hint="start the session with the settings of rocketmq_tiered.spark.delta_conf(target)",
         ) from error
-    if os.environ.get("AWS_CA_BUNDLE"):
-        raise UsageError(
-            "a Delta table on s3:// is written by Java, which does not take AWS_CA_BUNDLE",
-            hint="put the certificate into Java's trust store and unset it, or export Parquet files",
-        )
+    for name, value in {
+        "the SDK's ca_bundle (AWS_CA_BUNDLE)": ca_bundle(),
+        "object_store.upload_bytes_per_s": options.settings.upload_bytes_per_s,
+    }.items():
+        if value:
+            raise UsageError(
+                f"a Delta table on s3:// is written by Java, which does not take {name}",
+                hint="unset it, with the certificate in Java's trust store, or export Parquet files",
+            )
     for name, value in s3a_settings(configured(options)).items():
         conf.set(f"fs.s3a.bucket.{bucket}.{name}", value)
 
@@ -161,6 +159,15 @@ def s3a_settings(options: StoreOptions) -> dict[str, str]:
         ]
     if settings.kms_key:
         found["encryption.key"] = settings.kms_key
+    if proxy := proxy_of(settings.endpoint_url or "https://s3.amazonaws.com"):
+        split = urlsplit(proxy)
+        given = {
+            "host": split.hostname,
+            "port": split.port,
+            "username": split.username,
+            "password": split.password,
+        }
+        found |= {f"proxy.{name}": str(value) for name, value in given.items() if value}
     if keys is not None:
         found |= {"access.key": keys.access_key, "secret.key": keys.secret_key}
         found["aws.credentials.provider"] = _GIVEN_SESSION if keys.session_token else _GIVEN_KEYS
@@ -193,7 +200,7 @@ def export(
             f"cannot export archive as {format}", hint=f"export an archive as {' or '.join(FORMATS)}"
         )
     table_address(target)
-    store_options = readable_as_umask(store or source.store_options())
+    store_options = readable_as_umask(store or source.store)
     with closing(open_store(target, store_options)) as target_store:
         write: WriteBatch
         if format == DELTA:
@@ -221,8 +228,7 @@ class _DeltaWriter:
         table = DeltaTable(self._spark, self._target, self._store)
         rows = batch_frame(self._spark, source, intent.choices.columns, plan.parts)
         metadata = orjson.dumps({"batch": intent.number, "archives": intent.archives}).decode()
-        appended = table.append(rows, intent.number, metadata)
-        return [PartDone(appended.rows, appended.files, appended.size_bytes)]
+        return [table.append(rows, intent.number, metadata)]
 
 
 def batch_frame(

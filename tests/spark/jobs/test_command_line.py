@@ -13,6 +13,8 @@ from rocketmq_tiered.message_table.options.source_options import Mode, Source, S
 from rocketmq_tiered.process.logs import log_plain
 from rocketmq_tiered.spark.cli.arguments import source_of
 from rocketmq_tiered.spark.cli.main import VERBS, main
+from tiered.object_store.interface import StoreOptions
+from tiered.settings.sections import ObjectStoreSettings
 
 URL = "s3://bucket/archives"
 SECRET = "c2VjcmV0LWtleQ"
@@ -60,9 +62,11 @@ def test_flags_become_options_of_the_data_source() -> None:
         mode=Mode.PERMISSIVE,
         partition_bytes=2_000_000,
         batch_bytes=100_000,
-        endpoint="http://127.0.0.1:9000",
-        region="eu-west-1",
-        addressing_style="path",
+        store=StoreOptions(
+            ObjectStoreSettings(
+                endpoint_url="http://127.0.0.1:9000", region="eu-west-1", addressing_style="path"
+            )
+        ),
     )
     assert chosen() == SourceOptions(URL)
     assert chosen("--option", "version=7").version == 7

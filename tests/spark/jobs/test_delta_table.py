@@ -15,7 +15,7 @@ from tiered.object_store.interface import S3Credentials, StoreOptions
 from tiered.settings.sections import ObjectStoreSettings
 
 
-def test_hadoop_settings_follow_those_of_our_own_store() -> None:
+def test_hadoop_settings_follow_those_of_our_own_store(monkeypatch: pytest.MonkeyPatch) -> None:
     minio = ObjectStoreSettings(endpoint_url="http://127.0.0.1:9000", region="here")
     given = s3a_settings(StoreOptions(minio, S3Credentials("key", "secret")))
     assert given == {
@@ -31,7 +31,12 @@ def test_hadoop_settings_follow_those_of_our_own_store() -> None:
     assert "Temporary" in session["aws.credentials.provider"]
     encrypted = s3a_settings(StoreOptions(ObjectStoreSettings(server_side_encryption="aws:kms", kms_key="k")))
     assert (encrypted["encryption.algorithm"], encrypted["encryption.key"]) == ("SSE-KMS", "k")
+    monkeypatch.setenv("HTTPS_PROXY", "http://user:word@proxy:3128")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    assert not any(name.startswith("proxy.") for name in s3a_settings(StoreOptions(minio)))
     aws = s3a_settings(StoreOptions())
+    proxied = {name.removeprefix("proxy."): value for name, value in aws.items() if name.startswith("proxy.")}
+    assert proxied == {"host": "proxy", "port": "3128", "username": "user", "password": "word"}
     assert aws["path.style.access"] == "false"
     assert "DefaultCredentials" in aws["aws.credentials.provider"]
     assert "endpoint" not in aws

@@ -31,9 +31,7 @@ RealStore = Callable[[str], Path]
 
 
 def source_of(server: RunningStore, url: str) -> SourceOptions:
-    return SourceOptions(
-        url, endpoint=server.endpoint, region=REGION, credentials=server.options().credentials
-    )
+    return SourceOptions(url, store=server.options())
 
 
 def download(server: RunningStore, url: str, target: Path) -> None:
@@ -86,7 +84,9 @@ def test_every_job_works_over_s3(
 
     # A key that is wrong is an error that says so, and is never shown.
     assert minio_url.secret_key not in repr(archive)
-    wrong = replace(archive, credentials=S3Credentials(minio_url.access_key, "wrong"))
+    wrong = replace(
+        archive, store=replace(archive.store, credentials=S3Credentials(minio_url.access_key, "wrong"))
+    )
     with pytest.raises(Exception, match=r"(?i)access|forbidden|signature|credential") as refused:
         verify(spark, wrong)
     assert minio_url.secret_key not in str(refused.value)
