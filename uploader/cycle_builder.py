@@ -32,6 +32,8 @@ from uploader.log_batch import LogBatch
 from uploader.timer_entries import encoded_body, timer_entries
 
 IN_FLIGHT_MAX = 2
+RETRY_LOOK_S = 0.25
+"""How often cycles in flight are looked at for a retry."""
 
 
 class CycleBuilder:
@@ -70,6 +72,7 @@ class CycleBuilder:
         """
         changes = self._in_flight.changes
         self._retry_failed()
+        timeout_s = min(timeout_s, RETRY_LOOK_S) if len(self._in_flight) else timeout_s
         if len(self._in_flight) >= IN_FLIGHT_MAX:
             self._in_flight.wait(timeout_s, after=changes)
             return False
@@ -283,5 +286,6 @@ class CycleBuilder:
     def close(self) -> None:
         """Release threads."""
         self._stopping.set()
+        self._closed.wake()
         self._put_pool.shutdown(wait=False, cancel_futures=True)
         self._scratch.close()

@@ -34,6 +34,11 @@ class DoubleBuffer(Generic[T]):
             self._not_empty.notify()
             return True
 
+    def wake(self) -> None:
+        """End a wait for a request."""
+        with self._not_empty:
+            self._not_empty.notify()
+
     def wait_for_request(self, timeout_s: float) -> bool:
         """Wait until ``get`` would return a request; False when none came in time."""
         if self._read:

@@ -197,7 +197,7 @@ class LmqDispatch:
                 columns.lmq_queue_offset[rows],
                 columns.lmq_doubt[rows],
             )
-            by_units = self._offsets_by_units(units, ordinal, records)
+            by_units = self._offsets_by_units(units, ordinal, records, max(end, 0))
             claims = UnitClaims(
                 records.claimed.tolist(), times[mine].tolist(), records.doubt.tolist(), by_units.tolist()
             )
@@ -220,12 +220,14 @@ class LmqDispatch:
             )
             return None
 
-    def _offsets_by_units(self, index: ConsumeQueueIndex | None, ordinal: int, records: _Records) -> Ints:
+    def _offsets_by_units(
+        self, index: ConsumeQueueIndex | None, ordinal: int, records: _Records, end: int
+    ) -> Ints:
         """The offset at which a consume queue refers to each record, NO_UNIT where it does not or cannot be read."""
         topic, queue_id = self._table.topic(ordinal), int(self._table.queue_id[ordinal])
         try:
             if index is not None and queue_id >= 0:
-                return _offsets_in_units(index, topic, queue_id, records)
+                return _offsets_in_units(index, topic, queue_id, records, end)
         except Exception as error:
             # A failed check must not stop archiving.
             logger.warning(
@@ -261,11 +263,15 @@ def _is_unusual(
     return found
 
 
-def _offsets_in_units(index: ConsumeQueueIndex, topic: str, queue_id: int, records: _Records) -> Ints:
+def _offsets_in_units(
+    index: ConsumeQueueIndex, topic: str, queue_id: int, records: _Records, end: int
+) -> Ints:
     """The offset of the unit that references each record, NO_UNIT, or ABSENT.
 
     First the unit at the offset that the record claims; otherwise any unit that has the record's place in the log,
-    unless it lies at or above that offset, where a truncation left it over. A record is absent if another has its
+    unless it lies at or above that offset, where a truncation left it over. Those that a truncation left over mislead
+    a search by place in the log: so the units behind ``end``, where the queue ends in the archive, are read as well.
+    A record is absent if another has its
     offset, or the queue has units before and after it. If all units are after it in the log, the queue may have been
     deleted and recreated, and the record belongs to the earlier one: it is accepted unless in doubt.
     """
@@ -275,7 +281,12 @@ def _offsets_in_units(index: ConsumeQueueIndex, topic: str, queue_id: int, recor
     rows = np.flatnonzero(found == NO_UNIT)
     if not len(rows):
         return found
-    units = index.units_of_records(topic, queue_id, int(phys[rows[0]]), int(phys[rows[-1]]) + 1)
+    units = np.concatenate(
+        [
+            index.units(topic, queue_id, end, len(rows) + _NAMES_FEW),
+            index.units_of_records(topic, queue_id, int(phys[rows[0]]), int(phys[rows[-1]]) + 1),
+        ]
+    )
     at = np.searchsorted(phys[rows], units["phys"])
     at[at == len(rows)] = 0
     at = rows[at]

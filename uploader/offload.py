@@ -73,8 +73,8 @@ __all__ = [
 ]
 
 SHORT_WAIT_S = 0.05
-IDLE_WAIT_S = 0.25
-"""Longest wait of an idle part before it notices the end; a backfill uses the short one."""
+IDLE_WAIT_S = 2.0
+"""Longest wait of an idle part that nothing wakes; a backfill uses the short one."""
 NEXT_FILE_EVERY_S = 0.25
 """How often a new file of the broker is looked for, to be pinned before it is deleted."""
 TABLES_CPU_SHARE = 0.02
@@ -463,7 +463,7 @@ class Offloader:
             except UnreadableError:
                 # The dispatch loop gets the same error, and ends in order.
                 self._behind.clear()
-                self._stop_parts.wait(IDLE_WAIT_S)
+                self._stop_parts.wait(SHORT_WAIT_S)
                 continue
             if result == StepResult.CAUGHT_UP:
                 self._behind.clear()

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 16
 REQUEST_TIMEOUT_S = 10
-POLL_S = 0.1
+POLL_S = 0.25
 """How long `close` may wait for the server's thread."""
 HOST_CHARS_MAX = 100
 """Limit of a refused Host in the log."""

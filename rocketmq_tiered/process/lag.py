@@ -178,7 +178,7 @@ def written_end(log: CommitLog, begin_phys: int, end_phys: int) -> int:
 
 def _is_written(log: CommitLog, page: int) -> bool:
     try:
-        return any(log.read(page * PAGE_BYTES, PAGE_BYTES))
+        return bool(log.read(page * PAGE_BYTES, PAGE_BYTES).strip(b"\0"))
     except (UnreadableError, AccessDeniedError):
         return True  # it has been there
 

@@ -175,10 +175,14 @@ def finish(sidecar: Sidecar) -> Compared:
 
 
 def cut_tail(store: Path, byte_count: int) -> None:
-    """Zero the last ``byte_count`` written bytes of the commitlog, as a power loss may; the units of the consume
-    queues that point there stay."""
+    """Zero the last ``byte_count`` written bytes of the commitlog and the begin of the record there, as a power loss
+    may; the units of the consume queues that point there stay. A record without its last properties alone would be
+    valid to a broker, which serves it in LMQs that it no longer names."""
     log = max(path for path in (store / "commitlog").iterdir() if any(path.read_bytes()[:8]))
-    end = len(log.read_bytes().rstrip(b"\0"))
+    data = log.read_bytes().rstrip(b"\0")
+    begin = behind = 0
+    while behind <= len(data) - byte_count:
+        begin, behind = behind, behind + int.from_bytes(data[behind : behind + 4], "big")
     with log.open("r+b") as file:
-        file.seek(end - byte_count)
-        file.write(bytes(byte_count))
+        file.seek(begin)
+        file.write(bytes(len(data) - begin))

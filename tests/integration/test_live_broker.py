@@ -143,14 +143,18 @@ STORIES = {
 }
 
 
-PLAIN = ("truncated log", "rocksdb and back")
+PLAIN = ("rocksdb and back",)
 """Stories after which a broker's LMQs have other offsets than the records say, which is not followed."""
 
 
+@pytest.mark.parametrize("version", ["5.3.3", "4.9.7", "5.5.0"])
 @pytest.mark.parametrize("name", STORIES)
-def test_the_archive_shows_what_the_broker_serves(name: str, tmp_path: Path) -> None:
+def test_the_archive_shows_what_the_broker_serves(name: str, version: str, tmp_path: Path) -> None:
+    if name == "rocksdb and back" and version == "4.9.7":
+        pytest.skip("4.9 has no RocksDB")
     lmqs = {"enableLmq": "true", "enableMultiDispatch": "true"}
-    scene = Scene(config={} if name in PLAIN else lmqs, settings={"TIERED_OFFLOAD__BATCH_AGE_MS": 500})
+    config = {} if name in PLAIN else lmqs
+    scene = Scene(version, config=config, settings={"TIERED_OFFLOAD__BATCH_AGE_MS": 500})
     with beside_broker(scene, tmp_path, StoreDirectory(tmp_path / "archives")) as sidecar:
         sidecar.start()
         send_all(sidecar, scene)

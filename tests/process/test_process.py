@@ -240,12 +240,11 @@ def test_idle_costs_nearly_nothing_and_no_request(home: Path) -> None:
         stat = Path(f"/proc/{sidecar.process.pid}/stat")
         ticks = os.sysconf("SC_CLK_TCK")
         before_s, began_s = sum(map(int, stat.read_text().split()[13:15])) / ticks, time.monotonic()
-        time.sleep(5)
+        time.sleep(10)
         spent_s = sum(map(int, stat.read_text().split()[13:15])) / ticks - before_s
         share = spent_s / (time.monotonic() - began_s)
         assert requests(sidecar.get("/metrics")[1]) == asked
-        # It is 1 to 2 % on a quiet machine, but other tests run beside this one.
-        assert share < 0.05, f"{share:.1%} of a core while idle"
+        assert share <= 0.01, f"{share:.1%} of a core while idle"
 
 
 def test_files_that_a_stopped_broker_preallocated_hold_up_no_task(home: Path) -> None:

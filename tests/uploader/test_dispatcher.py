@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.broker_store.record_bytes import queue_file, unit
 from tests.kernels.record_builder import Message, build_log, properties
 from tests.uploader.dispatch_bench import FILE_BYTES, Bench
 from tiered.broker_store.bound import BrokerOffsets
 from tiered.broker_store.liveness import Liveness, LivenessReport
 from tiered.broker_store.store import open_broker_store
+from tiered.consume_queue.file_queues import FileConsumeQueues
 from tiered.consume_queue.index import UNIT_DTYPE, ConsumeQueueIndex
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.scan import DOUBT_PLAIN, DOUBT_SLASH, DOUBT_TOPIC, RecordColumns, scan_log
@@ -290,11 +292,12 @@ class Asked:
         ends: Mapping[str, int] | None = None,
         rules: LmqRules = FILES,
         is_broken: bool = False,
+        index: ConsumeQueueIndex | None = None,
     ) -> Made:
-        index = self.index = PlayedUnits(self.columns, queues or {}, is_broken=is_broken)
+        played = self.index = PlayedUnits(self.columns, queues or {}, is_broken=is_broken)
 
         def consume_queues() -> ConsumeQueueIndex | None:
-            return None if queues is None else index  # type: ignore[return-value]
+            return index if queues is None else played  # type: ignore[return-value]
 
         def next_offsets(ordinals: np.ndarray) -> np.ndarray:
             return np.array(
@@ -358,6 +361,16 @@ def test_units_left_over_from_before_a_truncation_move_nothing() -> None:
         (0, "%LMQ%a", 0, 0),
         (1, "%LMQ%a", 0, 1),
     ]
+
+
+def test_units_left_over_behind_the_end_of_a_queue_hide_none_of_its_own(tmp_path: Path) -> None:
+    """They are lower in the log than those before them, and a search by place in the log goes astray there."""
+    log = Asked(*(named("t", "%LMQ%a", str(ahead)) for ahead in (40, 42, 43, 45)))
+    units = [unit(number * 100, 90) for number in range(30)]
+    units[5:9] = map(unit, log.columns.phys[:4].tolist(), log.columns.size[:4].tolist())
+    queue_file(tmp_path, "%LMQ%a", 0, b"".join(units), capacity=64)
+    index = FileConsumeQueues(tmp_path, lambda: 0)
+    assert log.made(ends={"%LMQ%a": 5}, index=index) == [(at, "%LMQ%a", 0, 5 + at) for at in range(4)]
 
 
 def test_units_of_queues_that_continue_are_not_read() -> None:
