@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
+import numpy as np
+
 from tiered.catalog.repeated_offsets import repeated_offsets
 from tiered.errors import UnavailableError
 from tiered.formats.keys import timer_key
@@ -32,6 +34,8 @@ from uploader.log_batch import LogBatch
 from uploader.timer_entries import encoded_body, timer_entries
 
 IN_FLIGHT_MAX = 2
+LMQS_MAX = 1000
+"""With more LMQs than this, none is read again."""
 RETRY_LOOK_S = 0.25
 """How often cycles in flight are looked at for a retry."""
 
@@ -105,16 +109,15 @@ class CycleBuilder:
         plan again. Raises UnavailableError when stopping, or for a retry: its range is read again after a restart."""
         context, state = self._context, self._context.writer.state
         gaps = [gap for gap in plan.gaps if gap.queue in repeated_offsets(state)]
-        # An LMQ refers to offsets of other queues, which must not move.
-        if (not plan.ends and not gaps) or bool((state.table["flags"] & QUEUE_LMQ).any()):
+        if not (plan.ends or gaps) or np.count_nonzero(state.table["flags"] & QUEUE_LMQ) > LMQS_MAX:
             return False
         if any(cycle.batch is batch for cycle in self._in_flight.all()):
             raise UnavailableError("a queue continues below its archived end", hint="it is archived again")
         self._await_commits()
         if plan.ends:
-            self._end_queues(plan.ends)
-            return True
-        is_found, read_again = False, context.header_check.read_again
+            gaps = context.header_check.to_read_again(context.writer.state, plan.ends)
+            self._end_queues({gap.queue: gap.begin_queue_offset for gap in gaps})
+        is_found, read_again = bool(plan.ends), context.header_check.read_again
         places = [(context.planner.ordinal_of(gap.queue), gap) for gap in gaps]
         for again in (one for place in places for one in read_again(*place, batch.from_phys)):
             cycle = Cycle(again, context.planner.plan(again.columns, gap_reason=self._gap_reason(again)))

@@ -3,8 +3,8 @@
 Owns the pace and order of one round, and the checks that restart following. Never waits for the object store.
 
 The broker writes by mmap, so inotify never fires: the tail is polled every 1 to 100 ms, faster while it grows, and
-twice a second beside a stopped broker. The broker is queried only when new bytes are there, at most every ``ASK_EVERY_MS``: an idle broker costs neither requests
-nor a visible share of a core.
+twice a second beside a stopped broker. The broker is queried only when new bytes are there, at most every
+``ASK_EVERY_MS``: an idle broker costs neither requests nor a visible share of a core.
 """
 
 from __future__ import annotations

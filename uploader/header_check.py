@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -26,11 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiered.broker_store.commit_log import CommitLog
+from tiered.catalog.state import CatalogState
 from tiered.consume_queue.index import ConsumeQueueIndex, empty_units
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.scan import FLAG_LMQ, RecordColumns
 from tiered.model.queue import LMQ_PREFIX, QueueKey
-from tiered.model.tables import GapReason, Table
+from tiered.model.tables import QUEUE_HIDDEN, QUEUE_LMQ, GapReason, Table
 from uploader.cycle_plan import CyclePlan, CyclePlanner, PlannedGap, RepeatedOffset, UnusualQueue
 from uploader.lmq_dispatch import LmqDispatch, LmqRules
 from uploader.log_batch import DamagedRange, LogBatch
@@ -101,6 +102,22 @@ class HeaderCheck:
             if found is False and (key := planner.archived_key(one.ordinal)) is not None:
                 ends[key] = offsets.first_difference(one.ordinal, one.offset)
         return None if is_moved else ends
+
+    def to_read_again(self, state: CatalogState, ends: Mapping[QueueKey, int]) -> list[PlannedGap]:
+        """What the broker has from ``ends`` of queues on, and what it has of LMQs where other queues end."""
+        index = self._consume_queues()
+        assert index is not None
+        lmqs = {
+            key: (index.min_offset(*key[:2]), int(row["end_queue_offset"]))
+            for key, row in state.current_queues()
+            if row["flags"] & (QUEUE_LMQ | QUEUE_HIDDEN) == QUEUE_LMQ
+        }
+        if ends.keys() - lmqs.keys():
+            ends = {key: begin for key, (begin, end) in lmqs.items() if begin < end} | dict(ends)
+        return [
+            PlannedGap(key, end, index.max_offset(*key[:2]), GapReason.NEVER_WRITTEN)
+            for key, end in ends.items()
+        ]
 
     def read_again(self, ordinal: int, gap: PlannedGap, before_phys: int) -> Iterator[LogBatch]:
         """See RepeatedOffsets."""

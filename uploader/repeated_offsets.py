@@ -7,7 +7,9 @@ served by the broker: it is set aside and counted. What is archived already at o
 superseded: the queue must end there first (CatalogWriter.end_queues), and what the broker serves from there on is read
 again.
 
-Queues with LMQ entries or batches, and queues that are not visible, are left alone.
+LMQs refer to offsets of other queues, which move then: where another queue ends, they end where the broker's log
+begins, and are read again with records of their own. Queues with batches, queues that are not visible, and archives
+with very many LMQs are left alone.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from numpy.typing import NDArray
 from tiered.broker_store.commit_log import CommitLog
 from tiered.consume_queue.index import ConsumeQueueIndex
 from tiered.kernels.queue_table import QueueTable
-from tiered.kernels.scan import DOUBT_TOPIC, FLAG_LMQ, scan_log
+from tiered.kernels.scan import DOUBT_TOPIC, scan_log
+from tiered.model.queue import LMQ_PREFIX
 from tiered.model.tables import Table
 from uploader.cycle_plan import PlannedGap, RepeatedOffset
 from uploader.log_batch import LogBatch
@@ -59,7 +62,9 @@ class RepeatedOffsets:
         Returns whether any was; None if the queue cannot be followed."""
         columns = batch.columns
         rows = np.setdiff1d(np.flatnonzero(columns.queue[: columns.rows] == ordinal), batch.excluded)
-        if (columns.flags[rows] & FLAG_LMQ).any() or (columns.inner_num[rows] != 1).any():
+        if not len(rows):
+            return False  # of an LMQ, whose entries are where its units are
+        if (columns.inner_num[rows] != 1).any():
             return None
         phys = columns.phys[rows]
         units = self._index.units_of_records(*self._name(ordinal), int(phys[0]), int(phys[-1]) + 1)
@@ -75,8 +80,11 @@ class RepeatedOffsets:
         return bool(aside or is_moved.any())
 
     def first_difference(self, ordinal: int, end: int) -> int:
-        """The first place below ``end`` that the queue gives to a record of another offset; ``end`` if none."""
+        """The first place below ``end`` that the queue gives to a record of another offset; ``end`` if none. The first
+        place of all in an LMQ, as records do not tell their places there."""
         topic, queue_id = self._name(ordinal)
+        if topic.startswith(LMQ_PREFIX):
+            return min(end, self._index.min_offset(topic, queue_id))
 
         def differs(offset: int) -> bool:
             unit = self._index.units(topic, queue_id, offset, 1)

@@ -29,6 +29,8 @@ class SmallBroker:
         self._first_offset = first_offset
         self._offsets: dict[tuple[str, int], int] = {}
         self._shift = 0
+        self.lmq, self._lmq_units, self._lmq_count = "", 0, 0
+        """The LMQ of "orders" from now on, its units, and how many its broker counts."""
         (path / "commitlog").mkdir(parents=True)
         (path / "config").mkdir()
         (path / "lock").write_text("lock")
@@ -43,6 +45,7 @@ class SmallBroker:
         """Queue 0 of "orders" counts from its units again, of which the last ``lost_units`` are gone."""
         self._offsets["orders", 0] -= self._shift + lost_units
         self._shift = 0
+        self._lmq_count = self._lmq_units
 
     def lose_unit(self) -> None:
         """A message of "orders" gets no unit: the next ones are a place lower than their headers say."""
@@ -62,6 +65,9 @@ class SmallBroker:
                 data = self._record(topic, offset, text)
             self._write(self.phys, data)
             self._write_unit(topic, offset - self._shift * (topic == "orders"), unit(self.phys, len(data)))
+            if self.lmq and topic == "orders":
+                self._write_unit(self.lmq, self._lmq_units, unit(self.phys, len(data)))
+                self._lmq_units, self._lmq_count = self._lmq_units + 1, self._lmq_count + 2
             self._offsets[topic, 0] = offset + 1
             self.phys += len(data)
 
@@ -73,6 +79,9 @@ class SmallBroker:
             queue_offset=offset,
             store_ms=self.store_ms,
             port=self.port,
+            properties=f"INNER_MULTI_DISPATCH\1{self.lmq}\2INNER_MULTI_QUEUE_OFFSET\1{self._lmq_count}\2".encode()
+            if self.lmq and topic == "orders"
+            else b"",
         )
 
     def expire(self, files: int) -> None:

@@ -53,21 +53,27 @@ def check(broker: SmallBroker, memory: MemoryStore, aside: int) -> CatalogState:
     """Every message that the broker serves, at its offset; every other one counted."""
     archive = archive_of(memory)
     state = load(archive)
-    assert state.visible_queues() == [ORDERS, QueueKey("other", 0, 0)]
+    visible = {ORDERS, QueueKey("other", 0, 0), *([QueueKey(broker.lmq, 0, 0)] if broker.lmq else [])}
+    assert {*state.visible_queues()} == visible
     with open_broker_store(broker.path) as store:
         index = store.consume_queues()
         assert index is not None
-        units = index.units("orders", 0, index.min_offset("orders", 0), 1000)
-        served = [
-            (int(u["queue_offset"]), int(u["phys"]), store.commit_log.read(int(u["phys"]), int(u["size"])))
-            for u in units
-        ]
-    assert list(records_of(QueueReader(archive, state, ORDERS))) == served
+        for key in visible:
+            units = index.units(*key[:2], index.min_offset(*key[:2]), 1000)
+            served = [
+                (
+                    int(u["queue_offset"]),
+                    int(u["phys"]),
+                    store.commit_log.read(int(u["phys"]), int(u["size"])),
+                )
+                for u in units
+            ]
+            assert list(records_of(QueueReader(archive, state, key))) == served, key
     assert not len(state.gaps)
     report = verify_archive(archive, depth="full")
     assert not report.anomalies, report.anomalies
     hidden = sum(one.messages for one in list_histories(archive, state) if not one.is_current)
-    assert repeated_offsets(state)[ORDERS] + hidden >= aside
+    assert repeated_offsets(state).get(ORDERS, 0) + hidden >= aside
     return state
 
 
@@ -149,3 +155,35 @@ def test_a_queue_that_was_shifted_before_its_archive_began_has_no_gap(tmp_path: 
     broker.send(3, text="new")
     backfill(broker.path, memory, settings=SETTINGS)
     check(broker, memory, 1)
+
+
+@pytest.mark.parametrize("loses_unit", [True, False])
+@pytest.mark.parametrize("is_archived", [True, False])
+def test_lmqs_move_with_the_queues_that_they_refer_to(
+    tmp_path: Path, loses_unit: bool, is_archived: bool
+) -> None:
+    """A broker that had its queues in RocksDB for a while gave LMQs there the offsets that it counted; those in files,
+    which are not visible meanwhile, have other ones."""
+    broker, memory = SmallBroker(tmp_path / "store"), MemoryStore("memory://twice")
+    broker.lmq = "%LMQ%one"
+    broker.send(5)
+    broker.send(2, "other")
+    backfill(broker.path, memory, settings=SETTINGS)
+    if loses_unit:
+        broker.lose_unit()
+    broker.send(30)
+    queues = broker.path / "consumequeue"
+    queues.rename(tmp_path / "invisible")
+    if is_archived:
+        backfill(broker.path, memory, settings=SETTINGS)
+    (tmp_path / "invisible").rename(queues)
+    for _ in range(2):
+        broker.restart()
+        broker.send(2, "other")
+        broker.send(3, text="new")
+        backfill(broker.path, memory, settings=SETTINGS)
+        check(broker, memory, int(loses_unit))
+    broker.send(4)
+    state = load(archive_of(memory))
+    backfill(broker.path, memory, settings=SETTINGS)
+    assert check(broker, memory, int(loses_unit)).cursor.history == state.cursor.history
