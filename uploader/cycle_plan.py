@@ -87,7 +87,7 @@ class CyclePlan:
     unusual: list[UnusualQueue]
     timers: TimerRows | None = None
     repeated: Sequence[RepeatedOffset] = ()
-    """Of plain queues and LMQs, above offset 0. Each begins a generation, as at a recreated topic."""
+    """Above offset 0. Each begins a generation, as at a recreated topic."""
     ends: Mapping[QueueKey, int] = field(default_factory=dict)
     """Archived queues that must end at these offsets before this is uploaded: the broker used later ones again."""
 
@@ -301,7 +301,7 @@ class CyclePlanner:
                 why = self._why(queue, end_phys, int(runs.min_phys[i]), reason)
                 gaps.append(PlannedGap(queue, next_offset, base, why))
             elif base < next_offset:
-                if base and runs.kind[i] != RunKind.BATCH:
+                if base:
                     repeated.append(RepeatedOffset(ordinal, base, end_phys))
                 generation, byte = generation + 1, 0
             runs.generation[i] = generation

@@ -8,8 +8,8 @@ superseded: the queue must end there first (CatalogWriter.end_queues), and what 
 again.
 
 LMQs refer to offsets of other queues, which move then: where another queue ends, they end where the broker's log
-begins, and are read again with records of their own. Queues with batches, queues that are not visible, and archives
-with very many LMQs are left alone.
+begins, and are read again with records of their own. Queues that are not visible, and archives with very many LMQs, are
+left alone.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RepeatedOffsets:
         found: dict[int, RepeatedOffset] = {}
         for one in repeated:
             unit = self._index.units(*self._name(one.ordinal), one.offset - 1, 1)
-            is_there = len(unit) and unit["queue_offset"][0] == one.offset - 1
+            is_there = len(unit) and unit["queue_offset"][0] < one.offset  # of a batch, its first one
             if is_there and 0 <= unit["phys"][0] < one.end_phys:
                 found.setdefault(one.ordinal, one)
         return list(found.values())
@@ -64,8 +64,6 @@ class RepeatedOffsets:
         rows = np.setdiff1d(np.flatnonzero(columns.queue[: columns.rows] == ordinal), batch.excluded)
         if not len(rows):
             return False  # of an LMQ, whose entries are where its units are
-        if (columns.inner_num[rows] != 1).any():
-            return None
         phys = columns.phys[rows]
         units = self._index.units_of_records(*self._name(ordinal), int(phys[0]), int(phys[-1]) + 1)
         if not len(units):
@@ -76,7 +74,7 @@ class RepeatedOffsets:
         is_moved = has_unit & (columns.queue_offset[rows] != units["queue_offset"][at])
         columns.queue_offset[rows[is_moved]] = units["queue_offset"][at][is_moved]
         batch.excluded += aside
-        batch.repeated[ordinal] = batch.repeated.get(ordinal, 0) + len(aside)
+        batch.repeated[ordinal] = batch.repeated.get(ordinal, 0) + int(columns.inner_num[aside].sum())
         return bool(aside or is_moved.any())
 
     def first_difference(self, ordinal: int, end: int) -> int:
@@ -88,10 +86,10 @@ class RepeatedOffsets:
 
         def differs(offset: int) -> bool:
             unit = self._index.units(topic, queue_id, offset, 1)
-            if not len(unit) or unit["queue_offset"][0] != offset:
+            if not len(unit) or unit["queue_offset"][0] > offset:
                 return False
             place = record_place(self._log, int(unit["phys"][0]))
-            return place is not None and place != (queue_id, offset)
+            return place is not None and place != (queue_id, int(unit["queue_offset"][0]))
 
         return bisect_left(range(end), True, key=differs)
 

@@ -23,12 +23,13 @@ def record(
     store_ms: int = 1_700_000_000_000,
     port: int = 10911,
     properties: bytes = b"",
+    sys_flag: int = 0,
 ) -> bytes:
     """One IPv4 record of version 1 stored at ``phys`` by the broker at ``port``."""
     name = topic.encode()
     size = 91 + len(body) + len(name) + len(properties)
     crc = zlib.crc32(body) & 0x7FFFFFFF
-    head = struct.pack(">iIiiiqqiq", size, MAGIC_V1, crc, queue_id, 0, queue_offset, phys, 0, store_ms)
+    head = struct.pack(">iIiiiqqiq", size, MAGIC_V1, crc, queue_id, 0, queue_offset, phys, sys_flag, store_ms)
     host = bytes([127, 0, 0, 1]) + struct.pack(">i", port)
     middle = host + struct.pack(">q", store_ms) + host + struct.pack(">iqi", 0, 0, len(body))
     return head + middle + body + bytes([len(name)]) + name + struct.pack(">h", len(properties)) + properties

@@ -6,7 +6,7 @@ import shutil
 import struct
 from pathlib import Path
 
-from tests.broker_store.record_bytes import BLANK_MAGIC, queue_file, record, unit
+from tests.broker_store.record_bytes import BLANK_MAGIC, record, unit
 
 FILE_BYTES = 8192
 QUEUE_UNITS = 4096
@@ -31,6 +31,8 @@ class SmallBroker:
         self._shift = 0
         self.lmq, self._lmq_units, self._lmq_count = "", 0, 0
         """The LMQ of "orders" from now on, its units, and how many its broker counts."""
+        self.batch = 0
+        """Messages of each batch of "orders", whose queue is a BatchCQ then."""
         (path / "commitlog").mkdir(parents=True)
         (path / "config").mkdir()
         (path / "lock").write_text("lock")
@@ -43,7 +45,7 @@ class SmallBroker:
 
     def restart(self, lost_units: int = 0) -> None:
         """Queue 0 of "orders" counts from its units again, of which the last ``lost_units`` are gone."""
-        self._offsets["orders", 0] -= self._shift + lost_units
+        self._offsets["orders", 0] -= self._shift + lost_units * max(self.batch, 1)
         self._shift = 0
         self._lmq_count = self._lmq_units
 
@@ -68,10 +70,15 @@ class SmallBroker:
             if self.lmq and topic == "orders":
                 self._write_unit(self.lmq, self._lmq_units, unit(self.phys, len(data)))
                 self._lmq_units, self._lmq_count = self._lmq_units + 1, self._lmq_count + 2
-            self._offsets[topic, 0] = offset + 1
+            self._offsets[topic, 0] = offset + (max(self.batch, 1) if topic == "orders" else 1)
             self.phys += len(data)
 
     def _record(self, topic: str, offset: int, text: str) -> bytes:
+        lists = {}
+        if self.lmq and topic == "orders":
+            lists = {"INNER_MULTI_DISPATCH": self.lmq, "INNER_MULTI_QUEUE_OFFSET": self._lmq_count}
+        if self.batch and topic == "orders":
+            lists = {"INNER_BASE": offset, "INNER_NUM": self.batch}
         return record(
             self.phys,
             f"{text} {offset}".encode(),
@@ -79,9 +86,8 @@ class SmallBroker:
             queue_offset=offset,
             store_ms=self.store_ms,
             port=self.port,
-            properties=f"INNER_MULTI_DISPATCH\1{self.lmq}\2INNER_MULTI_QUEUE_OFFSET\1{self._lmq_count}\2".encode()
-            if self.lmq and topic == "orders"
-            else b"",
+            properties="".join(f"{name}\1{value}\2" for name, value in lists.items()).encode(),
+            sys_flag=0x80 if "INNER_NUM" in lists else 0,
         )
 
     def expire(self, files: int) -> None:
@@ -106,9 +112,14 @@ class SmallBroker:
             file.write(data)
 
     def _write_unit(self, topic: str, offset: int, data: bytes) -> None:
-        path = self.path / "consumequeue" / topic / "0" / f"{0:020d}"
+        kind = "consumequeue"
+        if self.batch and topic == "orders":
+            kind, data = "batchconsumequeue", data + struct.pack(">qqhii", 0, offset, self.batch, -1, 0)
+            offset //= self.batch
+        path = self.path / kind / topic / "0" / f"{0:020d}"
         if not path.exists():
-            queue_file(self.path, topic, 0, b"", capacity=QUEUE_UNITS)
+            path.parent.mkdir(parents=True)
+            path.write_bytes(bytes(QUEUE_UNITS * len(data)))
         with path.open("r+b") as file:
-            file.seek(offset * 20)
+            file.seek(offset * len(data))
             file.write(data)

@@ -77,12 +77,16 @@ def check(broker: SmallBroker, memory: MemoryStore, aside: int) -> CatalogState:
     return state
 
 
-@pytest.mark.parametrize(("story", "aside"), [(LOST_UNIT, 1), (LOST_TAIL, 2), (TWICE, 2)])
+STORIES = [(LOST_UNIT, 1, 0), (LOST_TAIL, 2, 0), (TWICE, 2, 0), (LOST_TAIL, 6, 3)]
+
+
+@pytest.mark.parametrize(("story", "aside", "batch"), STORIES)
 @pytest.mark.parametrize("every", [1, 2, 3, 99])
 def test_what_the_broker_serves_is_archived_at_its_offsets(
-    tmp_path: Path, story: list[Step], aside: int, every: int
+    tmp_path: Path, story: list[Step], aside: int, batch: int, every: int
 ) -> None:
     broker, memory = SmallBroker(tmp_path / "store"), MemoryStore("memory://twice")
+    broker.batch = batch
     for number, step in enumerate(story, 1):
         step(broker)
         broker.send(2, "other")
