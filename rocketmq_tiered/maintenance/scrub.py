@@ -122,7 +122,7 @@ class ScrubTask:
 
         begun_s = time.monotonic()
         self._steps = self._steps or verifying(
-            self._commits.store, self._saved, "full", 1.0, progress, own_epoch=self._commits.refresh().epoch
+            self._commits.store, self._saved, "full", 1.0, progress, own=self._commits.refresh()
         )
         try:
             while time.monotonic() - begun_s < STEP_S and self._is_behind():

@@ -19,7 +19,7 @@ from tiered.archive.verify_progress import VerifyProgress
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.maintenance_commit import MaintenanceCommit
-from tiered.formats.keys import archive_prefix
+from tiered.formats.keys import archive_prefix, catalog_key
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
@@ -90,3 +90,15 @@ def test_a_cycle_is_spread_and_finds_what_new_objects_no_longer_show(tmp_path: P
     assert 8 <= len(shares) <= 14 and shares[:-1] == sorted(shares[:-1])
     assert scrub.task.status.healed == 1
     assert f"such as root: {scene.state.root.key}" in scrub.task.problem
+
+
+def test_a_newest_commit_that_is_missing_is_named_once_a_cycle_beside_its_writer(tmp_path: Path) -> None:
+    """The writer's own objects beyond the archive's end are uploads in progress to it: the number of the commit tells."""
+    scene = Scene(tmp_path, 3)
+    scrub = Scrubbed(scene.store)
+    newest = catalog_key(scene.state.version)
+    scene.store.delete([newest])
+    while scrub.task.status.cycle_ms is None:
+        scrub.now_ms += 2 * DAY_MS
+        scrub.run()
+    assert f"such as newest: {newest}: is missing" in scrub.task.problem

@@ -86,14 +86,17 @@ def verifying(
     sample: float = 1.0,
     progress: Progress = lambda done, total: None,
     segments: SegmentChecker | None = None,
-    own_epoch: int = 0,
+    own: CatalogState | None = None,
 ) -> Generator[tuple[str, SegmentResult], None, VerifyReport]:
-    """The steps of ``verify_archive``: each data object with its result, and the report in the end. ``own_epoch``: of
-    the writer of this process, whose uploads are in progress."""
+    """The steps of ``verify_archive``: each data object with its result, and the report in the end. ``own``: what
+    the writer of this process has committed at least; uploads of its epoch are in progress."""
     head = head_version(store)
     if head == 0:
         raise without_commits(store)
     current, report, by_names = saved.begin(head), VerifyReport(), depth == "names"
+    own = own or CatalogState()
+    if own.version > head:
+        report.add(AnomalyKind.NEWEST, catalog_key(own.version), "is missing: this process has committed it")
     state = _load(store, current.version, report)
     if not current.is_chain_checked:
         since = saved.verified if by_names else None
@@ -124,7 +127,7 @@ def verifying(
     for key in named.missing() if by_names else ():
         report.add(AnomalyKind.MISSING, key, "is in the catalog, but does not exist, or has another size")
     forgive_what_moved(store, state, report)
-    report.anomalies += newest_missing(store, state, report.leftovers, own_epoch)
+    report.anomalies += newest_missing(store, state, report.leftovers, own.epoch)
     for key in unlisted:
         report.add(AnomalyKind.MISSING, key, "is in the catalog, but does not exist")
     check_catalog_objects(store, state, report)
