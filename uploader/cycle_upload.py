@@ -51,13 +51,9 @@ class CycleUploader:
         self._in_flight = CyclesInFlight()
         self._stopping = threading.Event()
         self.counters = UploadCounters()
-        self._builder = CycleBuilder(
+        self.builder = CycleBuilder(
             context, closed, self._in_flight, self.counters, upload_threads=upload_threads, extend=extend
         )
-
-    def build_next(self, timeout_s: float) -> bool:
-        """Build the next cycle, as CycleBuilder does; the builder thread calls it."""
-        return self._builder.build_next(timeout_s)
 
     def commit_next(self, timeout_s: float) -> bool:
         """Commit the oldest cycle once it is durable, after any number of attempts; the committer thread's work. False
@@ -191,15 +187,6 @@ class CycleUploader:
         """Keys of abandoned attempts that no commit names yet."""
         return tuple(self._in_flight.pending_deletions())
 
-    @property
-    def is_idle(self) -> bool:
-        """Nothing closed, building or in flight."""
-        return self._builder.is_idle
-
-    def next_attempt(self) -> int:
-        """A number that no other key of this epoch has."""
-        return self._builder.next_attempt()
-
     def in_flight_bytes(self) -> int:
         """Encoded bytes of running PUTs, for the budget metric."""
         attempts = [cycle.attempt for cycle in self._in_flight.all()]
@@ -211,4 +198,4 @@ class CycleUploader:
         """Release threads."""
         self._stopping.set()
         self._in_flight.notify()
-        self._builder.close()
+        self.builder.close()

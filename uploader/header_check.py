@@ -104,16 +104,18 @@ class HeaderCheck:
         return None if is_moved else ends
 
     def to_read_again(self, state: CatalogState, ends: Mapping[QueueKey, int]) -> list[PlannedGap]:
-        """What the broker has from ``ends`` of queues on, and what it has of LMQs where other queues end."""
+        """What the broker has from ``ends`` of queues on. LMQs end where its log begins, as records do not tell their
+        places there, and all of them where another queue ends."""
         index = self._consume_queues()
         assert index is not None
-        lmqs = {
-            key: (index.min_offset(*key[:2]), int(row["end_queue_offset"]))
+        begins = {
+            key: index.min_offset(*key[:2])
             for key, row in state.current_queues()
             if row["flags"] & (QUEUE_LMQ | QUEUE_HIDDEN) == QUEUE_LMQ
+            and index.min_offset(*key[:2]) < row["end_queue_offset"]
         }
-        if ends.keys() - lmqs.keys():
-            ends = {key: begin for key, (begin, end) in lmqs.items() if begin < end} | dict(ends)
+        is_mixed = bool(ends.keys() - begins.keys())
+        ends = {**ends, **{key: begin for key, begin in begins.items() if is_mixed or key in ends}}
         return [
             PlannedGap(key, end, index.max_offset(*key[:2]), GapReason.NEVER_WRITTEN)
             for key, end in ends.items()

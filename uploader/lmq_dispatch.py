@@ -42,7 +42,7 @@ ABSENT = -2
 QUEUES_READ_MAX = 20_000
 """Queues read for one batch."""
 LOOKED_UP_MAX = 1024
-"""Entries of a queue that are looked up one by one."""
+"""Offsets that records leave out between them, of which the units are read all the same."""
 _AHEAD_MAX = 10_000
 _NAMES_FEW = 16
 
@@ -269,7 +269,7 @@ def _offsets_in_units(
     """The offset of the unit that references each record, NO_UNIT, or ABSENT.
 
     First the unit at the offset that the record claims; otherwise any unit that has the record's place in the log,
-    unless it lies at or above that offset, where a truncation left it over. Those that a truncation left over mislead
+    unless it lies above that offset, where a truncation left it over. Those that a truncation left over mislead
     a search by place in the log: so the units behind ``end``, where the queue ends in the archive, are read as well.
     A record is absent if another has its
     offset, or the queue has units before and after it. If all units are after it in the log, the queue may have been
@@ -291,7 +291,7 @@ def _offsets_in_units(
     at[at == len(rows)] = 0
     at = rows[at]
     is_referenced = (
-        (phys[at] == units["phys"]) & (size[at] == units["size"]) & (units["queue_offset"] < claimed[at])
+        (phys[at] == units["phys"]) & (size[at] == units["size"]) & (units["queue_offset"] <= claimed[at])
     )
     # Reversed, so that the first unit of a record counts.
     found[at[is_referenced][::-1]] = units["queue_offset"][is_referenced][::-1]
@@ -304,7 +304,7 @@ def _offsets_in_units(
 
 
 def _units_at(index: ConsumeQueueIndex, topic: str, queue_id: int, offsets: Ints) -> tuple[Ints, Ints]:
-    """(phys, size) of the units at ``offsets``; -1 where there is none, or beyond LOOKED_UP_MAX. An offset in a
+    """(phys, size) of the units at ``offsets``; -1 where there is none, and if they lie far apart: an offset in a
     record may be any number."""
     phys, size = np.full(len(offsets), -1), np.full(len(offsets), -1)
     first, count = int(offsets.min()), int(offsets.max()) - int(offsets.min()) + 1
@@ -314,9 +314,4 @@ def _units_at(index: ConsumeQueueIndex, topic: str, queue_id: int, offsets: Ints
         at[at == len(units)] = 0
         found = np.flatnonzero(units["queue_offset"][at] == offsets) if len(units) else at[:0]
         phys[found], size[found] = units["phys"][at[found]], units["size"][at[found]]
-        return phys, size
-    for row in range(min(len(offsets), LOOKED_UP_MAX)):
-        unit = index.units(topic, queue_id, int(offsets[row]), 1)
-        if len(unit) and unit["queue_offset"][0] == offsets[row]:
-            phys[row], size[row] = unit["phys"][0], unit["size"][0]
     return phys, size

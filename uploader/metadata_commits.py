@@ -212,7 +212,7 @@ class MetadataCommits:
 
     def commit_when_idle(self) -> None:
         """Commit tables that are written and not named yet, and queues to hide or to show again."""
-        if not (self._writer.is_claimed and self._writer.state.started and self._uploader.is_idle):
+        if not (self._writer.is_claimed and self._writer.state.started and self._uploader.builder.is_idle):
             return
         if not (
             self._hide or self._unhide or self._state_archive.pending() or self._uploader.has_new_settings()
@@ -243,7 +243,7 @@ class MetadataCommits:
             return  # a second copy would replace one that no commit names yet
         for attempt in range(1 if following else TABLE_ATTEMPTS):
             try:
-                self._state_archive.refresh(self._writer.state.epoch, self._uploader.next_attempt())
+                self._state_archive.refresh(self._writer.state.epoch, self._uploader.builder.next_attempt())
                 self._fingerprint = fingerprint
                 return
             except (UnavailableError, CorruptionError) as error:

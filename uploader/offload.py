@@ -384,7 +384,8 @@ class Offloader:
                 with self._maintained_pins():
                     with self._drained_before_unreadable():
                         self._loop.run(stop)
-                    self._await_metadata(threads[-1])
+                    self._stop_metadata.set()  # no metadata is committed once the epoch is released
+                    self._join(threads[-1])
                     self._drain()
                     self._metadata.commit_when_idle()
                 self._loop.step_pins()
@@ -472,7 +473,7 @@ class Offloader:
 
     def _build_loop(self) -> None:
         while not self._stop_parts.is_set():
-            self._uploader.build_next(self._wait_s)
+            self._uploader.builder.build_next(self._wait_s)
 
     def _commit_loop(self) -> None:
         while not self._stop_parts.is_set():
@@ -487,11 +488,6 @@ class Offloader:
             self._metadata.step(self._environment.clock_ms())
             cost_s = time.thread_time() - began_s
             self._stop_metadata.wait(max(self._settings.tables_every_ms / 1000, cost_s / TABLES_CPU_SHARE))
-
-    def _await_metadata(self, thread: threading.Thread) -> None:
-        """No metadata is committed once the epoch is released."""
-        self._stop_metadata.set()
-        self._join(thread)
 
     def _join(self, thread: threading.Thread) -> None:
         while thread.is_alive():
@@ -524,7 +520,7 @@ class Offloader:
         while True:
             self._check_failure()
             self._dispatcher.close_if_due(force=True)
-            if self._uploader.is_idle and not self._dispatcher.has_open_range:
+            if self._uploader.builder.is_idle and not self._dispatcher.has_open_range:
                 return
             time.sleep(SHORT_WAIT_S / 5)
 
@@ -620,7 +616,7 @@ class Offloader:
         """A snapshot for status and metrics; never blocks the parts. None until the catalog is loaded."""
         if not self._is_open:
             return None
-        state = self._writer.state
+        state, counters = self._writer.state, self._uploader.counters
         committed = state.cursor.phys if state.started else self._log.min_phys
         bound = max(self._bound_source.feed.limit_phys, committed)
         return OffloadStatus(
@@ -631,18 +627,14 @@ class Offloader:
             epoch=state.epoch,
             memory_used_bytes=self._pool.used_bytes() + self._uploader.in_flight_bytes(),
             memory_budget_bytes=self._settings.memory_budget_bytes,
-            last_error=self.retry_reason or self._uploader.counters.last_error,
+            last_error=self.retry_reason or counters.last_error,
             pins=self._loop.pin_status,
             bound_reason=self._bound_source.last.why.value if self._bound_source.last is not None else "",
-            counters=self._uploader.counters,
+            counters=counters,
             index_files_rebuilt=self._index_builder.counters.rebuilt,
             index=self._index_loop.status,
-            store_problem=self._store_problem(),
+            store_problem=self.retry_reason or (counters.last_error if counters.consecutive_failures else ""),
             excluded=tuple(sorted(self._feed.excluded.copy())),
             catalog=state,
             damaged_tables=self._damaged_tables,
         )
-
-    def _store_problem(self) -> str:
-        counters = self._uploader.counters
-        return self.retry_reason or (counters.last_error if counters.consecutive_failures else "")

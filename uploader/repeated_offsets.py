@@ -26,7 +26,6 @@ from tiered.broker_store.commit_log import CommitLog
 from tiered.consume_queue.index import ConsumeQueueIndex
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.scan import DOUBT_TOPIC, scan_log
-from tiered.model.queue import LMQ_PREFIX
 from tiered.model.tables import Table
 from uploader.cycle_plan import PlannedGap, RepeatedOffset
 from uploader.log_batch import LogBatch
@@ -78,11 +77,8 @@ class RepeatedOffsets:
         return bool(aside or is_moved.any())
 
     def first_difference(self, ordinal: int, end: int) -> int:
-        """The first place below ``end`` that the queue gives to a record of another offset; ``end`` if none. The first
-        place of all in an LMQ, as records do not tell their places there."""
+        """The first place below ``end`` that the queue gives to a record of another offset; ``end`` if none."""
         topic, queue_id = self._name(ordinal)
-        if topic.startswith(LMQ_PREFIX):
-            return min(end, self._index.min_offset(topic, queue_id))
 
         def differs(offset: int) -> bool:
             unit = self._index.units(topic, queue_id, offset, 1)

@@ -93,7 +93,7 @@ def test_a_cycle_is_spread_and_finds_what_new_objects_no_longer_show(tmp_path: P
 
 
 def test_a_newest_commit_that_is_missing_is_named_once_a_cycle_beside_its_writer(tmp_path: Path) -> None:
-    """The writer's own objects beyond the archive's end are uploads in progress to it: the number of the commit tells."""
+    """To the writer its own objects beyond the archive's end are uploads in progress: the commit's number tells."""
     scene = Scene(tmp_path, 3)
     scrub = Scrubbed(scene.store)
     newest = catalog_key(scene.state.version)

@@ -117,7 +117,7 @@ class Bench:
         deadline_s = time.monotonic() + TIMEOUT_S
         while not condition():
             assert time.monotonic() < deadline_s, "never came true"
-            self.uploader.build_next(0.01)
+            self.uploader.builder.build_next(0.01)
 
     @contextmanager
     def committing(self) -> Iterator[threading.Event]:
@@ -278,8 +278,8 @@ def test_a_gap_after_damage_is_called_damaged_before_the_damage_is_committed() -
     bench.close_batch(queues(1), is_damaged=True)
     bench.close_batch(queues(1, offset=5))
     with bench.committing():
-        bench.uploader.build_next(1)
-        bench.uploader.build_next(1)
+        bench.uploader.builder.build_next(1)
+        bench.uploader.builder.build_next(1)
         hold.set()
         bench.build_until(lambda: bench.commits == 2)
     assert bench.writer.state.gaps["reason"].tolist() == [GapReason.DAMAGED]
@@ -299,7 +299,7 @@ def test_what_cannot_be_retried_ends_a_later_cycle_only_after_the_older_is_commi
     bench.close_batch(queues(1, offset=1))
     with bench.committing():
         for _ in range(5):
-            bench.uploader.build_next(0.05)
+            bench.uploader.builder.build_next(0.05)
         assert bench.commits == 0
         hold.set()
         with pytest.raises(AccessDeniedError):

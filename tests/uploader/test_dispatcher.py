@@ -410,7 +410,7 @@ def test_what_the_broker_last_said_of_its_configuration_is_kept(tmp_path: Path) 
     assert known == [False, True, True, True]
 
 
-def test_offsets_that_lie_far_apart_are_looked_up_one_by_one() -> None:
+def test_offsets_that_lie_far_apart_are_found_by_their_records() -> None:
     """A record may claim any offset: units between are not read, and one that is not there is no new generation."""
     log = Asked(
         named("t", "%LMQ%a", "0"),

@@ -100,7 +100,7 @@ class Sidecar:
 
     def _build(self) -> None:
         uploader = self._offloader._uploader
-        uploader.build_next(0)
+        uploader.builder.build_next(0)
         oldest = uploader._in_flight.oldest()
         if oldest is not None and oldest.durable_attempt() is not None:
             uploader.commit_next(0)
@@ -123,7 +123,7 @@ class Sidecar:
             offloader._dispatcher.close_if_due(force=True)
             self._build()
             self._world.now_ms += 1_000
-            idle = offloader._uploader.is_idle and not offloader._dispatcher.has_open_range
+            idle = offloader._uploader.builder.is_idle and not offloader._dispatcher.has_open_range
             if idle and offloader._writer.state.cursor.phys >= end_phys:
                 break
         else:
