@@ -42,7 +42,7 @@ ABSENT = -2
 QUEUES_READ_MAX = 20_000
 """Queues read for one batch."""
 LOOKED_UP_MAX = 1024
-"""Offsets that records leave out between them, of which the units are read all the same."""
+"""Offsets between those of the records, of which the units are read all the same."""
 _AHEAD_MAX = 10_000
 _NAMES_FEW = 16
 

@@ -167,7 +167,7 @@ def test_lmqs_move_with_the_queues_that_they_refer_to(
     tmp_path: Path, loses_unit: bool, is_archived: bool
 ) -> None:
     """A broker that had its queues in RocksDB for a while gave LMQs there the offsets that it counted; those in files,
-    which are not visible meanwhile, have other ones."""
+    which are not visible until then, have other ones."""
     broker, memory = SmallBroker(tmp_path / "store"), MemoryStore("memory://twice")
     broker.lmq = "%LMQ%one"
     broker.send(5)
