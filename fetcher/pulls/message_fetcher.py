@@ -219,7 +219,7 @@ class TieredMessageFetcher:
         until = 0 if request.until is None else min(request.until, view.max_offset)
         # A reader that begins with the rest of its queue has no next read: nothing is kept for it.
         is_rest = 0 < until - offset <= request.count and self.readers.find(key) is None
-        if is_rest and self._neighbours is not None:
+        if is_rest and until == view.max_offset and self._neighbours is not None:
             batch = await self._neighbours.rest_of(view, offset)
             if batch is not None and batch.record_bytes <= request.max_bytes:
                 return _result(view, await chosen_rows(batch, request))

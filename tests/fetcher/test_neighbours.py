@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fetcher.archive import Archive
 from fetcher.blocks.budget import ByteBudget
 from fetcher.io.waiting import run_sync
 from fetcher.rows.tag_filter import TagFilter
@@ -19,7 +21,9 @@ from tests.sweeps import examples
 from tiered.errors import TieredError
 from tiered.formats.segment import BlockCodec
 from tiered.model.queue import QueueKey
+from tiered.object_store.file import FileStore
 from tiered.object_store.memory import MemoryStore
+from tiered.object_store.prefixed import PrefixedStore
 
 BATCHED, LMQ = QueueKey("batched", 0, 0), QueueKey("%LMQ%light", 0, 0)
 SMALL = [QueueKey(f"topic-{number % 7}", number // 7, 0) for number in range(40)]
@@ -102,3 +106,12 @@ def test_the_steps_of_reading_many_queues_follow_objects() -> None:
     _, alone, _ = walked(builder, together=False)
     assert len(alone.fetched) == 5 * len(SMALL)
     assert len(source.fetched) < 45
+
+
+def test_a_limit_holds_for_queues_that_are_read_together(tmp_path: Path) -> None:
+    builder = ArchiveBuilder(PrefixedStore(FileStore(tmp_path), "cluster/broker"))
+    builder.commit([Sent(queue) for queue in SMALL for _ in range(20)])
+    for start in (None, 5):
+        with Archive.open(tmp_path) as archive:
+            queues = [archive.queue(queue.topic, queue.queue_id) for queue in sorted(SMALL)]
+            assert {len(list(queue.messages(start, limit=3))) for queue in queues} == {3}
