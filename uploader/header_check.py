@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.state import CatalogState
 from tiered.consume_queue.index import ConsumeQueueIndex, empty_units
+from tiered.errors import UnavailableError
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.scan import FLAG_LMQ, RecordColumns
 from tiered.model.queue import LMQ_PREFIX, QueueKey
@@ -105,9 +106,10 @@ class HeaderCheck:
 
     def to_read_again(self, state: CatalogState, ends: Mapping[QueueKey, int]) -> list[PlannedGap]:
         """What the broker has from ``ends`` of queues on. LMQs end where its log begins, as records do not tell their
-        places there, and all of them where another queue ends."""
-        index = self._consume_queues()
-        assert index is not None
+        places there, and all of them where another queue ends. Raises UnavailableError if the broker's queues have
+        become invisible."""
+        if (index := self._consume_queues()) is None:
+            raise UnavailableError("the broker's consume queues are not visible any more")
         begins = {
             key: index.min_offset(*key[:2])
             for key, row in state.current_queues()

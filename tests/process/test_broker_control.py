@@ -141,6 +141,9 @@ def test_status_names_the_state_directories_of_two_sidecars_of_one_broker(
         assert error.rstrip().endswith("choose one with --state-dir")
         two.describe(replace(DESCRIPTION, broker="c"), root)
         assert "choose one with --cluster and --broker, or --state-dir" in run("status")[2]
+        conf = tmp_path / "broker.conf"
+        conf.write_text("brokerClusterName=C\nbrokerName=c\n")
+        assert "choose one" not in run("status", "--broker-conf", str(conf))[2], "it names the sidecar"
 
 
 @pytest.mark.parametrize("left", [b"", bytes(16), b"\xff\xfe\x80", b"\n"])
