@@ -56,6 +56,8 @@ class Span:
         return begin_ms, ALWAYS_MS[1] if self.until_ms is None else self.until_ms
 
     def __post_init__(self) -> None:
+        """Raises UsageError for ``start`` together with ``since_ms``, negative numbers, and batches of less than one
+        message or byte."""
         if self.start is not None and self.since_ms is not None:
             raise UsageError("start and since exclude each other", hint="give one of them")
         for name in ("start", "limit"):
@@ -153,6 +155,9 @@ class Walk:
         return await (found if self._reading is None else self._reading(found))
 
     async def _next_batch(self) -> MessageBatch | None:
+        """Pulls until a batch has messages; None at the end of the span, or at the present end of the queue. Offsets
+        that are missing are logged. Takes smaller batches when memory is short. Raises NotFoundError if the queue has
+        gone."""
         while not self.is_finished:
             if self._find_part is not None and self.offset >= self._part_end:
                 part = await self._find_part(self.offset)

@@ -183,6 +183,8 @@ class ColdReadFile:
         return filled
 
     def _read_by_strides(self, dest: memoryview, offset: int) -> int:
+        """Reads what the page cache has of each stride, then the rest of it from the disk, and drops the pages which
+        that loaded. Returns the number of bytes read: fewer than requested at the end of the file."""
         filled = 0
         while filled < len(dest):
             position = offset + filled

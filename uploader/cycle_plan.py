@@ -366,6 +366,9 @@ class CyclePlanner:
         order: Ints,
         generation_of_row: Ints | None,
     ) -> ObjectPlan:
+        """Plans one object from the runs ``group``: its queues, runs, and rows in the order of the runs.
+        ``generation_of_row``: in which generation each row lies, to find the queues to which LMQ rows refer; required
+        if there are any."""
         row = order[positions(runs.first[group], runs.rows[group])]
         record = rows.record[row]
         is_lmq = np.repeat(runs.kind[group] == RunKind.LMQ, runs.rows[group])

@@ -96,6 +96,8 @@ class PageResidency:
         return Residency.RESIDENT if is_resident else Residency.COLD
 
     def _by_mincore(self, path: Path, fd: int, ranges: Sequence[ByteRange]) -> Residency:
+        """Whether all ``ranges`` of the open file are in the page cache, by mincore(2). UNKNOWN where this process
+        has no right to the truth."""
         if best_probe(fd) is not ResidencyProbe.MINCORE:
             return Residency.UNKNOWN
         try:

@@ -173,6 +173,8 @@ class Prefetcher:
         executor: Executor,
         clock_s: Callable[[], float],
     ) -> None:
+        """``ahead`` reads ranges into the cache of the block source, in steps that ``executor`` runs. ``unread_s``:
+        time after which that cache drops blocks that were not read."""
         self._reader = ahead
         self._catalog = catalog
         self._settings = settings
@@ -267,6 +269,8 @@ class Prefetcher:
     async def _fetch(
         self, reader: Reader, view: QueueView, part: PrefetchRange, message_filter: MessageFilter | None
     ) -> None:
+        """Fetches one range, and notes in the reader's window what it covers. A TieredError ends only this prefetch:
+        the pull that reaches the range reads it again."""
         begin, end = part.begin, part.end
         try:
             read = await self._reader.read(view, begin, end, message_filter)

@@ -43,6 +43,7 @@ class Reader:
     __slots__ = ("buffered", "buffered_bytes", "key", "name", "nbytes", "used_s", "window")
 
     def __init__(self, key: ReaderKey, limits: WindowLimits) -> None:
+        """A reader without buffered rows and prefetched ranges."""
         self.key = key
         self.name = (key.group, key.queue.topic, key.queue.queue_id)
         """Names the reader in events."""
@@ -72,6 +73,7 @@ class Readers:
     READERS_BYTES_MAX of readers, as group names are the clients'. Thread-safe."""
 
     def __init__(self, limits: WindowLimits, bytes_max: int, budget: ByteBudget | None = None) -> None:
+        """Has no readers yet: ``open`` makes them. ``limits`` apply to the prefetch window of each."""
         self._limits = limits
         self._bytes_max = bytes_max
         self._budget = budget

@@ -127,6 +127,8 @@ class MemoryPulls:
         return result
 
     def _find(self, request: PullRequest) -> tuple[QueueView, Reader] | None:
+        """The view and the reader of a request, both cached by name while the catalog state is the same. None if the
+        queue is not visible or its minimum offset not known yet, or if the reader is new."""
         catalog = self._catalog
         view = catalog.view(catalog.state, (request.topic, request.queue_id, None))
         reader = None if view is None else self._readers.find(ReaderKey(request.group, view.queue))

@@ -116,6 +116,8 @@ class TieredMessageFetcher:
         unread_ms: int = UNREAD_MS,
         budget: ByteBudget | None = None,
     ) -> None:
+        """Makes what all pulls share: row readers, prefetcher, readers and the ranges that could not be read. Without
+        ``budget``, small queues are not read together."""
         self.catalog = catalog
         self.counters = FetcherCounters()
         self._clock_s = clock_s
@@ -190,6 +192,8 @@ class TieredMessageFetcher:
         return _result(view, read)
 
     async def _attempt(self, request: PullRequest, state: CatalogState) -> PullResult:
+        """Answers a pull at ``state``, or at a newer state if the status may have changed since. Raises what reading
+        raises, NotFoundError for a missing object."""
         name = _name(request)
         view = self.catalog.view(state, name)
         status, next_offset = status_at(view, request.offset)
@@ -214,6 +218,8 @@ class TieredMessageFetcher:
             return state
 
     async def _read(self, request: PullRequest, view: QueueView) -> PullResult:
+        """Reads from an offset that the queue has: messages that were read together with another queue's, else
+        buffered rows, prefetched blocks or the store. Keeps for the reader what its next pull can use."""
         began_s = self._clock_s()
         offset, key = request.offset, ReaderKey(request.group, view.queue)
         until = 0 if request.until is None else min(request.until, view.max_offset)

@@ -59,6 +59,8 @@ class TogetherRead:
     none here. ``page`` has the runs of all that ``state`` names."""
 
     def __init__(self, page: Page, state: CatalogState, bytes_max: int) -> None:
+        """Chooses, in the order of ``page``, the queues whose plain runs reach from minimum to end without a hole,
+        until ``bytes_max`` is reached. Reads nothing."""
         runs, self._page = page.chunk.runs, page
         table = state.table[state.directory.rows(page.queues, len(state.table))]
         number, base, end = (
@@ -147,6 +149,7 @@ class Neighbours:
     """Reads queues together for readers that go from queue to queue. Thread-safe."""
 
     def __init__(self, source: BlockSource, catalog: CatalogView, budget: ByteBudget) -> None:
+        """Reads nothing. ``budget`` may drop messages that were read together when other reads need memory."""
         self._source, self._catalog, self._budget = source, catalog, budget
         self._lock = threading.Lock()
         self._order: tuple[CatalogState, dict[QueueKey, int]] = catalog.state, {}

@@ -180,6 +180,8 @@ def _candidates_at(chunk: RunChunk, phys: int, after_version: int) -> list[_Cand
 async def _look(
     source: QuerySource, state: CatalogState, candidate: _Candidate, wanted: OffsetMsgId
 ) -> Message | None:
+    """The message at the physical offset ``wanted.phys`` in the object of ``candidate``, if it is not expired, hidden
+    or superseded, and has the id ``wanted.text``; else None."""
     index = await source.segment(candidate.place)
     for run, row in _rows_at(index, wanted.phys, candidate.runs):
         queue = index.queue_of(run)

@@ -145,6 +145,8 @@ class QuerySource:
         kept: PartCache | None = None,
         blocks: BlockSource | None = None,
     ) -> None:
+        """``kept``: small parts that queries share. ``blocks`` reads tails and blocks through its cache; without it
+        each is a request of ``reader``."""
         self._reader = reader
         self._url = store.url
         self._catalog = RunIndex(store)
@@ -199,6 +201,8 @@ class QuerySource:
         step = end if end <= INDEX_WHOLE_BYTES else INDEX_CHUNK_BYTES
 
         async def read(key: str, offset: int, length: int) -> bytes:
+            """Reads bytes [offset, offset + length) in aligned pieces of ``step``: cached ones from memory, and all
+            from the first to the last missing one in one request."""
             first, last = offset // step, -(-(offset + length) // step)
             found: dict[int, bytes] = {}
             for number in range(first, last):
@@ -299,6 +303,8 @@ class QuerySource:
         return self._catalog.living(state, await self._page(ref))
 
     async def _page(self, ref: PageRef) -> Page:
+        """Reads a catalog page, from this query's, the shared cache, or the store. Raises CorruptionError if it has
+        not the number of runs that ``ref`` says."""
         found: Page | None = self._pages.get(ref.key) or self._kept.get(ref.key, "page")
         if found is None:
             self.requests += 1

@@ -145,6 +145,8 @@ class _PlainSearch:
         self._last = times.gaps.before(times.max_offset - 1)
 
     async def lower(self) -> int:
+        """The offset of the first message stored at or after the time: a binary search in the first file whose last
+        message is not earlier. The queue's maximum if all are earlier."""
         first, last = self._first, self._last
         file_rows = self._times.file_rows
         for file in range(first // file_rows, last // file_rows + 1):
@@ -168,6 +170,8 @@ class _PlainSearch:
         return found
 
     async def upper(self) -> int:
+        """The offset of the last message stored at or before the time: a binary search in the last file whose first
+        message is not later. The queue's minimum if all are later."""
         first, last = self._first, self._last
         file_rows = self._times.file_rows
         for file in range(last // file_rows, first // file_rows - 1, -1):

@@ -107,6 +107,8 @@ class RunWindows:
     # -- tails ------------------------------------------------------------------------------------------------
 
     def _tail(self, view: QueueView) -> RunList:
+        """The newest runs of the queue at the view's version: cached ones, extended by later commits, or else those
+        in the state's memory. Of more than TAIL_RUNS_MAX runs the oldest are dropped."""
         if view.tail is not None:
             return view.tail
         known = self._tails.peek(view.queue)
@@ -139,6 +141,8 @@ class RunWindows:
     # -- windows ----------------------------------------------------------------------------------------------
 
     def _window(self, view: QueueView, offset: int) -> RunList | None:
+        """The cached window of runs with ``offset``. None if there is none, or if its page, the tombstones or the
+        minimum offset changed since it was read."""
         with self._lock:
             bases = self._bases.get(view.queue, ())
             at = bisect_right(bases, offset) - 1
@@ -206,6 +210,8 @@ class CatalogView:
         runs_bytes: int = RUNS_BYTES,
         is_snapshot: bool = False,
     ) -> None:
+        """Begins with ``state``, which is used until ``executor`` has loaded a newer one; that is done every
+        ``refresh_ms``, and never for a snapshot."""
         self._store = store
         self._state = state
         self._executor = executor

@@ -109,6 +109,8 @@ class LmqReader:
     async def _batch(
         self, fetch: BlockFetch, queue: QueueKey, rows: RowTable, parents: dict[int, QueueView]
     ) -> MessageBatch:
+        """The messages of LMQ ``rows``, from the records in ``parents``, by number; each record is read once. Raises
+        CorruptionError if a row has another size or physical offset than the message to which it refers."""
         mine = [np.flatnonzero(rows.parent == number) for number in parents]
         wanted = [np.unique(rows.parent_queue_offset[some], return_inverse=True) for some in mine]
         found = await gather(

@@ -50,6 +50,7 @@ class MessageBatch:
         *,
         is_dense: bool = False,
     ) -> None:
+        """Keeps the arrays without a copy and without checks."""
         self.pieces = pieces
         self.piece = piece
         self.starts = starts

@@ -276,6 +276,7 @@ class QueueView:
     )
 
     def __init__(self, state: CatalogState, queue: QueueKey, row: Any) -> None:
+        """``row``: of the queue, in the queue table of ``state``."""
         self.state = state
         self.queue = queue
         self.max_offset = max(0, int(row["end_queue_offset"]))

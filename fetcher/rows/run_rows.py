@@ -83,6 +83,8 @@ def take(
 
 
 def _take_masked(sizes: NDArray[np.int32], first: int, limits: Limits, mask: NDArray[np.bool_]) -> TakenRows:
+    """Takes rows that ``mask`` selects, from row ``first`` on, until ``limits`` are reached. The first row of a reply
+    is taken whatever its size."""
     rows = np.flatnonzero(mask[first:])[: limits.rows] + first
     ends = np.cumsum(sizes[rows], dtype=np.int64)
     count = int(ends.searchsorted(limits.bytes, side="right"))

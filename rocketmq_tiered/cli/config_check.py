@@ -113,6 +113,8 @@ def _plain(value: Any) -> Any:
 
 
 def _explain(topic: str, loaded: LoadedSettings, *, as_json: bool) -> None:
+    """Prints the rule of a topic: each value, and whether a topic attribute, an entry of topics.rules or a setting
+    gives it; then what differs from the rules that the archive has."""
     settings = loaded.settings
     table, place, refusal, differing = _topic_table(topic, loaded)
     rule = TopicRules.of(settings).of_topic(topic, table)

@@ -184,6 +184,8 @@ def _prompt(asked: _Asked) -> None:
 
 
 def _print_table(session: SqlSession, statement: Any) -> None:
+    """Prints the first TABLE_ROWS rows of a statement's result, drawn by DuckDB, and says whether there are more.
+    Prints nothing for a statement without rows."""
     found = session.query(statement)
     if found is None or found.columns == ["Success"]:
         return

@@ -186,6 +186,8 @@ class ExportProgress:
 
 
 def _decoded(data: bytes, source: str) -> dict[str, Any]:
+    """The JSON object in a compressed progress document. Raises ValueError if it is none or claims too many bytes,
+    and what MemoryBound and zstandard raise. ``source`` names it in errors."""
     memory, raw_bytes = MemoryBound(len(data), LARGE, source), zstandard.frame_content_size(data)
     if not 0 <= raw_bytes <= RAW_BYTES_MAX:
         raise ValueError(f"claims {raw_bytes} bytes")

@@ -76,6 +76,8 @@ def partition_directory(topic: str, day: int) -> str:
 
 
 def _write(task: PartTask, store: ObjectStore) -> PartDone:
+    """Reads the part and stores one Parquet file for each topic and UTC day. ``rows_before`` of the result: rows in
+    files that an earlier attempt of this part has stored."""
     names = tuple(dict.fromkeys((*task.columns, "topic", "storeTimestamp")))
     columns = chosen(names)
     schema = arrow_schema(columns)
@@ -143,6 +145,7 @@ class _File:
         return memoryview(self._sink.getvalue())
 
     def _flush(self) -> None:
+        """Writes the buffered batches to the file in memory, as row groups compressed with zstd."""
         import pyarrow as pa
         from pyarrow import parquet
 

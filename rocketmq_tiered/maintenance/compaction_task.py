@@ -88,6 +88,8 @@ class CompactionTask:
         clock_ms: Callable[[], int] = wall_ms,
         writing: Callable[[Callable[[], float]], Rewrite] = lambda share: rewrite,
     ) -> None:
+        """Sends all requests within ``compaction.bytes_per_s`` and ``compaction.requests_per_s``, of which
+        ``throttle`` may leave a part. ``release`` is called when the tables of a plan have been freed."""
         own: CompactionSettings = settings.compaction
         self._settings, self._spool, self._throttle, self._stopping = settings, spool, throttle, stopping
         self._clock_ms = clock_ms
@@ -171,6 +173,8 @@ class CompactionTask:
         return SHARES[self.level]
 
     def _due_rounds(self, state: CatalogState) -> _DueRounds:
+        """Plans the rounds that are due, keeps the first one, and sums up the objects and message bytes of all as the
+        backlog; where only a share of a range was planned, the sums are estimates."""
         own, now_ms = self._settings.compaction, self._clock_ms()
         due = CompactionDue(FULL_OBJECTS * own.object_bytes, now_ms - 2 * own.min_age_ms)
         overdue = CompactionDue(1 << 62, now_ms - 3 * own.min_age_ms)
@@ -194,6 +198,8 @@ class CompactionTask:
         return found
 
     def _round(self, state: CatalogState, planned: PlannedRound) -> RewriteResult | None:
+        """Writes and commits one round, and adds it to the figures. None if the archive changed after the plan, so
+        that nothing was committed."""
         self._prepare_spool(planned)
         began_s = time.monotonic()
         objects, byte_count = len(planned.gone), planned.message_bytes

@@ -237,6 +237,9 @@ def _queues(
     erase: Erasure | None,
     held: Mapping[QueueKey, int],
 ) -> ExpiryQueues:
+    """The queues of ``state`` with their rules and floors, by row. With ``erase``, nothing expires but that topic, or
+    one generation of it; UsageError if it is not in the archive. ``held``: the first offset that a timer needs, by
+    queue."""
     rules: list[TopicRule] = []
     numbers: dict[str, int] = {}
     topic = np.zeros(state.queue_count, np.int64)

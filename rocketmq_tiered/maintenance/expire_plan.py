@@ -94,6 +94,8 @@ class _Ordered:
     before those in front of it in its queue, so its position is above theirs, also where a gap was filled later."""
 
     def __init__(self, runs: Table, floors: Ints, columns: Columns, history_versions: Sequence[int]) -> None:
+        """Computes positions [begin, end) of ``runs``: each log history gets a range behind that of the one before,
+        and then positions are raised until they ascend in each queue. ``floors``: by run."""
         self._runs, self._columns = runs, columns
         self._dead = rows_below(runs, floors)
         history = np.searchsorted(np.array(sorted(history_versions), np.int64), runs["version"], side="right")
@@ -351,6 +353,7 @@ class ExpiryPlanner:
     def __init__(
         self, queues: ExpiryQueues, commits: CommitTimes, now_ms: int, missed: MissedPasses | None = None
     ) -> None:
+        """Begins with no run of any queue read."""
         self._queues, self._commits, self._now_ms, self._missed = queues, commits, now_ms, missed
         count = len(queues)
         # By queue: how far it has been read, and what expires of it.
@@ -461,6 +464,8 @@ class ExpiryPlanner:
         self._living_bytes += int(left["byte_count"].sum())
 
     def _hold(self, runs: Table, queue: Ints, is_gone: Bools, is_lmq: Bools, is_due: Bools) -> None:
+        """Keeps for ``plan`` the runs that depend on others: those of LMQs that wait for their messages, and those of
+        topics with a size limit. Arguments are by run."""
         topic = self._queues.topic[queue]
         waits = (self._state[queue] == _AT_LMQ) & ~is_gone
         has_limit = (self._queues.max_bytes[topic] >= 0) & ~waits & ~is_gone & ~self._queues.is_held(runs)
@@ -536,6 +541,8 @@ class ExpiryPlanner:
             count *= 2
 
     def _is_dead(self, runs: Table, parents: Parents) -> Bools:
+        """Whether each run expires: one with messages if it is due; one of LMQ entries if all queues that they refer
+        to are known, and expired up to there."""
         dead: Bools = runs["is_due"].copy()
         lmq = np.flatnonzero(runs["is_lmq"])
         if not len(lmq):

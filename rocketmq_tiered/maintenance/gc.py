@@ -323,6 +323,8 @@ class _Collection:
         made: list[DeletionList] = []
 
         def change(newest: CatalogState) -> CommitDraft | None:
+            """Drafts the commit that moves what is still pending of ``keys`` and ``lists`` to one new list, as
+            abandoned. None if all was taken back."""
             recent = [key for key in newest.pending_deletions if key in keys]
             there = [listed for listed in newest.deletion_lists if listed in lists]
             entries = {key: newest.pending_deletions[key] for key in recent}

@@ -157,6 +157,8 @@ def pulls(client: BrokerClient, queue: QueueKey, begin: int, end: int) -> Iterat
 
 
 def _split(data: bytes, end: int, queue: QueueKey) -> Pulled:
+    """Splits the body of a reply to a pull into records, and keeps those at queue offsets below ``end``. Raises
+    CorruptionError if the sizes in it do not add up to its length."""
     bounds = [0]
     while bounds[-1] + 28 <= len(data):
         at = bounds[-1]
@@ -370,6 +372,8 @@ class Copying:
         segments: list[tuple[str, WrittenSegment]],
         required: Requirements,
     ) -> None:
+        """Commits ``segments`` as the runs of the queue below ``begin.end``. Raises UnavailableError if the minimum
+        offset changed, or rows were dropped, since ``started``."""
         runs = concatenated([segment.runs for _, segment in segments], RUN_DTYPE)
         runs["queue"], runs["object"] = 0, np.arange(len(runs))
         runs["end_queue_offset"][-1] = begin.end

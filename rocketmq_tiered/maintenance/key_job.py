@@ -115,6 +115,8 @@ class KeyCompaction:
         report: Report = lambda what, done, total: None,
         read: ReadQueues | None = None,
     ) -> None:
+        """Reads nothing. ``rules`` returns which topics' keys are compacted at a catalog state; ``report`` gets what
+        is done, and how much of how much."""
         self._report, self._read_bytes = report, 0
         self._read_queues = read or self._read_here
         self._maintenance, self._settings, self._options = maintenance, settings, options

@@ -176,6 +176,8 @@ def _sort(
 def _keyed(
     state: CatalogState, queue: QueueKey, found: list[RunChunk], stays: tuple[int, int], before_version: int
 ) -> KeyedQueue | Waiting:
+    """What of a queue is compacted: its runs below the cut by offset, with the end of the last one; or why it waits.
+    ``stays``: offset and version of its first run that may not be replaced."""
     chunk = joined_chunks(tuple(found))
     row = state.queue(queue)
     assert row is not None
@@ -356,6 +358,8 @@ def planned_key_rounds(
 
 
 def _plan(candidates: Candidates, limits: CompactionLimits, found: KeyPass) -> RewritePlan | None:
+    """The rewrite of those ``candidates`` from which rows of ``found.kept`` drop something: which runs it replaces,
+    and how many rows each keeps. None if nothing is replaced."""
     replaced = np.zeros(len(candidates.runs), bool)
     left = np.zeros(len(candidates.runs), np.int64)
     for number, queue in enumerate(candidates.queues):

@@ -56,6 +56,7 @@ class ScrubTask:
         log: CommitLog | None,
         clock_ms: Callable[[], int] = wall_ms,
     ) -> None:
+        """Reads nothing: the first step is due after ``scrub.every_ms``, and continues where ``saved`` ended."""
         self._commits, self._settings, self._saved = commits, settings, saved
         self._log, self._clock_ms = log, clock_ms
         every_s = settings.every_ms / 1000
@@ -117,6 +118,9 @@ class ScrubTask:
         self._saved.save()
 
     def _advance_cycle(self) -> None:
+        """Verifies objects for STEP_S, or until the cycle is as far as its schedule. When it ends, its anomalies
+        replace those of the cycle before."""
+
         def progress(done: int, total: int) -> None:
             self._share = done / total if total else 1.0
 

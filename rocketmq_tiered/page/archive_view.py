@@ -215,6 +215,7 @@ class ArchiveView:
         shared: Callable[[], ArchiveAccess | None],
         metrics: StoreMetrics | None = None,
     ) -> None:
+        """Opens nothing. ``names``: cluster and broker of the archive."""
         self._settings, self._names, self._shared, self._metrics = settings, names, shared, metrics
         self._started_s = time.monotonic()
         self._lock = threading.Lock()
@@ -312,6 +313,8 @@ class ArchiveView:
     # -- made by threads ----------------------------------------------------------------------------------------
 
     def _read_contents(self) -> Contents:
+        """Summarizes the newest catalog state, which is read unless this process committed one in the last ADOPTED_S.
+        The last summary is returned while state and rules are the same."""
         access, adopted = self.access(), self._adopted
         if adopted is None or time.monotonic() - adopted[0] > ADOPTED_S:
             run_sync(access.catalog.recent())
@@ -361,6 +364,8 @@ class ArchiveView:
         return self._rules[1]
 
     def _measure_cost(self) -> ArchiveCost:
+        """Lists all objects of the archive, and computes its cost of a month and that of each topic, at the prices of
+        Prices()."""
         access = self.access()
         settings = self._settings().object_store
         parts = PartSizes(settings.multipart_threshold_bytes, settings.multipart_part_bytes)
@@ -397,6 +402,7 @@ class ArchiveView:
         return found is not None and found[0] == min_offset
 
     def _find_oldest(self, queues: Sequence[tuple[QueueKey, int]], searched: threading.Event) -> None:
+        """Reads when the oldest message of each queue was stored, for at most OLDEST_WORK_S; then sets ``searched``."""
         until_s = time.monotonic() + OLDEST_WORK_S
         try:
             access = self.access()

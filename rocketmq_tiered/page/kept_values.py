@@ -51,6 +51,8 @@ class WorkerValue(Generic[T]):
             return Reading(self._value, self._problem, self._value is None and not self._made.is_set())
 
     def _run(self) -> None:
+        """Makes the value. If that fails, the last value stays beside the reason, and the next attempt is due after
+        RETRY_S."""
         value, problem = None, ""
         try:
             value = self._make()

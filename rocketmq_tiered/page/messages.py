@@ -140,6 +140,8 @@ def _by_id(access: ArchiveAccess, search: Search) -> list[Message]:
 
 
 def _by_time(access: ArchiveAccess, search: Search, time_ms: int) -> list[Message]:
+    """The first MESSAGES_MAX messages stored at or after ``time_ms`` in the topic or the chosen queue, by time.
+    Raises UsageError for a topic with more than QUEUES_MAX queues."""
     queues = [
         queue.key
         for queue in access.queues(search.topic, hidden=False)

@@ -163,6 +163,7 @@ class AdminPages:
     """See Pages. Thread-safe. Starts to measure at once. Raises UsageError for an unusable token file."""
 
     def __init__(self, process: Process, settings: CurrentSettings, archive: ArchiveView) -> None:
+        """Makes the routes; a process without clients or without a gateway topic has no page of them."""
         admin = settings.settings.admin
         token = read_token(admin.token_file)
         self._token = AccessToken(token) if token else None
@@ -258,6 +259,8 @@ class AdminPages:
     # -- pages --------------------------------------------------------------------------------------------------
 
     def _measured(self) -> Measurement:
+        """The archive's lag and the number of connections at present, for the charts; nothing of a part that this
+        process does not run."""
         process, found = self._process, dict[str, float | None]()
         report = process.report()
         if report is not None:
@@ -269,6 +272,8 @@ class AdminPages:
         return found
 
     def _overview(self, _fields: Mapping[str, str]) -> _Page:
+        """The first page: state of the process with cause and next step, charts, contents and cost of the archive,
+        and findings."""
         process = self._process
         report, served = process.report(), process.served()
         (is_alive, alive), (is_ready, why) = process.health(), process.readiness()
@@ -313,6 +318,7 @@ class AdminPages:
         ]
 
     def _topics(self, fields: Mapping[str, str]) -> _Page:
+        """A page of topics that match a pattern, in a chosen order: rule, oldest message, cost and lag of each."""
         choice, found = parse_choice(fields), self._archive.contents()
         contents = found.value
         if contents is None:
@@ -351,6 +357,7 @@ class AdminPages:
         return () if report is None else report.queues
 
     def _messages(self, fields: Mapping[str, str]) -> _Page:
+        """The search for messages, with its results. 403 if the broker has accounts and no token protects the pages."""
         if self._token is None and self._process.has_accounts():
             return _Page("Messages", notice(_HIDDEN_MESSAGES, is_problem=False), 403)
         contents = self._archive.contents().value
@@ -367,6 +374,7 @@ class AdminPages:
         return _Page("Messages", render_messages(search, topics, found, problem, form), code)
 
     def _timers(self, fields: Mapping[str, str]) -> _Page:
+        """The pending timers, and those with the unique key that was entered. 403 for a key as for messages."""
         key, code, found = fields.get("key", "").strip(), 200, list[ShownTimer]()
         problem, counts = render("unread", found=self._archive.contents()), self._archive.timers()
         try:

@@ -86,6 +86,7 @@ def render_timers(
 
 
 def _pending(counts: TimerCounts, now: int) -> PendingTimers:
+    """Pending timers by hour for the next HOURS_SHOWN, and by day after that. ``now``: in hours since the epoch."""
     hours = counts.hours
     others = ("Refused by the broker", counts.postponed), ("Not delivered", counts.refused)
     more = [(name, count_text(count)) for name, count in others if count]

@@ -29,6 +29,7 @@ def fetch_metrics(admin_url: str) -> str:
 
 
 def _fetch(admin_url: str, path: str) -> bytes:
+    """The body of the reply to GET ``path``. Raises UnavailableError if there is none, or if its status is not 200."""
     address = urlsplit(admin_url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=TIMEOUT_S)
     try:

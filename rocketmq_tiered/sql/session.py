@@ -326,6 +326,8 @@ class SqlSession:
             raise self._error_of(error, text) from error
 
     def _error_of(self, error: duckdb.Error, text: str) -> TieredError:
+        """The TieredError for an error of DuckDB in the statement ``text``: what stopped a scan, if one failed, or
+        else DuckDB's message with a hint."""
         if (failure := self._own().failure) is not None:
             return failure
         details, kind = _details(error), str(error).partition(":")[0]

@@ -86,6 +86,8 @@ def found_objects(
     that this program does not read, and the store's errors."""
 
     def opened(info: ObjectInfo) -> tuple[bool, FoundObject | None]:
+        """Reads the tail of the object ``info``. Returns (True, the object), (True, None) if it is damaged or no
+        segment, and (False, None) if it was deleted after it was listed."""
         size = info.size_bytes
         try:
             if size < TRAILER_BYTES:

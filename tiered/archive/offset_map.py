@@ -80,6 +80,8 @@ class OffsetMap:
             self._file.close()
 
     def _spill(self, entries: Table) -> None:
+        """Appends ``entries``, to which those in memory were reduced, to the spool, divided into _PARTS parts by the
+        high bits of the digest; then empties the memory."""
         if self._file is None:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._file = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115

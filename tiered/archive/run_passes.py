@@ -116,6 +116,8 @@ class WindowObjects(Mapping[str, SegmentCheck]):
     """Objects by key. The catalog's expectation of an object is assembled on access."""
 
     def __init__(self, pages: Iterable[Page]) -> None:
+        """Joins the runs and objects of ``pages``: numbers of queues and objects become valid for all pages, and runs
+        are sorted by object."""
         objects: dict[str, int] = {}
         queues: dict[QueueKey, int] = {}
         places: list[Table] = [np.zeros(0, OBJECT_DTYPE)]

@@ -306,6 +306,8 @@ def _add_entries(store: ObjectStore, state: CatalogState, found: Salvage, runs: 
 
 
 def _known_rows(run: np.void, rows: RowTable) -> Table:
+    """The rows of ``run`` as a table (ROW_DTYPE) without parents. In a sparse run each row begins where the one
+    before ends, so that the rows cover its holes too."""
     known = np.zeros(len(rows), ROW_DTYPE)
     for name in ("size", "tags_code", "store_timestamp", "phys"):
         known[name] = getattr(rows, name)

@@ -120,6 +120,8 @@ class TaskLoop(Generic[P]):
         clock_ms: Callable[[], int] = wall_ms,
         level: Callable[[], str] = lambda: "",
     ) -> None:
+        """Starts nothing. ``state_of`` returns the newest catalog state, or None while this process does not own the
+        archive."""
         self.task = task
         self._state_of, self._level = state_of, level
         self._clock_ms = clock_ms

@@ -105,6 +105,8 @@ def check_timers(store: ObjectStore, state: CatalogState, *, full: bool) -> tupl
 
 
 def _check_entries(files: TimerFiles, state: CatalogState, ref: TimerRef) -> None:
+    """Reads all pages of one file of timers. Raises CorruptionError if entries are out of order, if their hours are
+    not the footer's, or if the message of a pending timer is not in the archive."""
     footer, hours, row, last = files.footer(ref), [np.zeros(0, HOUR_DTYPE)], 0, None
     for number in range(len(footer.pages)):
         page = files.page(ref, number)[0]

@@ -78,6 +78,8 @@ class _IncompleteError(CorruptionError):
 
 
 def _segments(pages: PagesBetween, ref: IndexRef) -> list[_Segment]:
+    """The segments of which the index file ``ref`` has the keys, each with its row of the object table and the runs
+    that the covered versions added."""
     places: dict[str, np.void] = {}
     found: dict[str, list[Table]] = {}
     for page in pages(ref.from_version, ref.to_version):

@@ -40,6 +40,8 @@ class NamedObjects:
     def __init__(
         self, store: ObjectStore, state: CatalogState, current: VerifyPass, report: VerifyReport
     ) -> None:
+        """Reads all living runs and collects the names and sizes of their objects. Reports queues with holes or
+        overlaps, unreadable pages, and unreadable lists of pending deletions."""
         self._store, self._state, self._current = store, state, current
         self._parts: list[tuple[NDArray[np.uint64], NDArray[np.int64]]] = []
         self._digests = np.empty(0, np.uint64)

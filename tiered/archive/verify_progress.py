@@ -116,6 +116,8 @@ class VerifyProgress:
         return json.dumps({"archive": self._url, "verified": self.verified, "pass": begun}).encode()
 
     def _load(self, content: bytes) -> None:
+        """Takes over what an earlier pass wrote: version and put id up to which the chain is verified, and the
+        interrupted pass, if any. Raises UsageError for another document or another archive's."""
         try:
             document: dict[str, Any] = json.loads(content)
             url, (version, put_id), begun = document["archive"], document["verified"], document["pass"]

@@ -231,6 +231,7 @@ def _check_lmqs(
     reported: set[tuple[int, int]] = set()
 
     def seen(runs: Table, rows: PartRows) -> None:
+        """Reports, once for each LMQ and parent, rows that refer to a message beyond the end of the parent's queue."""
         ends = np.full(len(index.queue_table), np.iinfo(np.int64).max)
         for parent in np.unique(rows.parent).tolist():
             row = state.queue(index.queues[parent])  # None: it expired with its whole queue
@@ -268,6 +269,8 @@ class _FullCheck:
     def __init__(
         self, store: ObjectStore, index: SegmentIndex, result: SegmentResult, repeated: Collection[QueueKey]
     ) -> None:
+        """Numbers the queues by topic and queue id, so that those of the footer are compared with those in the
+        records as integers. ``repeated``: queues in which the broker used offsets twice."""
         self._store = store
         self._index = index
         self._result = result

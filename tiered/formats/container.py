@@ -210,6 +210,8 @@ def _inflated(stored: memoryview, raw_length: int, *, is_packed: bool) -> bytes:
 
 
 def _parse_payload(raw: bytes, raw_length: int, memory: MemoryBound, *, is_packed: bool) -> Container:
+    """Decodes header and tables of a decompressed payload; ``is_packed``: the tables are stored as byte planes.
+    Raises ValueError if a length does not fit, and what ``memory`` raises when they take more than it allows."""
     if len(raw) != raw_length:
         raise ValueError(f"payload has {len(raw)} bytes, not {raw_length}")
     (head_length,) = struct.unpack_from("<I", raw)

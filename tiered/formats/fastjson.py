@@ -123,6 +123,8 @@ class _Parser:
         return self._text[self._position : self._position + 1]
 
     def _value(self, depth: int) -> Any:
+        """Parses the value at the position: object, array, string, number, or a word such as ``null``. Raises
+        FastjsonError for anything else, and for values that are nested more than DEPTH_MAX times."""
         if depth > DEPTH_MAX:
             raise self._error("nested too deeply")
         first = self._peek()
@@ -152,6 +154,7 @@ class _Parser:
             return float(number[0])
 
     def _object(self, depth: int) -> dict[str, Any]:
+        """Parses an object from its brace on. Stray commas are skipped; of equal keys the last one counts."""
         self._position += 1
         found: dict[str, Any] = {}
         while True:
@@ -171,6 +174,8 @@ class _Parser:
                     raise self._error("',' or '}' is missing")
 
     def _key(self, first: str, depth: int) -> str:
+        """Parses a key that begins with ``first``: in quotes, bare, a number, or an object or array, which becomes
+        its JSON text."""
         if first in ("{", "["):
             return self._document_key(depth)
         if first in ('"', "'") and first:
@@ -194,6 +199,7 @@ class _Parser:
             self._is_in_key = False
 
     def _array(self, depth: int) -> list[Any]:
+        """Parses an array from its bracket on. Stray commas are skipped."""
         self._position += 1
         found: list[Any] = []
         while True:
@@ -209,6 +215,7 @@ class _Parser:
                     raise self._error("',' or ']' is missing")
 
     def _string(self, quote: str) -> str:
+        """Parses a string from its opening ``quote`` on. A surrogate pair of two escapes becomes one character."""
         self._position += 1
         parts: list[str] = []
         while True:
@@ -226,6 +233,8 @@ class _Parser:
             parts.append(self._escape())
 
     def _escape(self) -> str:
+        """Parses what follows a backslash: ``u`` with four hexadecimal digits, ``x`` with two, or one letter of
+        _ESCAPES."""
         letter = self._text[self._position : self._position + 1]
         self._position += 1
         if letter in ("u", "x"):

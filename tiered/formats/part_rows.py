@@ -72,6 +72,8 @@ class _Window:
     """Follows the offsets of batches and sparse rows, and sums up what must agree with each part."""
 
     def __init__(self, index: SegmentIndex, parts: Table, first: NDArray[np.int64]) -> None:
+        """Computes for each of ``parts`` where its rows begin in the object, and the queue offset of its first row.
+        ``first``: where each part begins among the rows of all parts."""
         self._index, self._parts, self._first = index, parts, first
         self._object_row = index.first_row[parts["ordinal"]] + parts["first_row"] - first[:-1]
         kind = index.runs["kind"][parts["ordinal"]]

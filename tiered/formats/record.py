@@ -133,6 +133,8 @@ def decode_record(data: bytes | bytearray | memoryview) -> Record:
 
 
 def _decode(data: bytes) -> Record:
+    """Decodes a record field by field, with either magic. Raises ValueError or struct.error unless ``data`` is
+    exactly one record."""
     size, magic, body_crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born = _HEAD.unpack_from(
         data
     )

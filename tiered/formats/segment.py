@@ -336,6 +336,8 @@ def warm_up() -> None:
 
 
 def _check(queues: Sequence[QueueKey], runs: Table, view: RunView, rows: RowTable) -> None:
+    """Raises ValueError unless the columns have one row for each row of the runs, and the offsets, positions and
+    sizes in them agree with the runs."""
     count = len(rows)
     columns = (
         rows.position,

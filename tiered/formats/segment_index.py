@@ -188,6 +188,9 @@ class SegmentIndex:
         return int(self.runs["byte_count"][ordinal - self.first_run])
 
     def _load(self, container: Container) -> None:
+        """Takes header and tables of the footer, and sums up where runs, blocks and pages begin. Raises
+        UnsupportedFormatError for features of later versions, and ValueError for impossible numbers of runs or
+        rows."""
         header = container.header
         if header.get("encryption") is not None or header.get("dictionaries"):
             raise UnsupportedFormatError(
@@ -220,6 +223,8 @@ class SegmentIndex:
         self._page_offset = begins(self.pages["stored_bytes"])
 
     def _check(self, footer_offset: int) -> None:
+        """Raises ValueError with the names of all checks that fail: tables of the footer that contradict each other,
+        or sizes beyond a limit. The column pages must end at ``footer_offset``."""
         runs, blocks, pages = self.runs, self.blocks, self.pages
         rows = int(self.first_row[-1])
         keys_offset, keys_bytes = self.key_span
@@ -318,6 +323,8 @@ class SegmentIndex:
             )
 
     def _holds(self, part: RunPart, kind: int) -> bool:
+        """Whether ``part``, which the catalog describes as of this ``kind``, is the whole of its run or lies inside
+        it."""
         known, base, end, _, rows, base_byte, byte_count = _PART_AT(
             self.runs[part.ordinal - self.first_run].item()
         )
@@ -429,6 +436,7 @@ class SegmentIndex:
         )
 
     def _rows(self, first: int, end: int) -> tuple[NDArray[Any], ...]:
+        """The columns of rows [first, end), from as many column pages as they are in."""
         page = bisect_right(cast("Sequence[int]", self._page_row), first) - 1
         parts: list[tuple[NDArray[Any], ...]] = []
         while first < end:
@@ -443,6 +451,8 @@ class SegmentIndex:
         return _decoded.get(self._number, page, self._decoded_page)
 
     def _decoded_page(self, page: int) -> Columns:
+        """Decompresses one column page and decodes it into read-only columns. Raises CorruptionError if its checksum,
+        length or content is wrong."""
         begin, end = int(self._page_offset[page]), int(self._page_offset[page + 1])
         where = f"{self.key}: column page [{self.tail_offset + begin}, {self.tail_offset + end})"
         raw = expand_block(

@@ -316,6 +316,8 @@ class SegmentWriter:
                 self._end_page()
 
     def _end_page(self) -> None:
+        """Encodes the buffered rows as one column page and compresses it. Pages stay in memory until the tail is
+        written."""
         if not self._page_rows:
             return
         runs = picked(self._runs, np.concatenate([numbers for numbers, _ in self._page_runs]))

@@ -140,6 +140,8 @@ def flag_assignments(assignments: list[str]) -> dict[str, tuple[str, Any]]:
 
 
 def _from_file(path: Path) -> dict[str, tuple[str, Any]]:
+    """Reads a TOML file into a map from ``section.name`` to (path, value). Values, and names in known sections, are
+    not checked yet. Raises a TieredError if the file cannot be read, is no TOML, or has an unknown section."""
     try:
         with path.open("rb") as file:
             document = tomllib.load(file)

@@ -60,6 +60,8 @@ _EXPECTATION = (
 
 
 def _entry(number: int, value: Any) -> RuleEntry:
+    """Parses one table of ``topics.rules``. Raises BadValueError, which names the rule by ``number``, counted as
+    users do."""
     if isinstance(value, RuleEntry):
         return value
     if not isinstance(value, Mapping):

@@ -94,6 +94,7 @@ _CONVERTERS: dict[Any, Any] = {
 
 
 def _checked(item: SettingField, value: Any) -> Any:
+    """Returns ``value``. Raises BadValueError if the setting does not allow it, by its choices or its limits."""
     rule = item.rule
     if rule.choices and value not in rule.choices:
         raise BadValueError(f"use one of {', '.join(rule.choices)}")

@@ -115,6 +115,8 @@ class LogOrder:
     archive cannot be read, and what the store raises."""
 
     def __init__(self, store: ObjectStore, state: CatalogState, selection: RestoreSelection) -> None:
+        """Reads all living runs once, sums up their bytes, and divides their physical offsets into windows of about
+        WINDOW_RUNS runs each."""
         self._runs = LivingRuns(store, state)
         self._version, self._selection = state.version, selection
         starts = [np.zeros(0, np.int64)]
@@ -317,6 +319,8 @@ class UnitWriter:
         return UnitCounts(self._messages, self._gaps, ended)
 
     def _add(self, item: OrderedRun, reader: SegmentReader) -> None:
+        """Adds the consume-queue units of the selected rows of one run to the pending ones, and writes those when
+        there are PENDING_UNITS."""
         part = reader.index.check_run(item.run, item.queue)
         for rows in all_rows(reader.index, part):
             kept = self._selection.rows(rows, item.queue, int(item.run["kind"]), reader.index.queues)
@@ -343,6 +347,8 @@ class UnitWriter:
         self._pending, self._pending_units = {}, 0
 
     def _put(self, key: QueueKey, units: Table) -> None:
+        """Writes units of one queue, and fills offsets that are missing before them, except in a BatchCQ. Raises
+        CorruptionError if an offset comes twice."""
         first = int(units["queue_offset"][0])
         expected = self._next.get(key, first)
         if first < expected:

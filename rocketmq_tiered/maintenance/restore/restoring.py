@@ -117,6 +117,8 @@ def compact(source: RestoredLog, target: RestoredLog, begin_phys: int) -> MovedR
 
 
 def _placed(source: RestoredLog, file_bytes: int) -> Iterator[_Placed]:
+    """Places records one behind the other in files of ``file_bytes``. One that does not fit, with END_OF_FILE_BYTES
+    left for the end mark, begins the next file."""
     offset = 0
     for batch in source.batches():
         first, ends = 0, batch.starts + batch.sizes
@@ -273,6 +275,8 @@ class Restoring:
     def _write_records(
         self, order: LogOrder, selection: RestoreSelection, log: RestoredLog, notes: _Notes
     ) -> None:
+        """Copies the records, object by object, from the first one that the notes do not have as finished. Syncs the
+        log and updates the notes every SYNC_INTERVAL_S."""
         done_bytes, synced_s, total = 0, time.monotonic(), self._total(order)
 
         def written(objects: int, copied_bytes: int) -> None:
@@ -318,6 +322,8 @@ class Restoring:
         return counts
 
     def _write_rest(self, log: RestoredLog, layout: LogLayout, found: Configuration, last_ms: int) -> None:
+        """Writes the broker's tables, the checkpoint with ``last_ms`` as all of its times, and the mark from which
+        the archive continues. Raises the TieredError for an OSError."""
         building = self._request.building
         try:
             shutil.rmtree(building / SCATTERED, ignore_errors=True)
@@ -352,6 +358,8 @@ class _Notes:
     """What is finished, in a file of the directory. Raises UsageError for the notes of another restore."""
 
     def __init__(self, request: RestoreRequest) -> None:
+        """Reads the notes of an interrupted restore, or begins them in an empty directory. Raises UsageError for a
+        directory with anything else, or of another restore."""
         self._path = request.building / NOTES
         state = request.state
         self._restore = [

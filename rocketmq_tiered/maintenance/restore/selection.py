@@ -107,6 +107,8 @@ def batch_topics(topics: Mapping[str, Any]) -> list[str]:
 def _topics(
     table: Mapping[str, Any], *, keeps_compaction: bool, may_batch: bool
 ) -> tuple[dict[str, Any], list[str]]:
+    """The topics of ``table`` that the restored broker gets, and the names of those that become plain topics: it
+    would compact them. Topics of batches are excluded unless ``may_batch``."""
     batch = frozenset() if may_batch else frozenset(batch_topics(table))
     found, plain = {}, []
     for name, topic in table.items():

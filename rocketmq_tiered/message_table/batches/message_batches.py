@@ -144,6 +144,8 @@ def _record(stored: bytes, body: tuple[int, int], topic_end: int, offset: int, i
 
 
 def _with_items(chunk: RowChunk, found: dict[int, list[tuple[int, InnerMessage, bytes]]]) -> RowChunk:
+    """``chunk`` with one row for each message of the batches in ``found``, by row; their records are appended to the
+    data."""
     counts = np.ones(len(chunk), np.int64)
     counts[list(found)] = [len(items) for items in found.values()]
     first = np.cumsum(counts) - counts
@@ -194,6 +196,8 @@ def _chunks(
     *,
     with_records: bool,
 ) -> Iterator[RowChunk]:
+    """Reads a partition: a range of a store directory's commitlog, or slices of an archive in the view of
+    ``options``. ``damage`` gets what cannot be read."""
     explode: Callable[[RowChunk], RowChunk] = exploded if options.explode_batches else lambda chunk: chunk
     if isinstance(part, LogRange):
         yield from map(explode, store_chunks(options, predicate, damage, part))
@@ -426,6 +430,7 @@ class _Columns:
         return pa.nulls(len(self._chunk), field.type) if made is None else made.cast(field.type)
 
     def _footer_column(self, name: str) -> pa.Array | None:
+        """A column that needs no record: only the footer's columns and the names of queues. None for the other ones."""
         chunk = self._chunk
         numbers: dict[str, NDArray[Any]] = {
             "queueOffset": chunk.queue_offset,
@@ -455,6 +460,7 @@ class _Columns:
         return by_queue.take(pa.array(chunk.queue))
 
     def _record_column(self, name: str) -> pa.Array:
+        """A column that needs fields of the records; those that need bodies are passed to ``_body_column``."""
         fields, text, chunk = self._fields, self._text, self._chunk
         assert fields is not None and text is not None
         if name in _NUMBERS:
@@ -494,6 +500,8 @@ class _Columns:
         return right
 
     def _own_column(self, name: str, fields: RecordFields) -> pa.Array:
+        """Topic, queue id and queue offset as the record has them, null where they are the row's; or
+        ``nonConsecutive``: true for rows of a BatchCQ, else null."""
         chunk = self._chunk
         if name == "recTopic":
             return other_topics(chunk, fields)
@@ -521,6 +529,7 @@ class _Columns:
         return pa.array(sums, pa.string())
 
     def _body_column(self, name: str) -> pa.Array:
+        """The decompressed bodies, their text, lengths, hashes, or the messages in a batch."""
         bodies = self._bodies
         assert bodies is not None and self._fields is not None
         if name == "body":

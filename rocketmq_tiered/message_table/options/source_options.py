@@ -264,6 +264,8 @@ def _offsets(default: str) -> Parse:
     """Offsets by queue from JSON, of the Kafka source's shape; none for ``default``."""
 
     def parse(name: str, text: str) -> QueueOffsets:
+        """Parses ``{"topic": {"0": offset}}`` into offsets by (topic, queue id); the word ``default`` gives none.
+        Raises UsageError with the option's name."""
         if text.lower() == default:
             return {}
         found = {}

@@ -125,6 +125,8 @@ def _sliced(
     is_header_only: bool,
     lmq_row_bytes: int,
 ) -> Slices:
+    """Slices of the runs ``index`` of a page, from offset ``begin`` to ``end`` of each. Weights are the bytes to
+    read, estimated from the share of the run; an LMQ row counts as ``lmq_row_bytes``."""
     runs = page.chunk.runs[index]
     table = np.zeros(len(index), SLICE_DTYPE)
     queues, table["queue"] = np.unique(runs["queue"], return_inverse=True)
@@ -182,6 +184,7 @@ def _by_archive(parts: Iterable[Slices]) -> list[Slices]:
 
 
 def _joined(group: Sequence[Slices]) -> Slices:
+    """Joins slices of one archive to one partition, in which each queue and object has one number."""
     queues = {queue: None for part in group for queue in part.queues}
     objects = {one: None for part in group for one in part.objects}
     queue_number = {queue: number for number, queue in enumerate(queues)}

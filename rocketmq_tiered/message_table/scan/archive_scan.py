@@ -77,6 +77,8 @@ class _StoreSource:
     async def blocks_at(
         self, index: SegmentIndex, run: int, numbers: Sequence[int], priority: Priority
     ) -> Sequence[Block]:
+        """Reads and decodes the blocks ``numbers`` of a run; consecutive ones share a request of up to
+        RANGE_BYTES_MAX."""
         numbers, found = list(numbers), list[Block]()
         while len(found) < len(numbers):
             at, first = len(found), numbers[len(found)]
@@ -196,6 +198,8 @@ class QueueScanner:
             raise taken_back(queue, end, version)
 
     def _read(self, state: CatalogState, row: np.void) -> Iterator[RowChunk]:
+        """Reads a slice in steps of up to READ_ROWS rows. After damage it continues row by row, and reports each row
+        that cannot be read. Where an object was missing, it continues at the newer state."""
         queue, end = self._part.queues[int(row["queue"])], int(row["end"])
         reader = self._reader = self._reader or ScanReader(self._store, state, cache_bytes=CACHE_BYTES)
         offset, rows, max_bytes = int(row["begin"]), READ_ROWS, self._scan.window_bytes
@@ -335,6 +339,8 @@ class _ObjectScan:
         pieces: Sequence[tuple[BlockSpan, NDArray[np.uint8]]],
         corrupt: Sequence[tuple[BlockSpan, str]],
     ) -> Iterator[RowChunk]:
+        """Reports the rows of damaged blocks (``corrupt``) of a window, and yields those of the blocks read
+        (``pieces``)."""
         for span, message in corrupt:
             inside = _between(window.position, span.raw_offset, span.raw_offset + span.raw_bytes)
             rows = self._chunk(window, NO_BYTES, np.zeros(0, np.int64), inside)

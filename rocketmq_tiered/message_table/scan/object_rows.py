@@ -205,6 +205,7 @@ class ObjectRows:
         with_records: bool,
         window_bytes: int,
     ) -> None:
+        """``table``: those slices of ``part`` that lie in the object of ``index``. Reads nothing."""
         self._part = part
         self._table = table
         self._index = index

@@ -162,6 +162,8 @@ class _CurrentQueues:
         return begin
 
     def _read_begin_phys(self, topic: str, queue_id: int) -> int:
+        """The physical offset of the first record that the queue shows. 0 if its files do not say; NEVER for a topic
+        that is not requested; NEVER - 1 for a queue without units."""
         index = self._index
         if not self._options.wants(topic):
             return NEVER

@@ -133,6 +133,8 @@ def backfill(
 
 
 def _task(store: StoreToBackfill, target: ArchiveTarget, options: BackfillOptions) -> BackfillTask:
+    """Prepares the backfill of one store directory: absolute paths, the broker's names, the range of its log. Raises
+    UnavailableError if a broker may still run on it."""
     path = str(Path(store.path).absolute())
     conf_path = str(Path(store.conf_path).absolute()) if store.conf_path else ""
     store = replace(store, path=path, conf_path=conf_path)

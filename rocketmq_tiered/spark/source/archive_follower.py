@@ -174,6 +174,7 @@ class ArchiveFollower:
     """The archives below one path. Caches their newest catalog states."""
 
     def __init__(self, options: SourceOptions) -> None:
+        """Opens the object store of ``options``; no archive is read yet."""
         self._options = options
         self._resources = ExitStack()
         self._root = self._resources.enter_context(opened(options))
@@ -270,6 +271,8 @@ class ArchiveFollower:
         return ArchiveOffset(state.version, queues, origins)
 
     def _refresh(self) -> None:
+        """Lists the archives below the path, and reads the newest state and gaps of each. Raises NotFoundError if a
+        topic of the options is in none of the first archives found."""
         try:
             found = archives(self._root, self._options)
         except NotFoundError:
@@ -362,6 +365,8 @@ class ArchiveFollower:
     def _ends_by_bytes(
         self, todo: list[tuple[Names, QueueKey, int, int]], newest: StreamOffset, byte_limit: int
     ) -> list[int]:
+        """For each (archive, queue, begin, end) of ``todo``, an end at or below it, so that all have about
+        ``byte_limit`` message bytes together, divided in proportion to what each has."""
         wanted: dict[Names, Layer] = {names: {} for names in newest}
         for names, queue, begin, end in todo:
             wanted[names][queue] = OffsetRange(begin, end)

@@ -94,6 +94,8 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans the micro-batches of one query. Its options travel to the workers, its open store does not."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        """Raises UsageError for options that have no meaning for a stream. ``since`` chooses where it starts, as a
+        starting timestamp does."""
         if options.source is not Source.ARCHIVE:
             raise UsageError("streams read archives only", hint="read a store directory with spark.read")
         if options.until_ms is not None or options.ends:

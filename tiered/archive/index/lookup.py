@@ -131,6 +131,8 @@ class _Pages:
         return low
 
     async def _load(self, page: int, pages: int) -> None:
+        """Reads ``pages`` pages of the index file from number ``page`` on, and keeps those of their items that belong
+        to the slot. Raises CorruptionError if one belongs to another slot, or if hashes descend."""
         shape = self._shape
         end_page = min(page + pages, -(-self.end_item // PAGE_ITEMS))
         data = await self._read(shape.key, *shape.page_range(page, end_page))

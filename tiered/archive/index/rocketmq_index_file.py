@@ -185,6 +185,8 @@ class _FileBeingWritten:
     process (SIGBUS)."""
 
     def __init__(self, path: Path, slots: int, items: int, previous: IndexHeader | None) -> None:
+        """Makes the file ``path``, which must not exist, allocates its slots, and maps it. ``previous``: the header
+        of the index file before it. Raises the TieredError for an OSError."""
         length = file_bytes(slots, items)
         self._path = path
         self._slot_bytes = file_bytes(slots, 0)

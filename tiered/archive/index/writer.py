@@ -97,6 +97,8 @@ class _Pages:
         self.items = 0
 
     def add(self, chunk: Table) -> None:
+        """Counts the items of ``chunk`` by slot, writes pages of PAGE_ITEMS, and keeps the items of an incomplete
+        page. Raises ValueError if an item is less than the one before it."""
         if len(chunk) == 0:
             return
         edge = chunk[:1] if self._last is None else np.concatenate([self._last, chunk[:1]])
@@ -122,6 +124,8 @@ class _Pages:
             self._rest = self._rest[:0]
 
     def _write(self, items: Table) -> None:
+        """Writes ``items`` as pages, of which only the last may be incomplete, each followed by its checksum of four
+        bytes."""
         data = memoryview(encode_items(items, self._form.widths, self._form.base_ms))
         size = PAGE_ITEMS * self._form.widths.item_bytes
         parts: list[bytes | memoryview] = []

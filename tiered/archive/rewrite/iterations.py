@@ -49,6 +49,8 @@ class _Filling:
     def __init__(
         self, candidates: Candidates, limits: RewriteLimits, sequences: Sequences, share: NDArray[np.float64]
     ) -> None:
+        """Sums up memory, bytes and rows of the runs in the order of ``sequences``, so that any range of them is a
+        difference of two sums. ``share``: by run, the part of its rows that the rewrite keeps, from 0 to 1."""
         self._limits = limits
         tables = len(candidates.runs) * limits.table_bytes
         largest = int(candidates.objects["size_bytes"].max(initial=0))

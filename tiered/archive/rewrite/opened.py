@@ -131,6 +131,8 @@ class OpenedSources:
     """Objects as one: their runs, blocks and rows, one object behind the other."""
 
     def __init__(self, sources: Sequence[OpenedSource]) -> None:
+        """Joins runs, blocks and bounds of ``sources`` into one table each; those of a single source are used without
+        a copy."""
         self._sources = sources
         self._first_run = begins(np.array([len(source.runs) for source in sources]))
         self._first_block = begins(np.array([len(source.blocks) for source in sources]))

@@ -140,6 +140,8 @@ class _Rewriting:
         sources: RewriteSources,
         spool: Path,
     ) -> None:
+        """Derives from ``plan`` which iteration ends each output, the runs that begin sequences, and the range of
+        physical offsets of all sources. Reads and writes nothing."""
         self._store = store
         self._candidates = candidates
         self._plan = plan
@@ -324,6 +326,8 @@ class _Rewriting:
         )
 
     def _record(self, segment: WrittenSegment, key: str, output: int) -> None:
+        """Adds the stored object ``key``, the output with this number in the plan, to the result: its row, and its
+        runs with the queue numbers of the candidates."""
         runs = segment.runs.copy()
         numbers = [self._queue_numbers.get(queue, 0) for queue in segment.queues]  # parents have no runs
         runs["queue"] = np.array(numbers, np.uint32)[runs["queue"]]

@@ -77,6 +77,8 @@ class RewriteSources:
         in_flight_bytes: int = IN_FLIGHT_BYTES,
         plan: RewritePlan | None = None,
     ) -> None:
+        """Makes the spool and the threads that read; no source is read yet. Without ``plan`` every row of a run is
+        kept."""
         self._selection = None if plan is None else plan.selection
         self._share = None if plan is None else kept_share(candidates, plan)
         self._in_flight_bytes = in_flight_bytes

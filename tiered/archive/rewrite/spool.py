@@ -218,6 +218,8 @@ class IterationSpool:
         self._file.close()
 
     def _flush(self) -> None:
+        """Writes the pieces held in memory to the file, those of one iteration side by side, and notes the place of
+        each."""
         if not self._added:
             return
         found = joined_ranges(self._added)
