@@ -286,7 +286,8 @@ class ArchiveAccess:
             raise _closed()
 
     async def offset_by_time(self, queue: QueueKey, timestamp_ms: int, boundary: Boundary) -> int:
-        """See TimeReader. ``boundary`` may be its text. Raises UsageError for another one."""
+        """The offset that a 5.x broker returns for the time ``timestamp_ms``. ``boundary`` may be its text;
+        UsageError for a text that is none. Raises what TimeReader raises."""
         try:
             boundary = Boundary(boundary)
         except ValueError as error:

@@ -107,31 +107,33 @@ class AsyncArchive(ArchiveNames):
         until: TimePoint | None = None,
         limit: int = NO_LIMIT,
     ) -> list[Message]:
-        """See Archive.find_by_key."""
+        """Messages of ``topic`` with ``key`` among their KEYS, stored in [since, until), newest first, at most
+        ``limit``."""
         find = self.access.find_by_key(topic, key, KeyKind.KEY, since, until, limit)
         return await _answer(self.access, find)
 
     async def find_by_unique_key(
         self, topic: str, unique_key: str, *, limit: int = NO_LIMIT
     ) -> list[Message]:
-        """See Archive.find_by_unique_key."""
+        """Messages of ``topic`` with the id that the producer's client gave them; several if a send was repeated."""
         find = self.access.find_by_key(topic, unique_key, KeyKind.UNIQUE, None, None, limit)
         return await _answer(self.access, find)
 
     async def latest(self, topic: str, key: str) -> Message | None:
-        """See Archive.latest."""
+        """The latest message of ``topic`` whose KEYS are ``key``; None if there is none, or it is a tombstone."""
         import asyncio
 
         return await asyncio.to_thread(Archive(self.access).latest, topic, key)
 
     async def table(self, topic: str) -> AsyncKeyTable:
-        """See Archive.table; it is read in a thread."""
+        """The latest message of each key of ``topic``, without tombstones. It is read in a thread. Raises
+        NotFoundError."""
         import asyncio
 
         return AsyncKeyTable(await asyncio.to_thread(Archive(self.access).table, topic))
 
     async def find_by_id(self, offset_msg_id: str) -> Message | None:
-        """See Archive.find_by_id."""
+        """The message with the broker's offsetMsgId, or None."""
         return await _answer(self.access, self.access.find_by_id(offset_msg_id))
 
 
@@ -171,17 +173,17 @@ class AsyncQueue(QueueHandle):
     """One queue of an archive. Its bounds are those of the archive's version."""
 
     async def offset_by_time(self, time: TimePoint, boundary: Boundary = Boundary.LOWER) -> int:
-        """See Queue.offset_by_time."""
+        """The offset that a 5.x broker returns for ``time``: docs/READING.md, "Offset by time"."""
         return await _answer(
             self._access, self._access.offset_by_time(self.key, milliseconds(time), boundary)
         )
 
     async def timestamp_of(self, offset: int) -> int | None:
-        """See Queue.timestamp_of."""
+        """When the message at ``offset`` was stored, in ms since the epoch; None if there is none."""
         return await _answer(self._access, self._access.timestamp_of(self.key, offset))
 
     async def earliest_time(self) -> int | None:
-        """See Queue.earliest_time."""
+        """When the first message was stored, in ms since the epoch; None for an empty queue."""
         return await _answer(self._access, self._access.earliest_time(self.key))
 
     def batches(
@@ -194,7 +196,8 @@ class AsyncQueue(QueueHandle):
         batch_messages: int | None = None,
         message_filter: MessageFilter | None = None,
     ) -> AsyncBatches:
-        """See Queue.batches."""
+        """Messages as arrays over stored bytes, from ``start`` or ``since`` (default: the first) to ``until`` or the
+        end of the queue."""
         return AsyncBatches(
             lambda: self._begin(span_of(start, since, until, limit, batch_messages), message_filter)
         )
@@ -208,7 +211,8 @@ class AsyncQueue(QueueHandle):
         limit: int | None = None,
         message_filter: MessageFilter | None = None,
     ) -> AsyncMessages:
-        """See Queue.messages."""
+        """Messages one by one, decoded on access, from ``start`` or ``since`` (default: the first) to ``until`` or
+        the end of the queue."""
         batches = self.batches(start, since=since, until=until, limit=limit, message_filter=message_filter)
         return AsyncMessages(batches, self._messages_of)
 

@@ -124,7 +124,8 @@ class HeaderCheck:
         ]
 
     def read_again(self, ordinal: int, gap: PlannedGap, before_phys: int) -> Iterator[LogBatch]:
-        """See RepeatedOffsets."""
+        """The records below ``before_phys`` that the consume queue has at the offsets of ``gap``; none if the
+        broker's consume queues cannot be read."""
         index = self._consume_queues()
         if index is not None:
             yield from RepeatedOffsets(self._table, index, self._log).read_again(ordinal, gap, before_phys)

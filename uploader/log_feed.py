@@ -33,7 +33,7 @@ from uploader.log_batch import DamagedRange, LogBatch, LostRange
 READ_BYTES: Final = 4 * 1024 * 1024
 
 
-def next_record_given(
+def next_readable_record(
     log: CommitLog,
     file: LogFile,
     bad_phys: int,
@@ -48,23 +48,23 @@ def next_record_given(
     limit_phys = min(limit_phys, file.end_phys)
     bad: int | None = bad_phys
     while bad is not None:
-        given = _next_given(log, file, bad)
-        if given is None or given >= limit_phys:
+        readable_phys = _next_readable_phys(log, file, bad)
+        if readable_phys is None or readable_phys >= limit_phys:
             return None
         try:
-            return next_record(given - 1, limit_phys)
+            return next_record(readable_phys - 1, limit_phys)
         except UnreadableError as error:
             if error.path != file.path:
                 raise
-            bad = first_not_given(log, given, limit_phys)  # none up to there
+            bad = first_unreadable_phys(log, readable_phys, limit_phys)  # none up to there
     return None
 
 
-def first_not_given(log: CommitLog, phys: int, limit_phys: int) -> int | None:
+def first_unreadable_phys(log: CommitLog, phys: int, limit_phys: int) -> int | None:
     """The first unreadable physical offset in [phys, limit_phys) of a file; None when all is readable."""
     data = memoryview(bytearray(min(READ_BYTES, max(0, limit_phys - phys))))
     while phys < limit_phys:
-        got, failure = log.read_as_far_as_given(data[: limit_phys - phys], phys)
+        got, failure = log.read_readable_part(data[: limit_phys - phys], phys)
         phys += got
         if failure is not None:
             return phys
@@ -73,23 +73,24 @@ def first_not_given(log: CommitLog, phys: int, limit_phys: int) -> int | None:
     return None
 
 
-def _next_given(log: CommitLog, file: LogFile, bad_phys: int) -> int | None:
-    """Begin of the first readable page behind the one at ``bad_phys``."""
+def _next_readable_phys(log: CommitLog, file: LogFile, bad_phys: int) -> int | None:
+    """Physical offset of the first readable page of ``file`` after the unreadable one at ``bad_phys``, or None.
+    The distance is doubled until a page can be read; then the range between is halved."""
     last = (file.size_bytes - 1) // PAGE_BYTES
     bad = (bad_phys - file.begin_phys) // PAGE_BYTES
     step = 1
-    while not _is_given(log, file, min(bad + step, last)):
+    while not _is_readable_page(log, file, min(bad + step, last)):
         if bad + step >= last:
             return None
         bad, step = bad + step, 2 * step
     good = min(bad + step, last)
     while good - bad > 1:
         middle = (bad + good) // 2
-        bad, good = (bad, middle) if _is_given(log, file, middle) else (middle, good)
+        bad, good = (bad, middle) if _is_readable_page(log, file, middle) else (middle, good)
     return file.begin_phys + good * PAGE_BYTES if good > bad else None
 
 
-def _is_given(log: CommitLog, file: LogFile, page: int) -> bool:
+def _is_readable_page(log: CommitLog, file: LogFile, page: int) -> bool:
     try:
         log.read(file.begin_phys + page * PAGE_BYTES, PAGE_BYTES)
     except UnreadableError:
@@ -192,7 +193,7 @@ class LogFeed:
         if wanted < min(END_OF_FILE_BYTES, available):
             return FeedOutcome.FULL
         begin = batch.filled
-        got, failure = self._log.read_as_far_as_given(batch.arena.data[begin : begin + wanted], phys)
+        got, failure = self._log.read_readable_part(batch.arena.data[begin : begin + wanted], phys)
         stop = scan_log(
             batch.arena,
             begin,
@@ -318,11 +319,11 @@ class LogFeed:
         next_file = self._next_file_phys(batch.to_phys)
         if next_file is None or next_file > bound.limit_phys:
             return False
-        bad_phys = first_not_given(self._log, batch.to_phys, file.end_phys)
+        bad_phys = first_unreadable_phys(self._log, batch.to_phys, file.end_phys)
         if bad_phys is None:
             return False  # readable now
         limit = min(bound.proven_phys, bound.limit_phys)
-        following = next_record_given(self._log, file, bad_phys, limit, self._next_record)
+        following = next_readable_record(self._log, file, bad_phys, limit, self._next_record)
         self._skip_lost(batch, next_file if following is None else following, failure.message)
         return True
 

@@ -348,10 +348,9 @@ class Offloader:
         return broker_tables(state)
 
     def _read_topic_attributes(self) -> None:
-        """Read them before the first cycle. Without them the cycle's objects are only grouped worse."""
-        with suppress(
-            TieredError
-        ):  # MetadataCommits reads the same tables and reports what is wrong with them
+        """Reads the topics' attributes before the first cycle. Without them the cycle's objects are only grouped worse;
+        MetadataCommits, which reads the same tables, reports what is wrong with them."""
+        with suppress(TieredError):
             self._broker_tables()
 
     # -- run --------------------------------------------------------------------------------------------------

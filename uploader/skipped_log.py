@@ -37,7 +37,7 @@ class SkippedLog:
 
     @classmethod
     def of(cls, state: CatalogState) -> SkippedLog:
-        """As recorded in ``state``."""
+        """What commits recorded in ``state`` of the skipped parts of the present log history."""
         return cls(*(_end_phys(state.settings, name, state.cursor.history) for name in (DAMAGED, LOST)))
 
     def reason(self, end_phys: int) -> GapReason:

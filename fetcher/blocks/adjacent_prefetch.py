@@ -40,7 +40,8 @@ class _ScanOrder:
     due: range = range(0)
 
     def is_sequential(self, first: int) -> bool:
-        """Whether a request for ``first`` continues the order."""
+        """Counts a request for the blocks from ``first`` on. Returns whether the object is read in order: enough of
+        the last requests began where the one before ended, or shortly after."""
         distance = first - self.end
         if self.proofs >= PROOFS:
             self.proofs = PROOFS if abs(distance) <= NEAR_BLOCKS else 0
@@ -50,7 +51,8 @@ class _ScanOrder:
 
 
 class AdjacentPrefetch:
-    """See the module. ``unread_bytes_max``: at most this many raw bytes of unread adjacent blocks. Thread-safe."""
+    """Chooses the blocks that a GET reads besides the requested ones, by the order in which each object is read. At
+    most ``unread_bytes_max`` raw bytes of them are unread at a time. Thread-safe."""
 
     def __init__(self, unread_bytes_max: int) -> None:
         """Prefetch nothing before an object's small runs have been read in order."""

@@ -268,7 +268,7 @@ class FetchHistory:
 
 
 class BlockLoader:
-    """See the module. Thread-safe."""
+    """Fetches, decodes and caches blocks, and completes the reads that wait for them. Thread-safe."""
 
     def __init__(
         self,

@@ -25,7 +25,8 @@ class DecodeTask:
 
 
 class DecodeQueue:
-    """See the module. Thread-safe. Each piece of work lets the pool run whichever is then the first."""
+    """Runs decode work in ``pool``, the most urgent first. Thread-safe. Each submission lets the pool run the work
+    that is then first, not the one that was submitted."""
 
     def __init__(self, pool: Executor) -> None:
         self._pool = pool

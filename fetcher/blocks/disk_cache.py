@@ -167,7 +167,7 @@ class DiskCache:
 
     def _failed(self, error: OSError, path: str) -> None:
         self.counts.failed += 1
-        LOG.warning("disk cache: %s: %s", path, error.strerror or error)
+        LOG.warning("the disk cache cannot use %s: %s", path, error.strerror or error)
 
     def _path(self, name: str) -> str:
         return os.path.join(self._directory, name)

@@ -79,7 +79,7 @@ class _Entry:
 
 
 class IndexCache:
-    """See the module. Thread-safe."""
+    """Opens objects by their tails, and caches the decoded tails. Thread-safe."""
 
     def __init__(
         self,

@@ -117,8 +117,9 @@ class _Read:
 
 
 class SegmentSource:
-    """See the module. Thread-safe. Errors: CorruptionError naming object and range, ThrottledError when memory or a
-    queue is full, UsageError for a read larger than all memory, else what the store raises."""
+    """Reads tails and blocks for all readers of an archive. Thread-safe. Raises CorruptionError naming object and
+    range, ThrottledError when memory or a queue is full, UsageError for a read larger than all memory, and what the
+    store raises."""
 
     def __init__(
         self,

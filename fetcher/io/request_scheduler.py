@@ -115,7 +115,8 @@ class LoopRangeReader:
             self._in_flight.discard(future)
 
     def close(self) -> None:
-        """See RangeReader. In a forked child there is nothing to close: the loop's thread is the parent's."""
+        """Waits for the requests in flight, then closes the connections to the store and ends the loop's thread. In a
+        forked child there is nothing to close: the thread is the parent's."""
         if os.getpid() != self._process_id:
             return
         with self._lock:

@@ -37,7 +37,7 @@ class InlineExecutor:
     """Runs work in the thread that submits it: for simulations and one-shot commands."""
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """See Executor. Done when it returns."""
+        """Runs ``work`` before it returns; the future has its result or error."""
         future: Future[T] = new_future()
         try:
             future.set_result(work(*args, **kwargs))
@@ -210,7 +210,7 @@ class Background:
         except StopIteration:
             self._end(work)
         except Exception:
-            logger.exception("prefetch failed unexpectedly: the reader itself reads what it lacks")
+            logger.exception("prefetch failed unexpectedly: pulls read what it did not fetch")
             self._end(work)
         else:
             wait.future.add_done_callback(lambda done: self._submit(work, done))
@@ -273,7 +273,8 @@ class Threads(ThreadPoolExecutor):
         self._process_id = os.getpid()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """See Executor. Raises RuntimeError after ``shutdown``, and in a child."""
+        """Hands ``fn`` to a thread. Raises RuntimeError after ``shutdown``, and in a forked child, which has no
+        threads."""
         check_process(self._process_id)
         return super().submit(fn, *args, **kwargs)
 
@@ -300,7 +301,7 @@ class ThreadTimer:
         self._is_closed = False
 
     def call_at(self, when_s: float, callback: Callable[[], None]) -> None:
-        """See Timer. No effect after ``close``."""
+        """Calls ``callback`` in the timer's thread at the monotonic time ``when_s``; never after ``close``."""
         with self._changed:
             if self._is_closed:
                 return

@@ -214,7 +214,9 @@ def _last_read(places: list[RunPlace], end: int) -> RunPlace:
 async def _stored_step(
     fetch: BlockFetch, places: list[RunPlace], at: int, reply: _Reply, after: BufferedRows
 ) -> ReadStep:
-    """Rows of ``places`` from ``at`` on that may be wanted, with their records."""
+    """Reads rows of the runs ``places`` from offset ``at`` on, within the limits left to ``reply``, and fetches the
+    blocks of their records together. Ends before a run of an LMQ. ``after`` gets the rows that the reader's next pull
+    can use."""
     indexes = await fetch.indexes(places)
     limits, message_filter, end = reply.limits(), reply.request.filter, reply.end
     pace = reply.request.pace

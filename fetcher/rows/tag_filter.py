@@ -136,7 +136,7 @@ class TagFilter:
         return np.isin(tags_code, self._codes)
 
     def keep(self, record: memoryview) -> bool:
-        """See MessageFilter. Different tags may have equal codes ("Aa" and "BB")."""
+        """Whether the record has one of the tags: different tags may have equal codes ("Aa" and "BB")."""
         return Properties(properties_bytes(record))("TAGS") in self.tags
 
 

@@ -42,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("broker.store_path", metavar="STORE", help="store directory of a stopped broker")
     parser.add_argument(
-        "--to", choices=[kind.value for kind in StoreKind], help="what to write (build and convert)"
+        "--to",
+        choices=[kind.value for kind in StoreKind],
+        help="kind of consume queues that build and convert write",
     )
     add_setting_flags(parser, BROKER_FLAGS[:1])
     add_json(parser)

@@ -48,7 +48,12 @@ EXIT_STOPPED = 130
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """ARCHIVE_URL, target, messages, rate."""
     add_archive(parser)
-    parser.add_argument("--to", required=True, metavar="HOST:PORT", help="a broker, or a name server")
+    parser.add_argument(
+        "--to",
+        required=True,
+        metavar="HOST:PORT",
+        help="the broker, or a name server of the brokers, that the messages are sent to",
+    )
     parser.add_argument(
         "--topics",
         metavar="PATTERN",

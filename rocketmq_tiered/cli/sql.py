@@ -114,6 +114,8 @@ class _Interrupts:
             self._interrupted()
 
     def _interrupted(self, *signalled: object) -> None:
+        """Handles SIGINT. Ends the running statement and returns to the prompt if there is one; else deletes the
+        session's temporary files and ends the process. Before there is a session the signal is noted."""
         if self._session is None:
             self._was_early = True
             return

@@ -178,7 +178,7 @@ class CompactionReport:
     """Messages of damaged objects, which stay where they are."""
 
     def document(self) -> dict[str, Any]:
-        """As `--json` prints it."""
+        """The report as the JSON object that `--json` prints."""
         done = {
             name: getattr(self.cost, name) for name in ("gets", "bytes_read", "bytes_sent", "bytes_copied")
         }

@@ -291,7 +291,7 @@ class _CatalogRuns:
         self._state, self._index, self._segments = state, index, SegmentCache(store)
 
     def columns(self, run: np.void) -> RowTable | None:
-        """See ``size_limits.Columns``."""
+        """The columns of the rows of ``run``; None, with a warning, if they cannot be read."""
         try:
             return self._open(run)[1]
         except (CorruptionError, NotFoundError) as error:
@@ -299,7 +299,8 @@ class _CatalogRuns:
             return None
 
     def parents(self, runs: Table) -> Table:
-        """See ``expire_plan.Parents``."""
+        """For each of ``runs``, which are of LMQs, and each queue to which it refers: the number of the run, the
+        queue's row in the queue table (-1: not in the archive), and the end of the offsets that it needs."""
         found: list[tuple[int, int, int]] = []
         for number, run in enumerate(runs):
             reader, rows = self._open(run)

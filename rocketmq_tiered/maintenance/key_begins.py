@@ -179,7 +179,7 @@ class CopyReport:
     figures: KeyFigures
 
     def document(self) -> dict[str, Any]:
-        """As `--json` prints it."""
+        """The report as the JSON object that `--json` prints."""
         own = self.figures
         return {
             "broker": self.broker,
@@ -427,5 +427,6 @@ def _columns(queue: QueueKey, pulled: Pulled) -> dict[str, NDArray[Any]]:
 
 def _changed(queue: QueueKey) -> UnavailableError:
     return UnavailableError(
-        f"the archive has changed while the begin of {queue} was copied", hint="run the command again"
+        f"the archive has changed while older messages of {queue} were copied from the broker",
+        hint="run the command again",
     )

@@ -63,7 +63,7 @@ class KeyCompactionReport:
     """Queues of which nothing was compacted, and when more of them is old enough (ms)."""
 
     def document(self) -> dict[str, Any]:
-        """As `--json` prints it."""
+        """The report as the JSON object that `--json` prints."""
         found: dict[str, Any] = camel_names(asdict(self.figures))
         waiting = [
             {**camel_names(one.queue._asdict()), "reason": one.reason, "fromMs": from_ms}

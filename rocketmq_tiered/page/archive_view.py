@@ -205,8 +205,8 @@ class ArchiveCost:
 
 
 class ArchiveView:
-    """See the module. Thread-safe. ``shared``: the archive that clients are served from, once it is open. ``metrics``:
-    of the requests of this process since ``started_s``, a monotonic time."""
+    """Reads for the pages, and caches what it read. Thread-safe. ``shared``: the archive that clients are served
+    from, once it is open. ``metrics``: of the requests of this process since ``started_s``, a monotonic time."""
 
     def __init__(
         self,

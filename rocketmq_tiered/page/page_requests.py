@@ -160,7 +160,8 @@ class _Page:
 
 
 class AdminPages:
-    """See Pages. Thread-safe. Starts to measure at once. Raises UsageError for an unusable token file."""
+    """Renders the pages of one process. Thread-safe. Starts to measure lag and connections at once. Raises UsageError
+    for an unusable token file."""
 
     def __init__(self, process: Process, settings: CurrentSettings, archive: ArchiveView) -> None:
         """Makes the routes; a process without clients or without a gateway topic has no page of them."""
@@ -197,7 +198,8 @@ class AdminPages:
     # -- requests -----------------------------------------------------------------------------------------------
 
     def answer(self, target: str, headers: Headers, client: str) -> PageAnswer | None:
-        """See admin.Pages."""
+        """The page or static file at ``target``, a path with its query, or the refusal to show it; None if there is
+        none. ``client``: the browser's address."""
         path, _, query = target.partition("?")
         name = path.removeprefix(_STATIC)
         if path not in self._routes and not (path.startswith(_STATIC) and name in STATIC_TYPES):

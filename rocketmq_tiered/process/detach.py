@@ -106,7 +106,7 @@ class Detachment:
             if self._now_s() >= ends_s:
                 raise LeftError(
                     f"the broker still holds {left_text(left)}",
-                    hint="run tiered detach again later, wait longer (--wait 1h), or give them up (--force)",
+                    hint="run tiered detach again later, wait longer (--wait 1h), or leave them archived (--force)",
                 )
             if (text := left_text(left)) != said:
                 self._say(DetachStep(step, f"waits for {text}"))
@@ -130,7 +130,7 @@ class Detachment:
     def undo(self) -> None:
         """Make the broker readable and writable again."""
         self._broker.set_permission(PERM_READ_WRITE)
-        self._say(DetachStep("permission", "done: brokerPermission = 6"))
+        self._say(DetachStep("permission", "done: clients may read and write again (brokerPermission = 6)"))
 
 
 def left_text(left: list[Leftover]) -> str:

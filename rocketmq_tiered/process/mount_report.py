@@ -145,7 +145,7 @@ def of_mounts(node: MountNode) -> list[Finding]:
 
 
 class MountAdminSource(EventLoopSource):
-    """See EventLoopSource. ``nodes``: those of this process."""
+    """What the admin address of `tiered mount` shows. ``nodes``: those of this process."""
 
     def __init__(self, nodes: Sequence[MountNode]) -> None:
         self.nodes = nodes

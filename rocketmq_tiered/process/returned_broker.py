@@ -66,7 +66,7 @@ def take_back(
     count = _commit(broker, log.offsets)
     say(DetachStep("offsets", f"done: {count} written to the broker"))
     broker.set_permission(PERM_READ_WRITE)
-    say(DetachStep("permission", "done: brokerPermission = 6"))
+    say(DetachStep("permission", "done: clients may read and write again (brokerPermission = 6)"))
     retries = RetryLog(archive.store, PRODUCER)
     sent = _send(client, _unconsumed(retries.claim(), log.offsets))
     # The next mount begins with what the broker then has.

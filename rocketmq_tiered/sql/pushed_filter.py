@@ -45,7 +45,8 @@ class Call:
 
 
 def read_filter(expression: Any, names: Mapping[str, str]) -> tuple[Predicate, set[str] | None]:
-    """Of an Arrow expression its predicate and its fields, None: it cannot be read. ``names``: field -> column."""
+    """The predicate of an Arrow expression, and the set of its fields, which is None if the expression cannot be
+    read. ``names``: field -> column."""
     whole, fields = Call(""), set[str]()
     stack = [whole]
     try:

@@ -111,14 +111,14 @@ def test_what_stands_before_an_unreadable_place_is_read_to_the_byte(
     disk.may_give_the_front = gives_the_front
     bad = disk.break_page(path, 40_000)
     dest = bytearray(2 * SIZE)
-    got, failure = log.read_as_far_as_given(memoryview(dest), 1001)
+    got, failure = log.read_readable_part(memoryview(dest), 1001)
     assert (got, dest[:got]) == (bad - 1001, data[1001:bad])
     assert failure is not None
     assert failure.path == path
-    assert log.read_as_far_as_given(memoryview(dest), bad)[0] == 0
+    assert log.read_readable_part(memoryview(dest), bad)[0] == 0
     with pytest.raises(UnreadableError):
         log.read(bad - 1, 2)
-    got, failure = log.read_as_far_as_given(memoryview(dest), bad + 4096)
+    got, failure = log.read_readable_part(memoryview(dest), bad + 4096)
     assert (got, failure) == (SIZE - bad - 4096, None)
 
 

@@ -178,7 +178,7 @@ class CommitLog:
             file = self.file_at(phys)
             return self._read_file(file, dest, phys) if file is not None else 0
 
-    def read_as_far_as_given(self, dest: memoryview, phys: int) -> tuple[int, UnreadableError | None]:
+    def read_readable_part(self, dest: memoryview, phys: int) -> tuple[int, UnreadableError | None]:
         """Like ``read_into``, but at an unreadable place: the bytes before it and the error. Reads page by page after
         an error, so that the unreadable place is read only once more."""
         file = self.file_at(phys)

@@ -218,7 +218,10 @@ def _hours(properties: Mapping[str, str]) -> tuple[int, ...]:
     value = properties.get("deleteWhen", "04").strip() or "04"
     hours = [part.strip() for part in value.split(";") if part.strip()]
     if not all(hour.isdecimal() and int(hour) < 24 for hour in hours):
-        raise UsageError(f"deleteWhen = {value} is invalid", hint="use hours such as 04 or 04;16")
+        raise UsageError(
+            f"deleteWhen = {value} of broker.conf is no list of hours",
+            hint="use hours from 00 to 23, such as 04 or 04;16",
+        )
     return tuple(int(hour) for hour in hours)
 
 

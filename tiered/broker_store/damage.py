@@ -217,7 +217,7 @@ def _candidates_in_file(log: CommitLog, file: LogFile, begin: int, end: int) -> 
     """Positions in [begin, end) where a magic stands and the header's PHYSICALOFFSET is that position."""
     while begin < end:
         buffer = memoryview(bytearray(min(SEARCH_BYTES + HEADER_BYTES, file.end_phys - begin)))
-        got, failure = log.read_as_far_as_given(buffer, begin)
+        got, failure = log.read_readable_part(buffer, begin)
         data = bytes(buffer[:got])
         if len(data) < HEADER_BYTES and failure is None:
             return

@@ -267,7 +267,7 @@ def _refuse_foreign_log(log: CommitLog) -> None:
     failure = None
     for file in log.files[:_PROBE_FILES_MAX]:
         head = bytearray(min(file.size_bytes, _PROBE_BYTES))
-        got, failure = log.read_as_far_as_given(memoryview(head), file.begin_phys)
+        got, failure = log.read_readable_part(memoryview(head), file.begin_phys)
         if got or failure is None:
             _refuse_foreign_file(file, bytes(head[:got]), is_whole=failure is None)
             return

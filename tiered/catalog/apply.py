@@ -210,8 +210,8 @@ def _with_garbage(before: CatalogState, state: CatalogState, commit: Commit) -> 
         return state
     if not taken_back <= state.pending_deletions.keys():
         raise CommitInvalidError(
-            f"the commit takes back, or has deleted, {sorted(taken_back - state.pending_deletions.keys())[0]}, "
-            "which is no pending deletion"
+            f"the commit takes back {sorted(taken_back - state.pending_deletions.keys())[0]}, or says that it was "
+            "deleted, but it is no pending deletion"
         )
     pending_deletions = {
         key: pending for key, pending in state.pending_deletions.items() if key not in taken_back

@@ -55,7 +55,9 @@ def restored_check(store_path: Path, archive: ObjectStore) -> RestoredCheck:
     except OSError as error:
         raise open_failure(path, error) from error
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptionError(f"{path} does not parse: {error!r}", hint="remove it") from error
+        raise CorruptionError(
+            f"{path}, which tiered restore wrote, is damaged: {error!r}", hint="remove it"
+        ) from error
     try:
         is_of_archive = read_commit(archive, check.version).put_id == check.put_id
     except NotFoundError:

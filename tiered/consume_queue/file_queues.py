@@ -108,7 +108,8 @@ class FileConsumeQueues:
         self.refresh()
 
     def refresh(self) -> None:
-        """See what was written since. Costs a stat per topic and queue; lists only what changed."""
+        """Takes in what was written since the last call. Costs a stat per topic and queue; lists only directories
+        that changed."""
         with self._lock:
             for kind, topic in self._list_topics():
                 self._list_queues(kind, topic)

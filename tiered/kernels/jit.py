@@ -103,8 +103,9 @@ def _observe_compilation() -> None:
 
 
 def _njit(function: Callable[..., Any]) -> Any:
-    """Compile a function when it is first called, from the cache if possible. The cache directory is numba's own
-    setting, changed only while it makes the dispatcher."""
+    """Wraps ``function`` so that numba compiles it at its first call, unless a cache has it: first the kernels
+    compiled at the installation, then the user's own cache. numba's global setting for its cache directory is changed
+    only while the wrapper is made."""
     import numba
 
     _observe_compilation()

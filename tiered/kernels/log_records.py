@@ -91,7 +91,7 @@ def next_record(address: Int, length: Int, begin_phys: Int, position: Int) -> In
 
 @kernel
 def record_sizes(address: Int, length: Int, sizes: NDArray[np.int32]) -> Int:
-    """Sizes of the whole records that lie back to back from ``address`` on; their number."""
+    """Fills ``sizes`` with those of whole records that lie back to back from ``address`` on; returns their number."""
     count, position = 0, np.int64(0)
     while position + 4 <= length and count < len(sizes):
         size = load_be32(address, position)

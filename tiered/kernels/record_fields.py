@@ -354,7 +354,9 @@ def _property_pairs(
     starts: NDArray[np.int32],
     places: NDArray[np.int64],
 ) -> Int:
-    """Fill ``places`` (name, its length, value, its length); the number of pairs left of equal names."""
+    """Finds the properties of each row: ``places`` gets (name, its length, value, its length) of each pair, and
+    ``starts`` the first pair of each row. Of equal names in a row the last pair counts. Returns the number of
+    pairs."""
     address = data.ctypes.data
     count = np.int64(0)
     for row in range(len(properties_at)):

@@ -94,7 +94,7 @@ class TimerPlace(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As commands and CANCEL_PLACE have it."""
+        """``<queue id>:<queue offset>``, the form that commands and the property CANCEL_PLACE use."""
         return f"{self.queue_id}:{self.queue_offset}"
 
 

@@ -223,9 +223,8 @@ class FileStore:
         """Give a complete file its key's name. ``name``: of the file so far, None if it is anonymous."""
         source = f"/proc/self/fd/{descriptor}" if name is None else name
         for _ in range(_MKDIR_ATTEMPTS_MAX):
-            with suppress(
-                FileNotFoundError
-            ):  # a concurrent delete removed the directory when it became empty
+            # A concurrent delete may remove the directory when it becomes empty.
+            with suppress(FileNotFoundError):
                 with self._directory_of(key, is_made=True) as directory:
                     self._name(source, os.path.join(directory, os.path.basename(key)), follow=name is None)
                 return

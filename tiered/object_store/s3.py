@@ -317,7 +317,7 @@ class S3Store:
                     Bucket=self._bucket, Key=upload.key, UploadId=upload.upload_id
                 )
             except self._connected().exceptions.NoSuchUpload:
-                logger.debug("upload of %s is gone", upload.key)
+                logger.debug("the multipart upload of %s was ended before", upload.key)
 
     def clock_ms(self, prefix: str = "") -> int:
         """The store's time in seconds, from the Date header of a listing: a policy may allow these by prefix."""

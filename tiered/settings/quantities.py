@@ -63,7 +63,8 @@ def duration_ms(text: str) -> int | None:
 
 
 def written_duration(milliseconds: int | None, gap: str = "") -> str:
-    """As ``duration_ms`` reads it, in the largest unit without a fraction; ``gap`` stands before the unit."""
+    """The duration in the largest unit that gives a whole number, in the form that ``duration_ms`` parses. ``gap``
+    stands between number and unit."""
     if milliseconds is None:
         return FOREVER
     for unit in ("d", "h", "m", "s"):

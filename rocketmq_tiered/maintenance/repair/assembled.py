@@ -89,7 +89,8 @@ def _reaching(state: CatalogState, found: Sequence[tuple[QueueKey, np.void]]) ->
 def with_adopted(
     state: CatalogState, found: Sequence[tuple[QueueKey, FoundObject, np.void]], version: int
 ) -> CatalogState:
-    """``state`` with runs that its queues lack."""
+    """``state`` with more runs, as if the commit ``version`` had added them. ``found``: (queue, the object that holds
+    the run, the run, RUN_DTYPE), each for offsets that no run of the queue has."""
     if not found:
         return state
     state = _reaching(state, [(queue, run) for queue, _, run in found])

@@ -185,7 +185,8 @@ def plan_repair(
 
 
 def apply_repair(repair: Repair) -> CatalogState:
-    """Commit it. Raises FencedError if the archive has changed since it was planned, and the store's errors."""
+    """Writes the planned state: large tables of runs as pages, then a root page, then the commit that makes them the
+    archive. Raises FencedError if the archive has changed since the repair was planned, and the store's errors."""
     state, version, epoch = repair.state, repair.version, repair.epoch
     nonce = f"{random.SystemRandom().getrandbits(64):016x}"
     if state.memory_runs > SPILL_RUNS:

@@ -73,7 +73,7 @@ def _newest_root(store: ObjectStore, found: Survey) -> CatalogState:
         try:
             return decode_root(read_page_bytes(store, key), source=key)
         except DAMAGE as error:
-            found.notes.append(f"root {key} cannot be read: {error.message}")
+            found.notes.append(f"root page {key} cannot be read: {error.message}")
             found.unreadable.add(key)
     return CatalogState()
 

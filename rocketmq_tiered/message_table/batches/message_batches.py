@@ -218,7 +218,8 @@ def _chunks(
 
 
 class Damage:
-    """Handles damage by mode, and collects it for rows of its own."""
+    """What happens to damage, by ``mode``: FAILFAST raises CorruptionError, the others skip it, log it and pass it to
+    ``skipped``. With ``wants_rows`` it is kept too, as it becomes rows of the table."""
 
     def __init__(
         self,

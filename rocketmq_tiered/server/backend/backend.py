@@ -45,7 +45,7 @@ class TopicConfig:
     attributes: dict[str, str] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
-        """As Java writes it."""
+        """The JSON object that RocketMQ's TopicConfig is written as."""
         return {
             "attributes": self.attributes,
             "order": self.order,
@@ -113,7 +113,7 @@ class Backend(Protocol):
         ...
 
     async def offset_by_time(self, topic: str, queue_id: int, store_ms: int, *, upper: bool) -> int:
-        """As the broker's SEARCH_OFFSET_BY_TIMESTAMP."""
+        """The offset that a broker returns to SEARCH_OFFSET_BY_TIMESTAMP, with ``upper`` as its boundary type."""
         ...
 
     async def stored_ms(self, topic: str, queue_id: int, offset: int) -> int:

@@ -43,7 +43,8 @@ class LookupHandlers:
         self._archive, self._routes = archive, routes
 
     def register(self, table: HandlerTable) -> None:
-        """12, 29–33, 46, 202, 321, and writes."""
+        """Registers the handlers of searches by time, bounds, messages by id and key, queue rows and statistics, and
+        the refusal of writes."""
         table.register(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)(self.search)
         table.register(RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)(self.bound)
         table.register(RequestCode.GET_EARLIEST_MSG_STORETIME)(self.earliest)

@@ -99,7 +99,7 @@ class BrokerTables:
 
 
 class ServedArchive:
-    """See Backend. The caller closes ``access``."""
+    """The Backend of one open archive. The caller closes ``access``."""
 
     def __init__(self, access: ArchiveAccess) -> None:
         """Read nothing before ``load``."""
@@ -150,7 +150,8 @@ class ServedArchive:
         grown.set()
 
     def changed(self, timeout_s: float) -> Coroutine[Any, Any, None]:
-        """See Backend. Not ``async``: changes between the call and its first step count."""
+        """Ends when the archive has grown, or after ``timeout_s``. It is not ``async``, so that changes between the
+        call and its first step count."""
         return _happened(self._grown, timeout_s)
 
     # -- tables -----------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class MessageQueue(NamedTuple):
     queue_id: int
 
     def document(self) -> dict[str, Any]:
-        """As Java writes it."""
+        """The JSON object that RocketMQ's MessageQueue is written as."""
         return {"brokerName": self.broker, "queueId": self.queue_id, "topic": self.topic}
 
 

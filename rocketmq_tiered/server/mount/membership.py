@@ -62,7 +62,7 @@ class Membership:
 
     @property
     def strangers(self) -> list[str]:
-        """See NodeLog."""
+        """Keys of objects below the prefix of leases that are no lease of the node whose name they have."""
         return sorted(self._log.strangers)
 
     def holds(self) -> bool:

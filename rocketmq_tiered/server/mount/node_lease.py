@@ -145,7 +145,7 @@ class NodeLog:
 
     @property
     def lease(self) -> str:
-        """See NodeLease; empty before ``join``."""
+        """The name of this process's lease in snapshots of groups; empty before ``join``."""
         return "" if self._own is None else self._own.lease
 
     def join(self) -> None:

@@ -260,5 +260,6 @@ class ProxyService(RelayService[ProxyClient]):
 
 
 def _no_message(phys: int) -> Response:
-    """As of a broker without the message: a consumer then sends the message itself."""
+    """The reply of a broker that does not have the message; a consumer then sends a retry message with the whole
+    content."""
     return Response(ResponseCode.SYSTEM_ERROR, remark=f"look message by offset failed, {phys}")

@@ -255,7 +255,8 @@ class _Link(asyncio.Protocol):
 
 
 class RemotingUpstream:
-    """See Upstream. One connection to ``address``, made when needed, until ``close``. ``tls`` None: plain."""
+    """The broker at ``address``, over one connection that is made when needed and kept until ``close``. ``tls`` None:
+    the connection is plain."""
 
     def __init__(
         self,
@@ -420,7 +421,7 @@ def retrieve_exception(outcome: asyncio.Future[Any]) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """As the system names it: asyncio puts the address and the number into its text."""
+    """The error in the system's words, without the address and error number that asyncio adds."""
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
     return getattr(error, "strerror", None) or str(error) or "no answer"

@@ -97,7 +97,7 @@ def encode_retry(
 
 
 def _host(address: str | None) -> bytes | None:
-    """As stored in a record; None for a host name."""
+    """Address and port in the form of a record's host fields; None for a host name."""
     host, _, port = (address or "").rpartition(":")
     try:
         return ipaddress.ip_address(host.strip("[]")).packed + struct.pack(">i", int(port))

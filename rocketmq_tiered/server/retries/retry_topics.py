@@ -186,7 +186,8 @@ class ArchiveWithRetries:
         return self._archive.last_stored_ms(topic, queue_id) if message is None else message.stored_ms
 
     async def pull(self, request: PullRequest) -> PullResult:
-        """Pull from the archived part of a queue, or from the growing one at and above its first offset."""
+        """Pulls from the archive, or, at and above the first offset of the messages that were delivered here, from
+        those."""
         holder = self._holder(request.topic, request.queue_id)
         if holder is None:
             return await self._archive.pull(request)
@@ -312,7 +313,7 @@ class ProxyTopic(DeliveredQueues):
 
 
 def _host(address: str) -> bytes:
-    """As stored in a record; 127.0.0.1 for a name or an IPv6 address."""
+    """Address and port in the form of a record's host fields; 127.0.0.1 for a host name or an IPv6 address."""
     host, _, port = address.rpartition(":")
     try:
         return ipaddress.IPv4Address(host).packed + struct.pack(">i", int(port))

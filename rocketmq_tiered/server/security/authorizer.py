@@ -51,8 +51,9 @@ FIRST_5 = 413
 
 
 class RulesAuthorizer:
-    """See Authorizer. ``rules`` None: everything is allowed. ``now_s`` is monotonic. A request that is allowed has
-    the body that the rules have seen, encoded again, unless ``keeps_bodies``: its signature is checked again."""
+    """Judges requests by the rules of a file; without ``rules`` everything is allowed. ``now_s`` is monotonic. A
+    request that is allowed has the body that the rules have seen, encoded again, unless ``keeps_bodies``: its
+    signature is checked again."""
 
     def __init__(
         self,
@@ -74,7 +75,8 @@ class RulesAuthorizer:
         )
 
     def refusal(self, request: Request) -> Response | None:
-        """See Authorizer. Raises BadRequestError."""
+        """The reply to a request that the rules do not allow, or None. Raises BadRequestError for a body that does
+        not parse."""
         if self._rules is None:
             return None
         self._rules.reload(self._now_s())
@@ -137,7 +139,7 @@ class RulesAuthorizer:
         return Response(ResponseCode.NO_PERMISSION, remark=why)
 
     def filtered(self, request: Request, response: Response) -> Response:
-        """See Authorizer. Raises BadRequestError."""
+        """``response``, or a refusal if it has a message that the account may not read. Raises BadRequestError."""
         if self._rules is None or request.command.code != RequestCode.VIEW_MESSAGE_BY_ID or not response.body:
             return response
         data = b"".join(response.body)
@@ -186,7 +188,8 @@ class SenderRights:
         self._rules, self._store, self._key = RulesFile(acl_file), store, b""
 
     def __call__(self, properties: Mapping[str, str], body: bytes) -> str | None:
-        """See hand_over_refusal. Raises what the store raises."""
+        """Why the sender of this message of the gateway topic may not send to its own topic, or None. Raises what the
+        store raises."""
         self._key = self._key or private_key(self._store)
         self._rules.reload(time.monotonic())
         return hand_over_refusal(self._rules.rules, self._key, properties, body)

@@ -419,13 +419,15 @@ def _permission(kind: Kind, name: str, actions: Actions) -> Permission:
 
 
 def permissions_for(request: Request) -> list[Permission] | None:
-    """As required in 5.x; None: a super user. Raises BadRequestError for a body that does not parse."""
+    """The permissions that a 5.x broker requires for ``request``; None: only a super user may send it. Raises
+    BadRequestError for a body that does not parse."""
     need = NEEDS.get(request.command.code)
     return None if need is None else _permissions(need, need.actions, request)
 
 
 def acl_1_permissions(request: Request) -> list[Permission] | None:
-    """As required in ACL 1.0; None: an administrator. Raises BadRequestError for a body that does not parse."""
+    """The permissions that ACL 1.0 requires for ``request``; None: only an administrator may send it. Raises
+    BadRequestError for a body that does not parse."""
     need = NEEDS.get(request.command.code)
     return None if need is None or need.acl_1 is None else _permissions(need, need.acl_1, request)
 

@@ -467,7 +467,7 @@ class UserAcl(Rules):
         if prefix != "User" or name not in self.accounts:
             raise RulesError(
                 f"subject {shortened(ascii(subject))} is no user of this file",
-                hint="write User:NAME, with a username of users",
+                hint="write User:NAME with the username of an entry of users, or add that user",
             )
         _each(
             acl, "policies", lambda policy: self._read_policy(self.accounts[name], policy), is_required=True

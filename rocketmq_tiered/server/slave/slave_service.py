@@ -142,7 +142,7 @@ class SlaveCounters(RelayCounters):
 
 
 class SlaveService(RelayService[RelayClient]):
-    """See RelayService; registers at the name servers once the archive is open."""
+    """Serves as a slave of its broker. Registers at the name servers once the archive is open."""
 
     section = "slave"
 
@@ -173,7 +173,8 @@ class SlaveService(RelayService[RelayClient]):
         return bound
 
     def open_archive(self, handlers: ProxyHandlers, key: bytes = b"") -> None:
-        """See RelayService; also registers."""
+        """Lets ``handlers`` answer their codes from now on, and registers at the name servers. ``key``: the archive's
+        private key."""
         # Relayed codes stay relayed: a reset in proxy mode notifies members itself, here the master does.
         super().open_archive(
             {code: handler for code, handler in handlers.items() if code not in RELAYED}, key
@@ -181,7 +182,7 @@ class SlaveService(RelayService[RelayClient]):
         self._spawn(self._register())
 
     async def close(self, drain_s: float = 5.0) -> None:
-        """See RelayService; unregisters first."""
+        """Unregisters, then closes connections after requests in progress had ``drain_s`` to finish."""
         await self._end_tasks()
         await self._registrar.leave()
         await super().close(drain_s)

@@ -189,7 +189,7 @@ class Connection(asyncio.BufferedProtocol):
         self._context.on_open(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.BaseProtocol. Cancels requests in progress."""
+        """Called by asyncio when the connection has ended. Cancels requests in progress."""
         self._out.resumed()
         if self._turn is not None:
             self._turn.cancel()
@@ -365,8 +365,8 @@ class Connection(asyncio.BufferedProtocol):
             self._authorizer.note(request, response, body_bytes)
 
     def push(self, code: int, ext: Mapping[str, str], body: bytes = b"") -> None:
-        """See Peer. A client that does not read gets no HINTS. Other pushes queue behind its unread replies and count
-        as such."""
+        """Sends a one-way request to the client. A client that does not read gets no HINTS; other pushes queue behind
+        its unread replies and count as such."""
         command = RemotingCommand(
             code, next(self._opaques), ONEWAY_FLAG, version=self._context.version, ext_fields=ext, body=body
         )

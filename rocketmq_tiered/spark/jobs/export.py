@@ -135,8 +135,8 @@ def _configure_bucket(spark: SparkSession, bucket: str, options: StoreOptions) -
     }.items():
         if value:
             raise UsageError(
-                f"a Delta table on s3:// is written by Java, which does not take {name}",
-                hint="unset it, with the certificate in Java's trust store, or export Parquet files",
+                f"a Delta table on s3:// is written by Hadoop's S3 client, to which {name} does not apply",
+                hint="unset it, and add a certificate to Java's trust store instead; or export Parquet files",
             )
     for name, value in s3a_settings(configured(options)).items():
         conf.set(f"fs.s3a.bucket.{bucket}.{name}", value)

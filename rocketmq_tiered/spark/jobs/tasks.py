@@ -66,8 +66,9 @@ class SparkTasks:
     def run_by_part(
         self, work: Pieces[T, P], tasks: Sequence[T], reduce: Callable[[list[P]], R], parts: int
     ) -> list[R]:
-        """``work`` divides each task into pieces of numbered parts, a shuffle; ``reduce`` gets all pieces of a part, in
-        any order. Raises as ``run``."""
+        """Runs ``work`` on each task, which divides it into numbered pieces, shuffles the pieces by number, and calls
+        ``reduce`` with all pieces of a number, in any order. Returns its ``parts`` results at most. Raises as
+        ``run``."""
         if not tasks:
             return []
         rows: Any = self._context.parallelize(list(tasks), len(tasks))

@@ -320,7 +320,8 @@ def _by_object(candidates: Candidates, reading: Sequence[Table]) -> Table:
 
 
 def _groups_of(candidates: Candidates, ranges: Table, group_bytes_max: int) -> list[_Group]:
-    """``ranges`` of large objects, and of neighbouring small ones."""
+    """Divides ``ranges``, which are in the order of their objects, into groups of objects that are opened together: a
+    large object alone, small neighbours up to ``group_bytes_max`` bytes and GROUP_SOURCES_MAX objects."""
     numbers, first = np.unique(candidates.runs["object"][ranges["run"]], return_index=True)
     sizes = candidates.objects["size_bytes"][numbers].tolist()
     ends = [*first[1:].tolist(), len(ranges)]
