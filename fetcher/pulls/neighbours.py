@@ -117,14 +117,7 @@ class TogetherRead:
             key, int(place["size_bytes"]), int(place["tail_bytes"]), Priority.USER, run
         )
         runs["ordinal"] -= index.first_run
-        runs = in_object_order(index, runs)
-        stored = picked(index.runs, runs["ordinal"])
-        names = index.queue_table[stored["queue"]].tolist()
-        is_other = (stored["base_queue_offset"] != runs["base_queue_offset"]).any()
-        if is_other or [(index.topics[topic], *numbers) for topic, *numbers in names] != [
-            self._page.queues[number] for number in runs["queue"].tolist()
-        ]:
-            raise CorruptionError(f"{key} has other runs than the catalog names")
+        runs = in_object_order(index, runs, self._page.queues)
         (rows,) = rows_of_parts(index, runs, [int(runs["rows"].sum())])
         at = positions(self._rows[which], runs["rows"])
         for name, column in self._columns.items():

@@ -17,7 +17,7 @@ from tiered.archive.object_spans import ObjectSpans
 from tiered.catalog.repeated_offsets import repeated_offsets
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError, TieredError
-from tiered.formats.part_rows import PartRows, in_object_order, rows_of_parts
+from tiered.formats.part_rows import PartRows, ends_by_blocks, in_object_order, rows_of_parts
 from tiered.formats.run_part import CatalogRun, cut_run
 from tiered.formats.segment_index import KeySection, SegmentIndex
 from tiered.formats.segment_layout import HEADER_BYTES, check_header
@@ -299,16 +299,8 @@ class _FullCheck:
             result.add(AnomalyKind.DAMAGED, index.key, error.message)
         keys = self._keys()
         self._first_key = np.zeros(0, np.int64) if keys is None else begins(keys.counts)
-        raw, cuts = index.bounds.block_raw, [0]
-        while cuts[-1] < len(index.blocks):
-            fitting = int(np.searchsorted(raw, raw[cuts[-1]] + WINDOW_RAW_BYTES, side="right")) - 1
-            cuts.append(max(cuts[-1] + 1, fitting))
         if len(runs):
-            begin = index.bounds.run_rows[runs["ordinal"]]
-            ends = index.bounds.block_rows[cuts[1:]]
-            run = np.maximum(np.searchsorted(begin, ends) - 1, 0)
-            ends = begins(runs["rows"])[run] + np.clip(ends - begin[run], 0, runs["rows"][run])
-            for rows in rows_of_parts(index, runs, ends.tolist()):
+            for rows in rows_of_parts(index, runs, ends_by_blocks(index, runs, WINDOW_RAW_BYTES)):
                 self._check_rows(runs, rows, keys)
         result.counts["blocks"] = len(index.blocks)
         result.counts["bytes"] = index.size_bytes

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tiered.errors import CorruptionError
 from tiered.formats.run_part import CatalogRun
 from tiered.formats.segment_index import SegmentIndex
+from tiered.model.queue import QueueKey
 from tiered.model.tables import RunKind, Table, begins, picked, positions
 
 ROWS_AT_ONCE = 128 * 1024
@@ -44,12 +45,34 @@ class PartRows(NamedTuple):
         return found
 
 
-def in_object_order(index: SegmentIndex, parts: Table) -> Table:
-    """``parts`` (RUN_DTYPE) as their rows lie in the object. Raises CorruptionError unless it has all of them."""
+def is_inside(part: Table, whole: Table) -> NDArray[np.bool_]:
+    """Whether each run of the catalog is a part of the object's."""
+    skipped = part["base_byte"] - whole["base_byte"]
+    found = (part["kind"] == whole["kind"]) & (part["first_row"] >= 0) & (part["rows"] > 0)
+    found &= part["first_row"] + part["rows"] <= whole["rows"]
+    found &= (skipped >= 0) & (skipped + part["byte_count"] <= whole["byte_count"])
+    is_counted = (part["kind"] != RunKind.BATCH) & (part["kind"] != RunKind.SPARSE)
+    found &= (part["kind"] == RunKind.SPARSE) | (
+        (part["base_queue_offset"] >= whole["base_queue_offset"])
+        & (part["end_queue_offset"] <= whole["end_queue_offset"])
+    )
+    found &= ~is_counted | (part["base_queue_offset"] == whole["base_queue_offset"] + part["first_row"])
+    inside: NDArray[np.bool_] = found
+    return inside
+
+
+def in_object_order(index: SegmentIndex, parts: Table, queues: Sequence[QueueKey] | None = None) -> Table:
+    """``parts`` (RUN_DTYPE) as their rows lie in the object. Raises CorruptionError unless it has all of them; with
+    ``queues``, which ``parts["queue"]`` numbers, unless they are what the catalog says."""
     ordinal, first_row = parts["ordinal"], parts["first_row"]
     is_there = ordinal < len(index)
-    rows = index.runs["rows"][np.where(is_there, ordinal, 0)]
-    is_there &= (first_row >= 0) & (parts["rows"] > 0) & (parts["rows"] <= rows - first_row)
+    stored = picked(index.runs, np.where(is_there, ordinal, 0))
+    is_there &= (first_row >= 0) & (parts["rows"] > 0) & (parts["rows"] <= stored["rows"] - first_row)
+    if queues is not None:
+        is_there &= is_inside(parts, stored)
+        names = picked(index.queue_table, stored["queue"]).tolist()
+        numbers = zip(names, parts["queue"].tolist(), strict=True)
+        is_there &= [queues[number] == (index.topics[topic], *rest) for (topic, *rest), number in numbers]
     if not is_there.all():
         raise CorruptionError(f"{index.key}: the catalog names runs that are not in it")
     return picked(parts, np.lexsort((first_row, ordinal)))
@@ -66,6 +89,23 @@ def rows_of_parts(index: SegmentIndex, parts: Table, ends: Sequence[int] | None 
         if end > begin:
             yield window.rows(begin, end)
         begin = end
+
+
+def ends_by_blocks(index: SegmentIndex, parts: Table, raw_bytes_max: int) -> list[int]:
+    """Ends for ``rows_of_parts`` of ``parts`` that have bytes: with blocks, of at most so many raw bytes or one."""
+    raw, cuts = index.bounds.block_raw, [0]
+    while cuts[-1] < len(index.blocks):
+        fitting = int(np.searchsorted(raw, raw[cuts[-1]] + raw_bytes_max, side="right")) - 1
+        cuts.append(max(cuts[-1] + 1, fitting))
+    begin, ends = (
+        index.bounds.run_rows[parts["ordinal"]] + parts["first_row"],
+        index.bounds.block_rows[cuts[1:]],
+    )
+    part = np.maximum(np.searchsorted(begin, ends) - 1, 0)
+    found: list[int] = (
+        begins(parts["rows"])[part] + np.clip(ends - begin[part], 0, parts["rows"][part])
+    ).tolist()
+    return found
 
 
 class _Window:

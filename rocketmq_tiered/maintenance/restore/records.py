@@ -5,9 +5,9 @@ Writes the consume queues of a restored log, from the rows of the archive.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -16,18 +16,21 @@ from numpy.typing import NDArray
 from rocketmq_tiered.maintenance.restore.selection import RestoreSelection, ShownQueue
 from tiered.archive.found_objects import READ_THREADS, few_at_a_time
 from tiered.archive.kept_offsets import KeptOffsets
-from tiered.archive.object_spans import ObjectSpans, Rows, all_rows
+from tiered.archive.object_spans import ObjectSpans
 from tiered.archive.run_passes import LivingRuns, WindowObjects
-from tiered.archive.segment_reader import SegmentCache, SegmentReader
+from tiered.archive.segment_reader import SegmentCache
+from tiered.archive.verify_segment import SegmentCheck
 from tiered.broker_store.restored_log import Piece, RestoredLog
 from tiered.catalog.pages import Page, RunIndex
 from tiered.catalog.state import CatalogState, renumbered, selected
 from tiered.consume_queue.index import UNIT_DTYPE
 from tiered.consume_queue.store import ConsumeQueueStore
 from tiered.errors import CorruptionError, NotFoundError, SnapshotExpiredError, UsageError
+from tiered.formats.part_rows import PartRows, ends_by_blocks, in_object_order, rows_of_parts
+from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
 from tiered.model.queue_roster import taken
-from tiered.model.tables import QUEUE_SPARSE, RunKind, Table
+from tiered.model.tables import QUEUE_SPARSE, RUN_DTYPE, RunKind, Table, concatenated, picked, positions
 from tiered.object_store.interface import ObjectStore
 
 FILLER_ROOM_BYTES = 1024
@@ -98,17 +101,6 @@ WINDOW_RUNS = 262_144
 _END = np.iinfo(np.int64).max
 
 
-class OrderedRun(NamedTuple):
-    """A run, the object that has it (size and tail in bytes), and its queue."""
-
-    min_phys: int
-    key: str
-    size_bytes: int
-    tail_bytes: int
-    run: np.void
-    queue: QueueKey
-
-
 class LogOrder:
     """``windows``: bounds [begin, end) of the runs' first physical offsets. ``oldest_phys``: of a record that is
     certainly selected. ``has_holes``: key compaction dropped rows inside runs. Raises CorruptionError if a page of the
@@ -137,30 +129,26 @@ class LogOrder:
                 f"{key}: {reason}", hint="tiered verify ARCHIVE_URL --full lists all damage"
             )
 
-    def objects(self, window: tuple[int, int]) -> list[list[OrderedRun]]:
+    def objects(self, window: tuple[int, int]) -> list[SegmentCheck]:
         """The runs with bytes of ``window``, object by object, the one that begins first first."""
-        found: dict[str, list[OrderedRun]] = {}
-        for item in self._ordered(window):
-            if int(item.run["kind"]) != RunKind.LMQ:
-                found.setdefault(item.key, []).append(item)
-        return list(found.values())
+        with_bytes = (
+            _some_runs(check, np.flatnonzero(check.runs[0]["kind"] != RunKind.LMQ))
+            for check in WindowObjects(self._pages(*window)).values()
+        )
+        found = [check for check in with_bytes if len(check.queues)]
+        return sorted(found, key=lambda check: int(check.runs[0]["min_phys"].min()))
 
-    def runs(self) -> Iterator[OrderedRun]:
-        """All runs, so that those of one queue come in the order of their offsets."""
+    def runs(self) -> Iterator[SegmentCheck]:
+        """All runs, so that those of one queue come in the order of their offsets; neighbours of an object together."""
         for window in self.windows:
-            yield from self._ordered(window)
-
-    def _ordered(self, window: tuple[int, int]) -> list[OrderedRun]:
-        objects = WindowObjects(self._pages(*window))
-        found = []
-        for key, check in objects.items():
-            size_bytes, tail_bytes = int(check.place["size_bytes"]), int(check.place["tail_bytes"])
-            (runs,) = check.runs
-            found += [
-                OrderedRun(int(run["min_phys"]), key, size_bytes, tail_bytes, run, queue)
-                for run, queue in zip(runs, check.queues, strict=True)
-            ]
-        return sorted(found, key=lambda item: (item.min_phys, item.key, int(item.run["ordinal"])))
+            checks = list(WindowObjects(self._pages(*window)).values())
+            counts = np.array([len(check.queues) for check in checks], np.int64)
+            of, row = np.repeat(np.arange(len(checks)), counts), positions(np.zeros_like(counts), counts)
+            runs = concatenated((check.runs[0] for check in checks), RUN_DTYPE)
+            order = np.lexsort((runs["ordinal"], of, runs["min_phys"]))
+            for mine in np.split(order, np.flatnonzero(np.diff(of[order])) + 1):
+                if len(mine):
+                    yield _some_runs(checks[int(of[mine[0]])], row[mine])
 
     def _pages(self, begin: int, end: int) -> Iterator[Page]:
         for page in self._runs.between(0, self._version):
@@ -172,8 +160,17 @@ class LogOrder:
                 yield Page(taken(page.queues, used), chunk)
 
 
+def _some_runs(check: SegmentCheck, which: NDArray[np.int64]) -> SegmentCheck:
+    """Only these runs of an object, as they lie in it; they number the queues."""
+    runs = check.runs[0]
+    which = which[np.lexsort((runs["first_row"][which], runs["ordinal"][which]))]
+    found = picked(runs, which)
+    found["queue"] = np.arange(len(which))
+    return SegmentCheck(check.key, check.place, [found], [check.queues[row] for row in which.tolist()])
+
+
 PENDING_BYTES = 4 << 20
-"""Of decoded records before they are written."""
+"""Of decoded records that are written at once."""
 
 TAIL_BYTES = 32 << 20
 
@@ -199,34 +196,46 @@ class RecordWriter:
         self, order: LogOrder, done: int, pool: ThreadPoolExecutor
     ) -> Iterator[tuple[int, Future[None]]]:
         """For each object its bytes and the copy of its records; the first ``done`` were copied before."""
-        objects = (runs for window in order.windows for runs in order.objects(window))
-        for number, runs in enumerate(objects):
-            copied_bytes = sum(int(item.run["byte_count"]) for item in runs)
+        objects = (check for window in order.windows for check in order.objects(window))
+        for number, check in enumerate(objects):
+            copied_bytes = int(check.runs[0]["byte_count"].sum())
             if number < done:
                 finished: Future[None] = Future()
                 finished.set_result(None)
                 yield copied_bytes, finished
             else:
-                yield copied_bytes, pool.submit(self._copy, runs)
+                yield copied_bytes, pool.submit(self._copy, check)
 
-    def _copy(self, runs: Sequence[OrderedRun]) -> None:
+    def _copy(self, check: SegmentCheck) -> None:
         """All of one object."""
-        index = opened(self._tails, runs[0]).index
-        runs = sorted(runs, key=lambda item: (int(item.run["ordinal"]), int(item.run["first_row"])))
-        parts = [index.check_run(item.run, item.queue) for item in runs]
-        ends = [index.block_span(part, part.rows - 1, part.rows) for part in parts]
-        spans = ObjectSpans(self._store, index, max(span.offset + span.length for span in ends))
-        pieces, pending = list[Piece](), 0
-        for item, part in zip(runs, parts, strict=True):
-            for found in spans.records(part):
-                rows = found.rows
-                kept = self._selection.rows(rows, item.queue, int(item.run["kind"]), index.queues)
-                pieces.append(Piece(found.data, found.starts[kept], rows.size[kept], rows.phys[kept]))
-                pending += int(pieces[-1].sizes.sum())
-                if pending >= PENDING_BYTES:
-                    self._log.write(pieces)
-                    pieces, pending = [], 0
-        self._log.write(pieces)
+        index, parts = _opened(self._tails, check)
+        raw, blocks = _raw_of(index, parts), index.bounds.block_raw
+        end = int(np.searchsorted(blocks, raw[-1] + int(parts["byte_count"][-1])))
+        spans = ObjectSpans(self._store, index, int(index.block_offsets[end]))
+        for rows in rows_of_parts(index, parts, ends_by_blocks(index, parts, PENDING_BYTES)):
+            begin = raw[rows.part] + rows.position
+            first = int(np.searchsorted(blocks, begin[0], side="right")) - 1
+            last = int(np.searchsorted(blocks, begin[-1] + rows.size[-1]))
+            span = index.span_of_blocks(int(parts["ordinal"][rows.part[0]]), first, last)
+            data = index.decode_blocks(span, spans.read(span.offset, span.length))
+            kept = self._selection.rows(rows, check.queues, index.queues)
+            piece = Piece(data, (begin - blocks[first])[kept], rows.size[kept], rows.phys[kept])
+            if (
+                (piece.starts < 0).any()
+                or (piece.sizes < 1).any()
+                or (piece.starts + piece.sizes > len(data)).any()
+            ):
+                raise CorruptionError(f"{index.key}: rows do not fit blocks {first} to {last - 1}")
+            self._log.write([piece])
+
+
+def _raw_of(index: SegmentIndex, parts: Table) -> NDArray[np.int64]:
+    """Where ``parts``, which are not of LMQs, begin in the raw bytes of their object."""
+    ordinal = parts["ordinal"]
+    found: NDArray[np.int64] = (
+        index.bounds.run_raw[ordinal] + parts["base_byte"] - index.runs["base_byte"][ordinal]
+    )
+    return found
 
 
 def messages_left(
@@ -245,27 +254,27 @@ def messages_left(
             continue
         found[key] = left = KeptOffsets(queue.min_offset, queue.end_offset)
         chunk = index.runs_of(state, key)
-        for run in chunk.runs[chunk.runs["min_phys"] >= 0]:
-            place = chunk.objects[int(run["object"])]
-            name, sizes = (
-                chunk.object_keys[int(place["key"])],
-                (int(place["size_bytes"]), int(place["tail_bytes"])),
-            )
-            reader = opened(segments, OrderedRun(0, name, *sizes, run, key))
-            offsets = reader.row_columns(reader.index.check_run(run, key)).queue_offset
-            left.keep(offsets[offsets >= queue.min_offset])
+        for at in np.flatnonzero(chunk.runs["min_phys"] >= 0).tolist():
+            runs = chunk.runs[at : at + 1]
+            place = chunk.objects[int(runs["object"][0])]
+            check = SegmentCheck(chunk.object_keys[int(place["key"])], place, [runs], [key])
+            for rows in rows_of_parts(*_opened(segments, check)):
+                left.keep(rows.queue_offset[rows.queue_offset >= queue.min_offset])
     return found
 
 
-def opened(cache: SegmentCache, item: OrderedRun) -> SegmentReader:
-    """The object of a run. Raises SnapshotExpiredError if it is gone."""
+def _opened(cache: SegmentCache, check: SegmentCheck) -> tuple[SegmentIndex, Table]:
+    """The object, and the runs that are wanted of it, which it has. Raises SnapshotExpiredError if it is gone."""
+    place = check.place
     try:
-        return cache.open(item.key, size_bytes=item.size_bytes, tail_bytes=item.tail_bytes)
+        sizes = {"size_bytes": int(place["size_bytes"]), "tail_bytes": int(place["tail_bytes"])}
+        index = cache.open(check.key, **sizes).index
     except NotFoundError as error:
         raise SnapshotExpiredError(
-            f"{item.key} no longer exists: garbage collection deleted it",
+            f"{check.key} no longer exists: garbage collection deleted it",
             hint="restore the newest version, into a new directory; tiered verify ARCHIVE_URL lists what is missing",
         ) from error
+    return index, in_object_order(index, check.runs[0], check.queues)
 
 
 PENDING_UNITS = 1 << 20
@@ -308,31 +317,31 @@ class UnitWriter:
 
     def write(self, store: ObjectStore, order: LogOrder) -> UnitCounts:
         """All of them. Raises what reading and writing raise."""
+        cache = SegmentCache(store, cache_bytes=TAIL_BYTES)
         with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="restore") as pool:
-            for runs, reader in few_at_a_time(_opened(store, order, pool)):
-                for item in runs:
-                    self._add(item, reader.result())
+            opening = ((check, pool.submit(_opened, cache, check)) for check in order.runs())
+            for check, found in few_at_a_time(opening):
+                self._add(check, *found.result())
         self._write_pending()
         ended = 0
         for key, queue in self._selection.queues.items():
             ended += self._end(key, queue)
         return UnitCounts(self._messages, self._gaps, ended)
 
-    def _add(self, item: OrderedRun, reader: SegmentReader) -> None:
-        """Adds the consume-queue units of the selected rows of one run to the pending ones, and writes those when
-        there are PENDING_UNITS."""
-        part = reader.index.check_run(item.run, item.queue)
-        for rows in all_rows(reader.index, part):
-            kept = self._selection.rows(rows, item.queue, int(item.run["kind"]), reader.index.queues)
-            if not kept.any():
-                continue
-            self._pending.setdefault(item.queue, []).append(self._units(rows.where(kept)))
-            self._pending_units += int(kept.sum())
+    def _add(self, check: SegmentCheck, index: SegmentIndex, parts: Table) -> None:
+        """Adds the consume-queue units of the selected rows of one object's runs to the pending ones, and writes those
+        when there are PENDING_UNITS."""
+        for found in rows_of_parts(index, parts):
+            rows = found.where(self._selection.rows(found, check.queues, index.queues))
+            units, cuts = self._units(rows), np.flatnonzero(np.diff(rows.part, prepend=-1))
+            for first, end in pairwise([*cuts.tolist(), len(units)]):
+                self._pending.setdefault(check.queues[rows.part[first]], []).append(units[first:end])
+            self._pending_units += len(units)
             if self._pending_units >= PENDING_UNITS:
                 self._write_pending()
 
-    def _units(self, rows: Rows) -> Table:
-        units = np.zeros(len(rows), UNIT_DTYPE)
+    def _units(self, rows: PartRows) -> Table:
+        units = np.zeros(len(rows.row), UNIT_DTYPE)
         for name in ("size", "tags_code", "queue_offset", "inner_num", "store_timestamp"):
             units[name] = getattr(rows, name)
         units["phys"] = self._moved(rows.phys)
@@ -396,13 +405,3 @@ def _unbroken(units: Table) -> Iterator[tuple[int, int]]:
     cuts = np.flatnonzero(units["queue_offset"][1:] != ends[:-1]) + 1
     bounds = [0, *cuts.tolist(), len(units)]
     yield from pairwise(bounds)
-
-
-def _opened(
-    store: ObjectStore, order: LogOrder, pool: ThreadPoolExecutor
-) -> Iterator[tuple[list[OrderedRun], Future[SegmentReader]]]:
-    """Consecutive runs of one object, and the object."""
-    cache = SegmentCache(store, cache_bytes=TAIL_BYTES)
-    for _, group in groupby(order.runs(), key=lambda item: item.key):
-        runs = list(group)
-        yield runs, pool.submit(opened, cache, runs[0])

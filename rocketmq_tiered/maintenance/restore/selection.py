@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiered.archive.kept_offsets import KeptOffsets
-from tiered.archive.object_spans import Rows
 from tiered.broker_store.config import is_batch_topic
 from tiered.catalog.pages import Page
 from tiered.catalog.state import CatalogState
+from tiered.formats.part_rows import PartRows
 from tiered.model.queue import LMQ_PREFIX, SCHEDULE_TOPIC, QueueKey, TopicFilter
 from tiered.model.tables import QUEUE_BATCH, QUEUE_HIDDEN, QUEUE_LMQ, QUEUE_SUPERSEDED, RunKind, Table
 from tiered.settings.topic_rules import CLEANUP_POLICY, is_compacted
@@ -176,20 +176,23 @@ class RestoreSelection:
         found &= (runs["min_store_timestamp"] >= self.since_ms) & (runs["kind"] != RunKind.LMQ)
         return found
 
-    def rows(self, rows: Rows, queue: QueueKey, kind: int, parents: Sequence[QueueKey]) -> NDArray[np.bool_]:
-        """Which of ``rows`` come back; ``parents`` are the queues of their object. Of an LMQ only those do whose
-        messages do."""
-        kept: NDArray[np.bool_] = rows.queue_offset + rows.inner_num > self.queues[queue].min_offset
+    def rows(
+        self, rows: PartRows, queues: Sequence[QueueKey], parents: Sequence[QueueKey]
+    ) -> NDArray[np.bool_]:
+        """Which of ``rows`` come back, whose parts are of ``queues``; ``parents`` are the queues of their object. Of an
+        LMQ only those do whose messages do."""
+        minimum = np.array([self.queues[queue].min_offset for queue in queues], np.int64)
+        kept: NDArray[np.bool_] = rows.queue_offset + rows.inner_num > minimum[rows.part]
         kept &= rows.store_timestamp >= self.since_ms
-        if kind == RunKind.LMQ:
-            for number in np.unique(rows.parent).tolist():
-                parent = self.queues.get(parents[number])
-                is_kept = parent is not None and parent.is_selected
-                minimum = parent.min_offset if parent is not None and is_kept else np.iinfo(np.int64).max
-                is_there = rows.parent_queue_offset >= minimum
-                if (left := self.left.get(parents[number])) is not None:
-                    is_there &= left.mask(rows.parent_queue_offset)
-                kept &= (rows.parent != number) | is_there
+        is_lmq = rows.position < 0
+        for number in np.unique(rows.parent[is_lmq]).tolist():
+            parent = self.queues.get(parents[number])
+            is_kept = parent is not None and parent.is_selected
+            least = parent.min_offset if parent is not None and is_kept else np.iinfo(np.int64).max
+            is_there = rows.parent_queue_offset >= least
+            if (left := self.left.get(parents[number])) is not None:
+                is_there &= left.mask(rows.parent_queue_offset)
+            kept &= ~is_lmq | (rows.parent != number) | is_there
         return kept
 
 

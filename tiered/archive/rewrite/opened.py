@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tiered.archive.rewrite.plan import RANGE_DTYPE, Candidates, Selection
 from tiered.archive.rewrite.spool import CHUNK_DTYPE, FOUND_DTYPE, ROW_DTYPE, FoundRanges
 from tiered.errors import CorruptionError
+from tiered.formats.part_rows import is_inside
 from tiered.formats.segment import SHARED_BLOCK_BYTES
 from tiered.formats.segment_index import (
     CATALOG_RUN_FIELDS,
@@ -176,7 +177,7 @@ class OpenedSources:
         for name in CATALOG_RUN_FIELDS:
             is_same = (own[name] == rows[name]) | (is_sparse & (name in _OFFSETS))
             differs |= is_whole & ~is_same
-        differs |= ~is_whole & ~_is_inside(rows, own)
+        differs |= ~is_whole & ~is_inside(rows, own)
         wrong = np.flatnonzero(differs).tolist()
         if wrong:
             key, queue = self._sources[place[wrong[0]]].key, candidates.queues[int(rows["queue"][wrong[0]])]
@@ -310,22 +311,6 @@ class OpenedSources:
             concatenated((part.table for part in parts), ROW_DTYPE),
             np.concatenate([part.hashes for part in parts]),
         )
-
-
-def _is_inside(part: Table, whole: Table) -> NDArray[np.bool_]:
-    """Whether each run of the catalog is a part of the object's."""
-    skipped = part["base_byte"] - whole["base_byte"]
-    found = (part["kind"] == whole["kind"]) & (part["first_row"] >= 0) & (part["rows"] > 0)
-    found &= part["first_row"] + part["rows"] <= whole["rows"]
-    found &= (skipped >= 0) & (skipped + part["byte_count"] <= whole["byte_count"])
-    is_counted = (part["kind"] != RunKind.BATCH) & (part["kind"] != RunKind.SPARSE)
-    found &= (part["kind"] == RunKind.SPARSE) | (
-        (part["base_queue_offset"] >= whole["base_queue_offset"])
-        & (part["end_queue_offset"] <= whole["end_queue_offset"])
-    )
-    found &= ~is_counted | (part["base_queue_offset"] == whole["base_queue_offset"] + part["first_row"])
-    inside: NDArray[np.bool_] = found
-    return inside
 
 
 class Chunks(NamedTuple):
