@@ -234,7 +234,9 @@ def _plan(options: argparse.Namespace) -> Plan:
 def _parser() -> argparse.ArgumentParser:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rocketmq-tiered"
     parser = argparse.ArgumentParser(prog="python -m benchmarks.offload", description=main.__doc__)
-    parser.add_argument("--stores", default="A,B,C,D,E", help=f"of {','.join(PROFILES)} (default: all but L)")
+    parser.add_argument(
+        "--stores", default="A,B,C,D,E,F", help=f"of {','.join(PROFILES)} (default: all but L)"
+    )
     parser.add_argument(
         "--messages-scale", type=float, default=1.0, help="share of the messages of each store"
     )

@@ -56,10 +56,11 @@ PROFILES = {
         StoreProfile("C", 200_000, 1024, 500, 4),
         StoreProfile("D", 2_000_000, 256, 2_500, 4, twin="A"),
         StoreProfile("E", 500_000, 1024, 2_500, 4, twin="B"),
+        StoreProfile("F", 2_000_000, 256, 2_500, 40, twin="A"),
         StoreProfile("L", 8_900_000, 1024, 4, 4),
     )
 }
-"""A, B, C: compared with the Java peer; D, E: 10,000 queues; L: 10 GiB, for memory and page cache."""
+"""A, B, C: compared with the Java peer; D, E: 10,000 queues; F: 100,000; L: 10 GiB, for memory and page cache."""
 
 
 @dataclass(frozen=True)

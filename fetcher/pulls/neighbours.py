@@ -11,6 +11,7 @@ which have the errors. Does not own these (row_reader.py).
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from concurrent.futures import Future
 from itertools import islice, pairwise
 from typing import Any
@@ -63,18 +64,15 @@ class TogetherRead:
         until ``bytes_max`` is reached. Reads nothing."""
         runs, self._page = page.chunk.runs, page
         table = state.table[state.directory.rows(page.queues, len(state.table))]
-        number, base, end = (
-            runs["queue"].astype(np.int64),
-            runs["base_queue_offset"],
-            runs["end_queue_offset"],
-        )
+        number = runs["queue"].astype(np.int64)
+        base, end = runs["base_queue_offset"], runs["end_queue_offset"]
         is_first = np.diff(number, prepend=-1) > 0
         first = np.flatnonzero(is_first)
         follows = np.where(is_first, base <= table["min_queue_offset"][number], base == np.roll(end, 1))
         follows &= (runs["kind"] == RunKind.PLAIN) & (runs["first_row"] == 0)
         rows, sizes = (np.add.reduceat(runs[name], first) for name in ("rows", "byte_count"))
         is_whole = np.logical_and.reduceat(follows, first) & (rows <= ROWS_MAX)
-        is_whole &= end[np.append(first[1:], len(runs)) - 1] == table["end_queue_offset"]
+        is_whole &= end[np.append(first, len(runs))[1:] - 1] == table["end_queue_offset"]
         is_near = np.cumsum(np.where(is_whole, sizes, 0)) <= bytes_max
         is_whole &= is_near
         self.queues = page.queues[: int(is_near.sum())]
@@ -122,10 +120,8 @@ class TogetherRead:
         at = positions(self._rows[which], runs["rows"])
         for name, column in self._columns.items():
             column[at] = getattr(rows, name)
-        raw, block_raw = (
-            index.bounds.run_raw[runs["ordinal"]][rows.part] + rows.position,
-            index.bounds.block_raw,
-        )
+        raw = index.bounds.run_raw[runs["ordinal"]][rows.part] + rows.position
+        block_raw = index.bounds.block_raw
         block = np.searchsorted(block_raw, raw, side="right") - 1
         numbers, of = np.unique(block, return_inverse=True)
         blocks = await source.blocks_at(index, run, numbers.tolist(), Priority.USER)
@@ -133,7 +129,7 @@ class TogetherRead:
         pieces = np.flatnonzero(np.diff(rows.part, prepend=-1) | np.diff(block, prepend=-1))
         sizes = np.add.reduceat(rows.size, pieces, dtype=np.int64)
         target = (self._bytes[which][rows.part] + rows.position)[pieces].astype(np.int32)
-        if (raw[pieces] + sizes > block_raw[block[pieces] + 1]).any():
+        if (rows.size < 1).any() or (raw[pieces] + sizes > block_raw[block[pieces] + 1]).any():
             raise CorruptionError(f"{key}: rows do not fit their blocks")
         copy_to(np.concatenate(blocks), (raw + shift[of])[pieces], sizes, target, self._data)
 
@@ -196,7 +192,7 @@ class Neighbours:
             ready = await together.read(self._source, self._budget)
             count = len(queues)
             if len(together.queues) < len(page.queues):
-                count = queues.index(page.queues[len(together.queues)])
+                count = bisect_left(queues, page.queues[len(together.queues)])
         except (TieredError, ValueError):
             pass  # reads of single queues find it again, and name it
         finally:

@@ -24,7 +24,7 @@ from fetcher.rows.block_fetch import BlockSource
 from fetcher.rows.message import Message
 from tiered.archive.index.layout import Shape
 from tiered.archive.index.lookup import ReadRange
-from tiered.archive.key_section_reader import key_bytes_guess
+from tiered.archive.key_section_reader import key_bytes_guess, keys_within
 from tiered.catalog.pages import Bounds, Page, RunIndex, WindowSearch, decode_catalog_page
 from tiered.catalog.state import EMPTY_CHUNK, CatalogState, PageRef, RunChunk
 from tiered.errors import CorruptionError
@@ -261,18 +261,15 @@ class QuerySource:
         room_bytes = min(place.size_bytes, stored_bytes_max()) - place.tail_bytes
         guess = min(room_bytes, key_bytes_guess(rows))
         length = place.tail_bytes + guess
-        begin = place.size_bytes - length
-        data = await self._fetched(place.key, begin, length)
+        data = await self._fetched(place.key, place.size_bytes - length, length)
         if index is None:
             index = self._keep_segment(SegmentIndex(place.key, place.size_bytes, data))
-        offset, size = index.key_span
-        if offset >= begin:
-            stored = data[offset - begin : offset - begin + size]
-        else:
-            require_stored_bytes(size, place.key)
-            stored = await self._fetched(place.key, offset, size)
+        found = keys_within(index, memoryview(data))
+        if found is None:
+            require_stored_bytes(index.key_span[1], place.key)
+        stored = await self._fetched(place.key, *index.key_span) if found is None else bytes(found)
         keys = index.decode_keys(stored)
-        self._kept.put(place.key, "keys", stored, size)
+        self._kept.put(place.key, "keys", stored, len(stored))
         return index, keys
 
     async def record(self, index: SegmentIndex, run: int, row: int) -> bytes:

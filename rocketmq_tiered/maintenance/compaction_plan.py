@@ -319,6 +319,8 @@ GAIN_MIN = 2
 BUSY_GAIN_MIN = 4
 """So many times fewer GETs in `tiered run`: a busy broker writes objects with over a megabyte of each queue, and moving
 all of them would save half of the GETs at best."""
+RUNS_FULL = 1 << 17
+"""Cycles of 10,000 queues have so many runs after thirteen objects: readers of each queue open all of these."""
 DEAD_SHARE = 0.5
 """Sources of which so much is dead are rewritten for the space."""
 
@@ -333,8 +335,8 @@ def gains(candidates: Candidates, plan: RewritePlan, gets_min: int = GAIN_MIN) -
 
 @dataclass(frozen=True)
 class CompactionDue:
-    """Due is a plan that gains, and moves new objects with ``full_bytes`` of messages, or with one from before
-    ``before_ms``; or only what compaction wrote; or mostly dead messages."""
+    """Due is a plan that gains, and moves new objects with ``full_bytes`` of messages or RUNS_FULL runs, or with one
+    from before ``before_ms``; or only what compaction wrote; or mostly dead messages."""
 
     full_bytes: int
     before_ms: int
@@ -348,6 +350,7 @@ class CompactionDue:
             return True
         is_new = np.isin(candidates.runs["object"], new)
         is_full = int(candidates.runs["byte_count"][is_new].sum()) >= self.full_bytes
+        is_full |= int(is_new.sum()) >= RUNS_FULL
         return is_full or int(candidates.runs["min_store_timestamp"][is_new].min()) < self.before_ms
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rocketmq_tiered.maintenance import compaction_plan
 from rocketmq_tiered.maintenance.compaction_plan import (
     CompactionDue,
     CompactionLimits,
@@ -53,7 +54,7 @@ def test_keys_tell_what_compaction_wrote() -> None:
         assert is_compacted(data_key(QueueKey("a-b.1", 0, 0), 5, 1, attempt)) is expected
 
 
-def test_small_objects_wait_until_they_are_many_bytes_or_old() -> None:
+def test_small_objects_wait_until_they_are_many_bytes_or_runs_or_old(monkeypatch: pytest.MonkeyPatch) -> None:
     candidates = candidates_of([f"a[{n},{n + 1})10 b[{n},{n + 1})10" for n in range(8)])
     candidates.runs["min_store_timestamp"] = np.arange(16) // 2 + 100
     candidates.objects["raw_bytes"] = 20
@@ -62,6 +63,9 @@ def test_small_objects_wait_until_they_are_many_bytes_or_old() -> None:
     assert not CompactionDue(161, 100)(candidates, plan)
     assert CompactionDue(160, 100)(candidates, plan)
     assert CompactionDue(161, 101)(candidates, plan)
+    for runs_full in (17, 16):
+        monkeypatch.setattr(compaction_plan, "RUNS_FULL", runs_full)
+        assert CompactionDue(161, 100)(candidates, plan) is (runs_full == 16)
 
 
 def test_a_plan_that_saves_gets_alone_is_worth_it_but_not_of_a_busy_broker() -> None:

@@ -26,12 +26,14 @@ def read_keys(
     """One request, or two. Raises CorruptionError, UnsupportedFormatError, or the store's errors."""
     check_tail_length(key, size_bytes, tail_bytes)
     length = min(size_bytes, tail_bytes + key_bytes_guess(rows))
-    begin = size_bytes - length
-    data = store.get_range(key, begin, length)
+    data = store.get_range(key, size_bytes - length, length)
     index = SegmentIndex(key, size_bytes, data)
+    stored = keys_within(index, memoryview(data))
+    return index, index.decode_keys(store.get_range(key, *index.key_span) if stored is None else stored)
+
+
+def keys_within(index: SegmentIndex, end: memoryview) -> memoryview | None:
+    """The stored key section, if the last bytes of the object have it."""
     offset, stored_bytes = index.key_span
-    if offset >= begin:
-        stored: bytes | memoryview = memoryview(data)[offset - begin : offset - begin + stored_bytes]
-    else:
-        stored = store.get_range(key, offset, stored_bytes)
-    return index, index.decode_keys(stored)
+    begin = offset - (index.size_bytes - len(end))
+    return None if begin < 0 else end[begin : begin + stored_bytes]

@@ -207,7 +207,7 @@ class RecordWriter:
                 yield copied_bytes, pool.submit(self._copy, check)
 
     def _copy(self, check: SegmentCheck) -> None:
-        """All of one object."""
+        """Copies all selected records of one object, some blocks at a time."""
         index, parts = _opened(self._tails, check)
         raw, blocks = _raw_of(index, parts), index.bounds.block_raw
         end = int(np.searchsorted(blocks, raw[-1] + int(parts["byte_count"][-1])))

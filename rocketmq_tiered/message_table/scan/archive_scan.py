@@ -79,20 +79,14 @@ class _StoreSource:
     ) -> Sequence[Block]:
         """Reads and decodes the blocks ``numbers`` of a run; consecutive ones share a request of up to
         RANGE_BYTES_MAX."""
-        numbers, found = list(numbers), list[Block]()
-        while len(found) < len(numbers):
-            at, first = len(found), numbers[len(found)]
-            end, span = first + 1, index.span_of_blocks(run, first, first + 1)
-            while numbers[at + end - first : at + end - first + 1] == [end]:
-                longer = index.span_of_blocks(run, first, end + 1)
-                if longer.length > RANGE_BYTES_MAX:
-                    break
-                end, span = end + 1, longer
-            stored = memoryview(self._store.get_range(index.key, span.offset, span.length))
-            for number in range(first, end):
-                one = index.span_of_blocks(run, number, number + 1)
-                begin = one.offset - span.offset
-                found.append(index.decode_blocks(one, stored[begin : begin + one.length]))
+        found = list[Block]()
+        for group in np.split(np.array(numbers), np.flatnonzero(np.diff(numbers) > 1) + 1):
+            whole = index.span_of_blocks(run, int(group[0]), int(group[-1]) + 1)
+            for span in index.split_span(run, whole, RANGE_BYTES_MAX):
+                stored = memoryview(self._store.get_range(index.key, span.offset, span.length))
+                for one in index.spans_of_single_blocks(run, range(span.first_block, span.end_block)):
+                    begin = one.offset - span.offset
+                    found.append(index.decode_blocks(one, stored[begin : begin + one.length]))
         return found
 
 

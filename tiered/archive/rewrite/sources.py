@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.archive.key_section_reader import key_bytes_guess
+from tiered.archive.key_section_reader import key_bytes_guess, keys_within
 from tiered.archive.rewrite.opened import (
     COPIED_RAW_BYTES_MIN,
     WANTED_DTYPE,
@@ -163,10 +163,8 @@ class RewriteSources:
         """Decode an object's index and keys from ``end``, its last bytes; keys that begin before them are fetched."""
         key, size = self._key(number), int(self._candidates.objects["size_bytes"][number])
         index = SegmentIndex(key, size, bytes(end))
-        offset, stored_bytes = index.key_span
-        begin = offset - (size - len(end))
-        stored = end[begin : begin + stored_bytes] if begin >= 0 else self.get(key, offset, stored_bytes)
-        return index, index.decode_keys(stored)
+        stored = keys_within(index, end)
+        return index, index.decode_keys(self.get(key, *index.key_span) if stored is None else stored)
 
     def whole_run(self, index: SegmentIndex, keys: KeySection, run: int) -> RowTable:
         """All rows of a run of the candidates."""
