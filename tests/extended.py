@@ -62,7 +62,6 @@ EXTENDED = {
     "kernels/test_compiled_ahead.py": r"test_no_process",
     "kernels/test_jit.py": r"test_(a_change|a_process|kernels_run)",
     "kernels/test_scan.py": r".*\[(A|C|G|H2)",
-    "maintenance/test_compaction_simulation.py": r"test_nothing.*\[[3-5]\d",
     "spark/jobs/test_compact.py": r"test_a_(repeated|job)",
     "spark/jobs/test_compact_keys.py": r"test_the_same",
     "spark/jobs/test_notebook.py": ALL,

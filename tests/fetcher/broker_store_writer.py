@@ -38,14 +38,16 @@ class WrittenStore:
         with_unit: bool = True,
         later_ms: int = 0,
         more: Mapping[str, str] | None = None,
+        offset: int = -1,
+        sys_flag: int = 0,
     ) -> int:
-        """Store one message, ``later_ms`` after the usual time; its queue offset."""
+        """Store one message, ``later_ms`` after the usual time; its queue offset: by default the one after the last."""
         queue = self.records.setdefault((topic, queue_id), {})
-        offset = max(queue, default=-1) + 1
+        offset = max(queue, default=-1) + 1 if offset < 0 else offset
         others = [(name.encode(), value) for name, value in (more or {}).items()]
         given = ((b"TAGS", tags), (b"KEYS", keys), *others)
         text = properties(*((name, value.encode()) for name, value in given if value))
-        message = Message(topic.encode(), queue_id, offset, body, text)
+        message = Message(topic.encode(), queue_id, offset, body, text, sys_flag)
         message = replace(message, store_timestamp=message.store_timestamp + later_ms)
         if self.phys % FILE_BYTES + len(encode(message, 0)) + 8 > FILE_BYTES:
             room = FILE_BYTES - self.phys % FILE_BYTES

@@ -1,26 +1,35 @@
-"""One history: ``python -m tests.world --seed N [--steps M] [--trace]``."""
+"""Histories: ``python -m tests.world --seed N [--count N] [--steps M] [--trace] [--shrink]``."""
 
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
-import tempfile
-from pathlib import Path
 
-from tests.world.world import World
+from tests.world.histories import STEPS, histories, played, shrunk
 from tiered.console import print_lines
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.world", description=__doc__)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--seed", type=int, required=True, help="the first one")
+    parser.add_argument("--count", type=int, default=1, help="so many seeds, on all processors")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--without", default="", help="without these actors and faults, with commas")
     parser.add_argument("--trace", action="store_true", help="print every request and step")
+    parser.add_argument("--shrink", action="store_true", help="drop actors, faults and steps while it fails")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="world-") as directory:
-        world = World(options.seed, Path(directory), print_lines if options.trace else lambda line: None)
-        world.run(options.steps)
-        print_lines(*(f"{count:7} {what}" for what, count in sorted(world.counts.items())), world.digest())
+    logging.disable(logging.CRITICAL)
+    without = frozenset(filter(None, options.without.split(",")))
+    if options.shrink:
+        steps, without = shrunk(options.seed, options.steps)
+        print_lines(f"--seed {options.seed} --steps {steps} --without '{','.join(sorted(without))}'")
+        return 0
+    if options.trace:
+        played(options.seed, options.steps, without, print_lines)
+        return 0
+    counts = histories(range(options.seed, options.seed + options.count), options.steps, without)
+    print_lines(*(f"{count:7} {what}" for what, count in sorted(counts.items())))
     return 0
 
 

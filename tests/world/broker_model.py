@@ -1,110 +1,235 @@
-"""A broker as its disk shows it: real store bytes, a log that loses its end, files that it deletes."""
+"""A broker as its disk shows it: real store bytes, a log that loses its end, files that it deletes, disks put back."""
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import shutil
 import struct
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.fetcher.broker_store_writer import FILE_BYTES, WrittenStore
+from tiered.formats.record import SYS_INNER_BATCH
 
-TOPICS = ("orders", "mails", "%RETRY%group")
+PLAIN, EXPIRING, RETRY, BATCHES, RECREATED, KEYED = (
+    "orders",
+    "mails",
+    "%RETRY%group",
+    "batches",
+    "news",
+    "prices",
+)
+LIGHT = "%LMQ%light"
+TOPICS = (PLAIN, EXPIRING, RETRY, BATCHES, RECREATED, KEYED)
 QUEUES = 2
+Queue = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A record of the log, and the places of its entries."""
+
+    phys: int
+    record: bytes
+    places: tuple[tuple[Queue, int, int], ...]
+    """Queue, offset, and the offset after it."""
+    stored_ms: int
+
+
+@dataclass
+class Disk:
+    """What a disk has: ``log`` in order, and the next offset of each queue."""
+
+    phys: int = 0
+    first_phys: int = 0
+    log: list[Stored] = None  # type: ignore[assignment]
+    ends: dict[Queue, int] = None  # type: ignore[assignment]
+    begins: dict[Queue, int] = None  # type: ignore[assignment]
+    """Physical offset from which on the topic lives."""
 
 
 class BrokerModel:
-    """``records``: what its queues have now. ``ever``: all that they ever had at an offset; ``stored_ms`` of each."""
+    """``ever``: all records that a queue ever had at an offset. ``lost``: physical offsets of records that were deleted
+    before they were archived."""
 
     def __init__(self, path: Path, source: random.Random, begin_ms: int) -> None:
         self._random, self._begin_ms = source, begin_ms
+        self.disk = Disk(log=[], ends={}, begins={})
+        self._saved: list[tuple[int, Path, Disk]] = []
         (path / "config").mkdir(parents=True)
-        names = (f'"{name}":{{"topicName":"{name}","readQueueNums":2,"writeQueueNums":2}}' for name in TOPICS)
-        (path / "config" / "topics.json").write_text(f'{{"topicConfigTable":{{{",".join(names)}}}}}')
         self.store = WrittenStore(path)
+        self.lists_all = True
+        self.write_topics()
         self.ever: dict[tuple[str, int, int], dict[bytes, int]] = {}
-        self._log: list[tuple[int, tuple[str, int], int]] = []
-        """Physical offset, queue and queue offset of each record of the log."""
+        self.lost: set[int] = set()
         self.starts = 0
         """A broker that starts may have cut its log."""
-        self._disk: dict[str, tuple[int, int]] = {}
+        self._seen: dict[str, tuple[int, int]] = {}
         self.watch()
 
-    @property
-    def records(self) -> dict[tuple[str, int], dict[int, bytes]]:
-        return self.store.records
+    def write_topics(self) -> None:
+        """The topic table, which a slave fills again and again: a topic may be absent for a while."""
+        rows = {
+            name: {"topicName": name, "readQueueNums": QUEUES, "writeQueueNums": QUEUES}
+            | ({"attributes": {"queue.type": "BatchCQ"}} if name == BATCHES else {})
+            for name in TOPICS
+            if self.lists_all or name != BATCHES
+        }
+        (self.store.path / "config" / "topics.json").write_text(json.dumps({"topicConfigTable": rows}))
 
-    def stored_ms(self, queue: tuple[str, int], offset: int, record: bytes) -> int:
-        return self.ever[*queue, offset][record]
+    @property
+    def records(self) -> dict[Queue, dict[int, Stored]]:
+        """What the queues of living topics have, by offset."""
+        found: dict[Queue, dict[int, Stored]] = {}
+        for stored in self.disk.log:
+            for queue, offset, _ in stored.places:
+                if stored.phys >= self.disk.begins.get(queue, 0):
+                    found.setdefault(queue, {})[offset] = stored
+        return found
+
+    # -- what happens -----------------------------------------------------------------------------------------
 
     def send(self, now_ms: int) -> None:
-        """Some messages: plain, with tags, with keys, large."""
-        for _ in range(self._random.randint(1, 12)):
-            queue = self._random.choice(TOPICS), self._random.randrange(QUEUES)
-            body = self._random.randbytes(self._random.choice((0, 20, 300, 3_000)))
-            key = f"k{self._random.randrange(9)}" if self._random.random() < 0.5 else ""
-            offset = self.store.put(
-                *queue,
-                body,
-                tags=self._random.choice(("", "A", "B")),
-                keys=key,
-                later_ms=now_ms - self._begin_ms,
-            )
-            record = self.records[queue][offset]
-            self.ever.setdefault((*queue, offset), {})[record] = now_ms
-            self._log.append((self.store.phys - len(record), queue, offset))
+        """Some messages: plain, with tags, with keys, large, of several queues, batches, deletions of keys."""
+        for _ in range(self._random.randint(1, 10)):
+            self._send_one(now_ms)
 
-    def delete_files(self, archived_phys: int) -> None:
-        """Files of the log that are archived, as after its time. An archived one stays, which is not cut."""
-        for path in sorted((self.store.path / "commitlog").iterdir()):
-            if int(path.name) + 2 * FILE_BYTES <= archived_phys:
+    def _send_one(self, now_ms: int) -> None:
+        source, disk = self._random, self.disk
+        queue = source.choice(TOPICS), source.randrange(QUEUES)
+        body = source.randbytes(source.choice((0, 20, 300, 3_000)))
+        is_keyed = queue[0] == KEYED or source.random() < 0.4
+        count = source.randint(1, 4) if queue[0] == BATCHES else 1
+        offset, more = disk.ends.get(queue, 0), {}
+        places = [(queue, offset, offset + count)]
+        if queue[0] == BATCHES:
+            more["INNER_NUM"] = str(count)
+        elif queue[0] in (PLAIN, EXPIRING) and source.random() < 0.3:
+            light = disk.ends.get((LIGHT, 0), 0)
+            more |= {"INNER_MULTI_DISPATCH": LIGHT, "INNER_MULTI_QUEUE_OFFSET": str(light)}
+            places.append(((LIGHT, 0), light, light + 1))
+        self.store.phys = disk.phys
+        self.store.put(
+            *queue,
+            body,
+            tags=source.choice(("", "A", "B")),
+            keys=f"k{source.randrange(9)}" if is_keyed else "",
+            later_ms=now_ms - self._begin_ms,
+            more=more,
+            offset=offset,
+            with_unit=count == 1 and queue[0] != BATCHES,
+            sys_flag=SYS_INNER_BATCH if queue[0] == BATCHES else 0,
+        )
+        record = self.store.records[queue][offset]
+        disk.phys = self.store.phys
+        stored = Stored(disk.phys - len(record), record, tuple(places), now_ms)
+        if len(places) > 1:
+            self.store.put_unit(LIGHT, 0, places[1][1], struct.pack(">qiq", stored.phys, len(record), 0))
+        for place, at, end in places:
+            disk.ends[place] = end
+            self.ever.setdefault((*place, at), {})[record] = now_ms
+        disk.log.append(stored)
+
+    def delete_files(self, archived_phys: int, *, is_late: bool) -> None:
+        """Files of the log that are archived, as after its time. An archived one stays, which is not cut.
+        ``is_late``: also one more that is not."""
+        names = sorted(int(path.name) for path in (self.store.path / "commitlog").iterdir())
+        for begin in names[:-2]:
+            if begin + (1 if is_late else 2) * FILE_BYTES <= archived_phys or is_late:
+                path = self.store.log_file(begin)
+                is_pinned = path.stat().st_nlink > 1
                 path.unlink()
+                self.disk.first_phys = begin + FILE_BYTES
+                if not is_pinned:
+                    gone = range(max(begin, archived_phys), begin + FILE_BYTES)
+                    self.lost |= {one.phys for one in self.disk.log if one.phys in gone}
+                is_late = False
 
-    def start_again(self, *, tears: bool, cuts: int) -> None:
-        """It was killed: a record may be torn, and its last ``cuts`` records were on a disk that lost power."""
+    def start_again(self, *, tears: bool, cuts: int, since_ms: int) -> None:
+        """It was killed: a record may be torn, and its last ``cuts`` records, stored after ``since_ms``, were on a disk
+        that lost power."""
         self.starts += 1
+        disk = self.disk
         if tears:
-            path = self.store.log_file(self.store.phys)
-            if self.store.phys % FILE_BYTES + 60 < FILE_BYTES and path.exists():
+            path = self.store.log_file(disk.phys)
+            if disk.phys % FILE_BYTES + 60 < FILE_BYTES and path.exists():
                 with path.open("r+b") as file:
-                    file.seek(self.store.phys % FILE_BYTES)
+                    file.seek(disk.phys % FILE_BYTES)
                     file.write(struct.pack(">iI", 400, 0xDAA320A7) + self._random.randbytes(50))
-        first_phys = min((int(path.name) for path in (self.store.path / "commitlog").iterdir()), default=0)
         for _ in range(cuts):
-            if len(self._log) < 2 or (first_phys and self._log[-1][0] < first_phys + FILE_BYTES):
+            is_first = disk.first_phys and disk.log[-1].phys < disk.first_phys + FILE_BYTES
+            if len(disk.log) < 2 or is_first or disk.log[-1].stored_ms < since_ms:
                 break
-            self.store.phys, queue, offset = self._log.pop()
-            del self.records[queue][offset]
-            self.store.put_unit(*queue, offset, bytes(20))
+            stored = disk.log.pop()
+            disk.phys = stored.phys
+            for queue, offset, _ in stored.places:
+                if stored.phys >= disk.begins.get(queue, 0):
+                    disk.ends[queue] = offset
+                    if queue[0] != BATCHES:
+                        self.store.put_unit(*queue, offset, bytes(20))
+        disk.begins = {queue: min(begin, disk.phys) for queue, begin in disk.begins.items()}
         if cuts:
-            self._zero_tail()
+            self.recover()
+
+    def recreate(self) -> None:
+        """A topic is deleted and created again: its offsets begin at 0."""
+        shutil.rmtree(self.store.path / "consumequeue" / RECREATED, ignore_errors=True)
+        for queue_id in range(QUEUES):
+            self.disk.ends[RECREATED, queue_id] = 0
+            self.disk.begins[RECREATED, queue_id] = self.disk.phys
+
+    def save_disk(self, to: Path, now_ms: int) -> None:
+        """Copy the disk, to be put back later."""
+        shutil.copytree(self.store.path, to)
+        self._saved.append((now_ms, to, deepcopy(self.disk)))
+
+    def put_disk_back(self, now_ms: int, since_ms: int) -> bool:
+        """The broker starts on a copy of its disk after ``since_ms``; the present one may be put back as well."""
+        self._saved = [saved for saved in self._saved if saved[0] >= since_ms]
+        if not self._saved:
+            return False
+        _, path, disk = self._saved.pop(self._random.randrange(len(self._saved)))
+        self.save_disk(path.with_name(f"{path.name}+"), now_ms)
+        shutil.rmtree(self.store.path)
+        shutil.move(path, self.store.path)
+        self.disk = disk
+        self.starts += 1
+        return True
 
     def recover(self) -> None:
         """Remove what is torn, as a start does."""
-        self._zero_tail()
-
-    def _zero_tail(self) -> None:
         for path in sorted((self.store.path / "commitlog").iterdir()):
             begin = int(path.name)
-            if begin >= self.store.phys and begin:
+            if begin >= self.disk.phys and begin:
                 path.unlink()
-            elif begin + FILE_BYTES > self.store.phys:
-                os.truncate(path, self.store.phys - begin)
+            elif begin + FILE_BYTES > self.disk.phys:
+                os.truncate(path, self.disk.phys - begin)
                 os.truncate(path, FILE_BYTES)
+
+    # -- no other actor writes -----------------------------------------------------------------------------------
 
     def watch(self) -> None:
         """Note what the disk is like: no other actor may write to it."""
-        self._disk = self._listed()
+        self._seen = self._listed()
 
     def disk_was_not_written_to(self) -> None:
         found = self._listed()
-        assert found == self._disk, (
-            f"the broker's disk was written to: {set(found.items()) ^ set(self._disk.items())}"
+        assert found == self._seen, (
+            f"the broker's disk was written to: {set(found.items()) ^ set(self._seen.items())}"
         )
 
     def _listed(self) -> dict[str, tuple[int, int]]:
-        return {
-            str(path): (status.st_size, status.st_mtime_ns)
-            for path in self.store.path.rglob("*")
-            if path.is_file() and (status := path.stat())
-        }
+        found: dict[str, tuple[int, int]] = {}
+        folders = [str(self.store.path)]
+        while folders:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir():
+                        folders.append(entry.path)
+                    else:
+                        status = entry.stat()
+                        found[entry.path] = status.st_size, status.st_mtime_ns
+        return found

@@ -3,17 +3,53 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import lru_cache
 
+from fetcher.io.waiting import InlineExecutor, run_sync
+from fetcher.pulls.message_fetcher import TieredMessageFetcher
+from fetcher.queries.by_key import KeyQuery, find_by_key
+from fetcher.queries.source import QuerySource
+from fetcher.rows.catalog_view import CatalogView
+from fetcher.rows.pull import PullRequest
 from tests.archive.queue_reader import QueueReader
-from tests.end_to_end.archive_check import records_of
-from tests.world.broker_model import BrokerModel
+from tests.fetcher.reading_fakes import NO_PREFETCH, PlainSource
+from tests.world.broker_model import BATCHES, EXPIRING, KEYED, LIGHT, PLAIN, RETRY, BrokerModel, Queue, Stored
 from tiered.catalog.catalog_reader import head_version, load, read_commit
+from tiered.catalog.hidden_history import history_state, list_histories
 from tiered.catalog.pages import RunIndex, living_runs
 from tiered.catalog.state import CatalogState
+from tiered.errors import CorruptionError, NotFoundError
+from tiered.formats.record import decode_record
 from tiered.model.queue import QueueKey
 from tiered.object_store.interface import ObjectStore
+
+
+@lru_cache(10_000)
+def key_of(record: bytes) -> str:
+    return decode_record(record).properties.get("KEYS", "")
+
+
+def body_of(record: bytes) -> bytes:
+    return decode_record(record).stored_body
+
+
+class StoreReader:
+    """A RangeReader that answers at once."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def submit(self, key: str, offset: int, length: int) -> Future[bytes]:
+        return InlineExecutor().submit(self._store.get_range, key, offset, length)
+
+    def submit_get(self, key: str) -> Future[bytes]:
+        return InlineExecutor().submit(self._store.get, key, 1 << 30)
+
+    def close(self) -> None:
+        """Nothing to close."""
 
 
 @dataclass
@@ -34,6 +70,8 @@ class Invariants:
         self._floors: dict[QueueKey, int] = {}
         self._history = 0
         self._named: set[str] = set()
+        self._seen: dict[Queue, dict[bytes, int]] = {}
+        """Visible records, and when they were seen last."""
 
     def check(self) -> None:
         """All of them, if the catalog has moved."""
@@ -71,17 +109,21 @@ class Invariants:
             self._floors[key] = floor
 
     def nothing_living_is_pending(self, state: CatalogState) -> None:
-        """No object of a living run is garbage, and each is there."""
+        """No object of a living run is garbage, each is there, and its messages have one TTL class."""
         pending, there = state.pending_deletions, {info.key for info in self._archive.list("")}
+        classes: dict[str, bool] = {}
         for page in living_runs(RunIndex(self._archive), state):
             for run in page.chunk.runs:
                 key = page.chunk.object_keys[int(page.chunk.objects["key"][run["object"]])]
                 assert key not in pending, f"{key} is needed, and a pending deletion"
                 assert key in there, f"{key} is needed, and was deleted"
+                expires = page.queues[int(run["queue"])].topic in self._ttl_s
+                if page.queues[int(run["queue"])].topic != LIGHT:
+                    assert classes.setdefault(key, expires) == expires, f"{key} has two TTL classes"
 
-    def read(self, kept: Kept, source: random.Random) -> int:
-        """What was committed is readable by every reader that began within the grace: byte by byte what it was, what
-        the broker had there, each offset once. The number of rows."""
+    def what_was_committed_is_readable(self, kept: Kept, source: random.Random) -> int:
+        """By every reader that began within the grace: byte by byte what it was, what the broker had there, each offset
+        once, or a recorded gap. The number of rows."""
         queues = kept.state.visible_queues()
         if not queues:
             return 0
@@ -90,32 +132,159 @@ class Invariants:
         assert kept.read.setdefault(key, found) == found, (
             f"{key} reads otherwise at version {kept.state.version}"
         )
+        seen = self._seen.setdefault((key.topic, key.queue_id), {})
         for offset, record in found.items():
             assert record in self._broker.ever.get((key.topic, key.queue_id, offset), ()), (
                 f"{key} offset {offset} is not what the broker had"
             )
+            seen[record] = max(seen.get(record, 0), kept.since_ms)
+        self._pulled(kept.state, key, found, source)
         return len(found)
+
+    def _pulled(
+        self, state: CatalogState, key: QueueKey, rows: Mapping[int, bytes], source: random.Random
+    ) -> None:
+        """Consumers get the same rows in order, and their next offset never moves back."""
+        executor, offset = InlineExecutor(), 0
+        catalog = CatalogView(self._archive, state, executor=executor, clock_s=lambda: 0.0, is_snapshot=True)
+        fetcher = TieredMessageFetcher(
+            PlainSource(self._archive), catalog, NO_PREFETCH, executor=executor, clock_s=lambda: 0.0
+        )
+        found: dict[int, bytes] = {}
+        row = state.queue(key)
+        while row is not None and offset < int(row["end_queue_offset"]):
+            request = PullRequest(key.topic, key.queue_id, offset, source.randint(1, 40), 1 << 20)
+            result = run_sync(fetcher.pull(request))
+            assert result.next_offset > offset, f"{key} offset {offset}: next offset {result.next_offset}"
+            for at, record in zip(result.batch.queue_offsets.tolist(), result.batch.records(), strict=True):
+                assert offset <= at < result.next_offset or key.topic == BATCHES, f"{key} skips from {offset}"
+                found[at] = bytes(record)
+            offset = result.next_offset
+        assert found == rows, f"{key}: a consumer gets {sorted(found.keys() ^ rows.keys())[:5]} otherwise"
+
+    def keys_are_found(self, state: CatalogState, topic: str, key: str) -> int:
+        """A query by key finds each visible message with it, by index files and objects above their coverage."""
+        there = {
+            record
+            for queue in state.visible_queues()
+            if queue.topic == topic
+            for record in self._rows(state, queue).values()
+            if key_of(record) == key
+        }
+        source = QuerySource(StoreReader(self._archive), self._archive)
+        page = run_sync(find_by_key(source, state, KeyQuery(topic, key, max_messages=10_000)))
+        assert {one.data for one in page.messages} == there, f"{topic}#{key} is found otherwise"
+        return len(there)
+
+    def what_is_hidden_is_listed(self, state: CatalogState, since_ms: int) -> None:
+        """What a replaced log hides stays in a listed history until its grace ends; ``since_ms``: it is not over for
+        what was seen later."""
+        listed: set[bytes] | None = None
+        shown = {(key.topic, key.queue_id): key for key in state.visible_queues()}
+        for queue in self._seen:
+            if queue[0] not in (PLAIN, RETRY, BATCHES):
+                continue
+            rows = set(self._rows(state, shown[queue]).values()) if queue in shown else set()
+            young = {record for record, at_ms in self._seen[queue].items() if at_ms >= since_ms} - rows
+            if young and listed is None:
+                listed = {
+                    record
+                    for listing in list_histories(self._archive, state)[:-1]
+                    if listing.messages
+                    for old in (history_state(self._archive, state, listing.number),)
+                    for key in old.visible_queues()
+                    for record in self._lenient(old, key)
+                }
+            assert young <= (listed or set()), f"{queue}: {len(young)} messages are hidden and not listed"
+
+    def _lenient(self, state: CatalogState, key: QueueKey) -> Collection[bytes]:
+        """Rows of a former history, of which objects may be deleted."""
+        try:
+            return self._rows(state, key).values()
+        except (CorruptionError, NotFoundError):
+            return ()
 
     def _rows(self, state: CatalogState, key: QueueKey) -> dict[int, bytes]:
         reader = QueueReader(self._archive, state, key)
-        rows = [(offset, record) for offset, _, record in records_of(reader)]
         gaps = [(int(gap["begin_queue_offset"]), int(gap["end_queue_offset"])) for gap in state.gaps_of(key)]
-        wanted = range(reader.min_offset, reader.max_offset)
-        there = [offset for offset in wanted if not any(begin <= offset < end for begin, end in gaps)]
-        assert [offset for offset, _ in rows] == there, f"{key} has not {there}"
-        return dict(rows)
+        found: dict[int, bytes] = {}
+        at = expected = reader.min_offset
+        while at < reader.max_offset:
+            batch = reader.read(at, max_rows=100, max_bytes=1 << 20)
+            for offset, count, start, size in zip(
+                batch.queue_offsets.tolist(), batch.inner_num.tolist(), batch.starts, batch.sizes, strict=True
+            ):
+                assert offset + count > expected, f"{key} has {offset} again"
+                self._only_gaps(key, range(expected, offset), gaps)
+                found[offset], expected = batch.data[start : start + size].tobytes(), offset + count
+            assert batch.next_offset > at
+            at = batch.next_offset
+        self._only_gaps(key, range(expected, reader.max_offset), gaps)
+        return found
+
+    def _only_gaps(self, key: QueueKey, offsets: range, gaps: Sequence[tuple[int, int]]) -> None:
+        for offset in offsets:
+            is_gap = any(begin <= offset < end for begin, end in gaps)
+            assert is_gap or self._may_be_absent(key, offset), f"{key} has not {offset}, and no gap there"
+
+    def _may_be_absent(self, key: QueueKey, offset: int) -> bool:
+        """What an LMQ refers to expires with its parent; key compaction drops what is not the latest of its key."""
+        broker = self._broker
+        if key.topic == LIGHT:
+            return any(EXPIRING.encode() in record for record in broker.ever[LIGHT, 0, offset])
+        if key.topic != KEYED:
+            return False
+        records = broker.ever[KEYED, key.queue_id, offset]
+        later = {
+            key_of(record)
+            for (topic, queue_id, at), others in broker.ever.items()
+            if (topic, queue_id) == (KEYED, key.queue_id) and at > offset
+            for record in others
+        }
+        return any(key_of(record) in later or not body_of(record) for record in records)
 
     def everything_is_archived(self, now_ms: int) -> None:
-        """Every message of the broker's queues is there, except those that have expired."""
+        """Every message of the broker's queues is there, or has expired, or was deleted before it was archived."""
         state = load(self._archive)
         shown = {(key.topic, key.queue_id): key for key in state.visible_queues()}
         for queue, records in self._broker.records.items():
-            if not records:
+            key = shown.get(queue)
+            if key is None:
+                assert all(self._may_be_missing(queue, one, now_ms) for one in records.values()), queue
                 continue
-            key = shown.pop(queue)
-            found, ttl_ms = self._rows(state, key), self._ttl_s.get(key.topic, 10**9) * 1000
-            gone = {offset for offset in records if offset < min(found, default=max(records) + 1)}
-            assert found == {offset: record for offset, record in records.items() if offset not in gone}, key
-            for offset in gone:
-                stored_ms = self._broker.stored_ms(queue, offset, records[offset])
-                assert stored_ms + ttl_ms <= now_ms, f"{key} offset {offset} is hidden before its time"
+            found, row = self._rows(state, key), state.queue(key)
+            for offset, record in found.items():
+                assert offset in records and records[offset].record == record, (
+                    f"{key} has {offset}, which is not in the log"
+                )
+            assert row is not None
+            if queue[0] in self._ttl_s:
+                old = [one.stored_ms for at, one in records.items() if at in found]
+                assert all(at_ms + self._ttl_s[queue[0]] * 1000 > now_ms for at_ms in old), (
+                    f"{key} has expired"
+                )
+            if queue[0] == KEYED:
+                self.the_latest_of_each_key_counts(key, records, found)
+            for offset, stored in records.items():
+                if offset not in found and offset < int(row["end_queue_offset"]):
+                    is_absent = offset >= int(row["min_queue_offset"]) and self._may_be_absent(key, offset)
+                    assert is_absent or self._may_be_missing(queue, stored, now_ms), (
+                        f"{key} offset {offset} is hidden before its time, or lost"
+                    )
+                assert offset in found or offset < int(row["end_queue_offset"]), f"{key} ends below {offset}"
+
+    def the_latest_of_each_key_counts(
+        self, queue: QueueKey, records: Mapping[int, Stored], found: Mapping[int, bytes]
+    ) -> None:
+        """Where it is a deletion, no earlier value shows without it; else it is there."""
+        latest = {key_of(one.record): offset for offset, one in sorted(records.items())}
+        for key, offset in latest.items():
+            is_lost = records[offset].phys in self._broker.lost
+            older = [at for at, record in found.items() if key_of(record) == key and at < offset]
+            is_deleted = not body_of(records[offset].record) and not older
+            assert offset in found or is_deleted or is_lost, f"{queue}: {key} is not what {offset} says"
+
+    def _may_be_missing(self, queue: Queue, stored: Stored, now_ms: int) -> bool:
+        topic = queue[0] if queue[0] != LIGHT else stored.places[0][0][0]
+        ttl_ms = self._ttl_s.get(topic, 10**9) * 1000
+        return stored.phys in self._broker.lost or stored.stored_ms + ttl_ms <= now_ms

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any
 
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER
+from tests.world.actors import Actor
+from tests.world.broker_model import EXPIRING
 from tiered.archive.task import run_pass
+from tiered.broker_store.pins import PinKeeper, PinLimits
+from tiered.broker_store.retention import DiskUse
 from tiered.broker_store.store import open_broker_store
+from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.settings.rule_entries import RuleEntry
 from tiered.settings.sections import IndexSettings, OffloadSettings
+from tiered.settings.topic_rules import TopicRules
 from uploader.bound_source import no_offsets
 from uploader.log_rule import LogLimits
 from uploader.offload import Environment, ObjectOptions, Offloader, OffloadIdentity
 
 if TYPE_CHECKING:
-    from tests.world.world import ActorStore, World
+    from tests.world.world import World
 
 SETTINGS = OffloadSettings(
     batch_bytes=64 << 10, split_bytes=4 << 10, block_bytes=1 << 10, root_every=4, memory_budget_bytes=16 << 20
 )
+RULES = TopicRules((RuleEntry(EXPIRING, ttl="1m"),))
 INDEX = IndexSettings(unindexed_objects_max=4, day_files_max=2)
 
 
@@ -40,52 +50,70 @@ class Inline(Executor):
         return
 
 
-class Sidecar:
+class Sidecar(Actor):
     """Follows the broker model. Loses its memory when it dies."""
 
-    def __init__(self, world: World, name: str, store: ActorStore) -> None:
-        self._world, self.name, self.store = world, name, store
+    weight = 9
+
+    def __init__(self, world: World, name: str) -> None:
+        self._world, self.name, self.store = world, name, world.store_of(name)  # type: ignore[misc]
         self._offloader: Any = None
         self._starts = 0
         self.replaces_log = False
         """A person allows it to replace a log of which nothing is archived."""
 
+    @property
+    def writer(self) -> CatalogWriter | None:
+        """Of the epoch that it owns."""
+        offloader = self._offloader
+        return offloader._writer if offloader is not None and offloader._writer.is_claimed else None
+
+    @property
+    def has_compared(self) -> bool:
+        """Whether it has seen the log since the broker started last."""
+        return self._starts == self._world.broker.starts
+
     def die(self) -> None:
         self._offloader = None
 
-    def step(self) -> None:
-        """One part of the work. Raises what ends a process."""
-        if self._offloader is not None and self._starts != self._world.broker.starts:
+    def act(self) -> None:
+        if self._offloader is not None and not self.has_compared:
             self.die()  # as FollowLoop does when the broker was started again
         if self._offloader is None:
-            self._start()
+            if self._world.random.random() < 0.35:  # one that fails waits
+                self._start()
         else:
-            self._world.random.choice(
-                (self._read, self._read, self._build, self._build, self._tables, self._index)
-            )()
+            chance = self._world.random.random()
+            for begin, end, part in PARTS:
+                if begin <= chance < end:
+                    part(self)
 
     def _start(self) -> None:
         world = self._world
         self._starts = world.broker.starts
+        self.replaces_log |= world.random.random() < 0.05
         environment = Environment(
             clock_ms=lambda: world.now_ms,
             jitter=world.random.random,
             wait=world.pass_s,
-            may_take_over=lambda state, end_phys: world.is_ending or world.random.random() < 0.3,
+            may_take_over=lambda state, end_phys: world.is_ending or world.random.random() < 0.15,
         )
+        place = world.broker.store.path.with_name("pins")
+        pins = PinKeeper([place], PinLimits(), lambda _: DiskUse(0.1, 1 << 40))
         offloader = Offloader(
-            open_broker_store(world.broker.store.path),
+            open_broker_store(world.broker.store.path, pinned=pins.files),
             self.store,
             OffloadIdentity(CLUSTER, BROKER, self.name, "run"),
             SETTINGS,
             topic_filter=FILTER,
             offsets_source=no_offsets,
-            take_over=self.replaces_log,
+            take_over=self.replaces_log or world.is_ending,
             log_limits=LogLimits(
                 self.replaces_log, same_broker=self.replaces_log, truncate_max_bytes=float("inf")
             ),
             environment=environment,
-            options=ObjectOptions(INDEX),
+            pins=pins,
+            options=ObjectOptions(INDEX, RULES),
         )
         offloader._open(claim_now=True)
         self._offloader = offloader
@@ -96,6 +124,7 @@ class Sidecar:
         offloader._bound_source.ask(offloader._dispatcher.cursor)
         offloader._loop._refuse_overwritten_log()
         offloader._dispatcher.dispatch_step(offloader._bound_source.feed)
+        offloader._loop.step_pins()
         offloader._dispatcher.close_if_due(force=self._world.random.random() < 0.7)
 
     def _build(self) -> None:
@@ -115,9 +144,9 @@ class Sidecar:
 
     def drain(self) -> None:
         """Archive everything, and release the archive."""
-        if self._offloader is None or self._starts != self._world.broker.starts:
+        if self._offloader is None or not self.has_compared:
             self._start()
-        offloader, end_phys = self._offloader, self._world.broker.store.phys
+        offloader, end_phys = self._offloader, self._world.broker.disk.phys
         for _ in range(1_000):
             self._read()
             offloader._dispatcher.close_if_due(force=True)
@@ -129,6 +158,15 @@ class Sidecar:
         else:
             raise AssertionError(f"{self.name} does not reach {end_phys}")
         self._tables()
-        self._index()
+        offloader._index_builder.run_to_end(threading.Event())
         offloader._writer.release(pending_deletions=offloader._uploader.pending_deletions)
         self.die()
+
+
+PARTS: tuple[tuple[float, float, Callable[[Sidecar], None]], ...] = (
+    (0.0, 0.7, Sidecar._read),
+    (0.1, 0.8, Sidecar._build),
+    (0.8, 0.87, Sidecar._tables),
+    (0.87, 1.0, Sidecar._index),
+)
+"""What a step does: the parts in whose range a random number lies."""

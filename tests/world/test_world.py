@@ -2,117 +2,76 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
-from pathlib import Path
-from typing import Any
-from unittest.mock import patch
+import logging
+from collections.abc import Iterator
 
 import pytest
 
-import rocketmq_tiered.maintenance.compaction_round as rounds
-import tests.world.world as world_module
-from rocketmq_tiered.maintenance import gc
-from tests.sweeps import sweep
-from tests.world.world import World
-from tiered.catalog.commit import CommitDraft
-from tiered.catalog.garbage import Grace, KeySet
-from tiered.object_store.interface import ObjectStore
+from tests.soak.results import knob
+from tests.world.actors import ACTORS
+from tests.world.defects import DEFECTS
+from tests.world.histories import failure, histories, played
+from tests.world.world import FAULTS
 
-STEPS = 120
-FAST = (1, 2, 8, 14, 21, 148)
-
-
-def played(seed: int, directory: Path, steps: int = STEPS) -> World:
-    world = World(seed, directory)
-    world.run(steps)
-    return world
-
-
-@pytest.mark.parametrize("seed", sweep(range(300), fast=FAST))
-def test_no_rule_is_broken(seed: int, tmp_path: Path) -> None:
-    played(seed, tmp_path)
-
-
-def test_one_seed_is_one_history(tmp_path: Path) -> None:
-    assert len({played(3, tmp_path / name, 60).digest() for name in ("one", "two")}) == 1
-
-
-def test_every_actor_acts_and_every_fault_occurs(tmp_path: Path) -> None:
-    counts = Counter[str]()
-    for seed in range(4):
-        counts += played(seed, tmp_path / str(seed)).counts
-    for what in (
-        "broker",
-        "reader",
-        "expiry",
-        "gc",
-        "compactor",
-        "master",
-        "slave",
-        "rounds",
-        "floors",
-        "rows read",
-    ):
-        assert counts[what], what
-    for what in (
-        "LOST_BEFORE",
-        "LOST_AFTER",
-        "STALLED",
-        "THROTTLED",
-        "CONFLICT",
-        "logs cut",
-        "master: FencedError",
-    ):
-        assert counts[what], what
-
-
-# -- planted defects ------------------------------------------------------------------------------------------
-
-Defect = Callable[[], AbstractContextManager[Any]]
-
-
-def outputs_not_taken_back() -> AbstractContextManager[Any]:
-    """Outputs stay pending deletions: garbage collection deletes what is in use."""
-    return patch.object(
-        rounds, "CommitDraft", lambda kind, **values: CommitDraft(kind, **values | {"restored": ()})
-    )
-
-
-@contextmanager
-def sources_deleted_at_once() -> Iterator[None]:
-    """Sources are deleted with the commit: a reader of an older version misses them."""
-    run_round = rounds.run_round
-
-    def deleting(
-        store: ObjectStore, state: Any, planned: rounds.PlannedRound, *rest: Any, **more: Any
-    ) -> Any:
-        result = run_round(store, state, planned, *rest, **more)
-        if result is not None:
-            store.delete([planned.candidates.object_keys[number] for number in planned.plan.sources.tolist()])
-        return result
-
-    with patch.object(rounds, "run_round", deleting):
-        yield
-
-
-DEFECTS: dict[str, Defect] = {
-    "outputs stay pending deletions": outputs_not_taken_back,
-    "sources are deleted at once": sources_deleted_at_once,
-    "gc without grace": partial(patch.object, world_module, "Grace", lambda *_: Grace(0, 0)),
-    "gc ignores pages": partial(patch.object, gc, "referenced_by", lambda *_: KeySet(())),
+SEEDS = 300
+FAST = 40
+CAUGHT_WITHIN = 300
+ONCE_FAILED: dict[int, str] = {
+    14: "a log cut above expired messages lowers the floor",
+    148: "an object without a tail: gc keeps it as unexplained",
 }
+"""What was wrong with seeds that failed, at their time: later changes of the world give them other histories."""
+
+
+@pytest.fixture(autouse=True)
+def silent() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def no_rule_is_broken(seeds: range) -> None:
+    """Each actor acted, and each fault occurred."""
+    counts = histories(seeds)
+    failed = [what for what in counts if what.startswith("seed ")]
+    assert not failed, failed
+    expected = {*(actor.name for actor in ACTORS), *(fault.name for fault, *_ in FAULTS), "master", "slave"}
+    expected |= {"rounds", "floors", "rows read", "logs cut", "disks put back", "topics recreated"}
+    expected |= {
+        "rounds of key compaction",
+        "files deleted late",
+        "master: FencedError",
+        "slave: KilledError",
+    }
+    never = {what for what in expected if not counts[what]}
+    assert not never, f"never: {sorted(never)}"
+
+
+def test_no_rule_is_broken() -> None:
+    no_rule_is_broken(range(FAST))
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(600)
+def test_no_rule_is_broken_in_hundreds_of_histories() -> None:
+    no_rule_is_broken(range(FAST, SEEDS))
+
+
+@pytest.mark.soak
+def test_no_rule_is_broken_in_thousands_of_histories() -> None:
+    no_rule_is_broken(range(SEEDS, knob("WORLD_SEEDS", 10_000)))
+
+
+def test_a_seed_that_once_failed_does_not_fail() -> None:
+    assert [found for seed in ONCE_FAILED if (found := failure(seed))] == []
+
+
+def test_one_seed_is_one_history() -> None:
+    assert len({played(3, 60).digest() for _ in range(2)}) == 1
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("defect", DEFECTS)
-def test_a_planted_defect_is_caught(defect: str, tmp_path: Path) -> None:
-    with DEFECTS[defect]():
-        for seed in range(100):
-            try:
-                played(seed, tmp_path / str(seed))
-            except Exception:
-                return
-    raise AssertionError("no seed of 100 notices it")
+def test_a_planted_defect_is_caught(defect: str) -> None:
+    with DEFECTS[defect].planted():
+        assert any(failure(seed) for seed in range(CAUGHT_WITHIN)), "no seed notices it"

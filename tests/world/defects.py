@@ -1,0 +1,184 @@
+"""Planted defects: real functions made wrong, each of which some history must notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+import rocketmq_tiered.maintenance.compaction_round as rounds
+import uploader.cycle_builder
+import uploader.queue_ttl_classes
+from fetcher.queries import by_key
+from fetcher.rows.run_list import QueueView
+from rocketmq_tiered.maintenance import expire, gc, key_rounds
+from tests.fetcher.broker_store_writer import FILE_BYTES
+from tests.world import actors
+from tiered.broker_store import pins
+from tiered.catalog import apply, log_histories
+from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.catalog.commit import CommitDraft
+from tiered.catalog.commit_attempt import CommitAttempt
+from tiered.catalog.deletions import Reason
+from tiered.catalog.garbage import Grace, KeySet
+from tiered.catalog.pages import Bounds
+from tiered.catalog.requirements import Requirements
+from tiered.catalog.run_cuts import RunCuts
+from uploader import metadata_commits
+from uploader.archive_owner import ArchiveOwner
+from uploader.cycle import Attempt
+from uploader.cycle_plan import CyclePlanner
+
+Change = Callable[[Any], Any]
+"""Makes a wrong one of what is right."""
+
+
+@dataclass(frozen=True)
+class Defect:
+    """``change`` of the attribute ``name`` of ``where``."""
+
+    where: Any
+    name: str
+    change: Change
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        with patch.object(self.where, self.name, self.change(getattr(self.where, self.name))):
+            yield
+
+
+def always(value: Any) -> Change:
+    return lambda right: value
+
+
+def drafts(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Change:
+    return lambda right: lambda kind, **values: CommitDraft(kind, **change(values))
+
+
+def sources_deleted(right: Any) -> Any:
+    def run_round(store: Any, state: Any, planned: Any, *rest: Any, **more: Any) -> Any:
+        result = right(store, state, planned, *rest, **more)
+        if result is not None:
+            store.delete([planned.candidates.object_keys[number] for number in planned.plan.sources.tolist()])
+        return result
+
+    return run_round
+
+
+def kept_runs_forgotten(right: Any) -> Any:
+    def put_pages(store: Any, state: Any, planned: Any, *rest: Any) -> Any:
+        moved_only = replace(planned.candidates, runs=planned.candidates.runs[:0])
+        return right(store, state, replace(planned, candidates=moved_only), *rest)
+
+    return put_pages
+
+
+def won_whatever_exists(right: Any) -> Any:
+    def is_won(self: CommitAttempt, commit: Any, body: Any) -> bool:
+        right(self, commit, body)
+        return True
+
+    return is_won
+
+
+def begun_below(right: Any) -> Any:
+    def begin(self: ArchiveOwner, **claim: Any) -> int:
+        begin_phys: int = right(self, **claim)
+        check = self.writer.state.cursor.check
+        return check.begin_phys if check.end_phys == begin_phys else begin_phys
+
+    return begin
+
+
+def unapplied(right: Any) -> Any:
+    def raised(state: Any, draft: Any) -> Any:
+        table, gaps, chunks = right(state, draft)
+        table["min_queue_offset"] = state.table["min_queue_offset"]
+        return table, gaps, chunks
+
+    return raised
+
+
+def fallen(right: Any) -> Any:
+    def restored(*values: Any) -> Any:
+        table = right(*values)
+        table["min_queue_offset"] = 0
+        return table
+
+    return restored
+
+
+def one_further(right: Any) -> Any:
+    return lambda self, page, limits, minimum, bounds=Bounds.PHYS: right(
+        self, page, limits + 1, minimum, bounds
+    )
+
+
+def counted_as_one(right: Any) -> Any:
+    def rows(*values: Any) -> Any:
+        found = right(*values)
+        return replace(found, inner_num=np.ones_like(found.inner_num))
+
+    return rows
+
+
+DEFECTS: dict[str, Defect] = {
+    "commit before data": Defect(Attempt, "is_durable", always(property(lambda self: True))),
+    "put id not compared": Defect(CommitAttempt, "is_won", won_whatever_exists),
+    "epoch not compared": Defect(CatalogWriter, "_owned", always(lambda self, state: state)),
+    "a record that is read again is accepted": Defect(ArchiveOwner, "open", begun_below),
+    "gc without grace": Defect(actors, "Grace", always(lambda *_: Grace(0, 0))),
+    "gc ignores pages": Defect(gc, "referenced_by", always(lambda *_: KeySet(()))),
+    "a floor is not applied": Defect(apply, "raise_floors", unapplied),
+    "a floor falls": Defect(log_histories, "_restored", fallen),
+    "a living object is a pending deletion": Defect(
+        rounds, "CommitDraft", drafts(lambda values: values | {"restored": ()})
+    ),
+    "an abandoned key is used again": Defect(
+        uploader.cycle_builder, "object_key", lambda right: lambda *place: right(*place[:3], 1)
+    ),
+    "a history is cut off by one": Defect(RunCuts, "divided", one_further),
+    "a hole is served as data": Defect(QueueView, "existing", always(lambda self, offset: offset)),
+    "a tombstone is kept too short": Defect(
+        key_rounds,
+        "divided",
+        lambda right: lambda entries, **keeps: right(entries[entries["is_tombstone"] == 0], **keeps),
+    ),
+    "a pin is released early": Defect(
+        pins,
+        "plan_pins",
+        lambda right: lambda files, kept, phys, *rest: right(files, kept, phys + FILE_BYTES, *rest),
+    ),
+    "index coverage is too wide": Defect(
+        by_key,
+        "_is_unindexed",
+        lambda right: (
+            lambda state, chunk, instead: (
+                right(state, chunk, instead) & (chunk.runs["version"] > state.indexed_version + 2)
+            )
+        ),
+    ),
+    "an object mixes TTL classes": Defect(uploader.queue_ttl_classes, "ttl_class", always(lambda ttl_ms: 0)),
+    "a clock that is off expires": Defect(expire, "require_same_clock", always(lambda store, ms: ms)),
+    "absent is deleted": Defect(metadata_commits, "ABSENT_MS_MIN", always(0)),
+    "a batch counts as one": Defect(CyclePlanner, "_admitted_rows", counted_as_one),
+    "sources are deleted at once": Defect(rounds, "run_round", sources_deleted),
+    "sources are left over": Defect(
+        rounds,
+        "CommitDraft",
+        drafts(
+            lambda values: (
+                values | {"pending_deletions": ()} if values["reason"] == Reason.COMPACTED else values
+            )
+        ),
+    ),
+    "outputs are not announced": Defect(rounds, "output_keys", always(lambda *_: [])),
+    "pages forget what was not moved": Defect(rounds, "_put_pages", kept_runs_forgotten),
+    "changes since the plan are ignored": Defect(
+        Requirements, "unmet", always(lambda self, state, is_compacted: "")
+    ),
+}

@@ -1,0 +1,72 @@
+"""Plays histories, many at once, and makes one that fails smaller."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+from tests.world.actors import ACTORS
+from tests.world.world import FAULTS, KILLS, World
+
+STEPS = 120
+Left = frozenset[str]
+EVERYTHING: Left = frozenset()
+
+
+def played(
+    seed: int,
+    steps: int = STEPS,
+    without: Left = EVERYTHING,
+    tell: Callable[[str], None] = lambda line: None,
+) -> World:
+    """The world at the end of a history. Raises what breaks a rule."""
+    with tempfile.TemporaryDirectory(
+        prefix="world-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None
+    ) as found:
+        world = World(seed, Path(found), tell, without)
+        world.run(steps)
+    return world
+
+
+def failure(seed: int, steps: int = STEPS, without: Left = EVERYTHING) -> str:
+    """What is wrong with a history; empty: nothing."""
+    try:
+        played(seed, steps, without)
+    except Exception as error:
+        return f"seed {seed}: {type(error).__name__}: {error}"
+    return ""
+
+
+def _counts(seed: int, steps: int, without: Left) -> Counter[str]:
+    try:
+        return played(seed, steps, without).counts
+    except Exception as error:
+        return Counter({f"seed {seed}: {type(error).__name__}: {error}": 1})
+
+
+def histories(seeds: Iterable[int], steps: int = STEPS, without: Left = EVERYTHING) -> Counter[str]:
+    """What happened in all of them: steps and faults of each kind, and what is wrong with each seed that fails."""
+    counts = Counter[str]()
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("fork")) as pool:
+        for found in pool.map(partial(_counts, steps=steps, without=without), seeds, chunksize=4):
+            counts.update(found)
+    return counts
+
+
+def shrunk(seed: int, steps: int) -> tuple[int, Left]:
+    """The fewest steps with which ``seed`` fails, and what it may be without."""
+    without: Left = EVERYTHING
+    assert failure(seed, steps), f"seed {seed} does not fail in {steps} steps"
+    for name in (KILLS, *(fault.name for fault, *_ in FAULTS), *(actor.name for actor in ACTORS)):
+        if failure(seed, steps, without | {name}):
+            without |= {name}
+    for part in (2, 4, 8, 16, 32):
+        while steps > part and failure(seed, steps - steps // part, without):
+            steps -= steps // part
+    return steps, without
