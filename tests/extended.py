@@ -17,8 +17,6 @@ EXTENDED = {
     "broker_store/test_real_stores.py": ALL,
     "end_to_end/test_ground_truth.py": r".*\[[ADG]",
     "end_to_end/test_read_truth.py": r".*\[[ABDGH]",
-    "faults/test_kill_compaction.py": r".*\[(a|before sources)",
-    "faults/test_kill_maintenance.py": ALL,
     "faults/test_kill_nine.py": r".*\[(commit sent|data put|index build|reply lost|scan)",
     "faults/test_non_stop_write.py": ALL,
     "fetcher/queries/test_ground_truth.py": r".*\[A",

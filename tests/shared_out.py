@@ -64,7 +64,6 @@ LONGEST = (
     "tests/test_language.py",
     "tests/uploader/test_follow_loop.py",
     "tests/faults/test_kill_nine.py",
-    "tests/faults/test_kill_compaction.py",
 )
 """Files and folders that take longest, the longest first; what is missing here goes behind them, as it is found.
 Behind the first are some that run no kernels: in a fresh clone it compiles them for all."""

@@ -192,7 +192,7 @@ class ArchiveOwner:
         log history."""
         reported_end_phys = self._reported_end_phys()
         check = self._restored.of(state.cursor.check)
-        result = compare_log(self._log, check, reported_end_phys)
+        result = compare_log(self._log, check, reported_end_phys, to_phys=state.cursor.phys)
         divergence = CommonEnd(state.version, state.cursor.phys, result is CheckResult.SAME)
         shared, common = Shared.END, state
         if result is CheckResult.DELETED:

@@ -145,10 +145,11 @@ class FollowLoop:
         offsets were read, so that no offset of another log is used."""
         state = self._writer.state_or_none
         check = self._dispatcher.log_check() or (state.cursor.check if state is not None else NO_CHECK)
-        if compare_log(self._log, check) is not CheckResult.DIFFERENT:
+        to_phys = self._dispatcher.cursor
+        if compare_log(self._log, check, to_phys=to_phys) is not CheckResult.DIFFERENT:
             return
         self._log.refresh()  # the broker may have deleted the file
-        if compare_log(self._log, check) is CheckResult.DIFFERENT:
+        if compare_log(self._log, check, to_phys=to_phys) is CheckResult.DIFFERENT:
             raise BrokerRestartedError(f"the commitlog below {check.end_phys} is no longer what was read")
 
     def _has_more(self, *, has_new: bool | None) -> bool:

@@ -52,8 +52,11 @@ class CommonEnd:
     records: int = 0
 
 
-def compare_log(log: CommitLog, check: LogCheck, reported_end_phys: int | None = None) -> CheckResult:
+def compare_log(
+    log: CommitLog, check: LogCheck, reported_end_phys: int | None = None, *, to_phys: int = 0
+) -> CheckResult:
     """Read the checked bytes again. ``reported_end_phys``: the end of its log that the broker reports, or None.
+    ``to_phys``: up to where the log was read; a record where the rest of a file was padding is another log's.
 
     Raises UnavailableError if the log may not be mounted.
     """
@@ -76,14 +79,17 @@ def compare_log(log: CommitLog, check: LogCheck, reported_end_phys: int | None =
         if got == 0:
             return CheckResult.DIFFERENT
         filled += got
-    return CheckResult.SAME if fastcrc.crc32.iscsi(bytes(data)) == check.crc32c else CheckResult.DIFFERENT
+    file = log.file_at(check.end_phys)
+    is_filled = file is not None and file.end_phys == to_phys and record_size(log, check.end_phys) is not None
+    is_same = fastcrc.crc32.iscsi(bytes(data)) == check.crc32c and not is_filled
+    return CheckResult.SAME if is_same else CheckResult.DIFFERENT
 
 
 def matches_archive(store: BrokerStore, archive: ObjectStore, state: CatalogState) -> CheckResult:
     """Whether the log of ``store`` has the bytes below the end of ``archive``, whose state is ``state``. A writer stops
     or begins a log history where they differ. Raises UnavailableError if the log may not be mounted."""
     check = restored_check(store.path, archive).of(state.cursor.check)
-    return compare_log(store.commit_log, check)
+    return compare_log(store.commit_log, check, to_phys=state.cursor.phys)
 
 
 Check = tuple[int, LogCheck, int]
@@ -155,7 +161,7 @@ class _Search:
         """Not if it ends above the log, or has no bytes to compare, as at the start of a history."""
         version, check, to_phys = entry
         end_phys = log_end(self._log, self._reported_end_phys)
-        result = compare_log(self._log, check, self._reported_end_phys)
+        result = compare_log(self._log, check, self._reported_end_phys, to_phys=to_phys)
         self.is_contradicted |= result == CheckResult.DIFFERENT and check.end_phys <= end_phys
         is_held = (
             result != CheckResult.DIFFERENT and check.begin_phys < check.end_phys and to_phys <= end_phys

@@ -154,6 +154,20 @@ def test_padding_is_not_looked_for_far_away(tmp_path: Path, monkeypatch: pytest.
     assert ends_before(log_of(tmp_path, padded(15)), AT_FILE_END, SHARED)
 
 
+@pytest.mark.parametrize(("bodies", "is_same"), [(15, True), (16, False)])
+def test_a_record_where_the_file_had_ended_is_another_log(
+    tmp_path: Path, bodies: int, is_same: bool
+) -> None:
+    """A broker that lost the last record and the padding after it has put another one there."""
+    end_phys = len(records(0, [b"x" * 100] * 15))
+    log, check = log_of(tmp_path, padded(bodies)), check_of(padded(15), 100, end_phys)
+    assert compare_log(log, check) is CheckResult.SAME, "the rest of the file was not read yet"
+    result = compare_log(log, check, to_phys=FILE_BYTES)
+    assert result is (CheckResult.SAME if is_same else CheckResult.DIFFERENT)
+    found = line_among(log, [(2, check, FILE_BYTES), (1, check_of(padded(15), 100, 1000), 1000)])
+    assert found.version == (2 if is_same else 1)
+
+
 def test_a_wiped_disk_shares_nothing(tmp_path: Path) -> None:
     log = log_of(tmp_path, bytes(FILE_BYTES))
     assert line_among(log, [(1, LogCheck(5000, 5100, 1), 5100)]) == CommonEnd(0, 0, above=(1, 5100))

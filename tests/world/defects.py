@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
@@ -16,6 +16,8 @@ import uploader.queue_ttl_classes
 from fetcher.queries import by_key
 from fetcher.rows.run_list import QueueView
 from rocketmq_tiered.maintenance import expire, gc, key_rounds
+from rocketmq_tiered.server.groups.group_state import GroupLog
+from rocketmq_tiered.server.mount.membership import Membership
 from tests.fetcher.broker_store_writer import FILE_BYTES
 from tests.world import actors
 from tiered.broker_store import pins
@@ -28,6 +30,7 @@ from tiered.catalog.garbage import Grace, KeySet
 from tiered.catalog.pages import Bounds
 from tiered.catalog.requirements import Requirements
 from tiered.catalog.run_cuts import RunCuts
+from tiered.errors import UnavailableError
 from uploader import metadata_commits
 from uploader.archive_owner import ArchiveOwner
 from uploader.cycle import Attempt
@@ -118,6 +121,14 @@ def one_further(right: Any) -> Any:
     )
 
 
+def acknowledged_anyway(right: Any) -> Any:
+    def write(self: GroupLog, offsets: Any, **released: bool) -> None:
+        with suppress(UnavailableError):
+            right(self, offsets, **released)
+
+    return write
+
+
 def counted_as_one(right: Any) -> Any:
     def rows(*values: Any) -> Any:
         found = right(*values)
@@ -166,6 +177,8 @@ DEFECTS: dict[str, Defect] = {
     "a clock that is off expires": Defect(expire, "require_same_clock", always(lambda store, ms: ms)),
     "absent is deleted": Defect(metadata_commits, "ABSENT_MS_MIN", always(0)),
     "a batch counts as one": Defect(CyclePlanner, "_admitted_rows", counted_as_one),
+    "a commit is acknowledged before it is durable": Defect(GroupLog, "write", acknowledged_anyway),
+    "a lock is kept after the lease": Defect(Membership, "holds", always(lambda self: True)),
     "sources are deleted at once": Defect(rounds, "run_round", sources_deleted),
     "sources are left over": Defect(
         rounds,

@@ -12,6 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from tests.world.actors import ACTORS
+from tests.world.nodes import Nodes
 from tests.world.world import FAULTS, KILLS, World
 
 STEPS = 120
@@ -63,7 +64,7 @@ def shrunk(seed: int, steps: int) -> tuple[int, Left]:
     """The fewest steps with which ``seed`` fails, and what it may be without."""
     without: Left = EVERYTHING
     assert failure(seed, steps), f"seed {seed} does not fail in {steps} steps"
-    for name in (KILLS, *(fault.name for fault, *_ in FAULTS), *(actor.name for actor in ACTORS)):
+    for name in (KILLS, *(fault.name for fault, *_ in FAULTS), *(actor.name for actor in ACTORS), Nodes.name):
         if failure(seed, steps, without | {name}):
             without |= {name}
     for part in (2, 4, 8, 16, 32):

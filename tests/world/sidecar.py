@@ -56,7 +56,7 @@ class Sidecar(Actor):
     weight = 9
 
     def __init__(self, world: World, name: str) -> None:
-        self._world, self.name, self.store = world, name, world.store_of(name)  # type: ignore[misc]
+        self._world, self.name, self.store = world, name, world.store_of(name)
         self._offloader: Any = None
         self._starts = 0
         self.replaces_log = False
@@ -99,7 +99,7 @@ class Sidecar(Actor):
             may_take_over=lambda state, end_phys: world.is_ending or world.random.random() < 0.15,
         )
         place = world.broker.store.path.with_name("pins")
-        pins = PinKeeper([place], PinLimits(), lambda _: DiskUse(0.1, 1 << 40))
+        pins = PinKeeper([place], PinLimits(), lambda _: DiskUse(0.9 if world.seed % 2 else 0.1, 1 << 40))
         offloader = Offloader(
             open_broker_store(world.broker.store.path, pinned=pins.files),
             self.store,

@@ -27,6 +27,7 @@ from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tests.world.actors import ACTORS, GRACE_S, PAGE_RUNS, TTL_S, Actor
 from tests.world.broker_model import BrokerModel
 from tests.world.invariants import Invariants
+from tests.world.nodes import Nodes
 from tests.world.sidecar import Inline, Sidecar
 from tiered.archive.verify import verify_archive
 from tiered.catalog import catalog_reader
@@ -94,6 +95,8 @@ class ActorStore(FaultStore):
         self._perhaps("compose", key, act)
 
     def delete(self, keys: Sequence[str]) -> None:
+        if self.fuse == 1:  # killed amid a batch
+            self._store.delete(keys[: len(keys) // 2])
         self._perhaps("delete", " ".join(keys), lambda: super(ActorStore, self).delete(keys))
 
     def get(self, key: str, max_bytes: int = 1 << 30) -> bytes:
@@ -142,6 +145,8 @@ class World:
             *self.sidecars,
             *(kind(self) for kind in ACTORS if kind.name not in without),
         ]
+        self._nodes = Nodes(self) if seed % 3 == 0 and Nodes.name not in without else None
+        self.actors += [] if self._nodes is None else [self._nodes]
 
     def store_of(self, name: str) -> ActorStore:
         """The way of the actor ``name`` to the bucket."""
@@ -238,6 +243,8 @@ class World:
     def step(self) -> None:
         """One actor acts, and every rule holds."""
         self.now_ms += self.random.choice((10, 200, 3_000))
+        for node in [] if self._nodes is None else self._nodes.due():
+            self._act(node)
         free = [actor for actor in self.actors if actor.name not in self.busy]
         self._act(self.random.choices(free, [actor.weight for actor in free])[0])
         self.invariants.check()
@@ -258,7 +265,7 @@ class World:
             self.counts[f"{name}: {type(error).__name__}"] += 1
             self.trace(name, f"ended by {type(error).__name__}: {error}")
             dead = {name} | ({error.name} if isinstance(error, KilledError) else set())
-            for one in self.actors:
+            for one in [*self.actors, actor]:
                 if one.name in dead:
                     one.die()
         finally:
@@ -279,6 +286,8 @@ class World:
         self.broker.recover()
         self.broker.send(self.now_ms)
         self.broker.watch()
+        if self._nodes is not None:
+            self._nodes.settle()
         for actor in self.actors:
             actor.die()
         last = self.random.choice(self.sidecars)
