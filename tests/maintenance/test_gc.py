@@ -5,7 +5,6 @@ A store whose user yields: its share of requests and bytes, pauses, and the stop
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -21,20 +20,17 @@ from tests.archive.archive_builder import NOW_MS as BUILT_MS
 from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.catalog.collection import run_gc
 from tests.catalog.drafts import NOW_MS, append_draft, queue, writer
-from tests.faults.crashing_store import CrashError
 from tiered.archive.task import StoppedError
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
-from tiered.catalog.deletions import Reason
 from tiered.catalog.garbage import Grace
 from tiered.errors import AccessDeniedError
 from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
-from tiered.object_store.interface import Body, ObjectStore
+from tiered.object_store.interface import ObjectStore
 from tiered.object_store.memory import MemoryStore
-from tiered.object_store.wrapper import StoreWrapper
 from tiered.settings.sections import GcSettings, Settings
 
 
@@ -52,29 +48,6 @@ class Locked(MemoryStore):
         for key in keys:
             if key in self.locked:
                 raise AccessDeniedError(f"{key} is locked")
-
-
-class Dying(StoreWrapper):
-    """Nothing has an effect after ``steps`` writes; of the deletion after them half is done."""
-
-    def __init__(self, store: MemoryStore, steps: int) -> None:
-        super().__init__(store)
-        self.steps = steps
-
-    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
-        self._step()
-        super().put_if_absent(key, body, timeout_s=timeout_s)
-
-    def delete(self, keys: Sequence[str]) -> None:
-        if self.steps == 0:
-            super().delete(keys[: len(keys) // 2])
-        self._step()
-        super().delete(keys)
-
-    def _step(self) -> None:
-        self.steps -= 1
-        if self.steps < 0:
-            raise CrashError
 
 
 def with_garbage(store: ObjectStore, count: int) -> tuple[CatalogWriter, list[str]]:
@@ -214,24 +187,6 @@ def test_messages_expire_also_where_another_process_collects() -> None:
     assert len(list(store.list("sets/00/x-"))) == 3
     assert tasks.expiry.status.last_ms is not None
     assert tasks.expiry.status.interval_seconds == 24 * 3_600
-
-
-@pytest.mark.parametrize("reason", [Reason.EXPIRED, Reason.DIVERGED, Reason.INTENT])
-@pytest.mark.parametrize("step", range(6))
-def test_a_collection_that_was_killed_at_any_step_is_finished_by_the_next(reason: Reason, step: int) -> None:
-    inner = MemoryStore(clock_ms=lambda: NOW_MS)
-    made, _ = with_garbage(inner, 1)
-    more = [f"sets/00/y-1-{number}.sso" for number in range(5)]
-    for key in more:
-        inner.put_if_absent(key, [b"x"])
-    made.append(CommitDraft(CommitKind.MAINTENANCE, pending_deletions=more, reason=reason, created_ms=NOW_MS))
-    with contextlib.suppress(CrashError):
-        run_gc(Dying(inner, step), load(inner), apply=True, grace_ms=0, clock=lambda: NOW_MS)
-    for _ in range(2):  # the second one collects the first one's own list
-        run_gc(inner, load(inner), apply=True, grace_ms=0, clock=lambda: NOW_MS)
-    assert not list(inner.list("sets/00/x-")) and not list(inner.list("sets/00/y-"))
-    state = load(inner)
-    assert not state.pending_deletions and not state.deletion_lists
 
 
 MIB = 1 << 20

@@ -22,7 +22,7 @@ from tests.fetcher.reading_fakes import plain_fetcher
 from tests.kernels.record_builder import Message, encode, properties
 from tests.maintenance.compaction_scene import EVERYTHING
 from tests.maintenance.keyed_scene import KEYED, OTHER, Table, pull
-from tests.sweeps import examples, sweep
+from tests.sweeps import examples
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.maintenance_commit import MaintenanceCommit
@@ -114,29 +114,6 @@ def test_any_interleaving_gives_the_dict(
         else:
             getattr(table, act)()
         table.check()
-
-
-@pytest.mark.parametrize("every", sweep([9, 25], fast=[25]))
-@pytest.mark.parametrize("after_effect", [False, True])
-def test_a_kill_at_any_request_leaves_an_archive_that_the_next_pass_finishes(
-    tmp_path: Path, *, after_effect: bool, every: int
-) -> None:
-    step, done = 1, False
-    while not done:
-        table = Table(tmp_path)
-        table.write(25)
-        try:
-            table.compact(CrashingStore(table.store, step, after_effect=after_effect))  # type: ignore[arg-type]
-            done = True
-        except CrashError:
-            table.check()
-        table.compact()
-        found = table.check()
-        table.collect()
-        assert table.check() == found
-        step += every
-    kinds = RunIndex(table.store).runs_of(load(table.store), KEYED).runs["kind"].tolist()
-    assert RunKind.SPARSE in kinds
 
 
 BEGIN = 40

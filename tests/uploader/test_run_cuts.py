@@ -6,10 +6,8 @@ Archives of joined objects whose log diverges at the end of any commit, and what
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +17,6 @@ from rocketmq_tiered.maintenance.compaction_round import plan_rounds
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.archive.queue_reader import QueueReader
 from tests.catalog.collection import run_gc
-from tests.faults.crashing_store import CrashError
 from tests.maintenance.compaction_scene import EVERYTHING, LIMITS, LMQ, QUEUES, a_round
 from tests.sweeps import sweep
 from tiered.archive.verify import verify_archive
@@ -35,60 +32,10 @@ from tiered.errors import CorruptionError
 from tiered.formats.keys import is_compacted
 from tiered.model.queue import QueueKey
 from tiered.model.tables import FLOOR_DTYPE
-from tiered.object_store.interface import Body, ObjectStore, Piece
+from tiered.object_store.interface import ObjectStore
 from tiered.object_store.memory import MemoryStore
-from tiered.object_store.wrapper import StoreWrapper
 
 COMMITS = 24
-
-
-class Mortal(StoreWrapper):
-    """Its user dies at request number ``crash_at``, before or after the effect, and is dead from then on."""
-
-    def __init__(self, store: ObjectStore, crash_at: int, *, after_effect: bool) -> None:
-        super().__init__(store)
-        self._crash_at, self._after_effect = crash_at, after_effect
-        self.requests = self.puts = 0
-
-    def _do(self, act: Callable[[], Any]) -> Any:
-        self.requests += 1
-        if self.requests > self._crash_at or (self.requests == self._crash_at and not self._after_effect):
-            raise CrashError
-        answer = act()
-        if self.requests == self._crash_at:
-            raise CrashError
-        return answer
-
-    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
-        self.puts += 1
-        self._do(lambda: self._store.put_if_absent(key, body))
-
-    def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
-        self.puts += 1
-        self._do(lambda: self._store.compose_if_absent(key, pieces))
-
-    def get(self, key: str, max_bytes: int = 1 << 30) -> bytes:
-        return bytes(self._do(lambda: self._store.get(key, max_bytes)))
-
-    def get_range(self, key: str, offset: int, length: int) -> bytes:
-        return bytes(self._do(lambda: self._store.get_range(key, offset, length)))
-
-    def get_tail(self, key: str, length: int) -> bytes:
-        return bytes(self._do(lambda: self._store.get_tail(key, length)))
-
-
-class BeforeHistory(StoreWrapper):
-    """Calls ``act`` before the PUT of the root of a new log history."""
-
-    def __init__(self, store: ObjectStore, act: Callable[[], object]) -> None:
-        super().__init__(store)
-        self._act: Callable[[], object] | None = act
-
-    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
-        if key.startswith("pages/history-") and self._act is not None:
-            act, self._act = self._act, None
-            act()
-        super().put_if_absent(key, body, timeout_s=timeout_s)
 
 
 @pytest.fixture(scope="module")
@@ -132,53 +79,6 @@ def test_a_log_may_diverge_at_the_end_of_every_commit(
 
 SAMPLE = 9
 """A commit of which objects have rows below and above."""
-
-
-@pytest.mark.parametrize("after_effect", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize(
-    ("limits", "step"), sweep([("sets", 4), ("streams", 1), ("sets", 1)], fast=[("sets", 4)])
-)
-def test_a_crash_at_each_request_is_recovered_from(
-    scenes: dict[tuple[str, int], JoinedScene], limits: str, step: int, after_effect: bool
-) -> None:
-    """The next owner begins the history where the dead one did not; a history that was begun stays."""
-    joined = scenes[limits, 12]
-    version, phys = joined.ends[SAMPLE]
-    clean = Mortal(joined.copy().store, 1 << 30, after_effect=False)
-    joined.copy().diverge(version, phys, clean)
-    assert clean.puts >= 4, "a claim, what is hidden, a root, a commit"
-    for crash_at in range(1 + 2 * after_effect * (step > 1), clean.requests + 1, step):
-        scene = joined.copy()
-        with pytest.raises(CrashError):
-            scene.diverge(version, phys, Mortal(scene.store, crash_at, after_effect=after_effect))
-        if load(scene.store).cursor.history == 1:
-            scene.diverge(version, phys)
-        scene.forget(phys)
-        if crash_at % 3 == 0:
-            scene.check()
-        scene.check_no_leftovers()
-        scene.grow()
-        assert contents(scene.store, load(scene.store)) == scene.sent()
-
-
-def test_another_compaction_may_win_the_version(tmp_path: Path) -> None:
-    """It moves the runs that were just cut: the new ones are cut."""
-    scene = JoinedScene(tmp_path)
-    assert scene.compact(before_version=scene.ends[14][0]) > 0
-    version, phys = scene.ends[SAMPLE]
-    compacted: list[int] = []
-
-    def compact() -> None:
-        compacted.append(scene.compact())
-
-    scene.diverge(version, phys, BeforeHistory(scene.store, compact))
-    assert compacted[0] > 0
-    scene.forget(phys)
-    scene.check()
-    scene.grow()
-    scene.collect()
-    report = verify_archive(scene.store)
-    assert (report.anomalies, report.leftovers) == ([], [])
 
 
 def test_a_log_may_diverge_inside_what_was_cut(scenes: dict[tuple[str, int], JoinedScene]) -> None:
