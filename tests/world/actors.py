@@ -136,7 +136,7 @@ class Expiry(Actor):
         hours_off = self.world.random.choice((0, 0, 0, -3, 3))
         try:
             self._pass(self.store, lambda: self.world.now_ms + hours_off * 3_600_000)
-        except UsageError:  # so it ends too if the log was cut meanwhile
+        except UsageError:  # as if the log was cut at the same time
             self.world.counts["clocks off"] += hours_off != 0
         else:
             assert not hours_off, "a clock that is hours off expires messages"

@@ -140,7 +140,7 @@ class BrokerModel:
         for begin in names[:-2]:
             if begin + (1 if is_late else 2) * FILE_BYTES <= archived_phys or is_late:
                 path = self.store.log_file(begin)
-                is_pinned = path.stat().st_nlink > 1
+                is_pinned = path.stat().st_nlink > 2  # by both sidecars: either may own the archive
                 path.unlink()
                 self.disk.first_phys = begin + FILE_BYTES
                 if not is_pinned:
@@ -196,6 +196,9 @@ class BrokerModel:
         shutil.rmtree(self.store.path)
         shutil.move(path, self.store.path)
         self.disk = disk
+        self.lost |= {
+            one.phys for one in disk.log if one.phys < disk.first_phys
+        }  # pins are of the other disk
         self.starts += 1
         return True
 

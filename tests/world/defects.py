@@ -13,14 +13,10 @@ import numpy as np
 import rocketmq_tiered.maintenance.compaction_round as rounds
 import uploader.cycle_builder
 import uploader.queue_ttl_classes
-from fetcher.queries import by_key
-from fetcher.rows.run_list import QueueView
 from rocketmq_tiered.maintenance import expire, gc, key_rounds
 from rocketmq_tiered.server.groups.group_state import GroupLog
 from rocketmq_tiered.server.mount.membership import Membership
-from tests.fetcher.broker_store_writer import FILE_BYTES
 from tests.world import actors
-from tiered.broker_store import pins
 from tiered.catalog import apply, log_histories
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft
@@ -31,7 +27,6 @@ from tiered.catalog.pages import Bounds
 from tiered.catalog.requirements import Requirements
 from tiered.catalog.run_cuts import RunCuts
 from tiered.errors import UnavailableError
-from uploader import metadata_commits
 from uploader.archive_owner import ArchiveOwner
 from uploader.cycle import Attempt
 from uploader.cycle_plan import CyclePlanner
@@ -153,29 +148,13 @@ DEFECTS: dict[str, Defect] = {
         uploader.cycle_builder, "object_key", lambda right: lambda *place: right(*place[:3], 1)
     ),
     "a history is cut off by one": Defect(RunCuts, "divided", one_further),
-    "a hole is served as data": Defect(QueueView, "existing", always(lambda self, offset: offset)),
     "a tombstone is kept too short": Defect(
         key_rounds,
         "divided",
         lambda right: lambda entries, **keeps: right(entries[entries["is_tombstone"] == 0], **keeps),
     ),
-    "a pin is released early": Defect(
-        pins,
-        "plan_pins",
-        lambda right: lambda files, kept, phys, *rest: right(files, kept, phys + FILE_BYTES, *rest),
-    ),
-    "index coverage is too wide": Defect(
-        by_key,
-        "_is_unindexed",
-        lambda right: (
-            lambda state, chunk, instead: (
-                right(state, chunk, instead) & (chunk.runs["version"] > state.indexed_version + 2)
-            )
-        ),
-    ),
     "an object mixes TTL classes": Defect(uploader.queue_ttl_classes, "ttl_class", always(lambda ttl_ms: 0)),
     "a clock that is off expires": Defect(expire, "require_same_clock", always(lambda store, ms: ms)),
-    "absent is deleted": Defect(metadata_commits, "ABSENT_MS_MIN", always(0)),
     "a batch counts as one": Defect(CyclePlanner, "_admitted_rows", counted_as_one),
     "a commit is acknowledged before it is durable": Defect(GroupLog, "write", acknowledged_anyway),
     "a lock is kept after the lease": Defect(Membership, "holds", always(lambda self: True)),
@@ -189,7 +168,6 @@ DEFECTS: dict[str, Defect] = {
             )
         ),
     ),
-    "outputs are not announced": Defect(rounds, "output_keys", always(lambda *_: [])),
     "pages forget what was not moved": Defect(rounds, "_put_pages", kept_runs_forgotten),
     "changes since the plan are ignored": Defect(
         Requirements, "unmet", always(lambda self, state, is_compacted: "")

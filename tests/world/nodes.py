@@ -39,7 +39,7 @@ SETTLED_S = 50
 
 
 class Groups:
-    """What the nodes have told their clients. ``root``: the prefix that they share."""
+    """What the nodes have said to their clients. ``root``: the prefix that they share."""
 
     def __init__(self, world: World) -> None:
         self.world, self.root = world, PrefixedStore(world.root, "retired")

@@ -98,7 +98,7 @@ class Sidecar(Actor):
             wait=world.pass_s,
             may_take_over=lambda state, end_phys: world.is_ending or world.random.random() < 0.15,
         )
-        place = world.broker.store.path.with_name("pins")
+        place = world.directory / f"pins-{self.name}"
         pins = PinKeeper([place], PinLimits(), lambda _: DiskUse(0.9 if world.seed % 2 else 0.1, 1 << 40))
         offloader = Offloader(
             open_broker_store(world.broker.store.path, pinned=pins.files),

@@ -19,6 +19,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import numpy.random  # noqa: F401 - takes a seed when it is imported
+
 import rocketmq_tiered.maintenance.compaction_ranges as ranges
 import uploader.archive_owner
 import uploader.offload
