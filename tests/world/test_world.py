@@ -47,6 +47,7 @@ def no_rule_is_broken(seeds: range) -> None:
     assert not never, f"never: {sorted(never)}"
 
 
+@pytest.mark.timeout(600)
 def test_no_rule_is_broken() -> None:
     no_rule_is_broken(range(FAST))
 
