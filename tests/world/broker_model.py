@@ -140,12 +140,10 @@ class BrokerModel:
         for begin in names[:-2]:
             if begin + (1 if is_late else 2) * FILE_BYTES <= archived_phys or is_late:
                 path = self.store.log_file(begin)
-                is_pinned = path.stat().st_nlink > 2  # by both sidecars: either may own the archive
+                if begin + FILE_BYTES > archived_phys and path.stat().st_nlink <= 2:
+                    break  # pinned by both sidecars, of which either may own the archive
                 path.unlink()
                 self.disk.first_phys = begin + FILE_BYTES
-                if not is_pinned:
-                    gone = range(max(begin, archived_phys), begin + FILE_BYTES)
-                    self.lost |= {one.phys for one in self.disk.log if one.phys in gone}
                 is_late = False
 
     def start_again(self, *, tears: bool, cuts: int, since_ms: int) -> None:
