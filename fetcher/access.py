@@ -114,6 +114,8 @@ def _reader(url: str, place: ArchivePlace, settings: Settings, *, has_loop: bool
 
 
 def _share(settings: Settings, shares: int) -> Settings:
+    """``settings`` for one of ``shares`` archives that are open at a time: each gets an equal part of the memory, and
+    its caches are sized from that."""
     memory_bytes = max(SHARE_BYTES_MIN, settings.fetch.memory_bytes // shares)
     fetch = replace(
         settings.fetch,

@@ -71,6 +71,7 @@ class KeyTable(Mapping[str, Message]):
                 self._add(queue, batch.select(kept.mask(offsets) & (offsets < end)))
 
     def _add(self, queue: Queue, batch: MessageBatch) -> None:
+        """Takes the place of each message as that of its key, unless the known message of the key was stored later."""
         for offset, stored_ms, data in zip(
             batch.queue_offsets.tolist(), batch.store_timestamp.tolist(), batch.records(), strict=True
         ):

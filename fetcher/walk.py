@@ -216,6 +216,7 @@ class Walk:
         return batch if wanted.all() else batch.select(np.flatnonzero(wanted))
 
     def _request(self) -> PullRequest:
+        """The pull from the walk's position, for as much as the batch, the part of the span and the limit allow."""
         limit = max(1, min(self._span.batch_messages, self._part_end - self.offset))
         return PullRequest(
             self._queue.topic,
@@ -306,6 +307,7 @@ class Messages(Iterator[Message]):
         self._turn = _Turn()
 
     def __next__(self) -> Message:
+        """The next message; reads a batch when the last one is used up. Raises StopIteration at the end."""
         for message in self._rest:
             return message
         with self._turn:

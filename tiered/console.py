@@ -106,6 +106,7 @@ def print_json_line(document: Any) -> None:
 
 
 def _print_json(document: Any, option: int) -> None:
+    """Prints a document as JSON with the options of orjson, escaped for terminals."""
     # As bytes: JSON is UTF-8 even if the terminal is not.
     try:
         text = orjson.dumps(document, option=option | orjson.OPT_APPEND_NEWLINE)

@@ -100,6 +100,7 @@ def _keeps_entries(status: os.stat_result) -> bool:
 
 
 def _make(directory: Path) -> None:
+    """Makes a directory and those above it that do not exist, with access for this user only."""
     try:
         os.mkdir(directory, PRIVATE)
     except FileNotFoundError:
@@ -127,6 +128,8 @@ def _open_checked(directory: Path, setting: str) -> int:
 
 
 def _refusal(directory: Path, status: os.stat_result, user: int, setting: str) -> AccessDeniedError | None:
+    """The error for a directory that another user owns or may write to, with the command that helps; None if it may
+    be used."""
     if status.st_uid not in (0, user):
         return AccessDeniedError(
             f"{directory} belongs to user {status.st_uid}, who can change the files in it",

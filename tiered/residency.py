@@ -174,6 +174,7 @@ class ColdReadFile:
         self.close()
 
     def _read_fully(self, dest: memoryview, offset: int) -> int:
+        """Reads until ``dest`` is full or the file ends. Returns the number of bytes."""
         filled = 0
         while filled < len(dest):
             got = os.preadv(self._fd, [dest[filled:]], offset + filled)
@@ -202,6 +203,8 @@ class ColdReadFile:
         return filled
 
     def _read_nowait(self, dest: memoryview, offset: int) -> int:
+        """Reads what the page cache has at ``offset``. Where the file system does not know RWF_NOWAIT, reads all, and
+        does so from then on."""
         try:
             return os.preadv(self._fd, [dest], offset, os.RWF_NOWAIT)
         except BlockingIOError:

@@ -57,6 +57,8 @@ def parse_instant(text: str) -> int:
 
 
 def _plausible(time_ms: int) -> int:
+    """Returns ``time_ms``. Raises UsageError for a time that is out of reach, such as one in seconds, and says what
+    was probably meant."""
     if time_ms == 0 or time_ms in PLAUSIBLE_MS:
         return time_ms
     readings = [f"{time_ms} milliseconds since 1970 is {_moment(time_ms)}, which is implausible"]

@@ -231,6 +231,8 @@ _MEMORY: Final = {
 def _decide_without_broker_files(
     policy: ReadPolicy, situation: Situation, is_local_only: bool
 ) -> ReadDecision:
+    """The source of a pull while the broker's files cannot be read: the archive if it has the offset and may be read,
+    else neither."""
     if is_local_only:
         return ReadDecision(ReadSource.RETRY, "broker's files unreadable")
     if policy is ReadPolicy.FORCE:

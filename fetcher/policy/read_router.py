@@ -285,6 +285,7 @@ class ReadRouter:
         return ReadOutcome(ReadSource.RETRY, None, retry_result(situation))
 
     def _counted(self, residency: Residency) -> Residency:
+        """Returns ``residency``; counts unknown ones, and warns once that the policy has no effect without it."""
         if residency is Residency.UNKNOWN:
             self.counters.residency_unknown += 1
             if not self._warned_of_residency:
@@ -309,6 +310,8 @@ class ReadRouter:
         status: PullStatus | None,
         error: TieredError | None,
     ) -> None:
+        """Counts a read that ended with ``status`` or ``error``, after which another source is read; logs the
+        error."""
         reason = status.value if status is not None else type(error).__name__
         self.counters.fallbacks[f"{source.value} {reason}"] += 1
         if error is not None:

@@ -100,6 +100,8 @@ class RangeFetcher:
             await BlockFetch(self._source, Priority.USER, BufferedRows()).indexes(places)
 
     async def _plain(self, places: list[RunPlace], begin: int, end: int) -> FetchedBlocks:
+        """Fetches the blocks with offsets [begin, end) of the runs ``places`` concurrently. They cover the range up
+        to the end of the last block."""
         if len(places) == 1:
             found = [await self._place(places[0], begin, end)]
         else:

@@ -287,6 +287,7 @@ def _name(request: PullRequest) -> tuple[str, int, int | None]:
 
 
 def _result(view: QueueView, read: ReadRows) -> PullResult:
+    """The reply with the rows that were read, and the bounds of the version of ``view``."""
     return PullResult(
         PullStatus.FOUND if len(read.batch) else PullStatus.NO_MATCHED_MESSAGE,
         read.next_offset,

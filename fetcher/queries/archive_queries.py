@@ -65,6 +65,9 @@ class ArchiveQueries:
         return self._answered(lambda source, state: cost_of(source, state, queries))
 
     def _answered(self, query: Callable[[QuerySource, CatalogState], Coroutine[Any, Any, T]]) -> T:
+        """Runs a query at the newest state known, or at a newer one if an object is missing, and adds up its
+        requests."""
+
         async def read(state: CatalogState) -> T:
             source = QuerySource(self._reader, self._store, self._cache)
             try:

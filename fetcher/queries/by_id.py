@@ -129,6 +129,7 @@ async def find_by_id(source: QuerySource, state: CatalogState, wanted: OffsetMsg
 async def _look_at_all(
     source: QuerySource, state: CatalogState, candidates: list[_Candidate], wanted: OffsetMsgId
 ) -> Message | None:
+    """The first message found in the objects of ``candidates``, which are read one after the other."""
     for candidate in candidates:
         found = await _look(source, state, candidate, wanted)
         if found is not None:
@@ -180,8 +181,8 @@ def _candidates_at(chunk: RunChunk, phys: int, after_version: int) -> list[_Cand
 async def _look(
     source: QuerySource, state: CatalogState, candidate: _Candidate, wanted: OffsetMsgId
 ) -> Message | None:
-    """The message at the physical offset ``wanted.phys`` in the object of ``candidate``, if it is not expired, hidden
-    or superseded, and has the id ``wanted.text``; else None."""
+    """The message at the physical offset ``wanted.phys`` in the object of ``candidate``, if it has not expired or
+    been superseded, and has the id ``wanted.text``; else None."""
     index = await source.segment(candidate.place)
     for run, row in _rows_at(index, wanted.phys, candidate.runs):
         queue = index.queue_of(run)

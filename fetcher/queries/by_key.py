@@ -92,6 +92,8 @@ async def scan_instead(
 async def _scan_all(
     source: QuerySource, segments: Sequence[Segment], hashes: Mapping[str, int], times: TimeRange
 ) -> dict[str, Table]:
+    """By topic: the items with the topic's hash of the key, stored in ``times``, in segments that no index file
+    covers; READ_AT_ONCE segments are read at a time."""
     parts: dict[str, list[Table]] = {topic: [np.zeros(0, ITEM_DTYPE)] for topic in hashes}
     for first in range(0, len(segments), READ_AT_ONCE):
         some = segments[first : first + READ_AT_ONCE]
@@ -105,6 +107,7 @@ async def _scan_all(
 async def _scan(
     source: QuerySource, segment: Segment, hashes: Mapping[str, int], times: TimeRange
 ) -> dict[str, Table]:
+    """By topic: the items with its hash of the key, stored in ``times``, in one segment, from its key section."""
     index, keys = await source.believed(
         segment.place.key, lambda: source.keys_of(segment.place, segment.rows)
     )

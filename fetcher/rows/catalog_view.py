@@ -165,6 +165,7 @@ class RunWindows:
         return keys
 
     def _keep_window(self, window: _Window) -> None:
+        """Caches a window of runs and the offset where it begins; forgets those of windows that are evicted for it."""
         key = window.queue, window.runs.begin
         with self._lock:
             if key not in self._windows:
@@ -415,6 +416,7 @@ async def _ended(future: Future[CatalogState]) -> None:
 
 
 def _view(state: CatalogState, name: QueueName) -> QueueView | None:
+    """The queue of this name in ``state``; without a generation the current one. None if there is none."""
     topic, queue_id, generation = name
     if generation is None:
         generation = state.current_generation(topic, queue_id)

@@ -316,6 +316,7 @@ def blocks_of_rows(
 
 
 def _plain_columns(index: SegmentIndex, place: RunPlace, span: BlockSpan) -> RowTable:
+    """The columns of the rows in ``span`` of a plain run, whose queue offsets follow from the first."""
     first = index.row_of(place.ordinal) + place.first_row
     found = index.stored_columns(first + span.first_row, first + span.end_row)
     # Copies: a view would keep whole column pages in memory. Rows of several pages are copies already. Not ``copy``,

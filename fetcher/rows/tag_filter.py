@@ -86,6 +86,7 @@ class Properties:
         return value
 
     def _search(self, name: str) -> bytes | None:
+        """The value of the last property ``name``, or of an earlier one if that has no value; None without any."""
         pairs, wanted = self._pairs, _marker(name)
         found = pairs.rfind(wanted)
         if found < 0:

@@ -93,6 +93,7 @@ def _broker_rules(settings: Settings) -> dict[str, Any]:
 
 
 def _listed(client: BrokerClient, code: RequestCode) -> Any:
+    """The list that the broker returns to the request ``code``. Raises AccessDeniedError if it refuses."""
     answer = client.call(code)
     if answer.code != ResponseCode.SUCCESS:
         raise AccessDeniedError(

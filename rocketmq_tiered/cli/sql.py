@@ -237,6 +237,7 @@ def _print_json(session: SqlSession, statement: Any) -> None:
 
 
 def _print_csv(session: SqlSession, statement: Any) -> None:
+    """Prints all rows of a statement as CSV with a line of names; values that are no text or number are JSON."""
     names, rows = _rows(session, statement)
     out = csv.writer(sys.stdout, lineterminator="\n")
     if names:

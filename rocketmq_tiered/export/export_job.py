@@ -108,6 +108,7 @@ class ExportJob:
         return self._result
 
     def _intent(self, number: int) -> Intent:
+        """The intent of batch ``number``: up to the newest version of each archive."""
         archives = []
         with opened(self._source) as store:
             for names, _, state in states_at(store, pinned_versions(self._source)):
@@ -132,6 +133,7 @@ class ExportJob:
         )
 
     def _write(self, intent: Intent, before: Done) -> Done:
+        """Plans, writes and records the batch of ``intent``, which follows ``before``, and adds it to the result."""
         source = self._source_of(intent)
         plan = self._plan(intent, source, before)
         parts = self._write_batch(intent, source, plan)

@@ -174,6 +174,8 @@ def _below(wanted: Layer, ended: dict[QueueKey, int]) -> Layer:
 
 
 def _ends(state: CatalogState, last: ArchiveEnds, ended: dict[QueueKey, int], wanted: Layer) -> ArchiveEnds:
+    """Where the batch leaves each queue, and its gaps. ``last``: after the batch before; ``ended``: its ends;
+    ``wanted``: what this batch has."""
     after = ended | {queue: max(one.end, ended.get(queue, 0)) for queue, one in wanted.items()}
     # A queue that is not in this batch keeps the gaps of the last batch with it.
     kept = {queue: gaps for queue, gaps in _gaps(last).items() if queue not in wanted}

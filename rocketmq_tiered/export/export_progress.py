@@ -172,6 +172,7 @@ class ExportProgress:
         return True
 
     def _read(self, name: str) -> dict[str, Any] | None:
+        """The record ``name``, None if there is none. Raises CorruptionError if it is damaged."""
         key = f"{DIRECTORY}/{name}"
         try:
             data = self._store.get(key, stored_bytes_max())

@@ -397,6 +397,8 @@ def _report(
     prices: Prices,
     cost: RewriteCost | None = None,
 ) -> CompactionReport:
+    """The report of ``rounds``, which were carried out if there is a ``cost``. Without rounds it counts the objects
+    that are too young."""
     young = 0 if rounds.rounds else _young_objects(store, state, _old_before(store, state, settings))
     days = settings.gc.grace_ms / DAY_MS
     return CompactionReport(

@@ -215,6 +215,7 @@ class _Round:
         identity: OutputIdentity,
         page_runs_max: int,
     ) -> None:
+        """Chooses the keys of all outputs and pages, so that a commit can announce them before they are written."""
         self._store, self._state, self._planned = store, state, planned
         self._maintenance, self._page_runs_max = maintenance, page_runs_max
         self._identity = identity

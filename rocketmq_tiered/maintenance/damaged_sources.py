@@ -77,6 +77,7 @@ class DamagedSources:
         self._changed()
 
     def _add(self, check: SegmentCheck, why: str) -> None:
+        """Notes the object of ``check`` with the offsets of each of its runs, and why it cannot be read."""
         bounds = (
             zip(
                 runs["base_queue_offset"].tolist(),

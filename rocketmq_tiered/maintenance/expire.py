@@ -200,6 +200,8 @@ def commit_pass(
     floors["queue"] = np.arange(len(floors))
 
     def change(newest: CatalogState) -> CommitDraft:
+        """Drafts the commit of the pass: new floors, deletions, and those dead pages and index files that the newest
+        state still has."""
         left = {page.key for page in newest.pages}
         gone = [key for key in found.dead_pages if key in left]
         index = [
@@ -420,6 +422,7 @@ class _Expired:
 def _listed(
     maintenance: MaintenanceCommit, state: CatalogState, found: ExpiryPass, now_ms: int
 ) -> DeletionChange:
+    """Writes the keys of objects without a living run as lists of pending deletions, LIST_ENTRIES_MAX in each."""
     pending = PendingDeletion(now_ms, state.version + 1, Reason.EXPIRED)
     parts = (
         found.objects[first : first + LIST_ENTRIES_MAX].tolist()

@@ -408,6 +408,8 @@ class ExpiryPlanner:
         self._hold(runs, queue, is_gone, is_lmq, is_due)
 
     def _check_order(self, queue: Ints, runs: Table) -> None:
+        """Raises ValueError unless runs come by queue, and in each queue by offset without overlap, also across
+        calls."""
         if not len(runs):
             return
         base, end = runs["base_queue_offset"], runs["end_queue_offset"]

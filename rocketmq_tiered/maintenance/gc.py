@@ -355,6 +355,8 @@ class _Collection:
         ]
 
         def change(newest: CatalogState) -> CommitDraft | None:
+            """Drafts the commit that drops the collected keys and lists that are still pending; None if there are
+            none."""
             purged = tuple(key for key in newest.pending_deletions if key in due)
             there = {listed.key for listed in newest.deletion_lists}
             removed = tuple(key for key in lists if key in there)

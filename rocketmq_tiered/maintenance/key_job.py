@@ -242,6 +242,7 @@ class KeyCompaction:
         return read
 
     def _read_here(self, queues: Sequence[KeyedQueue], found: KeyPass) -> None:
+        """Reads queues one after the other in this process, and adds what stays of each to ``found``."""
         own = self._settings.key_compaction
         for one in queues:
             read_queue(

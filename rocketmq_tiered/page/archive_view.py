@@ -377,6 +377,7 @@ class ArchiveView:
         return ArchiveCost(use, month, prices, topics, time.time(), is_priced)
 
     def _counts(self) -> RequestCounts | None:
+        """Requests and bytes of this process so far, for the cost of a month; None if they are not counted."""
         if self._metrics is None:
             return None
         found = self._metrics.snapshot()
@@ -422,6 +423,7 @@ def _kept_s(cost: ArchiveCost) -> float:
 
 
 def _listing(store: ObjectStore) -> Iterator[ObjectInfo]:
+    """All objects of the archive. Raises ObjectTooLargeError for more than OBJECTS_MAX."""
     for number, info in enumerate(store.list("")):
         if number == OBJECTS_MAX:
             raise ObjectTooLargeError(

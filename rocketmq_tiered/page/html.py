@@ -54,6 +54,7 @@ def render(template: str, **values: Any) -> Markup:
 
 @cache
 def _templates() -> Environment:
+    """The templates with the filters that write counts, sizes, times and costs."""
     found = Environment(
         loader=FileSystemLoader(STATIC.with_name("templates")),
         autoescape=True,

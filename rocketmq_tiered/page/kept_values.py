@@ -117,6 +117,7 @@ class Sampler:
             wait_s = max(EVERY_S, COST_SHARE * (time.thread_time() - began_s))
 
     def _sample(self) -> None:
+        """Adds one measurement; an error is logged once, and the measurement is missing."""
         try:
             self._history.add(self._measure())
         except Exception as error:

@@ -100,6 +100,7 @@ def find_messages(access: ArchiveAccess, search: Search) -> list[Message]:
 
 
 def _not_found(search: Search) -> tuple[str]:
+    """The line that says which search found nothing, and that older messages were not searched."""
     where = f" in {search.topic}" if search.topic else ""
     words = {
         "key": "with key",
@@ -113,6 +114,8 @@ def _not_found(search: Search) -> tuple[str]:
 
 
 def _by_key(access: ArchiveAccess, search: Search, kind: KeyKind) -> list[Message]:
+    """Messages with the key or unique key; by key those of the newest KEY_RANGE_MS, unless the whole archive is
+    searched."""
     since = None
     if kind is KeyKind.ANY and not search.is_whole:
         # A message from the future (flipped bit, wrong clock) must not hide all others.
@@ -163,6 +166,7 @@ def _by_time(access: ArchiveAccess, search: Search, time_ms: int) -> list[Messag
 
 
 def _by_offset(access: ArchiveAccess, search: Search) -> list[Message]:
+    """The message at the offset of the chosen queue, or the batch that spans it. Raises UsageError without a queue."""
     if search.queue_id is None:
         raise UsageError("a search by offset needs a queue", hint="choose one")
     offset = _number({"offset": search.value}, "offset")
@@ -192,6 +196,7 @@ async def _from(access: ArchiveAccess, queue: QueueKey, offset: int, count: int)
 
 
 def _own(message: Message) -> Message:
+    """``message`` with its bytes copied out of the batch that it came in."""
     return Message(
         message.queue,
         message.queue_offset,
@@ -260,6 +265,7 @@ def render_messages(
 
 
 def _decoded(message: Message, body_form: str, *, is_only: bool) -> ShownMessage:
+    """Keys, properties, body and inner batch of a message to show, or why it cannot be decoded."""
     try:
         return ShownMessage(
             message,
@@ -274,6 +280,8 @@ def _decoded(message: Message, body_form: str, *, is_only: bool) -> ShownMessage
 
 
 def _body(message: Message, form: str, bytes_max: int) -> ShownBody:
+    """The first ``bytes_max`` bytes of a body, as text if it is text, else as a hex dump; with the path to the other
+    form."""
     try:
         body = message.body
     except CorruptionError as error:
@@ -309,6 +317,7 @@ def hex_dump(data: bytes) -> str:
 
 
 def _inner(message: Message) -> ShownInner:
+    """The first INNER_SHOWN messages of an inner batch: offset, key, size and begin of the body."""
     try:
         inner = message.inner or ()
     except CorruptionError as error:

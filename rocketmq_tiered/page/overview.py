@@ -121,6 +121,7 @@ class Hidden(NamedTuple):
 
 
 def _hidden(deleted: int, histories: Sequence[ShownHistory]) -> Hidden | None:
+    """How many messages the archive keeps without showing them, and why; None if there are none."""
     replaced = sum(one.listing.messages for one in histories)
     found = [(deleted, "of deleted topics and earlier generations"), (replaced, "of earlier log histories")]
     parts = [(count, text) for count, text in found if count]

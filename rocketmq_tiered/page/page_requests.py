@@ -96,6 +96,7 @@ class AccessToken:
         return False
 
     def _log_failure(self, client: str) -> None:
+        """Counts a refused request, and logs the count at most every FAILURES_LOGGED_EVERY_S."""
         with self._lock:
             self._failed += 1
             now_s = time.monotonic()
@@ -243,6 +244,7 @@ class AdminPages:
         return None
 
     def _rendered(self, path: str, fields: Mapping[str, str]) -> PageAnswer:
+        """The page at ``path`` in the frame that all pages have."""
         page = self._routes[path][1](fields)
         process = self._process
         links = [(place, text) for place, (text, _) in self._routes.items() if text]
@@ -311,6 +313,7 @@ class AdminPages:
         return _Page("Overview", render_overview(shown))
 
     def _histories(self, contents: Reading[Contents]) -> list[ShownHistory]:
+        """The log histories that were replaced, each with the time until which its messages are kept."""
         if contents.value is None or not contents.value.state.log_histories:
             return []
         grace_ms = self._settings.settings.gc.diverged_grace_ms
@@ -346,6 +349,7 @@ class AdminPages:
         return _Page("Topics", render_topics(choice, shown, len(chosen), found))
 
     def _queues(self, fields: Mapping[str, str]) -> _Page:
+        """The queues of one topic with their offsets and lag; 404 if it has none."""
         topic, found = fields.get("topic", ""), self._archive.contents()
         if found.value is None:
             return _Page("Queues", render("unread", found=found))
@@ -399,6 +403,7 @@ class AdminPages:
             self._searching.release()
 
     def _clients(self, _fields: Mapping[str, str]) -> _Page:
+        """The connected clients, what was relayed and served, and the figures of reading."""
         process, access = self._process, self._process.serving()
         figures = None
         if access is not None:

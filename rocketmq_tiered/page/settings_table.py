@@ -60,6 +60,7 @@ def _meaning(markdown: str) -> list[str]:
 
 
 def _text(value: Any) -> str:
+    """A setting's value in one line: lists with commas, and a word for an empty list or text."""
     if isinstance(value, tuple):
         return ", ".join(map(_text, value)) or "none"
     if isinstance(value, bool):

@@ -53,6 +53,7 @@ def find_timers(access: ArchiveAccess, gateway_topic: str, unique_key: str) -> l
 
 
 def _outcome(files: TimerFiles, state: CatalogState, message: Message, deliver_ms: int) -> str:
+    """What became of the timer in ``message``, by the pending entries of its time of delivery."""
     entries = joined(list(files.pending(state, deliver_ms, deliver_ms + 1)))
     found = sort_out(entries)
 

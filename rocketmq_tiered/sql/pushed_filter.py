@@ -83,6 +83,7 @@ def _pairs(schema: pa.Schema) -> Iterator[tuple[str, str]]:
 
 
 def _predicate(call: Any, names: Mapping[str, str]) -> Predicate:
+    """The predicate of a call, built from those of its parts; one that is not understood admits every row."""
     match call:
         case Call("and_kleene", parts):
             return reduce(Predicate.also, (_predicate(part, names) for part in parts))

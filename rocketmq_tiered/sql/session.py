@@ -117,6 +117,8 @@ class SqlSession:
         def related(
             own: duckdb.DuckDBPyConnection, text: str, given: Parameters
         ) -> duckdb.DuckDBPyRelation | None:
+            """The result of a statement as a relation; if a table is missing, the error is raised with DuckDB's full
+            text."""
             try:
                 return own.sql(text, params=given)
             except duckdb.CatalogException:  # says in words alone what is missing

@@ -104,6 +104,7 @@ def _ranges(node: Node, parse: Callable[[str], Node], is_true: bool = True) -> N
 
 
 def _time_of(node: Node) -> Node | None:
+    """The column of ``CAST(store_time AS DATE)``; None for another expression."""
     match node:
         case {
             "class": "CAST",

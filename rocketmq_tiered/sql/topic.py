@@ -203,6 +203,7 @@ class Topic:
                 yield one if condition is None else one.filter(condition).select(names)
 
     def _slices(self, predicate: Predicate, *, with_records: bool) -> list[Slices]:
+        """The slices of the topic's queues at the archive's present version that may match the predicate."""
         access = self._access
         access.require_open()
         state = access.state

@@ -87,6 +87,8 @@ class LivingRuns:
         return {key: found[key] for key in found}
 
     def _pages(self, refs: Iterable[PageRef]) -> Iterator[Page]:
+        """The living runs of each page, which ``seen`` gets first; pages that cannot be read are noted in
+        ``unreadable``."""
         index = RunIndex(self.store)
         for ref in refs:
             try:

@@ -170,6 +170,7 @@ class Salvage:
 
 
 def _row_table(rows: Table, hashes: NDArray[Any]) -> RowTable:
+    """``rows`` (ROW_DTYPE) as columns, with the key hashes that belong to them."""
     counts = rows["key_count"].astype(np.int64)
     places = np.repeat(rows["key_first"] - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
     return RowTable(

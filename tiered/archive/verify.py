@@ -285,6 +285,8 @@ def _threaded(store: ObjectStore, *, full: bool) -> SegmentChecker:
     """A checker that reads a few objects at a time, in threads of this process."""
 
     def check_all(state: CatalogState, checks: Iterable[SegmentCheck]) -> Iterator[tuple[str, SegmentResult]]:
+        """Checks segments in READ_THREADS threads, and yields the results in the order of ``checks``. One that the
+        store does not give is reported as unchecked."""
         with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="verify") as pool:
             pending = (
                 (check.key, pool.submit(check_segment, store, state, check, full=full)) for check in checks

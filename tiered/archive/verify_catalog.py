@@ -61,6 +61,7 @@ def pending_of(store: ObjectStore, state: CatalogState, report: VerifyReport) ->
     """Keys of all pending deletions but those that nothing explains; damaged lists of them are reported."""
 
     def keys() -> Iterator[str]:
+        """The keys of all pending deletions but unexplained objects; an unreadable list is reported."""
         pending = state.pending_deletions.items()
         yield from (key for key, entry in pending if entry.reason != Reason.UNEXPLAINED)
         for listed in state.deletion_lists:

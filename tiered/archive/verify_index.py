@@ -102,6 +102,8 @@ def _check_tail(store: ObjectStore, ref: IndexRef) -> Covered:
 
 
 def _check_items(store: ObjectStore, ref: IndexRef, segments: Sequence[_Segment]) -> None:
+    """Checks every item of an index file, ITEMS_AT_ONCE at a time by ranges of hashes, so that memory does not grow
+    with the file."""
     shape = shape_of(ref)
     check_header(ref.key, store.get_range(ref.key, 0, HEADER_BYTES))
     slots = _check_slots(store, shape)

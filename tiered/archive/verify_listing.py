@@ -60,6 +60,7 @@ class NamedObjects:
         return len(self._digests)
 
     def _add(self, page: Page) -> None:
+        """Notes the digests and sizes of the objects that have runs of ``page``."""
         chunk = page.chunk
         used = np.unique(chunk.runs["object"])
         keys = (chunk.object_keys[number] for number in chunk.objects["key"][used].tolist())

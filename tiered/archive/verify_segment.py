@@ -306,6 +306,7 @@ class _FullCheck:
         result.counts["bytes"] = index.size_bytes
 
     def _keys(self) -> KeySection | None:
+        """Reads the object's key section; None, with an anomaly, if it is damaged."""
         index = self._index
         offset, length = index.key_span
         try:

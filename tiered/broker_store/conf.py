@@ -215,6 +215,7 @@ def _percent(properties: Mapping[str, str], key: str, default: int, least: int, 
 
 
 def _hours(properties: Mapping[str, str]) -> tuple[int, ...]:
+    """The hours of ``deleteWhen``, 4 if it is not set. Raises UsageError."""
     value = properties.get("deleteWhen", "04").strip() or "04"
     hours = [part.strip() for part in value.split(";") if part.strip()]
     if not all(hour.isdecimal() and int(hour) < 24 for hour in hours):

@@ -144,6 +144,8 @@ class _Parser:
         raise self._error("a value is missing" if first else "the text ends too early")
 
     def _number(self, number: re.Match[str]) -> int | float:
+        """The value of a matched number: an int if it has no fraction or exponent. A suffix of Java literals, such as
+        ``L``, is skipped."""
         suffix = _NUMBER_SUFFIX.match(self._text, number.end())
         if suffix is None:
             raise self._error("not a number")

@@ -367,6 +367,7 @@ def _inner(record: Record) -> list[dict[str, Any]]:
 
 
 def _inner_to_json(record: Record, index: int, item: InnerMessage) -> dict[str, Any]:
+    """The JSON form of message ``index`` of an inner batch; the record has the offset of the first."""
     return {
         "queueOffset": record.queue_offset + index,
         "tags": item.properties.get("TAGS"),

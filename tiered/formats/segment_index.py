@@ -576,6 +576,8 @@ class SegmentIndex:
         return memory[:filled]
 
     def _raw_blocks(self, span: BlockSpan, stored: bytes | memoryview) -> Iterator[NDArray[np.uint8]]:
+        """The raw bytes of each block of ``span``, decompressed from ``stored`` and checked. Raises
+        CorruptionError."""
         if len(stored) != span.length:
             raise CorruptionError(
                 f"{self.key}: the read of [{span.offset}, {span.offset + span.length}) returned {len(stored)} bytes"

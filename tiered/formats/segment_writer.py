@@ -250,6 +250,8 @@ class SegmentWriter:
     def _parents(
         self, parent: NDArray[Any], is_lmq: NDArray[np.bool_], parents: Sequence[QueueKey]
     ) -> NDArray[np.int32]:
+        """The number, in this object, of the queue to which each LMQ row refers; -1 for other rows. ``parent``:
+        numbers of ``parents``."""
         found = np.full(len(parent), -1, np.int32)
         used, inverse = np.unique(parent[is_lmq], return_inverse=True)
         numbers = np.array([self._number(parents[number]) for number in used.tolist()], np.int32)

@@ -165,6 +165,8 @@ def _from_file(path: Path) -> dict[str, tuple[str, Any]]:
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
+    """Settings of variables ``TIERED_SECTION__NAME``: name -> (variable, text). Raises UsageError for a variable that
+    lacks one of its two underscores."""
     found: dict[str, tuple[str, Any]] = {}
     for variable, value in environment.items():
         # Settings have a double underscore: orchestrators inject variables such as TIERED_PORT.
@@ -190,6 +192,8 @@ def _shown(value: Any) -> str:
 
 
 def _suggestion(key: str) -> str:
+    """The hint for an unknown setting: a setting of the same or a similar name, the names in its section, or the
+    sections."""
     section, _, name = key.partition(".")
     same_name = [known for known, item in FIELDS.items() if item.name == (name or section)]
     close = same_name or difflib.get_close_matches(key, FIELDS, n=1, cutoff=0.6)

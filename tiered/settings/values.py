@@ -26,6 +26,7 @@ def parse_value(item: SettingField, raw: Any) -> Any:
 
 
 def _integer(item: SettingField, raw: Any) -> int:
+    """A whole number, or text with a unit, as the setting's base unit. Raises BadValueError."""
     if isinstance(raw, bool) or not isinstance(raw, int | str):
         raise BadValueError(_expectation(item))
     if isinstance(raw, int):
@@ -126,6 +127,7 @@ def limits(item: SettingField) -> str:
 
 
 def _expectation(item: SettingField) -> str:
+    """What a value of the setting looks like, for the hint of an error."""
     if item.type is int:
         if _units_of(item.name) is SIZE_UNITS:
             return 'use a whole number of bytes, or text such as "32MiB"'

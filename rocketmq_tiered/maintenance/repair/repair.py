@@ -246,6 +246,8 @@ def apply_repair(repair: Repair) -> CatalogState:
 
 
 def _record(repair: Repair) -> dict[str, object]:
+    """What the repaired archive says about the repair in its settings: versions, time, lost messages, and the first
+    NAMED_MAX ranges of them."""
     before = repair.state.repaired_version
     return {
         "version": before if repair.survey.is_chain_whole else repair.version,

@@ -67,6 +67,8 @@ def survey(store: ObjectStore) -> Survey:
 
 
 def _newest_root(store: ObjectStore, found: Survey) -> CatalogState:
+    """The state of the newest root page that can be read, an empty state if there is none; the others are noted in
+    ``found``."""
     kinds = tuple(f"{PAGES_PREFIX}{kind}" for kind in ROOT_KINDS)
     keys = [info.key for info in store.list(PAGES_PREFIX) if info.key.startswith(kinds)]
     for key in sorted(keys, key=lambda key: page_version(key) or 0, reverse=True):

@@ -151,6 +151,7 @@ class LogOrder:
                     yield _some_runs(checks[int(of[mine[0]])], row[mine])
 
     def _pages(self, begin: int, end: int) -> Iterator[Page]:
+        """The selected runs whose first physical offset lies in [begin, end), page by page."""
         for page in self._runs.between(0, self._version):
             runs: Table = page.chunk.runs
             wanted = self._selection.runs(page) & (runs["min_phys"] >= begin) & (runs["min_phys"] < end)

@@ -280,6 +280,7 @@ class Restoring:
         done_bytes, synced_s, total = 0, time.monotonic(), self._total(order)
 
         def written(objects: int, copied_bytes: int) -> None:
+            """Reports the progress; notes the finished objects once the log is synced."""
             nonlocal done_bytes, synced_s
             done_bytes += copied_bytes
             self._progress(done_bytes, total)
@@ -431,6 +432,8 @@ def _only_here(building: Path) -> Iterator[None]:
 
 
 def _move(building: Path, target: Path) -> None:
+    """Renames the finished directory to ``target``, durably, and removes the notes. Raises the TieredError for an
+    OSError."""
     try:
         sync_directory(building)
         building.rename(target)

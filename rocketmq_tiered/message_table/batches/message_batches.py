@@ -232,6 +232,7 @@ class Damage:
         self._found: list[CorruptPlace] = []
 
     def __call__(self, place: CorruptPlace) -> None:
+        """Handles one damaged place by the mode."""
         if self._mode is Mode.FAILFAST:
             raise CorruptionError(
                 place.message, hint="mode=PERMISSIVE (--permissive of commands) skips and reports damage"

@@ -134,6 +134,7 @@ class BodyReader:
         return max(int(np.searchsorted(self._ends, limit, side="right")), begin + 1)
 
     def _inflate(self, row: int) -> bytes | CorruptionError:
+        """The decompressed body of a row, or the error if it does not decompress."""
         begin, length = int(self._fields[Number.BODY_AT][row]), int(self._fields[Number.BODY_BYTES][row])
         stored = self._chunk.data[begin : begin + length].tobytes()
         try:

@@ -49,6 +49,7 @@ def _number(minimum: int, maximum: int | None = None) -> Parse:
     """A whole number."""
 
     def parse(name: str, text: str) -> int:
+        """A whole number within the bounds. Raises UsageError with the option's name."""
         try:
             value = int(text)
         except ValueError:

@@ -475,6 +475,7 @@ class ArchivePlanner:
     def _slices(
         self, state: CatalogState, wanted: Sequence[Layer], predicate: Predicate, is_header_only: bool
     ) -> list[Slices]:
+        """Slices of the runs that have the offsets of each layer (queue -> offsets) and may match the predicate."""
         ref = ArchiveRef(*self._names, state.version)
         return [
             one

@@ -60,6 +60,7 @@ class _StoreSource:
     async def index(
         self, key: str, size_bytes: int, tail_bytes: int, priority: Priority, ordinal: int | None = None
     ) -> SegmentIndex:
+        """The decoded tail of an object, of one run if ``ordinal`` is given; cached."""
         wanted = tail_part(key, ordinal)
         found = self._tails.get(wanted)
         if found is None:
@@ -107,6 +108,7 @@ class ScanReader:
         names a missing object. Raises NotFoundError for a missing queue, and as RowReader.read."""
 
         async def read(state: CatalogState) -> tuple[ReadRows, CatalogState]:
+            """Reads from ``offset`` at ``state``, with the rows that are buffered of this queue and log history."""
             view = self._catalog.view(state, queue)
             if view is None:
                 raise NotFoundError(f"{queue} is not in the archive")
@@ -220,6 +222,7 @@ class QueueScanner:
             offset = read.next_offset
 
     def _chunk(self, batch: MessageBatch, row: np.void) -> RowChunk:
+        """The rows of ``batch`` that lie in the slice ``row`` and match the predicate."""
         data, starts = batch.joined()
         chunk = RowChunk(
             cluster=self._part.archive.cluster,
@@ -269,6 +272,8 @@ def archive_chunks(scan: ArchiveScan, part: Slices) -> Iterator[RowChunk]:
         opened = ahead_with(pool, lambda ref: _open(scan.store, ref), refs, OBJECTS_AHEAD)
 
         def reads() -> Iterator[_Read]:
+            """The reads of all objects in order: blocks of objects that open, queues of objects that are missing;
+            damage is reported."""
             for group, (ref, index) in zip(groups, opened, strict=True):
                 if isinstance(index, SegmentIndex):
                     yield from _ObjectScan(scan, part, group, index).reads(free)
@@ -284,6 +289,7 @@ def archive_chunks(scan: ArchiveScan, part: Slices) -> Iterator[RowChunk]:
 
 
 def _open(store: ObjectStore, ref: ObjectRef) -> SegmentIndex | NotFoundError | CorruptionError:
+    """The decoded tail of an object; errors that concern only this object are returned."""
     try:
         reader = SegmentReader.open(store, ref.key, size_bytes=ref.size_bytes, tail_bytes=ref.tail_bytes)
     except (NotFoundError, CorruptionError) as error:
@@ -381,6 +387,7 @@ class _ObjectScan:
         starts: NDArray[np.int64],
         at: slice = slice(None),
     ) -> RowChunk:
+        """Rows ``at`` of a window as a chunk; ``starts``: where their records begin in ``data``."""
         size, tags_code, stamp, phys, inner = (column[at] for column in window.columns[:5])
         run = window.run[at]
         return RowChunk(

@@ -360,6 +360,7 @@ class ObjectRows:
     def _matching(
         self, run: NDArray[np.int64], offset: NDArray[np.int64], columns: tuple[NDArray[Any], ...]
     ) -> NDArray[np.bool_] | None:
+        """Which rows may match the predicate by their footer columns; None: all."""
         size, tags_code, stamp, phys, inner = columns[:5]
         topics = {self._part.queues[number].topic for number in self.queue_of_run[np.unique(run)].tolist()}
         return self._predicate.for_topics(topics).mask(

@@ -82,6 +82,8 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _stores(options: argparse.Namespace) -> list[StoreToBackfill]:
+    """The store directories of the arguments and of the list. Raises UsageError if there are none, or if names are
+    given for several."""
     named = bool(options.cluster or options.broker or options.broker_conf)
     listed = _listed(Path(options.list)) if options.list else []
     if named and len(options.stores) + len(listed) > 1:
@@ -97,6 +99,7 @@ def _stores(options: argparse.Namespace) -> list[StoreToBackfill]:
 
 
 def _listed(path: Path) -> list[StoreToBackfill]:
+    """The stores in a JSON list of objects. Raises UsageError if the file cannot be read or is no such list."""
     names = {"store": "path", "cluster": "cluster", "broker": "broker", "brokerConf": "conf_path"}
     try:
         entries: Any = orjson.loads(path.read_bytes())

@@ -85,6 +85,7 @@ class DeltaTable:
     """The table at ``target``. Raises UsageError if the session lacks a library."""
 
     def __init__(self, spark: SparkSession, target: str, options: StoreOptions) -> None:
+        """Finds the path for Hadoop, and configures its S3 client for a target on s3://."""
         address = table_address(target)
         self._spark = spark
         self._path = address.place

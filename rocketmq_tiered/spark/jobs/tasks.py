@@ -77,6 +77,7 @@ class SparkTasks:
 
 
 def _collected(rows: Any) -> list[Any]:
+    """The results of all tasks. Raises the error that a task returned, or the typed error of a failed job."""
     try:
         results = rows.collect()
     except Exception as error:

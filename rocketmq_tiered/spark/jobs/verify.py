@@ -90,6 +90,7 @@ class _Distributed:
     def __call__(
         self, state: CatalogState, checks: Iterable[SegmentCheck]
     ) -> Iterator[tuple[str, SegmentResult]]:
+        """Checks segments in Spark tasks, some of them in each, and yields the results of a stage as it ends."""
         tasks = [
             VerifyTask(self._source, self._cluster, self._broker, state.version, group, self._full)
             for group in _groups(checks, self._full)

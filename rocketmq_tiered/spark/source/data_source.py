@@ -334,6 +334,8 @@ class PushingReader(MessageReader):
         return filters if CORRUPT_RECORD in self._schema.fieldNames() else left
 
     def _note(self, number: int) -> None:
+        """Notes that this task reads partition ``number`` of the DataFrame. Raises UsageError if another scan has
+        read it, or this one in the same attempt."""
         task = TaskContext.get()
         if self._frame and task is not None:
             note_scan(

@@ -67,6 +67,7 @@ class Shape:
     tail_bytes: int
 
     def __post_init__(self) -> None:
+        """Raises CorruptionError for numbers and widths that no file of ``size_bytes`` can have."""
         if not 0 <= self.slot_bits <= SLOT_BITS_MAX or self.items < 0 or self.tail_bytes < TRAILER_BYTES:
             raise CorruptionError(f"{self.key}: an index of {self.items} items, 2^{self.slot_bits} slots")
         if not all(0 <= width <= most for width, most in zip(self.widths, WIDTHS_MAX, strict=True)):

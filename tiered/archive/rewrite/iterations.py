@@ -219,6 +219,8 @@ class _Filling:
         return cost + (end * self._each(self._memory, end_at) if end else 0.0)
 
     def _ranges(self, at: int, begin: int, end_at: int, end: int) -> Table:
+        """Ranges (RANGE_DTYPE) of the runs at places [at, end_at) of the order, the first one from ``begin`` on, and
+        the first ``end`` of the run at ``end_at``. They count bytes, of runs of LMQs rows."""
         count = end_at - at + (1 if end else 0)
         ranges = np.zeros(count, RANGE_DTYPE)
         ranges["run"] = self._sequences.order[at : at + count]

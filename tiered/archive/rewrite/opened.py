@@ -99,6 +99,8 @@ class OpenedSource:
     of ``parents``."""
 
     def __init__(self, index: SegmentIndex, keys: KeySection, parents: Parents) -> None:
+        """Takes the tables of ``index``; in its runs the queue is a hash of its name, which is the same in all
+        sources."""
         self._index, self._keys, self._parents = index, keys, parents
         self.key, self.blocks, self.block_offsets = index.key, index.blocks, index.block_offsets[:-1]
         self.first_row, self.bounds = index.first_row, index.bounds

@@ -312,6 +312,7 @@ class _Rewriting:
                 return
 
     def _meta(self, attempt: int) -> SegmentMeta:
+        """The footer's description of an output, written as this numbered ``attempt`` of the rewrite."""
         own = self._identity
         return SegmentMeta(
             own.cluster,
@@ -340,6 +341,7 @@ class _Rewriting:
         self._keys.append(key)
 
     def _result(self) -> RewriteResult:
+        """The outputs written so far, the abandoned keys, and what reading and writing cost."""
         self._cost.gets, self._cost.bytes_read = self._sources.gets, self._sources.bytes_read
         return RewriteResult(
             runs=concatenated(self._runs, RUN_DTYPE),

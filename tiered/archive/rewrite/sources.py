@@ -244,6 +244,8 @@ class _ObjectBytes:
         end: memoryview,
         wanted: list[tuple[int, int]],
     ) -> None:
+        """Reads nothing yet. ``wanted`` blocks that lie close together are joined to reads of up to
+        ``read_bytes_max``; those inside ``end`` need none."""
         self._sources, self._key = sources, key
         known = size_bytes - len(end)
         if not wanted or wanted[0][0] >= known:
