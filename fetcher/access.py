@@ -105,8 +105,8 @@ open_async_access = partial(open_access, has_loop=True)
 
 
 def _reader(url: str, place: ArchivePlace, settings: Settings, *, has_loop: bool) -> RangeReader:
-    """Of s3:// beside an event loop an asynchronous client on a loop of its own; else threads: file:// would use them
-    too, and switch them twice more."""
+    """The reader of ranges: for s3:// beside an event loop an asynchronous client with a loop of its own, else
+    threads. A client of file:// would use threads too, and switch them twice more."""
     if has_loop and parse_url(url).scheme == "s3":
         own_url = f"{url.rstrip('/')}/{archive_prefix(place.cluster, place.broker)}"
         return LoopRangeReader(open_async_store(own_url, StoreOptions(settings.object_store)))

@@ -42,7 +42,8 @@ KEYS = "KEYS"
 
 
 def latest_offsets(batches: Iterable[MessageBatch], begin: int, end: int) -> KeptOffsets:
-    """Of the messages in ``batches``, below ``end``, the last one of each key, unless it is a tombstone."""
+    """The offsets below ``end`` of the last message of each key in ``batches``, without keys whose last message is a
+    tombstone."""
     kept = KeptOffsets(begin, end)
     keys = OffsetMap(Path(tempfile.gettempdir()), MAP_BYTES)
     try:

@@ -68,7 +68,8 @@ class IndexFiles:
 
     @property
     def _spool_bytes(self) -> int:
-        """In memory twice while it is sent, and its items once while it is written."""
+        """How much of a file is kept in memory. It is there twice while it is sent, and its items once while it is
+        written."""
         return min(SPOOL_BYTES, self._settings.memory_bytes // 4)
 
     def put(

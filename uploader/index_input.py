@@ -282,7 +282,8 @@ class IndexInput:
         return [some if isinstance(some, Unread) else some[1] for some in found]
 
     def _tried(self, segment: Segment, use: Callable[[SegmentIndex, KeySection], T]) -> T | Unread:
-        """Without this, one damaged or missing segment would keep all later ones from being indexed."""
+        """The result of ``use``, or why the segment is excluded from the index: a damaged or missing one must not
+        keep all later ones from being indexed."""
         try:
             try:
                 return self._read_keys_for(segment, use)

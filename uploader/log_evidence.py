@@ -88,7 +88,8 @@ def _first_records(store: BrokerStore) -> list[Record]:
 
 
 def _begins(store: BrokerStore, archived: ArchivedEnd, records: list[Record]) -> dict[tuple[str, int], int]:
-    """By the first records, else by consume queues if they are visible."""
+    """By (topic, queue id), the queue offset of the first record that the log has; for queues of the archive without
+    one, the minimum of the broker's consume queue, if it can be read."""
     found: dict[tuple[str, int], int] = {}
     for record in records:
         if not record.sys_flag & _PREPARED:
@@ -206,7 +207,7 @@ class _Compared:
 
 
 def _check_below(log: CommitLog, end_phys: int) -> LogCheck:
-    """Of the last bytes below ``end_phys``, in one file."""
+    """The checksum of the last bytes below ``end_phys`` that are in one file."""
     file = log.file_at(end_phys - 1)
     begin_phys = max(end_phys - CHECK_BYTES_MAX, end_phys if file is None else file.begin_phys)
     data = log.read(begin_phys, end_phys - begin_phys)

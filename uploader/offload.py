@@ -429,8 +429,8 @@ class Offloader:
             raise
 
     def _maintained_pins(self) -> AbstractContextManager[None]:
-        """In a thread of its own: files may live for a shorter time than a step of the dispatch loop takes, and a store
-        may be unavailable for hours while the broker's disk fills."""
+        """Pins files in a thread of its own: they may live for a shorter time than a step of the dispatch loop takes,
+        and a store may be unavailable for hours while the broker's disk fills."""
         due = Every(PIN_EVERY_MS)
 
         def step() -> None:

@@ -170,7 +170,7 @@ def is_living_topic(topic: str, topics: Collection[str]) -> bool:
 
 
 def _lmq_rules(conf: BrokerConf | None, kind: StoreKind) -> LmqRules:
-    """By broker.conf; without one the broker may dispatch to LMQs."""
+    """Whether the broker dispatches to LMQs, as broker.conf says; without that file it may."""
     in_rocksdb = kind is StoreKind.ROCKSDB
     name = "enableLmq" if in_rocksdb else "enableMultiDispatch"
     return LmqRules(in_rocksdb, conf is not None and not is_true(conf.properties, name))

@@ -44,7 +44,7 @@ class ReadPolicies:
 
     @staticmethod
     def of(settings: Settings) -> ReadPolicies:
-        """From checked settings: a rule without a policy leaves its topics at the default."""
+        """The policies in checked settings; the topics of a rule without a policy get the default."""
         default = settings.read.default_policy()
         rules = settings.topics.rules
         return ReadPolicies(
@@ -59,8 +59,8 @@ class ReadPolicies:
         )
 
     def for_slave(self) -> ReadPolicies:
-        """In slave mode archived messages come from the archive, because redirected consumers load the broker; topics
-        with DISABLE stay at the broker."""
+        """The policies of slave mode: archived messages come from the archive, because redirected consumers load the
+        broker; topics with DISABLE stay at the broker."""
         return ReadPolicies(
             _for_slave(self.default),
             tuple((pattern, _for_slave(policy)) for pattern, policy in self.patterns),

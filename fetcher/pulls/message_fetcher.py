@@ -255,7 +255,7 @@ class TieredMessageFetcher:
         return _result(view, read)
 
     async def _prefetched(self, reader: Reader, request: PullRequest, view: QueueView, until: int) -> bool:
-        """Start what ``reader`` prefetches before this pull; whether it reads sequentially."""
+        """Starts what ``reader`` prefetches before this pull. Returns whether it reads sequentially."""
         prefetcher, offset = self.prefetcher, request.offset
         if reader.window.position < 0 and until - offset > request.count:
             await self._ranges.open(view, offset)  # the first block comes with those after it

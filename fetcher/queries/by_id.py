@@ -50,7 +50,8 @@ class OffsetMsgId:
 
     @classmethod
     def parse(cls, text: str) -> OffsetMsgId:
-        """From the form clients print (MessageDecoder.decodeMessageId). Raises UsageError for anything else."""
+        """Parses an id in the form that clients print (MessageDecoder.decodeMessageId). Raises UsageError for
+        anything else."""
         wanted = text.strip()
         if len(wanted) not in (_IPV4_DIGITS, _IPV6_DIGITS) or _HEX.match(wanted) is None:
             raise UsageError(

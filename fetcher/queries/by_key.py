@@ -66,7 +66,7 @@ class Segment:
 async def scan_unindexed(
     source: QuerySource, state: CatalogState, hashes: Mapping[str, int], times: TimeRange
 ) -> dict[str, Table]:
-    """For each topic of ``hashes``, the ITEM_DTYPE items with its hash from key sections that no index file has."""
+    """By topic of ``hashes``: the items (ITEM_DTYPE) with its hash, from key sections that no index file has."""
     return await _scan_all(source, await unindexed_segments(source, state, hashes, times), hashes, times)
 
 
@@ -363,7 +363,8 @@ async def _items_or_error(source: QuerySource, ref: IndexRef, wanted: Wanted) ->
 
 
 def _candidates(matches: Sequence[Matches]) -> tuple[Table, bool]:
-    """Items newest first, each once, as far back as every source is known; whether that is all."""
+    """The items of all sources, newest first and each once, as far back as every source was read; and whether that is
+    all of them."""
     items = np.concatenate([match.items for match in matches])
     horizon = max(
         (int(match.items["store_timestamp"][-1]) for match in matches if not match.is_all), default=None
@@ -378,8 +379,8 @@ def _candidates(matches: Sequence[Matches]) -> tuple[Table, bool]:
 async def _verified(
     source: QuerySource, state: CatalogState, query: KeyQuery, candidates: Table
 ) -> tuple[list[Message], bool, int]:
-    """Messages that carry the key, in order, at least as many as requested; whether all candidates were examined; how
-    many of those have expired."""
+    """Reads candidates until enough messages have the key. Returns these in order, whether all candidates were read,
+    and how many of them have expired."""
     shown: dict[QueueKey, bool] = {}
     found: list[Message] = []
     at = expired = 0

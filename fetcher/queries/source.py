@@ -131,7 +131,7 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, key: str, row: np.void) -> Place:
-        """From an OBJECT_DTYPE or COVERED_DTYPE row."""
+        """The place of the object ``key``, from its row (OBJECT_DTYPE or COVERED_DTYPE)."""
         return cls(key, int(row["size_bytes"]), int(row["tail_bytes"]))
 
 

@@ -165,7 +165,7 @@ def add_topic(parser: argparse.ArgumentParser) -> None:
 
 
 def add_times(parser: argparse.ArgumentParser, *, since: str = "no limit", until: str = "no limit") -> None:
-    """``--since`` and ``--until``; their defaults, for people."""
+    """Adds ``--since`` and ``--until``. ``since`` and ``until``: how the help describes their defaults."""
     how = "ISO 8601, by default in UTC, ms since 1970, or -1h"
     parser.add_argument(
         "--since", type=instant, metavar="TIME", help=f"from this time on: {how} (default: {since})"

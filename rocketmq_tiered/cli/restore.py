@@ -142,7 +142,8 @@ def _queue_kind(chosen: str | None, conf: BrokerConf | None) -> StoreKind | None
 
 
 def _sizes(state: CatalogState, conf: BrokerConf | None) -> FileBytes:
-    """Of broker.conf, else those that the archive records; the broker's defaults for consume queues."""
+    """The sizes of the broker's files by broker.conf, else by the archive; of consume queues else the broker's
+    defaults."""
     facts, default = recorded_facts(state), FileSizes()
     if conf is None:
         if not facts.commitlog_file_bytes:
@@ -201,7 +202,7 @@ class _Summary:
         self._is_newest = is_newest
 
     def document(self) -> Mapping[str, Any]:
-        """For ``--json``."""
+        """The report as the JSON object that `--json` prints."""
         units = self._report.units
         return {
             "store": str(self._request.target),
@@ -218,7 +219,7 @@ class _Summary:
         }
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """The report as lines to print."""
         report, units, layout = self._report, self._report.units, self._report.layout
         files = -(-(layout.end_phys - layout.begin_phys) // layout.file_bytes)
         yield (

@@ -215,7 +215,8 @@ class _Surroundings:
             self._thread.apply(settings)
 
     def extended(self, report: StatusReport) -> StatusReport:
-        """With the last known figures, the status of proxy and slave mode, and what their clients could not read."""
+        """``report`` with the last known figures, the status of proxy and slave mode, and what their clients could
+        not read."""
         report = self._figures.completed(report)
         if self._thread is not None and self._thread.access is not None:
             unreadable = {*report.unreadable, *self._thread.access.fetcher.unreadable.ranges()}

@@ -149,7 +149,8 @@ class _Asked:
         done.result()
 
     def ends(self) -> bool:
-        """Interrupt a statement; whether none runs then. It takes no lock that an interrupted ``run`` may hold."""
+        """Interrupts the running statement, and returns whether none runs then. It takes no lock that an interrupted
+        ``run`` may hold."""
         self.session.interrupt()
         until_s = time.monotonic() + INTERRUPT_S
         while self.done is not None and not self.done.done() and time.monotonic() < until_s:

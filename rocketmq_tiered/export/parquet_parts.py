@@ -168,8 +168,8 @@ def readable_as_umask(options: StoreOptions) -> StoreOptions:
 
 
 def write_file(store: ObjectStore, name: str, data: Buffer) -> bool:
-    """Make a file durable as a whole; whether it was not there yet, of an earlier try. Raises UsageError where another
-    file has its name, and the store's errors."""
+    """Stores a file under ``name`` unless an earlier attempt has. Returns whether this call stored it. Raises
+    UsageError if another file has the name, and the store's errors."""
     for left in reversed(range(TRIES)):
         try:
             store.put_if_absent(name, [data])

@@ -194,7 +194,7 @@ class CompactionReport:
         }
 
     def lines(self, title: str) -> list[str]:
-        """For people."""
+        """The report as lines to print."""
         rounds, cost, currency = self.rounds, self.cost, self.prices.currency
         if self.young_objects:
             age = written_duration(self.min_age_ms, " ")

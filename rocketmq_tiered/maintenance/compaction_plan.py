@@ -160,7 +160,7 @@ def _small_sources(
 
 
 def dead_share(candidates: Candidates) -> NDArray[Any]:
-    """By object: the share of its bytes in runs below the floors of their queues."""
+    """For each object, the share of its bytes that is in runs below the floors of their queues."""
     runs, count = candidates.runs, len(candidates.objects)
     dead = runs["end_queue_offset"] <= candidates.floors[runs["queue"]]
     weight = runs["byte_count"] + 1  # LMQ runs have no bytes, and count too
@@ -282,7 +282,7 @@ def reader_gets(candidates: Candidates, plan: RewritePlan) -> tuple[int, int]:
 
 
 def stored_bytes(candidates: Candidates) -> NDArray[np.float64]:
-    """By run."""
+    """For each run, the bytes that it has in its object, estimated by the object's ratio of compression."""
     runs, objects = candidates.runs, candidates.objects
     ratio = objects["size_bytes"] / np.maximum(objects["raw_bytes"], 1)
     found: NDArray[np.float64] = runs["byte_count"] * ratio[runs["object"]]

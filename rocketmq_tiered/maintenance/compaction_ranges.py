@@ -202,7 +202,7 @@ def _are_similar(sizes: Sequence[int]) -> bool:
 
 
 def _held_runs(group: list[list[PageRef]]) -> int:
-    """In memory while the sequences are merged: a page of each."""
+    """How many runs memory holds while the sequences of ``group`` are merged: a page of each."""
     return sum(max(page.runs for page in one) for one in group)
 
 

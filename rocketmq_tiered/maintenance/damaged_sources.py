@@ -41,7 +41,7 @@ class DamagedSources:
         return frozenset(self._found)
 
     def add(self, planned: PlannedRound, error: CorruptionError | NotFoundError) -> bool:
-        """Add the source of ``planned`` that ``error`` names; whether it names one."""
+        """Adds the source of ``planned`` that ``error`` names. Returns whether it names one."""
         candidates = planned.candidates
         sources = {
             candidates.object_keys[int(candidates.objects["key"][number])]: number

@@ -297,7 +297,8 @@ class MissedPasses:
     every_ms: int
 
     def taken(self, due_ms: Ints, sizes: Ints, now_ms: int) -> Ints:
-        """By missed pass: the sum of ``sizes`` that it should have taken. The pass at ``now_ms`` is none of them."""
+        """For each missed pass, the sum of ``sizes`` that it should have expired. The pass at ``now_ms`` is none of
+        them."""
         count = min(max(0, (now_ms - self.last_ms) // self.every_ms - 1), _MISSED_MAX)
         number = (due_ms - self.last_ms - 1) // self.every_ms
         is_missed = (number >= 0) & (number < count)
@@ -440,7 +441,7 @@ class ExpiryPlanner:
         return found
 
     def _left(self, runs: Table, queue: Ints) -> Table:
-        """``runs`` with rows and bytes above the floor alone; bytes by the share of rows."""
+        """``runs`` without what lies below the floors: their rows above it, and bytes in proportion to these."""
         dead = rows_below(runs, self._queues.floor[queue])
         if not dead.any():
             return runs
@@ -579,7 +580,7 @@ def _starts(sorted_values: NDArray[Any]) -> Ints:
 
 
 def _prefixes(stays: Bools, first: Ints) -> Ints:
-    """For each group that begins at ``first``: how many runs are in front of the first that stays."""
+    """How many runs of each group, which begins at ``first``, are in front of the first run that stays."""
     index = np.arange(len(stays))
     nearest = np.minimum.reduceat(np.where(stays, index, len(stays)), first)
     found: Ints = np.minimum(nearest, np.append(first[1:], len(stays))) - first

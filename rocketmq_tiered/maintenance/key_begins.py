@@ -190,14 +190,16 @@ class CopyReport:
         }
 
     def lines(self, title: str) -> list[str]:
-        """For people."""
+        """The report as lines to print."""
         own = self.figures
         if not own.queues:
-            return [f"{title}: nothing to copy: the begin of every queue with keys is archived, or expired"]
+            return [
+                f"{title}: nothing to copy: the first messages of every queue with keys are archived, or expired"
+            ]
         verb = "copied" if self.is_applied else "dry run, add --apply to copy"
         return [
-            f"{title}: {verb} {counted(own.new_messages, 'message')}, {size_text(own.new_bytes)}, from the begin of "
-            f"{counted(own.queues, 'queue')} at {self.broker}"
+            f"{title}: {verb} {counted(own.new_messages, 'message')}, {size_text(own.new_bytes)}, from {self.broker}: "
+            f"the first ones of {counted(own.queues, 'queue')}"
         ]
 
 

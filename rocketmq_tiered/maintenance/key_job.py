@@ -72,7 +72,7 @@ class KeyCompactionReport:
         return found | {"rounds": self.rounds, "applied": self.is_applied, "waiting": waiting}
 
     def lines(self, title: str) -> list[str]:
-        """For people."""
+        """The report as lines to print."""
         own = self.figures
         if not own.queues:
             return [f"{title}: nothing to compact", *self._reasons()]

@@ -84,7 +84,7 @@ class YieldingStore(StoreWrapper):
         return self._store.get_range(key, offset, length)
 
     def _wait(self, byte_count: float) -> None:
-        """Until what earlier requests cost has passed; then this one owes its own cost."""
+        """Waits until the time that earlier requests cost has passed; then this request adds its own cost."""
         while True:
             with self._lock:
                 if self._stopping.is_set():

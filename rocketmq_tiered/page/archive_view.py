@@ -331,7 +331,8 @@ class ArchiveView:
         return self._index
 
     def _expired_bytes(self, access: ArchiveAccess) -> NDArray[np.int64]:
-        """By row of the queue table."""
+        """The expired bytes at the begin of each queue, by row of the queue table, as far as EXPIRED_WORK_S suffices
+        to find them."""
         state, index, until_s = access.state, self._run_index(access), time.monotonic() + EXPIRED_WORK_S
         table, self._is_expired_known = state.table, True
         found = np.zeros(state.queue_count, np.int64)

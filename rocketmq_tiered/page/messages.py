@@ -139,7 +139,7 @@ def _by_id(access: ArchiveAccess, search: Search) -> list[Message]:
         return _by_key(access, search, KeyKind.UNIQUE)
     if is_broker_id:
         return []
-    raise UsageError("an id of a client needs a topic", hint="choose one")
+    raise UsageError("a search by unique key needs a topic", hint="choose one")
 
 
 def _by_time(access: ArchiveAccess, search: Search, time_ms: int) -> list[Message]:

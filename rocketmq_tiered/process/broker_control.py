@@ -129,7 +129,7 @@ class BrokerControl:
         return int(table.get("timingCount", {}).get(f"{REVIVE_TOPIC}{self._cluster}", {}).get("count", 0))
 
     def _to_pop_again(self, offsets: GroupOffsets) -> int:
-        """In retry topics that are not those of a group alone: %RETRY%group_topic, %RETRY%group+topic."""
+        """How many messages wait in retry topics of pop consumers, %RETRY%group_topic and %RETRY%group+topic."""
         groups = {name.rpartition("@")[2] for name in offsets}
         names = [name for name in self._topics() if name.startswith(RETRY_PREFIX)]
         count = 0

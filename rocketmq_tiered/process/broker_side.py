@@ -114,7 +114,8 @@ class BrokerOffsetsClient:
         )
 
     def _refuse_another(self, config: Mapping[str, str]) -> None:
-        """Without the right to read the configuration the name is not checked."""
+        """Raises UnavailableError if the broker has another name. Without the right to read its configuration the
+        name is not checked."""
         name = config.get("brokerName", "") if self._name else ""
         if name not in ("", self._name):
             raise UnavailableError(

@@ -219,7 +219,7 @@ class _Parent:
         self._announced.release()
 
     def send(self, message: object) -> None:
-        """From any thread."""
+        """Sends a message to the parent process, from any thread."""
         with self._lock:
             self._connection.send(message)
 

@@ -65,8 +65,8 @@ class Detachment:
         self._broker, self._waits, self._say, self._now_s, self._sleep = broker, waits, say, now_s, sleep
 
     def close(self, *, force: bool) -> None:
-        """Until the broker may be stopped. Raises LeftError for what is left unless ``force``, UnavailableError for
-        other waits that took too long."""
+        """Works until the broker may be stopped. Raises LeftError for what is left unless ``force``, UnavailableError
+        for other waits that took too long."""
         permission = self._broker.permission()
         if permission == PERM_NONE:
             self._say(DetachStep("read-only", "done before"))
@@ -115,7 +115,7 @@ class Detachment:
         self._say(DetachStep(step, "done: nothing"))
 
     def _await_unchanged(self, read: Callable[[], object], for_s: float, what: str) -> None:
-        """Until ``read`` has returned the same for ``for_s``."""
+        """Waits until ``read`` has returned the same for ``for_s``."""
         last, since_s = read(), self._now_s()
         ends_s = since_s + for_s + max(self._waits.wait_s, for_s)
         while self._now_s() - since_s < for_s:
@@ -134,5 +134,5 @@ class Detachment:
 
 
 def left_text(left: list[Leftover]) -> str:
-    """For messages."""
+    """What is left, as part of a message."""
     return ", ".join(f"{leftover.messages} {leftover.what}" for leftover in left)

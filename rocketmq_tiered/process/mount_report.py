@@ -67,11 +67,11 @@ class MountRow(NamedTuple):
 
     @property
     def storage_usd_month(self) -> float:
-        """Of its objects, at list prices."""
+        """The cost of storing its objects for a month, at list prices."""
         return round(PRICES.storage(self.record.stored_bytes), 2)
 
     def document(self) -> dict[str, Any]:
-        """For JSON."""
+        """The row as a JSON object."""
         return {
             **vars(self.record),
             "node": self.node,

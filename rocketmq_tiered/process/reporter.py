@@ -96,7 +96,8 @@ class Reporter:
                 self._make(status)
 
     def _make(self, status: Callable[[], OffloadStatus | None]) -> None:
-        """Make a report, and release the lock."""
+        """Makes a report of ``status()`` and notes when the next one is due, later if this one was costly. Releases
+        the lock. After an error the next call makes it at once, and raises."""
         cost_s, self._cost_s = 0.0, 0.0  # after a failure the next call makes it, and raises
         try:
             found, began_s = status(), self._clock.cpu_s()

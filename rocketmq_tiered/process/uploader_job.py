@@ -246,8 +246,8 @@ class UploaderJob:
     def _add_compaction(
         self, settings: Settings, writer: Writer, metrics: StoreMetrics, opened: ExitStack
     ) -> None:
-        """In a process and over connections of its own, and with a limit of its own: its large requests delay no
-        upload."""
+        """Adds the task of object compaction. It works in a process of its own, over connections and with a limit of
+        its own, so that its large requests delay no upload."""
         in_memory = settings.archive.url.startswith("memory:")
         if writer.state_dir is None or not settings.compaction.every_ms or in_memory:
             return

@@ -203,7 +203,7 @@ class Republish:
     async def _first_end(
         self, workers: list[asyncio.Task[None]], saving: asyncio.Task[None], stopped: asyncio.Task[bool]
     ) -> None:
-        """Until all workers have ended, or anything failed or stopped the run."""
+        """Waits until all workers have ended, or anything failed or stopped the run."""
         pending: set[asyncio.Task[None]] = set(workers)
         while pending:
             done, _ = await asyncio.wait({*pending, saving, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -278,7 +278,7 @@ class Republish:
                 return
 
     async def _room(self, job: SendingJob) -> None:
-        """Until the position covers all but a bounded number of this queue's messages."""
+        """Waits until the saved position covers all but a bounded number of this queue's messages."""
         if self._position.unsaved(job.sending) >= REPEATS_MAX - 1:
             async with self._saved:
                 await self._saved.wait_for(lambda: self._position.unsaved(job.sending) < REPEATS_MAX - 1)

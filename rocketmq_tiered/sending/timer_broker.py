@@ -111,7 +111,7 @@ class RemoteTimerBroker:
         return _places(answer.body) if answer.code == ResponseCode.SUCCESS else iter(())
 
     def _since(self, topic: str, since_ms: int) -> Iterator[str]:
-        """Of all messages that arrived in ``topic`` since a time."""
+        """The places of all messages that arrived in ``topic`` since a time."""
         broker = self._facts()[0]
         for queue_id in range(1 if topic == WHEEL_TOPIC else broker.queue_count(topic)):
             fields = {"topic": topic, "queueId": str(queue_id), "timestamp": str(since_ms)}
@@ -245,7 +245,8 @@ def _unreadable(topic: str, answer: RemotingCommand) -> UnavailableError:
 
 
 def _places(body: bytes) -> Iterator[str]:
-    """Of the records that the broker answers with; empty for one that was no timer of the archive."""
+    """The place of each timer in the records of the broker's reply; empty for a record that is no timer of the
+    archive."""
     view, at = memoryview(body), 0
     with suppress(ValueError):
         while at + 4 <= len(view):

@@ -103,7 +103,7 @@ def _other(call: Any, names: Mapping[str, str]) -> Predicate:
 
 
 def _condition(call: Any, names: Mapping[str, str]) -> Predicate:
-    """Of a condition on one column: exactly what it admits of numbers."""
+    """The predicate of a condition on one column, which admits exactly the numbers that the condition does."""
     match call:
         case Call("if_else", [Call("is_valid"), inner, pa.BooleanScalar(is_valid=False)]):
             return _condition(inner, names)

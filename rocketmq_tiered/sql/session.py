@@ -351,7 +351,8 @@ class SqlSession:
         return UsageError(f"{kind}: {message}", hint=hint)
 
     def _how_to_quote(self, text: str, position: int) -> str:
-        """Of a topic that the statement has at ``position``, where DuckDB stopped, if its name needs quotes."""
+        """The hint for a topic whose name needs quotes, if the statement has one at ``position``, where DuckDB
+        stopped; else empty."""
         at, lower = len(text.encode()[: max(position, 0)].decode(errors="replace")), text.lower()
         for topic in self._access.topics() if position >= 0 else ():
             begin = lower.find(topic.lower(), max(at - len(topic) + 1, 0))

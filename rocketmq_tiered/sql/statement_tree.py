@@ -133,7 +133,8 @@ def _filled(node: Any, time: Node, day: Node) -> Any:
 
 
 def last_rows(tree: Any) -> LastRows | None:
-    """Of ``SELECT … FROM topic … ORDER BY queue_offset DESC LIMIT n``, whose result depends on no other rows."""
+    """The topic and number of rows of a statement ``SELECT … FROM topic … ORDER BY queue_offset DESC LIMIT n`` whose
+    result depends on no other rows; None for any other statement."""
     classes = {node.get("class") for node in _nodes(tree)} | {node.get("type") for node in _nodes(tree)}
     match tree:
         case {

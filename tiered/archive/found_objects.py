@@ -52,7 +52,7 @@ class FoundObject:
 
     @property
     def rank(self) -> tuple[int, ...]:
-        """Of objects with the same rows the one of the highest rank wins."""
+        """The order of objects with the same rows: the one with the highest rank is used."""
         meta = self.meta
         return meta.log_history, meta.epoch, meta.catalog_version, meta.created_ms, meta.attempt
 

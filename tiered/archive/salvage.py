@@ -229,7 +229,7 @@ def salvaged(
 
 
 def _add_indexed(store: ObjectStore, index: SegmentIndex, found: Salvage) -> None:
-    """Rows by the tail; their records where blocks are whole."""
+    """Adds the rows that the tail describes, with the records of those whose blocks are whole."""
     blocks: dict[int, NDArray[np.uint8] | None] = {}
     for number, (run, queue) in enumerate(zip(found.runs, found.check.queues, strict=True)):
         part = CatalogRun.of(run)

@@ -149,7 +149,7 @@ class TaskLoop(Generic[P]):
         self._woken.set()
 
     def run(self) -> None:
-        """Until ``stop``. Failures are logged, and tried again: never the end of the process."""
+        """Runs passes until ``stop``. Failures are logged, and the pass is tried again; they never end the process."""
         due = self.task.due
         wait_s: float | None = due.first_s if due.every_s is None else min(due.first_s, due.every_s)
         while self._waited(wait_s):

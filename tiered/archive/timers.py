@@ -79,7 +79,7 @@ class TimerName(NamedTuple):
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The name of the timer in messages."""
         return f"{self.unique_key} of topic {self.topic}"
 
 
@@ -117,7 +117,7 @@ def sort_out(entries: Entries) -> Sorted:
 
 
 def _groups(columns: Sequence[Table]) -> Table:
-    """Of each row, the number of its distinct values."""
+    """Numbers rows by their values: rows that are equal in all ``columns`` get the same number."""
     order, found = np.lexsort(columns), np.empty(len(columns[0]), np.int64)
     is_new = np.any([np.diff(column[order], prepend=column[order[:1]]) != 0 for column in columns], axis=0)
     found[order] = np.cumsum(is_new)
@@ -248,7 +248,7 @@ class TimerFiles:
         return entries
 
     def pending_times(self, state: CatalogState) -> dict[QueueKey, Table]:
-        """Of each queue, the messages whose timers are pending, sorted, and their times: PENDING_DTYPE."""
+        """The pending timers of each queue: offsets of their messages, ascending, with their times (PENDING_DTYPE)."""
         found: dict[QueueKey, list[Table]] = {}
         for some in self.pending(state, 0, NEVER_MS):
             timers = sort_out(some).timers
@@ -260,7 +260,7 @@ class TimerFiles:
         return {queue: np.sort(np.concatenate(parts)) for queue, parts in found.items()}
 
     def first_offsets(self, state: CatalogState) -> dict[QueueKey, int]:
-        """Of each queue, an offset before which no timer needs a message."""
+        """For each queue, an offset below which no timer needs a message."""
         found: dict[QueueKey, int] = {}
         for ref in state.timers:
             footer = self.footer(ref)

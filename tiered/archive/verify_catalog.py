@@ -216,7 +216,8 @@ class _Chain:
         self._gap_begin, self._gap_end = gaps.of(row)
 
     def advance(self, begin: Ints, end: Ints) -> Iterator[Anomaly]:
-        """The next runs, by base offset."""
+        """Takes the next runs of the queue, by base offset, with the gaps recorded up to there. Yields the offsets
+        that neither covers, or that are covered twice."""
         due = int(np.searchsorted(self._gap_begin, begin[-1], side="right"))
         begin = np.maximum(begin, self._floor)  # it may divide a run
         begins = np.concatenate([begin, self._gap_begin[:due]])

@@ -166,7 +166,7 @@ def _delay_offsets(config: Path, _: bool, source: dict[str, str]) -> dict[int, i
 
 
 def _topic_queue_mappings(config: Path, _: bool, source: dict[str, str]) -> dict[str, Document]:
-    """Of static topics; brokers with tables in RocksDB use the file as well."""
+    """The queue mappings of static topics. Brokers with tables in RocksDB keep them in this file as well."""
     document, path = _read_json(config / "topicQueueMapping.json")
     source["topicQueueMappings"] = str(path or "")
     table = _as_map(document.get("topicQueueMappingInfoMap"), path or config)

@@ -95,7 +95,7 @@ def ended(
 
 
 def _filler(phys: int, size: int, stored_ms: int, *, has_crc: bool) -> Iterator[Patch]:
-    """One filler record of exactly ``size`` bytes, as the writes that make it; its body is a hole."""
+    """The writes that make one filler record of exactly ``size`` bytes; its body is a hole in the file."""
     topic = FILLER_TOPIC.encode()
     body = size - filler_bytes_min(has_crc=has_crc)
     tail = bytes((len(topic),)) + topic + (RESERVED_CRC_BYTES if has_crc else 0).to_bytes(2, "big")

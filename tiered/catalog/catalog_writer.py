@@ -327,7 +327,8 @@ class CatalogWriter:
             return self._state
 
     def _merge_pages(self) -> None:
-        """Without the lock: commits proceed. The state is of this writer's epoch, so its objects are too."""
+        """Merges pages without the lock, so that commits proceed. The state is of this writer's epoch, so its objects
+        are too."""
         with self._lock:
             state = self._state if self.is_claimed else None
         if state is not None:

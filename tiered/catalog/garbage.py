@@ -65,7 +65,7 @@ class KeySet:
         return found
 
     def holds(self, digests: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """For each of ``digests``: whether its key is in the set."""
+        """Whether the key of each of ``digests`` is in the set."""
         if not len(self._digests):
             return np.zeros(len(digests), np.bool_)
         at = np.searchsorted(self._digests, digests)

@@ -245,7 +245,7 @@ class _Lister:
         self._runs: set[tuple[QueueKey, int, str]] = set()
 
     def listing(self, begin_phys: int, hidden: CatalogState, history: LogHistory) -> HistoryListing:
-        """Of the history before ``history``."""
+        """Describes the log history before ``history``: what of it is hidden and still there."""
         table, pending = self._state.table, self._left.pending
         rows = [row for row in _ended_rows(self._state, hidden) if row not in self._rows]
         self._rows.update(rows)

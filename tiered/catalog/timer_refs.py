@@ -58,12 +58,12 @@ class TimerRef(NamedTuple):
         )
 
     def moved(self, done: int, claimed: int) -> TimerRef:
-        """With other progress."""
+        """The same file of timers with other progress: entries that are done, and entries that are claimed."""
         return self._replace(done=done, claimed=claimed)
 
     @property
     def over(self) -> TimerRef:
-        """With nothing left: a commit of this removes it."""
+        """The same file of timers with all entries done; a commit of this removes it."""
         return self.moved(self.entries, self.entries)
 
 

@@ -168,7 +168,8 @@ class UnitFiles:
             self._files.append(UnitFile(first, units, path))
 
     def read(self, first: int, count: int) -> tuple[Table, Table]:
-        """At most ``count`` valid units from index ``first``, and their indices; holes are skipped."""
+        """Reads the valid ones of the ``count`` units from index ``first`` on. Returns them and their indices; holes
+        are skipped."""
         indices, parts = [], []
         last = first + count
         if last > self._listed_end:

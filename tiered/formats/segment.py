@@ -79,10 +79,8 @@ class PackedBlocks:
         self._pieces = pieces
 
     def stored(self) -> list[bytes]:
-        """Wait for the stored bytes of all blocks, in order; their table is then complete.
-
-        Raises ValueError when a record lies outside the arena.
-        """
+        """The stored bytes of all blocks, in order. Waits for them; the table of blocks is complete then. Raises
+        ValueError when a record lies outside the arena."""
         return [piece.result() for piece in self._pieces]
 
 

@@ -69,7 +69,7 @@ class RunView:
 
     @property
     def columns(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """In the order of the parameters of ``encode_page`` and ``decode_page``."""
+        """The columns that ``encode_page`` and ``decode_page`` take, in the order of their parameters."""
         return self.first_row, self.kind, self.min_store_timestamp, self.min_phys
 
     def run_at(self, row: int) -> int:

@@ -79,7 +79,7 @@ class TimerFooter:
 
 
 def sorted_entries(entries: Table, sort: Callable[[Table], Table] = np.argsort) -> Table:
-    """In the order of an object. ``sort``: indexes that sort times."""
+    """The entries in the order that they have in an object. ``sort`` returns the indexes that sort times."""
     deliver_ms = np.ascontiguousarray(entries["deliver_ms"])
     order = sort(deliver_ms)
     is_equal = deliver_ms[order[1:]] == deliver_ms[order[:-1]]

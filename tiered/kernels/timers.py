@@ -70,7 +70,8 @@ def _find(arena: Int, fields: NDArray[np.int64], found: NDArray[Any], max_delay_
 def same_texts(
     arena: Int, at: NDArray[np.int64], length: NDArray[np.int64], like: NDArray[np.int64]
 ) -> NDArray[Any]:
-    """Of each text, which is at ``arena + at``, whether it is that of row ``like``: two may have one hash."""
+    """Whether each text, which is at ``arena + at``, equals that of row ``like``: two different texts may have one
+    hash."""
     found: NDArray[Any] = length == length[like]
     for row in range(len(at)):
         for byte in range(length[row] if found[row] else 0):
@@ -141,7 +142,7 @@ def _row(
 
 @kernel
 def _cancel(arena: Int, where: NDArray[Any], out: NDArray[Any]) -> bool:
-    """Note what is cancelled; whether it is valid."""
+    """Writes what the message cancels to ``out``. Returns whether it is valid."""
     at, stop = where[_CANCEL], where[_CANCEL] + where[_CANCEL + 1]
     space = _find_byte(arena, at, stop, _SPACE)
     out[4], out[6] = _number(arena, at, space), 1
@@ -190,7 +191,7 @@ def _note(arena: Int, name: Int, split: Int, end: Int, where: NDArray[Any]) -> N
 
 @kernel
 def _number(arena: Int, at: Int, end: Int) -> Int:
-    """At most 18 decimal digits, else -1."""
+    """The value of 1 to 18 decimal digits; -1 for anything else."""
     if end - at < 1 or end - at > 18:
         return np.int64(-1)
     total = np.int64(0)

@@ -70,7 +70,7 @@ class Refusal(IntEnum):
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The reason in messages, as a clause after the timer's name; empty for NONE."""
         return {
             Refusal.NONE: "",
             Refusal.TRANSACTION: "a message of a transaction or an inner batch cannot be a timer",
@@ -107,7 +107,8 @@ def place_of(text: str) -> TimerPlace | None:
 def cancel_properties(
     topic: str, deliver_ms: int, unique_key: str, place: TimerPlace | None = None
 ) -> dict[str, str]:
-    """Of a message that cancels the timers of ``topic`` with this time and key, or only the one at ``place``."""
+    """The properties of a message that cancels the timers of ``topic`` with this time and unique key, or only the one
+    at ``place``."""
     found = {TOPIC: topic, CANCEL: f"{deliver_ms} {unique_key}"}
     return found if place is None else {**found, CANCEL_PLACE: place.text}
 

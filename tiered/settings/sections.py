@@ -184,7 +184,7 @@ class TimerSettings:
 
     @property
     def listed_ms(self) -> int:
-        """From a refusal to the end of its entry, which is read ``ahead_ms`` before its time."""
+        """How long a refused timer is listed: until its entry, which is read ``ahead_ms`` before its time, ends."""
         return self.refused_ttl_ms + self.ahead_ms
 
 

@@ -110,7 +110,8 @@ def _has_parents(
     taken: Mapping[QueueKey, list[_Taken]],
     segments: SegmentCache,
 ) -> NDArray[np.bool_]:
-    """Which entries of an LMQ, whose parents are in ``queues``, refer to rows that are there."""
+    """Which rows of an LMQ refer to a message that is there: its parent, by number in ``queues``, has the offset in
+    ``taken``, the runs adopted so far, at the same physical offset."""
     found = np.zeros(len(rows), bool)
     for number in np.unique(rows.parent).tolist():
         for other in taken.get(queues[number], []):

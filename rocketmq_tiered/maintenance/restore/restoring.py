@@ -339,7 +339,8 @@ class Restoring:
             raise file_error(error, building) from error
 
     def _check(self, log: RestoredLog, layout: LogLayout) -> RestoredCheck | None:
-        """Of the last bytes of the log's last file."""
+        """The checksum of the last bytes of the log's last file, by which the archive continues; None if the log ends
+        elsewhere than the archive."""
         end = layout.end_phys
         begin = max(end - CHECK_BYTES_MAX, (end - 1) // layout.file_bytes * layout.file_bytes)
         state = self._state

@@ -316,7 +316,7 @@ class _ObjectScan:
         )
 
     def reads(self, free: list[NDArray[np.uint8]]) -> Iterator[_Read]:
-        """Of each window with matching rows. Memory is taken from ``free`` if it suffices."""
+        """A read for each window with matching rows. Memory is taken from ``free`` if it suffices."""
         try:
             self._rows.check_runs()
         except CorruptionError as error:

@@ -56,7 +56,7 @@ class RouteTable:
         return self.archive.topics() | self.made
 
     def listed(self) -> dict[str, TopicConfig]:
-        """Without LMQs."""
+        """The topics without LMQs."""
         return {name: config for name, config in self.topics().items() if not name.startswith(LMQ_PREFIX)}
 
     def find(self, topic: str) -> TopicConfig | None:

@@ -322,7 +322,7 @@ class MountedArchive:
                     self._lag += max(0, bounds.maximum - max(offset, bounds.minimum))
 
     def record(self) -> MountRecord:
-        """For the node's lease."""
+        """What the node's lease says of this broker."""
         service, state = self.service, self._access.state
         groups = [] if service is None else service.status().groups
         return MountRecord(

@@ -352,7 +352,8 @@ async def _call(
 
 
 def _of_topic(request: Request, answer: RemotingCommand) -> RemotingCommand:
-    """Without messages of other topics: a broker finds them by a hash of topic and key, which a client may choose."""
+    """``answer`` without messages of other topics: a broker finds them by a hash of topic and key, which a client may
+    choose."""
     topic = request.text("topic", "")
     found = [record for record in records_in(answer.body) if decode_record(record).topic == topic]
     if found or answer.code != ResponseCode.SUCCESS:

@@ -32,8 +32,8 @@ from tiered.remoting.tls import TLS_WANTED, ClientTls, closed
 
 
 async def addresses_of(host: str, threads: Executor) -> list[str]:
-    """At least one address, in the order to try; an address resolves to itself. Raises OSError, and UnicodeError for an
-    invalid name."""
+    """The addresses of ``host`` in the order to try, at least one; an address resolves to itself. Raises OSError, and
+    UnicodeError for an invalid name."""
     if _is_address(host):
         return [host]
     loop = asyncio.get_running_loop()

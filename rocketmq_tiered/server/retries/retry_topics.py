@@ -154,8 +154,8 @@ class ArchiveWithRetries:
         return 0 if bounds is None else bounds.maximum
 
     def _first_free_offset(self, topic: str) -> int:
-        """Messages that groups consumed at the broker may not be archived (expired, or lost with the broker); their
-        consumers continue after them."""
+        """Where messages delivered here begin: after the archived ones, and after those that groups consumed at the
+        broker, which may not be archived (expired, or lost with the broker)."""
         consumed_end = self._archive.consumed_end(topic, 0)
         return max(self._archived_end(topic), consumed_end if consumed_end < PHYS_BASE else 0)
 

@@ -433,7 +433,7 @@ class RuleEntry:
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The entry in messages: resource, decision, actions and addresses."""
         kind = "any" if self.kind is None else self.kind.value.lower()
         hosts = f" from {', '.join(self.sources)}" if self.sources else ""
         decision = "allow" if self.allows else "deny"

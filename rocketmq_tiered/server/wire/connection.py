@@ -215,7 +215,8 @@ class Connection(asyncio.BufferedProtocol):
         self.data_received(bytes(self._accounts.buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
-        """Bytes from the client."""
+        """Takes bytes from the client, and starts the requests that are complete. Closes the connection if they are
+        no frames."""
         self.last_active_s = time.monotonic()
         try:
             if self._may_start() and (command := self._in.only(data)) is not None:

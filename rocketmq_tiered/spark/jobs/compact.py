@@ -165,7 +165,7 @@ def _parts_of(one: KeyedQueue) -> Iterator[KeyedQueue]:
 
 
 def read_keys(task: KeysTask) -> list[tuple[int, KeysPiece]]:
-    """In a worker: (part, piece) of the keys in some runs."""
+    """Reads the keys in some runs, in a worker. Returns each piece of them with the number of its part."""
     figures, free = KeyFigures(), list[NDArray[np.int64]]()
     last_rows: dict[tuple[QueueKey, int], int] = {}
     keys = OffsetMap(Path(tempfile.gettempdir()), MEMORY_BYTES)
@@ -190,7 +190,7 @@ def read_keys(task: KeysTask) -> list[tuple[int, KeysPiece]]:
 
 
 def latest_of_part(pieces: list[KeysPiece]) -> list[KeysPiece]:
-    """In a worker: what stays of the keys of one part, and the pieces without keys as they are."""
+    """Finds what stays of the keys of one part, in a worker. Pieces without keys are returned as they are."""
     found = [piece for piece in pieces if not piece.entries]
     for number in sorted({piece.number for piece in pieces if piece.entries}):
         own = [piece for piece in pieces if piece.entries and piece.number == number]

@@ -117,7 +117,7 @@ def _groups(checks: Iterable[SegmentCheck], full: bool) -> Iterator[list[Segment
 
 
 def check_objects(task: VerifyTask) -> list[tuple[str, SegmentResult]]:
-    """In a worker: each object's key and result."""
+    """Checks the objects of one task, in a worker. Returns the key and the result of each."""
     with opened(task.source) as store:
         archive = archive_store(store, task.cluster, task.broker)
         state = _state(task.source, task.cluster, task.broker, task.version)

@@ -74,7 +74,7 @@ class ReadParts:
         self._parts = [zlib.compress(pickle.dumps(part), 1) for part in parts]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """In a worker. ``batches`` have one column with part numbers."""
+        """Reads the parts whose numbers are in the one column of ``batches``, in a worker."""
         columns = columns_of(self._schema)
         arrow = to_arrow_schema(self._schema, timezone="UTC")
         for batch in batches:

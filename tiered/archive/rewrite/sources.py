@@ -101,7 +101,7 @@ class RewriteSources:
         self._spool.close()
 
     def read(self, iterations: Sequence[list[OutputPart]]) -> Iterator[FoundRanges]:
-        """For each iteration the ranges that have rows, by their number among all ranges of its parts."""
+        """Yields, for each iteration, the ranges that have rows, numbered among all ranges of its parts."""
         readings, is_packed = readings_of(self._candidates, iterations, self._spool_bytes_max, self._share)
         while readings:
             reading = readings.pop(0)
