@@ -65,7 +65,7 @@ class CycleBuilder:
         self._stopping = threading.Event()
         self._attempt = 0
         self._was_damaged = self._was_lost = False
-        """In any planned cycle, committed or not."""
+        """Whether any planned cycle, committed or not, had damaged or lost parts."""
         self._scratch = SegmentScratch()
 
     def build_next(self, timeout_s: float) -> bool:

@@ -137,7 +137,7 @@ class RunRows:
         """Where each block begins, and the last one ends: in these rows, and in bytes of all blocks."""
         self.is_plain = place.kind == RunKind.PLAIN
         self.sizes = columns.size
-        # Of few calls, and few that give the interpreter's lock to other threads, as numpy does above 500 numbers.
+        # Few calls, and few that give the interpreter's lock to other threads, as numpy does above 500 numbers.
         self.ends = columns.size.cumsum(dtype=np.int64)
         if span.raw_offset < 0:
             self.ends -= span.raw_offset

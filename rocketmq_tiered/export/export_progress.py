@@ -91,9 +91,9 @@ class PartDone:
     unreadable: Sequence[str] = ()
     """Damage that was skipped: queue, object and range."""
     names: Sequence[str] = ()
-    """Of the files, below the target."""
+    """The names of the files, below the target."""
     rows_before: int = 0
-    """Of ``rows``: those in files that were there already, of another export or a killed one."""
+    """How many of ``rows`` are in files that were there before, from another export or a killed one."""
 
 
 class ExportProgress:

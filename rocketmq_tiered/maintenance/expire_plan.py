@@ -357,7 +357,7 @@ class ExpiryPlanner:
         """Begins with no run of any queue read."""
         self._queues, self._commits, self._now_ms, self._missed = queues, commits, now_ms, missed
         count = len(queues)
-        # By queue: how far it has been read, and what expires of it.
+        # For each queue: how far it has been read, and what expires of it.
         self._next_offset = np.full(count, -1, np.int64)
         self._state = np.full(count, _OPEN, np.uint8)
         self._next_due_ms = np.full(count, NEVER_MS, np.int64)

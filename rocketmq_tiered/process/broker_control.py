@@ -73,7 +73,7 @@ class BrokerControl:
         return {name: int(found["writeQueueNums"]) for name, found in (self._client.topics() or {}).items()}
 
     def group_offsets(self) -> GroupOffsets:
-        """All of them."""
+        """The committed offsets of all groups."""
         table = self._table(RequestCode.GET_ALL_CONSUMER_OFFSET)
         return {
             str(name): {int(q): int(offset) for q, offset in queues.items()} for name, queues in table.items()

@@ -254,7 +254,7 @@ class Finding:
 
     @property
     def text(self) -> str:
-        """One line."""
+        """What was found and what to do, in one line."""
         return f"{self.what}. Next: {self.step}"
 
 

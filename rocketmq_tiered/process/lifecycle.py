@@ -109,10 +109,10 @@ class UploaderService:
         self._surroundings = surroundings
         self._settings_problem = ""
         self._findings: dict[str, Finding] = {}
-        """As logged last, by what they are about."""
+        """The findings that were logged last, by what they are about."""
         self._events: EventQueue[tuple[Event, int]] = EventQueue()
         self._condition = Condition(RunState.STARTING, "reading settings")
-        """In effect unless the uploader has claimed its archive."""
+        """The condition that is shown until the uploader has claimed its archive."""
         self._is_running = False
         self._has_owned = self._has_stood_by = False
         self._standby_report: StatusReport | None = None

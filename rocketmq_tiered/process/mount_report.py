@@ -80,7 +80,7 @@ class MountRow(NamedTuple):
         }
 
     def cells(self) -> list[str | int]:
-        """Under HEADER."""
+        """The row's cells in a table with HEADER."""
         record = self.record
         return [
             "/".join(record.name),

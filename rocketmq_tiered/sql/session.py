@@ -99,7 +99,7 @@ class SqlSession:
         self._names: dict[str, list[str]] = {}
         """Topics of each name in lower case, which is what DuckDB compares."""
         self._cursors = WeakSet[_Cursor]()
-        """Of threads that live."""
+        """The cursors of threads that live."""
 
     def execute(
         self, statement: str | duckdb.Statement, parameters: Parameters = None

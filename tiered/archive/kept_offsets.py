@@ -21,7 +21,7 @@ class KeptOffsets:
 
     @staticmethod
     def bytes_of(begin: int, end: int) -> int:
-        """Its memory."""
+        """The memory that it takes."""
         return (end - begin + 7) // 8
 
     def keep(self, offsets: NDArray[np.int64]) -> None:

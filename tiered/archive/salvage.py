@@ -78,7 +78,7 @@ class Salvage:
     hash_count: int = 0
     parents: dict[QueueKey, int] = field(default_factory=dict)
     generations: dict[tuple[str, int], int] = field(default_factory=dict)
-    """Of the queue of a topic that scanned records belong to."""
+    """The generation of the queue, by (topic, queue id), to which scanned records belong."""
 
     @classmethod
     def of(cls, check: SegmentCheck) -> Salvage:

@@ -144,7 +144,7 @@ class TimerFiles:
         return decode_footer(data, source=ref.key, entries=ref.entries, pages_bytes=pages_bytes)
 
     def page(self, ref: TimerRef, number: int) -> Rows:
-        """One page."""
+        """Reads one page of entries."""
         return self._page(ref.moved(0, 0), number)
 
     def _read_page(self, ref: TimerRef, number: int) -> Rows:

@@ -38,7 +38,7 @@ class UnreadableRange:
 
     @property
     def text(self) -> str:
-        """One line."""
+        """The range and why it cannot be read, in one line."""
         return f"{self.name} cannot be read: {self.why}"
 
 

@@ -75,7 +75,7 @@ class Anomaly:
 
     @property
     def text(self) -> str:
-        """Place and details."""
+        """What is wrong, with its place, in one line."""
         where = "" if self.range is None else f" [{self.range[0]}, {self.range[1]})"
         return f"{self.key}{where}: {self.detail}"
 

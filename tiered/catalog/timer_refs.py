@@ -39,7 +39,7 @@ class TimerRef(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The object."""
+        """The key of the object."""
         return timer_key(self.epoch, self.number)
 
     @classmethod

@@ -63,13 +63,13 @@ class Record:
     sys_flag: int
     born_timestamp: int
     born_address: bytes = field(repr=False)
-    """As stored: 4 or 16 bytes and a port."""
+    """The host as stored: an address of 4 or 16 bytes, and a port."""
     store_timestamp: int
     store_address: bytes = field(repr=False)
     reconsume_times: int
     prepared_transaction_offset: int
     stored_body: bytes
-    """As stored, possibly compressed."""
+    """The body as stored, which may be compressed."""
     topic: str
     properties: dict[str, str]
 

@@ -462,7 +462,7 @@ class IndexSettings:
     """The message index: building and merging of index files."""
 
     enabled: bool = True
-    """Without index files every query reads all key sections: only tests."""
+    """Whether index files are built. Without them every query reads all key sections: only tests do that."""
     unindexed_objects_max: int = 64
     """Unindexed segments at which a new index file is built: until then a query reads the key section of each."""
     after_backfill: bool = setting(

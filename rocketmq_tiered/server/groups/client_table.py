@@ -211,7 +211,7 @@ class ClientTable:
         return self._groups.get(name)
 
     def groups(self) -> Iterator[ConsumerGroup]:
-        """All of them."""
+        """All groups with members."""
         return iter(list(self._groups.values()))
 
     def has_member(self, group: str, peer: Peer) -> bool:

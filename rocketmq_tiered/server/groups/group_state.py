@@ -70,7 +70,7 @@ class GroupSnapshot:
     lease: str = ""
     """The lease of a node that keeps the groups; empty: each version renews them."""
     locks: tuple[HeldLock, ...] | None = None
-    """Those that clients trust, in a released version; None: unknown."""
+    """The locks on which clients rely, in a released version; None: they are unknown."""
 
 
 def snapshot_key(version: int) -> str:
@@ -180,7 +180,7 @@ class GroupLog:
         self._seen: tuple[int, int] = -1, 0
         """The version at the last claim, and when it was first seen by our clock."""
         self.locks: tuple[HeldLock, ...] | None = None
-        """Those that clients trusted when the groups were claimed; None: the owner before did not say."""
+        """The locks on which clients relied when the groups were claimed; None: the owner before did not say."""
 
     @property
     def version(self) -> int:

@@ -59,7 +59,7 @@ class MountNode:
         self._renewer = ThreadPoolExecutor(1)
         """Else a renewal would wait for threads that open brokers."""
         self._ports: set[int] = set()
-        """Those in use, here or by other programs."""
+        """Ports in use, by this process or by other programs."""
 
     def start(self) -> None:
         """Share the brokers from now on."""

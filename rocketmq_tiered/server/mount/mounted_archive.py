@@ -142,7 +142,7 @@ class MountPlace:
     name_servers: tuple[str, ...]
     tls: ClientTls | None = None
     measuring: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
-    """Of a large archive, thousands of requests: one at a time."""
+    """Measures one archive at a time: a large one takes thousands of requests."""
 
     def shares(self) -> int:
         """So many brokers may be served by this node: each has this part of its memory."""

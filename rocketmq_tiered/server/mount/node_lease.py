@@ -93,7 +93,7 @@ class NodeLease:
     version: int
     state: NodeState
     renewed_ms: int
-    """By the node's clock; only shown."""
+    """When the lease was renewed, by the node's clock; only shown."""
     mounts: tuple[MountRecord, ...] = ()
 
     @property
@@ -137,11 +137,11 @@ class NodeLog:
         self.store, self.node, self._clock_ms = store, node, clock_ms
         self._own: NodeLease | None = None
         self._read: dict[str, NodeLease] = {}
-        """By key."""
+        """Leases that were read, by key."""
         self.strangers: set[str] = set()
         """Keys of objects that are no leases of the node whose name they have: as if they were absent."""
         self.foreign: set[str] = set()
-        """Those of another format: a newer program may keep them."""
+        """Keys of leases in another format: a newer program may keep them."""
 
     @property
     def lease(self) -> str:

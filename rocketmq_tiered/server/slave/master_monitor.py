@@ -47,7 +47,7 @@ class MasterMonitor:
         self._suspicion: str | None = None
         self._expelled: str | None = None
         self.config: Mapping[str, str] = {}
-        """As last read; empty if it refuses to show it."""
+        """The master's configuration as last read; empty if it refuses to show it."""
         self.version = VERSION
         """The version in its replies; also sent to consumers."""
         self.answers = 0

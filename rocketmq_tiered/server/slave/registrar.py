@@ -47,7 +47,7 @@ class Registrar:
     """Belongs to one event loop. What is registered, and when not to, is the subclass's."""
 
     what = "registration"
-    """In the log."""
+    """What messages call it."""
 
     def __init__(self, slave: SlaveConfig, period_s: float) -> None:
         """``period_s``: between two registrations at a name server."""
@@ -156,7 +156,7 @@ class _Session:
         self._awake = asyncio.Event()
         self._registering: asyncio.Task[RemotingCommand] | None = None
         self.claims = Claims()
-        """As last listed; none while the name server is away."""
+        """Claims that this name server listed last; none while it does not answer."""
 
     def wake(self) -> None:
         self._awake.set()

@@ -59,7 +59,7 @@ class ActiveRequests:
 
     @property
     def tasks(self) -> frozenset[asyncio.Task[None]]:
-        """All of them."""
+        """The tasks of all requests in progress."""
         return frozenset(self._tasks)
 
     def add(self, task: asyncio.Task[None], frame_bytes: int) -> None:
@@ -69,7 +69,7 @@ class ActiveRequests:
         self._count(large_bytes)
 
     def ended(self, task: asyncio.Task[None]) -> None:
-        """``task`` has finished."""
+        """Called when ``task`` has finished."""
         self._count(-self._tasks.pop(task, 0))
 
     def cancel(self) -> None:
@@ -145,7 +145,7 @@ class ConnectionContext:
     authorizer: Authorizer | None = None
     turns: Turns = field(default_factory=lambda: Turns(PARSED_BYTES))
     log: CountedLog = field(default_factory=lambda: CountedLog(logger))
-    """Of what any client can cause."""
+    """Logs what any client can cause, which is counted and limited."""
 
 
 class Connection(asyncio.BufferedProtocol):

@@ -53,7 +53,7 @@ class BufferedBytes(Generic[HolderT]):
     def __init__(self, limit_bytes: int, what: str, close: Callable[[HolderT, str], None]) -> None:
         self._limit_bytes, self._what, self._close = limit_bytes, what, close
         self._held: dict[HolderT, int] = {}
-        """In the order in which holders began to hold bytes."""
+        """Bytes by holder, in the order in which holders began to hold some."""
         self.total_bytes = 0
         self.peak_bytes = 0
 

@@ -221,7 +221,7 @@ class RocketmqTieredSource(DataSource):
     """``spark.read.format("rocketmq-tiered")``; options in source_options.py and docs/SPARK.md."""
 
     _versions: list[dict[Names, int]] | None = None
-    """Of each path."""
+    """Catalog versions by archive, for each path."""
     _frame = ""
     """The DataFrame, if ``load`` made one."""
 

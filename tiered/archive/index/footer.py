@@ -69,7 +69,7 @@ def joined(parts: Sequence[Covered]) -> Covered:
 
 
 def encode_footer(meta: IndexMeta, covered: Covered) -> bytes:
-    """The container."""
+    """The footer as a container."""
     header = {"meta": list(vars(meta).values()), "object_keys": list(covered.keys)}
     return encode_container(FOOTER_KIND, header, {"objects": covered.objects, "places": covered.pages})
 
@@ -106,5 +106,5 @@ def shape_of(ref: IndexRef) -> Shape:
 
 
 def meta_of(ref: IndexRef) -> IndexMeta:
-    """Coverage of the file."""
+    """What the file covers, for its entry in the catalog."""
     return IndexMeta(ref.from_version, ref.to_version, ref.begin_ms, ref.end_ms, ref.begin_phys, ref.end_phys)

@@ -144,7 +144,7 @@ def check_header(key: str, data: bytes) -> None:
 
 
 def encode_slot(identity: int, slot: int, first_item: int, count: int) -> bytes:
-    """One slot."""
+    """The stored form of one slot."""
     crc = fastcrc.crc32.iscsi(_SLOT_CHECKED.pack(identity, slot, first_item, count))
     return SLOT.pack(first_item, count, crc)
 

@@ -217,7 +217,7 @@ class _FileBeingWritten:
         return self.image.header
 
     def close(self) -> None:
-        """Once or more."""
+        """Closes the file; more calls have no effect."""
         self._mapped.close()
         self._file.close()
 

@@ -157,7 +157,7 @@ class OpenedSources:
         return zip(numbers.tolist(), self._offsets[blocks].tolist(), strict=True)
 
     def name_of(self, source: int, offset: int) -> str:
-        """A block in messages."""
+        """The name of a block in messages."""
         return f"{self._sources[source].key}: block at {offset}"
 
     def _checked_runs(

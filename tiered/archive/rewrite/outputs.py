@@ -166,7 +166,7 @@ class _Rewriting:
         self._cost = RewriteCost()
 
     def rewrite(self) -> RewriteResult:
-        """Iteration by iteration."""
+        """Carries out the plan, iteration by iteration."""
         done_bytes = 0
         shared: dict[int, _Open] = {}
         with ExitStack() as files:
