@@ -56,7 +56,7 @@ def check_files(directory: Path, setting: str) -> None:
             with suppress(FileNotFoundError):  # another process replaces it
                 if not is_own(path.lstat()):
                     raise AccessDeniedError(
-                        f"{path} may be of another user", hint=f"remove {directory}, or set {setting}"
+                        f"{path} may belong to another user", hint=f"remove {directory}, or set {setting}"
                     )
 
 

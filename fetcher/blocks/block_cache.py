@@ -119,7 +119,7 @@ class BlockCache:
         return self.get_all([key], is_read=is_read)[0]
 
     def get_all(self, keys: Sequence[BlockKey], *, is_read: bool) -> list[Block | None]:
-        """Like ``get``, for each key."""
+        """The cached block of each key, or None, as ``get`` returns it, with one lock."""
         with self._lock:
             entries = [self._read.get(key) or self._unread.get(key) for key in keys]
             self.counts.misses += entries.count(None)

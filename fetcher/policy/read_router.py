@@ -257,7 +257,8 @@ class ReadRouter:
         )
 
     async def pull(self, sources: PullSources, plan: Plan) -> ReadOutcome:
-        """The result. Raises what reading the archive raises if the broker cannot replace it."""
+        """Reads from the planned source, and from the other one if that cannot answer. Raises what reading the
+        archive raises if the broker cannot replace it."""
         source, situation = plan.source, plan.situation
         tried: set[ReadSource] = set()
         while source in (ReadSource.LOCAL, ReadSource.TIERED) and source not in tried:

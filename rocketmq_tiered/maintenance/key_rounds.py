@@ -305,7 +305,8 @@ def divided(entries: Table, *, keeps_keyless: bool) -> tuple[Table, NDArray[np.i
 
 
 def surviving(latest: Table, *, keeps_tombstones: bool = False) -> tuple[NDArray[np.int64], KeyFigures]:
-    """(offsets that stay of the ``latest`` entries of keys, their figures)."""
+    """The offsets that stay, of the ``latest`` entries of keys, and the figures of those keys. Tombstones stay with
+    ``keeps_tombstones`` only."""
     values = picked(latest, (latest["is_tombstone"] == 0) | keeps_tombstones)
     figures = KeyFigures(
         keys=len(latest),

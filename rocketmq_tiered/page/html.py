@@ -164,8 +164,8 @@ Point = tuple[float, float]
 def sparkline(
     name: str, points: Sequence[Point], text_of: Callable[[float], str], present: float | None = None
 ) -> Markup:
-    """``points`` from old to new, then ``present``, from zero to their largest. The span is theirs, but at least
-    SPAN_MIN_S."""
+    """A small chart of ``points``, which are in order from old to new, and of the ``present`` value, from zero to the
+    largest one. It spans the age of the oldest point, at least SPAN_MIN_S."""
     points = points if present is None else [*points, (0.0, present)]
     if not points:
         return Markup('<p class="spark none">no measurement yet</p>')

@@ -181,7 +181,7 @@ class TimerDelivery:
         return TimerPlan(merge=group) if group else None
 
     def _next(self, refs: Sequence[TimerRef], before_ms: int) -> Entries:
-        """The first rows before a time."""
+        """The first entries before a time that no delivery has claimed yet, about a batch of them."""
         parts: list[Entries] = []
         for some in self.files.merged([Slice(ref, ref.claimed, ref.entries) for ref in refs], before_ms):
             parts.append(some)

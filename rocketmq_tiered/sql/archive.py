@@ -50,8 +50,8 @@ class Archive(fetcher.archive.Archive):
         with Extra(), self._lock:
             if self._session is not None and options:
                 raise UsageError(
-                    "the options of an SQL session are given at its first use, and this archive has used its own",
-                    hint="call session(…) before sql(…)",
+                    "this archive already has an SQL session, and its options cannot be changed",
+                    hint="call session(…) with options before sql(…) or another session(…)",
                 )
             self._session = self._session or tables.SqlSession(self.access, **options)
         return self._session

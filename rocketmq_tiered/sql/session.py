@@ -245,8 +245,8 @@ class SqlSession:
             if not text:
                 names = " and ".join(f'"{one}"' for one in same)
                 raise UsageError(
-                    f"{name} may be each of the topics {names}",
-                    hint=f"write one so behind FROM or JOIN: (FROM {names.partition(' ')[0]})",
+                    f"{name} does not say which of the topics {names} is meant",
+                    hint=f"write one quoted, in parentheses: (FROM {names.partition(' ')[0]})",
                 )
         else:
             tried.add(name)

@@ -164,7 +164,7 @@ def test_a_header_that_lacks_something_is_a_corruption_error(name: str) -> None:
             del header[name]
         else:
             header[name] = wrong
-        with pytest.raises(CorruptionError, match="does not parse"):
+        with pytest.raises(CorruptionError, match="this commit is damaged"):
             decode_commit(encoded(replace(container, header=header)), source="x")
 
 

@@ -180,7 +180,7 @@ def test_a_history_starts_only_at_a_commit_of_its_predecessor(memory: MemoryStor
         made.append_history(common_version=4, phys=state.cursor.phys)
     made.append_history(common_version=3, phys=load(memory, version=3).cursor.phys)
     left = load(memory, version=5)
-    with pytest.raises(CommitInvalidError, match="an abandoned log history"):
+    with pytest.raises(CommitInvalidError, match="a log history that was replaced"):
         made.append_history(common_version=5, phys=left.cursor.phys)
     with pytest.raises(CommitInvalidError, match="history 1, but the archive is at history 2"):
         made.append(replace(append_draft(made.state, {A: 1}), history=1))

@@ -235,7 +235,7 @@ def decode_commit(data: bytes, *, source: str) -> Commit:
         )
         commit = Commit(draft, place, text(header["put_id"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptionError(f"{source}: commit does not parse: {error!r}") from error
+        raise CorruptionError(f"{source}: this commit is damaged: {error!r}") from error
     check_indexes(draft, source)
     return commit
 
@@ -460,7 +460,7 @@ def decode_root(data: bytes, *, source: str) -> CatalogState:
             timers=timers_of(container),
         )
     except (KeyError, TypeError, ValueError, AssertionError) as error:
-        raise CorruptionError(f"{source}: root page does not parse: {error!r}") from error
+        raise CorruptionError(f"{source}: this root page is damaged: {error!r}") from error
 
 
 def _check_chunk(chunk: RunChunk, queues: int) -> None:

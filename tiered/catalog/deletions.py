@@ -114,7 +114,7 @@ def decode_list(data: bytes, listed: DeletionList, *, source: str) -> dict[str, 
         if not len(keys) == len(table) == listed.entries:
             raise ValueError(f"{len(keys)} keys and {len(table)} entries, expected {listed.entries}")
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptionError(f"{source}: deletion list does not parse: {error!r}") from error
+        raise CorruptionError(f"{source}: this list of pending deletions is damaged: {error!r}") from error
     entries = zip(table["since_ms"].tolist(), table["version"].tolist(), strict=True)
     return {
         key: PendingDeletion(since, version, listed.reason)

@@ -105,11 +105,15 @@ def begin_history(state: CatalogState, start: Divergence, pages: HistoryPages) -
     version = state.version + 1
     common_version = 0 if start.common is None else start.common.version
     if start.common is not None and not (start.is_at_commit or start.is_inside):
-        raise CommitInvalidError(f"version {common_version} does not end at {start.phys}")
+        raise CommitInvalidError(
+            f"catalog version {common_version} does not end at physical offset {start.phys}"
+        )
     if common_version and not any(
         first - 1 <= common_version <= last for first, last in history_spans(state)
     ):
-        raise CommitInvalidError(f"version {common_version} belongs to an abandoned log history")
+        raise CommitInvalidError(
+            f"catalog version {common_version} belongs to a log history that was replaced"
+        )
     check = LogCheck(start.phys, start.phys, 0)
     if start.common is not None:
         check = start.check or start.common.cursor.check

@@ -132,7 +132,7 @@ def decode_catalog_page(data: bytes, *, source: str) -> Page:
             tuple(texts(container.header["object_keys"])),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptionError(f"{source}: page does not parse: {error!r}") from error
+        raise CorruptionError(f"{source}: this page of the catalog is damaged: {error!r}") from error
     for table, column, size in (
         (chunk.runs, "queue", len(queues)),
         (chunk.runs, "object", len(chunk.objects)),

@@ -90,7 +90,8 @@ def _identity(run: np.void) -> tuple[int, int, int, int]:
 def _replace_in_queue(
     key: QueueKey, row: int, table: Table, gaps: Table, runs: Table, removed: Table
 ) -> Table:
-    """Check one queue's part, change its row of ``table`` in place, and return the gaps."""
+    """Checks the change of one queue: ``runs`` replace ``removed`` ones, fill gaps, or come before its minimum.
+    Changes its row of ``table`` in place, and returns the gaps. Raises CommitInvalidError."""
     added, gone = _intervals(key, runs), _intervals(key, removed)
     if added and gone:
         if added != gone or int(runs["rows"].sum()) != int(removed["rows"].sum()):

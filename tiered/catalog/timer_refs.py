@@ -44,7 +44,7 @@ class TimerRef(NamedTuple):
 
     @classmethod
     def of(cls, encoded: EncodedTimers, epoch: int, number: int) -> TimerRef:
-        """A new object."""
+        """The entry of a new file of timers, of which nothing is done or claimed."""
         return cls(
             epoch,
             number,

@@ -193,7 +193,7 @@ def decode_container(
     except MemoryError:
         raise out_of_memory(source) from None
     except (zstandard.ZstdError, struct.error, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise CorruptionError(f"{source}: container payload does not parse: {error}") from error
+        raise CorruptionError(f"{source}: its content is damaged: {error}") from error
 
 
 def _text(kind: bytes) -> str:

@@ -196,7 +196,7 @@ def decode_footer(data: bytes, *, source: str, entries: int, pages_bytes: int) -
         hours, pages = container.table("hours", HOUR_DTYPE), container.table("pages", PAGE_DTYPE)
         least = container.table("offsets", OFFSET_DTYPE)["min_queue_offset"]
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise CorruptionError(f"{source}: footer of timers does not parse: {error!r}") from error
+        raise CorruptionError(f"{source}: the footer of this file of timers is damaged: {error!r}") from error
     page_row, page_at = begins(pages["rows"]), begins(pages["stored_bytes"])
     wanted = (entries, entries, pages_bytes, len(queues))
     if (int(page_row[-1]), int(hours["rows"].sum()), int(page_at[-1]), len(least)) != wanted:
@@ -210,7 +210,7 @@ def decode_page(data: bytes, *, source: str, rows: int, queues: Sequence[QueueKe
     try:
         entries, topics = container.table("entries", ENTRY_DTYPE), [*map(str, container.header["topics"])]
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptionError(f"{source}: page of timers does not parse: {error!r}") from error
+        raise CorruptionError(f"{source}: a page of this file of timers is damaged: {error!r}") from error
     last = [int(entries[field].max(initial=0)) for field in ("queue", "topic")]
     if len(entries) != rows or last[0] >= len(queues) or last[1] >= len(topics):
         raise CorruptionError(f"{source}: page of timers does not match its footer")

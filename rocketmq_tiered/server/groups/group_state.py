@@ -122,7 +122,7 @@ def decode_snapshot(data: bytes, *, source: str) -> GroupSnapshot:
             ),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptionError(f"{source}: snapshot of consumer groups does not parse: {error!r}") from error
+        raise CorruptionError(f"{source}: this snapshot of consumer groups is damaged: {error!r}") from error
 
 
 def load_snapshot(store: ObjectStore) -> GroupSnapshot:

@@ -126,7 +126,7 @@ def decode_lease(data: bytes, *, source: str) -> NodeLease:
         mounts = tuple(MountRecord(**record) for record in header.pop("mounts"))
         return NodeLease(**{**header, "state": NodeState(header["state"]), "mounts": mounts})
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptionError(f"{source}: lease of a node does not parse: {error!r}") from error
+        raise CorruptionError(f"{source}: this lease of a node is damaged: {error!r}") from error
 
 
 class NodeLog:
@@ -321,7 +321,9 @@ class AnnouncedArchives:
         try:
             name, queues = BrokerName(str(header["cluster"]), str(header["broker"])), int(header["queues"])
         except (KeyError, TypeError, ValueError) as error:
-            raise CorruptionError(f"{source}: broker to be mounted does not parse: {error!r}") from error
+            raise CorruptionError(
+                f"{source}: this announcement of a broker to be mounted is damaged: {error!r}"
+            ) from error
         if archive_key(name) != key:
             raise CorruptionError(f"{source} names {name.cluster}/{name.broker}")
         return name, queues

@@ -94,7 +94,7 @@ def decode_tail(shape: Shape, tail: bytes) -> tuple[IndexMeta, Covered]:
         if int(pages["stored_bytes"].sum(dtype=np.int64)) != shape.footer_offset - shape.places_offset:
             raise ValueError("the pages of places have another length than recorded")
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise CorruptionError(f"{where} does not parse: {error!r}") from error
+        raise CorruptionError(f"{where} is damaged: {error!r}") from error
     return meta, Covered(objects, keys, pages)
 
 

@@ -146,7 +146,7 @@ def decode_places(data: bytes | memoryview, source: str) -> Places:
         if len(rows) == 0 or int(rows["queue"].max()) >= len(queues) or bool((np.diff(phys) < 0).any()):
             raise ValueError("rows are not in order, or point outside the queues")
     except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
-        raise CorruptionError(f"{source} does not parse: {error!r}") from error
+        raise CorruptionError(f"{source} is damaged: {error!r}") from error
     rows = rows.copy()
     rows["phys"] = phys
     return Places(queues, rows)
