@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from-broker",
         metavar="HOST:PORT",
-        help="also copy what the archive's broker has in its compaction log below the begin of each queue",
+        help="also copy older messages, which the archive's broker has in its compaction log alone",
     )
     add_rules(parser)
     add_json(parser)

@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only messages of these topics, comma-separated patterns; all queues keep their offsets",
     )
     parser.add_argument(
-        "--since", metavar="TIME", type=instant, default=0, help="only messages stored at or after it"
+        "--since", metavar="TIME", type=instant, default=0, help="only messages stored at or after this time"
     )
     add_version(parser)
     parser.add_argument("--index", action="store_true", help="write index files too, for queries by key")

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sample",
         type=_share,
         metavar="SHARE",
-        help="read all commits, and check every checksum and record of so many of the data objects, as 5%%",
+        help="read all commits, and check every checksum and record of this share of the data objects, such as 5%%",
     )
     depth.add_argument(
         "--full", action="store_true", help="read all commits and data, and check every checksum and record"
@@ -43,10 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume",
         type=Path,
         metavar="FILE",
-        help="keep the progress there: an interrupted verification continues, and the next quick one follows the chain "
-        "from where the last clean one ended",
+        help="file that keeps the progress: an interrupted verification continues, and the next quick one follows the "
+        "chain from where the last clean one ended",
     )
-    parser.add_argument("--bytes-per-s", type=_size, metavar="N", help="read at most so much, as 20MiB")
+    parser.add_argument(
+        "--bytes-per-s", type=_size, metavar="N", help="read at most so many bytes a second, such as 20MiB"
+    )
     parser.add_argument("--strict", action="store_true", help="report unreferenced objects as anomalies")
     add_json(parser)
 
@@ -58,14 +60,14 @@ def _share(text: str) -> float:
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share, as 5%")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share, such as 5%")
     return share
 
 
 def _size(text: str) -> int:
     found = byte_count(text)
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size, as 20MiB")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size, such as 20MiB")
     return found
 
 

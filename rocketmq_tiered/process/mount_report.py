@@ -136,7 +136,11 @@ def of_mounts(node: MountNode) -> list[Finding]:
         found.append(Finding("mount-lease", what, step, is_bad=True))
     for name, why in sorted(node.failures.items()):
         what = f"{'/'.join(name)} is not mounted here: {why}"
-        found.append(Finding("mount", what, "correct that; it is tried again every few seconds", is_bad=True))
+        found.append(
+            Finding(
+                "mount", what, "correct the cause; the renewal is tried again every few seconds", is_bad=True
+            )
+        )
     for record in node.records():
         if record.problem:
             what = f"{record.cluster}/{record.broker} is not registered: {record.problem}"

@@ -207,7 +207,7 @@ def test_what_is_refused_in_one_line(place: Place) -> None:
     (place.store / "file").unlink()
     (place.directory / "restored.restoring").mkdir()
     (place.directory / "restored.restoring" / "file").touch()
-    assert "is not of a restore; remove it" in place.restore(code=2)
+    assert "was not made by tiered restore; move it away" in place.restore(code=2)
     (place.directory / "restored.restoring" / "file").unlink()
     (place.directory / "broker.conf").write_text("mappedFileSizeCommitLog=30000\n")
     assert "crosses the end of a file of 30000 bytes" in place.restore(code=2)

@@ -152,7 +152,11 @@ def _load(store: ObjectStore, version: int, report: VerifyReport) -> CatalogStat
     try:
         return load(store, version=version)
     except (NotFoundError, CorruptionError) as error:
-        report.add(AnomalyKind.CHAIN, catalog_key(version), f"the head cannot be loaded: {error.message}")
+        report.add(
+            AnomalyKind.CHAIN,
+            catalog_key(version),
+            f"the newest catalog version cannot be loaded: {error.message}",
+        )
         return None
 
 

@@ -377,7 +377,10 @@ class _Notes:
         self.objects, self.has_crc = 0, False
         if not self._path.exists():
             if any(self._path.parent.iterdir()):
-                raise UsageError(f"{self._path.parent} is not of a restore", hint="remove it")
+                raise UsageError(
+                    f"{self._path.parent} was not made by tiered restore",
+                    hint="move it away: the restore uses this directory",
+                )
             self.update(0, has_crc=False)
             return
         found = json.loads(self._path.read_bytes())

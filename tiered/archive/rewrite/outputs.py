@@ -75,7 +75,7 @@ def rewrite(
     if needed > options.spool_bytes_max:
         raise UsageError(
             f"compaction needs {needed} bytes in {options.spool_directory}, which may hold {options.spool_bytes_max}",
-            hint="allow more, or compact smaller objects",
+            hint="a round that is planned should need less: report it",
         )
     options.release()  # what planning has freed
     with private_temporary(options.spool_directory, "compaction-") as directory:
