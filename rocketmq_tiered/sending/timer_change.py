@@ -37,7 +37,10 @@ def change_timers(
         new = put_timers(commits, [(changed, queues, topics)], state.epoch)
         if _commit(commits, state, new, timers["deliver_ms"]):
             return [int(ms) for ms in timers["deliver_ms"]]
-    raise UnavailableError("timers change all the time", hint="run the command again")
+    raise UnavailableError(
+        f"the archive's timers changed during each of {ATTEMPTS} attempts; nothing was changed by this command",
+        hint="run the command again",
+    )
 
 
 def _commit(commits: MaintenanceCommit, state: CatalogState, new: TimerRef, times: Table) -> bool:

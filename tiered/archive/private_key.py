@@ -14,7 +14,7 @@ KEY_BYTES = 32
 
 
 def private_key(store: ObjectStore) -> bytes:
-    """The key; the first process that needs it makes it. Raises what the store raises."""
+    """The archive's private key, which the first process that needs it makes. Raises what the store raises."""
     try:
         found = store.get(PRIVATE_KEY, KEY_BYTES)
     except NotFoundError:

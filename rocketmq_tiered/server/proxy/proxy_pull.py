@@ -281,7 +281,7 @@ class ProxyPulls:
         return min(max(0, request.number("suspendTimeoutMillis", 0)) / 1000, self._limits.hold_s_max)
 
     def _response(self, outcome: ReadOutcome, *, is_pull_api: bool, is_joined: bool) -> Response | None:
-        """None: hold the request."""
+        """The response to a pull with this outcome; None: the request is held until there are messages."""
         result, joined = outcome.result, outcome.joined
         if result is None:
             return None

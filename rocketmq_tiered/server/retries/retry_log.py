@@ -400,7 +400,7 @@ def decode_object(data: bytes, *, source: str) -> RetryObject:
             None if queues is None else {str(topic): (int(a), int(b)) for topic, (a, b) in queues.items()},
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptionError(f"{source}: retry messages do not parse: {error}") from error
+        raise CorruptionError(f"{source}: these retry messages are damaged: {error}") from error
 
 
 RETRY_KEYS: Final = f"{SERVE_PREFIX}retry/"

@@ -179,7 +179,7 @@ def _shaped(value: Any, shape: Shape, name: str) -> Any:
     if shape == TEXT and not isinstance(value, str):
         raise BadRequestError(f"{name} is not text")
     if any(isinstance(found, dict | list) for found in (value if isinstance(value, list) else (value,))):
-        raise BadRequestError(f"{name} has values of its own")
+        raise BadRequestError(f"{name} is a list or object, where one value belongs")
     return value
 
 
