@@ -26,6 +26,7 @@ from fetcher.queries.queue_listing import list_queues
 from fetcher.rows.catalog_view import CatalogView
 from tiered.catalog.catalog_reader import load, refresh
 from tiered.catalog.state import CatalogState
+from tiered.clock import Clock
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
 
@@ -120,7 +121,7 @@ def measured_read(store: CountingStore, work: Callable[[], T]) -> tuple[Row, T]:
 
 def catalog_view(store: MemoryStore, state: CatalogState) -> CatalogView:
     """A reader's view without threads."""
-    return CatalogView(store, state, executor=InlineExecutor(), clock_s=time.monotonic)
+    return CatalogView(store, state, executor=InlineExecutor(), clock=Clock())
 
 
 def runs_at(view: CatalogView, key: QueueKey, offset: int) -> object:

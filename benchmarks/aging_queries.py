@@ -35,6 +35,7 @@ from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.catalog.writer_limits import CatalogLimits
+from tiered.clock import Clock
 from tiered.formats.segment import BlockCodec
 from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
@@ -59,7 +60,7 @@ class RealHistory:
     def __init__(self, store: CountingStore, limits: CatalogLimits, settings: IndexSettings) -> None:
         self._archive = ArchiveBuilder(store, limits=limits, codec=BlockCodec())
         self._index = IndexBuilder(
-            store, self._archive.writer, settings, clock_ms=lambda: START_MS, log=lambda *_: None
+            store, self._archive.writer, settings, clock=Clock(wall_ms=lambda: START_MS), log=lambda *_: None
         )
         self.recent: deque[tuple[CatalogState, int]] = deque(maxlen=RECENT)
         """After each of the newest index builds, with the number of cycles so far. Replaced files are still there."""
@@ -212,7 +213,7 @@ class _Tails:
 
 
 def _by_time(store: CountingStore, state: CatalogState, number: int, phys: int) -> None:
-    view = CatalogView(store, state, executor=InlineExecutor(), clock_s=time.monotonic)
+    view = CatalogView(store, state, executor=InlineExecutor(), clock=Clock())
     with closing(ThreadRangeReader(store, 1)) as reader:
         times = TimeReader(view, _Tails(QuerySource(reader, store)))
         queue = QUEUES[number % len(QUEUES)]

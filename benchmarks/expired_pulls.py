@@ -26,6 +26,7 @@ from fetcher.io.waiting import run_sync
 from fetcher.rows.pull import PullRequest
 from rocketmq_tiered.maintenance.expire import commit_pass, plan_pass
 from tiered.catalog.catalog_reader import load
+from tiered.clock import Clock
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.interface import StoreOptions
 from tiered.object_store.open_store import open_store
@@ -82,7 +83,10 @@ def archives(directory: Path, messages: int) -> tuple[str, str]:
     begin_ms = SPEC.start_ms + round(messages / SPEC.messages_per_ms * (1 - LIVING))
     rule = TopicRule("", now_ms - begin_ms, 0, "", None, "", "", "")
     commit_pass(
-        store, state, plan_pass(store, state, lambda _topic: rule, clock=store.clock_ms), clock=store.clock_ms
+        store,
+        state,
+        plan_pass(store, state, lambda _topic: rule, clock=Clock(wall_ms=store.clock_ms)),
+        clock=Clock(wall_ms=store.clock_ms),
     )
     root.close()
     return url, f"file://{directory / 'after'}"

@@ -20,6 +20,7 @@ from benchmarks.synthetic_history import CYCLE_MS, START_MS, SyntheticHistory
 from rocketmq_tiered.maintenance.expire import commit_pass, plan_pass
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.commit import encode_root
+from tiered.clock import Clock
 from tiered.formats.keys import catalog_key
 from tiered.settings.topic_rules import TopicRule
 
@@ -63,8 +64,8 @@ def measured(queues: int, commits: int, passes: int) -> Iterator[Row]:
         is_traced = number == 1  # the largest
         if is_traced:
             tracemalloc.start()
-        found = plan_pass(store, state, lambda topic: rule, clock=lambda: store.now_ms)  # noqa: B023
-        after = commit_pass(store, state, found, clock=lambda: store.now_ms)
+        found = plan_pass(store, state, lambda topic: rule, clock=Clock(wall_ms=lambda: store.now_ms))  # noqa: B023
+        after = commit_pass(store, state, found, clock=Clock(wall_ms=lambda: store.now_ms))
         row: Row = {
             "queues": queues,
             "runs": sum(page.runs for page in state.pages) + state.memory_runs,

@@ -30,6 +30,7 @@ from tiered.catalog.catalog_reader import load
 from tiered.catalog.commit import CommitDraft
 from tiered.catalog.pages import RunIndex, living_runs
 from tiered.catalog.state import CatalogState
+from tiered.clock import Clock
 from tiered.formats.keys import SETS_PREFIX, set_key
 from tiered.object_store.interface import ObjectInfo
 from tiered.settings.topic_rules import TopicRule
@@ -147,8 +148,8 @@ def _expire(directory: Path, objects: int, share: float) -> Row:
     age_ms = objects // RUNS_OF_A_COMMIT * CYCLE_MS
     store.now_ms = START_MS + age_ms
     rule = TopicRule("", round(age_ms * (1 - share)), 0, "", None, "", "", "")
-    found = plan_pass(store, state, lambda topic: rule, clock=store.clock_ms)
-    commit_pass(store, state, found, clock=store.clock_ms)
+    found = plan_pass(store, state, lambda topic: rule, clock=Clock(wall_ms=store.clock_ms))
+    commit_pass(store, state, found, clock=Clock(wall_ms=store.clock_ms))
     store.keep()
     return {"objects": len(found.objects), "expired_version": state.version, **_used()}
 

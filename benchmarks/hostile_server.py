@@ -28,6 +28,7 @@ from rocketmq_tiered.server.retries.retry_log import RetryLog
 from rocketmq_tiered.server.retries.retry_queue import RetryLimits, RetryQueues
 from tiered.broker_store.bound import BrokerOffsets
 from tiered.broker_store.store import open_broker_store
+from tiered.clock import Clock
 from tiered.kernels.scan import warm_up
 from tiered.model.queue import TopicFilter
 from tiered.object_store.interface import StoreOptions
@@ -120,10 +121,16 @@ async def _serve(directory: Path, kind: str, visible: threading.Event) -> None:
     memory = MemoryShares(settings.serve.memory_bytes)
     archive = ServedArchive(access)
     await archive.load()
-    log = GroupLog(access.store, "hostile", _now_ms, is_gone=lambda _: True, generation_of=access.generation)
+    log = GroupLog(
+        access.store,
+        "hostile",
+        Clock(wall_ms=_now_ms),
+        is_gone=lambda _: True,
+        generation_of=access.generation,
+    )
     offsets = GroupOffsets(log, lease_ms=settings.serve.lease_ms, take_over=True, bytes_max=memory.offsets)
     limits = RetryLimits(memory.retries, settings.serve.dead_letter_keep_ms)
-    retries = RetryQueues(RetryLog(access.store, "hostile"), offsets, limits, _now_ms)
+    retries = RetryQueues(RetryLog(access.store, "hostile"), offsets, limits, Clock(wall_ms=_now_ms))
     service = ArchiveService(archive, offsets, retries, settings.serve)
     _say(address=await service.start())
     gc.collect()

@@ -22,6 +22,7 @@ from rocketmq_tiered.process.mount_report import mount_rows
 from rocketmq_tiered.server.mount.node_lease import BrokerName, NodeLog, announce_archive
 from tests.servers.child import free_port_block
 from tests.servers.rocketmq import RocketMq
+from tiered.clock import Clock
 from tiered.formats import fastjson
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.interface import ObjectStore, StoreOptions
@@ -137,7 +138,9 @@ def _held(store: ObjectStore) -> Counter[str]:
 
 
 def _versions(store: ObjectStore) -> dict[str, int]:
-    return {node: lease.version for node, lease in NodeLog(store, "", lambda: 0).newest().items()}
+    return {
+        node: lease.version for node, lease in NodeLog(store, "", Clock(wall_ms=lambda: 0)).newest().items()
+    }
 
 
 def _listed(name_server: str) -> dict[str, str]:

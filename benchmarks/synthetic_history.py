@@ -14,6 +14,7 @@ from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.state import LogCheck
 from tiered.catalog.writer_limits import CatalogLimits
+from tiered.clock import Clock
 from tiered.formats.keys import set_key
 from tiered.model.queue import QueueKey
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, RunKind
@@ -56,7 +57,7 @@ class SyntheticHistory:
             broker=broker,
             instance="run-0123456789abcdef",
             kind="run",
-            clock_ms=lambda: self.now_ms,
+            clock=Clock(wall_ms=lambda: self.now_ms),
             limits=limits,
             random=random.Random(1),
             background=self._merge,

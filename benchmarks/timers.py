@@ -36,6 +36,7 @@ from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.commit import CommitDraft, CommitKind, encode_root
 from tiered.catalog.maintenance_commit import MaintenanceCommit
+from tiered.clock import Clock
 from tiered.errors import UnavailableError
 from tiered.formats.keys import archive_prefix
 from tiered.formats.timer_object import ENTRY_DTYPE
@@ -135,8 +136,10 @@ def pending(work: Path, count: int) -> None:
     root = FileStore(work / "pending")
     archive(work / "small", root)
     store = PrefixedStore(root, archive_prefix(CLUSTER, BROKER))
-    commits = MaintenanceCommit.opened(store, load(store), "bench", lambda: STORED_MS)
-    task = TimerDelivery(commits, TimerSettings(), Nowhere(), lambda places: {}, clock_ms=lambda: STORED_MS)
+    commits = MaintenanceCommit.opened(store, load(store), "bench", Clock(wall_ms=lambda: STORED_MS))
+    task = TimerDelivery(
+        commits, TimerSettings(), Nowhere(), lambda places: {}, clock=Clock(wall_ms=lambda: STORED_MS)
+    )
     rng, queues = np.random.default_rng(2), [QueueKey("TIERED_TIMERS", 0, 0)]
     hashes = np.array([hash_of(f"T{number:011d}") for number in range(MESSAGES)], np.uint64)
     begun_s = time.perf_counter()
@@ -180,9 +183,11 @@ def hand_over_month(place: Path) -> None:
         PrefixedStore(FileStore(place), archive_prefix(CLUSTER, BROKER)),
         STORED_MS + 30 * 24 * HOUR_MS,
     )
-    commits = MaintenanceCommit.opened(store, load(store), "bench", lambda: now_ms)
+    commits = MaintenanceCommit.opened(store, load(store), "bench", Clock(wall_ms=lambda: now_ms))
     messages, begun = messages_of(place), peak_bytes()
-    task = TimerDelivery(commits, TimerSettings(), Anywhere(), messages.read, clock_ms=lambda: now_ms)
+    task = TimerDelivery(
+        commits, TimerSettings(), Anywhere(), messages.read, clock=Clock(wall_ms=lambda: now_ms)
+    )
     task.plan(commits.refresh())
     opened = peak_bytes()
     run_pass(task, commits.refresh)
@@ -228,7 +233,7 @@ def dequeue(work: Path, count: int, address: str) -> None:
     root = FileStore(work / "due-archive")
     archive(work / "due", root)
     store = PrefixedStore(root, archive_prefix(CLUSTER, BROKER))
-    commits = MaintenanceCommit.opened(store, load(store), "bench", lambda: time.time_ns() // 1_000_000)
+    commits = MaintenanceCommit.opened(store, load(store), "bench", Clock())
     messages = messages_of(work / "due-archive")
     broker = RemoteTimerBroker(
         lambda: address,

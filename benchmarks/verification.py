@@ -31,6 +31,7 @@ from tiered.archive.verify_segment import SegmentCheck, rescanned
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
+from tiered.clock import Clock
 from tiered.formats.keys import archive_prefix
 from tiered.formats.segment_index import SegmentIndex
 from tiered.kernels.queue_table import QueueTable
@@ -79,7 +80,12 @@ def _quick(commits: int) -> Row:
     """Cycles without messages but one: what a quick verification sees of a commit is its name."""
     store, now_ms = MemoryStore(), 1_700_000_000_000
     writer = CatalogWriter(
-        store, cluster="cluster", broker="broker", instance="bench", kind="run", clock_ms=lambda: now_ms
+        store,
+        cluster="cluster",
+        broker="broker",
+        instance="bench",
+        kind="run",
+        clock=Clock(wall_ms=lambda: now_ms),
     )
     writer.load()
     writer.claim()

@@ -7,7 +7,6 @@ async_archive.py).
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
@@ -35,6 +34,7 @@ from tiered.catalog.archives import open_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.hidden_history import history_state
 from tiered.catalog.state import CatalogState
+from tiered.clock import MACHINE_CLOCK
 from tiered.errors import NotFoundError, UnavailableError, UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.formats.memory_bound import limit_decoding
@@ -164,7 +164,6 @@ class ArchiveAccess:
     ) -> None:
         """Closes ``root`` and ``reader``. ``has_loop``: an event loop reads. ``is_snapshot``: never read a newer
         version than ``state``."""
-        clock_s = time.monotonic
         self.title = f"{place.cluster}/{place.broker} in {url}"
         self.cluster, self.broker, self.store = place.cluster, place.broker, place.store
         self._root, self._reader = root, reader
@@ -174,14 +173,14 @@ class ArchiveAccess:
         self._steps = Threads(STEP_THREADS, name="prefetch")
         self._timer = ThreadTimer()
         self.catalog = CatalogView(
-            place.store, state, executor=self._steps, clock_s=clock_s, is_snapshot=is_snapshot
+            place.store, state, executor=self._steps, clock=MACHINE_CLOCK, is_snapshot=is_snapshot
         )
         self.budget = ByteBudget(settings.fetch.memory_bytes)
         self.source = SegmentSource(
             reader,
             settings.fetch,
             self.budget,
-            clock_s=clock_s,
+            clock=MACHINE_CLOCK,
             decode_pool=self._decoders,
             timer=self._timer,
             disk=disk,
@@ -192,7 +191,7 @@ class ArchiveAccess:
             self.catalog,
             settings.prefetch,
             executor=self._steps,
-            clock_s=clock_s,
+            clock=MACHINE_CLOCK,
             unread_ms=settings.fetch.unread_expiry_ms,
             budget=self.budget,
         )

@@ -87,7 +87,7 @@ class ArchiveOwner:
             instance=identity.instance,
             kind=identity.kind,
             host=os.uname().nodename,
-            clock_ms=environment.clock_ms,
+            clock=environment.clock,
             root_every=root_every,
             background=background,
         )

@@ -18,6 +18,7 @@ from typing import Any
 
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.state import CatalogState
+from tiered.clock import Clock
 from tiered.errors import WITHOUT_EFFECT
 from tiered.formats.segment import BlockCodec, EncodedSegment
 from tiered.formats.timer_object import EncodedTimers
@@ -68,8 +69,7 @@ class UploadContext:
     cluster: str
     broker: str
     writer_name: str
-    clock_ms: Callable[[], int]
-    monotonic_s: Callable[[], float]
+    clock: Clock
     jitter: Callable[[], float]
     claim: Callable[[], None]
     """Claims the epoch before the first PUT."""

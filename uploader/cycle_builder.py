@@ -174,7 +174,7 @@ class CycleBuilder:
             catalog_version=state.version,
             from_phys=batch.from_phys,
             to_phys=batch.to_phys,
-            created_ms=context.clock_ms(),
+            created_ms=context.clock.wall_ms(),
             writer=context.writer_name,
             history_phys=state.log_histories[-1].begin_phys if state.log_histories else 0,
         )
@@ -197,7 +197,7 @@ class CycleBuilder:
         timers = list[EncodedTimers]()
         if (rows := cycle.plan.timers) is not None:
             keys.append(timer_key(state.epoch, self._attempt))
-            entries = timer_entries(rows, batch.arena, context.timers, context.clock_ms())
+            entries = timer_entries(rows, batch.arena, context.timers, context.clock.wall_ms())
             timeout_ms = attempt_timeout_ms(context.policy, entries[0].nbytes, cycle.failures)
             longest_ms = max(longest_ms, timeout_ms)
             body = partial(encoded_body, entries, timers)
@@ -218,7 +218,7 @@ class CycleBuilder:
     # -- retries ----------------------------------------------------------------------------------------------
 
     def _retry_failed(self) -> None:
-        now_s = self._context.monotonic_s()
+        now_s = self._context.clock.monotonic_s()
         for cycle in self._in_flight.all():
             self._abandon_if_failed(cycle, now_s)
             if cycle.attempt is None and now_s >= cycle.retry_at_s:

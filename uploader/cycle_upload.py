@@ -152,7 +152,7 @@ class CycleUploader:
             | with_repeated(state, self._set_aside(batch)),
             state_objects=state_objects,
             pending_deletions=self._in_flight.pending_deletions(),
-            created_ms=self._context.clock_ms(),
+            created_ms=self._context.clock.wall_ms(),
         )
 
     def _set_aside(self, batch: LogBatch) -> dict[QueueKey, int]:
@@ -171,7 +171,7 @@ class CycleUploader:
         Raises CommitInvalidError when a cycle was committed at the same moment: retry later.
         """
         draft = replace(
-            draft_in_place(self._context.writer.state, self._context.clock_ms()),
+            draft_in_place(self._context.writer.state, self._context.clock.wall_ms()),
             hide=hide,
             unhide=unhide,
             state_objects=self._state_archive.pending(),

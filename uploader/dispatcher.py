@@ -15,10 +15,10 @@ history.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from enum import Enum
 
 from tiered.catalog.state import LogCheck
+from tiered.clock import Clock
 from uploader.double_buffer import DoubleBuffer
 from uploader.log_batch import LogBatch, LogBatchPool
 from uploader.log_feed import FeedBound, FeedOutcome, LogFeed
@@ -48,7 +48,7 @@ class TieredDispatcher:
         batch_bytes: int,
         batch_age_ms: int,
         range_bytes_max: int,
-        clock_ms: Callable[[], int],
+        clock: Clock,
     ) -> None:
         """``range_bytes_max``: bytes of the log that one batch may span, however few of them are archived."""
         self._feed = feed
@@ -57,7 +57,7 @@ class TieredDispatcher:
         self._batch_bytes = batch_bytes
         self._batch_age_ms = batch_age_ms
         self._range_bytes_max = range_bytes_max
-        self._clock_ms = clock_ms
+        self._clock = clock
         self._lock = threading.Lock()
         self._open: LogBatch | None = None
         self._cursor = start_phys
@@ -101,7 +101,7 @@ class TieredDispatcher:
             if batch is None or batch.to_phys == batch.from_phys:
                 return
             # After the clock was set back the age may be negative: the batch may be old.
-            is_young = 0 <= self._clock_ms() - batch.opened_ms < self._batch_age_ms
+            is_young = 0 <= self._clock.wall_ms() - batch.opened_ms < self._batch_age_ms
             is_old = batch.is_wanted and not is_young
             is_long = batch.to_phys - batch.from_phys >= self._range_bytes_max
             if force or is_old or is_long:
@@ -138,7 +138,7 @@ class TieredDispatcher:
         outcome = self._feed.advance(batch, bound, min(max_bytes, max(self._batch_bytes - batch.filled, 1)))
         self._cursor = batch.to_phys
         if batch.is_wanted and not was_wanted:
-            batch.opened_ms = self._clock_ms()
+            batch.opened_ms = self._clock.wall_ms()
         if outcome == FeedOutcome.OVERSIZE:
             return self._replace_with_larger(batch)
         if outcome == FeedOutcome.FULL or batch.filled >= self._batch_bytes:
@@ -150,7 +150,7 @@ class TieredDispatcher:
     def _open_batch(self) -> LogBatch | None:
         batch = self._pool.try_acquire()
         if batch is not None:
-            batch.reset(self._cursor, self._clock_ms())
+            batch.reset(self._cursor, self._clock.wall_ms())
             self._open = batch
         return batch
 
@@ -179,7 +179,7 @@ class TieredDispatcher:
         if larger is None:
             self._cursor = from_phys
             return StepResult.BUSY
-        larger.reset(from_phys, self._clock_ms())
+        larger.reset(from_phys, self._clock.wall_ms())
         larger.to_phys = larger.chunk_phys = phys
         larger.damaged, larger.lost = damaged, lost
         self._open = larger

@@ -18,6 +18,7 @@ from tiered.broker_store.pins import PinKeeper, PinStatus
 from tiered.broker_store.store import BrokerStore
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.state import NO_CHECK
+from tiered.clock import Clock
 from tiered.errors import UnavailableError, UnreadableError
 from tiered.settings.sections import OffloadSettings
 from uploader.bound_source import BoundSource
@@ -70,7 +71,7 @@ class FollowLoop:
         pins: PinKeeper | None,
         *,
         behind: threading.Event,
-        clock_ms: Callable[[], int],
+        clock: Clock,
         check_failure: Callable[[], None],
     ) -> None:
         """``pins``: None if commitlog files are not pinned."""
@@ -82,7 +83,7 @@ class FollowLoop:
         self._writer = writer
         self._pins = pins
         self._behind = behind
-        self._clock_ms = clock_ms
+        self._clock = clock
         self._check_failure = check_failure
         self.pin_status: PinStatus | None = None
 
@@ -97,7 +98,7 @@ class FollowLoop:
         result = StepResult.CAUGHT_UP
         while not stop.is_set():
             self._check_failure()
-            now_ms = self._clock_ms()
+            now_ms = self._clock.wall_ms()
             if alive.is_due(now_ms):
                 self._refuse_restarted_broker(broker)
             if refresh.is_due(now_ms):

@@ -40,6 +40,7 @@ from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.pages import Page, RunIndex, living_runs
 from tiered.catalog.state import CatalogState
+from tiered.clock import Clock
 from tiered.errors import CorruptionError, NotFoundError, TieredError
 from tiered.model.tables import QUEUE_EXPIRED
 from tiered.object_store.interface import ObjectStore
@@ -114,7 +115,7 @@ class IndexBuilder:
         writer: CatalogWriter,
         settings: IndexSettings,
         *,
-        clock_ms: Callable[[], int],
+        clock: Clock,
         log: Callable[[str, Mapping[str, object]], None],
         random_source: random.Random | None = None,
     ) -> None:
@@ -122,7 +123,7 @@ class IndexBuilder:
         self._store = store
         self._writer = writer
         self._settings = settings
-        self._clock_ms = clock_ms
+        self._clock = clock
         self._log = log
         self._run_index = RunIndex(store, cache_bytes=PAGES_BYTES)
         self._backlog = Backlog()
@@ -132,7 +133,7 @@ class IndexBuilder:
         """expired_offsets of the state whose index files were checked."""
         self._input = IndexInput(store, writer, settings, self._run_index)
         self._files = IndexFiles(
-            MaintenanceCommit(store, writer, clock_ms),
+            MaintenanceCommit(store, writer, clock),
             settings,
             self._input,
             log=log,
@@ -173,7 +174,7 @@ class IndexBuilder:
                 return IndexWork(unindexed=segments)
         for refs in mergeable(state.indexes, self._beyond_repair):
             merging = plan_merge(
-                refs, self._settings.day_files_max, is_final=is_final, now_ms=self._clock_ms()
+                refs, self._settings.day_files_max, is_final=is_final, now_ms=self._clock.wall_ms()
             )
             if merging:
                 return IndexWork(merging=merging)

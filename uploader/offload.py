@@ -245,7 +245,7 @@ class Offloader:
             batch_bytes=settings.batch_bytes,
             batch_age_ms=settings.batch_age_ms,
             range_bytes_max=max((file.size_bytes for file in self._log.files), default=1 << 30),
-            clock_ms=environment.clock_ms,
+            clock=environment.clock,
         )
         state_archive = BrokerStateArchive(self._archive, self._broker_tables)
         if (state := writer.state_or_none) is not None:
@@ -258,12 +258,12 @@ class Offloader:
             state_archive=state_archive,
         )
         self._index_builder = IndexBuilder(
-            self._archive, writer, self._index_settings, clock_ms=environment.clock_ms, log=environment.log
+            self._archive, writer, self._index_settings, clock=environment.clock, log=environment.log
         )
         self._index_loop = TaskLoop(
             self._index_builder,
             lambda: writer.state if writer.is_claimed else None,
-            clock_ms=environment.clock_ms,
+            clock=environment.clock,
         )
         self._metadata = MetadataCommits(
             self._store,
@@ -282,7 +282,7 @@ class Offloader:
             writer,
             self._pins,
             behind=self._behind,
-            clock_ms=environment.clock_ms,
+            clock=environment.clock,
             check_failure=self._check_failure,
         )
 
@@ -309,8 +309,7 @@ class Offloader:
             cluster=self._identity.cluster,
             broker=self._identity.broker,
             writer_name=self._identity.instance,
-            clock_ms=environment.clock_ms,
-            monotonic_s=time.monotonic,
+            clock=environment.clock,
             jitter=environment.jitter,
             claim=self._owner.claim,
             log=environment.log,
@@ -434,7 +433,7 @@ class Offloader:
         due = Every(PIN_EVERY_MS)
 
         def step() -> None:
-            if due.is_due(self._environment.clock_ms()) or self._log.has_next_file():
+            if due.is_due(self._environment.clock.wall_ms()) or self._log.has_next_file():
                 self._log.refresh()
                 self._loop.step_pins()
 
@@ -484,7 +483,7 @@ class Offloader:
         """A thread of its own: these commits wait for the object store, the dispatch loop does not."""
         while not self._stop_metadata.is_set():
             began_s = time.thread_time()
-            self._metadata.step(self._environment.clock_ms())
+            self._metadata.step(self._environment.clock.wall_ms())
             cost_s = time.thread_time() - began_s
             self._stop_metadata.wait(max(self._settings.tables_every_ms / 1000, cost_s / TABLES_CPU_SHARE))
 

@@ -11,10 +11,10 @@ from typing import Any
 from tiered.archive.task import TaskStatus
 from tiered.broker_store.pins import PinStatus
 from tiered.catalog.state import CatalogState
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.console import counted, duration_text, names_text, size_text
 from tiered.settings.sections import IndexSettings, TimerSettings
 from tiered.settings.topic_rules import TopicRules
-from tiered.timestamps import wall_ms
 from uploader.cycle_upload import UploadCounters
 
 
@@ -138,7 +138,7 @@ class ObjectOptions:
 class Environment:
     """Clock, randomness, waits, log and callbacks, injected."""
 
-    clock_ms: Callable[[], int] = wall_ms
+    clock: Clock = MACHINE_CLOCK
     jitter: Callable[[], float] = random.random
     wait: Callable[[float], object] = time.sleep
     """Seconds between retries in the foreground."""

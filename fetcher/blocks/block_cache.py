@@ -18,6 +18,8 @@ import fastcrc
 import numpy as np
 from numpy.typing import NDArray
 
+from tiered.clock import Clock
+
 Block = NDArray[np.uint8]
 
 
@@ -86,12 +88,12 @@ class BlockCache:
         self,
         limits: BlockCacheLimits,
         *,
-        clock_s: Callable[[], float],
+        clock: Clock,
         on_unread_dropped: Callable[[list[DroppedUnread]], None] | None = None,
     ) -> None:
         """``on_unread_dropped`` learns of blocks that were fetched in vain, to prefetch less."""
         self._limits = limits
-        self._clock_s = clock_s
+        self._clock = clock
         self._on_unread_dropped = on_unread_dropped
         self._lock = threading.Lock()
         # Both in order of ``since_s``, so what expires or goes first is in front.
@@ -141,7 +143,7 @@ class BlockCache:
             # If it was evicted concurrently, it stays out; the reader keeps it.
             if is_read and (self._read.get(key) is entry or self._unread.get(key) is entry):
                 self._unread.pop(key, None)
-                entry.since_s = self._clock_s()
+                entry.since_s = self._clock.monotonic_s()
                 self._read[key] = entry
                 self._read.move_to_end(key)
         return entry.block
@@ -152,7 +154,7 @@ class BlockCache:
 
     def put_all(self, blocks: Sequence[NewBlock]) -> None:
         """Hold ``blocks``; the newest stay if there is not room for all."""
-        now_s = self._clock_s()
+        now_s = self._clock.monotonic_s()
         gone: list[_Entry] = []
         with self._lock:
             for key, block, crc32c, is_read in blocks:
@@ -185,7 +187,7 @@ class BlockCache:
 
     def expire(self) -> None:
         """Drop what is too old."""
-        now_s = self._clock_s()
+        now_s = self._clock.monotonic_s()
         gone: list[_Entry] = []
         dropped: list[DroppedUnread] = []
         with self._lock:

@@ -21,6 +21,7 @@ from typing import Any
 
 from fetcher.io.request_scheduler import Priority
 from fetcher.io.waiting import Timer, Wait, new_future
+from tiered.clock import Clock
 from tiered.errors import ThrottledError, TieredError, UnavailableError
 
 Reclaimer = Callable[[int, int], None]
@@ -232,12 +233,10 @@ class MemoryShortError(ThrottledError):
 class MemoryAdmission:
     """Charges ``budget``. ``wait_ms``: how long a user waits, where there is a ``timer``."""
 
-    def __init__(
-        self, budget: ByteBudget, wait_ms: int, *, clock_s: Callable[[], float], timer: Timer | None
-    ) -> None:
+    def __init__(self, budget: ByteBudget, wait_ms: int, *, clock: Clock, timer: Timer | None) -> None:
         """``timer``: None makes a user wait without a limit, as a simulation does."""
         self._budget = budget
-        self._clock_s = clock_s
+        self._clock = clock
         self._timer = timer
         self._wait_ms = wait_ms
         self.waits = 0
@@ -261,7 +260,7 @@ class MemoryAdmission:
         elif self._timer is not None:
             # Weak: until then the timer would keep the admission's callbacks, and what they lead to, in memory.
             refuse = partial(self._on_timeout, weakref.ref(admission), key)
-            self._timer.call_at(self._clock_s() + self._wait_ms / 1000, refuse)
+            self._timer.call_at(self._clock.monotonic_s() + self._wait_ms / 1000, refuse)
         try:
             await Wait(admission.future)
         except BaseException:

@@ -8,7 +8,6 @@ most once a second, and again when each page is decoded.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +18,7 @@ from fetcher.blocks.budget import ByteBudget
 from fetcher.blocks.decode_queue import DecodeQueue
 from fetcher.io.request_scheduler import Priority, RangeRequest, RequestScheduler
 from fetcher.io.waiting import new_future
+from tiered.clock import Clock
 from tiered.errors import CorruptionError, TieredError, UnavailableError
 from tiered.formats.segment_index import PART_RUNS, SegmentIndex
 from tiered.formats.segment_layout import check_tail_length
@@ -88,13 +88,13 @@ class IndexCache:
         *,
         decoding: DecodeQueue,
         bytes_max: int,
-        clock_s: Callable[[], float],
+        clock: Clock,
     ) -> None:
         """``bytes_max``: of all tails that are kept; ``priorities`` sends the GETs."""
         self._scheduler = priorities
         self._budget = budget
         self._decoding = decoding
-        self._clock_s = clock_s
+        self._clock = clock
         self._lock = threading.Lock()
         self._entries: Lru[TailPart, _Entry] = Lru(bytes_max)
         self._loads: dict[TailPart, IndexLoad] = {}
@@ -112,7 +112,7 @@ class IndexCache:
             if entry is None:
                 self.counts.misses += 1
                 return None
-            now_s = self._clock_s()
+            now_s = self._clock.monotonic_s()
             is_fresh = now_s - entry.checked_s < CHECK_S
             if is_fresh or fastcrc.crc32.iscsi(entry.index.page_bytes) == entry.pages_crc32c:
                 entry.checked_s = entry.checked_s if is_fresh else now_s
@@ -197,7 +197,7 @@ class IndexCache:
         self._budget.tie(kept_bytes, index)
         with self._lock:
             del self._loads[load.wanted]
-            entry = _Entry(index, fastcrc.crc32.iscsi(index.page_bytes), self._clock_s())
+            entry = _Entry(index, fastcrc.crc32.iscsi(index.page_bytes), self._clock.monotonic_s())
             gone = self._entries.add(held, entry, index.nbytes)
         del gone  # freed, and accounted for, outside the lock
         self._budget.release(cost_bytes - kept_bytes)

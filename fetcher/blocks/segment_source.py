@@ -30,6 +30,7 @@ from fetcher.io.request_scheduler import (
     ScheduledReader,
 )
 from fetcher.io.waiting import Executor, Timer, Wait
+from tiered.clock import Clock
 from tiered.errors import CorruptionError, ObjectTooLargeError, UsageError
 from tiered.formats.segment_index import SegmentIndex
 from tiered.settings.sections import FetchSettings
@@ -127,7 +128,7 @@ class SegmentSource:
         settings: FetchSettings,
         budget: ByteBudget,
         *,
-        clock_s: Callable[[], float],
+        clock: Clock,
         decode_pool: Executor,
         timer: Timer | None = None,
         disk: DiskCache | None = None,
@@ -136,22 +137,20 @@ class SegmentSource:
         """``timer`` is required for bandwidth limits and for time limits on memory."""
         self._settings = settings
         self._budget = budget
-        self._clock_s = clock_s
+        self._clock = clock
         self._disk = disk
         self._scheduler = RequestScheduler(
-            reader, priority_limits(settings), clock_s=clock_s, timer=timer, bytes_per_s=settings.bytes_per_s
+            reader, priority_limits(settings), clock=clock, timer=timer, bytes_per_s=settings.bytes_per_s
         )
         self._on_unread_dropped = on_unread_dropped
-        self._cache = BlockCache(
-            cache_limits(settings), clock_s=clock_s, on_unread_dropped=self._unread_dropped
-        )
+        self._cache = BlockCache(cache_limits(settings), clock=clock, on_unread_dropped=self._unread_dropped)
         decoding = DecodeQueue(decode_pool)
         self._indexes = IndexCache(
             self._scheduler,
             budget,
             decoding=decoding,
             bytes_max=settings.index_cache_bytes,
-            clock_s=clock_s,
+            clock=clock,
         )
         self._loads = BlockLoader(
             self._scheduler,
@@ -161,10 +160,10 @@ class SegmentSource:
             disk=disk,
             limits=coalescing_limits(settings),
         )
-        self._memory = MemoryAdmission(budget, settings.memory_wait_ms, clock_s=clock_s, timer=timer)
+        self._memory = MemoryAdmission(budget, settings.memory_wait_ms, clock=clock, timer=timer)
         self._adjacent = AdjacentPrefetch(settings.cache_bytes // ADJACENT_SHARE)
         self._waits = 0
-        self._expire_s = clock_s()
+        self._expire_s = clock.monotonic_s()
         budget.add_reclaimer(self._reclaim)
 
     # -- reading ----------------------------------------------------------------------------------------------
@@ -386,14 +385,14 @@ class SegmentSource:
             self._indexes.evict(excess_bytes)
 
     def _expire(self) -> None:
-        if self._clock_s() >= self._expire_s:
+        if self._clock.monotonic_s() >= self._expire_s:
             self.expire()
 
     def expire(self) -> None:
         """Drop expired blocks. Reads do so too; call it when there are none."""
         settings = self._settings
         shortest_ms = min(settings.read_expiry_ms, settings.unread_expiry_ms)
-        self._expire_s = self._clock_s() + shortest_ms / 1000 / EXPIRY_CHECKS
+        self._expire_s = self._clock.monotonic_s() + shortest_ms / 1000 / EXPIRY_CHECKS
         self._cache.expire()
 
     @property

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fetcher.io.waiting import Threads, Timer, check_process, new_future
+from tiered.clock import Clock
 from tiered.errors import ThrottledError, UnavailableError
 from tiered.formats.memory_bound import stored_bytes_max
 from tiered.object_store.interface import AsyncObjectStore, ObjectStore
@@ -198,7 +199,7 @@ class RequestScheduler:
         reader: RangeReader,
         limits: Mapping[Priority, PriorityLimits],
         *,
-        clock_s: Callable[[], float],
+        clock: Clock,
         timer: Timer | None,
         bytes_per_s: int = 0,
     ) -> None:
@@ -206,7 +207,7 @@ class RequestScheduler:
         if bytes_per_s and timer is None:
             raise ValueError("a bandwidth limit requires a timer")
         self._reader = reader
-        self._clock_s = clock_s
+        self._clock = clock
         self._timer = timer
         self._lock = threading.Lock()
         self._queues: dict[Priority, deque[RangeRequest]] = {priority: deque() for priority in Priority}
@@ -217,7 +218,7 @@ class RequestScheduler:
         self._is_closed = False
         self.counts = {priority: RequestCounts() for priority in Priority}
         self._limits = dict(limits)
-        self._pace = BytePace(bytes_per_s, clock_s())
+        self._pace = BytePace(bytes_per_s, clock.monotonic_s())
 
     @property
     def in_flight(self) -> dict[Priority, int]:
@@ -306,7 +307,7 @@ class RequestScheduler:
         for priority in Priority:
             if not self._queues[priority] or self._in_flight[priority] >= self._limits[priority].concurrency:
                 continue
-            now_s, ready_s = self._clock_s(), self._pace.ready_s()
+            now_s, ready_s = self._clock.monotonic_s(), self._pace.ready_s()
             if ready_s > now_s:  # the rest of the rate belongs to this priority, not to a slower one
                 if self._wake_s is not None and now_s < self._wake_s <= ready_s:
                     return None, None
@@ -350,7 +351,7 @@ class RequestScheduler:
             if error is None:
                 self.counts[priority].byte_count += len(answer.result())
                 if request.length is None:  # how much it is shows only now
-                    self._pace.take(len(answer.result()), self._clock_s())
+                    self._pace.take(len(answer.result()), self._clock.monotonic_s())
             else:
                 self.counts[priority].failed += 1
         self._pump()

@@ -14,7 +14,6 @@ import ctypes
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -25,6 +24,7 @@ from fetcher.policy.read_policy import BrokerSide, HeldOffsets, LocalView, Resid
 from tiered.broker_store.commit_log import CommitLog, LogFile
 from tiered.broker_store.config import topics_fingerprint
 from tiered.broker_store.store import BrokerStore
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.consume_queue.index import ConsumeQueueIndex, empty_units
 from tiered.errors import AccessDeniedError, NotFoundError, TieredError, UnavailableError
 from tiered.model.tables import Table
@@ -150,18 +150,18 @@ class BrokerFiles:
         store: BrokerStore,
         *,
         refresh_s: float = 1.0,
-        clock_s: Callable[[], float] = time.monotonic,
+        clock: Clock = MACHINE_CLOCK,
         residency: PageResidency | None = None,
     ) -> None:
         """``refresh_s``: interval between directory listings. Takes ownership of ``store``."""
         self._store = store
         self._refresh_s = refresh_s
-        self._clock_s = clock_s
+        self._clock = clock
         self._residency = residency or PageResidency()
         self._lock = threading.Lock()
         self._index: ConsumeQueueIndex | None = None
         self._has_index = False
-        self._fresh_until_s = clock_s() + refresh_s
+        self._fresh_until_s = clock.monotonic_s() + refresh_s
         self._minimums: tuple[tuple[LogFile, ...], dict[tuple[str, int], int]] = (), {}
         self._warned: set[str] = set()
 
@@ -207,7 +207,7 @@ class BrokerFiles:
     def expire(self) -> None:
         """The next call lists the directories again."""
         with self._lock:
-            self._fresh_until_s = self._clock_s()
+            self._fresh_until_s = self._clock.monotonic_s()
 
     def offset_from(self, topic: str, queue_id: int, phys: int) -> int:
         """Offset of the queue's first record at or after ``phys``; its end if there is none, 0 without a queue.
@@ -258,7 +258,7 @@ class BrokerFiles:
     def _queues(self) -> ConsumeQueueIndex | None:
         """The consume queues, listed again when due: later if listing takes long."""
         with self._lock:
-            started_s = self._clock_s()
+            started_s = self._clock.monotonic_s()
             is_due = started_s >= self._fresh_until_s
             if is_due or not self._has_index:
                 self._index, self._has_index = self._store.consume_queues(), True
@@ -268,7 +268,7 @@ class BrokerFiles:
                 if queues is not None:
                     queues.refresh()
                 self._minimums = (), {}
-                done_s = self._clock_s()
+                done_s = self._clock.monotonic_s()
                 self._fresh_until_s = done_s + max(self._refresh_s, (done_s - started_s) / REFRESH_SHARE_MAX)
         return queues
 

@@ -10,7 +10,7 @@ and LMQs need columns, and are read as by a pull.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -33,6 +33,7 @@ from fetcher.rows.row_reader import RUNS_AT_ONCE, RowReader
 from fetcher.rows.run_list import QueueView, RunList, RunPlace
 from fetcher.rows.run_rows import NO_END
 from fetcher.rows.tag_filter import MessageFilter
+from tiered.clock import Clock
 from tiered.errors import TieredError
 from tiered.formats.segment_index import BlockSpan
 from tiered.model.tables import RunKind
@@ -173,19 +174,19 @@ class Prefetcher:
         *,
         unread_s: float,
         executor: Executor,
-        clock_s: Callable[[], float],
+        clock: Clock,
     ) -> None:
         """``ahead`` reads ranges into the cache of the block source, in steps that ``executor`` runs. ``unread_s``:
         time after which that cache drops blocks that were not read."""
         self._reader = ahead
         self._catalog = catalog
         self._settings = settings
-        self._clock_s = clock_s
+        self._clock = clock
         self._background = Background(executor)
         self._lock = threading.Lock()
         self._ahead: set[Reader] = set()
         self._sweep_s = unread_s / SWEEPS_PER_EXPIRY
-        self._swept_s = clock_s()
+        self._swept_s = clock.monotonic_s()
         self.unread_bytes = 0
         """Raw bytes fetched ahead or being fetched, not consumed yet, of all readers."""
         self.counters = PrefetchCounters()
@@ -228,7 +229,7 @@ class Prefetcher:
         """A new reader announces that it reads [offset, until) completely."""
         with self._changing(reader) as window:
             window.bytes_per_offset = bytes_per_offset
-            window.announced(offset, until, self._clock_s())
+            window.announced(offset, until, self._clock.monotonic_s())
 
     def ready(self, reader: Reader, offset: int) -> PrefetchRange | None:
         """The prefetched range that holds ``offset``: needed after a wait."""
@@ -238,7 +239,7 @@ class Prefetcher:
     def waited(self, reader: Reader, ready: PrefetchRange, next_offset: int) -> None:
         """A pull waited although ``ready`` had been prefetched."""
         with self._changing(reader) as window:
-            is_lost = window.waited(ready, next_offset, self._clock_s())
+            is_lost = window.waited(ready, next_offset, self._clock.monotonic_s())
         if is_lost:
             self.counters.evicted += 1
 
@@ -248,7 +249,7 @@ class Prefetcher:
         """Start the fetch that the reader's window needs, if any. ``inline``: requests leave before this returns,
         so that a pull about to read the same joins them."""
         window = reader.window
-        time_s = self._clock_s()
+        time_s = self._clock.monotonic_s()
         if not self._settings.enabled or not window.is_low(time_s):
             return
         if max(window.fetched, window.position) >= view.max_offset:
@@ -285,19 +286,19 @@ class Prefetcher:
             raise
         with self._changing(reader) as window:
             part.blocks = frozenset(read.blocks)
-            window.finished(part, read.covered, read.block_bytes, self._clock_s())
+            window.finished(part, read.covered, read.block_bytes, self._clock.monotonic_s())
             self.counters.fetches += 1
             self.counters.fetched_bytes += read.block_bytes
 
     def _failed(self, reader: Reader, part: PrefetchRange) -> None:
         with self._changing(reader) as window:
-            window.failed(part, self._clock_s())
+            window.failed(part, self._clock.monotonic_s())
             self.counters.failures += 1
 
     def dropped(self, gone: Sequence[DroppedUnread]) -> None:
         """Blocks were evicted or expired unread: halve the windows that fetched them."""
         keys = {tuple(drop.key): drop.reason for drop in gone}
-        time_s = self._clock_s()
+        time_s = self._clock.monotonic_s()
         with self._lock:
             for reader in list(self._ahead):
                 window = reader.window

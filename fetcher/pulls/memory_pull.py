@@ -6,7 +6,7 @@ from cached blocks and tails. Owns these steps and what follows them. Does not o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from fetcher.rows.row_reader import BYTES_AHEAD, ROWS_AHEAD
 from fetcher.rows.run_list import QueueView
 from fetcher.rows.run_rows import Limits, RunRows, TakenRows, rows_of_run, take
 from fetcher.rows.tag_filter import MessageFilter
+from tiered.clock import Clock
 from tiered.errors import CorruptionError
 from tiered.model.tables import RunKind
 
@@ -57,12 +58,12 @@ class MemoryPulls:
         prefetcher: Prefetcher,
         counters: FetcherCounters,
         *,
-        clock_s: Callable[[], float],
+        clock: Clock,
         unread_s: float,
     ) -> None:
         self._source, self._catalog = source, catalog
         self._readers, self._prefetcher, self._counters = readers, prefetcher, counters
-        self._clock_s, self._unread_s = clock_s, unread_s
+        self._clock, self._unread_s = clock, unread_s
         self._by_name: dict[tuple[str, int, str], tuple[QueueView, Reader]] = {}
         """Readers by topic, queue id and group at the newest catalog version."""
         self._by_name_of = catalog.state
@@ -71,7 +72,7 @@ class MemoryPulls:
     def pull(self, request: PullRequest) -> PullResult | None:
         """The result of an unfiltered pull, without columns; None if memory does not have all of it."""
         catalog = self._catalog
-        time_s = self._clock_s()
+        time_s = self._clock.monotonic_s()
         catalog.refresh_if_due(time_s)
         name = request.topic, request.queue_id, request.group
         found = self._by_name.get(name)
@@ -123,7 +124,7 @@ class MemoryPulls:
             return None
         result = _rows(reader, view, request)
         if result is not None:
-            self._stepped(reader, view, request, result, self._clock_s())
+            self._stepped(reader, view, request, result, self._clock.monotonic_s())
         return result
 
     def _find(self, request: PullRequest) -> tuple[QueueView, Reader] | None:

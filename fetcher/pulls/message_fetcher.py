@@ -10,7 +10,7 @@ not own rows (row_reader.py), readers' state (readers.py), pulls answered from m
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Coroutine, Generator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -31,6 +31,7 @@ from fetcher.rows.run_list import QueueView, RunPlace, status_at
 from fetcher.rows.run_rows import rows_of_run
 from tiered.archive.unreadable import UnreadableMessagesError, UnreadableRange, UnreadableRanges
 from tiered.catalog.state import CatalogState
+from tiered.clock import Clock
 from tiered.errors import CorruptionError, NotFoundError, UnavailableError
 from tiered.model.tables import RunKind
 from tiered.settings.sections import PrefetchSettings
@@ -101,7 +102,7 @@ _HARMLESS = frozenset({PullStatus.NO_MESSAGE_IN_QUEUE, PullStatus.OFFSET_OVERFLO
 class TieredMessageFetcher:
     """Reads queues of one archive. Thread-safe. The caller closes ``source`` and ``catalog``.
 
-    ``executor`` runs steps of prefetch; ``clock_s`` is monotonic; ``unread_ms``: when the block source drops unread
+    ``executor`` runs steps of prefetch; ``unread_ms``: when the block source drops unread
     blocks (fetch.unread_expiry_ms). ``budget``: reserves the readers' own memory.
     """
 
@@ -112,7 +113,7 @@ class TieredMessageFetcher:
         settings: PrefetchSettings,
         *,
         executor: Executor,
-        clock_s: Callable[[], float],
+        clock: Clock,
         unread_ms: int = UNREAD_MS,
         budget: ByteBudget | None = None,
     ) -> None:
@@ -120,7 +121,7 @@ class TieredMessageFetcher:
         ``budget``, small queues are not read together."""
         self.catalog = catalog
         self.counters = FetcherCounters()
-        self._clock_s = clock_s
+        self._clock = clock
         self._unread_s = unread_ms / 1000
         self._rows = RowReader(source, catalog)
         self.unreadable = UnreadableRanges()
@@ -135,7 +136,7 @@ class TieredMessageFetcher:
             settings,
             unread_s=self._unread_s,
             executor=executor,
-            clock_s=clock_s,
+            clock=clock,
         )
         self._memory = MemoryPulls(
             source,
@@ -143,7 +144,7 @@ class TieredMessageFetcher:
             self.readers,
             self.prefetcher,
             self.counters,
-            clock_s=clock_s,
+            clock=clock,
             unread_s=self._unread_s,
         )
         self.pull_from_memory = self._memory.pull
@@ -220,7 +221,7 @@ class TieredMessageFetcher:
     async def _read(self, request: PullRequest, view: QueueView) -> PullResult:
         """Reads from an offset that the queue has: messages that were read together with another queue's, else
         buffered rows, prefetched blocks or the store. Keeps for the reader what its next pull can use."""
-        began_s = self._clock_s()
+        began_s = self._clock.monotonic_s()
         offset, key = request.offset, ReaderKey(request.group, view.queue)
         until = 0 if request.until is None else min(request.until, view.max_offset)
         # A reader that begins with the rest of its queue has no next read: nothing is kept for it.
@@ -241,7 +242,7 @@ class TieredMessageFetcher:
             rows_ahead = ROWS_AHEAD if has_room else 0
         reading = self._rows.read(view, request, Priority.USER, buffered, rows_ahead=rows_ahead)
         read, waits = await counting_waits(reading)
-        time_s = self._clock_s()
+        time_s = self._clock.monotonic_s()
         if waits:
             self.counters.waited += 1
         self.counters.messages += len(read.batch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -14,6 +13,7 @@ from fetcher.queries.source import PartCache, QuerySource
 from fetcher.rows.catalog_view import CatalogView
 from fetcher.rows.message import Message
 from tiered.catalog.state import CatalogState
+from tiered.clock import MACHINE_CLOCK
 from tiered.object_store.interface import ObjectStore
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class ArchiveQueries:
 
     def __init__(self, store: ObjectStore, state: CatalogState) -> None:
         self._store = store
-        self._catalog = CatalogView(store, state, executor=InlineExecutor(), clock_s=time.monotonic)
+        self._catalog = CatalogView(store, state, executor=InlineExecutor(), clock=MACHINE_CLOCK)
         self._reader = ThreadRangeReader(store, READ_THREADS)
         self._cache = PartCache(CACHE_BYTES)
         self.requests = 0

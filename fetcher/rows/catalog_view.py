@@ -24,6 +24,7 @@ from fetcher.rows.run_list import QueueView, RunList, list_at
 from tiered.catalog.catalog_reader import refresh
 from tiered.catalog.pages import Page, RunIndex
 from tiered.catalog.state import CatalogState, PageRef, RunChunk
+from tiered.clock import Clock
 from tiered.errors import CorruptionError, NotFoundError, SnapshotExpiredError, TieredError, UnavailableError
 from tiered.model.lru import Lru
 from tiered.model.queue import QueueKey
@@ -206,7 +207,7 @@ class CatalogView:
         state: CatalogState,
         *,
         executor: Executor,
-        clock_s: Callable[[], float],
+        clock: Clock,
         refresh_ms: int = REFRESH_MS,
         runs_bytes: int = RUNS_BYTES,
         is_snapshot: bool = False,
@@ -216,11 +217,11 @@ class CatalogView:
         self._store = store
         self._state = state
         self._executor = executor
-        self._clock_s = clock_s
+        self._clock = clock
         self._refresh_s = float("inf") if is_snapshot else refresh_ms / 1000
         self._is_snapshot = is_snapshot
         self._lock = threading.RLock()
-        self._refreshed_s = clock_s()
+        self._refreshed_s = clock.monotonic_s()
         self._failure: TieredError | None = None
         self._refreshing: Future[CatalogState] | None = None
         self._index = RunIndex(store, cache_bytes=runs_bytes)
@@ -246,7 +247,7 @@ class CatalogView:
 
     def refresh_if_due(self, now_s: float | None = None) -> None:
         """Start a refresh if the interval has passed; never waits."""
-        if (self._clock_s() if now_s is None else now_s) - self._refreshed_s >= self._refresh_s:
+        if (self._clock.monotonic_s() if now_s is None else now_s) - self._refreshed_s >= self._refresh_s:
             with self._lock:
                 if self._refreshing is None:
                     self._begin()
@@ -321,7 +322,7 @@ class CatalogView:
 
     def _begin(self) -> Future[CatalogState]:
         """Called with the lock held, which an executor that runs inline takes again."""
-        self._refreshed_s = self._clock_s()
+        self._refreshed_s = self._clock.monotonic_s()
         self.refreshes += 1
         future = self._refreshing = self._submitted(refresh, self._store, self._state)
         future.add_done_callback(self._finish)

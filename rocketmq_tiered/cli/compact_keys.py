@@ -33,6 +33,7 @@ from rocketmq_tiered.process.progress import Progress
 from tiered.archive.rewrite.result import RewriteOptions
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.maintenance_commit import MaintenanceCommit
+from tiered.clock import Clock
 from tiered.remoting.client import BrokerClient
 from tiered.settings.load import LoadedSettings
 from tiered.settings.rules_in_force import with_rules_in_force
@@ -112,7 +113,7 @@ def _copied(
     client = BrokerClient(options.from_broker, TIMEOUT_S, credentials_of(settings), tls_of(settings))
     with closing(client), Progress("copied", 0, quiet=options.json, unit="offsets") as progress:
         maintenance = MaintenanceCommit.opened(
-            archive.store, archive.state, "compact-keys", archive.store.clock_ms
+            archive.store, archive.state, "compact-keys", Clock(wall_ms=archive.store.clock_ms)
         )
         memory = settings.key_compaction.memory_bytes // MAP_SHARE
         min_age_ms = settings.key_compaction.min_age_ms

@@ -33,6 +33,7 @@ from tiered.catalog.catalog_reader import load
 from tiered.catalog.claims import BACKFILL, refusal
 from tiered.catalog.retirement import retired_since
 from tiered.catalog.state import Owner
+from tiered.clock import MACHINE_CLOCK
 from tiered.console import print_json, print_lines
 from tiered.errors import NotFoundError, UnavailableError, UsageError
 from tiered.object_store.interface import ObjectStore, StoreOptions
@@ -105,7 +106,7 @@ class _Command:
             raise UsageError("the broker's address is unknown", hint="give --broker-address or --broker-conf")
         self._client = BrokerClient(address, TIMEOUT_S, credentials_of(settings), tls_of(settings))
         self._broker = BrokerControl(self._client, self.names.cluster)
-        self._detachment = Detachment(self._broker, Waits(wait_s), self._say, time.monotonic, time.sleep)
+        self._detachment = Detachment(self._broker, Waits(wait_s), self._say, MACHINE_CLOCK)
         self.steps: list[DetachStep] = []
 
     def close(self) -> None:

@@ -23,13 +23,13 @@ from tiered.catalog.deletions import Reason, read_list
 from tiered.catalog.hidden_history import list_histories
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState
+from tiered.clock import MACHINE_CLOCK
 from tiered.console import counted, print_json, print_lines, print_table, size_text, time_text
 from tiered.errors import NotFoundError
 from tiered.model.tables import QUEUE_BATCH
 from tiered.settings.load import LoadedSettings
 from tiered.settings.rules_in_force import with_rules_in_force
 from tiered.settings.topic_rules import POLICY_KEY, TTL_KEY, TopicRule
-from tiered.timestamps import wall_ms
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -186,7 +186,7 @@ class Columns:
 def _due(archive: LoadedArchive, rules: Callable[[str], TopicRule]) -> Dues:
     """Reads every page of the catalog once, as `tiered expire` does."""
     state = archive.state
-    plan = plan_pass(archive.store, state, rules, clock=wall_ms).plan
+    plan = plan_pass(archive.store, state, rules, clock=MACHINE_CLOCK).plan
     times = plan.next_due_ms.tolist()
     found = {
         state.key_of(row): ExpiryDue(next_ms=None if time >= NEVER_MS else time)

@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -29,12 +28,12 @@ from rocketmq_tiered.server.listen.options import advertised_host
 from rocketmq_tiered.server.mount.membership import Membership
 from rocketmq_tiered.server.mount.mount_node import TAKES_MAX, MountNode
 from rocketmq_tiered.server.mount.mounted_archive import MountPlace
+from tiered.clock import MACHINE_CLOCK
 from tiered.console import camel_names, print_json, print_lines, print_table
 from tiered.errors import UnavailableError, UsageError
 from tiered.object_store.interface import ObjectStore, StoreOptions
 from tiered.object_store.open_store import open_store
 from tiered.settings.sections import Settings
-from tiered.timestamps import wall_ms
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ def execute(options: argparse.Namespace) -> int:
         for store in stores:
             opened.callback(store.close)
         node = settings.mount.node or os.uname().nodename
-        members = [Membership(store, node, time.monotonic, wall_ms) for store in stores]
+        members = [Membership(store, node, MACHINE_CLOCK) for store in stores]
         places = zip(options.url, stores, members, strict=True)
         nodes = [MountNode(_place(settings, *place)) for place in places]
         asyncio.run(_serve(nodes, settings))

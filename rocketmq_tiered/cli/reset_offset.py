@@ -24,10 +24,10 @@ from rocketmq_tiered.process.group_reset import (
     own_name,
 )
 from rocketmq_tiered.server.groups.group_state import GroupLog
+from tiered.clock import MACHINE_CLOCK
 from tiered.console import print_json, print_table
 from tiered.errors import NotFoundError, UsageError
 from tiered.model.address import host_and_port
-from tiered.timestamps import wall_ms
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -139,7 +139,7 @@ def _in_archive(options: argparse.Namespace, start: Start) -> list[QueueMove]:
         log = GroupLog(
             archive.access.store,
             own_name(),
-            wall_ms,
+            MACHINE_CLOCK,
             is_gone=is_gone,
             generation_of=archive.access.generation,
         )

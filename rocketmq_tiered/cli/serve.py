@@ -26,11 +26,11 @@ from rocketmq_tiered.server.groups.group_state import GroupLog
 from rocketmq_tiered.server.listen.options import MemoryShares
 from rocketmq_tiered.server.retries.retry_log import RetryLog
 from rocketmq_tiered.server.retries.retry_queue import RetryLimits, RetryQueues
+from tiered.clock import MACHINE_CLOCK
 from tiered.console import print_lines
 from tiered.errors import UsageError
 from tiered.settings.load import LoadedSettings
 from tiered.settings.sections import Settings
-from tiered.timestamps import wall_ms
 
 logger = logging.getLogger(__name__)
 
@@ -66,12 +66,12 @@ async def _serve(access: ArchiveAccess, loaded: LoadedSettings, *, take_over: bo
     memory = MemoryShares(settings.serve.memory_bytes)
     archive = ServedArchive(access)
     await archive.load()
-    log = GroupLog(access.store, own_name(), wall_ms, is_gone=is_gone, generation_of=access.generation)
+    log = GroupLog(access.store, own_name(), MACHINE_CLOCK, is_gone=is_gone, generation_of=access.generation)
     offsets = GroupOffsets(
         log, lease_ms=settings.serve.lease_ms, take_over=take_over, bytes_max=memory.offsets
     )
     limits = RetryLimits(memory.retries, settings.serve.dead_letter_keep_ms)
-    retries = RetryQueues(RetryLog(access.store, own_name()), offsets, limits, wall_ms)
+    retries = RetryQueues(RetryLog(access.store, own_name()), offsets, limits, MACHINE_CLOCK)
     service = ArchiveService(archive, offsets, retries, settings.serve)
     service.earliest_ms = archive.earliest_stored_ms
     source, admin = ArchiveAdminSource(access, service, lambda: archive.problem), settings.admin

@@ -17,6 +17,7 @@ from rocketmq_tiered.sending.timer_change import change_timers
 from rocketmq_tiered.sending.timer_messages import TimerMessages
 from tiered.archive.timers import NEVER_MS, Entries, TimerFiles, TimerName, sort_out
 from tiered.catalog.maintenance_commit import MaintenanceCommit
+from tiered.clock import MACHINE_CLOCK
 from tiered.console import counted, print_json, print_lines, print_table, time_text
 from tiered.errors import UsageError
 from tiered.model.queue import QueueKey
@@ -183,7 +184,7 @@ def _cancel(
             raise UsageError(
                 "--at is past, or more than two years ahead", hint="give a time in the next two years"
             )
-    commits = MaintenanceCommit.opened(archive.store, archive.state, "timers", wall_ms)
+    commits = MaintenanceCommit.opened(archive.store, archive.state, "timers", MACHINE_CLOCK)
     times = change_timers(commits, name, at_ms=options.at)
     if options.json:
         print_json({"count": len(times), "wereMs": times, "deliverMs": options.at})

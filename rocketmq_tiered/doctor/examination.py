@@ -62,6 +62,7 @@ from tiered.catalog.archives import list_archives
 from tiered.catalog.catalog_reader import load, standing
 from tiered.catalog.holdings import REPAIR_HINT, Standing
 from tiered.catalog.state import CatalogState
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.console import counted
 from tiered.errors import NoArchiveError, NotFoundError, TieredError, UsageError
 from tiered.formats import fastjson
@@ -76,7 +77,6 @@ from tiered.remoting.command import RequestCode, ResponseCode
 from tiered.remoting.credentials import Credentials
 from tiered.remoting.tls import ClientTls
 from tiered.settings.load import CONFIG_VARIABLE, LoadedSettings
-from tiered.timestamps import wall_ms
 from tiered.version import VERSION
 
 CLOCK_SKEW_MS_MAX = 60_000
@@ -109,14 +109,17 @@ class _Reached:
     config: dict[str, str] = field(default_factory=dict)
 
 
-def broker_checks(subject: BrokerSubject, clock_ms: Callable[[], int]) -> list[Check]:
+def broker_checks(subject: BrokerSubject, clock: Clock) -> list[Check]:
     """The checks; those after the first use what it read."""
     reached = _Reached()
     return [
         Check("broker", "broker", lambda: _broker(subject, reached)),
         Check("broker-version", "version of the broker", lambda: judge_version(reached.info), ("broker",)),
         Check(
-            "broker-clock", "clock of the broker", lambda: judge_clock(reached.info, clock_ms()), ("broker",)
+            "broker-clock",
+            "clock of the broker",
+            lambda: judge_clock(reached.info, clock.wall_ms()),
+            ("broker",),
         ),
         Check("name-servers", "name servers", lambda: _name_servers(subject, reached)),
     ]
@@ -326,7 +329,7 @@ class Examination:
         checks.append(Check("access-rules", "access rules", self._access_rules))
         subject = self._store_subject(names, state_dir)
         checks += self._store_checks(subject)
-        checks += broker_checks(self._broker_subject(names), wall_ms)
+        checks += broker_checks(self._broker_subject(names), MACHINE_CLOCK)
         checks += self._bucket_checks(names)
         checks.append(
             Check("archive", "archive", lambda: self._archive(names), ("bucket-list", "bucket-read"))
@@ -489,7 +492,7 @@ class Examination:
             store,
             probe,
             self._policy,
-            clock_ms=wall_ms,
+            clock=MACHINE_CLOCK,
             largest_put_bytes=self._settings.object_store.multipart_threshold_bytes,
         )
         self._opened.callback(trial.remove)

@@ -5,7 +5,6 @@ Owns these objects. The catalog is never touched. Permissions are tried one by o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -19,6 +18,7 @@ from rocketmq_tiered.doctor.check import (
     ok,
 )
 from rocketmq_tiered.maintenance.gc import CLOCK_SKEW_MS_MAX
+from tiered.clock import Clock
 from tiered.errors import AlreadyExistsError, NotFoundError, TieredError
 from tiered.object_store.bucket_probe import BucketProbe
 from tiered.object_store.create_race import RACERS, ROUNDS, TRIAL_SUFFIX, new_trial, race_creates
@@ -41,12 +41,12 @@ class StoreTrial:
         probe: BucketProbe | None,
         policy: PolicyLines | None,
         *,
-        clock_ms: Callable[[], int],
+        clock: Clock,
         largest_put_bytes: int = PART_BYTES,
     ) -> None:
-        """``clock_ms``: this host's clock, which a check compares with the store's."""
+        """``clock``: this host's clock, which a check compares with the store's."""
         self._store, self._probe, self._policy = store, probe, policy
-        self._clock_ms = clock_ms
+        self._machine = clock
         self._largest_put_bytes = largest_put_bytes
         self.prefix = new_trial()
         self._left: dict[str, None] = {}
@@ -112,7 +112,7 @@ class StoreTrial:
         )
 
     def _clock(self) -> CheckFinding:
-        skew_ms = self._clock_ms() - self._store.clock_ms(self.prefix)
+        skew_ms = self._machine.wall_ms() - self._store.clock_ms(self.prefix)
         text = f"this host is {abs(skew_ms) / 1000:.1f} s {'ahead' if skew_ms > 0 else 'behind'}"
         if abs(skew_ms) > CLOCK_SKEW_MS_MAX:
             return failed(text, "set this host's clock: garbage collection refuses to run")

@@ -36,6 +36,7 @@ from tiered.catalog.garbage import settled_version
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.pages import RunIndex, living_runs
 from tiered.catalog.state import CatalogState
+from tiered.clock import MACHINE_CLOCK
 from tiered.console import camel_names, counted, size_text
 from tiered.errors import CorruptionError, NotFoundError, UnavailableError
 from tiered.formats.keys import is_compacted
@@ -43,7 +44,6 @@ from tiered.formats.segment import BlockCodec
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.quantities import written_duration
 from tiered.settings.sections import Settings
-from tiered.timestamps import wall_ms
 
 MIB = 1 << 20
 SOURCE_READ_BYTES = 16 * MIB
@@ -345,7 +345,7 @@ class CompactionRounds:
                 state,
                 planned,
                 replace(self._options, report=report),
-                clock=wall_ms,
+                clock=MACHINE_CLOCK,
                 write=self._write,
                 maintenance=self._maintenance,
             )
@@ -382,7 +382,7 @@ def compact_archive(
 ) -> CompactionReport:
     """One pass of CompactionRounds from ``state`` on. Raises as it."""
     # One for all rounds: opening an archive with thousands of queues takes as long as planning a round.
-    maintenance = MaintenanceCommit.opened(store, state, "compact", wall_ms)
+    maintenance = MaintenanceCommit.opened(store, state, "compact", MACHINE_CLOCK)
     rounds = CompactionRounds(maintenance, settings, options, write, report)
     run_pass(rounds, chain([state], iter(maintenance.refresh, None)).__next__)
     found = _report(store, maintenance.state, settings, rounds.done, prices, rounds.cost)

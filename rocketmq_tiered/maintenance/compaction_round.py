@@ -12,7 +12,7 @@ allows. Where a log diverges inside joined runs, they are cut (tiered/catalog/ru
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -46,6 +46,7 @@ from tiered.catalog.pages import Page, RunIndex, cut, sorted_page, write_pages
 from tiered.catalog.requirements import Floors, IndexBegins, Requirements, histories_of
 from tiered.catalog.state import CatalogState, PageRef, RunChunk
 from tiered.catalog.writer_limits import CatalogLimits
+from tiered.clock import Clock
 from tiered.errors import CorruptionError
 from tiered.formats.keys import SETS_PREFIX, compaction_attempts_from, page_key
 from tiered.model.queue import QueueKey
@@ -181,7 +182,7 @@ def run_round(
     planned: PlannedRound,
     options: RewriteOptions,
     *,
-    clock: Callable[[], int],
+    clock: Clock,
     page_runs_max: int = CatalogLimits().page_runs_max,
     write: Rewrite = rewrite,
     maintenance: MaintenanceCommit | None = None,
@@ -196,7 +197,7 @@ def run_round(
         state.epoch,
         state.cursor.history,
         state.version,
-        clock(),
+        clock.wall_ms(),
         compaction_attempts_from(random.SystemRandom().getrandbits(40)),
     )
     with maintenance.merges_paused(spills_late=planned.range.spilled_version > 0):

@@ -25,6 +25,7 @@ from tiered.archive.task import COMPACTION, Due, StoppedError, TaskStatus
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.state import CatalogState
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.console import size_text
 from tiered.errors import (
     AccessDeniedError,
@@ -37,7 +38,6 @@ from tiered.errors import (
 from tiered.object_store.interface import ObjectStore
 from tiered.private_directory import make_private
 from tiered.settings.sections import DAY_MS, CompactionSettings, Settings
-from tiered.timestamps import wall_ms
 
 logger = logging.getLogger(__name__)
 
@@ -85,14 +85,14 @@ class CompactionTask:
         stopping: Stopping,
         *,
         release: Callable[[], object] = lambda: None,
-        clock_ms: Callable[[], int] = wall_ms,
+        clock: Clock = MACHINE_CLOCK,
         writing: Callable[[Callable[[], float]], Rewrite] = lambda share: rewrite,
     ) -> None:
         """Sends all requests within ``compaction.bytes_per_s`` and ``compaction.requests_per_s``, of which
         ``throttle`` may leave a part. ``release`` is called when the tables of a plan have been freed."""
         own: CompactionSettings = settings.compaction
         self._settings, self._spool, self._throttle, self._stopping = settings, spool, throttle, stopping
-        self._clock_ms = clock_ms
+        self._clock = clock
         self._store = YieldingStore(
             store,
             bytes_per_s=own.bytes_per_s,
@@ -100,7 +100,7 @@ class CompactionTask:
             share=self._share,
             stopping=stopping,
         )
-        self._maintenance = MaintenanceCommit(self._store, writer, clock_ms)
+        self._maintenance = MaintenanceCommit(self._store, writer, clock)
         self._limits = replace(limits_of(settings), growth_min=GROWTH_MIN)
         self._options = replace(rewrite_options(settings, spool), release=release, wait=stopping.wait)
         self._write, self._counter = writing(self._share_or_stop), ObjectRunCounter()
@@ -150,7 +150,7 @@ class CompactionTask:
         return True
 
     def _check_damaged(self, state: CatalogState) -> None:
-        now_ms = self._clock_ms()
+        now_ms = self._clock.wall_ms()
         if now_ms >= self._check_ms:
             self._check_ms = now_ms + self._settings.compaction.every_ms
             self.damaged.check_again(self._store, state)
@@ -175,7 +175,7 @@ class CompactionTask:
     def _due_rounds(self, state: CatalogState) -> _DueRounds:
         """Plans the rounds that are due, keeps the first one, and sums up the objects and message bytes of all as the
         backlog; where only a share of a range was planned, the sums are estimates."""
-        own, now_ms = self._settings.compaction, self._clock_ms()
+        own, now_ms = self._settings.compaction, self._clock.wall_ms()
         due = CompactionDue(FULL_OBJECTS * own.object_bytes, now_ms - 2 * own.min_age_ms)
         overdue = CompactionDue(1 << 62, now_ms - 3 * own.min_age_ms)
         found = _DueRounds()
@@ -208,7 +208,7 @@ class CompactionTask:
             state,
             planned,
             self._options,
-            clock=self._clock_ms,
+            clock=self._clock,
             write=self._write,
             maintenance=self._maintenance,
         )
@@ -242,7 +242,7 @@ class CompactionTask:
         """Joined objects are garbage: where it is not collected, compaction would double the archive."""
         gc = self._settings.gc
         oldest_ms, late_ms = state.oldest_garbage_ms, gc.grace_ms + 3 * (gc.every_ms or DAY_MS)
-        if oldest_ms is not None and self._clock_ms() - oldest_ms > late_ms:
+        if oldest_ms is not None and self._clock.wall_ms() - oldest_ms > late_ms:
             raise UnavailableError(
                 "objects are not joined while garbage is not collected: the archive would double",
                 hint="run `tiered gc --apply --every 24h` with an account that may delete",

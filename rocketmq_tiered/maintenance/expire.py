@@ -37,6 +37,7 @@ from tiered.catalog.page_merge import merged_pages, sequences_of
 from tiered.catalog.pages import Page, RunIndex, living_pages, living_runs, memory_page
 from tiered.catalog.requirements import LOG_HISTORY, Floors, Requirements, histories_of
 from tiered.catalog.state import CatalogState, RunChunk
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.console import size_text
 from tiered.errors import CorruptionError, NotFoundError, UsageError
 from tiered.formats.keys import catalog_key
@@ -47,7 +48,6 @@ from tiered.model.tables import OBJECT_DTYPE, Table
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.sections import Settings
 from tiered.settings.topic_rules import TopicRule
-from tiered.timestamps import wall_ms
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class ExpiryTask:
         settings: Settings,
         rules_of: Callable[[CatalogState], Callable[[str], TopicRule]],
         *,
-        clock: Callable[[], int] = wall_ms,
+        clock: Clock = MACHINE_CLOCK,
         erase: Erasure | None = None,
         is_unlimited: bool = False,
     ) -> None:
@@ -83,7 +83,7 @@ class ExpiryTask:
 
     def plan(self, state: CatalogState) -> ExpiryPass:
         """What expires now. Raises as ``plan_pass``."""
-        self._planned_ms = self._clock()
+        self._planned_ms = self._clock.wall_ms()
         return plan_pass(
             self._store,
             state,
@@ -159,7 +159,7 @@ def plan_pass(
     state: CatalogState,
     rule_of: Callable[[str], TopicRule],
     *,
-    clock: Callable[[], int],
+    clock: Clock,
     erase: Erasure | None = None,
     missed: MissedPasses | None = None,
 ) -> ExpiryPass:
@@ -168,7 +168,7 @@ def plan_pass(
 
     Raises UsageError when the clock is off, or the topic of ``erase`` is unknown.
     """
-    now_ms = require_same_clock(store, clock())
+    now_ms = require_same_clock(store, clock.wall_ms())
     queues = _queues(state, rule_of, erase, TimerFiles(store).first_offsets(state))
     planner = ExpiryPlanner(queues, _commit_times(store, state, queues, now_ms), now_ms, missed)
     index = RunIndex(store)
@@ -186,15 +186,13 @@ def plan_pass(
     return found
 
 
-def commit_pass(
-    store: ObjectStore, state: CatalogState, found: ExpiryPass, *, clock: Callable[[], int]
-) -> CatalogState:
+def commit_pass(store: ObjectStore, state: CatalogState, found: ExpiryPass, *, clock: Clock) -> CatalogState:
     """Commit the floors of a pass over ``state``, unless another pass was faster. Raises UsageError when the log was
     truncated since."""
     if not len(found.plan.floors):
         return state
     maintenance = MaintenanceCommit.opened(store, state, "expire", clock)
-    deletions = _listed(maintenance, state, found, clock())
+    deletions = _listed(maintenance, state, found, clock.wall_ms())
     queues = [state.key_of(int(row)) for row in found.plan.floors["queue"]]
     floors = found.plan.floors.copy()
     floors["queue"] = np.arange(len(floors))

@@ -43,12 +43,12 @@ from tiered.catalog.garbage import (
 from tiered.catalog.holdings import OBJECT_PREFIXES
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.state import CatalogState
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.console import counted, size_text
 from tiered.errors import AccessDeniedError, RefusedRequestError, TieredError, UsageError
 from tiered.formats.keys import DATA_PREFIX, SETS_PREFIX, epoch_of, page_version, parse_state_key
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.sections import GcSettings
-from tiered.timestamps import wall_ms
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Deletions:
 
 
 class GcTask:
-    """Collects garbage by ``settings``; ``store`` is below the archive's prefix. ``clock`` gives ms since the epoch."""
+    """Collects garbage by ``settings``; ``store`` is below the archive's prefix."""
 
     name = GARBAGE_COLLECTION
 
@@ -87,7 +87,7 @@ class GcTask:
         store: ObjectStore,
         settings: GcSettings,
         *,
-        clock: Callable[[], int] = wall_ms,
+        clock: Clock = MACHINE_CLOCK,
         deletions: Deletions | None = None,
     ) -> None:
         self._store, self._settings, self._clock = store, settings, clock
@@ -119,12 +119,10 @@ class GcTask:
         return False
 
 
-def plan_collection(
-    store: ObjectStore, state: CatalogState, grace: Grace, clock: Callable[[], int]
-) -> GcPlan:
+def plan_collection(store: ObjectStore, state: CatalogState, grace: Grace, clock: Clock) -> GcPlan:
     """What is garbage in ``state``. Raises UsageError when the local clock and the store's differ by more than five
     minutes."""
-    now_ms = clock()
+    now_ms = clock.wall_ms()
     bucket_ms = require_same_clock(store, now_ms)
     # Some buckets have timestamps in whole seconds.
     latest_ms = max(now_ms, bucket_ms + CLOCK_UNIT_MS)
@@ -186,7 +184,7 @@ def collect(
     state: CatalogState,
     plan: GcPlan,
     *,
-    clock: Callable[[], int],
+    clock: Clock,
     deletions: Deletions | None = None,
 ) -> None:
     """Carry out ``plan``, of ``state``. Raises AccessDeniedError when the account may not delete: before anything is
@@ -203,7 +201,7 @@ def collect(
         store.abort_upload(upload)
 
 
-def _quarantine(store: ObjectStore, state: CatalogState, plan: GcPlan, clock: Callable[[], int]) -> None:
+def _quarantine(store: ObjectStore, state: CatalogState, plan: GcPlan, clock: Clock) -> None:
     """Commit that nothing explains these objects, until a collection finds what does, or a repair uses them."""
 
     def change(newest: CatalogState) -> CommitDraft | None:
@@ -285,9 +283,7 @@ def _delete_singly(
 class _Collection:
     """The commits of one collection, before and after its deletions."""
 
-    def __init__(
-        self, store: ObjectStore, state: CatalogState, plan: GcPlan, clock: Callable[[], int]
-    ) -> None:
+    def __init__(self, store: ObjectStore, state: CatalogState, plan: GcPlan, clock: Clock) -> None:
         self._store, self._state, self._plan = store, state, plan
         self._maintenance = MaintenanceCommit.opened(store, state, "gc", clock)
 

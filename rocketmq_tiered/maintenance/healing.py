@@ -20,6 +20,7 @@ from tiered.catalog.deletions import Reason
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.requirements import Requirements, histories_of
 from tiered.catalog.state import REMOVED_DTYPE, CatalogState
+from tiered.clock import Clock
 from tiered.formats.keys import data_key, set_key
 from tiered.formats.segment import BlockCodec, SegmentMeta
 from tiered.formats.segment_writer import WrittenSegment
@@ -68,9 +69,7 @@ def put_salvaged(
     return Healed(key, segment, runs, segment.object_row(epoch, int(place["ttl_class_days"])))
 
 
-def heal(
-    commits: MaintenanceCommit, key: str, log: CommitLog | None, clock_ms: Callable[[], int]
-) -> list[Lost] | None:
+def heal(commits: MaintenanceCommit, key: str, log: CommitLog | None, clock: Clock) -> list[Lost] | None:
     """Replace the object ``key``. Returns what is lost of it, and then changes nothing; None: the catalog no longer
     names it as before. Raises what the store raises."""
     state = commits.refresh()
@@ -84,7 +83,7 @@ def heal(
         found,
         state,
         state.epoch,
-        clock_ms(),
+        clock.wall_ms(),
         lambda key, body: commits.put(key, body, timeout_s=PUT_TIMEOUT_S),
     )
     assert new is not None, "an object has rows"

@@ -29,6 +29,7 @@ from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.requirements import histories_of
 from tiered.catalog.state import CatalogState
+from tiered.clock import Clock
 from tiered.console import camel_names, counted, names_text, size_text, time_text
 from tiered.errors import UnavailableError
 from tiered.formats.keys import catalog_key
@@ -164,7 +165,7 @@ class KeyCompaction:
             state,
             planned,
             options,
-            clock=self._store.clock_ms,
+            clock=Clock(wall_ms=self._store.clock_ms),
             write=self._write,
             maintenance=self._maintenance,
         )
@@ -274,7 +275,7 @@ def compact_keys(
     read: ReadQueues | None = None,
 ) -> KeyCompactionReport:
     """One pass from ``state`` on, or what it would do; ``report`` gets its progress. Raises as ``KeyCompaction``."""
-    maintenance = MaintenanceCommit.opened(store, state, "compact-keys", store.clock_ms)
+    maintenance = MaintenanceCommit.opened(store, state, "compact-keys", Clock(wall_ms=store.clock_ms))
     task = KeyCompaction(
         maintenance, settings, options, lambda _: is_keyed, write=write, report=report, read=read
     )

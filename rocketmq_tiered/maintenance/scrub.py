@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass
 
 from rocketmq_tiered.maintenance.healing import heal
@@ -21,9 +21,9 @@ from tiered.archive.verify_segment import Anomaly, SegmentResult, check_segment
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.state import CatalogState
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.console import counted
 from tiered.settings.sections import ScrubSettings
-from tiered.timestamps import wall_ms
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +54,11 @@ class ScrubTask:
         settings: ScrubSettings,
         saved: VerifyProgress,
         log: CommitLog | None,
-        clock_ms: Callable[[], int] = wall_ms,
+        clock: Clock = MACHINE_CLOCK,
     ) -> None:
         """Reads nothing: the first step is due after ``scrub.every_ms``, and continues where ``saved`` ended."""
         self._commits, self._settings, self._saved = commits, settings, saved
-        self._log, self._clock_ms = log, clock_ms
+        self._log, self._clock = log, clock
         every_s = settings.every_ms / 1000
         self.due = Due(every_s=every_s, first_s=every_s)
         self.problem = ""
@@ -88,7 +88,7 @@ class ScrubTask:
 
     def _is_behind(self) -> bool:
         """Whether a step of the cycle is due."""
-        now_ms, spread_ms = self._clock_ms(), SPREAD * self._settings.cycle_ms
+        now_ms, spread_ms = self._clock.wall_ms(), SPREAD * self._settings.cycle_ms
         if self._saved.begun_ms is None:
             return self._cycle_ms is None or now_ms - self._cycle_ms >= self._settings.cycle_ms - spread_ms
         return self._steps is None or self._share <= (now_ms - self._saved.begun_ms) / spread_ms
@@ -132,7 +132,7 @@ class ScrubTask:
             while time.monotonic() - begun_s < STEP_S and self._is_behind():
                 self._take(*next(self._steps))
         except StopIteration as end:
-            self._cycle_ms, self._steps, self._share = self._clock_ms(), None, 0.0
+            self._cycle_ms, self._steps, self._share = self._clock.wall_ms(), None, 0.0
             found = {one.key: one for one in end.value.anomalies if one.key not in self._replaced}
             self._lost = {key: ranges for key, ranges in self._lost.items() if key in found}
             self._others, self._replaced = found, set()
@@ -148,7 +148,7 @@ class ScrubTask:
         why = str(result.anomalies[0].detail)
         if self._log is not None:
             self._log.refresh()
-        lost = heal(self._commits, key, self._log, self._clock_ms)
+        lost = heal(self._commits, key, self._log, self._clock)
         if lost is None:
             return
         if lost:

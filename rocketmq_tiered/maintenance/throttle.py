@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tiered.archive.task import StoppedError
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.object_store.body import size_bytes
 from tiered.object_store.interface import GET_BYTES_MAX, Body, ObjectRange, ObjectStore, Piece
 from tiered.object_store.part_plan import sent_bytes
@@ -50,17 +51,17 @@ class YieldingStore(StoreWrapper):
         requests_per_s: float,
         share: Callable[[], float] = lambda: 1.0,
         stopping: Stopping | threading.Event | None = None,
-        clock_s: Callable[[], float] = time.monotonic,
+        clock: Clock = MACHINE_CLOCK,
     ) -> None:
         """``share``: of both limits, what may be used now; read at each request."""
         super().__init__(store)
         self._bytes_per_s, self._requests_per_s = bytes_per_s, requests_per_s
-        self._share, self._stopping, self._clock_s = share, stopping or threading.Event(), clock_s
+        self._share, self._stopping, self._clock = share, stopping or threading.Event(), clock
         self._lock = threading.Lock()
         self._debt_s = 0.0
         """Seconds at the whole limits that earlier requests still cost; below 0: saved up for a burst."""
-        self._debt_at_s = clock_s()
-        """When ``_debt_s`` was computed, by ``clock_s``."""
+        self._debt_at_s = clock.monotonic_s()
+        """When ``_debt_s`` was computed, by ``clock``."""
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
         """Put an object after the wait that its bytes cost."""
@@ -89,7 +90,7 @@ class YieldingStore(StoreWrapper):
             with self._lock:
                 if self._stopping.is_set():
                     raise StoppedError
-                share, now_s = self._share(), self._clock_s()
+                share, now_s = self._share(), self._clock.monotonic_s()
                 self._debt_s = max(-BURST_S, self._debt_s - (now_s - self._debt_at_s) * share)
                 self._debt_at_s = now_s
                 if share > 0 and self._debt_s <= 0:

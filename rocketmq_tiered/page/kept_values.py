@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.errors import TieredError
 
 logger = logging.getLogger(__name__)
@@ -78,17 +79,17 @@ Measurement = Mapping[str, float | None]
 class History:
     """Measurements by name. Thread-safe."""
 
-    def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic_s = monotonic_s
+    def __init__(self, clock: Clock = MACHINE_CLOCK) -> None:
+        self._clock = clock
         self._kept: deque[tuple[float, Measurement]] = deque(maxlen=int(KEPT_S / EVERY_S))
 
     def add(self, measured: Measurement) -> None:
         """Keep ``measured`` as of now. A value of None is unknown."""
-        self._kept.append((self._monotonic_s(), measured))
+        self._kept.append((self._clock.monotonic_s(), measured))
 
     def points(self, name: str) -> list[tuple[float, float]]:
         """(age in seconds, value) of one name, from old to new."""
-        now_s = self._monotonic_s()
+        now_s = self._clock.monotonic_s()
         return [
             (now_s - at_s, value)
             for at_s, measured in list(self._kept)

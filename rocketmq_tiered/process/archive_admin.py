@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
@@ -15,6 +14,7 @@ from rocketmq_tiered.process.findings import Finding, of_unreadable, unreadable_
 from rocketmq_tiered.process.metrics import PREFIX, UNREADABLE_MEANING, DecodingCollector, ScrapeCollector
 from rocketmq_tiered.server.archive_mode.archive_service import ArchiveService
 from tiered.archive.unreadable import UnreadableRange
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.console import camel_names
 
 
@@ -26,10 +26,10 @@ class ArchiveAdminSource(EventLoopSource):
         access: ArchiveAccess,
         service: ArchiveService,
         problem: Callable[[], str] = str,
-        clock_s: Callable[[], float] = time.monotonic,
+        clock: Clock = MACHINE_CLOCK,
     ) -> None:
         """``problem``: why the archive's catalog cannot be read; empty if it can."""
-        super().__init__(clock_s, DecodingCollector(), _ArchiveCollector(access, service, problem))
+        super().__init__(clock, DecodingCollector(), _ArchiveCollector(access, service, problem))
         self._access, self._service, self._problem = access, service, problem
         self.address = ""
         """The address that clients connect to, once it serves."""

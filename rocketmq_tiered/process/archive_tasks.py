@@ -38,10 +38,10 @@ from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.state import CatalogState
+from tiered.clock import MACHINE_CLOCK
 from tiered.errors import UsageError
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.sections import Settings
-from tiered.timestamps import wall_ms
 from tiered.whole_file import writer_of
 
 REFRESH_S = 60.0
@@ -161,7 +161,7 @@ class ArchiveTasks:
         )
 
     def _commits(self, store: ObjectStore) -> MaintenanceCommit:
-        return MaintenanceCommit(store, self._writer, wall_ms)
+        return MaintenanceCommit(store, self._writer, MACHINE_CLOCK)
 
     def start(self, drain: threading.Event) -> None:
         """Call once. ``drain``: compaction begins no request once it is set."""

@@ -20,6 +20,7 @@ from rocketmq_tiered.process.broker_control import (
     BrokerControl,
     Leftover,
 )
+from tiered.clock import Clock
 from tiered.errors import UnavailableError
 
 ROUTE_POLL_S: Final = 30.0
@@ -51,18 +52,17 @@ class LeftError(UnavailableError):
 
 
 class Detachment:
-    """Closes one broker. ``say`` prints a step; ``now_s``: a monotonic clock."""
+    """Closes one broker. ``say`` prints a step."""
 
     def __init__(
         self,
         broker: BrokerControl,
         waits: Waits,
         say: Callable[[DetachStep], None],
-        now_s: Callable[[], float],
-        sleep: Callable[[float], object],
+        clock: Clock,
     ) -> None:
         """``waits``: how long each step waits, for clients to act or to have seen a change."""
-        self._broker, self._waits, self._say, self._now_s, self._sleep = broker, waits, say, now_s, sleep
+        self._broker, self._waits, self._say, self._clock = broker, waits, say, clock
 
     def close(self, *, force: bool) -> None:
         """Works until the broker may be stopped. Raises LeftError for what is left unless ``force``, UnavailableError
@@ -74,7 +74,7 @@ class Detachment:
             if permission != PERM_READ:
                 self._broker.set_permission(PERM_READ)
             self._say(DetachStep("read-only", "done: brokerPermission = 4; tiered detach --undo reverts it"))
-            self._sleep(self._waits.route_s)
+            self._clock.sleep(self._waits.route_s)
             self._say(DetachStep("routes", "done: clients have read them"))
             self._await_unchanged(self._broker.produced, self._waits.quiet_s, "producers still send to it")
             self._say(DetachStep("log", "done: quiet"))
@@ -98,12 +98,12 @@ class Detachment:
     def _await_empty(self, step: str, read: Callable[[], list[Leftover]], *, force: bool) -> None:
         """Wait until ``read`` returns nothing, and say each time what is left; with ``force`` it is left in the
         archive."""
-        ends_s, said = self._now_s() + self._waits.wait_s, ""
+        ends_s, said = self._clock.monotonic_s() + self._waits.wait_s, ""
         while left := read():
             if force:
                 self._say(DetachStep(step, f"done: {left_text(left)} stay in the archive as they are"))
                 return
-            if self._now_s() >= ends_s:
+            if self._clock.monotonic_s() >= ends_s:
                 raise LeftError(
                     f"the broker still holds {left_text(left)}",
                     hint="run tiered detach again later, wait longer (--wait 1h), or leave them archived (--force)",
@@ -111,18 +111,18 @@ class Detachment:
             if (text := left_text(left)) != said:
                 self._say(DetachStep(step, f"waits for {text}"))
                 said = text
-            self._sleep(LOOK_S)
+            self._clock.sleep(LOOK_S)
         self._say(DetachStep(step, "done: nothing"))
 
     def _await_unchanged(self, read: Callable[[], object], for_s: float, what: str) -> None:
         """Waits until ``read`` has returned the same for ``for_s``."""
-        last, since_s = read(), self._now_s()
+        last, since_s = read(), self._clock.monotonic_s()
         ends_s = since_s + for_s + max(self._waits.wait_s, for_s)
-        while self._now_s() - since_s < for_s:
-            self._sleep(min(LOOK_S, for_s))
+        while self._clock.monotonic_s() - since_s < for_s:
+            self._clock.sleep(min(LOOK_S, for_s))
             if (now := read()) != last:
-                last, since_s = now, self._now_s()
-            if self._now_s() >= ends_s:
+                last, since_s = now, self._clock.monotonic_s()
+            if self._clock.monotonic_s() >= ends_s:
                 raise UnavailableError(
                     f"{what}", hint="stop what writes to this broker, then run tiered detach again"
                 )

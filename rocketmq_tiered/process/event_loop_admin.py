@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Final
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 
 from rocketmq_tiered.process.findings import Finding
 from rocketmq_tiered.process.metrics import ScrapeCollector
+from tiered.clock import Clock
 
 logger = logging.getLogger(__name__)
 
@@ -25,10 +25,10 @@ STALLED_S: Final = 10.0
 class EventLoopSource:
     """The admin pages of an event loop. ``beat`` runs on the event loop, the pages in the admin server's threads."""
 
-    def __init__(self, clock_s: Callable[[], float], *collectors: ScrapeCollector) -> None:
-        """``clock_s``: a monotonic clock; ``collectors``: metrics besides the process's own."""
-        self._clock_s = clock_s
-        self._beaten_s = clock_s()
+    def __init__(self, clock: Clock, *collectors: ScrapeCollector) -> None:
+        """``collectors``: metrics besides the process's own."""
+        self._clock = clock
+        self._beaten_s = clock.monotonic_s()
         self._logged: set[str] = set()
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
@@ -47,7 +47,7 @@ class EventLoopSource:
     async def beat(self) -> None:
         """Show that the event loop runs, and log new findings, until cancelled."""
         while True:
-            self._beaten_s = self._clock_s()
+            self._beaten_s = self._clock.monotonic_s()
             findings = {finding.what: finding for finding in self.findings()}
             for what in findings.keys() - self._logged:
                 logger.error("attention: %s", what, extra={"about": findings[what].about})
@@ -56,7 +56,7 @@ class EventLoopSource:
 
     def health(self) -> tuple[bool, str]:
         """Whether the event loop runs."""
-        silent_s = self._clock_s() - self._beaten_s
+        silent_s = self._clock.monotonic_s() - self._beaten_s
         if silent_s > STALLED_S:
             return False, f"no request has been served for {silent_s:.0f} s: the event loop is held up"
         return True, "serving" if self.is_serving() else "starting"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +16,7 @@ from typing import Any, Final
 import orjson
 
 from rocketmq_tiered.process.report import StatusReport, decode_report, encode_report
-from tiered.timestamps import wall_ms
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.whole_file import replace_whole
 
 logger = logging.getLogger(__name__)
@@ -54,11 +53,9 @@ KEPT: Final = (
 class KnownFigures:
     """The last known figures of the archive ``place``: its URL, cluster and broker. Thread-safe."""
 
-    def __init__(
-        self, directory: Path, place: tuple[str, str, str], *, clock_ms: Callable[[], int] = wall_ms
-    ) -> None:
+    def __init__(self, directory: Path, place: tuple[str, str, str], *, clock: Clock = MACHINE_CLOCK) -> None:
         """Load the figures of an earlier process; a file that is unreadable or of another archive is as none."""
-        self._path, self._clock_ms = directory / FILE, clock_ms
+        self._path, self._clock = directory / FILE, clock
         self._lock = threading.Lock()
         self._last, self._known_ms = StatusReport(), 0
         self._saved_ms = 0
@@ -70,7 +67,7 @@ class KnownFigures:
 
     def completed(self, report: StatusReport) -> StatusReport:
         """``report``, with the last known figures and their age where it has none."""
-        now_ms = self._clock_ms()
+        now_ms = self._clock.wall_ms()
         with self._lock:
             if report.lag_bytes is not None:
                 self._last, self._known_ms = report, now_ms - round(report.measured_seconds * 1000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, NamedTuple
@@ -22,6 +21,7 @@ from rocketmq_tiered.server.mount.node_lease import (
     NodeLease,
     NodeLog,
 )
+from tiered.clock import MACHINE_CLOCK
 from tiered.console import camel_names, counted, size_text, time_text
 from tiered.object_store.interface import ObjectStore
 from tiered.timestamps import wall_ms
@@ -99,7 +99,7 @@ class MountRow(NamedTuple):
 
 def mount_rows(store: ObjectStore) -> list[MountRow]:
     """Rows of all brokers below ``store``. Raises what the store raises."""
-    return rows_of(NodeLog(store, "", lambda: 0).newest().values(), AnnouncedArchives(store).read())
+    return rows_of(NodeLog(store, "", MACHINE_CLOCK).newest().values(), AnnouncedArchives(store).read())
 
 
 def rows_of(leases: Iterable[NodeLease], announced: Mapping[BrokerName, int]) -> list[MountRow]:
@@ -153,7 +153,7 @@ class MountAdminSource(EventLoopSource):
 
     def __init__(self, nodes: Sequence[MountNode]) -> None:
         self.nodes = nodes
-        super().__init__(time.monotonic, _MountCollector(self))
+        super().__init__(MACHINE_CLOCK, _MountCollector(self))
 
     def findings(self) -> list[Finding]:
         """What an operator should look at."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
-from collections.abc import Callable
 from types import TracebackType
 from typing import Never
 
 from tqdm import tqdm
+
+from tiered.clock import MACHINE_CLOCK, Clock
 
 logger = logging.getLogger(__name__)
 
@@ -27,13 +27,13 @@ class Progress:
         quiet: bool = False,
         unit: str = "",
         is_terminal: bool | None = None,
-        monotonic_s: Callable[[], float] = time.monotonic,
+        clock: Clock = MACHINE_CLOCK,
     ) -> None:
         """``unit``: empty for bytes; ``is_terminal``: None finds out whether stderr is one."""
         self._label = label
         self._quiet = quiet
-        self._monotonic_s = monotonic_s
-        self._started_s = self._line_s = monotonic_s()
+        self._clock = clock
+        self._started_s = self._line_s = clock.monotonic_s()
         self._parts = {"": (0, total)}
         self._done, self._total = 0, total
         self._unit = unit
@@ -61,14 +61,14 @@ class Progress:
         if self._bar is not None:
             self._bar.total = total
             self._bar.update(advanced)
-        elif not self._quiet and self._monotonic_s() - self._line_s >= LINE_INTERVAL_S:
-            self._line_s = self._monotonic_s()
+        elif not self._quiet and self._clock.monotonic_s() - self._line_s >= LINE_INTERVAL_S:
+            self._line_s = self._clock.monotonic_s()
             logger.info("%s", self.line())
 
     def line(self) -> str:
         """``label 40% 12.0 of 30.0 MiB, 6.0 MiB/s, 3 s left``, or ``label 40% 1,200 of 3,000 messages, 600/s, 3 s
         left``."""
-        elapsed_s = self._monotonic_s() - self._started_s
+        elapsed_s = self._clock.monotonic_s() - self._started_s
         rate = self._done / elapsed_s if elapsed_s > 0 else 0.0
         left = (self._total - self._done) / rate if rate > 0 else float("inf")
         share = self._done / self._total if self._total else 1.0

@@ -8,9 +8,8 @@ report is made by a thread of its own, and until it is there the last one is ret
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from rocketmq_tiered.process.lag import LogGrowth, measure_lag, retention_margin_s
@@ -21,10 +20,10 @@ from tiered.broker_store.pins import PinStatus
 from tiered.broker_store.retention import short_margin_s
 from tiered.broker_store.store import BrokerStore
 from tiered.catalog.state import CatalogState
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.errors import TieredError
 from tiered.model.queue import TopicFilter
 from tiered.settings.sections import GcSettings
-from tiered.timestamps import wall_ms
 from uploader.offload import OffloadStatus
 
 REPORT_EVERY_S = 1.0
@@ -33,18 +32,6 @@ COSTLY_S = 0.05
 _GRACES: Final = GcSettings()
 COST_SHARE = 4.0
 """A report is reused for so many times the processor time that it took: reports take a fifth of a core at most."""
-
-
-@dataclass(frozen=True)
-class Clock:
-    """The time, and the processor time of this thread."""
-
-    monotonic_s: Callable[[], float] = time.monotonic
-    cpu_s: Callable[[], float] = time.thread_time
-    wall_ms: Callable[[], int] = wall_ms
-
-
-_CLOCK: Final = Clock()
 
 
 class Reporter:
@@ -57,7 +44,7 @@ class Reporter:
         topic_filter: TopicFilter,
         *,
         gc: GcSettings = _GRACES,
-        clock: Clock = _CLOCK,
+        clock: Clock = MACHINE_CLOCK,
     ) -> None:
         """``view``: a store that no other thread reads; ``gc``: the grace periods, for what they make overdue."""
         self._head = head

@@ -23,12 +23,12 @@ from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.retirement import retired_since
 from tiered.catalog.state import CatalogState
+from tiered.clock import MACHINE_CLOCK
 from tiered.errors import FencedError, UnavailableError
 from tiered.formats.record import decode_record
 from tiered.object_store.interface import ObjectStore
 from tiered.remoting.client import BrokerClient
 from tiered.remoting.command import ResponseCode
-from tiered.timestamps import wall_ms
 
 RELEASE_S: Final = 60.0
 """How long a node may take to release the groups."""
@@ -60,7 +60,7 @@ def take_back(
     if retired_since(load(archive.store)) is not None:
         _end_retirement(archive)
     say(DetachStep("mount", "done: no longer announced"))
-    log = GroupLog(archive.store, PRODUCER, wall_ms, has_lapsed=lapsed_leases(root))
+    log = GroupLog(archive.store, PRODUCER, MACHINE_CLOCK, has_lapsed=lapsed_leases(root))
     _claim(log)
     say(DetachStep("groups", "done: released by the node that served them"))
     count = _commit(broker, log.offsets)
@@ -84,7 +84,7 @@ def _end_retirement(archive: Archive) -> None:
         broker=archive.broker,
         instance=PRODUCER,
         kind="backfill",
-        clock_ms=wall_ms,
+        clock=MACHINE_CLOCK,
     )
     writer.claim()
     writer.release()

@@ -31,13 +31,13 @@ from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.requirements import Requirements
 from tiered.catalog.state import CatalogState
 from tiered.catalog.timer_refs import TimerRef
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.errors import UnavailableError
 from tiered.formats.timer_object import ENTRY_DTYPE, Rows, encode_timers, sorted_entries
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table, concatenated
 from tiered.model.timer import HOUR_MS, EntryKind, Refusal
 from tiered.settings.sections import TimerSettings
-from tiered.timestamps import wall_ms
 
 logger = logging.getLogger(__name__)
 
@@ -119,13 +119,12 @@ class TimerDelivery:
         read: Callable[[Sequence[Place]], Mapping[Place, Message]],
         judge: Judge = everyone,
         *,
-        clock_ms: Callable[[], int] = wall_ms,
-        monotonic_s: Callable[[], float] = time.monotonic,
+        clock: Clock = MACHINE_CLOCK,
     ) -> None:
         """``commits``: of the archive's owner; ``judge`` says which timers their senders may have delivered."""
         self._commits, self._settings, self._broker, self._read = commits, settings, broker, read
         self._judge = judge
-        self._clock_ms, self._monotonic_s = clock_ms, monotonic_s
+        self._clock = clock
         self.files = TimerFiles(commits.store)
         self.counts = TimerStatus()
         """What is counted as it happens; ``status`` has the rest."""
@@ -166,13 +165,13 @@ class TimerDelivery:
         self._sent.clear()
         if len(self._postponed.table):
             return TimerPlan()
-        if self._monotonic_s() >= self._retry_s:
+        if self._clock.monotonic_s() >= self._retry_s:
             self._held.clear()
         held = [ref for ref in refs if ref.key in self._held]
         refs = [ref for ref in refs if ref.key not in self._held]
         due_ms = self._due_ms = min(map(self.files.next_ms, refs), default=NEVER_MS)
-        if due_ms < self._clock_ms() + self._settings.ahead_ms + 1:
-            before_ms = horizon_ms(self._clock_ms(), self._settings.ahead_ms, self._broker.longest_ms())
+        if due_ms < self._clock.wall_ms() + self._settings.ahead_ms + 1:
+            before_ms = horizon_ms(self._clock.wall_ms(), self._settings.ahead_ms, self._broker.longest_ms())
             if due_ms < before_ms:
                 return TimerPlan(self._next(refs, before_ms))
         if self._over:
@@ -200,13 +199,13 @@ class TimerDelivery:
         if plan.is_doubt and not (self._is_due(plan.entries) and self._is_settled()):
             return False
         claims = _claims(plan.entries, is_doubt=plan.is_doubt)
-        self._claim_s = self._monotonic_s()
+        self._claim_s = self._clock.monotonic_s()
         if not self._commit(state, claims, plan.entries):
             return True  # other timers came in between: plan again
         try:
             postponed = self._hand_over(plan.entries, claims, is_doubt=plan.is_doubt)
         finally:
-            self._settled_s = self._monotonic_s() + SETTLE_S
+            self._settled_s = self._clock.monotonic_s() + SETTLE_S
         self._over = {ref.key: ref.moved(ref.claimed, ref.claimed) for ref in claims}
         self._postponed = postponed
         return True
@@ -214,11 +213,11 @@ class TimerDelivery:
     def _is_due(self, entries: Entries) -> bool:
         """Whether none is sent early: the clock may have been set back since they were claimed."""
         last_ms = int(entries.table["deliver_ms"].max())
-        return last_ms <= self._clock_ms() or self._broker.longest_ms() > 0
+        return last_ms <= self._clock.wall_ms() or self._broker.longest_ms() > 0
 
     def _is_settled(self) -> bool:
         """Whether the broker can be queried about rows in doubt: what others had sent is stored by now."""
-        now_s = self._monotonic_s()
+        now_s = self._clock.monotonic_s()
         if self._settled_s is None:  # another process claimed them: it may send until its claim ends
             self._settled_s = now_s + CLAIM_S + SETTLE_S
         return now_s >= self._settled_s and self._broker.is_settled()
@@ -252,12 +251,12 @@ class TimerDelivery:
 
     def _hold(self, refs: Sequence[TimerRef]) -> None:
         if not self._held:
-            self._retry_s = self._monotonic_s() + RETRY_S
+            self._retry_s = self._clock.monotonic_s() + RETRY_S
         self._held.update(ref.key for ref in refs)
 
     def _renew(self, claims: Sequence[TimerRef]) -> None:
         """Commit ``claims`` again before they end: sending takes long."""
-        now_s = self._monotonic_s()
+        now_s = self._clock.monotonic_s()
         if now_s - self._claim_s < CLAIM_S / 2:
             return
         draft = CommitDraft(CommitKind.MAINTENANCE, timers=claims)
@@ -290,7 +289,7 @@ class TimerDelivery:
         every, before = _places(entries, found.timers), replace(self.counts)
         while at < len(found.timers):
             self._renew(claims)
-            begun_s = self._monotonic_s()
+            begun_s = self._clock.monotonic_s()
             size = min(size, self._ahead_max)
             rows, places = found.timers[at : at + size], every[at : at + size]
             if not self._ahead.keys() >= set(places):
@@ -303,7 +302,7 @@ class TimerDelivery:
                 for number, why in refused.items()
             ]
             at += len(rows)
-            seconds = max(self._monotonic_s() - begun_s, 0.001)
+            seconds = max(self._clock.monotonic_s() - begun_s, 0.001)
             size = max(16, min(DOUBT_CHUNK if is_doubt else CHUNK_MAX, int(len(rows) * CHUNK_S / seconds)))
         if fresh:
             logger.warning(
@@ -330,7 +329,7 @@ class TimerDelivery:
 
     def _postpone(self, row: np.void, why: str, place: Place) -> Table:
         """The entry of a timer that the broker refused: it is sent again, or only listed if that took too long."""
-        found, now_ms = np.array([row], ENTRY_DTYPE), self._clock_ms()
+        found, now_ms = np.array([row], ENTRY_DTYPE), self._clock.wall_ms()
         self.counts.problem = f"{_name(place)}: {why}"[:PROBLEM_CHARS]
         late_ms = now_ms - int(row["deliver_ms"])
         if row["kind"] == EntryKind.TIMER:
@@ -387,7 +386,7 @@ class TimerDelivery:
         """A message was handed over."""
         self._sent.add(send.place)
         self.counts.delivered += 1
-        self._lateness_ms.append(max(0, self._clock_ms() - send.deliver_ms))
+        self._lateness_ms.append(max(0, self._clock.wall_ms() - send.deliver_ms))
 
     def _holding(self, cancels: Table) -> Iterator[Table]:
         """Cancellations of timers that wait, as the broker had refused them, perhaps to another process."""
@@ -407,7 +406,7 @@ class TimerDelivery:
         """Count what is pending: a part at a time, so that no timer is late."""
         begun_s = time.perf_counter()
         if self._counting is None:
-            if self._monotonic_s() < self._count_s:
+            if self._clock.monotonic_s() < self._count_s:
                 return
             self._counting, self._counting_s, self._objects = (
                 self.files.counting(state),
@@ -420,7 +419,7 @@ class TimerDelivery:
         self._counting_s += time.perf_counter() - begun_s
         if counts is not None:
             refused, self._pending, self._counting = self._pending.refused, counts, None
-            self._count_s = self._monotonic_s() + max(PENDING_EVERY_S, COUNT_SHARE * self._counting_s)
+            self._count_s = self._clock.monotonic_s() + max(PENDING_EVERY_S, COUNT_SHARE * self._counting_s)
             if counts.refused > refused:
                 logger.warning(
                     "%d messages are not delivered: see tiered timers ls --refused", counts.refused
@@ -428,7 +427,7 @@ class TimerDelivery:
 
     def status(self, problem: str = "") -> TimerStatus:
         """Figures, from any thread. ``problem``: of the last pass."""
-        counts, pending, now_ms = self.counts, self._pending, self._clock_ms()
+        counts, pending, now_ms = self.counts, self._pending, self._clock.wall_ms()
         last = now_ms // HOUR_MS + 1
         late_ms = sorted(self._lateness_ms.copy())
         return replace(

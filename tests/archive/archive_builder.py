@@ -17,6 +17,7 @@ from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import NO_CHECK, REMOVED_DTYPE, CatalogState, RunChunk
 from tiered.catalog.writer_limits import CatalogLimits
+from tiered.clock import Clock
 from tiered.formats.keys import data_key, set_key
 from tiered.formats.record import java_hash
 from tiered.formats.run_part import CatalogRun, cut_run
@@ -98,7 +99,7 @@ class ArchiveBuilder:
             broker="broker",
             instance="test",
             kind="run",
-            clock_ms=lambda: NOW_MS,
+            clock=Clock(wall_ms=lambda: NOW_MS),
             limits=self._limits,
             random=random.Random(seed),
             wait=lambda seconds: None,

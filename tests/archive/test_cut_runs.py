@@ -16,6 +16,7 @@ from tests.maintenance.compaction_scene import LMQ, QUEUES, Scene
 from tiered.archive.verify import AnomalyKind, verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.pages import RunIndex
+from tiered.clock import Clock
 from tiered.errors import CorruptionError
 from tiered.formats.run_part import CatalogRun, cut_run
 from tiered.object_store.file import FileStore
@@ -61,7 +62,7 @@ def index(made: ArchiveBuilder) -> None:
         made.store,
         made.writer,
         IndexSettings(day_files_max=2),
-        clock_ms=lambda: NOW_MS,
+        clock=Clock(wall_ms=lambda: NOW_MS),
         log=lambda *_: None,
         random_source=random.Random(2),
     )

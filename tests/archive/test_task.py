@@ -10,6 +10,7 @@ import pytest
 
 from tiered.archive.task import Due, StoppedError, TaskLoop
 from tiered.catalog.state import CatalogState
+from tiered.clock import Clock
 from tiered.errors import AccessDeniedError, FencedError, UnavailableError
 
 OWNED = CatalogState()
@@ -45,7 +46,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 def test_a_pass_ends_when_nothing_is_left() -> None:
     task = Counting(3)
-    loop = TaskLoop(task, lambda: OWNED, clock_ms=lambda: 77)
+    loop = TaskLoop(task, lambda: OWNED, clock=Clock(wall_ms=lambda: 77))
     assert loop.status.last_ms is None
     loop.make_pass()
     assert (task.done, task.plans) == (3, 4)

@@ -15,6 +15,7 @@ from tiered.archive.verify import verify_archive
 from tiered.archive.verify_progress import VerifyProgress
 from tiered.archive.verify_segment import AnomalyKind
 from tiered.catalog.writer_limits import CatalogLimits
+from tiered.clock import Clock
 from tiered.errors import NotFoundError, UnavailableError, UsageError
 from tiered.formats.keys import catalog_key
 from tiered.model.queue import QueueKey
@@ -210,7 +211,7 @@ def test_the_chain_is_followed_from_the_last_clean_pass(tmp_path: Path) -> None:
 
 def test_an_old_pass_is_repeated() -> None:
     now_ms = 0
-    progress = VerifyProgress("u", clock_ms=lambda: now_ms)
+    progress = VerifyProgress("u", clock=Clock(wall_ms=lambda: now_ms))
     assert progress.begin(5).version == 5
     assert progress.begin(9).version == 5
     now_ms = verify_progress.AGE_MS_MAX + 1

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from rocketmq_tiered.maintenance.gc import Deletions, collect, plan_collection
 from tiered.catalog.garbage import GcPlan, Grace, Unexplained
 from tiered.catalog.state import CatalogState
+from tiered.clock import Clock
 from tiered.object_store.interface import ObjectStore
 
 FAKE = Unexplained("its tail cannot be read", 0)
@@ -25,11 +26,11 @@ def run_gc(
     """Plan, and with ``apply`` delete. ``diverged_grace_ms`` (default ``grace_ms``): of objects of a truncated log.
     An object without any tail stands for an upload whose messages are committed elsewhere."""
     grace = Grace(grace_ms, grace_ms if diverged_grace_ms is None else diverged_grace_ms)
-    plan = plan_collection(store, state, grace, clock)
+    plan = plan_collection(store, state, grace, Clock(wall_ms=clock))
     for info in plan.candidates:
         if plan.unexplained.get(info.key) == FAKE:
             del plan.unexplained[info.key]
             plan.to_delete(info)
     if apply:
-        collect(store, state, plan, clock=clock, deletions=deletions)
+        collect(store, state, plan, clock=Clock(wall_ms=clock), deletions=deletions)
     return plan

@@ -12,6 +12,7 @@ from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import Commit, CommitDraft, CommitKind, CommitPlace, decode_commit, encode_commit
 from tiered.catalog.state import CatalogState, LogCheck, Owner
 from tiered.catalog.writer_limits import CatalogLimits
+from tiered.clock import Clock
 from tiered.model.queue import QueueKey
 from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, RUN_DTYPE, GapReason, RunKind, Table
 from tiered.object_store.interface import ObjectStore
@@ -27,7 +28,7 @@ class Bucket(MemoryStore):
 
     def __init__(self) -> None:
         self.now_ms = NOW_MS
-        super().__init__(clock_ms=lambda: self.now_ms)
+        super().__init__(clock=Clock(wall_ms=lambda: self.now_ms))
 
 
 def queue(topic: str = "t", queue_id: int = 0, generation: int = 0) -> QueueKey:
@@ -53,7 +54,7 @@ def writer(store: ObjectStore, instance: str = "w1", kind: str = "run", **option
     defaults: dict[str, object] = {
         "limits": small_limits(),
         "wait": lambda seconds: None,
-        "clock_ms": clock_ms,
+        "clock": Clock(wall_ms=clock_ms),
     }
     return CatalogWriter(
         store, cluster="c", broker="b", instance=instance, kind=kind, host="h", **(defaults | options)

@@ -22,6 +22,7 @@ from tiered.catalog.deletions import DeletionChange, PendingDeletion, Reason, en
 from tiered.catalog.index_refs import UNINDEXED, IndexChange, IndexRef
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import REMOVED_DTYPE
+from tiered.clock import Clock
 from tiered.formats.keys import index_key, state_key
 from tiered.model.queue import QueueKey
 from tiered.model.tables import FLOOR_DTYPE, Table
@@ -39,7 +40,7 @@ class _Recorder(MemoryStore):
     def __init__(self) -> None:
         self.now_ms = NOW_MS
         self.written: dict[str, bytes] = {}
-        super().__init__(clock_ms=lambda: self.now_ms)
+        super().__init__(clock=Clock(wall_ms=lambda: self.now_ms))
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
         content = b"".join(body)
@@ -65,7 +66,7 @@ class _History:
             instance,
             kind,
             limits=small_limits(spill_deletions=4),
-            clock_ms=self._clock_ms,
+            clock=Clock(wall_ms=self._clock_ms),
             random=random.Random(self._seed),
         )
         made.claim(take_over=take_over)

@@ -7,6 +7,7 @@ import pytest
 from tests.object_store.fault_store import FaultStore
 from tiered.catalog.archives import list_archives, open_archive
 from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.clock import Clock
 from tiered.errors import NotFoundError, UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.memory import MemoryStore
@@ -18,7 +19,7 @@ LONG = "Ü" * 120
 def make(store: MemoryStore, cluster: str, broker: str, objects: int = 0) -> None:
     archive = PrefixedStore(store, archive_prefix(cluster, broker))
     CatalogWriter(
-        archive, cluster=cluster, broker=broker, instance="i", kind="run", clock_ms=lambda: 1
+        archive, cluster=cluster, broker=broker, instance="i", kind="run", clock=Clock(wall_ms=lambda: 1)
     ).claim()
     for number in range(objects):
         archive.put_if_absent(f"sets/00/{number}", [b""])

@@ -30,6 +30,7 @@ from tiered.catalog.index_refs import (
     unindexed,
     with_unindexed,
 )
+from tiered.clock import Clock
 from tiered.errors import CorruptionError
 from tiered.formats.keys import index_key
 from tiered.object_store.memory import MemoryStore
@@ -140,7 +141,7 @@ def test_only_maintenance_publishes() -> None:
 
 def test_replaced_files_are_deleted_after_the_grace_period() -> None:
     now_ms = NOW_MS
-    store = MemoryStore(clock_ms=lambda: now_ms)
+    store = MemoryStore(clock=Clock(wall_ms=lambda: now_ms))
     made = filled(store)
     files = [ref(1, 3), ref(4, 5), ref(1, 5, name="merged"), ref(1, 2, name="abandoned")]
     for file in files:

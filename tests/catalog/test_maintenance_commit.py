@@ -16,6 +16,7 @@ from tiered.catalog.deletions import DeletionChange, PendingDeletion, Reason
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.requirements import Floors, Requirements, histories_of
 from tiered.catalog.state import CatalogState
+from tiered.clock import Clock
 from tiered.errors import StoreFullError, UnansweredError
 from tiered.model.tables import FLOOR_DTYPE
 from tiered.object_store.interface import ObjectStore
@@ -65,7 +66,7 @@ def test_a_change_without_what_it_needs_is_not_committed(
     state = load(store)
     change(owner)
     before = load(store).version
-    maintenance = MaintenanceCommit.opened(store, state, "test", clock_ms)
+    maintenance = MaintenanceCommit.opened(store, state, "test", Clock(wall_ms=clock_ms))
     assert not maintenance.commit(lambda _newest: NOTHING, required_of(state))
     assert (maintenance.unmet, load(store).version) == (unmet, before)
 
@@ -82,7 +83,7 @@ def test_what_others_append_voids_nothing() -> None:
         tombstones=0,
         uncompacted_since=state.version,
     )
-    maintenance = MaintenanceCommit.opened(store, state, "test", clock_ms)
+    maintenance = MaintenanceCommit.opened(store, state, "test", Clock(wall_ms=clock_ms))
     assert maintenance.commit(lambda _newest: NOTHING, required)
     assert load(store).version == state.version + 2
 
@@ -91,7 +92,7 @@ def test_a_list_that_no_commit_names_becomes_garbage() -> None:
     store = MemoryStore()
     grown(store)
     state = load(store)
-    maintenance = MaintenanceCommit.opened(store, state, "test", clock_ms)
+    maintenance = MaintenanceCommit.opened(store, state, "test", Clock(wall_ms=clock_ms))
     gone = {"sets/00/x-1-1.sso": PendingDeletion(NOW_MS, state.version, Reason.EXPIRED)}
     one, other = (maintenance.put_list(state, gone) for _ in range(2))
     assert not maintenance.commit(lambda _newest: NOTHING, Requirements(epoch=state.epoch + 1))
@@ -106,7 +107,7 @@ def test_a_list_that_no_commit_names_becomes_garbage() -> None:
 @pytest.mark.parametrize(("fault", "may_exist"), [(Fault.FULL, False), (Fault.LOST_AFTER, True)])
 def test_a_key_is_noted_unless_its_put_had_no_effect(fault: Fault, may_exist: bool) -> None:
     store = FaultStore(MemoryStore(), wait=lambda _seconds: None)
-    maintenance = MaintenanceCommit(store, grown(store), clock_ms)
+    maintenance = MaintenanceCommit(store, grown(store), Clock(wall_ms=clock_ms))
     store.add(FaultRule(fault, keys="index/*", times=1))
     with pytest.raises((StoreFullError, UnansweredError)):
         maintenance.put("index/1-2-1-x.idx", [b"file"])
@@ -117,7 +118,7 @@ def test_a_key_is_noted_unless_its_put_had_no_effect(fault: Fault, may_exist: bo
 def test_announced_keys_are_garbage_until_a_commit_takes_them_back() -> None:
     store = MemoryStore()
     grown(store)
-    maintenance = MaintenanceCommit.opened(store, load(store), "test", clock_ms)
+    maintenance = MaintenanceCommit.opened(store, load(store), "test", Clock(wall_ms=clock_ms))
     keys = ["sets/00/y-1-1.sso", "sets/00/y-1-2.sso"]
     assert maintenance.announce(keys)
     assert load(store).pending_deletions.keys() == set(keys)

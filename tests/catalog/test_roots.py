@@ -14,6 +14,7 @@ from tiered.catalog.catalog_reader import REPLAY_MAX, load, read_commit, refresh
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import NO_PAGES, Commit, describe
 from tiered.catalog.state import CatalogState, RootRef
+from tiered.clock import Clock
 from tiered.errors import CorruptionError
 from tiered.formats.keys import Part, catalog_key, object_of, parse_part_key
 from tiered.object_store.interface import ObjectStore
@@ -26,7 +27,7 @@ READS = frozenset({"get", "get_range"})
 
 @pytest.fixture
 def memory() -> MemoryStore:
-    return MemoryStore(clock_ms=lambda: NOW_MS)
+    return MemoryStore(clock=Clock(wall_ms=lambda: NOW_MS))
 
 
 def grow(made: CatalogWriter, commits: int) -> CatalogState:
@@ -237,7 +238,7 @@ def test_gc_deletes_nothing_for_a_damaged_root_or_page(memory: MemoryStore, is_p
 def _copied(memory: MemoryStore, now_ms: int) -> MemoryStore:
     """The same objects, some days later."""
     clock = [NOW_MS]
-    copy = MemoryStore(clock_ms=lambda: clock[0])
+    copy = MemoryStore(clock=Clock(wall_ms=lambda: clock[0]))
     for info in memory.list(""):
         copy.put_if_absent(info.key, [memory.get(info.key)])
     clock[0] = now_ms

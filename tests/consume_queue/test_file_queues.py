@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from tests.broker_store.bad_sectors import BadSectors
 from tests.broker_store.record_bytes import log_file, queue_file, unit
 from tests.sweeps import examples
+from tiered.clock import Clock
 from tiered.consume_queue.file_queues import (
     OPEN_FILES_MAX,
     QUIET_NS,
@@ -284,7 +285,7 @@ def test_a_queue_that_cannot_be_read_is_skipped_and_counts_as_shown(
     disk, now_s = BadSectors(monkeypatch), 1000.0
     disk.code = code
     disk.break_all(bad)
-    index = FileConsumeQueues(tmp_path, lambda: 0, monotonic_s=lambda: now_s)
+    index = FileConsumeQueues(tmp_path, lambda: 0, clock=Clock(monotonic_s=lambda: now_s))
     assert index.frontier_phys() == 1000
     reads = disk.reads
     for _ in range(100):
@@ -319,7 +320,7 @@ def test_of_two_kinds_of_a_queue_the_one_that_cannot_be_read_may_be_the_one_that
     assert index.shown() == {("t", 0)}
 
 
-class Clock:
+class Time:
     """A wall clock moved by hand."""
 
     def __init__(self, now_ns: int) -> None:
@@ -330,12 +331,12 @@ class Clock:
 
 
 def test_a_quiet_directory_is_listed_once(tmp_path: Path) -> None:
-    changes = DirectoryChanges(Clock(os.stat(tmp_path).st_mtime_ns + QUIET_NS))
+    changes = DirectoryChanges(Time(os.stat(tmp_path).st_mtime_ns + QUIET_NS))
     assert [changes.has_changed(tmp_path) for _ in range(3)] == [True, False, False]
 
 
 def test_an_added_entry_is_seen(tmp_path: Path) -> None:
-    clock = Clock(os.stat(tmp_path).st_mtime_ns + QUIET_NS)
+    clock = Time(os.stat(tmp_path).st_mtime_ns + QUIET_NS)
     changes = DirectoryChanges(clock)
     changes.has_changed(tmp_path)
     (tmp_path / "new").mkdir()
@@ -345,7 +346,7 @@ def test_an_added_entry_is_seen(tmp_path: Path) -> None:
 
 
 def test_one_that_changed_just_now_may_change_again_within_the_same_tick(tmp_path: Path) -> None:
-    clock = Clock(os.stat(tmp_path).st_mtime_ns + 1)
+    clock = Time(os.stat(tmp_path).st_mtime_ns + 1)
     changes = DirectoryChanges(clock)
     assert [changes.has_changed(tmp_path) for _ in range(3)] == [True, True, True]
     clock.now_ns += QUIET_NS
@@ -354,7 +355,7 @@ def test_one_that_changed_just_now_may_change_again_within_the_same_tick(tmp_pat
 
 def test_one_that_comes_goes_or_is_replaced(tmp_path: Path) -> None:
     directory = tmp_path / "queue"
-    clock = Clock(0)
+    clock = Time(0)
     changes = DirectoryChanges(clock)
     assert [changes.has_changed(directory) for _ in range(2)] == [True, False]
     directory.mkdir()

@@ -19,6 +19,7 @@ from unittest import mock
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.formats.golden_archive import GOLDEN
 from tiered.catalog.catalog_reader import load, read_commit
+from tiered.clock import Clock
 from tiered.formats.container import decode_container
 from tiered.formats.keys import archive_prefix
 from tiered.formats.segment_layout import FOOTER_KIND
@@ -43,7 +44,7 @@ def digests(store: Path) -> dict[str, str]:
         backfill(
             store,
             root,
-            environment=Environment(clock_ms=lambda: NOW_MS),
+            environment=Environment(clock=Clock(wall_ms=lambda: NOW_MS)),
             index_settings=IndexSettings(day_files_max=2),
         )
     archive = PrefixedStore(root, archive_prefix(CLUSTER, BROKER))

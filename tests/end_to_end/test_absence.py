@@ -33,6 +33,7 @@ from tiered.archive import verify_listing
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load, read_commit
 from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.clock import Clock
 from tiered.errors import ArchiveDamagedError, CatalogLostError, TieredError
 from tiered.formats.container import HEADER
 from tiered.formats.keys import archive_prefix, catalog_key, state_key
@@ -220,7 +221,7 @@ def answers(place: Place, run: Run, tmp_path: Path) -> Iterator[tuple[str, int, 
 def mounted(place: Place) -> tuple[int, str]:
     """What `tiered mount` gets when it takes the broker."""
     store = open_store(place.url, place.options)
-    member = Membership(store, "node", time.monotonic, wall_ms)
+    member = Membership(store, "node", Clock())
     settings = Settings(object_store=place.options.settings)
     whole = MountPlace(place.url, store, settings, member, "127.0.0.1", ())
     try:
@@ -277,7 +278,12 @@ def test_gc_keeps_messages_that_no_commit_names_until_they_are_committed(
     """Another writer has claimed the archive since: the epoch of the object is fenced."""
     clock_ms = wall_ms() + 3_600_000
     writer = CatalogWriter(
-        place.store, cluster=CLUSTER, broker=BROKER, instance="next", kind="run", clock_ms=lambda: clock_ms
+        place.store,
+        cluster=CLUSTER,
+        broker=BROKER,
+        instance="next",
+        kind="run",
+        clock=Clock(wall_ms=lambda: clock_ms),
     )
     writer.load()
     writer.claim(take_over=True)

@@ -28,6 +28,7 @@ from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.requirements import histories_of
 from tiered.catalog.state import selected
+from tiered.clock import Clock
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import QueueKey
 from tiered.object_store.interface import ObjectStore
@@ -48,7 +49,7 @@ EVERYTHING = 1 << 40
 
 def compact(store: ObjectStore, cuts: dict[QueueKey, int], spool: Path) -> None:
     """Rounds with ``cuts``, which may be inside a run, also in the newest one."""
-    maintenance = MaintenanceCommit.opened(store, load(store), "test", store.clock_ms)
+    maintenance = MaintenanceCommit.opened(store, load(store), "test", Clock(wall_ms=store.clock_ms))
     settings, state = Settings(), maintenance.state
     limits, index = limits_of(settings), RunIndex(store)
     found = KeyPass(histories_of(state))
@@ -66,7 +67,7 @@ def compact(store: ObjectStore, cuts: dict[QueueKey, int], spool: Path) -> None:
             maintenance.state,
             planned,
             RewriteOptions(spool, 1 << 30),
-            clock=store.clock_ms,
+            clock=Clock(wall_ms=store.clock_ms),
             maintenance=maintenance,
         )
         assert result is not None

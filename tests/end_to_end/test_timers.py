@@ -14,6 +14,7 @@ from tests.uploader.timer_broker import TimerBroker
 from tiered.archive.timers import TimerFiles, TimerName, joined, sort_out
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
+from tiered.clock import Clock
 from tiered.errors import NotFoundError
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import QueueKey
@@ -112,8 +113,10 @@ def test_messages_of_timers_do_not_expire(tmp_path: Path) -> None:
     store, _ = archived(tmp_path)
     state, topic = load(store), QueueKey(GATEWAY, 0, 0)
     for erase in (None, Erasure(GATEWAY)):
-        found = plan_pass(store, state, lambda _: RULE, clock=lambda: store_ms(store), erase=erase)
-        state = commit_pass(store, state, found, clock=lambda: store_ms(store))
+        found = plan_pass(
+            store, state, lambda _: RULE, clock=Clock(wall_ms=lambda: store_ms(store)), erase=erase
+        )
+        state = commit_pass(store, state, found, clock=Clock(wall_ms=lambda: store_ms(store)))
         row = state.queue(topic)
         assert row is not None and row["min_queue_offset"] == 0
     orders = state.queue(QueueKey("orders", 0, 0))

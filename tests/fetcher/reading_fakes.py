@@ -13,6 +13,7 @@ from fetcher.io.waiting import InlineExecutor
 from fetcher.pulls.message_fetcher import TieredMessageFetcher
 from fetcher.rows.catalog_view import CatalogView
 from tiered.catalog.catalog_reader import load
+from tiered.clock import Clock
 from tiered.formats.segment_index import SegmentIndex
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.sections import PrefetchSettings
@@ -80,7 +81,8 @@ def plain_fetcher(
 ) -> TieredMessageFetcher:
     """A fetcher at the head of the archive in ``store``; everything happens in the calling thread."""
     executor = InlineExecutor()
-    catalog = CatalogView(store, load(store), executor=executor, clock_s=clock_s, refresh_ms=refresh_ms)
+    clock = Clock(monotonic_s=clock_s)
+    catalog = CatalogView(store, load(store), executor=executor, clock=clock, refresh_ms=refresh_ms)
     return TieredMessageFetcher(
-        source or PlainSource(store), catalog, settings, executor=executor, clock_s=clock_s, budget=budget
+        source or PlainSource(store), catalog, settings, executor=executor, clock=clock, budget=budget
     )

@@ -23,6 +23,7 @@ from tests.archive.archive_builder import ArchiveBuilder, Sent, Stored
 from tests.fetcher.virtual import VirtualClock, VirtualReader
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.writer_limits import CatalogLimits
+from tiered.clock import Clock
 from tiered.errors import TieredError, UnansweredError
 from tiered.formats.segment import BlockCodec
 from tiered.model.queue import QueueKey
@@ -124,19 +125,21 @@ class Simulation:
             self.store,
             fetch,
             self.budget,
-            clock_s=self.clock.now_s,
+            clock=Clock(monotonic_s=self.clock.now_s),
             decode_pool=executor,
             timer=self.clock,
             on_unread_dropped=self._unread_dropped,
         )
         state = load(builder.store)
-        catalog = CatalogView(builder.store, state, executor=executor, clock_s=self.clock.now_s)
+        catalog = CatalogView(
+            builder.store, state, executor=executor, clock=Clock(monotonic_s=self.clock.now_s)
+        )
         self.fetcher = TieredMessageFetcher(
             self.source,
             catalog,
             prefetch,
             executor=executor,
-            clock_s=self.clock.now_s,
+            clock=Clock(monotonic_s=self.clock.now_s),
             unread_ms=fetch.unread_expiry_ms,
         )
         self.budget.add_reclaimer(self.fetcher.readers.reclaim)

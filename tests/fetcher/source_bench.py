@@ -15,6 +15,7 @@ from fetcher.io.request_scheduler import Priority
 from fetcher.io.waiting import Executor, InlineExecutor
 from tests.fetcher.segments import Segment
 from tests.fetcher.virtual import VirtualClock, VirtualReader
+from tiered.clock import Clock
 from tiered.formats.segment_index import SegmentIndex
 from tiered.settings.sections import FetchSettings
 
@@ -44,7 +45,7 @@ class SourceBench:
             self.reader,
             self.settings,
             self.budget,
-            clock_s=self.clock.now_s,
+            clock=Clock(monotonic_s=self.clock.now_s),
             decode_pool=decode_pool or InlineExecutor(),
             timer=self.clock,
             disk=self.disk,

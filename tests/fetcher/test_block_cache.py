@@ -27,6 +27,7 @@ from fetcher.blocks.block_cache import (
 )
 from fetcher.blocks.budget import Admission, ByteBudget
 from tests.fetcher.virtual import VirtualClock
+from tiered.clock import Clock
 from tiered.errors import ThrottledError
 
 
@@ -41,7 +42,9 @@ class Bench:
         self.clock = VirtualClock()
         self.dropped: list[DroppedUnread] = []
         self.cache = BlockCache(
-            BlockCacheLimits(bytes_max), clock_s=self.clock.now_s, on_unread_dropped=self.dropped.extend
+            BlockCacheLimits(bytes_max),
+            clock=Clock(monotonic_s=self.clock.now_s),
+            on_unread_dropped=self.dropped.extend,
         )
 
     def put(self, number: int, byte_count: int = 100, *, is_read: bool = False) -> Block:

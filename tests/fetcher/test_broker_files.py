@@ -29,6 +29,7 @@ from tests.fetcher.store_growth import grows
 from tests.kernels.record_builder import Message, encode
 from tests.sweeps import examples
 from tiered.broker_store.store import open_broker_store
+from tiered.clock import Clock
 from tiered.errors import UnavailableError
 from tiered.model.tables import Table
 
@@ -172,7 +173,9 @@ def test_a_pull_looks_at_a_bounded_number_of_units(tmp_path: Path) -> None:
 
 def test_new_messages_and_queues_are_seen(written: WrittenStore) -> None:
     clock = [0.0]
-    reader = HotReader(open_broker_store(written.path), refresh_s=1.0, clock_s=lambda: clock[0])
+    reader = HotReader(
+        open_broker_store(written.path), refresh_s=1.0, clock=Clock(monotonic_s=lambda: clock[0])
+    )
     assert numbers(reader, 300) == (S.OFFSET_OVERFLOW_ONE, [], 300)
     for _ in range(200):
         written.put("t", 0, b"y" * 1000)

@@ -29,6 +29,7 @@ from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import REMOVED_DTYPE
 from tiered.catalog.writer_limits import CatalogLimits
+from tiered.clock import Clock
 from tiered.errors import CorruptionError, UnavailableError
 from tiered.model.queue import QueueKey
 from tiered.model.tables import FLOOR_DTYPE
@@ -76,7 +77,9 @@ def built(cycles: int = 3) -> ArchiveBuilder:
 
 def test_looking_begins_once_per_interval_and_blocks_no_caller() -> None:
     builder, clock, executor = built(), Time(), Later()
-    view = CatalogView(builder.store, builder.state, executor=executor, clock_s=clock, refresh_ms=1000)
+    view = CatalogView(
+        builder.store, builder.state, executor=executor, clock=Clock(monotonic_s=clock), refresh_ms=1000
+    )
     builder.commit([Sent(PLAIN)])
     view.refresh_if_due()
     assert not executor.work
@@ -91,7 +94,7 @@ def test_looking_begins_once_per_interval_and_blocks_no_caller() -> None:
 
 def test_a_refresh_after_a_404_does_not_trust_one_that_began_before() -> None:
     builder, clock, executor = built(), Time(), Later()
-    view = CatalogView(builder.store, builder.state, executor=executor, clock_s=clock)
+    view = CatalogView(builder.store, builder.state, executor=executor, clock=Clock(monotonic_s=clock))
     clock.now_s = 5.0
     view.refresh_if_due()
     waiting = view.refreshed()
@@ -122,7 +125,7 @@ def test_readers_share_a_refresh() -> None:
             return builder.store.get(key, max_bytes)
 
     with ThreadPoolExecutor(2) as pool, ThreadPoolExecutor(8) as readers:
-        view = CatalogView(Slow(), builder.state, executor=pool, clock_s=Time())
+        view = CatalogView(Slow(), builder.state, executor=pool, clock=Clock(monotonic_s=Time()))
         found = [readers.submit(run_sync, view.refreshed()) for _ in range(8)]
         gate.set()
         assert {future.result().version for future in found} == {builder.state.version}
@@ -134,7 +137,7 @@ def test_adopting_goes_forward_only() -> None:
     builder = built()
     old = builder.state
     new = builder.commit([Sent(PLAIN)])
-    view = CatalogView(builder.store, old, executor=InlineExecutor(), clock_s=Time())
+    view = CatalogView(builder.store, old, executor=InlineExecutor(), clock=Clock(monotonic_s=Time()))
     view.adopt(new)
     view.adopt(old)
     assert view.state is new
@@ -144,7 +147,7 @@ def test_views_answer_by_the_requested_state() -> None:
     builder = built()
     old = builder.state
     new = builder.commit([Sent(PLAIN)])
-    view = CatalogView(builder.store, old, executor=InlineExecutor(), clock_s=Time())
+    view = CatalogView(builder.store, old, executor=InlineExecutor(), clock=Clock(monotonic_s=Time()))
     before = view.view(old, ("plain", 0, None))
     view.adopt(new)
     after, again = view.view(new, ("plain", 0, None)), view.view(old, ("plain", 0, 0))
@@ -183,7 +186,9 @@ def plain_view(view: CatalogView) -> QueueView:
 def test_runs_come_from_pages_and_memory() -> None:
     builder = built(9)
     assert builder.state.pages and builder.state.memory_runs
-    view = CatalogView(builder.store, builder.state, executor=InlineExecutor(), clock_s=Time())
+    view = CatalogView(
+        builder.store, builder.state, executor=InlineExecutor(), clock=Clock(monotonic_s=Time())
+    )
     queue = plain_view(view)
     assert runs_read(view, queue) == runs_expected(builder)
     assert len(runs_expected(builder)) == 9
@@ -201,7 +206,7 @@ def test_runs_of_a_page_in_memory_need_no_thread() -> None:
         builder.commit([Sent(queue) for queue in queues])
     state, executor = builder.state, Later()
     assert len(state.pages) == 1
-    view = CatalogView(builder.store, state, executor=executor, clock_s=Time())
+    view = CatalogView(builder.store, state, executor=executor, clock=Clock(monotonic_s=Time()))
     views = [view.view(state, tuple(queue)) for queue in queues]
     assert views[0] is not None
     assert view.cached_runs_of(views[0], 0) is None
@@ -231,7 +236,7 @@ def test_an_offset_takes_a_page_or_two_whatever_the_history() -> None:
     pages = [page for page in builder.state.pages if page.first <= PLAIN <= page.last]
     assert len(pages) > 8
     for offset in (0, 1, 130, 255, 399):
-        view = CatalogView(store, builder.state, executor=InlineExecutor(), clock_s=Time())
+        view = CatalogView(store, builder.state, executor=InlineExecutor(), clock=Clock(monotonic_s=Time()))
         before = len(store.requests)
         (place,) = run_sync(view.runs_of(plain_view(view), offset)).places(
             offset, end=offset + 1, bytes_max=1, runs_max=1
@@ -244,7 +249,11 @@ def test_an_offset_takes_a_page_or_two_whatever_the_history() -> None:
 def test_runs_are_kept_up_to_a_bound(runs_bytes: int) -> None:
     builder = built(40)
     view = CatalogView(
-        builder.store, builder.state, executor=InlineExecutor(), clock_s=Time(), runs_bytes=runs_bytes
+        builder.store,
+        builder.state,
+        executor=InlineExecutor(),
+        clock=Clock(monotonic_s=Time()),
+        runs_bytes=runs_bytes,
     )
     for _ in range(2):
         for name, number in (("plain", 0), ("other", 1)):
@@ -263,7 +272,7 @@ def test_following_a_queue_adds_the_runs_of_each_commit_without_a_request() -> N
     for _ in range(30):
         builder.commit([Sent(PLAIN), Sent(QueueKey("other", 1, 0))])
     store = FaultStore(builder.store, (), wait=lambda seconds: None)
-    view = CatalogView(store, builder.state, executor=InlineExecutor(), clock_s=Time())
+    view = CatalogView(store, builder.state, executor=InlineExecutor(), clock=Clock(monotonic_s=Time()))
     queue = plain_view(view)
     for _ in range(20):
         earlier, before = queue, run_sync(view.runs_of(queue, 0))
@@ -282,7 +291,7 @@ def test_a_tail_stays_over_a_spill_and_loses_what_is_in_pages(monkeypatch: pytes
     builder = ArchiveBuilder(MemoryStore(), limits=limits)
     builder.commit([Sent(PLAIN)])
     store = FaultStore(builder.store, (), wait=lambda seconds: None)
-    view = CatalogView(store, builder.state, executor=InlineExecutor(), clock_s=Time())
+    view = CatalogView(store, builder.state, executor=InlineExecutor(), clock=Clock(monotonic_s=Time()))
     longest = 0
     for _ in range(200):
         view.adopt(builder.commit([Sent(PLAIN)]))
@@ -321,7 +330,9 @@ def test_runs_that_were_removed_since_leave_the_lists(
 ) -> None:
     """A reader comes back after commits were spilled and as many old rows expired."""
     builder = built(8)
-    view = CatalogView(builder.store, builder.state, executor=InlineExecutor(), clock_s=Time())
+    view = CatalogView(
+        builder.store, builder.state, executor=InlineExecutor(), clock=Clock(monotonic_s=Time())
+    )
     assert runs_read(view, plain_view(view)) == runs_expected(builder)
     for _ in range(count):
         builder.commit([Sent(PLAIN), Sent(QueueKey("other", 1, 0))])

@@ -479,7 +479,7 @@ def test_offsets_that_are_neither_stored_nor_a_gap_are_corruption() -> None:
 # -- versions of the catalog ----------------------------------------------------------------------------------------
 
 
-class Clock:
+class Time:
     """Stands until moved."""
 
     def __init__(self) -> None:
@@ -490,7 +490,7 @@ class Clock:
 
 
 def test_the_tail_is_seen_once_the_catalog_is_old_enough() -> None:
-    clock = Clock()
+    clock = Time()
     builder = hundred()
     fetcher = plain_fetcher(builder.store, clock_s=clock)
     builder.commit([Sent(PLAIN), Sent(QueueKey("new", 0, 0))])
@@ -562,7 +562,7 @@ class SwitchedStore:
 
 
 def test_an_unreachable_catalog_is_no_answer_where_a_client_would_jump() -> None:
-    clock = Clock()
+    clock = Time()
     store = SwitchedStore(hundred().store)  # type: ignore[arg-type]
     fetcher = plain_fetcher(store, clock_s=clock)  # type: ignore[arg-type]
     store.is_down = True
@@ -577,7 +577,7 @@ def test_an_unreachable_catalog_is_no_answer_where_a_client_would_jump() -> None
 
 
 def test_nothing_is_kept_of_a_queue_that_one_pull_reads_to_its_end() -> None:
-    fetcher = plain_fetcher(hundred().store, clock_s=Clock())
+    fetcher = plain_fetcher(hundred().store, clock_s=Time())
     whole = pull(fetcher, PLAIN, 100, count=100, until=NO_LIMIT, group="whole")
     assert (whole.records, whole.next_offset, len(fetcher.readers)) == (100, 200, 0)
     found = []
@@ -592,7 +592,7 @@ def test_nothing_is_kept_of_a_queue_that_one_pull_reads_to_its_end() -> None:
 
 
 def test_the_end_of_a_queue_needs_no_coroutine_while_the_catalog_is_recent() -> None:
-    clock, builder = Clock(), hundred()
+    clock, builder = Time(), hundred()
     fetcher = plain_fetcher(builder.store, clock_s=clock)
     found = fetcher._memory.pull_rows(PullRequest(PLAIN.topic, PLAIN.queue_id, 200, 32, NO_LIMIT))
     assert found == pull(fetcher, PLAIN, 200)
@@ -605,7 +605,7 @@ def test_the_end_of_a_queue_needs_no_coroutine_while_the_catalog_is_recent() -> 
 
 
 def test_buffered_rows_are_not_used_for_offsets_that_left_the_queue() -> None:
-    clock = Clock()
+    clock = Time()
     builder = ArchiveBuilder(MemoryStore(), codec=BlockCodec(block_bytes=100_000))
     builder.commit([Sent(PLAIN) for _ in range(9)])
     builder.commit([Sent(PLAIN) for _ in range(9)])

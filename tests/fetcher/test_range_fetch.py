@@ -27,6 +27,7 @@ from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.fetcher.reading_fakes import PlainSource, plain_fetcher
 from tests.fetcher.reading_simulation import Consumer, Simulation
 from tiered.catalog.catalog_reader import load
+from tiered.clock import Clock
 from tiered.formats.segment import BlockCodec
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
@@ -50,7 +51,9 @@ def archive() -> ArchiveBuilder:
 
 def ahead_of(builder: ArchiveBuilder) -> tuple[RangeFetcher, PlainSource, CatalogView]:
     source = PlainSource(builder.store)
-    catalog = CatalogView(builder.store, load(builder.store), executor=InlineExecutor(), clock_s=lambda: 0.0)
+    catalog = CatalogView(
+        builder.store, load(builder.store), executor=InlineExecutor(), clock=Clock(monotonic_s=lambda: 0.0)
+    )
     return RangeFetcher(source, catalog, RowReader(source, catalog)), source, catalog
 
 

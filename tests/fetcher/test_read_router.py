@@ -36,6 +36,7 @@ from tests.fetcher.store_growth import grows
 from tests.sweeps import sweep
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.state import CatalogState
+from tiered.clock import Clock
 from tiered.errors import CorruptionError, NotFoundError, TieredError, UnavailableError
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import QueueKey, TopicFilter
@@ -435,7 +436,9 @@ def _late_archive(tmp_path: Path) -> tuple[Scene, int]:
     for path in early:
         (away / path.name).rename(path)
     archive = Backend(root)
-    hot = HotReader(open_broker_store(store.path), clock_s=lambda: 0.0)  # never looks again on its own
+    hot = HotReader(
+        open_broker_store(store.path), clock=Clock(monotonic_s=lambda: 0.0)
+    )  # never looks again on its own
     scene = Scene(store, root, archive, hot, PolicyReader(archive, archive, hot, topics=FILTER))
     scene.policy("FORCE")
     row = archive.state.queue(QueueKey("t", 0, 0))

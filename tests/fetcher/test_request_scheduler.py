@@ -20,6 +20,7 @@ from fetcher.io.request_scheduler import (
 )
 from fetcher.io.waiting import ThreadTimer
 from tests.fetcher.virtual import VirtualClock, VirtualReader
+from tiered.clock import Clock
 from tiered.errors import ThrottledError, UnansweredError, UnavailableError
 from tiered.object_store.memory import MemoryStore
 
@@ -37,7 +38,9 @@ def _scheduler(
 ) -> tuple[VirtualClock, VirtualReader, RequestScheduler]:
     clock = VirtualClock()
     reader = VirtualReader(clock, OBJECTS, latency_s=latency_s)
-    priorities = RequestScheduler(reader, limits, clock_s=clock.now_s, timer=clock, bytes_per_s=bytes_per_s)
+    priorities = RequestScheduler(
+        reader, limits, clock=Clock(monotonic_s=clock.now_s), timer=clock, bytes_per_s=bytes_per_s
+    )
     return clock, reader, priorities
 
 
@@ -158,7 +161,7 @@ def test_a_reader_that_answers_at_once_does_not_recurse() -> None:
     clock = VirtualClock()
     limits = {priority: PriorityLimits(1, 5000) for priority in Priority}
     priorities = RequestScheduler(
-        Instant(clock), limits, clock_s=clock.now_s, timer=clock, bytes_per_s=1_000_000
+        Instant(clock), limits, clock=Clock(monotonic_s=clock.now_s), timer=clock, bytes_per_s=1_000_000
     )
     first = _ask(priorities, Priority.USER, 500_000)
     requests = [_ask(priorities, Priority.USER) for _ in range(3000)]
@@ -183,7 +186,7 @@ def test_a_reader_closed_first_fails_requests_and_nothing_hangs() -> None:
     store = MemoryStore("memory://closed")
     store.put_if_absent("x", [b"abc"])
     reader = ThreadRangeReader(store, 1)
-    priorities = RequestScheduler(reader, LIMITS, clock_s=time.monotonic, timer=None)
+    priorities = RequestScheduler(reader, LIMITS, clock=Clock(), timer=None)
     assert _ask(priorities, Priority.USER).future.result(timeout=5) == b"a"
     reader.close()
     with pytest.raises(UnavailableError, match="not read"):
@@ -194,7 +197,9 @@ def test_a_reader_closed_first_fails_requests_and_nothing_hangs() -> None:
 def test_a_rate_without_a_timer_is_refused() -> None:
     clock = VirtualClock()
     with pytest.raises(ValueError, match="timer"):
-        RequestScheduler(VirtualReader(clock), LIMITS, clock_s=clock.now_s, timer=None, bytes_per_s=1)
+        RequestScheduler(
+            VirtualReader(clock), LIMITS, clock=Clock(monotonic_s=clock.now_s), timer=None, bytes_per_s=1
+        )
 
 
 def test_threads_and_a_real_timer_keep_a_rate() -> None:
@@ -203,7 +208,7 @@ def test_threads_and_a_real_timer_keep_a_rate() -> None:
     store = MemoryStore("memory://paced")
     store.put_if_absent("x", [bytes(length)])
     reader, timer = ThreadRangeReader(store, 4), ThreadTimer()
-    priorities = RequestScheduler(reader, LIMITS, clock_s=time.monotonic, timer=timer, bytes_per_s=rate)
+    priorities = RequestScheduler(reader, LIMITS, clock=Clock(), timer=timer, bytes_per_s=rate)
     began_s = time.monotonic()
     futures = [_ask(priorities, Priority.USER, length).future for _ in range(105)]
     assert not wait(futures, timeout=30).not_done
@@ -248,7 +253,7 @@ def test_pumping_from_many_threads_starts_everything_once() -> None:
     store = MemoryStore("memory://many")
     store.put_if_absent("x", [bytes(100)])
     reader = ThreadRangeReader(store, 8)
-    priorities = RequestScheduler(reader, LIMITS, clock_s=time.monotonic, timer=None)
+    priorities = RequestScheduler(reader, LIMITS, clock=Clock(), timer=None)
     requests: list[RangeRequest] = []
 
     def user(priority: Priority) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import select
 import signal
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tiered.archive.segment_reader import SegmentReader
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.pages import RunIndex
+from tiered.clock import Clock
 from tiered.errors import CorruptionError, NotFoundError
 from tiered.formats.keys import archive_prefix
 from tiered.model.tables import RunKind
@@ -73,7 +73,7 @@ class Opened:
             reader,
             FetchSettings(**settings),
             self.budget,
-            clock_s=time.monotonic,
+            clock=Clock(),
             decode_pool=self.pool,
             timer=self.timer,
             disk=disk,

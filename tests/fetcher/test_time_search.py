@@ -6,7 +6,6 @@ Searches by time read the pages of the catalog that decide, and answer as if all
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -36,6 +35,7 @@ from tiered.catalog.pages import RunIndex
 from tiered.catalog.queue_gaps import QueueGaps
 from tiered.catalog.state import RunChunk
 from tiered.catalog.writer_limits import CatalogLimits
+from tiered.clock import Clock
 from tiered.errors import CorruptionError, NotFoundError
 from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
@@ -393,7 +393,7 @@ def built(seed: int, cycles: int, jitter_ms: int) -> ArchiveBuilder:
 def test_answers_are_those_of_all_runs(cycles: int, jitter_ms: int) -> None:
     builder = built(cycles, cycles, jitter_ms)
     source = Source(builder.store)
-    view = CatalogView(builder.store, builder.state, executor=InlineExecutor(), clock_s=time.monotonic)
+    view = CatalogView(builder.store, builder.state, executor=InlineExecutor(), clock=Clock())
     reader = TimeReader(view, source)
     runs = RunIndex(builder.store).runs_of(builder.state, PLAIN)
     times = QueueTimes.of(builder.state, PLAIN, runs)
@@ -421,7 +421,7 @@ def test_a_time_takes_a_page_or_two_whatever_the_history() -> None:
     assert len(pages) > 12
     for cycle in (0, 1, 100, 222, 298):
         for boundary in Boundary:
-            view = CatalogView(store, builder.state, executor=InlineExecutor(), clock_s=time.monotonic)
+            view = CatalogView(store, builder.state, executor=InlineExecutor(), clock=Clock())
             before = len(store.requests)
             reader = TimeReader(view, Source(builder.store))
             found = run_sync(reader.offset_by_time(PLAIN, NOW_MS + cycle * 1_000, boundary))

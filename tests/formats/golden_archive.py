@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tiered.catalog.writer_limits import CatalogLimits
+from tiered.clock import Clock
 from tiered.formats.container import encode_container
 from tiered.formats.keys import state_key
 from tiered.formats.segment import BlockCodec
@@ -63,7 +64,7 @@ def write(directory: Path) -> None:
         builder.store,
         builder.writer,
         IndexSettings(day_files_max=2),
-        clock_ms=lambda: NOW_MS,
+        clock=Clock(wall_ms=lambda: NOW_MS),
         log=lambda *_: None,
         random_source=random.Random(2),
     )

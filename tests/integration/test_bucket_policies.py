@@ -30,6 +30,7 @@ from tests.servers.running_store import RunningStore
 from tests.servers.tiered_serve import tiered_serve
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
+from tiered.clock import Clock
 from tiered.errors import AccessDeniedError, AlreadyExistsError
 from tiered.formats.keys import archive_prefix, catalog_key, data_key
 from tiered.model.queue import QueueKey
@@ -100,7 +101,7 @@ class Bucket:
             broker=BROKER,
             instance="test",
             kind="maintenance",
-            clock_ms=lambda: time.time_ns() // 1_000_000,
+            clock=Clock(),
         )
         writer.maintain(
             lambda _state: CommitDraft(CommitKind.MAINTENANCE, pending_deletions=(key,), created_ms=1)

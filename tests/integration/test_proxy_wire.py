@@ -22,6 +22,7 @@ from rocketmq_tiered.server.wire.request import Request
 from tests.server.serving_peer import RecordingPeer
 from tests.servers.install import NotInstallableError
 from tests.servers.rocketmq import RocketMq, checking_signatures
+from tiered.clock import Clock
 from tiered.remoting.command import RemotingCommand, RequestCode
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
@@ -138,7 +139,7 @@ def test_questions_and_commits_in_a_clients_name(broker: RocketMq, tmp_path: Pat
         }
         answer = await upstream.call(signed(RequestCode.PULL_MESSAGE, plain), 10)
         assert answer.code == 0, "a 5.x broker takes commits of groups only that were there once"
-        context = PullContext(None, views, ClientTable(lambda: 0.0))  # type: ignore[arg-type]
+        context = PullContext(None, views, ClientTable(Clock(monotonic_s=lambda: 0.0)))  # type: ignore[arg-type]
         await PullSources(context, Request(command, RecordingPeer()), upstream, None).commit()
         asked = signed(
             RequestCode.QUERY_CONSUMER_OFFSET, {"consumerGroup": GROUP, "topic": TOPIC, "queueId": 0}

@@ -14,6 +14,7 @@ from tests.integration.restored_scene import Later
 from tests.servers.rocketmq import MQADMIN
 from tests.servers.running_store import RunningStore
 from tiered.catalog.catalog_reader import load
+from tiered.clock import Clock
 from tiered.settings.sections import Settings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -49,8 +50,10 @@ def test_messages_expire_by_the_attribute_of_their_topic(
         }
         store = Later(sidecar.open_archive())  # 72 hours: longer than one, shorter than the other
         state = load(store)
-        found = plan_pass(store, state, rules_in(store, state, Settings()), clock=store.clock_ms)
-        commit_pass(store, state, found, clock=store.clock_ms)
+        found = plan_pass(
+            store, state, rules_in(store, state, Settings()), clock=Clock(wall_ms=store.clock_ms)
+        )
+        commit_pass(store, state, found, clock=Clock(wall_ms=store.clock_ms))
         assert found.is_committed
         for queue, row in listed().items():
             assert row["maxOffset"] == before[queue]["maxOffset"]

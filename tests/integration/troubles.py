@@ -28,6 +28,7 @@ from tests.servers.running_store import RunningStore
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
+from tiered.clock import Clock
 from tiered.formats.keys import data_key
 from tiered.model.queue import QueueKey
 
@@ -335,7 +336,7 @@ def _garbage(found: Case) -> None:
         broker=BROKER,
         instance="test",
         kind="maintenance",
-        clock_ms=lambda: time.time_ns() // 1_000_000,
+        clock=Clock(),
     )
     writer.maintain(
         lambda _state: CommitDraft(CommitKind.MAINTENANCE, pending_deletions=(key,), created_ms=1)

@@ -18,6 +18,7 @@ from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.state import CatalogState
 from tiered.catalog.writer_limits import CatalogLimits
+from tiered.clock import Clock
 from tiered.formats.segment import BlockCodec
 from tiered.model.queue import QueueKey
 from tiered.object_store.interface import ObjectStore
@@ -45,9 +46,11 @@ def a_round(
     owner: CatalogWriter | None = None,
 ) -> RewriteResult | None:
     """Carry ``planned`` out with blocks and pages as small as the archive."""
-    mine = None if owner is None else MaintenanceCommit(store, owner, lambda: NOW_MS)
+    mine = None if owner is None else MaintenanceCommit(store, owner, Clock(wall_ms=lambda: NOW_MS))
     options = RewriteOptions(spool, 10**7, BlockCodec(block_bytes=600), wait=lambda _seconds: None)
-    return run_round(store, state, planned, options, clock=lambda: NOW_MS, page_runs_max=9, maintenance=mine)
+    return run_round(
+        store, state, planned, options, clock=Clock(wall_ms=lambda: NOW_MS), page_runs_max=9, maintenance=mine
+    )
 
 
 class Scene:

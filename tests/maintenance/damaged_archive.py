@@ -21,6 +21,7 @@ from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.state import CatalogState
+from tiered.clock import Clock
 from tiered.errors import FencedError
 from tiered.formats.keys import catalog_key
 from tiered.model.queue import QueueKey
@@ -186,7 +187,12 @@ def writer_of(store: ObjectStore, names: tuple[str, str], instance: str) -> Cata
     """A writer that owns the archive, and is paused for a minute again and again."""
     (cluster, broker), minutes = names, itertools.count(NOW_MS, 60_000)
     writer = CatalogWriter(
-        store, cluster=cluster, broker=broker, instance=instance, kind="run", clock_ms=lambda: next(minutes)
+        store,
+        cluster=cluster,
+        broker=broker,
+        instance=instance,
+        kind="run",
+        clock=Clock(wall_ms=lambda: next(minutes)),
     )
     writer.load()
     writer.claim(take_over=True)

@@ -16,6 +16,7 @@ from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.deletions import Reason
+from tiered.clock import Clock
 from tiered.errors import StoreFullError, UnansweredError
 from tiered.model.tables import FLOOR_DTYPE
 from tiered.object_store.interface import ObjectStore, Piece
@@ -107,7 +108,7 @@ def test_a_takeover_during_a_round_voids_it(scene: Scene) -> None:
             broker="broker",
             instance="other",
             kind="run",
-            clock_ms=lambda: NOW_MS,
+            clock=Clock(wall_ms=lambda: NOW_MS),
         )
         writer.claim(take_over=True)
 

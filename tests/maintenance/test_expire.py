@@ -38,6 +38,7 @@ from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.deletions import read_list
 from tiered.catalog.state import CatalogState
 from tiered.catalog.writer_limits import CatalogLimits
+from tiered.clock import Clock
 from tiered.errors import UsageError
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
@@ -80,8 +81,8 @@ def built(store: Bucket, cycles: int = 12, **limits: float) -> ArchiveBuilder:
 
 def expire(store: Bucket, *, erase: Erasure | None = None) -> tuple[ExpiryPass, CatalogState]:
     state = load(store)
-    found = plan_pass(store, state, rule, clock=lambda: store.now_ms, erase=erase)
-    return found, commit_pass(store, state, found, clock=lambda: store.now_ms)
+    found = plan_pass(store, state, rule, clock=Clock(wall_ms=lambda: store.now_ms), erase=erase)
+    return found, commit_pass(store, state, found, clock=Clock(wall_ms=lambda: store.now_ms))
 
 
 def readable(store: MemoryStore, key: QueueKey, state: CatalogState | None = None) -> list[bytes]:
@@ -196,10 +197,10 @@ def test_a_pass_that_another_one_overtook_changes_nothing() -> None:
     built(store)
     store.now_ms = NOW_MS + 15 * HOUR_MS
     state = load(store)
-    stale = plan_pass(store, state, rule, clock=lambda: store.now_ms)
+    stale = plan_pass(store, state, rule, clock=Clock(wall_ms=lambda: store.now_ms))
     expire(store)
     version = load(store).version
-    commit_pass(store, state, stale, clock=lambda: store.now_ms)
+    commit_pass(store, state, stale, clock=Clock(wall_ms=lambda: store.now_ms))
     assert not stale.is_committed and load(store).version == version
 
 
@@ -208,10 +209,10 @@ def test_commits_of_the_writer_during_a_pass_lose_nothing() -> None:
     made = built(store)
     store.now_ms = NOW_MS + 15 * HOUR_MS
     state = load(store)
-    found = plan_pass(store, state, rule, clock=lambda: store.now_ms)
+    found = plan_pass(store, state, rule, clock=Clock(wall_ms=lambda: store.now_ms))
     for _ in range(9):
         made.commit([Sent(A, b"new", stored_ms=store.now_ms)])
-    commit_pass(store, state, found, clock=lambda: store.now_ms)
+    commit_pass(store, state, found, clock=Clock(wall_ms=lambda: store.now_ms))
     assert found.is_committed
     assert readable(store, A) == bodies(made, A, 6, 2)
     assert verify_archive(store, depth="full").anomalies == []
@@ -224,11 +225,13 @@ def test_a_pass_during_a_compaction_changes_nothing(tmp_path: Path) -> None:
     made.writer.release()
     store.now_ms = NOW_MS + 15 * HOUR_MS
     state = load(store)
-    found = plan_pass(store, state, rule, clock=lambda: store.now_ms)
+    found = plan_pass(store, state, rule, clock=Clock(wall_ms=lambda: store.now_ms))
     limits = CompactionLimits(split_bytes=1 << 20)
     (planned, *_) = plan_rounds(store, state, limits, before_version=state.version + 1)
-    assert run_round(store, state, planned, RewriteOptions(tmp_path, 1 << 24), clock=lambda: store.now_ms)
-    commit_pass(store, state, found, clock=lambda: store.now_ms)
+    assert run_round(
+        store, state, planned, RewriteOptions(tmp_path, 1 << 24), clock=Clock(wall_ms=lambda: store.now_ms)
+    )
+    commit_pass(store, state, found, clock=Clock(wall_ms=lambda: store.now_ms))
     assert not found.is_committed
     again, _ = expire(store)
     assert again.is_committed or not len(again.plan.floors)
@@ -300,8 +303,8 @@ class World:
 
     def expire(self) -> None:
         state = load(self.store)
-        found = plan_pass(self.store, state, self.rule, clock=lambda: self.store.now_ms)
-        commit_pass(self.store, state, found, clock=lambda: self.store.now_ms)
+        found = plan_pass(self.store, state, self.rule, clock=Clock(wall_ms=lambda: self.store.now_ms))
+        commit_pass(self.store, state, found, clock=Clock(wall_ms=lambda: self.store.now_ms))
         self.made.writer.refresh()
         for key, messages in self.messages.items():
             hours = self.hours[key.topic]
@@ -336,7 +339,7 @@ class World:
             broker="broker",
             instance=f"w{self.rand.getrandbits(20)}",
             kind="run",
-            clock_ms=lambda: self.store.now_ms,
+            clock=Clock(wall_ms=lambda: self.store.now_ms),
             limits=SMALL_LIMITS,
             wait=lambda seconds: None,
         )
@@ -406,14 +409,17 @@ def test_no_message_younger_than_its_time_to_live_is_ever_unreadable(seed: int, 
 @pytest.mark.parametrize(("max_share", "stopped"), [(0.2, True), (1.0, False)])
 def test_a_pass_says_whether_it_was_stopped(max_share: float, stopped: bool) -> None:
     now_ms = [NOW_MS]
-    store = MemoryStore(clock_ms=lambda: now_ms[0])
+    store = MemoryStore(clock=Clock(wall_ms=lambda: now_ms[0]))
     ArchiveBuilder(store).commit([Sent(QueueKey("a", 0, 0), b"message", stored_ms=NOW_MS)])
     now_ms[0] += 500 * HOUR_MS
     settings = replace(Settings(), retention=RetentionSettings(ttl="1h", max_share=max_share))
     before = load(store)
     rules = TopicRules.of(settings)
     task = ExpiryTask(
-        store, settings, lambda _state: lambda topic: rules.of_topic(topic, {}), clock=lambda: now_ms[0]
+        store,
+        settings,
+        lambda _state: lambda topic: rules.of_topic(topic, {}),
+        clock=Clock(wall_ms=lambda: now_ms[0]),
     )
     assert run_pass(task, lambda: before)
     assert (task.problem == TOO_MUCH) is stopped
@@ -426,14 +432,17 @@ def task_of(store: MemoryStore, now_ms: list[int], ttl: str) -> ExpiryTask:
     )
     rules = TopicRules.of(settings)
     return ExpiryTask(
-        store, settings, lambda _state: lambda topic: rules.of_topic(topic, {}), clock=lambda: now_ms[0]
+        store,
+        settings,
+        lambda _state: lambda topic: rules.of_topic(topic, {}),
+        clock=Clock(wall_ms=lambda: now_ms[0]),
     )
 
 
 def test_an_outage_does_not_stop_the_pass_after_it() -> None:
     """A commit an hour, each a twentieth of the archive; then no pass for five hours."""
     now_ms, topic = [NOW_MS], QueueKey("a", 0, 0)
-    store = MemoryStore(clock_ms=lambda: now_ms[0])
+    store = MemoryStore(clock=Clock(wall_ms=lambda: now_ms[0]))
     made = ArchiveBuilder(store)
     for hour in range(20):
         now_ms[0] = NOW_MS + hour * HOUR_MS

@@ -6,7 +6,6 @@ A store whose user yields: its share of requests and bytes, pauses, and the stop
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.garbage import Grace
+from tiered.clock import Clock
 from tiered.errors import AccessDeniedError
 from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
@@ -40,7 +40,7 @@ class Locked(MemoryStore):
     def __init__(self, locked: Sequence[str] = ()) -> None:
         self.locked = set(locked)
         self.deletes = 0
-        super().__init__(clock_ms=lambda: NOW_MS)
+        super().__init__(clock=Clock(wall_ms=lambda: NOW_MS))
 
     def delete(self, keys: Sequence[str]) -> None:
         self.deletes += 1
@@ -142,7 +142,7 @@ def test_an_account_that_may_not_delete_purges_nothing() -> None:
 
 
 def test_deletion_keeps_to_its_rate_and_ends_when_stopped() -> None:
-    store = MemoryStore(clock_ms=lambda: NOW_MS)
+    store = MemoryStore(clock=Clock(wall_ms=lambda: NOW_MS))
     _, keys = with_garbage(store, 2_500)
     waits: list[float] = []
     run_gc(
@@ -165,7 +165,7 @@ def tasks_of(store: MemoryStore, owner: CatalogWriter, gc: GcSettings) -> Archiv
 
 @pytest.mark.parametrize("is_fenced", [False, True])
 def test_the_owner_alone_collects(is_fenced: bool) -> None:
-    store = MemoryStore(clock_ms=lambda: time.time_ns() // 1_000_000)
+    store = MemoryStore(clock=Clock())
     owner, _ = with_garbage(store, 3)
     if is_fenced:
         writer(store, "w2").claim(take_over=True)
@@ -179,7 +179,7 @@ def test_the_owner_alone_collects(is_fenced: bool) -> None:
 
 
 def test_messages_expire_also_where_another_process_collects() -> None:
-    store = MemoryStore(clock_ms=lambda: time.time_ns() // 1_000_000)
+    store = MemoryStore(clock=Clock())
     owner, _ = with_garbage(store, 3)
     tasks = tasks_of(store, owner, GcSettings(grace_ms=0, every_ms=0))
     assert tasks.gc is None
@@ -192,7 +192,7 @@ def test_messages_expire_also_where_another_process_collects() -> None:
 MIB = 1 << 20
 
 
-class Clock:
+class Time:
     """Time passes only in sleeps; ``share`` and ``stop`` change at times of it."""
 
     def __init__(self) -> None:
@@ -207,7 +207,7 @@ class Clock:
             requests_per_s=10,
             share=self.share,
             stopping=self,  # type: ignore[arg-type]
-            clock_s=lambda: self.now_s,
+            clock=Clock(monotonic_s=lambda: self.now_s),
         )
 
     def share(self) -> float:
@@ -221,7 +221,7 @@ class Clock:
 
 
 def test_bytes_and_requests_take_their_time() -> None:
-    clock = Clock()
+    clock = Time()
     for _ in range(4):
         clock.store.get_range("a", 0, MIB)
     assert clock.now_s == pytest.approx(3, abs=0.02), "a request waits for those before it"
@@ -236,7 +236,7 @@ def test_bytes_and_requests_take_their_time() -> None:
 
 
 def test_a_share_slows_down_and_none_waits() -> None:
-    clock = Clock()
+    clock = Time()
     clock.shares = {0: 0.25, 10: 0.0, 20: 1.0}
     for _ in range(3):
         clock.store.get_range("a", 0, MIB)
@@ -246,7 +246,7 @@ def test_a_share_slows_down_and_none_waits() -> None:
 
 
 def test_a_stop_ends_a_pause() -> None:
-    clock = Clock()
+    clock = Time()
     clock.shares, clock.stop_s = {0: 0.0}, 7.0
     with pytest.raises(StoppedError):
         clock.store.get_range("a", 0, 1)
@@ -255,13 +255,13 @@ def test_a_stop_ends_a_pause() -> None:
 
 def test_what_was_committed_while_it_planned_is_no_garbage_after_two_take_overs() -> None:
     """Its objects are of an epoch that was not known when planning began, and is fenced when it ends."""
-    store = MemoryStore(clock_ms=lambda: BUILT_MS)
+    store = MemoryStore(clock=Clock(wall_ms=lambda: BUILT_MS))
     archive = ArchiveBuilder(store)
     archive.commit([Sent(QueueKey("t", 0, 0), b"one")])
     state = archive.state
     archive.restart(2)
     archive.commit([Sent(QueueKey("t", 0, 0), b"two")])
     archive.restart(3)
-    plan = plan_collection(store, state, Grace(0, 0), lambda: BUILT_MS)
-    collect(store, state, plan, clock=lambda: BUILT_MS)
+    plan = plan_collection(store, state, Grace(0, 0), Clock(wall_ms=lambda: BUILT_MS))
+    collect(store, state, plan, clock=Clock(wall_ms=lambda: BUILT_MS))
     assert not plan.delete and verify_archive(store, depth="full").anomalies == []

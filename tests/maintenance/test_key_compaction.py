@@ -27,6 +27,7 @@ from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.pages import RunIndex
+from tiered.clock import Clock
 from tiered.errors import UnavailableError, UsageError
 from tiered.formats.segment import BlockCodec
 from tiered.model.tables import RunKind
@@ -175,7 +176,7 @@ def begun_late(spool: Path, seed: int = 1) -> tuple[Table, Broker]:
 def copy(table: Table, broker: Broker, store: Any = None) -> int:
     """Copy what is missing, which the table then expects; how many messages that were."""
     store = store or table.store
-    maintenance = MaintenanceCommit.opened(store, load(store), "test", store.clock_ms)
+    maintenance = MaintenanceCommit.opened(store, load(store), "test", Clock(wall_ms=store.clock_ms))
     codec, age_ms = BlockCodec(block_bytes=600), table.settings.key_compaction.min_age_ms
     copying = Copying(maintenance, broker, table.spool, 1 << 20, codec, age_ms)  # type: ignore[arg-type]
     table.ends = table.ends[-1:]  # what replaced a copied message must stay

@@ -24,6 +24,7 @@ from tiered.catalog.broker_facts import BrokerFacts
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.restored_check import RESTORED
+from tiered.clock import Clock
 from tiered.formats.record import decode_record
 from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
@@ -218,7 +219,13 @@ def test_what_is_refused_in_one_line(place: Place) -> None:
     shutil.rmtree(place.directory / "restored.restoring")
     archive = FileStore(place.directory / "archive" / "FxCluster" / "fx-a")
     writer = CatalogWriter(
-        archive, cluster="FxCluster", broker="fx-a", instance="i", kind="run", host="h", clock_ms=lambda: 1
+        archive,
+        cluster="FxCluster",
+        broker="fx-a",
+        instance="i",
+        kind="run",
+        host="h",
+        clock=Clock(wall_ms=lambda: 1),
     )
     writer.load()
     writer.claim(take_over=True)

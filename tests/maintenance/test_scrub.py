@@ -19,6 +19,7 @@ from tiered.archive.verify_progress import VerifyProgress
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.maintenance_commit import MaintenanceCommit
+from tiered.clock import Clock
 from tiered.formats.keys import archive_prefix, catalog_key
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.memory import MemoryStore
@@ -33,9 +34,11 @@ class Scrubbed:
 
     def __init__(self, store: ObjectStore, log: CommitLog | None = None) -> None:
         self.store, self.now_ms = store, 1_700_000_000_000
-        self.saved = VerifyProgress(store.url, clock_ms=lambda: self.now_ms, age_ms_max=60 * DAY_MS)
-        commits = MaintenanceCommit.opened(store, load(store), "test", lambda: self.now_ms)
-        self.task = ScrubTask(commits, ScrubSettings(), self.saved, log, lambda: self.now_ms)
+        self.saved = VerifyProgress(
+            store.url, clock=Clock(wall_ms=lambda: self.now_ms), age_ms_max=60 * DAY_MS
+        )
+        commits = MaintenanceCommit.opened(store, load(store), "test", Clock(wall_ms=lambda: self.now_ms))
+        self.task = ScrubTask(commits, ScrubSettings(), self.saved, log, Clock(wall_ms=lambda: self.now_ms))
 
     def run(self) -> None:
         """A pass, as the loop makes it."""

@@ -24,6 +24,7 @@ from tiered.catalog.catalog_reader import load
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState
 from tiered.catalog.writer_limits import CatalogLimits
+from tiered.clock import Clock
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
 from tiered.settings.topic_rules import TopicRule
@@ -44,7 +45,7 @@ class Scene:
 
     def __init__(self, seed: int, work: Path) -> None:
         self.random, self._work = random.Random(seed), work
-        self.store = MemoryStore(clock_ms=lambda: NOW_MS)
+        self.store = MemoryStore(clock=Clock(wall_ms=lambda: NOW_MS))
         self.made = ArchiveBuilder(self.store, limits=LIMITS)
         self.left: list[Message] = []
         self._ends: list[tuple[CatalogState, int, dict[QueueKey, tuple[int, int, int]]]] = []
@@ -81,7 +82,7 @@ class Scene:
         limits = CompactionLimits(split_bytes=self.random.choice((1, 2_000, 1 << 20)))
         for planned in plan_rounds(self.store, state, limits, before_version=state.version + 1):
             options = RewriteOptions(self._work, 1 << 24)
-            run_round(self.store, state, planned, options, clock=lambda: NOW_MS)
+            run_round(self.store, state, planned, options, clock=Clock(wall_ms=lambda: NOW_MS))
             break
 
     def limit(self) -> None:
@@ -99,8 +100,8 @@ class Scene:
         """One pass."""
         rule = TopicRule("t", ttl_ms, 0, "test", max_bytes, "test", "NOT_IN_DISK", "test")
         state = load(self.store)
-        found = plan_pass(self.store, state, lambda _: rule, clock=lambda: NOW_MS)
-        commit_pass(self.store, state, found, clock=lambda: NOW_MS)
+        found = plan_pass(self.store, state, lambda _: rule, clock=Clock(wall_ms=lambda: NOW_MS))
+        commit_pass(self.store, state, found, clock=Clock(wall_ms=lambda: NOW_MS))
         return found
 
     def diverge(self) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.object_store.fault_store import OPERATIONS, Fault, FaultRule, FaultStore, Request
+from tiered.clock import Clock
 from tiered.errors import (
     AlreadyExistsError,
     ThrottledError,
@@ -45,7 +46,7 @@ def filled(*keys: str) -> MemoryStore:
 
 def retrying(store: FaultStore, sleeps: list[float]) -> RetryingStore:
     """With time that only counts."""
-    return RetryingStore(store, retry_seconds=60, sleep=sleeps.append, jitter=lambda: 1.0)
+    return RetryingStore(store, retry_seconds=60, clock=Clock(sleep=sleeps.append), jitter=lambda: 1.0)
 
 
 def test_reads_lists_and_deletes_are_repeated() -> None:
@@ -117,7 +118,7 @@ def test_a_listing_continues_where_it_broke() -> None:
     keys = [f"{number:02}" for number in range(20)]
     for key in keys:
         store.put_if_absent(key, [])
-    patient = RetryingStore(store, retry_seconds=60, sleep=lambda _seconds: None)
+    patient = RetryingStore(store, retry_seconds=60, clock=Clock(sleep=lambda _seconds: None))
     assert [info.key for info in patient.list("")] == keys
     assert store.broken == 3
     store.broken = 0
@@ -130,7 +131,7 @@ def test_a_listing_continues_where_it_broke() -> None:
 def test_metrics_count_requests_bytes_failures_and_time() -> None:
     metrics = StoreMetrics()
     times = iter(range(100))
-    store = MetricsStore(MemoryStore(), metrics, clock_s=lambda: next(times) / 50)
+    store = MetricsStore(MemoryStore(), metrics, clock=Clock(monotonic_s=lambda: next(times) / 50))
     store.put_if_absent("k", [b"12", memoryview(b"345")])
     with pytest.raises(AlreadyExistsError):
         store.put_if_absent("k", [b"123456789"])
@@ -157,7 +158,7 @@ def test_bandwidth_is_held_on_average() -> None:
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    store = ThrottledStore(MemoryStore(), 1000, clock_s=lambda: now[0], sleep=sleep)
+    store = ThrottledStore(MemoryStore(), 1000, clock=Clock(monotonic_s=lambda: now[0], sleep=sleep))
     for number in range(21):
         store.put_if_absent(str(number), [bytes(500)])
     assert now[0] == pytest.approx((20 * 500 - 1000) / 1000)
@@ -178,7 +179,9 @@ def test_copies_inside_the_store_are_no_bandwidth() -> None:
     source.put_if_absent("a", [bytes(6 << 20)])
     metrics = StoreMetrics()
     store = MetricsStore(
-        ThrottledStore(source, 1000, clock_s=lambda: now[0], sleep=sleep), metrics, clock_s=lambda: now[0]
+        ThrottledStore(source, 1000, clock=Clock(monotonic_s=lambda: now[0], sleep=sleep)),
+        metrics,
+        clock=Clock(monotonic_s=lambda: now[0]),
     )
     for number in range(11):
         store.compose_if_absent(
@@ -267,6 +270,7 @@ def test_file_archives_never_load_the_sdk(tmp_path: Path) -> None:
     script = f"""
 import sys
 from tiered.object_store.open_store import open_store
+from tiered.clock import Clock
 store = open_store("file://{tmp_path}/x")
 store.put_if_absent("k", [b"x"])
 store.get("k")

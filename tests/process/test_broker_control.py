@@ -37,6 +37,7 @@ from rocketmq_tiered.process.instance import (
 from rocketmq_tiered.process.logs import JsonFormatter
 from rocketmq_tiered.process.progress import Progress
 from tests.broker_store.unprivileged import run_unprivileged
+from tiered.clock import Clock
 from tiered.errors import AccessDeniedError, NotFoundError, StoreFullError, UnavailableError, UsageError
 from tiered.remoting.command import RemotingCommand, RequestCode
 from tiered.settings.sections import BrokerSettings, Settings
@@ -280,7 +281,9 @@ def test_progress_says_rate_and_time_left(caplog: pytest.LogCaptureFixture) -> N
     now = [0.0]
     with (
         caplog.at_level(logging.INFO),
-        Progress("backfill", 100 << 20, is_terminal=False, monotonic_s=lambda: now[0]) as progress,
+        Progress(
+            "backfill", 100 << 20, is_terminal=False, clock=Clock(monotonic_s=lambda: now[0])
+        ) as progress,
     ):
         now[0] = 5.0
         progress.update(10 << 20, 100 << 20)

@@ -27,6 +27,7 @@ from tests.uploader.small_broker import SmallBroker
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
+from tiered.clock import Clock
 from tiered.errors import NotFoundError, UnavailableError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
@@ -362,7 +363,7 @@ def test_status_says_what_gc_has_not_deleted_and_since_when(run: Run, own_archiv
             broker="fx-a",
             instance=f"compactor-{hours}",
             kind="maintenance",
-            clock_ms=int,
+            clock=Clock(wall_ms=int),
         )
         draft = CommitDraft(
             CommitKind.MAINTENANCE, pending_deletions=[f"sets/00/a-1-{hours}.sso"], created_ms=now_ms
@@ -490,7 +491,7 @@ def test_ls_lists_the_archives_of_a_url(tmp_path: Path, capsys: pytest.CaptureFi
     for names in (("c", "a"), ("c", "b"), ("d", "a")):
         store = PrefixedStore(root, archive_prefix(*names))
         CatalogWriter(
-            store, cluster=names[0], broker=names[1], instance="i", kind="run", clock_ms=lambda: 7
+            store, cluster=names[0], broker=names[1], instance="i", kind="run", clock=Clock(wall_ms=lambda: 7)
         ).claim()
     root.close()
     url = f"file://{tmp_path}"

@@ -18,6 +18,7 @@ from rocketmq_tiered.process.compaction_process import ChildStore, writing_in_ch
 from tests.archive.archive_builder import NOW_MS
 from tests.maintenance.compaction_scene import Scene
 from tiered.archive.task import StoppedError, TaskLoop
+from tiered.clock import Clock
 from tiered.errors import UnavailableError
 from tiered.object_store.file import FileStore
 from tiered.object_store.interface import StoreOptions
@@ -49,7 +50,7 @@ def test_a_child_writes_the_outputs(tmp_path: Path) -> None:
         tmp_path / "spool",
         Throttle(lambda: load[0]),
         stopping,
-        clock_ms=lambda: NOW_MS + 1000,
+        clock=Clock(wall_ms=lambda: NOW_MS + 1000),
         writing=lambda share: writing_in_child(place, share, metrics),
     )
     loop = TaskLoop(task, writer.refresh)

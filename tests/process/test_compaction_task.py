@@ -33,6 +33,7 @@ from tiered.catalog.index_refs import with_unindexed
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.pages import RunIndex, living_runs
 from tiered.catalog.state import CatalogState
+from tiered.clock import Clock
 from tiered.errors import AccessDeniedError, StoreFullError, UnansweredError, UnavailableError
 from tiered.object_store.file import FileStore
 from tiered.object_store.interface import ObjectStore, StoreOptions
@@ -75,14 +76,14 @@ class Beside:
             self.spool,
             Throttle(lambda: self.load),
             self.stopping,
-            clock_ms=lambda: self.now_ms,
+            clock=Clock(wall_ms=lambda: self.now_ms),
         )
 
         def owned_state() -> CatalogState | None:
             state = writer.refresh()
             return state if writer.is_claimed else None
 
-        self.loop = TaskLoop(self.task, owned_state, clock_ms=lambda: self.now_ms)
+        self.loop = TaskLoop(self.task, owned_state, clock=Clock(wall_ms=lambda: self.now_ms))
 
     def compact(self) -> None:
         self.loop.make_pass()
@@ -160,7 +161,9 @@ def test_an_unindexed_object_stays_and_its_messages_are_named_if_it_is_damaged(
         keys = [page.chunk.object_keys[number] for number in page.chunk.objects["key"].tolist()]
         versions |= {int(run["version"]) for run in page.chunk.runs if keys[int(run["object"])] == key}
     draft = CommitDraft(CommitKind.MAINTENANCE, settings=with_unindexed({}, {key: versions}))
-    assert MaintenanceCommit(store, beside.scene.owner.writer, lambda: NOW_MS).commit(lambda _state: draft)
+    assert MaintenanceCommit(store, beside.scene.owner.writer, Clock(wall_ms=lambda: NOW_MS)).commit(
+        lambda _state: draft
+    )
     if is_missing:
         store.delete([key])
     beside.compact()
@@ -191,7 +194,7 @@ def test_only_the_owner_compacts(tmp_path: Path) -> None:
         broker="broker",
         instance="other",
         kind="run",
-        clock_ms=lambda: NOW_MS,
+        clock=Clock(wall_ms=lambda: NOW_MS),
     )
     other.claim(take_over=True)
     beside.scene.owner.writer.refresh()

@@ -58,7 +58,7 @@ class BrokerDouble:
         return self.left.pop(0) if len(self.left) > 1 else (self.left[0] if self.left else [])
 
 
-class Clock:
+class Time:
     def __init__(self) -> None:
         self.now_s = 0.0
 
@@ -66,9 +66,9 @@ class Clock:
         self.now_s += seconds
 
 
-def detachment(broker: BrokerDouble, wait_s: float = 600) -> tuple[Detachment, list[DetachStep], Clock]:
+def detachment(broker: BrokerDouble, wait_s: float = 600) -> tuple[Detachment, list[DetachStep], Time]:
     said: list[DetachStep] = []
-    clock = Clock()
+    clock = Time()
     found = Detachment(broker, Waits(wait_s), said.append, lambda: clock.now_s, clock.sleep)  # type: ignore[arg-type]
     return found, said, clock
 

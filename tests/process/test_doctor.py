@@ -48,6 +48,7 @@ from tiered.broker_store.liveness import Liveness, LivenessReport
 from tiered.broker_store.pins import PinLimits
 from tiered.broker_store.retention import DiskUse
 from tiered.broker_store.store import BrokerStore, open_broker_store
+from tiered.clock import Clock
 from tiered.errors import RefusedRequestError, UnavailableError, UsageError
 from tiered.object_store.bucket_probe import LifecycleRule, LockRule, lifecycle_rule
 from tiered.object_store.file import FileStore
@@ -68,7 +69,9 @@ def failures(results: Mapping[str, Result]) -> list[str]:
 
 
 def trial_of(store: ObjectStore) -> StoreTrial:
-    return StoreTrial(store, None, PolicyLines("BUCKET", "PREFIX/"), clock_ms=MemoryStore().clock_ms)
+    return StoreTrial(
+        store, None, PolicyLines("BUCKET", "PREFIX/"), clock=Clock(wall_ms=MemoryStore().clock_ms)
+    )
 
 
 # -- checks and exit codes ----------------------------------------------------
@@ -175,7 +178,12 @@ def test_an_interrupted_trial_removes_its_objects() -> None:
 
 
 def test_a_clock_that_differs_is_a_failure() -> None:
-    trial = StoreTrial(MemoryStore(clock_ms=lambda: NOW_MS), None, None, clock_ms=lambda: NOW_MS + 360_000)
+    trial = StoreTrial(
+        MemoryStore(clock=Clock(wall_ms=lambda: NOW_MS)),
+        None,
+        None,
+        clock=Clock(wall_ms=lambda: NOW_MS + 360_000),
+    )
     found = results_of(trial.checks())["bucket-clock"].finding
     assert found.outcome is Outcome.FAILED and "360.0 s ahead" in found.detail
 
@@ -310,7 +318,7 @@ def broker_results(
 ) -> dict[str, Result]:
     report = LivenessReport(liveness, 7, False, "process 7 holds lock")
     subject = BrokerSubject(address, "--broker-address", name, 1.0, answers, lambda: report)
-    return results_of(broker_checks(subject, lambda: NOW_MS))
+    return results_of(broker_checks(subject, Clock(wall_ms=lambda: NOW_MS)))
 
 
 def test_a_broker_that_answers() -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from rocketmq_tiered.process.group_reset import is_gone, own_name
 from rocketmq_tiered.server.groups.group_state import GroupLog
-from tests.server.group_clock import LEASE_MS, Clock
+from tests.server.group_clock import LEASE_MS, Time
+from tiered.clock import Clock
 from tiered.errors import FencedError
 from tiered.object_store.memory import MemoryStore
 
@@ -26,6 +27,7 @@ sys.stdin.read()
 """
 AS_A_NUMBER_THAT_IS_FREE = f"""
 import os
+from tiered.clock import Clock
 while (child := os.fork()) or os.path.exists(f"/proc/{{os.getpid()}}"):
     if not child:
         os._exit(0)
@@ -66,11 +68,11 @@ def test_who_runs_in_another_container_of_the_same_host_name_is_not_gone() -> No
     with running(AS_A_NUMBER_THAT_IS_FREE, *UNSHARE) as name:
         place, _, pid = name.rpartition(":")
         assert place.startswith(f"{os.uname().nodename}/") and not Path(f"/proc/{pid}").exists()
-        store, clock = MemoryStore(), Clock()
-        first = GroupLog(store, name, clock)
+        store, clock = MemoryStore(), Time()
+        first = GroupLog(store, name, Clock(wall_ms=clock))
         first.claim(LEASE_MS)
         with pytest.raises(FencedError, match=f":{pid}, seen 0 s ago"):
-            GroupLog(store, own_name(), clock, is_gone=is_gone).claim(LEASE_MS)
+            GroupLog(store, own_name(), Clock(wall_ms=clock), is_gone=is_gone).claim(LEASE_MS)
         first.write({("g", "t"): {0: 9}})
 
 

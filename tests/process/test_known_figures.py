@@ -12,6 +12,7 @@ from rocketmq_tiered.process.metrics import StatusCollector
 from rocketmq_tiered.process.report import StatusReport
 from rocketmq_tiered.process.status_rows import status_lines
 from tests.process.status_report import REPORT
+from tiered.clock import Clock
 
 PLACE = (REPORT.archive_url, REPORT.cluster, REPORT.broker)
 KNOWN = replace(
@@ -28,7 +29,7 @@ HOUR_MS = 3_600_000
 
 
 def figures(directory: Path, now_ms: int, place: tuple[str, str, str] = PLACE) -> KnownFigures:
-    return KnownFigures(directory, place, clock_ms=lambda: now_ms)
+    return KnownFigures(directory, place, clock=Clock(wall_ms=lambda: now_ms))
 
 
 def test_a_start_during_an_outage_shows_what_was_known_before_it_and_its_age(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from rocketmq_tiered.server.mount.node_lease import (
     NodeState,
     announce_archive,
 )
+from tiered.clock import Clock
 from tiered.object_store.file import FileStore
 
 ADDRESS = "10.0.0.1:10940"
@@ -29,7 +30,7 @@ RECORDS = [
 
 
 def renewed(store: FileStore, node: str, at_ms: int, *records: MountRecord) -> None:
-    log = NodeLog(store, node, lambda: at_ms)
+    log = NodeLog(store, node, Clock(wall_ms=lambda: at_ms))
     log.join()
     log.renew(NodeState.ACTIVE, records)
 

@@ -25,6 +25,7 @@ from rocketmq_tiered.server.groups.group_state import GroupLog, load_snapshot
 from rocketmq_tiered.server.retries.retry_log import RetryLog
 from rocketmq_tiered.server.retries.retry_queue import RetryLimits, RetryQueues
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
+from tiered.clock import Clock
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
@@ -62,8 +63,10 @@ class Server:
     async def _start(self) -> str:
         archive = ServedArchive(self._access)
         await archive.load()
-        offsets = GroupOffsets(GroupLog(self._access.store, "test", _now_ms), lease_ms=60_000)
-        retries = RetryQueues(RetryLog(self._access.store, "test"), offsets, RetryLimits(), _now_ms)
+        offsets = GroupOffsets(GroupLog(self._access.store, "test", Clock(wall_ms=_now_ms)), lease_ms=60_000)
+        retries = RetryQueues(
+            RetryLog(self._access.store, "test"), offsets, RetryLimits(), Clock(wall_ms=_now_ms)
+        )
         self.service = ArchiveService(archive, offsets, retries, ServeSettings(bind="127.0.0.1:0"))
         return await self.service.start()
 

@@ -36,6 +36,7 @@ from tests.process.handlers_double import FakeHandlers
 from tests.process.status_report import REPORT
 from tests.servers.child import free_port
 from tiered.broker_store.conf import BrokerConf, BrokerNames, broker_conf, parse_java_properties
+from tiered.clock import Clock
 from tiered.errors import UsageError
 from tiered.object_store.file import FileStore
 from tiered.remoting.client import BrokerClient
@@ -177,7 +178,7 @@ def test_a_reload_changes_which_topics_count_as_archived(
             topics=TopicSettings(exclude=("orders",)),
         )
         access = open_async_access(settings.archive.url, cluster=CLUSTER, broker=BROKER, settings=settings)
-        merged = await MergedHandlers.opened(access, ClientTable(time.monotonic), settings, None, None)
+        merged = await MergedHandlers.opened(access, ClientTable(Clock()), settings, None, None)
         try:
             look = Away()
             assert not (await merged.router.situation(look, "orders", 0, 0)).is_admitted

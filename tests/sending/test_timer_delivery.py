@@ -25,6 +25,7 @@ from tiered.archive.timers import TimerName
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.timer_refs import TimerRef
+from tiered.clock import Clock
 from tiered.errors import UnavailableError
 from tiered.formats import timer_object
 from tiered.model.timer import TimerPlace, cancel_properties
@@ -171,7 +172,7 @@ def test_a_cancellation_between_plan_and_claim_is_obeyed(scene: Scene) -> None:
     state = scene.commits.refresh()
     plan = scene.task.plan(state)
     assert plan is not None
-    other = MaintenanceCommit.opened(scene.store, scene.state, "timers", lambda: scene.now_ms)
+    other = MaintenanceCommit.opened(scene.store, scene.state, "timers", Clock(wall_ms=lambda: scene.now_ms))
     assert change_timers(other, TimerPlace(0, 1)) == [NOW + HOUR + 1]
     assert scene.task.step(state, plan) and not scene.target.sent
     scene.run(NOW + 120_000)
@@ -235,7 +236,7 @@ def test_a_claim_is_renewed_while_sending_takes_long(
         scene.now_ms += 4_000
         if is_taken_over and len(calls) == 2:
             owner = {"instance": "other", "kind": "run", "wait": lambda _: None}
-            clock = {"clock_ms": lambda: scene.now_ms, "random": random.Random(1)}
+            clock = {"clock": Clock(wall_ms=lambda: scene.now_ms), "random": random.Random(1)}
             CatalogWriter(scene.store, cluster=CLUSTER, broker=BROKER, **owner, **clock).claim(take_over=True)
         return right(sends, sent, until_s)
 
@@ -337,7 +338,7 @@ def test_timers_are_cancelled_and_moved_until_their_hand_over(
     cancelled = {"count": 1, "wereMs": [NOW + 6 * HOUR], "deliverMs": None}
     assert tiered(scene, capsys, "cancel", "mails", "k1") == 3
     assert tiered(scene, capsys, "cancel", "orders", "k1") == cancelled
-    commits = MaintenanceCommit.opened(scene.store, scene.state, "timers", lambda: NOW)
+    commits = MaintenanceCommit.opened(scene.store, scene.state, "timers", Clock(wall_ms=lambda: NOW))
     assert change_timers(commits, TimerName("orders", "k2"), at_ms=NOW + 20 * HOUR) == [NOW + 7 * HOUR]
     assert change_timers(commits, TimerPlace(0, 2), at_ms=NOW + 9 * HOUR) == [NOW + 20 * HOUR]
     assert tiered(scene, capsys, "show", "orders", "k1") == 3 == tiered(scene, capsys, "cancel", "0:1")

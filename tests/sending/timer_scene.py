@@ -16,6 +16,7 @@ from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.state import CatalogState
+from tiered.clock import Clock
 from tiered.errors import UnavailableError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.interface import ObjectStore
@@ -119,15 +120,16 @@ class Scene:
         """A new process, which commits to ``store``."""
         self.close()
         self._messages, store = TimerMessages(self._access), store or self.store
-        self.commits = MaintenanceCommit.opened(store, load(store), "timers", lambda: self.now_ms)
+        self.commits = MaintenanceCommit.opened(
+            store, load(store), "timers", Clock(wall_ms=lambda: self.now_ms)
+        )
         self.task = TimerDelivery(
             self.commits,
             self.settings,
             self.target,
             self._read,
             self.judge,
-            clock_ms=lambda: self.now_ms + self.skew_ms,
-            monotonic_s=lambda: self.now_ms / 1000,
+            clock=Clock(wall_ms=lambda: self.now_ms + self.skew_ms, monotonic_s=lambda: self.now_ms / 1000),
         )
 
     def _access(self):  # type: ignore[no-untyped-def]

@@ -32,6 +32,7 @@ from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.requirements import Requirements
 from tiered.catalog.state import CatalogState
+from tiered.clock import Clock
 from tiered.errors import FencedError, UnavailableError
 from tiered.formats.timer_object import ENTRY_DTYPE
 from tiered.model.queue import QueueKey
@@ -63,7 +64,7 @@ class Killed(BaseException):
 
 
 @dataclass
-class Clock:
+class Time:
     """``ms``: of the host, which jumps; ``s``: monotonic."""
 
     ms: int = START_MS
@@ -107,7 +108,7 @@ class SteppingStore(MemoryStore):
     """``step`` before and after each PUT."""
 
     def __init__(self, step: Callable[[str], None], clock_ms: Callable[[], int]) -> None:
-        super().__init__(clock_ms=clock_ms)
+        super().__init__(clock=Clock(wall_ms=clock_ms))
         self._step = step
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
@@ -245,7 +246,7 @@ class Process:
             broker="b",
             instance=f"p{number}",
             kind="run",
-            clock_ms=lambda: clock.ms,
+            clock=Clock(wall_ms=lambda: clock.ms),
             random=Random(number),
             wait=lambda _: None,
             root_every=10,
@@ -253,12 +254,11 @@ class Process:
         self.writer.claim(take_over=True)
         self.epoch = self.writer.state.epoch
         self.task = TimerDelivery(
-            MaintenanceCommit(world.store, self.writer, lambda: clock.ms),
+            MaintenanceCommit(world.store, self.writer, Clock(wall_ms=lambda: clock.ms)),
             TimerSettings(ahead_ms=AHEAD_MS, rate_per_s=1),
             world.broker,
             world.read,
-            clock_ms=lambda: clock.ms,
-            monotonic_s=lambda: clock.s,
+            clock=Clock(wall_ms=lambda: clock.ms, monotonic_s=lambda: clock.s),
         )
 
     def state(self) -> CatalogState | None:
@@ -279,7 +279,7 @@ class Process:
 
     def enqueue(self, entries: np.ndarray[Any, np.dtype[Any]]) -> None:
         """Commit entries, as the write path does with their messages."""
-        commits = MaintenanceCommit(self.world.store, self.writer, lambda: self.world.clock.ms)
+        commits = MaintenanceCommit(self.world.store, self.writer, Clock(wall_ms=lambda: self.world.clock.ms))
         ref = put_timers(commits, [(entries, [GATEWAY], ALL_TOPICS)], self.epoch)
         draft = CommitDraft(CommitKind.MAINTENANCE, timers=[ref])
         assert commits.commit(lambda _: draft, Requirements(epoch=self.epoch))
@@ -295,7 +295,7 @@ class World:
     """The entries of a message are committed before it."""
     retries: bool = False
     """The last pass failed: the next one comes soon."""
-    clock: Clock = field(default_factory=Clock)
+    clock: Time = field(default_factory=Time)
     messages: dict[Place, Message] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
 

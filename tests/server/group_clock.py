@@ -10,13 +10,14 @@ from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
 from rocketmq_tiered.server.groups.group_state import (
     GroupLog,
 )
+from tiered.clock import Clock
 from tiered.object_store.interface import Body
 from tiered.object_store.memory import MemoryStore
 
 LEASE_MS = 60_000
 
 
-class Clock:
+class Time:
     """Milliseconds set by hand."""
 
     def __init__(self) -> None:
@@ -46,7 +47,7 @@ class Slow(MemoryStore):
 async def writing() -> tuple[Slow, GroupOffsets, asyncio.Task[None]]:
     """Offset 5 of (g, t) and queue 0 on its way into a store that has not answered, and what writes it."""
     store = Slow()
-    offsets = GroupOffsets(GroupLog(store, "one", Clock()), lease_ms=LEASE_MS)
+    offsets = GroupOffsets(GroupLog(store, "one", Clock(wall_ms=Time())), lease_ms=LEASE_MS)
     assert await offsets.claim()
     running = asyncio.create_task(offsets.run())
     store.begun.clear()

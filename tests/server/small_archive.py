@@ -14,6 +14,7 @@ from rocketmq_tiered.server.groups.group_state import GroupLog
 from rocketmq_tiered.server.retries.retry_log import RetryLog
 from rocketmq_tiered.server.retries.retry_queue import RetryLimits, RetryQueues
 from tests.server.original_record import original
+from tiered.clock import Clock
 from tiered.object_store.memory import MemoryStore
 from tiered.settings.sections import ServeSettings
 
@@ -77,8 +78,8 @@ class Archive:
 def small_service(archive: Any = None, settings: ServeSettings | None = None) -> ArchiveService:
     """Archive mode over ``archive``, an ``Archive`` by default, with groups of its own; not started."""
     store = MemoryStore()
-    offsets = GroupOffsets(GroupLog(store, "one", lambda: 1), lease_ms=60_000)
-    retries = RetryQueues(RetryLog(store, "one"), offsets, RetryLimits(), lambda: 1)
+    offsets = GroupOffsets(GroupLog(store, "one", Clock(wall_ms=lambda: 1)), lease_ms=60_000)
+    retries = RetryQueues(RetryLog(store, "one"), offsets, RetryLimits(), Clock(wall_ms=lambda: 1))
     return ArchiveService(
         archive or Archive(), offsets, retries, settings or ServeSettings(bind="127.0.0.1:0")
     )

@@ -20,6 +20,7 @@ from rocketmq_tiered.server.wire.listener import ServerOptions
 from rocketmq_tiered.server.wire.request import Dispatcher, HandlerTable, Request, Response
 from tests.server.connection_scene import ECHO, INSTANT, Scene, play
 from tests.server.serving_peer import RecordingPeer, request
+from tiered.clock import Clock
 from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
 from tiered.remoting.credentials import signature_of
 from tiered.settings.sections import ServeSettings
@@ -153,7 +154,7 @@ def test_a_reset_is_seen_with_its_result(caplog: pytest.LogCaptureFixture) -> No
 def test_commits_of_others_than_members_are_seen(
     caplog: pytest.LogCaptureFixture, code: int, fields: dict[str, int]
 ) -> None:
-    clients = ClientTable(time.monotonic)
+    clients = ClientTable(Clock())
     member, other = RecordingPeer(1), RecordingPeer(2)
     clients.heartbeat(heartbeat(member, "g"))
     clients.heartbeat(heartbeat(other, "other group"))

@@ -27,6 +27,7 @@ from rocketmq_tiered.server.groups.queue_locks import LOCK_BYTES, LockTable, Mes
 from rocketmq_tiered.server.wire.request import NAME_CHARS_MAX, BadRequestError, Request
 from tests.server.serving_peer import RecordingPeer, request
 from tests.server.small_archive import Archive, small_service
+from tiered.clock import Clock
 from tiered.errors import TieredError
 from tiered.object_store.memory import MemoryStore
 from tiered.remoting.command import RequestCode, ResponseCode
@@ -71,7 +72,7 @@ def on_loop(test: Callable[..., None]) -> Callable[..., None]:
 @pytest.mark.parametrize("what", ["groups", "members", "subscriptions"])
 @on_loop
 def test_heartbeats_fill_no_memory(what: str) -> None:
-    table = ClientTable(lambda: 0.0, bytes_max=BYTES_MAX)
+    table = ClientTable(Clock(monotonic_s=lambda: 0.0), bytes_max=BYTES_MAX)
     numbers = itertools.count()
     makers = {
         "groups": (heartbeat("c", f"g{n}", "t") for n in numbers),
@@ -101,7 +102,7 @@ def test_heartbeats_fill_no_memory(what: str) -> None:
     ],
 )
 def test_what_is_no_heartbeat_is_refused_and_leaves_nothing(sent: Any) -> None:
-    table = ClientTable(lambda: 0.0)
+    table = ClientTable(Clock(monotonic_s=lambda: 0.0))
     with pytest.raises(BadRequestError):
         table.heartbeat(sent)
     assert (table.held_bytes, list(table.groups())) == (0, [])
@@ -120,7 +121,9 @@ def place(what: str, number: int) -> tuple[str, str, int]:
 def test_commits_fill_no_memory(what: str) -> None:
     async def run() -> None:
         store = MemoryStore()
-        offsets = GroupOffsets(GroupLog(store, "one", lambda: 1), lease_ms=60_000, bytes_max=BYTES_MAX)
+        offsets = GroupOffsets(
+            GroupLog(store, "one", Clock(wall_ms=lambda: 1)), lease_ms=60_000, bytes_max=BYTES_MAX
+        )
         await offsets.claim()
         writing = asyncio.create_task(offsets.run())
         await offsets.commit(*place(what, 0), 5)
@@ -133,7 +136,9 @@ def test_commits_fill_no_memory(what: str) -> None:
         assert offsets.find(*place(what, 0)) == 8
         writing.cancel()
         await offsets.close()
-        again = GroupOffsets(GroupLog(store, "two", lambda: 2), lease_ms=60_000, bytes_max=BYTES_MAX)
+        again = GroupOffsets(
+            GroupLog(store, "two", Clock(wall_ms=lambda: 2)), lease_ms=60_000, bytes_max=BYTES_MAX
+        )
         await again.claim()
         with pytest.raises(BadRequestError, match="memory_bytes"):
             await again.commit(*place(what, 19_999), 7)
@@ -173,8 +178,10 @@ def test_what_pulls_repeat_is_cached_only_where_it_is_short() -> None:
         return tracemalloc.get_traced_memory()[0]
 
     archive: Any = Archive()
-    offsets = GroupOffsets(GroupLog(MemoryStore(), "one", lambda: 1), lease_ms=60_000)
-    service = PullService(archive, RouteTable(archive, "a:1"), ClientTable(lambda: 0.0), offsets)
+    offsets = GroupOffsets(GroupLog(MemoryStore(), "one", Clock(wall_ms=lambda: 1)), lease_ms=60_000)
+    service = PullService(
+        archive, RouteTable(archive, "a:1"), ClientTable(Clock(monotonic_s=lambda: 0.0)), offsets
+    )
     tracemalloc.start()
     try:
         assert traced(40) - traced(1) < 2 * len(LONG)
@@ -248,7 +255,9 @@ def test_neither_a_group_nor_an_account_takes_the_share_of_all(what: str) -> Non
 
     async def run() -> None:
         store = MemoryStore()
-        offsets = GroupOffsets(GroupLog(store, "one", lambda: 1), lease_ms=60_000, bytes_max=BYTES_MAX)
+        offsets = GroupOffsets(
+            GroupLog(store, "one", Clock(wall_ms=lambda: 1)), lease_ms=60_000, bytes_max=BYTES_MAX
+        )
         await offsets.claim()
         writing = asyncio.create_task(offsets.run())
         for number in range(20_000):
@@ -258,7 +267,9 @@ def test_neither_a_group_nor_an_account_takes_the_share_of_all(what: str) -> Non
         await offsets.commit("of others", "t", 0, 8, "owner")
         writing.cancel()
         await offsets.close()
-        again = GroupOffsets(GroupLog(store, "two", lambda: 2), lease_ms=60_000, bytes_max=BYTES_MAX)
+        again = GroupOffsets(
+            GroupLog(store, "two", Clock(wall_ms=lambda: 2)), lease_ms=60_000, bytes_max=BYTES_MAX
+        )
         await again.claim()
         writing = asyncio.create_task(again.run())
         if what != "groups":
@@ -312,8 +323,8 @@ class Recording(Archive):
 def test_a_pull_has_the_filter_of_its_own_connection_only(kind: str) -> None:
     async def scene() -> None:
         archive: Any = Recording()
-        clients = ClientTable(lambda: 0.0)
-        offsets = GroupOffsets(GroupLog(MemoryStore(), "one", lambda: 1), lease_ms=60_000)
+        clients = ClientTable(Clock(monotonic_s=lambda: 0.0))
+        offsets = GroupOffsets(GroupLog(MemoryStore(), "one", Clock(wall_ms=lambda: 1)), lease_ms=60_000)
         service = PullService(archive, RouteTable(archive, "h:1"), clients, offsets)
         pull = request(
             RequestCode.PULL_MESSAGE,

@@ -27,8 +27,9 @@ from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
 from rocketmq_tiered.server.wire.turns import AT_ONCE_MAX
 from tests.server.connection_scene import Client
 from tests.server.group_archive import Archive
-from tests.server.group_clock import LEASE_MS, Clock, writing
+from tests.server.group_clock import LEASE_MS, Time, writing
 from tests.server.serving_peer import RecordingPeer, request
+from tiered.clock import Clock
 from tiered.errors import UnavailableError
 from tiered.formats import fastjson
 from tiered.object_store.interface import Body
@@ -45,7 +46,9 @@ def commit(offset: int, *, flag: int = 0, group: str = "g", queue_id: int = 0) -
 
 def handlers_of(offsets: GroupOffsets) -> OffsetHandlers:
     archive: Any = Archive()
-    return OffsetHandlers(archive, RouteTable(archive, "h:1"), ClientTable(lambda: 0.0), offsets)
+    return OffsetHandlers(
+        archive, RouteTable(archive, "h:1"), ClientTable(Clock(monotonic_s=lambda: 0.0)), offsets
+    )
 
 
 def test_a_member_can_pull_while_its_offsets_cannot_be_written() -> None:
@@ -82,7 +85,7 @@ def test_offsets_of_an_earlier_generation_are_not_taken_for_the_new_one(flag: in
 
     async def scene() -> None:
         life = 0
-        log = GroupLog(MemoryStore(), "one", Clock(), generation_of=lambda *_: life)
+        log = GroupLog(MemoryStore(), "one", Clock(wall_ms=Time()), generation_of=lambda *_: life)
         offsets = GroupOffsets(log, lease_ms=LEASE_MS)
         assert await offsets.claim()
         running = asyncio.create_task(offsets.run())
@@ -119,7 +122,9 @@ def test_no_offset_of_a_queue_that_the_archive_does_not_have_is_committed(flag: 
         store, offsets, running = await writing()
         store.may_continue.set()
         archive: Any = OneQueue()
-        handlers = OffsetHandlers(archive, RouteTable(archive, "h:1"), ClientTable(lambda: 0.0), offsets)
+        handlers = OffsetHandlers(
+            archive, RouteTable(archive, "h:1"), ClientTable(Clock(monotonic_s=lambda: 0.0)), offsets
+        )
         for topic, queue_id, is_there in (
             ("t", 0, True),
             ("t", 1, False),
@@ -166,7 +171,7 @@ class Away(MemoryStore):
 async def test_a_commit_waits_as_long_as_the_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_offsets, "RETRY_S", WAIT_S)
     store = Away()
-    offsets = GroupOffsets(GroupLog(store, "me", lambda: 1_000_000), lease_ms=60_000)
+    offsets = GroupOffsets(GroupLog(store, "me", Clock(wall_ms=lambda: 1_000_000)), lease_ms=60_000)
     await offsets.claim()
     work = asyncio.create_task(offsets.run())
     store.away = 1 << 30
@@ -200,10 +205,10 @@ async def test_a_commit_waits_as_long_as_the_store_is_away(monkeypatch: pytest.M
 def test_where_a_group_continues(group: str, fields: dict[str, Any], expected: int) -> None:
     async def scene() -> None:
         archive: Any = Archive()
-        offsets = GroupOffsets(GroupLog(MemoryStore(), "one", lambda: 1), lease_ms=60_000)
+        offsets = GroupOffsets(GroupLog(MemoryStore(), "one", Clock(wall_ms=lambda: 1)), lease_ms=60_000)
         assert await offsets.claim()
         running = asyncio.create_task(offsets.run())
-        clients, member = ClientTable(lambda: 0.0), RecordingPeer()
+        clients, member = ClientTable(Clock(monotonic_s=lambda: 0.0)), RecordingPeer()
         clients.heartbeat(request(34, member, {"clientID": "m", "consumerDataSet": [{"groupName": group}]}))
         handlers = OffsetHandlers(archive, RouteTable(archive, "h:1"), clients, offsets)
         sent = {"topic": "t", "group": group, "isForce": "true"} | fields
@@ -222,10 +227,10 @@ def test_where_a_group_continues(group: str, fields: dict[str, Any], expected: i
 def test_members_of_each_language_are_notified_in_their_own_form() -> None:
     async def scene() -> None:
         archive: Any = Archive()
-        offsets = GroupOffsets(GroupLog(MemoryStore(), "one", lambda: 1), lease_ms=60_000)
+        offsets = GroupOffsets(GroupLog(MemoryStore(), "one", Clock(wall_ms=lambda: 1)), lease_ms=60_000)
         assert await offsets.claim()
         running = asyncio.create_task(offsets.run())
-        clients, members = ClientTable(lambda: 0.0), {}
+        clients, members = ClientTable(Clock(monotonic_s=lambda: 0.0)), {}
         for number, language in enumerate(("JAVA", "CPP", "GO")):
             members[language] = RecordingPeer(number)
             body = {"clientID": language, "consumerDataSet": [{"groupName": "g"}]}
@@ -271,10 +276,12 @@ def test_a_group_of_many_queues_is_moved_while_the_tool_waits() -> None:
         found = Wide()
         archive: Any = found
         store = MemoryStore()
-        offsets = GroupOffsets(GroupLog(store, "one", lambda: 1), lease_ms=60_000)
+        offsets = GroupOffsets(GroupLog(store, "one", Clock(wall_ms=lambda: 1)), lease_ms=60_000)
         assert await offsets.claim()
         running = asyncio.create_task(offsets.run())
-        handlers = OffsetHandlers(archive, RouteTable(archive, "h:1"), ClientTable(lambda: 0.0), offsets)
+        handlers = OffsetHandlers(
+            archive, RouteTable(archive, "h:1"), ClientTable(Clock(monotonic_s=lambda: 0.0)), offsets
+        )
         code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
         async with asyncio.timeout(1.5):
             answer = await handlers.reset(request(code, topic="t", group="g", timestamp=120))
@@ -289,8 +296,10 @@ def test_statistics_of_many_queues_are_answered_while_the_tool_waits() -> None:
     async def scene() -> None:
         found = Wide()
         archive: Any = found
-        offsets = GroupOffsets(GroupLog(MemoryStore(), "one", lambda: 1), lease_ms=60_000)
-        handlers = OffsetHandlers(archive, RouteTable(archive, "h:1"), ClientTable(lambda: 0.0), offsets)
+        offsets = GroupOffsets(GroupLog(MemoryStore(), "one", Clock(wall_ms=lambda: 1)), lease_ms=60_000)
+        handlers = OffsetHandlers(
+            archive, RouteTable(archive, "h:1"), ClientTable(Clock(monotonic_s=lambda: 0.0)), offsets
+        )
         async with asyncio.timeout(1.5):
             answer = await handlers.stats(
                 request(RequestCode.GET_CONSUME_STATS, consumerGroup="g", topic="t")

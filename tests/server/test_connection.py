@@ -45,6 +45,7 @@ from tests.server.connection_scene import (
 )
 from tests.servers.certificates import Authority
 from tests.sweeps import examples
+from tiered.clock import Clock
 from tiered.remoting.command import RemotingCommand, RequestCode, SerializeType, encode
 from tiered.settings.sections import ServeSettings
 
@@ -488,7 +489,7 @@ def test_what_clients_break_is_logged_once_an_interval_with_its_count(
 
 def test_counts_are_written_at_the_end_of_each_interval(caplog: pytest.LogCaptureFixture) -> None:
     now_s = 0.0
-    log = CountedLog(logging.getLogger("test"), lambda: now_s)
+    log = CountedLog(logging.getLogger("test"), Clock(monotonic_s=lambda: now_s))
     with caplog.at_level(logging.INFO):
         for number in range(5):
             log.note(logging.INFO, f"idle for {number} s", f"10.0.0.{number}:1")

@@ -18,8 +18,9 @@ from rocketmq_tiered.server.groups.group_state import (
     encode_snapshot,
     load_snapshot,
 )
-from tests.server.group_clock import LEASE_MS, Clock, writing
+from tests.server.group_clock import LEASE_MS, Time, writing
 from tests.sweeps import examples
+from tiered.clock import Clock
 from tiered.errors import CorruptionError, FencedError, UnansweredError, UnsupportedFormatError
 from tiered.formats.keys import SERVE_PREFIX
 from tiered.object_store.interface import Body
@@ -65,8 +66,8 @@ def test_a_flipped_bit_is_noticed(at: int, bit: int) -> None:
 
 
 def test_a_restart_finds_everything_and_old_versions_go() -> None:
-    store, clock = MemoryStore(), Clock()
-    log = GroupLog(store, "one", clock)
+    store, clock = MemoryStore(), Time()
+    log = GroupLog(store, "one", Clock(wall_ms=clock))
     log.claim(LEASE_MS)
     for offset in range(20):
         log.write({("g", "t"): {0: offset}})
@@ -74,7 +75,7 @@ def test_a_restart_finds_everything_and_old_versions_go() -> None:
     assert load_snapshot(store).offsets == {("g", "t"): {0: 20}}
     assert len(list(store.list(SERVE_PREFIX))) == VERSIONS_KEPT
     for number in range(5):
-        again = GroupLog(store, f"{number}", clock)
+        again = GroupLog(store, f"{number}", Clock(wall_ms=clock))
         again.claim(LEASE_MS)
         assert again.offsets == {("g", "t"): {0: 20}}
         for _ in range(number * VERSIONS_KEPT // 2):
@@ -86,9 +87,9 @@ def test_a_restart_finds_everything_and_old_versions_go() -> None:
 
 
 def test_starts_after_kills_leave_nothing_where_the_killed_one_is_known_to_be_gone() -> None:
-    store, clock, gone = MemoryStore(), Clock(), set[str]()
+    store, clock, gone = MemoryStore(), Time(), set[str]()
     for number in range(30):
-        log = GroupLog(store, f"{number}", clock, is_gone=gone.__contains__)
+        log = GroupLog(store, f"{number}", Clock(wall_ms=clock), is_gone=gone.__contains__)
         log.claim(LEASE_MS)
         for _ in range(number % 3):
             log.write({("g", "t"): {0: number}})
@@ -99,7 +100,7 @@ def test_starts_after_kills_leave_nothing_where_the_killed_one_is_known_to_be_go
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_slow_claim_does_not_own_what_another_server_claimed_first(is_first: bool) -> None:
     """His version was there, and is removed."""
-    clock, successors = Clock(), list[GroupLog]()
+    clock, successors = Time(), list[GroupLog]()
 
     class Stalls(MemoryStore):
         def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
@@ -112,12 +113,12 @@ def test_a_slow_claim_does_not_own_what_another_server_claimed_first(is_first: b
 
     store = Stalls()
     if not is_first:
-        before = GroupLog(store, "before", clock)
+        before = GroupLog(store, "before", Clock(wall_ms=clock))
         before.claim(LEASE_MS)
         before.write({}, released=True)
-    successors.append(GroupLog(store, "other", clock))
+    successors.append(GroupLog(store, "other", Clock(wall_ms=clock)))
     with pytest.raises(FencedError):
-        GroupLog(store, "long about it", clock).claim(LEASE_MS)
+        GroupLog(store, "long about it", Clock(wall_ms=clock)).claim(LEASE_MS)
     found = load_snapshot(store)
     assert (found.owner_name, found.offsets) == ("other", {("g", "t"): {0: 3 * VERSIONS_KEPT - 1}})
     assert len(list(store.list(SERVE_PREFIX))) <= VERSIONS_KEPT + 1
@@ -125,8 +126,8 @@ def test_a_slow_claim_does_not_own_what_another_server_claimed_first(is_first: b
 
 def test_an_owner_taken_over_after_a_lost_reply_is_fenced() -> None:
     """It writes the version again that its successor found as the newest."""
-    store, clock = LosesAnswers(every=1 << 40), Clock()
-    sleeper = GroupLog(store, "sleeper", clock)
+    store, clock = LosesAnswers(every=1 << 40), Time()
+    sleeper = GroupLog(store, "sleeper", Clock(wall_ms=clock))
     sleeper.claim(LEASE_MS)
     for offset in range(VERSIONS_KEPT):
         sleeper.write({("g", "t"): {0: offset}})
@@ -134,7 +135,7 @@ def test_an_owner_taken_over_after_a_lost_reply_is_fenced() -> None:
     with pytest.raises(UnansweredError):
         sleeper.write({("g", "t"): {0: 100}})
     store.every = 1 << 40
-    successor = GroupLog(store, "successor", clock)
+    successor = GroupLog(store, "successor", Clock(wall_ms=clock))
     successor.claim(LEASE_MS, take_over=True)
     for offset in range(101, 101 + 2 * VERSIONS_KEPT):
         successor.write({("g", "t"): {0: offset}})
@@ -143,7 +144,7 @@ def test_an_owner_taken_over_after_a_lost_reply_is_fenced() -> None:
 
 
 def test_a_claim_that_another_overtook_still_fences_the_owner_before() -> None:
-    clock, successors = Clock(), list[GroupLog]()
+    clock, successors = Time(), list[GroupLog]()
 
     class Stalls(MemoryStore):
         def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
@@ -152,18 +153,18 @@ def test_a_claim_that_another_overtook_still_fences_the_owner_before() -> None:
                 successors.pop().claim(LEASE_MS, take_over=True)
 
     store = Stalls()
-    sleeper = GroupLog(store, "sleeper", clock)
+    sleeper = GroupLog(store, "sleeper", Clock(wall_ms=clock))
     sleeper.claim(LEASE_MS)
-    successors.append(GroupLog(store, "other", clock))
+    successors.append(GroupLog(store, "other", Clock(wall_ms=clock)))
     with pytest.raises(FencedError):
-        GroupLog(store, "overtaken", clock).claim(LEASE_MS, take_over=True)
+        GroupLog(store, "overtaken", Clock(wall_ms=clock)).claim(LEASE_MS, take_over=True)
     with pytest.raises(FencedError):
         sleeper.write({("g", "t"): {0: 1}})
 
 
 def test_a_claim_whose_answer_was_lost_is_our_own() -> None:
     store = LosesAnswers(every=1)
-    log = GroupLog(store, "one", Clock())
+    log = GroupLog(store, "one", Clock(wall_ms=Time()))
     with pytest.raises(UnansweredError):
         log.claim(LEASE_MS)
     store.every = 1 << 40
@@ -193,8 +194,8 @@ def test_the_end_waits_for_what_is_being_written() -> None:
 
 
 def test_a_second_server_waits_for_the_lease_and_then_fences_the_first() -> None:
-    store, clock = MemoryStore(), Clock()
-    first, second = GroupLog(store, "one", clock), GroupLog(store, "two", clock)
+    store, clock = MemoryStore(), Time()
+    first, second = GroupLog(store, "one", Clock(wall_ms=clock)), GroupLog(store, "two", Clock(wall_ms=clock))
     first.claim(LEASE_MS)
     first.write({("g", "t"): {0: 1}})
     with pytest.raises(FencedError, match="served by one"):
@@ -207,9 +208,12 @@ def test_a_second_server_waits_for_the_lease_and_then_fences_the_first() -> None
 
 
 def test_an_owner_whose_clock_was_ahead_is_gone_when_nothing_was_heard_of_it_for_a_lease() -> None:
-    store, clock, ahead = MemoryStore(), Clock(), Clock()
+    store, clock, ahead = MemoryStore(), Time(), Time()
     ahead.now_ms += 60 * LEASE_MS
-    owner, waiting = GroupLog(store, "ahead", ahead), GroupLog(store, "waiting", clock)
+    owner, waiting = (
+        GroupLog(store, "ahead", Clock(wall_ms=ahead)),
+        GroupLog(store, "waiting", Clock(wall_ms=clock)),
+    )
     owner.claim(LEASE_MS)
     for renewals in range(3):  # as long as it is there
         owner.write({("g", "t"): {0: renewals}})
@@ -226,11 +230,11 @@ def test_an_owner_whose_clock_was_ahead_is_gone_when_nothing_was_heard_of_it_for
 @pytest.mark.parametrize("foreign", [".DS_Store", "0-notes", "notes"])
 def test_an_object_that_is_no_version_hides_no_offsets_and_fences_no_server(foreign: str) -> None:
     """Browsers of buckets, and file systems over them, leave one that is called like the folder."""
-    store, clock = MemoryStore(), Clock()
+    store, clock = MemoryStore(), Time()
     store.put_if_absent(SERVE_PREFIX + foreign, [])
     assert load_snapshot(store) == GroupSnapshot()
     for number in range(1, 4):
-        log = GroupLog(store, f"{number}", clock)
+        log = GroupLog(store, f"{number}", Clock(wall_ms=clock))
         log.claim(LEASE_MS)
         log.write({("g", "t"): {0: number}}, released=True)
         assert load_snapshot(store).offsets == {("g", "t"): {0: number}}
@@ -239,11 +243,11 @@ def test_an_object_that_is_no_version_hides_no_offsets_and_fences_no_server(fore
 
 @pytest.mark.parametrize(("versions", "successors"), [(1, 1), (VERSIONS_KEPT, 1), (5 * VERSIONS_KEPT, 3)])
 def test_a_fenced_server_learns_it_however_far_its_successors_are(versions: int, successors: int) -> None:
-    store, clock = MemoryStore(), Clock()
-    first = GroupLog(store, "one", clock)
+    store, clock = MemoryStore(), Time()
+    first = GroupLog(store, "one", Clock(wall_ms=clock))
     first.claim(LEASE_MS)
     for number in range(successors):
-        successor = GroupLog(store, f"successor {number}", clock)
+        successor = GroupLog(store, f"successor {number}", Clock(wall_ms=clock))
         successor.claim(LEASE_MS, take_over=True)
         for offset in range(versions):
             successor.write({("g", "t"): {0: offset}})
@@ -256,7 +260,7 @@ def test_a_new_generation_is_begun_at_its_first_message_and_not_where_the_old_on
     lives = {("t", 0): 0, ("%RETRY%g", 0): 0}
 
     async def server(store: MemoryStore) -> GroupOffsets:
-        log = GroupLog(store, "one", Clock(), generation_of=lambda *queue: lives.get(queue, 0))
+        log = GroupLog(store, "one", Clock(wall_ms=Time()), generation_of=lambda *queue: lives.get(queue, 0))
         offsets = GroupOffsets(log, lease_ms=LEASE_MS, take_over=True)
         assert await offsets.claim()
         return offsets
@@ -286,7 +290,7 @@ def test_a_new_generation_is_begun_at_its_first_message_and_not_where_the_old_on
 
 def test_a_lost_answer_loses_no_offset() -> None:
     store = LosesAnswers(every=2)
-    log = GroupLog(store, "one", Clock())
+    log = GroupLog(store, "one", Clock(wall_ms=Time()))
     log.claim(LEASE_MS)
     for offset in range(1, 30):
         for _ in range(3):
@@ -301,7 +305,7 @@ def test_a_lost_answer_loses_no_offset() -> None:
 def test_a_commit_is_acknowledged_only_when_it_is_durable() -> None:
     async def scene() -> None:
         store = MemoryStore()
-        offsets = GroupOffsets(GroupLog(store, "one", Clock()), lease_ms=LEASE_MS)
+        offsets = GroupOffsets(GroupLog(store, "one", Clock(wall_ms=Time())), lease_ms=LEASE_MS)
         assert await offsets.claim()
         running = asyncio.create_task(offsets.run())
         await asyncio.gather(*(offsets.commit("g", "t", queue, 10 + queue) for queue in range(8)))
@@ -327,7 +331,7 @@ def test_the_end_does_not_wait_for_a_store_that_is_away(monkeypatch: pytest.Monk
     async def scene() -> None:
         monkeypatch.setattr(group_offsets, "CLOSE_S", 0.3)
         store = Away()
-        offsets = GroupOffsets(GroupLog(store, "one", Clock()), lease_ms=LEASE_MS)
+        offsets = GroupOffsets(GroupLog(store, "one", Clock(wall_ms=Time())), lease_ms=LEASE_MS)
         assert await offsets.claim()
         store.is_away = True
         async with asyncio.timeout(2):
@@ -356,11 +360,11 @@ def test_an_offset_that_is_being_written_is_not_acknowledged_yet() -> None:
 
 def test_once_fenced_commits_are_refused_and_none_hangs() -> None:
     async def scene() -> None:
-        store, clock = MemoryStore(), Clock()
-        offsets = GroupOffsets(GroupLog(store, "one", clock), lease_ms=LEASE_MS)
+        store, clock = MemoryStore(), Time()
+        offsets = GroupOffsets(GroupLog(store, "one", Clock(wall_ms=clock)), lease_ms=LEASE_MS)
         assert await offsets.claim()
         running = asyncio.create_task(offsets.run())
-        GroupLog(store, "two", clock).claim(LEASE_MS, take_over=True)
+        GroupLog(store, "two", Clock(wall_ms=clock)).claim(LEASE_MS, take_over=True)
         with pytest.raises(FencedError):
             await offsets.commit("g", "t", 0, 5)
         with pytest.raises(FencedError):
@@ -372,11 +376,13 @@ def test_once_fenced_commits_are_refused_and_none_hangs() -> None:
 
 def test_a_server_that_waits_shows_the_offsets_and_owns_them_when_the_other_is_gone() -> None:
     async def scene() -> None:
-        store, clock, gone = MemoryStore(), Clock(), set[str]()
-        first = GroupLog(store, "one", clock)
+        store, clock, gone = MemoryStore(), Time(), set[str]()
+        first = GroupLog(store, "one", Clock(wall_ms=clock))
         first.claim(LEASE_MS)
         first.write({("g", "t"): {0: 7}})
-        waiting = GroupOffsets(GroupLog(store, "two", clock, is_gone=gone.__contains__), lease_ms=30)
+        waiting = GroupOffsets(
+            GroupLog(store, "two", Clock(wall_ms=clock), is_gone=gone.__contains__), lease_ms=30
+        )
         clock.now_ms += 10
         assert not await waiting.claim()
         assert waiting.find("g", "t", 0) == 7

@@ -12,9 +12,10 @@ from rocketmq_tiered.server.groups.group_state import GroupLog
 from rocketmq_tiered.server.retries.retry_log import RetryLog
 from rocketmq_tiered.server.retries.retry_queue import RetryLimits, RetryQueues
 from rocketmq_tiered.server.wire.request import Response
-from tests.server.group_clock import Clock
+from tests.server.group_clock import Time
 from tests.server.serving_peer import request
 from tests.server.small_archive import Archive
+from tiered.clock import Clock
 from tiered.object_store.memory import MemoryStore
 from tiered.remoting.command import RequestCode, ResponseCode
 from tiered.settings.sections import ServeSettings
@@ -29,9 +30,12 @@ class Server:
         archive: Any = Archive()
         self.now_s = 0.0
         self.offsets = GroupOffsets(
-            GroupLog(store, name, Clock()), lease_ms=60_000, take_over=take_over, now_s=lambda: self.now_s
+            GroupLog(store, name, Clock(wall_ms=Time())),
+            lease_ms=60_000,
+            take_over=take_over,
+            clock=Clock(monotonic_s=lambda: self.now_s),
         )
-        retries = RetryQueues(RetryLog(store, name), self.offsets, RetryLimits(), lambda: 1)
+        retries = RetryQueues(RetryLog(store, name), self.offsets, RetryLimits(), Clock(wall_ms=lambda: 1))
         self.service = ArchiveService(archive, self.offsets, retries, ServeSettings(bind="127.0.0.1:0"))
 
     async def __aenter__(self) -> Server:
@@ -92,7 +96,7 @@ def test_an_owner_that_may_not_grant_locks_yet_hands_none_over() -> None:
         store = MemoryStore()
         async with Server(store, "one") as one:
             one.service.locks_from_s = 1e12
-        log = GroupLog(store, "two", Clock())
+        log = GroupLog(store, "two", Clock(wall_ms=Time()))
         log.claim(60_000)
         assert log.locks is None
 

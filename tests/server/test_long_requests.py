@@ -37,6 +37,7 @@ from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.server.serving_peer import RecordingPeer, request
 from tests.server.small_archive import Archive
+from tiered.clock import Clock
 from tiered.errors import UsageError
 from tiered.object_store.file import FileStore
 from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode, encode
@@ -150,7 +151,7 @@ def heartbeat(parts: bytes) -> bytes:
 
 def test_heartbeats_of_many_clients_leave_the_loop_to_others() -> None:
     """As many as allowed in one body, from eight connections at once, three on each."""
-    clients = ClientTable(time.monotonic)
+    clients = ClientTable(Clock())
     table = HandlerTable()
     register_client_handlers(table, clients)
     groups = b",".join(b'{"groupName":"%d"}' % number for number in range(HEARTBEAT_GROUPS_MAX))
@@ -179,7 +180,7 @@ def test_consumers_that_join_and_leave_cost_a_bounded_number_of_notices() -> Non
     """Every change notified 200 members: 80,000 notices."""
 
     async def story() -> None:
-        clients = ClientTable(time.monotonic)
+        clients = ClientTable(Clock())
         peers = [RecordingPeer(number) for number in range(200)]
         begun_s = time.monotonic()
         for peer in peers:

@@ -40,6 +40,7 @@ from rocketmq_tiered.server.pop.pop_handlers import (
 )
 from rocketmq_tiered.server.wire.request import BadRequestError, HandlerTable, Response
 from tests.server.serving_peer import request
+from tiered.clock import Clock
 from tiered.errors import CorruptionError, UsageError
 from tiered.formats.record import decode_record
 from tiered.object_store.memory import MemoryStore
@@ -152,7 +153,7 @@ def test_receipts_and_offsets_as_java_writes_them() -> None:
     }
 
 
-class Clock:
+class Time:
     """Time of day set by hand."""
 
     def __init__(self) -> None:
@@ -197,15 +198,17 @@ class Scene:
     """One server."""
 
     def __init__(self, store: MemoryStore | None = None, unacked_bytes_max: int = BYTES_MAX) -> None:
-        self.clock, self.table = Clock(), HandlerTable()
-        self.offsets = GroupOffsets(GroupLog(store or MemoryStore(), "one", self.clock), lease_ms=60_000)
+        self.clock, self.table = Time(), HandlerTable()
+        self.offsets = GroupOffsets(
+            GroupLog(store or MemoryStore(), "one", Clock(wall_ms=self.clock)), lease_ms=60_000
+        )
         archive: Any = Archive()
         self.handlers = PopHandlers(
             archive,
             RouteTable(archive, "127.0.0.1:1"),
             self.offsets,
             unacked_bytes_max=unacked_bytes_max,
-            clock_ms=self.clock,
+            clock=Clock(wall_ms=self.clock),
         )
         self.handlers.register(self.table)
 
@@ -432,7 +435,7 @@ def test_every_queue_has_one_member(count: int, members: list[str], share_out: A
 def test_assignments_by_mode() -> None:
     async def scene() -> None:
         archive: Any = Archive()
-        clients, table = ClientTable(lambda: 0.0), HandlerTable()
+        clients, table = ClientTable(Clock(monotonic_s=lambda: 0.0)), HandlerTable()
         AssignmentHandlers(RouteTable(archive, "127.0.0.1:1"), clients).register(table)
         for name in ("x", "y"):
             data = {"clientID": name, "consumerDataSet": [{"groupName": "g", "subscriptionDataSet": []}]}

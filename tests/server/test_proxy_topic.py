@@ -24,6 +24,7 @@ from rocketmq_tiered.server.retries.retry_topics import (
 )
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
 from tests.server.serving_peer import RecordingPeer, request
+from tiered.clock import Clock
 from tiered.formats.record import decode_record
 from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
 
@@ -67,7 +68,9 @@ class Scene:
     """The topic, created unless ``made`` is False."""
 
     def __init__(self, *, made: bool = True) -> None:
-        self.topic = ProxyTopic({PROXY_TOPIC: TopicConfig(PROXY_TOPIC, 1, 1, 6)} if made else {}, lambda: 500)
+        self.topic = ProxyTopic(
+            {PROXY_TOPIC: TopicConfig(PROXY_TOPIC, 1, 1, 6)} if made else {}, Clock(wall_ms=lambda: 500)
+        )
         archive: Any = Nothing()
         self.archive = ArchiveWithRetries(archive, self.topic)
         self._table = HandlerTable()

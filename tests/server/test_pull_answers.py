@@ -27,6 +27,7 @@ from rocketmq_tiered.server.groups.group_state import GroupLog
 from rocketmq_tiered.server.groups.subscription_filter import filter_of
 from rocketmq_tiered.server.wire.request import BadRequestError, Request, Response
 from tests.server.serving_peer import request
+from tiered.clock import Clock
 from tiered.errors import UsageError
 from tiered.object_store.memory import MemoryStore
 from tiered.remoting.command import RequestCode, ResponseCode
@@ -90,9 +91,9 @@ class Scene:
         archive: Any = ScriptedArchive(answers)
         self.archive: ScriptedArchive = archive
         self.life = 0
-        log = GroupLog(MemoryStore(), "one", lambda: 1, generation_of=lambda *_: self.life)
+        log = GroupLog(MemoryStore(), "one", Clock(wall_ms=lambda: 1), generation_of=lambda *_: self.life)
         self.offsets = GroupOffsets(log, lease_ms=60_000)
-        clients = ClientTable(lambda: 0.0)
+        clients = ClientTable(Clock(monotonic_s=lambda: 0.0))
         for group, expression, kind in (("known", "a", "TAG"), ("all", "*", "TAG"), ("by sql", "", "SQL92")):
             data = {"topic": "t", "subString": expression, "expressionType": kind, "subVersion": 5}
             document = {

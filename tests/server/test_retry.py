@@ -44,6 +44,7 @@ from tests.end_to_end.offloading import backfill
 from tests.server.original_record import original
 from tests.server.serving_peer import request
 from tests.sweeps import examples
+from tiered.clock import Clock
 from tiered.errors import CorruptionError, FencedError, UnansweredError
 from tiered.formats.record import Record, decode_record
 from tiered.object_store.file import FileStore
@@ -190,7 +191,7 @@ def test_an_object_that_lacks_its_base_is_damage() -> None:
         load_objects(store)
 
 
-class Clock:
+class Time:
     """Time of day set by hand."""
 
     def __init__(self) -> None:
@@ -254,12 +255,16 @@ class Scene:
     def __init__(
         self,
         store: MemoryStore,
-        clock: Clock,
+        clock: Time,
         limits: RetryLimits | None = None,
         archive: ArchiveWithRetryTopic | None = None,
     ) -> None:
-        self.offsets = GroupOffsets(GroupLog(store, "one", clock), lease_ms=60_000, take_over=True)
-        self.queues = RetryQueues(RetryLog(store, "one"), self.offsets, limits or RetryLimits(), clock)
+        self.offsets = GroupOffsets(
+            GroupLog(store, "one", Clock(wall_ms=clock)), lease_ms=60_000, take_over=True
+        )
+        self.queues = RetryQueues(
+            RetryLog(store, "one"), self.offsets, limits or RetryLimits(), Clock(wall_ms=clock)
+        )
         archive = archive or ArchiveWithRetryTopic()
         self.archive = ArchiveWithRetries(archive, self.queues)  # type: ignore[arg-type]
         self.clock = clock
@@ -303,7 +308,7 @@ class Scene:
 
 def test_what_was_acknowledged_survives_and_keeps_its_offset() -> None:
     async def scene() -> None:
-        store, clock = MemoryStore(), Clock()
+        store, clock = MemoryStore(), Time()
         one = Scene(store, clock)
         await one.start()
         answers = await asyncio.gather(*(one.send_back() for _ in range(3)), one.send_back(delayLevel=2))
@@ -347,7 +352,7 @@ def test_retry_messages_come_behind_what_the_group_had_consumed_at_its_broker(
     """Its consumers pull from there on: below that a message would count as consumed and never be delivered."""
 
     async def scene() -> None:
-        store, clock = MemoryStore(), Clock()
+        store, clock = MemoryStore(), Time()
         one = Scene(store, clock, archive=ConsumedFurther(500, bounds))
         await one.start()
         assert (await one.send_back()).code == 0
@@ -368,7 +373,7 @@ def test_no_client_gets_a_message_that_it_may_not_read() -> None:
     """Of which he knows no more than its place in the log."""
 
     async def scene() -> None:
-        store, clock = MemoryStore(), Clock()
+        store, clock = MemoryStore(), Time()
         one = Scene(store, clock)
         await one.start()
         table, named = HandlerTable(), list[str]()
@@ -393,7 +398,7 @@ def test_no_client_gets_a_message_that_it_may_not_read() -> None:
 
 def test_what_a_group_consumed_is_kept_no_longer_and_offsets_continue() -> None:
     async def scene() -> None:
-        store, clock = MemoryStore(), Clock()
+        store, clock = MemoryStore(), Time()
         one = Scene(store, clock)
         await one.start()
         for _ in range(3):
@@ -419,7 +424,7 @@ def test_what_a_group_consumed_is_kept_no_longer_and_offsets_continue() -> None:
 
 def test_the_bound_refuses_and_a_base_replaces_many_objects() -> None:
     async def scene() -> None:
-        store, clock = MemoryStore(), Clock()
+        store, clock = MemoryStore(), Time()
         size = MESSAGE_BYTES + len(again(original())[0].data)
         held_bytes = queue_bytes(RETRY) + size * (OBJECTS_MAX + 20)
         one = Scene(store, clock, RetryLimits(held_bytes_max=held_bytes + 1))
@@ -445,7 +450,7 @@ def test_the_bound_refuses_and_a_base_replaces_many_objects() -> None:
 
 def test_dead_letters_go_when_they_are_old() -> None:
     async def scene() -> None:
-        clock = Clock()
+        clock = Time()
         one = Scene(MemoryStore(), clock, RetryLimits(dead_keep_ms=10_000))
         await one.start()
         assert (await one.send_back(delayLevel=-1)).code == 0
@@ -468,7 +473,7 @@ def test_dead_letters_go_when_they_are_old() -> None:
 
 def test_nothing_is_taken_for_a_group_of_another_server() -> None:
     async def scene() -> None:
-        store, clock = MemoryStore(), Clock()
+        store, clock = MemoryStore(), Time()
         one, two = Scene(store, clock), Scene(store, clock)
         await one.start()
         await two.start()  # takes over
@@ -494,8 +499,8 @@ def test_an_archive_is_served_although_retry_messages_are_damaged(
         archive: Any = ArchiveWithRetryTopic()
         store = MemoryStore()
         store.put_if_absent(object_key(1), [b"damaged"])
-        offsets = GroupOffsets(GroupLog(store, "one", Clock()), lease_ms=60_000)
-        retries = RetryQueues(RetryLog(store, "one"), offsets, RetryLimits(), Clock())
+        offsets = GroupOffsets(GroupLog(store, "one", Clock(wall_ms=Time())), lease_ms=60_000)
+        retries = RetryQueues(RetryLog(store, "one"), offsets, RetryLimits(), Clock(wall_ms=Time()))
         service = ArchiveService(archive, offsets, retries, ServeSettings(bind="127.0.0.1:0"))
         await service.start()
         await offsets.commit("g", "t", 0, 5)
@@ -532,7 +537,7 @@ def test_a_lost_answer_writes_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("rocketmq_tiered.server.retries.retry_queue.AGAIN_S", 0.01)
 
     async def scene() -> None:
-        store, clock = LosesAnswers(), Clock()
+        store, clock = LosesAnswers(), Time()
         one = Scene(store, clock)
         try:
             await one.start()

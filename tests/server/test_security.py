@@ -22,6 +22,7 @@ from rocketmq_tiered.server.security.rules import RulesFile, read_rules
 from rocketmq_tiered.server.wire.request import BadRequestError, Dispatcher, HandlerTable, Request, Response
 from tests.server.original_record import original
 from tests.server.serving_peer import RecordingPeer
+from tiered.clock import Clock
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.command import RequestCode as Code
 from tiered.remoting.credentials import signature_of
@@ -396,7 +397,7 @@ def test_a_changed_file_is_read_and_a_bad_one_is_not_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = [0.0]
-    authorizer = authorizer_of(tmp_path, PLAIN, now_s=lambda: clock[0])
+    authorizer = authorizer_of(tmp_path, PLAIN, clock=Clock(monotonic_s=lambda: clock[0]))
     path = tmp_path / "acl.yml"
     pull: dict[str, Any] = {"topic": "t_b", "consumerGroup": "g"}
     caplog.set_level(logging.INFO)
@@ -429,7 +430,7 @@ def read_rules_of(tmp_path: Path) -> Any:
 
 def test_the_audit_log_sums_pulls(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    authorizer = RulesAuthorizer(None, 60, now_s=lambda: 0.0)
+    authorizer = RulesAuthorizer(None, 60, clock=Clock(monotonic_s=lambda: 0.0))
     for offset in range(0, 320, 32):
         pull = asked(11, None, topic="t", consumerGroup="g", queueId="1", queueOffset=str(offset))
         authorizer.note(pull, Response(0, {"nextBeginOffset": str(offset + 32)}), 1000)

@@ -29,6 +29,7 @@ from tests.fetcher.broker_store_writer import WrittenStore
 from tests.server.serving_peer import request
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.state import CatalogState
+from tiered.clock import Clock
 from tiered.errors import AccessDeniedError, UnavailableError
 from tiered.object_store.file import FileStore
 from tiered.object_store.memory import MemoryStore
@@ -227,11 +228,13 @@ def test_a_member_that_is_connected_while_its_topic_is_recreated_gets_the_new_me
     """It continues where it was, commits that every few seconds, and waits for more there."""
 
     async def story(archive: ServedArchive, root: FileStore) -> None:
-        log = GroupLog(MemoryStore(), "one", lambda: 1, generation_of=archive._access.generation)
+        log = GroupLog(
+            MemoryStore(), "one", Clock(wall_ms=lambda: 1), generation_of=archive._access.generation
+        )
         offsets = GroupOffsets(log, lease_ms=60_000)
         assert await offsets.claim()
         running = asyncio.create_task(offsets.run())
-        clients, routes = ClientTable(lambda: 0.0), RouteTable(archive, "h:1")
+        clients, routes = ClientTable(Clock(monotonic_s=lambda: 0.0)), RouteTable(archive, "h:1")
         handlers = OffsetHandlers(archive, routes, clients, offsets)
         pulls = PullService(archive, routes, clients, offsets)
         place = {"consumerGroup": "g", "topic": "t", "queueId": 0}

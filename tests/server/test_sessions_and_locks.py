@@ -12,10 +12,11 @@ from rocketmq_tiered.server.groups.client_table import EXPIRY_S, ClientTable, re
 from rocketmq_tiered.server.groups.queue_locks import LOCK_S, LockTable, MessageQueue, register_lock_handlers
 from rocketmq_tiered.server.wire.request import BadRequestError, HandlerTable, Response
 from tests.server.serving_peer import RecordingPeer, request
+from tiered.clock import Clock
 from tiered.remoting.command import RequestCode, ResponseCode
 
 
-class Clock:
+class Time:
     """A monotonic clock set by hand."""
 
     def __init__(self) -> None:
@@ -43,9 +44,9 @@ def answer(table: HandlerTable, sent: Any) -> Response:
 
 
 @pytest.fixture
-def clients() -> tuple[ClientTable, HandlerTable, Clock]:
-    clock, table = Clock(), HandlerTable()
-    found = ClientTable(clock)
+def clients() -> tuple[ClientTable, HandlerTable, Time]:
+    clock, table = Time(), HandlerTable()
+    found = ClientTable(Clock(monotonic_s=clock))
     register_client_handlers(table, found)
     return found, table, clock
 
@@ -127,8 +128,8 @@ def test_a_body_that_is_no_heartbeat_is_refused(clients: Any) -> None:
 
 
 def test_one_client_of_a_group_holds_a_queue() -> None:
-    clock = Clock()
-    locks = LockTable(clock)
+    clock = Time()
+    locks = LockTable(Clock(monotonic_s=clock))
     one, two = MessageQueue("b", "t", 0), MessageQueue("b", "t", 1)
     assert locks.lock("g", "a", [one, two]) == [one, two]
     assert locks.lock("g", "b", [one]) == []
@@ -148,7 +149,7 @@ def test_one_client_of_a_group_holds_a_queue() -> None:
 
 def test_locks_as_requested_on_the_wire() -> None:
     table = HandlerTable()
-    register_lock_handlers(table, LockTable(Clock()), lambda: True)
+    register_lock_handlers(table, LockTable(Clock(monotonic_s=Time())), lambda: True)
     queue = {"brokerName": "b", "queueId": 0, "topic": "t"}
     body = {"consumerGroup": "g", "clientId": "a", "mqSet": [queue], "onlyThisBroker": False}
     held = answer(table, request(RequestCode.LOCK_BATCH_MQ, body=body))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.kernels.record_builder import Message, blank, build_log
 from tiered.broker_store.commit_log import CommitLog
+from tiered.clock import Clock
 from tiered.kernels.queue_table import QueueTable
 from tiered.model.queue import TopicFilter
 from uploader.dispatcher import TieredDispatcher
@@ -37,7 +38,7 @@ class Bench:
             batch_bytes=batch_bytes,
             batch_age_ms=age_ms,
             range_bytes_max=FILE_BYTES,
-            clock_ms=lambda: self.now_ms,
+            clock=Clock(wall_ms=lambda: self.now_ms),
         )
 
     def write(self, count: int, *, topic: bytes = b"t", body_bytes: int = 100) -> None:

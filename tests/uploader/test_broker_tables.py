@@ -29,6 +29,7 @@ from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.state import CatalogState
+from tiered.clock import Clock
 from tiered.errors import CorruptionError, ThrottledError, UnavailableError
 from tiered.formats.keys import archive_prefix
 from tiered.formats.state_object import decode_state
@@ -129,7 +130,12 @@ def test_tables_are_left_to_the_writer_that_follows(real_store: RealStore, tmp_p
     backfill(tmp_path / "store", memory)
     archive = PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
     CatalogWriter(
-        archive, cluster=CLUSTER, broker=BROKER, instance="follows", kind="run", clock_ms=lambda: 1
+        archive,
+        cluster=CLUSTER,
+        broker=BROKER,
+        instance="follows",
+        kind="run",
+        clock=Clock(wall_ms=lambda: 1),
     ).claim()
     consumed(tmp_path / "store")
     assert backfill(tmp_path / "store", memory).messages == 0

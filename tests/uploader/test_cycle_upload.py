@@ -16,6 +16,7 @@ import pytest
 from tests.kernels.record_builder import Message, build_log
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.clock import Clock
 from tiered.errors import AccessDeniedError, ThrottledError, UnansweredError
 from tiered.formats.segment import BlockCodec, EncodedSegment, encode_segment
 from tiered.kernels.queue_table import QueueTable
@@ -64,7 +65,12 @@ class Bench:
     def __init__(self, archive: ObjectStore, data: ObjectStore | None = None, *, threads: int = 2) -> None:
         self.table, self.tails = QueueTable(), QueueTails()
         self.writer = CatalogWriter(
-            archive, cluster="c", broker="b", instance="i", kind="run", clock_ms=lambda: 1_700_000_000_000
+            archive,
+            cluster="c",
+            broker="b",
+            instance="i",
+            kind="run",
+            clock=Clock(wall_ms=lambda: 1_700_000_000_000),
         )
         self.writer.claim()
         self.pool = LogBatchPool(batch_bytes=1 << 20, count=4)
@@ -81,8 +87,7 @@ class Bench:
             cluster="c",
             broker="b",
             writer_name="i",
-            clock_ms=lambda: 1_700_000_000_000,
-            monotonic_s=time.monotonic,
+            clock=Clock(wall_ms=lambda: 1_700_000_000_000),
             jitter=lambda: 0.0,
             claim=lambda: None,
             log=lambda _message, _fields: None,

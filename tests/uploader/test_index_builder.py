@@ -34,6 +34,7 @@ from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.index_refs import UNINDEXED
 from tiered.catalog.pages import RunIndex, living_runs
 from tiered.catalog.writer_limits import CatalogLimits
+from tiered.clock import Clock
 from tiered.errors import CorruptionError, UnavailableError
 from tiered.formats.keys import object_of
 from tiered.formats.segment_layout import TRAILER_BYTES
@@ -59,7 +60,7 @@ def builder_of(store: ObjectStore, writer: CatalogWriter, **settings: Any) -> In
         store,
         writer,
         IndexSettings(**{"unindexed_objects_max": 4, "day_files_max": 3} | settings),
-        clock_ms=lambda: NOW_MS,
+        clock=Clock(wall_ms=lambda: NOW_MS),
         log=lambda *_: None,
         random_source=random.Random(next(_seeds)),
     )
@@ -232,7 +233,7 @@ def test_a_crash_at_each_request_leaves_a_whole_archive() -> None:
                 broker="broker",
                 instance="test",
                 kind="run",
-                clock_ms=lambda: NOW_MS,
+                clock=Clock(wall_ms=lambda: NOW_MS),
                 wait=lambda seconds: None,
             )
             writer.claim()
@@ -395,7 +396,7 @@ class Damaged:
             self.store,
             self.archive.writer,
             IndexSettings(**{"unindexed_objects_max": 4, "day_files_max": 3} | settings),
-            clock_ms=lambda: NOW_MS,
+            clock=Clock(wall_ms=lambda: NOW_MS),
             log=lambda _, fields: self.said.append(fields),
             random_source=random.Random(next(_seeds)),
         )
@@ -522,7 +523,7 @@ class Indexed:
             self.store,
             self.archive.writer,
             IndexSettings(**{"unindexed_objects_max": 2, "day_files_max": 3} | settings),
-            clock_ms=lambda: NOW_MS,
+            clock=Clock(wall_ms=lambda: NOW_MS),
             log=lambda message, fields: self.said.append((message, fields)),
             random_source=random.Random(next(_seeds)),
         )
@@ -715,8 +716,10 @@ def test_a_file_of_which_most_has_expired_is_rebuilt_once(limits: CatalogLimits)
     rule = TopicRule("a", 1, 1, "", None, "", "", "")
     forever = replace(rule, ttl_ms=None)
     state = load(store)
-    pass_ = plan_pass(store, state, lambda topic: rule if topic == "a" else forever, clock=store.clock_ms)
-    assert commit_pass(store, state, pass_, clock=store.clock_ms).version > state.version
+    pass_ = plan_pass(
+        store, state, lambda topic: rule if topic == "a" else forever, clock=Clock(wall_ms=store.clock_ms)
+    )
+    assert commit_pass(store, state, pass_, clock=Clock(wall_ms=store.clock_ms)).version > state.version
     archive.writer.refresh()
     while builder.build_next():
         pass

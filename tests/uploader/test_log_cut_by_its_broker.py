@@ -26,6 +26,7 @@ from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.hidden_history import history_state
 from tiered.catalog.pages import RunIndex
+from tiered.clock import Clock
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
@@ -110,7 +111,7 @@ def test_what_compaction_joined_is_cut_as_the_log_is(
     limits = CompactionLimits()
     options = RewriteOptions(tmp_path / "spool", 1 << 30)
     planned = next(plan_rounds(archive, before, limits, before_version=1 << 40))
-    assert run_round(archive, before, planned, options, clock=archive.clock_ms) is not None
+    assert run_round(archive, before, planned, options, clock=Clock(wall_ms=archive.clock_ms)) is not None
     joined = load(archive)
     overwrite(directory, broker, tmp_path)
     archive_the_rest(directory, memory, broker)

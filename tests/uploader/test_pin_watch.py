@@ -23,6 +23,7 @@ from tiered.broker_store.retention import DiskUse
 from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.clock import Clock
 from tiered.errors import FencedError, StoreFullError, TieredError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.interface import Body, ObjectStore
@@ -85,7 +86,7 @@ def test_a_standby_keeps_no_pin_on_a_full_disk(store: Path, tmp_path: Path) -> N
         broker=BROKER,
         instance="other",
         kind="run",
-        clock_ms=lambda: 1,
+        clock=Clock(wall_ms=lambda: 1),
     ).claim()
     with open_broker_store(store, pinned=disk.keeper.files) as broker_store:
         disk.keeper.step(broker_store.commit_log.files, 0)

@@ -36,6 +36,7 @@ from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.pages import RunIndex, living_runs
 from tiered.catalog.state import CatalogState, LogCheck
+from tiered.clock import Clock
 from tiered.errors import LogDivergedError, UnavailableError
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import QueueKey
@@ -208,7 +209,12 @@ def test_long_history_costs_a_new_disk_few_requests(
     shutil.copytree(real_store("F") / "store", tmp_path / "store")
     memory = MemoryStore("memory://long-history")
     before = CatalogWriter(
-        archive_of(memory), cluster=CLUSTER, broker=BROKER, instance="test", kind="run", clock_ms=lambda: 1
+        archive_of(memory),
+        cluster=CLUSTER,
+        broker=BROKER,
+        instance="test",
+        kind="run",
+        clock=Clock(wall_ms=lambda: 1),
     )
     before.claim()
     for _ in range(COMMITS):

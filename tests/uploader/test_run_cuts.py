@@ -28,6 +28,7 @@ from tiered.catalog.pages import RunIndex, living_runs
 from tiered.catalog.run_cuts import RunCuts
 from tiered.catalog.state import CatalogState
 from tiered.catalog.writer_limits import CatalogLimits
+from tiered.clock import Clock
 from tiered.errors import CorruptionError
 from tiered.formats.keys import is_compacted
 from tiered.model.queue import QueueKey
@@ -301,7 +302,7 @@ class JoinedScene:
             broker="broker",
             instance="test",
             kind="run",
-            clock_ms=lambda: NOW_MS,
+            clock=Clock(wall_ms=lambda: NOW_MS),
             limits=self.limits,
             random=random.Random(2),
             wait=lambda _seconds: None,

@@ -25,6 +25,7 @@ from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.hidden_history import list_histories
 from tiered.catalog.state import CatalogState
+from tiered.clock import Clock
 from tiered.errors import FencedError, LogDivergedError, UnavailableError
 from tiered.formats.keys import archive_prefix
 from tiered.formats.segment_index import SegmentIndex
@@ -265,7 +266,7 @@ def idle_owner(memory: MemoryStore) -> int:
         broker=BROKER,
         instance="owner",
         kind="run",
-        clock_ms=lambda: STARTED_MS,
+        clock=Clock(wall_ms=lambda: STARTED_MS),
     )
     return made.claim(take_over=True).epoch
 
@@ -381,7 +382,9 @@ def test_a_log_that_lost_its_tail_inside_a_commit_continues_at_the_last_common_r
     if is_joined:
         state = load(own)
         for planned in plan_rounds(own, state, CompactionLimits(), before_version=state.version + 1):
-            run_round(own, state, planned, RewriteOptions(tmp_path, 1 << 24), clock=own.clock_ms)
+            run_round(
+                own, state, planned, RewriteOptions(tmp_path, 1 << 24), clock=Clock(wall_ms=own.clock_ms)
+            )
             break
     before = rows_uploaded(memory)
     with pytest.raises(LogDivergedError, match=r"older copy.* hide 85 archived messages"):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER
 from tests.world.actors import Actor
 from tests.world.broker_model import EXPIRING
+from tiered.clock import Clock
 from tiered.archive.task import run_pass
 from tiered.broker_store.pins import PinKeeper, PinLimits
 from tiered.broker_store.retention import DiskUse
@@ -93,7 +94,7 @@ class Sidecar(Actor):
         self._starts = world.broker.starts
         self.replaces_log |= world.random.random() < 0.05
         environment = Environment(
-            clock_ms=lambda: world.now_ms,
+            clock=Clock(wall_ms=lambda: world.now_ms),
             jitter=world.random.random,
             wait=world.pass_s,
             may_take_over=lambda state, end_phys: world.is_ending or world.random.random() < 0.15,

@@ -31,6 +31,7 @@ from tests.world.broker_model import BrokerModel
 from tests.world.invariants import Invariants
 from tests.world.nodes import Nodes
 from tests.world.sidecar import Inline, Sidecar
+from tiered.clock import Clock
 from tiered.archive.verify import verify_archive
 from tiered.catalog import catalog_reader
 from tiered.catalog.catalog_reader import load
@@ -133,7 +134,7 @@ class World:
     ) -> None:
         self.seed, self.without, self.directory = seed, without, directory
         self.random, self.now_ms, self._tell = random.Random(seed), BEGIN_MS, tell
-        self.root = MemoryStore(f"memory://world-{seed}", clock_ms=lambda: self.now_ms)
+        self.root = MemoryStore(f"memory://world-{seed}", clock=Clock(wall_ms=lambda: self.now_ms))
         self.archive = PrefixedStore(self.root, PREFIX)
         self.broker = BrokerModel(directory / "store", self.random, BEGIN_MS)
         self.is_ending, self._depth = False, 0

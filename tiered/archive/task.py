@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from tiered.catalog.state import CatalogState
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.errors import FencedError, TieredError, UnavailableError
-from tiered.timestamps import wall_ms
 
 logger = logging.getLogger(__name__)
 
@@ -117,14 +117,14 @@ class TaskLoop(Generic[P]):
         task: Task[P],
         state_of: StateOf,
         *,
-        clock_ms: Callable[[], int] = wall_ms,
+        clock: Clock = MACHINE_CLOCK,
         level: Callable[[], str] = lambda: "",
     ) -> None:
         """Starts nothing. ``state_of`` returns the newest catalog state, or None while this process does not own the
         archive."""
         self.task = task
         self._state_of, self._level = state_of, level
-        self._clock_ms = clock_ms
+        self._clock = clock
         self._woken, self._stopped = threading.Event(), threading.Event()
         self._is_in_pass = False
         self._well_s = time.monotonic()
@@ -188,7 +188,7 @@ class TaskLoop(Generic[P]):
         self._failing_s = None
         if is_owner:
             self._status = replace(
-                self._status, last_ms=self._clock_ms(), problem=self.task.problem, is_outage=False
+                self._status, last_ms=self._clock.wall_ms(), problem=self.task.problem, is_outage=False
             )
             if self.task.problem:
                 logger.error("%s: %s", self.task.name, self.task.problem)

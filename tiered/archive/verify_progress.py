@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from tiered.archive.verify_segment import Anomaly, AnomalyKind
 from tiered.catalog.holdings import REPAIR_HINT
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.errors import UsageError
-from tiered.timestamps import wall_ms
 
 SAVE_EVERY_S = 10.0
 AGE_MS_MAX = 24 * 3600 * 1000
@@ -72,10 +72,10 @@ class VerifyProgress:
         document: bytes | None = None,
         write: Callable[[bytes], object] | None = None,
         *,
-        clock_ms: Callable[[], int] = wall_ms,
+        clock: Clock = MACHINE_CLOCK,
         age_ms_max: int = AGE_MS_MAX,
     ) -> None:
-        self._url, self._write, self._clock_ms, self._age_ms_max = url, write, clock_ms, age_ms_max
+        self._url, self._write, self._clock, self._age_ms_max = url, write, clock, age_ms_max
         self._saved_s = time.monotonic()
         self.verified: tuple[int, str] = (0, "")
         """Version and put id at which the last clean pass ended."""
@@ -85,7 +85,7 @@ class VerifyProgress:
 
     def begin(self, head: int) -> VerifyPass:
         """The interrupted pass, or one over ``head``."""
-        now_ms, found = self._clock_ms(), self._begun
+        now_ms, found = self._clock.wall_ms(), self._begun
         if found is None or found.version > head or now_ms - found.begun_ms > self._age_ms_max:
             found = VerifyPass(head, now_ms)
         self._begun = found

@@ -42,6 +42,7 @@ from tiered.catalog.run_cuts import RunCuts
 from tiered.catalog.state import NO_ROOT, CatalogState, LogCheck, Owner
 from tiered.catalog.store_retry import StoreRetry
 from tiered.catalog.writer_limits import CatalogLimits
+from tiered.clock import Clock
 from tiered.errors import FencedError, UsageError
 from tiered.model.queue import QueueKey
 from tiered.object_store.interface import Body, ObjectStore
@@ -81,7 +82,7 @@ class CatalogWriter:
         broker: str,
         instance: str,
         kind: str,
-        clock_ms: Callable[[], int],
+        clock: Clock,
         host: str = "",
         root_every: int | None = None,
         limits: CatalogLimits | None = None,
@@ -95,7 +96,7 @@ class CatalogWriter:
         self._store = store
         self._cluster, self._broker = cluster, broker
         self._instance, self._kind, self._host = instance, kind, host
-        self._clock_ms = clock_ms
+        self._clock = clock
         self._limits = limits if root_every is None else replace(limits, root_every=root_every)
         self._random = random or random_module.SystemRandom()
         self._nonce = f"{self._random.getrandbits(64):016x}"
@@ -149,7 +150,7 @@ class CatalogWriter:
         Raises UsageError when the archive belongs to other names.
         """
         with self._lock:
-            head, self._head_ms = head_version(self._store), self._clock_ms()
+            head, self._head_ms = head_version(self._store), self._clock.wall_ms()
             if head > self._state.version:
                 self._move_to(load(self._store, version=head))
             names = (self._state.cluster, self._state.broker)
@@ -198,7 +199,7 @@ class CatalogWriter:
             def build(state: CatalogState) -> Built:
                 """Judge the claim on the newest state: FencedError if another one came first or the owner still
                 writes."""
-                now_ms = self._clock_ms()
+                now_ms = self._clock.wall_ms()
                 owner = Owner(self._instance, self._kind, self._host, now_ms, False)
                 if state.epoch != before:
                     raise FencedError(
@@ -298,7 +299,7 @@ class CatalogWriter:
         """Merge pages at the end of a backfill, and commit the result. After a failure they stay as they are."""
 
         def build(_state: CatalogState) -> CommitDraft | None:
-            draft = CommitDraft(CommitKind.MAINTENANCE, created_ms=self._clock_ms())
+            draft = CommitDraft(CommitKind.MAINTENANCE, created_ms=self._clock.wall_ms())
             return draft if self.is_claimed else None
 
         while self.is_claimed and self._pages.merge(self.state, is_last=True):
@@ -311,14 +312,16 @@ class CatalogWriter:
         with self._lock:
             self._pages.cancel_merge()
             draft = CommitDraft(
-                CommitKind.RELEASE, pending_deletions=tuple(pending_deletions), created_ms=self._clock_ms()
+                CommitKind.RELEASE,
+                pending_deletions=tuple(pending_deletions),
+                created_ms=self._clock.wall_ms(),
             )
 
             def build(state: CatalogState) -> Built | None:
                 if self._epoch is not None and not self.is_claimed and state.epoch == self._epoch:
                     return None  # an earlier failed call was committed after all
                 self._owned(state)
-                settings = retirement(state, self._clock_ms()) if retires else {}
+                settings = retirement(state, self._clock.wall_ms()) if retires else {}
                 garbage = (*draft.pending_deletions, *self._pages.garbage)
                 return replace(draft, pending_deletions=garbage, settings=settings), None
 
@@ -383,7 +386,7 @@ class CatalogWriter:
     def _is_other_compacting(self) -> bool:
         """Whether a compaction of another process will commit soon: reading the next version first costs less than a
         commit, with its pages, for a version that is taken."""
-        since_ms = self._clock_ms() - INTENT_MS
+        since_ms = self._clock.wall_ms() - INTENT_MS
         pending = self._state.pending_deletions.values()
         is_announced = any(one.reason == Reason.INTENT and one.since_ms >= since_ms for one in pending)
         return is_announced and not self._pages.is_paused
@@ -414,7 +417,7 @@ class CatalogWriter:
     def _require_head(self, version: int) -> None:
         """Raises FencedError if a repair has replaced the chain above ``version``, which this writer has won: it was
         paused while the catalog was lost, and its commit is no part of the archive."""
-        now_ms = self._clock_ms()
+        now_ms = self._clock.wall_ms()
         if abs(now_ms - self._head_ms) < HEAD_CHECK_MS:
             return
         head = self._retry.call(lambda: head_version(self._store))
@@ -464,7 +467,7 @@ class CatalogWriter:
         root_key, hidden_key = (
             self._pages.new_key(kind, state.version + 1, state.epoch) for kind in ("history", "hidden")
         )
-        return Divergence(phys, common, root_key, hidden_key, self._clock_ms())
+        return Divergence(phys, common, root_key, hidden_key, self._clock.wall_ms())
 
     def _begin(self, history: NewHistory, start: Divergence) -> Built:
         """Put the pages of a new log history, which its commit names, and build that commit."""

@@ -20,6 +20,7 @@ from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.deletions import DeletionList, PendingDeletion, Reason, encode_list, list_of
 from tiered.catalog.requirements import Requirements
 from tiered.catalog.state import CatalogState
+from tiered.clock import Clock
 from tiered.errors import WITHOUT_EFFECT
 from tiered.formats.keys import page_key
 from tiered.object_store.interface import Body, ObjectStore, put_own
@@ -32,9 +33,9 @@ class MaintenanceCommit:
     """Commits through ``writer``: of an actor of its own (``opened``), or of the archive's owner, which then loses no
     version to them. Not thread-safe."""
 
-    def __init__(self, store: ObjectStore, writer: CatalogWriter, clock_ms: Callable[[], int]) -> None:
+    def __init__(self, store: ObjectStore, writer: CatalogWriter, clock: Clock) -> None:
         """``writer`` commits to ``store``, the archive's own prefix."""
-        self.store, self._writer, self._clock_ms = store, writer, clock_ms
+        self.store, self._writer, self._clock = store, writer, clock
         self.number = random.SystemRandom().getrandbits(40)
         """A part of keys, unique to this object."""
         self._made = 0
@@ -43,9 +44,7 @@ class MaintenanceCommit:
         """What did not stand at the last commit that was not made."""
 
     @classmethod
-    def opened(
-        cls, store: ObjectStore, state: CatalogState, what: str, clock_ms: Callable[[], int]
-    ) -> MaintenanceCommit:
+    def opened(cls, store: ObjectStore, state: CatalogState, what: str, clock: Clock) -> MaintenanceCommit:
         """Commits on top of ``state``, which was read before, as an actor named after ``what``."""
         nonce = f"{random.SystemRandom().getrandbits(48):012x}"
         writer = CatalogWriter(
@@ -54,9 +53,9 @@ class MaintenanceCommit:
             broker=state.broker,
             instance=f"{what}-{nonce}",
             kind="maintenance",
-            clock_ms=clock_ms,
+            clock=clock,
         )
-        return cls(store, writer.begin_at(state), clock_ms)
+        return cls(store, writer.begin_at(state), clock)
 
     @property
     def state(self) -> CatalogState:
@@ -119,7 +118,9 @@ class MaintenanceCommit:
             is_committed = True
             garbage = self._left(newest, draft)
             return replace(
-                draft, pending_deletions=(*draft.pending_deletions, *garbage), created_ms=self._clock_ms()
+                draft,
+                pending_deletions=(*draft.pending_deletions, *garbage),
+                created_ms=self._clock.wall_ms(),
             )
 
         self._writer.maintain(build)

@@ -25,6 +25,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.consume_queue.file_queue import STORED_DTYPES, FileQueue
 from tiered.consume_queue.index import BrokerQueue, QueueKind, empty_units
 from tiered.consume_queue.unit_files import OpenFiles
@@ -88,13 +89,13 @@ class FileConsumeQueues:
         store_path: Path,
         min_phys: Callable[[], int],
         *,
-        monotonic_s: Callable[[], float] = time.monotonic,
+        clock: Clock = MACHINE_CLOCK,
     ) -> None:
         """List the queues once; units are read when they are needed."""
         self._roots = {kind: store_path / kind.value for kind in (QueueKind.PLAIN, QueueKind.BATCH)}
         self._ext_root = store_path / "consumequeue_ext"
         self._min_phys = min_phys
-        self._monotonic_s = monotonic_s
+        self._clock = clock
         self._lock = threading.RLock()
         self._open_files = OpenFiles(OPEN_FILES_MAX)
         self._changes = DirectoryChanges()
@@ -206,7 +207,7 @@ class FileConsumeQueues:
         for key in keys:
             if self._frontier >= enough:
                 break
-            if self._monotonic_s() < self._unreadable.get(key, 0):
+            if self._clock.monotonic_s() < self._unreadable.get(key, 0):
                 continue
             end = self._ask(key, self._queues[key], FileQueue.end_phys, 0)
             if end > self._frontier:
@@ -229,7 +230,7 @@ class FileConsumeQueues:
                     *key,
                     error,
                 )
-            self._unreadable[key] = self._monotonic_s() + UNREADABLE_AGAIN_S
+            self._unreadable[key] = self._clock.monotonic_s() + UNREADABLE_AGAIN_S
             return if_unreadable
         self._unreadable.pop(key, None)
         return answer

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.errors import AlreadyExistsError, CorruptionError, NotFoundError
 from tiered.object_store.body import read_file_range
 from tiered.object_store.interface import (
@@ -20,15 +21,14 @@ from tiered.object_store.interface import (
     require_size,
 )
 from tiered.object_store.key import check_key
-from tiered.timestamps import wall_ms
 
 
 class MemoryStore:
-    """Objects in a dictionary with their sorted keys. ``clock_ms`` gives their timestamps."""
+    """Objects in a dictionary with their sorted keys. ``clock`` gives their timestamps."""
 
-    def __init__(self, url: str = "memory://", *, clock_ms: Callable[[], int] = wall_ms) -> None:
+    def __init__(self, url: str = "memory://", *, clock: Clock = MACHINE_CLOCK) -> None:
         self._url = url
-        self._clock_ms = clock_ms
+        self._clock = clock
         self._lock = threading.Lock()
         self._objects: dict[str, tuple[bytes, int]] = {}
         self._keys: list[str] = []
@@ -46,7 +46,7 @@ class MemoryStore:
         with self._lock:
             if key in self._objects:
                 raise AlreadyExistsError(f"{self._url}: {key} exists")
-            self._objects[check_key(key)] = (content, self._clock_ms())
+            self._objects[check_key(key)] = (content, self._clock.wall_ms())
             insort(self._keys, key)
 
     def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
@@ -100,7 +100,7 @@ class MemoryStore:
         """Nothing: no upload is ever unfinished."""
 
     def clock_ms(self, prefix: str = "") -> int:
-        return self._clock_ms()
+        return self._clock.wall_ms()
 
     def close(self) -> None:
         """Nothing to release."""

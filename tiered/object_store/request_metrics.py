@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.object_store.body import size_bytes
 from tiered.object_store.interface import GET_BYTES_MAX, Body, ObjectInfo, ObjectStore, Piece
 from tiered.object_store.part_plan import sent_bytes
@@ -81,12 +81,10 @@ class _Timing:
 class MetricsStore(StoreWrapper):
     """``store`` with every request counted. Inside retries, so each attempt counts."""
 
-    def __init__(
-        self, store: ObjectStore, metrics: StoreMetrics, *, clock_s: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, store: ObjectStore, metrics: StoreMetrics, *, clock: Clock = MACHINE_CLOCK) -> None:
         super().__init__(store)
         self._metrics = metrics
-        self._clock_s = clock_s
+        self._clock = clock
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
         """Create an object. Bytes count on success."""
@@ -130,7 +128,7 @@ class MetricsStore(StoreWrapper):
         """Count a request when it ends; one whose reader stops early has not failed."""
         timing = _Timing()
         failure: str | None = None
-        began_s = self._clock_s()
+        began_s = self._clock.monotonic_s()
         try:
             yield timing
         except GeneratorExit:
@@ -139,5 +137,5 @@ class MetricsStore(StoreWrapper):
             failure = type(error).__name__
             raise
         finally:
-            elapsed_s = self._clock_s() - began_s
+            elapsed_s = self._clock.monotonic_s() - began_s
             self._metrics.record(operation, elapsed_s, timing.transferred_bytes, failure)

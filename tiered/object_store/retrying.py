@@ -7,11 +7,11 @@ id. Only UnavailableError is retried.
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.errors import UnavailableError
 from tiered.object_store.interface import GET_BYTES_MAX, ObjectInfo, ObjectStore
 from tiered.object_store.wrapper import StoreWrapper
@@ -34,7 +34,7 @@ class RetryingStore(StoreWrapper):
         store: ObjectStore,
         *,
         retry_seconds: float,
-        sleep: Callable[[float], None] = time.sleep,
+        clock: Clock = MACHINE_CLOCK,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         """``retry_seconds``: no further attempt begins later than that after the first."""
@@ -47,7 +47,7 @@ class RetryingStore(StoreWrapper):
             retry=retry_if_exception_type(UnavailableError),
             stop=stop_after_delay(retry_seconds) | stop_after_attempt(ATTEMPTS_MAX),
             wait=self._wait_s,
-            sleep=sleep,
+            sleep=clock.sleep,
             reraise=True,
         )
 

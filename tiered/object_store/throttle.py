@@ -6,9 +6,9 @@ The wait precedes the request, so it does not count towards a PUT's timeout.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.object_store.body import size_bytes
 from tiered.object_store.interface import Body, ObjectStore, Piece
 from tiered.object_store.part_plan import sent_bytes
@@ -18,18 +18,18 @@ from tiered.object_store.wrapper import StoreWrapper
 class TokenBucket:
     """``rate`` tokens a second, up to ``burst`` saved. A larger request goes into debt."""
 
-    def __init__(self, rate: float, burst: float, *, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, rate: float, burst: float, *, clock: Clock = MACHINE_CLOCK) -> None:
         self._rate = rate
         self._burst = burst
-        self._clock_s = clock_s
+        self._clock = clock
         self._lock = threading.Lock()
         self._tokens = burst
-        self._filled_s = clock_s()
+        self._filled_s = clock.monotonic_s()
 
     def take(self, amount: float) -> float:
         """Take ``amount`` tokens; returns the seconds to wait before using them."""
         with self._lock:
-            now_s = self._clock_s()
+            now_s = self._clock.monotonic_s()
             self._tokens = min(self._burst, self._tokens + (now_s - self._filled_s) * self._rate)
             self._filled_s = now_s
             wait_s = max(0.0, -self._tokens / self._rate)
@@ -45,13 +45,12 @@ class ThrottledStore(StoreWrapper):
         store: ObjectStore,
         bytes_per_s: int,
         *,
-        clock_s: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        clock: Clock = MACHINE_CLOCK,
     ) -> None:
         """Up to one second of the bandwidth is saved while nothing is sent."""
         super().__init__(store)
-        self._bucket = TokenBucket(bytes_per_s, bytes_per_s, clock_s=clock_s)
-        self._sleep = sleep
+        self._bucket = TokenBucket(bytes_per_s, bytes_per_s, clock=clock)
+        self._clock = clock
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
         self._wait(size_bytes(body))
@@ -65,4 +64,4 @@ class ThrottledStore(StoreWrapper):
     def _wait(self, byte_count: int) -> None:
         wait_s = self._bucket.take(byte_count)
         if wait_s > 0:
-            self._sleep(wait_s)
+            self._clock.sleep(wait_s)

@@ -9,7 +9,6 @@ Blocking reads of rows by queue offset straight from an object store, for batch 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -42,6 +41,7 @@ from rocketmq_tiered.message_table.scan.object_rows import (
 from tiered.archive.segment_reader import RANGE_BYTES_MAX, SegmentReader
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
+from tiered.clock import MACHINE_CLOCK
 from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
 from tiered.formats.segment_index import BlockSpan, SegmentIndex
 from tiered.model.lru import Lru
@@ -96,7 +96,7 @@ class ScanReader:
 
     def __init__(self, store: ObjectStore, state: CatalogState, *, cache_bytes: int) -> None:
         self._catalog = CatalogView(
-            store, state, executor=InlineExecutor(), clock_s=time.monotonic, runs_bytes=cache_bytes
+            store, state, executor=InlineExecutor(), clock=MACHINE_CLOCK, runs_bytes=cache_bytes
         )
         self._rows = RowReader(_StoreSource(store, cache_bytes), self._catalog)
         self._buffered: tuple[QueueKey | None, BufferedRows] = None, BufferedRows()

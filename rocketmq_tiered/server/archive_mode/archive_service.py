@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,9 +28,9 @@ from rocketmq_tiered.server.retries.retry_queue import RetryHandlers, RetryQueue
 from rocketmq_tiered.server.retries.retry_topics import ArchiveWithRetries, ProxyTopic
 from rocketmq_tiered.server.security.authorizer import RulesAuthorizer
 from rocketmq_tiered.server.wire.request import HandlerTable
+from tiered.clock import MACHINE_CLOCK
 from tiered.errors import TieredError
 from tiered.settings.sections import ServeSettings
-from tiered.timestamps import wall_ms
 
 logger = logging.getLogger(__name__)
 
@@ -55,9 +54,9 @@ class ArchiveService(Service):
         super().__init__(settings, HandlerTable())
         self.created: dict[str, TopicConfig] = {}
         """Topics created here, in memory."""
-        self._proxy_topic = ProxyTopic(self.created, wall_ms)
+        self._proxy_topic = ProxyTopic(self.created, MACHINE_CLOCK)
         self._archive = ArchiveWithRetries(archive, retries, self._proxy_topic)
-        self._locks = LockTable(time.monotonic)
+        self._locks = LockTable(MACHINE_CLOCK)
         self._expiring.append(self._locks.expire)
         self.offsets, self.retries = offsets, retries
         self.earliest_ms: Callable[[], int] = lambda: 0
@@ -74,7 +73,7 @@ class ArchiveService(Service):
 
     def grants_locks(self) -> bool:
         """Whether queue locks are granted now."""
-        return self.offsets.holds_lease and self._now_s() >= self.locks_from_s
+        return self.offsets.holds_lease and self._clock.monotonic_s() >= self.locks_from_s
 
     async def start(self) -> str:
         """Listen and serve; returns the advertised address. Raises OSError when the port is taken, UsageError for an
@@ -114,7 +113,7 @@ class ArchiveService(Service):
     async def release_groups(self) -> None:
         """Write pending group offsets and release the groups with their locks; reads continue. Idempotent."""
         # Until then clients may trust locks of an earlier owner.
-        knows_locks = self._now_s() >= self.locks_from_s
+        knows_locks = self._clock.monotonic_s() >= self.locks_from_s
         self.locks_from_s = math.inf
         tasks, self._group_tasks = self._group_tasks, []
         for task in tasks:

@@ -28,6 +28,7 @@ from rocketmq_tiered.server.wire.request import (
     Response,
     json_response,
 )
+from tiered.clock import Clock
 from tiered.remoting.command import RequestCode, ResponseCode
 
 NOTICES_MAX = 256
@@ -188,12 +189,12 @@ class _Sent(NamedTuple):
 
 
 class ClientTable:
-    """All groups with members. Belongs to one event loop. ``now_s``: a monotonic clock. ``bytes_max`` bounds all names
+    """All groups with members. Belongs to one event loop. ``bytes_max`` bounds all names
     together, because clients choose them freely."""
 
-    def __init__(self, now_s: Callable[[], float], *, bytes_max: int = BYTES_MAX) -> None:
+    def __init__(self, clock: Clock, *, bytes_max: int = BYTES_MAX) -> None:
         """Groups appear with their first heartbeat and go with their last member."""
-        self._now_s = now_s
+        self._clock = clock
         self._bytes_max = bytes_max
         self._groups: dict[str, ConsumerGroup] = {}
         self._sent: dict[int, dict[str, _Sent]] = {}
@@ -260,7 +261,7 @@ class ClientTable:
                 request.peer,
                 request.command.language[:16],
                 request.command.version,
-                self._now_s(),
+                self._clock.monotonic_s(),
                 subscriptions,
             )
             group = self._groups.get(name) or ConsumerGroup(name)
@@ -328,7 +329,7 @@ class ClientTable:
 
     def expire(self) -> None:
         """Remove members without a heartbeat for EXPIRY_S."""
-        limit_s = self._now_s() - EXPIRY_S
+        limit_s = self._clock.monotonic_s() - EXPIRY_S
         for group in list(self._groups.values()):
             gone = [name for name, member in group.members.items() if member.seen_s < limit_s]
             for name in gone:

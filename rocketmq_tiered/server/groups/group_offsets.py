@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
 from rocketmq_tiered.server.groups.group_state import GroupLog, HeldLock, Offsets, is_generation_of
 from rocketmq_tiered.server.wire.request import BadRequestError
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.errors import AccessDeniedError, FencedError, TieredError
 
 logger = logging.getLogger(__name__)
@@ -41,14 +41,14 @@ class GroupOffsets:
         lease_ms: int,
         take_over: bool = False,
         bytes_max: int = BYTES_MAX,
-        now_s: Callable[[], float] = time.monotonic,
+        clock: Clock = MACHINE_CLOCK,
         node_holds: Callable[[], bool] | None = None,
     ) -> None:
         """``bytes_max``: of all offsets in memory. Above it new groups and queues are refused; clients choose names
-        freely. ``now_s``: a monotonic clock. ``node_holds``: whether the lease of this node, which keeps the groups,
+        freely. ``node_holds``: whether the lease of this node, which keeps the groups,
         has not ended; None: snapshots renew a lease of their own, and lost groups are claimed again."""
         self._node_holds = node_holds
-        self._log, self._now_s = log, now_s
+        self._log, self._clock = log, clock
         self._renewed_s = -math.inf
         self._bytes_max = bytes_max
         self._held_bytes = 0
@@ -70,7 +70,7 @@ class GroupOffsets:
         the store does not answer, an owner does not notice that it was replaced."""
         if self._node_holds is not None:
             return self.is_owner and self._node_holds()
-        return self.is_owner and self._now_s() - self._renewed_s < self._lease_ms / 1000
+        return self.is_owner and self._clock.monotonic_s() - self._renewed_s < self._lease_ms / 1000
 
     @property
     def may_pop(self) -> bool:
@@ -79,7 +79,7 @@ class GroupOffsets:
 
     async def claim(self) -> bool:
         """Try to own the groups; returns whether this server owns them. Raises what the store raises."""
-        began_s = self._now_s()
+        began_s = self._clock.monotonic_s()
         try:
             await asyncio.to_thread(self._log.claim, self._lease_ms, take_over=self._take_over)
         except FencedError as error:
@@ -248,7 +248,7 @@ class GroupOffsets:
             waiters.set_result(None)
 
     async def _written(self, offsets: Offsets, *, released: bool) -> None:
-        began_s = self._now_s()
+        began_s = self._clock.monotonic_s()
         write = asyncio.to_thread(self._log.write, offsets, released=released)
         self._writing = asyncio.create_task(write)
         await asyncio.shield(self._writing)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from tiered.clock import Clock
 from tiered.errors import AlreadyExistsError, CorruptionError, FencedError, NotFoundError
 from tiered.formats.container import decode_container, encode_container
 from tiered.formats.keys import SERVE_PREFIX, is_version_name
@@ -157,7 +158,7 @@ class GroupLog:
         self,
         store: ObjectStore,
         owner_name: str,
-        clock_ms: Callable[[], int],
+        clock: Clock,
         *,
         is_gone: Callable[[str], bool] = lambda owner_name: False,
         generation_of: GenerationOf = lambda topic, queue_id: 0,
@@ -173,7 +174,7 @@ class GroupLog:
         self._is_gone = is_gone
         self._owner = secrets.token_hex(8)
         self._owner_name = owner_name
-        self._clock_ms = clock_ms
+        self._clock = clock
         self._last = GroupSnapshot()
         self._first_version = 0
         """The first version of this owner."""
@@ -207,7 +208,7 @@ class GroupLog:
         """Become the owner. Raises FencedError while another owner renewed its lease within ``lease_ms``, or its node's
         lease has not ended."""
         found = self._last = load_snapshot(self._store)
-        now_ms = self._clock_ms()
+        now_ms = self._clock.wall_ms()
         if self._seen[0] != found.version:
             self._seen = found.version, now_ms
         # The owner's clock may be ahead: without a new version for that long it has ended.
@@ -237,7 +238,7 @@ class GroupLog:
             version,
             self._owner,
             self._owner_name,
-            self._clock_ms(),
+            self._clock.wall_ms(),
             released,
             copied,
             self._first_version,

@@ -26,6 +26,7 @@ from rocketmq_tiered.server.wire.request import (
     Response,
     json_response,
 )
+from tiered.clock import Clock
 from tiered.remoting.command import RequestCode, ResponseCode
 
 LOCK_S = 60.0
@@ -56,11 +57,11 @@ class _Lock(NamedTuple):
 
 
 class LockTable:
-    """Locks by group and queue. ``now_s``: a monotonic clock."""
+    """Locks by group and queue."""
 
-    def __init__(self, now_s: Callable[[], float], *, bytes_max: int = BYTES_MAX) -> None:
+    def __init__(self, clock: Clock, *, bytes_max: int = BYTES_MAX) -> None:
         """``bytes_max``: memory of all locks; a group or account may have a part of it."""
-        self._now_s = now_s
+        self._clock = clock
         self._bytes_max = bytes_max
         self._locks: dict[tuple[str, MessageQueue], _Lock] = {}
         self._group_bytes: Counter[str] = Counter()
@@ -79,7 +80,7 @@ class LockTable:
                 raise BadRequestError(
                     f"{len(self._locks)} queues are locked, the limit is {self._bytes_max} bytes"
                 )
-        now_s = self._now_s()
+        now_s = self._clock.monotonic_s()
         held = []
         for queue in queues:
             found = self._locks.get((group, queue))
@@ -136,7 +137,7 @@ class LockTable:
 
     def expire(self) -> None:
         """Remove expired locks."""
-        now_s = self._now_s()
+        now_s = self._clock.monotonic_s()
         kept = {key: lock for key, lock in self._locks.items() if lock.until_s > now_s}
         self._locks, self.held_bytes = kept, 0
         self._group_bytes, self._account_bytes = Counter(), Counter()

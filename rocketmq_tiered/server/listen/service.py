@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from rocketmq_tiered.server.listen.options import MemoryShares, is_loopback
 from rocketmq_tiered.server.wire.connection import Connection
 from rocketmq_tiered.server.wire.listener import Listener, ServerOptions
 from rocketmq_tiered.server.wire.request import Authorizer, HandlerTable
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.settings.sections import ServeSettings
 
 logger = logging.getLogger(__name__)
@@ -21,15 +21,13 @@ EXPIRE_EVERY_S = 5.0
 
 
 class Service:
-    """Serves one port on the running event loop, until ``close``. ``now_s``: a monotonic clock."""
+    """Serves one port on the running event loop, until ``close``."""
 
-    def __init__(
-        self, settings: ServeSettings, table: HandlerTable, now_s: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, settings: ServeSettings, table: HandlerTable, clock: Clock = MACHINE_CLOCK) -> None:
         """``table``: to which subclasses add their handlers."""
-        self._settings, self.table, self._now_s = settings, table, now_s
+        self._settings, self.table, self._clock = settings, table, clock
         self._memory = MemoryShares(settings.memory_bytes)
-        self.clients = ClientTable(now_s, bytes_max=self._memory.clients)
+        self.clients = ClientTable(clock, bytes_max=self._memory.clients)
         """Group members and their subscriptions, from heartbeats."""
         self._expiring: list[Callable[[], None]] = [self.clients.expire]
         self._listener: Listener | None = None

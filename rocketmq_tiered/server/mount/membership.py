@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rocketmq_tiered.server.mount.node_lease import (
@@ -28,6 +28,7 @@ from rocketmq_tiered.server.mount.sharing import (
     Sightings,
     decide_sharing,
 )
+from tiered.clock import Clock
 from tiered.errors import FencedError
 from tiered.object_store.interface import ObjectStore
 
@@ -35,14 +36,12 @@ logger = logging.getLogger(__name__)
 
 
 class Membership:
-    """``now_s``: a monotonic clock. ``clock_ms``: wall clock, only shown."""
+    """``clock``: leases end by its monotonic time; its wall time is only shown."""
 
-    def __init__(
-        self, store: ObjectStore, node: str, now_s: Callable[[], float], clock_ms: Callable[[], int]
-    ) -> None:
+    def __init__(self, store: ObjectStore, node: str, clock: Clock) -> None:
         """``store``: the prefix that the nodes share; ``node``: this one's name, which no two living ones may have."""
-        self.node, self._now_s = node, now_s
-        self._log = NodeLog(store, node, clock_ms)
+        self.node, self._clock = node, clock
+        self._log = NodeLog(store, node, clock)
         self._archives = AnnouncedArchives(store)
         self._sightings = Sightings()
         self._held_until_s = self._joined_s = -math.inf
@@ -67,7 +66,7 @@ class Membership:
 
     def holds(self) -> bool:
         """Whether no other node can have ended this node's lease."""
-        return self._now_s() < self._held_until_s
+        return self._clock.monotonic_s() < self._held_until_s
 
     def addresses_of(self, name: BrokerName) -> set[str]:
         """Addresses at which nodes serve a broker, or did."""
@@ -79,21 +78,21 @@ class Membership:
         new process. Raises what the store raises."""
         held = {record.name for record in mounts}
         mounts = [*mounts, *(MountRecord(*name) for name in sorted(self.claiming - held))]
-        began_s = self._now_s()
+        began_s = self._clock.monotonic_s()
         try:
             if not self._log.lease:
                 self._held_until_s, self._joined_s = -math.inf, began_s
                 self._log.join()
             else:
                 self._log.renew(state, mounts)
-            read_s = self._now_s()
+            read_s = self._clock.monotonic_s()
             leases = self._log.newest()
         except FencedError:
             self._held_until_s = -math.inf
             self.claiming.clear()
             raise
         self._held_until_s = began_s + LEASE_S - MARGIN_S
-        self._sightings.note(leases, read_s, self._now_s())
+        self._sightings.note(leases, read_s, self._clock.monotonic_s())
         for node in self._sightings.silent():
             if node != self.node and leases[node].is_living and (ended := self._log.end(leases[node])):
                 logger.warning(
@@ -116,4 +115,4 @@ class Membership:
         """Time to the next round: a renewal, or the moment at which a node is silent."""
         others = [node for node, lease in self.leases.items() if node != self.node and lease.is_living]
         renew_s = self._held_until_s - LEASE_S + MARGIN_S + RENEW_S
-        return max(1.0, min(renew_s, self._sightings.next_silent_s(others)) - self._now_s())
+        return max(1.0, min(renew_s, self._sightings.next_silent_s(others)) - self._clock.monotonic_s())

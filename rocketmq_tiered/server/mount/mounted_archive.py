@@ -41,6 +41,7 @@ from rocketmq_tiered.server.slave.registration import (
     register_command,
 )
 from tiered.catalog.retirement import retired_since
+from tiered.clock import MACHINE_CLOCK
 from tiered.errors import FencedError, TieredError, UsageError
 from tiered.model.queue import LMQ_PREFIX, TopicFilter
 from tiered.object_store.interface import ObjectStore
@@ -165,7 +166,7 @@ class MountedArchive:
         log = GroupLog(
             access.store,
             owner,
-            wall_ms,
+            MACHINE_CLOCK,
             generation_of=access.generation,
             lease=member.lease,
             has_lapsed=lapsed_leases(place.store),
@@ -175,7 +176,7 @@ class MountedArchive:
             log, lease_ms=settings.lease_ms, bytes_max=memory.offsets, node_holds=self._node_holds
         )
         limits = RetryLimits(memory.retries, settings.dead_letter_keep_ms)
-        self._retries = RetryQueues(RetryLog(access.store, owner), self._offsets, limits, wall_ms)
+        self._retries = RetryQueues(RetryLog(access.store, owner), self._offsets, limits, MACHINE_CLOCK)
         self._settings = settings
         self.service: ArchiveService | None = None
         self.registrar: MountRegistrar | None = None

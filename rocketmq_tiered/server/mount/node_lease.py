@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.errors import (
     AlreadyExistsError,
     CorruptionError,
@@ -132,9 +133,9 @@ def decode_lease(data: bytes, *, source: str) -> NodeLease:
 class NodeLog:
     """Reads all leases below a prefix and writes one as a process. Blocking; not thread-safe."""
 
-    def __init__(self, store: ObjectStore, node: str, clock_ms: Callable[[], int]) -> None:
+    def __init__(self, store: ObjectStore, node: str, clock: Clock) -> None:
         """``node``: the name whose lease ``join`` begins; the others are only read, or ended."""
-        self.store, self.node, self._clock_ms = store, node, clock_ms
+        self.store, self.node, self._clock = store, node, clock
         self._own: NodeLease | None = None
         self._read: dict[str, NodeLease] = {}
         """Leases that were read, by key."""
@@ -152,7 +153,9 @@ class NodeLog:
         """Take the node's name as a new process, which fences an earlier one."""
         newest = self.newest().get(self.node)
         version = 1 if newest is None else newest.version + 1
-        self._put(NodeLease(self.node, secrets.token_hex(8), version, NodeState.ACTIVE, self._clock_ms()))
+        self._put(
+            NodeLease(self.node, secrets.token_hex(8), version, NodeState.ACTIVE, self._clock.wall_ms())
+        )
 
     def renew(self, state: NodeState, mounts: Sequence[MountRecord]) -> None:
         """Write the next version. Raises FencedError if this process lost its lease. After other errors the version may
@@ -165,7 +168,7 @@ class NodeLog:
                 own,
                 version=own.version + 1,
                 state=state,
-                renewed_ms=self._clock_ms(),
+                renewed_ms=self._clock.wall_ms(),
                 mounts=tuple(mounts),
             )
         )
@@ -263,7 +266,10 @@ def lapsed_leases(store: ObjectStore) -> Callable[[str], bool]:
     first seen may name an earlier process of its node. What a node of another format has, has not ended."""
 
     def has_lapsed(lease: str) -> bool:
-        log, place = NodeLog(store, "", lambda: 0), lease_key(lease.rpartition("/")[0], 0).rpartition("/")[0]
+        log, place = (
+            NodeLog(store, "", MACHINE_CLOCK),
+            lease_key(lease.rpartition("/")[0], 0).rpartition("/")[0],
+        )
         found = log.newest().values()
         is_unknown = any(key.rpartition("/")[0] == place for key in log.foreign)
         return not is_unknown and not any(one.lease == lease and one.is_living for one in found)

@@ -18,7 +18,7 @@ import struct
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,6 +27,7 @@ from rocketmq_tiered.server.backend.backend import Backend
 from rocketmq_tiered.server.groups.client_table import TAG
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
 from rocketmq_tiered.server.wire.request import BadRequestError
+from tiered.clock import Clock
 from tiered.errors import CorruptionError, UsageError
 from tiered.formats.record import (
     SYS_BORN_HOST_V6,
@@ -320,13 +321,11 @@ class PopBatch:
 
 
 class PopDelivery:
-    """Reads ``archive`` for groups. ``clock_ms``: wall clock."""
+    """Reads ``archive`` for groups."""
 
-    def __init__(
-        self, archive: Backend, queues: PopQueues, bytes_max: int, clock_ms: Callable[[], int]
-    ) -> None:
+    def __init__(self, archive: Backend, queues: PopQueues, bytes_max: int, clock: Clock) -> None:
         self._archive, self._queues = archive, queues
-        self._bytes_max, self._clock_ms = bytes_max, clock_ms
+        self._bytes_max, self._clock = bytes_max, clock
 
     async def batch(self, wanted: PopRequest, queues: list[int]) -> PopBatch:
         """The messages of ``queues``, in their order, to deliver now. Raises UsageError for a filter or messages that
@@ -350,7 +349,7 @@ class PopDelivery:
         self, wanted: PopRequest, queue_id: int, entry: GroupQueue, answer: PopBatch
     ) -> None:
         """Messages not acknowledged in time."""
-        visible = entry.state.visible(self._clock_ms())
+        visible = entry.state.visible(self._clock.wall_ms())
         if wanted.in_order and len(visible) < len(entry.state.unacked):
             return
         for offset in visible:
@@ -365,7 +364,7 @@ class PopDelivery:
             if popped is None or popped.offset != offset:
                 entry.state.acknowledge(offset)  # the message no longer exists
                 continue
-            unacked = entry.state.deliver(offset, self._clock_ms(), wanted.invisible_ms)
+            unacked = entry.state.deliver(offset, self._clock.wall_ms(), wanted.invisible_ms)
             answer.add(queue_id, offset, redelivered(popped.data, unacked.times))
 
     async def _deliver(
@@ -386,7 +385,7 @@ class PopDelivery:
                 for popped in records(found.body, wanted.topic):
                     if not self._queues.room():
                         return  # other requests popped during the read
-                    state.deliver(popped.offset, self._clock_ms(), wanted.invisible_ms)
+                    state.deliver(popped.offset, self._clock.wall_ms(), wanted.invisible_ms)
                     answer.add(queue_id, popped.offset, popped.data)
                     self._queues.count(key, entry)
                 state.skip_to(found.next_offset)

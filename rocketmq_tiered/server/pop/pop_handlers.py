@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from rocketmq_tiered.server.backend.backend import Backend
 from rocketmq_tiered.server.backend.route_handlers import RouteTable
@@ -40,9 +40,9 @@ from rocketmq_tiered.server.wire.request import (
     json_response,
 )
 from rocketmq_tiered.server.wire.turns import first_of
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.errors import UsageError
 from tiered.remoting.command import RequestCode, ResponseCode
-from tiered.timestamps import wall_ms
 
 PULL, POP = "PULL", "POP"
 ANY_QUEUE = -1
@@ -129,8 +129,7 @@ HOLD_S_MAX = 25.0
 
 
 class PopHandlers:
-    """``bytes_max``: of one reply; ``unacked_bytes_max``: memory of unacknowledged messages. ``clock_ms``: wall
-    clock."""
+    """``bytes_max``: of one reply; ``unacked_bytes_max``: memory of unacknowledged messages."""
 
     def __init__(
         self,
@@ -140,13 +139,13 @@ class PopHandlers:
         *,
         bytes_max: int = 4 * 1024 * 1024,
         unacked_bytes_max: int = POP_BYTES_MAX,
-        clock_ms: Callable[[], int] = wall_ms,
+        clock: Clock = MACHINE_CLOCK,
     ) -> None:
         """``offsets``: of the groups, whose owner alone serves POP."""
         self._archive, self._routes, self._offsets = archive, routes, offsets
-        self._clock_ms = clock_ms
+        self._clock = clock
         self._queues = PopQueues(archive, offsets, bytes_max=unacked_bytes_max)
-        self._delivery = PopDelivery(archive, self._queues, bytes_max, clock_ms)
+        self._delivery = PopDelivery(archive, self._queues, bytes_max, clock)
         self._first_queue = 0
         self._freed = asyncio.Event()
 
@@ -198,7 +197,7 @@ class PopHandlers:
         )
         due_ms = min((visible_ms for visible_ms in due if visible_ms is not None), default=None)
         if due_ms is not None:
-            left_s = min(left_s, max(0.01, (due_ms - self._clock_ms()) / 1000))
+            left_s = min(left_s, max(0.01, (due_ms - self._clock.wall_ms()) / 1000))
         await first_of(self._archive.changed(left_s), self._freed.wait())
 
     def _response(self, wanted: PopRequest, answer: PopBatch) -> Response:
@@ -215,7 +214,7 @@ class PopHandlers:
 
     def _popped_ms(self, wanted: PopRequest, answer: PopBatch) -> int:
         """One pop time for all messages of a reply, as in their receipts."""
-        now_ms = self._clock_ms()
+        now_ms = self._clock.wall_ms()
         for queue_id, offsets in answer.offsets.items():
             entry = self._queues.find((wanted.group, wanted.topic, queue_id))
             unacked = entry.state.unacked if entry is not None else {}
@@ -279,7 +278,7 @@ class PopHandlers:
             handle = handle_of(request.text("extraInfo"))
         except UsageError as error:
             raise BadRequestError(str(error)) from error
-        entry, now_ms = self._queues.find(key), self._clock_ms()
+        entry, now_ms = self._queues.find(key), self._clock.wall_ms()
         if entry is None or not entry.state.hide(offset, handle.popped_ms, now_ms, invisible_ms):
             return Response(ResponseCode.NO_MESSAGE, remark=f"offset {offset} is not popped by this client")
         self._wake()

@@ -12,8 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from fetcher.policy.broker_files import BrokerFiles
 from fetcher.policy.read_policy import BrokerSide, HeldOffsets, LocalView, Residency
 from rocketmq_tiered.server.proxy.offset_merge import is_expiring, next_deletion_margin
 from rocketmq_tiered.server.proxy.proxy_handlers import Upstream
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.errors import CorruptionError, NotFoundError, TieredError, UnavailableError
 from tiered.formats import fastjson
 from tiered.model.lru import Lru
@@ -157,7 +157,7 @@ class BrokerViews:
     files: BrokerFiles | None = None
     executor: Executor | None = None
     keep_s: float = 1.0
-    clock_s: Callable[[], float] = time.monotonic
+    clock: Clock = MACHINE_CLOCK
 
     def __post_init__(self) -> None:
         self._known: Lru[tuple[str, int], _Known] = Lru(KNOWN_BYTES_MAX, resists_floods=True)
@@ -176,7 +176,7 @@ class BrokerViews:
     ) -> bool:
         """Whether a cached state may no longer hold for ``offset``: the broker may have got messages above it, or
         deleted its oldest file since."""
-        now_s = self.clock_s()
+        now_s = self.clock.monotonic_s()
         if known.queue is None or offset >= known.queue.max_offset:
             return now_s - known.max_s >= self.keep_s
         if now_s - known.learnt_s >= RELEARN_S:
@@ -213,7 +213,7 @@ class BrokerViews:
         the broker's reply to ``command`` took ``waited_s``."""
         place = _place(command)
         known = self._known.peek(place)
-        if known is None or waited_s >= AWAITED_S or self.clock_s() - known.learnt_s >= self.keep_s:
+        if known is None or waited_s >= AWAITED_S or self.clock.monotonic_s() - known.learnt_s >= self.keep_s:
             known = await self._learn(place, command, upstream, known)
         return None if known.queue is None else QueueBegin(known.queue.min_offset, known.first_phys)
 
@@ -253,7 +253,7 @@ class BrokerViews:
             first_phys=-1 if step > 0 else known.first_phys,
             margin=next_deletion_margin(known.margin, step),
             learnt_s=known.learnt_s if step <= 0 else -math.inf,
-            max_s=self.clock_s() if step <= 0 else -math.inf,
+            max_s=self.clock.monotonic_s() if step <= 0 else -math.inf,
         )
         self._known.put((topic, queue_id), noted, QUEUE_BYTES + sys.getsizeof(topic))
 
@@ -272,7 +272,7 @@ class BrokerViews:
         if self.files is not None:
             loop = asyncio.get_running_loop()
             found = await loop.run_in_executor(
-                self.executor, _by_files, self.files, *place, self.clock_s(), earlier
+                self.executor, _by_files, self.files, *place, self.clock.monotonic_s(), earlier
             )
         if found is None or found.side is BrokerSide.UNREADABLE:
             found = await self._by_request(command, upstream)
@@ -288,7 +288,7 @@ class BrokerViews:
     async def _by_request(self, command: RemotingCommand, upstream: Upstream) -> _Known:
         """A queue's state by the client's own connection, in up to five requests; AWAY if the broker does not
         answer."""
-        now_s = self.clock_s()
+        now_s = self.clock.monotonic_s()
         try:
             minimum = await query_offset(command, upstream, RequestCode.GET_MIN_OFFSET)
             maximum = await query_offset(command, upstream, RequestCode.GET_MAX_OFFSET)
@@ -307,7 +307,7 @@ class BrokerViews:
 
     async def _oldest_phys(self, command: RemotingCommand, upstream: Upstream) -> int:
         """The begin of the broker's log; if it is unknown, the archive counts as behind."""
-        now_s = self.clock_s()
+        now_s = self.clock.monotonic_s()
         if self._oldest is not None and now_s - self._oldest[0] < self.keep_s:
             return self._oldest[1]
         oldest = None

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -49,6 +48,7 @@ from rocketmq_tiered.server.proxy.offset_merge import (
 )
 from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
 from rocketmq_tiered.server.wire.request import Buffer, Request, Response
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.errors import ThrottledError, UnavailableError, UsageError
 from tiered.model.lru import Lru
 from tiered.model.queue import LMQ_PREFIX
@@ -81,7 +81,7 @@ class PullContext:
     archive: Backend
     views: BrokerViews
     subscriptions: Subscriptions
-    now_s: Callable[[], float] = time.monotonic
+    clock: Clock = MACHINE_CLOCK
     read: Lru[Place, QueueBegin] = field(default_factory=lambda: Lru(READ_BYTES_MAX, resists_floods=True))
     """A record that each group got of a queue, the newest."""
 
@@ -125,7 +125,7 @@ class PullSources:
         """Send the offset committed with the pull, once. The fields are the pull's, so its signature stays valid."""
         if not self._commits or self._committed_s is not None:
             return
-        self._committed_s = self._context.now_s()
+        self._committed_s = self._context.clock.monotonic_s()
         command = replace(self._command, code=int(RequestCode.UPDATE_CONSUMER_OFFSET), flag=_ONEWAY, body=b"")
         with suppress(UnavailableError):  # the client commits again in a few seconds
             await self._upstream.send(command)
@@ -137,9 +137,9 @@ class PullSources:
 
     async def relay(self) -> RemotingCommand:
         """The broker's reply to this pull, be it an error."""
-        begun_s = self._context.now_s()
+        begun_s = self._context.clock.monotonic_s()
         reply = await self._upstream.call(self._to_relay(), self._hold_ms / 1000 + ANSWER_S)
-        self.waited_s = self._context.now_s() - begun_s
+        self.waited_s = self._context.clock.monotonic_s() - begun_s
         return reply
 
     async def has_ended(self, situation: Situation) -> bool:
@@ -190,7 +190,7 @@ class PullSources:
         if SIGNATURE not in self._command.ext_fields:
             flags = str(self._flags & ~COMMIT_OFFSET)
             return replace(self._command, ext_fields={**self._command.ext_fields, "sysFlag": flags})
-        if self._context.now_s() - self._committed_s > RECOMMIT_S:
+        if self._context.clock.monotonic_s() - self._committed_s > RECOMMIT_S:
             raise ThrottledError(
                 "this pull has waited, and its signed offset to commit may be too old by now: the client pulls again"
             )
@@ -237,7 +237,7 @@ class ProxyPulls:
         if offset < 0:
             plan = await self._planned(sources, topic, queue_id, offset)
             return _below_zero(await sources.relay(), plan)
-        ends_s = self._context.now_s() + self._hold_s(request, flags)
+        ends_s = self._context.clock.monotonic_s() + self._hold_s(request, flags)
         plan = await self._planned(sources, topic, queue_id, offset)
         if plan.source is not ReadSource.LOCAL:
             await sources.commit()
@@ -247,7 +247,7 @@ class ProxyPulls:
             while (
                 response := self._response(outcome, is_pull_api=is_pull_api, is_joined=sources.is_joined)
             ) is None:
-                left_s = ends_s - self._context.now_s()
+                left_s = ends_s - self._context.clock.monotonic_s()
                 if left_s <= 0:
                     break
                 await self._context.archive.changed(min(left_s, LOOK_AGAIN_S))

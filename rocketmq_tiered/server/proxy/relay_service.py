@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import ClassVar, Generic, TypeVar
 
 from fetcher.policy.read_policy import ReadPolicies
@@ -17,6 +15,7 @@ from rocketmq_tiered.server.proxy.relay_status import GroupReading, GroupReadSta
 from rocketmq_tiered.server.proxy.upstream import InflightLimit
 from rocketmq_tiered.server.wire.connection import Connection
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.settings.sections import ServeSettings
 
 ClientT = TypeVar("ClientT", bound=RelayClient)
@@ -33,12 +32,12 @@ class RelayService(Service, Generic[ClientT]):
         self,
         settings: ServeSettings,
         relay: Relay,
-        now_s: Callable[[], float] = time.monotonic,
+        clock: Clock = MACHINE_CLOCK,
         *,
         checks_clients: bool = False,
     ) -> None:
         """``checks_clients``: the broker verifies signatures too, which cover bodies."""
-        super().__init__(settings, HandlerTable(default=self._dispatch), now_s)
+        super().__init__(settings, HandlerTable(default=self._dispatch), clock)
         self._relay, self._inflight = relay, InflightLimit()
         self._handlers: ProxyHandlers | None = None
         self._relay_clients: dict[int, ClientT] = {}

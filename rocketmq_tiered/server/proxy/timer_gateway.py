@@ -21,12 +21,12 @@ from rocketmq_tiered.server.proxy.timer_requests import (
 )
 from rocketmq_tiered.server.security.addresses import host_of
 from rocketmq_tiered.server.wire.request import Request, Response
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.errors import ThrottledError, UnavailableError
 from tiered.model.timer import Handle, encoded_handle, handle_words, own_handle
 from tiered.remoting.client import config_of
 from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
 from tiered.remoting.credentials import Credentials
-from tiered.timestamps import wall_ms
 
 CODES = SENDS | {RequestCode.RECALL_MESSAGE}
 LIMIT_S = 30.0
@@ -71,10 +71,10 @@ class TimerGateway:
         config: GatewayConfig,
         broker: str,
         counts: dict[str, int],
-        now_ms: Callable[[], int] = wall_ms,
+        clock: Clock = MACHINE_CLOCK,
     ) -> None:
-        """``now_ms``: the wall clock by which timers are due."""
-        self._config, self._broker, self._now_ms = config, broker, now_ms
+        """``clock``: timers are due by its wall time."""
+        self._config, self._broker, self._clock = config, broker, clock
         self._limit_ms, self._asked_s = 0, -LIMIT_S
         self._has_topic = False
         self._counts = counts
@@ -87,7 +87,7 @@ class TimerGateway:
         try:
             if request.code == RequestCode.RECALL_MESSAGE:
                 return await self._recall(request, upstream, send)
-            asked = asked_timer(request, self._now_ms())
+            asked = asked_timer(request, self._clock.wall_ms())
             return None if asked is None else await self._timer(request, asked, upstream, send)
         except RefusedTimerError as error:
             self._counts["refused"] += 1
@@ -100,7 +100,7 @@ class TimerGateway:
     ) -> tuple[Response | None] | None:
         """Send a timer to the gateway topic if the broker does not take its delay. None: the broker gets the request
         itself; a tuple holds the client's reply, None in it if the send was one-way."""
-        limit_ms, delay_ms = await self._broker_limit_ms(upstream), asked.deliver_ms - self._now_ms()
+        limit_ms, delay_ms = await self._broker_limit_ms(upstream), asked.deliver_ms - self._clock.wall_ms()
         is_broker_s = delay_ms <= limit_ms
         if is_broker_s and not (asked.cancels and delay_ms > self._config.ahead_ms):
             return None
@@ -133,7 +133,7 @@ class TimerGateway:
             raise RefusedTimerError("recall failed: the handle is not one of this topic")
         if len(words) == BROKERS_WORDS:
             return None
-        handle, now_ms = own_handle(self._key_or_wait(), words), self._now_ms()
+        handle, now_ms = own_handle(self._key_or_wait(), words), self._clock.wall_ms()
         if handle is None:
             raise RefusedTimerError("recall failed: the handle is not one of this archive")
         if handle.deliver_ms <= now_ms:

@@ -30,6 +30,7 @@ from rocketmq_tiered.server.retries.retry_log import (
 )
 from rocketmq_tiered.server.retries.retry_topics import DeliveredQueues
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
+from tiered.clock import Clock
 from tiered.errors import FencedError, StoreFullError, TieredError, UsageError
 from tiered.formats.record import decode_record
 from tiered.remoting.command import RequestCode, ResponseCode
@@ -52,14 +53,12 @@ class RetryLimits:
 
 
 class RetryQueues(DeliveredQueues):
-    """All retry messages. Belongs to one event loop; ``clock_ms``: wall clock."""
+    """All retry messages. Belongs to one event loop."""
 
-    def __init__(
-        self, log: RetryLog, offsets: GroupOffsets, limits: RetryLimits, clock_ms: Callable[[], int]
-    ) -> None:
+    def __init__(self, log: RetryLog, offsets: GroupOffsets, limits: RetryLimits, clock: Clock) -> None:
         """``limits``: of memory, and how long dead letters stay."""
         super().__init__()
-        self._log, self._offsets, self._limits, self._clock_ms = log, offsets, limits, clock_ms
+        self._log, self._offsets, self._limits, self._clock = log, offsets, limits, clock
         self._queued: list[tuple[EncodedRetry, int, asyncio.Future[None]]] = []
         """Messages not written yet, with their memory and waiter."""
         self._queued_bytes = 0
@@ -118,7 +117,7 @@ class RetryQueues(DeliveredQueues):
         """Wait until a message is due or comes in; check now and then anyway, as clocks may jump."""
         due_ms, wait_s = self.state.next_due_ms(), CHECK_S
         if due_ms is not None:
-            wait_s = min(wait_s, max(0.0, (due_ms - self._clock_ms()) / 1000))
+            wait_s = min(wait_s, max(0.0, (due_ms - self._clock.wall_ms()) / 1000))
         with contextlib.suppress(TimeoutError):  # a message is due
             async with asyncio.timeout(wait_s):
                 await self._wake.wait()
@@ -135,7 +134,7 @@ class RetryQueues(DeliveredQueues):
         """Write what came in and what became due as one object, then acknowledge and deliver it; now and then a
         base."""
         self._release()
-        now_ms, queued = self._clock_ms(), self._queued
+        now_ms, queued = self._clock.wall_ms(), self._queued
         self._queued = []
         added = tuple(
             RetryMessage(
@@ -191,7 +190,7 @@ class RetryQueues(DeliveredQueues):
 
     def _release(self) -> None:
         """Remove messages below their group's durable offset, and old dead letters."""
-        oldest_ms = self._clock_ms() - self._limits.dead_keep_ms
+        oldest_ms = self._clock.wall_ms() - self._limits.dead_keep_ms
         for topic, queue in self.state.queues.items():
             if topic.startswith(RETRY_PREFIX):
                 group = topic.removeprefix(RETRY_PREFIX)

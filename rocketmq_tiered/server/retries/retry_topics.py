@@ -34,6 +34,7 @@ from rocketmq_tiered.server.retries.retry_log import (
 )
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
 from rocketmq_tiered.server.wire.turns import Turns, first_of
+from tiered.clock import Clock
 from tiered.formats.record import decode_record
 from tiered.remoting.command import RequestCode, ResponseCode
 
@@ -262,10 +263,10 @@ BODY_BYTES_MAX: Final = 256 * 1024
 class ProxyTopic(DeliveredQueues):
     """The topic's messages, and the send handler."""
 
-    def __init__(self, made: Mapping[str, TopicConfig], clock_ms: Callable[[], int]) -> None:
+    def __init__(self, made: Mapping[str, TopicConfig], clock: Clock) -> None:
         """``made``: topics created here."""
         super().__init__()
-        self._made, self._clock_ms = made, clock_ms
+        self._made, self._clock = made, clock
         self.state.next_number = NUMBER_BASE
 
     def register(self, table: HandlerTable) -> None:
@@ -299,7 +300,7 @@ class ProxyTopic(DeliveredQueues):
 
     def _keep(self, data: bytes) -> RetryMessage:
         """Add a message in memory, and drop the oldest ones above the limits."""
-        state, now_ms = self.state, self._clock_ms()
+        state, now_ms = self.state, self._clock.wall_ms()
         message = RetryMessage(state.next_number, PROXY_TOPIC, now_ms, data)
         queue = state.queues.get(PROXY_TOPIC)
         nexts = {PROXY_TOPIC: 0 if queue is None else queue.next_offset}

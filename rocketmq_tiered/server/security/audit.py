@@ -11,12 +11,12 @@ that the request names: of a refused request it proves nothing.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from enum import StrEnum
 
 from rocketmq_tiered.server.security.addresses import host_of
 from rocketmq_tiered.server.wire.request import NUMBER_CHARS_MAX, Peer, Request, Response
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.remoting.command import RequestCode, ResponseCode
 from tiered.remoting.credentials import ACCESS_KEY
 
@@ -137,12 +137,12 @@ _Seen = tuple[str, str, int, str, str, str]
 
 
 class AuditEvents:
-    """Belongs to one event loop; ``counts`` may be read from any thread. ``now_s``: a monotonic clock."""
+    """Belongs to one event loop; ``counts`` may be read from any thread."""
 
     def __init__(
         self,
         is_member: Callable[[str, Peer], bool] = lambda *_: True,
-        now_s: Callable[[], float] = time.monotonic,
+        clock: Clock = MACHINE_CLOCK,
     ) -> None:
         """``is_member``: whether a client belongs to a group by its heartbeats; commits of others are events."""
         self._is_member = is_member
@@ -151,7 +151,7 @@ class AuditEvents:
         self._repeats: dict[AuditEvent, dict[_Seen, int]] = {event: {} for event in _MESSAGES}
         """Requests logged in the current interval, and how often each came again."""
         self._unlisted = dict.fromkeys(_MESSAGES, 0)
-        self._written_s = now_s()
+        self._written_s = clock.monotonic_s()
 
     def is_outside(self, request: Request) -> bool:
         """Whether it commits an offset of a group that heartbeats on its connection do not name."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hmac
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -23,6 +23,7 @@ from rocketmq_tiered.server.security.rules import Rules, RulesFile
 from rocketmq_tiered.server.wire.request import BadRequestError, Request, Response
 from rocketmq_tiered.server.wire.request_fields import undeclared
 from tiered.archive.private_key import private_key
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.errors import CorruptionError
 from tiered.formats.record import Record, decode_record
 from tiered.model.timer import TOPIC, sender_of
@@ -51,7 +52,7 @@ FIRST_5 = 413
 
 
 class RulesAuthorizer:
-    """Judges requests by the rules of a file; without ``rules`` everything is allowed. ``now_s`` is monotonic. A
+    """Judges requests by the rules of a file; without ``rules`` everything is allowed. A
     request that is allowed has the body that the rules have seen, encoded again, unless ``keeps_bodies``: its
     signature is checked again."""
 
@@ -59,15 +60,15 @@ class RulesAuthorizer:
         self,
         rules: RulesFile | None,
         audit_interval_s: float,
-        now_s: Callable[[], float] = time.monotonic,
+        clock: Clock = MACHINE_CLOCK,
         events: AuditEvents | None = None,
         *,
         keeps_bodies: bool = False,
     ) -> None:
         """``events``: the log of events that the server shares, or one of its own."""
-        self._rules, self._now_s, self._keeps_bodies = rules, now_s, keeps_bodies
-        self._audit = Audit(audit_interval_s, now_s())
-        self._events = events or AuditEvents(now_s=now_s)
+        self._rules, self._clock, self._keeps_bodies = rules, clock, keeps_bodies
+        self._audit = Audit(audit_interval_s, clock.monotonic_s())
+        self._events = events or AuditEvents(clock=clock)
         self.audited, self.is_outside, self.record = (
             self._events.counts,
             self._events.is_outside,
@@ -79,7 +80,7 @@ class RulesAuthorizer:
         not parse."""
         if self._rules is None:
             return None
-        self._rules.reload(self._now_s())
+        self._rules.reload(self._clock.monotonic_s())
         why = self._why_not(request)
         if why is None:
             return None

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
@@ -24,6 +23,7 @@ from rocketmq_tiered.server.proxy.broker_view import BrokerViews, QueueState
 from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandler, ProxyHandlers, Upstream
 from rocketmq_tiered.server.slave.registration import MASTER_ID
 from rocketmq_tiered.server.wire.request import Request, Response
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.model.lru import Lru
 from tiered.remoting.command import RequestCode, ResponseCode
 
@@ -90,12 +90,12 @@ class RedirectCounters:
 
 @dataclass(frozen=True)
 class RedirectContext:
-    """State and clocks the redirect depends on, besides archive and broker. ``now_s``, ``sleep``: monotonic."""
+    """State and clocks the redirect depends on, besides archive and broker. ``sleep`` waits in the event loop."""
 
     own_id: int
     is_master_available: Callable[[], bool]
     hold_s_max: float = 20.0
-    now_s: Callable[[], float] = time.monotonic
+    clock: Clock = MACHINE_CLOCK
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     counters: RedirectCounters = field(default_factory=RedirectCounters)
 
@@ -134,12 +134,12 @@ class SlavePulls:
             return None
         topic, queue_id = request.text("topic"), request.number("queueId")
         offset, hold_ms = request.number("queueOffset"), request.number("suspendTimeoutMillis", 0)
-        ends_s = self._context.now_s() + min(hold_ms / 1000, self._context.hold_s_max)
+        ends_s = self._context.clock.monotonic_s() + min(hold_ms / 1000, self._context.hold_s_max)
         while not self._context.is_master_available():
             archived = self._router.archived(topic, queue_id)
             if archived is not None and offset < archived.max_offset:
                 return None
-            left_s = ends_s - self._context.now_s()
+            left_s = ends_s - self._context.clock.monotonic_s()
             if left_s <= 0:
                 bounds = (0, 0) if archived is None else (archived.min_offset, archived.max_offset)
                 return pull_response(ResponseCode.PULL_NOT_FOUND, offset, *bounds, "master not available")
@@ -158,7 +158,7 @@ class SlavePulls:
         offset, next_offset = request.number("queueOffset"), int(text)
         is_waiting = bool(request.number("sysFlag", 0) & SUSPEND)  # else the application repeats it
         if response.code in _NOTHING and next_offset == offset and is_waiting:
-            now_s = self._context.now_s()
+            now_s = self._context.clock.monotonic_s()
             reader = request.peer.id, request.text("consumerGroup", "")
             wait_s = self._pacer.wait_s(reader, topic, queue_id, offset, now_s)
             if wait_s > 0:

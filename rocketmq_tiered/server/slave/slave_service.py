@@ -15,8 +15,7 @@ answered or accepted then: clients keep theirs and commit again later.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -34,6 +33,7 @@ from rocketmq_tiered.server.slave.registration import RegistrationState, SlaveCo
 from rocketmq_tiered.server.wire.connection import Connection
 from rocketmq_tiered.server.wire.counted_log import CountedLog
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response, json_response
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.errors import ThrottledError
 from tiered.remoting.command import RequestCode, ResponseCode, request_name
 from tiered.remoting.command import RequestCode as R
@@ -146,11 +146,11 @@ class SlaveService(RelayService[RelayClient]):
 
     section = "slave"
 
-    def __init__(self, options: SlaveOptions, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, options: SlaveOptions, clock: Clock = MACHINE_CLOCK) -> None:
         """Register nowhere before the archive is open."""
         self.counters: SlaveCounters = SlaveCounters()
         relay = Relay(self.counters, self._without_master)
-        super().__init__(options.serve, relay, now_s, checks_clients=options.checks_clients)
+        super().__init__(options.serve, relay, clock, checks_clients=options.checks_clients)
         self._options = options
         self.master = MasterMonitor(options.slave, options.broker_conf, options.credentials)
         self._registrar = SlaveRegistrar(options.slave, options.register_s, self.master)
@@ -162,7 +162,7 @@ class SlaveService(RelayService[RelayClient]):
         self._started_ms = wall_ms()
         self._member_lists = HandlerTable()
         register_client_handlers(self._member_lists, self.clients)
-        self._log = CountedLog(logger, now_s)
+        self._log = CountedLog(logger, clock)
         self._expiring += [self._note_registration, self._log.tick]
         self.table.register(RequestCode.HEART_BEAT)(self._heartbeat)
         self.table.register(RequestCode.UNREGISTER_CLIENT)(self._unregister)
@@ -211,12 +211,12 @@ class SlaveService(RelayService[RelayClient]):
     def _note_registration(self) -> None:
         states = {status.state for status in self._registrar.statuses()}
         if RegistrationState.REGISTERED in states:
-            self._listed_s = self._now_s() if self._listed_s is None else self._listed_s
+            self._listed_s = self._clock.monotonic_s() if self._listed_s is None else self._listed_s
         elif RegistrationState.UNREACHABLE not in states:
             self._listed_s = None  # members that join now do not see this process in their routes
 
     def _are_members_complete(self) -> bool:
-        return self._listed_s is not None and self._now_s() - self._listed_s >= MEMBERS_COMPLETE_S
+        return self._listed_s is not None and self._clock.monotonic_s() - self._listed_s >= MEMBERS_COMPLETE_S
 
     def _connect(self, connection: Connection) -> RelayClient:
         slave = self._options.slave

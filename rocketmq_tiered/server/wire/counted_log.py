@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.model.topic_names import shortened
 
 INTERVAL_S: Final = 60.0
@@ -33,10 +32,10 @@ class _Kind:
 
 
 class CountedLog:
-    """Belongs to one event loop. ``now_s``: a monotonic clock."""
+    """Belongs to one event loop."""
 
-    def __init__(self, logger: logging.Logger, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._logger, self._now_s = logger, now_s
+    def __init__(self, logger: logging.Logger, clock: Clock = MACHINE_CLOCK) -> None:
+        self._logger, self._clock = logger, clock
         self._kinds: dict[str, _Kind] = {}
 
     def note(self, level: int, text: str, client: str) -> None:
@@ -47,7 +46,7 @@ class CountedLog:
             kind = OTHERS
         found = self._kinds.get(kind)
         if found is None:
-            self._kinds[kind] = _Kind(level, text, client, self._now_s())
+            self._kinds[kind] = _Kind(level, text, client, self._clock.monotonic_s())
             self._logger.log(level, "%s", text, extra={"client": client})
         else:
             found.level, found.text, found.client = level, text, client
@@ -55,7 +54,7 @@ class CountedLog:
 
     def tick(self) -> None:
         """Called every few seconds: write the counts of past intervals."""
-        now_s = self._now_s()
+        now_s = self._clock.monotonic_s()
         for kind, found in list(self._kinds.items()):
             if now_s - found.written_s >= INTERVAL_S:
                 self._write(kind, found, now_s)
@@ -63,7 +62,7 @@ class CountedLog:
     def close(self) -> None:
         """Write all counts."""
         for kind, found in list(self._kinds.items()):
-            self._write(kind, found, self._now_s())
+            self._write(kind, found, self._clock.monotonic_s())
 
     def _write(self, kind: str, found: _Kind, now_s: float) -> None:
         if not found.count:

@@ -23,6 +23,7 @@ from fetcher.rows.message import Message
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.end_to_end.offloading import SMALL, backfill
 from tiered.catalog.catalog_reader import load
+from tiered.clock import Clock
 from tiered.errors import CorruptionError
 from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
@@ -161,7 +162,7 @@ def large_index() -> LyingStore:
         store,
         builder.writer,
         IndexSettings(after_backfill=True),
-        clock_ms=lambda: NOW_MS,
+        clock=Clock(wall_ms=lambda: NOW_MS),
         log=lambda *_: None,
     )
     index.run_to_end(threading.Event())

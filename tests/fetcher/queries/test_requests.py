@@ -21,6 +21,7 @@ from tiered.archive.rewrite.result import RewriteOptions
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.writer_limits import CatalogLimits
+from tiered.clock import Clock
 from tiered.errors import CorruptionError, UnavailableError, UsageError
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
@@ -49,7 +50,7 @@ def index_builder(store: MemoryStore, archive: ArchiveBuilder) -> IndexBuilder:
         store,
         archive.writer,
         IndexSettings(day_files_max=64),
-        clock_ms=lambda: NOW_MS,
+        clock=Clock(wall_ms=lambda: NOW_MS),
         log=lambda *_: None,
         random_source=random.Random(1),
     )
@@ -88,7 +89,7 @@ def test_an_id_takes_at_most_four_requests_among_ten_thousand_segments(
         store,
         archive.writer,
         IndexSettings(day_files_max=8),
-        clock_ms=lambda: NOW_MS,
+        clock=Clock(wall_ms=lambda: NOW_MS),
         log=lambda *_: None,
         random_source=random.Random(1),
     )
@@ -129,7 +130,7 @@ def test_messages_of_compacted_objects_are_found_without_reading_all_tails(tmp_p
     limits = CompactionLimits(split_bytes=1000, block_bytes=600, object_bytes_max=1 << 20, row_bytes=0)
     (planned,) = plan_rounds(store, load(store), limits, before_version=1 << 40)
     options = RewriteOptions(tmp_path, 1 << 20)
-    assert run_round(store, load(store), planned, options, clock=lambda: NOW_MS) is not None
+    assert run_round(store, load(store), planned, options, clock=Clock(wall_ms=lambda: NOW_MS)) is not None
     for is_collected in (False, True):
         if is_collected:
             run_gc(store, load(store), apply=True, grace_ms=0, clock=lambda: store.clock_ms() + 10)
@@ -165,8 +166,8 @@ def test_expired_messages_that_are_still_indexed_are_counted() -> None:
     store, archive = archive_of(20, index_every=20)
     rule = TopicRule("a", None, 0, "test", None, "test", "NOT_IN_DISK", "test")
     state, clock = load(store), store.clock_ms
-    found = plan_pass(store, state, lambda _: rule, clock=clock, erase=Erasure("a"))
-    commit_pass(store, state, found, clock=clock)
+    found = plan_pass(store, state, lambda _: rule, clock=Clock(wall_ms=clock), erase=Erasure("a"))
+    commit_pass(store, state, found, clock=Clock(wall_ms=clock))
     archive.writer.load()
     archive.commit([Sent(A, b"new", keys=("k3",))])
     with ArchiveQueries(store, load(store)) as queries:
@@ -292,7 +293,11 @@ def test_a_replaced_index_file_is_looked_for_in_the_newer_catalog() -> None:
     for number in range(20, 40):
         archive.commit([Sent(A, b"%d" % number, keys=(f"k{number}",))])
     builder = IndexBuilder(
-        store, archive.writer, IndexSettings(day_files_max=2), clock_ms=lambda: NOW_MS, log=lambda *_: None
+        store,
+        archive.writer,
+        IndexSettings(day_files_max=2),
+        clock=Clock(wall_ms=lambda: NOW_MS),
+        log=lambda *_: None,
     )
     builder.run_to_end(threading.Event())
     gone = {ref.key for ref in old.indexes} - {ref.key for ref in load(store).indexes}

@@ -29,6 +29,7 @@ from rocketmq_tiered.server.mount.node_lease import (
     lease_key,
 )
 from rocketmq_tiered.server.mount.sharing import LEASE_S, SharingDecision, Sightings, decide_sharing
+from tiered.clock import Clock
 from tiered.errors import CorruptionError, FencedError
 from tiered.formats import container
 from tiered.formats.container import encode_container
@@ -135,11 +136,13 @@ LEASE_MS = 60_000
 
 
 def log_of(store: MemoryStore, member: Membership) -> GroupLog:
-    return GroupLog(store, member.node, lambda: 1, lease=member.lease, has_lapsed=lapsed_leases(store))
+    return GroupLog(
+        store, member.node, Clock(wall_ms=lambda: 1), lease=member.lease, has_lapsed=lapsed_leases(store)
+    )
 
 
 def member_of(store: MemoryStore, name: str, now_s: Callable[[], float] = lambda: 0.0) -> Membership:
-    member = Membership(store, name, now_s, lambda: 1)
+    member = Membership(store, name, Clock(monotonic_s=now_s, wall_ms=lambda: 1))
     member.step(NodeState.ACTIVE, [])
     return member
 
@@ -194,8 +197,8 @@ def test_a_server_without_a_lease_does_not_take_what_a_node_holds() -> None:
     store = MemoryStore()
     log_of(store, member_of(store, "n1")).claim(0)
     with pytest.raises(FencedError):
-        GroupLog(store, "tiered serve", lambda: 10**12).claim(LEASE_MS)
-    GroupLog(store, "tiered serve", lambda: 10**12).claim(LEASE_MS, take_over=True)
+        GroupLog(store, "tiered serve", Clock(wall_ms=lambda: 10**12)).claim(LEASE_MS)
+    GroupLog(store, "tiered serve", Clock(wall_ms=lambda: 10**12)).claim(LEASE_MS, take_over=True)
 
 
 def test_a_forged_end_of_a_lease_takes_the_groups_and_no_offset_is_acknowledged_twice() -> None:
@@ -204,7 +207,7 @@ def test_a_forged_end_of_a_lease_takes_the_groups_and_no_offset_is_acknowledged_
     async def story() -> None:
         store = MemoryStore()
         first, offsets, task = await committed_in(store)
-        newest = NodeLog(store, "", lambda: 0).newest()["n1"]
+        newest = NodeLog(store, "", Clock(wall_ms=lambda: 0)).newest()["n1"]
         forged = replace(newest, version=newest.version + 1, state=NodeState.ENDED)
         store.put_if_absent(lease_key("n1", forged.version), [encode_lease(forged)])
         successor = log_of(store, member_of(store, "n2"))
@@ -216,7 +219,9 @@ def test_a_forged_end_of_a_lease_takes_the_groups_and_no_offset_is_acknowledged_
         with pytest.raises(FencedError):
             first.step(NodeState.ACTIVE, [])
         first.step(NodeState.ACTIVE, [])  # joins again above the forged lease
-        assert first.holds() and NodeLog(store, "", lambda: 0).newest()["n1"].lease == first.lease
+        assert (
+            first.holds() and NodeLog(store, "", Clock(wall_ms=lambda: 0)).newest()["n1"].lease == first.lease
+        )
         task.cancel()
 
     asyncio.run(story())

@@ -22,6 +22,7 @@ from tests.end_to_end.offloading import FILTER
 from tests.server.proxy.simulated_broker import World
 from tests.server.proxy.simulated_sides import Inline, PlayedArchive, PlayedBroker, PlayedFiles
 from tests.server.serving_peer import request
+from tiered.clock import Clock
 from tiered.errors import UnavailableError
 from tiered.remoting.command import RequestCode as R
 
@@ -51,14 +52,14 @@ class Simulation:
         views = BrokerViews(
             PlayedFiles(world) if self.with_files else None,  # type: ignore[arg-type]
             executor=Inline(),
-            clock_s=lambda: world.time_s,
+            clock=Clock(monotonic_s=lambda: world.time_s),
         )
         archive = PlayedArchive(world, is_filtered=self.is_filtered)
         context = PullContext(
             archive,  # type: ignore[arg-type]
             views,
             Known(Subscription("t", expression)),
-            now_s=lambda: world.time_s,
+            clock=Clock(monotonic_s=lambda: world.time_s),
         )
         self._broker = PlayedBroker(world, is_filtered=self.is_filtered)
         self._pulls = ProxyPulls(self._line, context, PullLimits(hold_s_max=3.0))

@@ -18,6 +18,7 @@ from rocketmq_tiered.server.wire.turns import AT_ONCE_MAX
 from tests.server.proxy.proxy_pulls import STORED, Scene, run
 from tests.server.proxy.scripted_broker import stored_ms_of
 from tests.server.serving_peer import RecordingPeer, request
+from tiered.clock import Clock
 from tiered.formats import fastjson
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.command import RequestCode as R
@@ -30,7 +31,7 @@ class Case:
 
     def __init__(self, scene: Scene, *, checks_clients: bool = False) -> None:
         self.scene = scene
-        self.clients = ClientTable(lambda: 0.0)
+        self.clients = ClientTable(Clock(monotonic_s=lambda: 0.0))
         self.peer = RecordingPeer()
         self.minimum = scene.expire(150)
         self.resets = GroupResets(scene.router, scene.offsets, self.clients, checks_clients=checks_clients)

@@ -34,6 +34,7 @@ from tests.server.proxy.proxy_pulls import ARCHIVED, STORED, SUBSCRIPTION, Scene
 from tests.server.proxy.scripted_broker import stored_ms_of
 from tests.server.proxy.simulated_sides import Inline
 from tests.server.serving_peer import request
+from tiered.clock import Clock
 from tiered.errors import UnavailableError
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.command import RequestCode as R
@@ -254,13 +255,13 @@ class TwoGenerations(RuleBasedStateMachine):
         views = BrokerViews(
             Files(world) if self.with_files else None,  # type: ignore[arg-type]
             executor=Inline(),
-            clock_s=lambda: world.time_s,
+            clock=Clock(monotonic_s=lambda: world.time_s),
         )
         context = PullContext(
             Archive(world),
             views,
             Known(Subscription("t", "*")),
-            now_s=lambda: world.time_s,  # type: ignore[arg-type]
+            clock=Clock(monotonic_s=lambda: world.time_s),  # type: ignore[arg-type]
         )
         self.has_read = False
         self.pulls = ProxyPulls(router, context, PullLimits(hold_s_max=3.0))

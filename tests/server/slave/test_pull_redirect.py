@@ -24,6 +24,7 @@ from rocketmq_tiered.server.slave.registration import MASTER_ID
 from rocketmq_tiered.server.wire.request import Response
 from tests.server.proxy.proxy_pulls import ARCHIVED, STORED, Scene, run
 from tests.server.serving_peer import RecordingPeer, request
+from tiered.clock import Clock
 from tiered.remoting.command import RequestCode
 
 OWN = 7
@@ -129,7 +130,9 @@ def sent_to(scene: Scene) -> Sent:
 
     scene.policy("FORCE")
     sent = Sent(scene, None)  # type: ignore[arg-type]
-    around = RedirectContext(OWN, lambda: sent.is_available, now_s=lambda: sent.at_s, sleep=sleep)
+    around = RedirectContext(
+        OWN, lambda: sent.is_available, clock=Clock(monotonic_s=lambda: sent.at_s), sleep=sleep
+    )
     sent.pulls = SlavePulls(scene.pulls.handlers(), scene.router, scene.views, around)
     return sent
 

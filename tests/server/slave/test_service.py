@@ -30,6 +30,7 @@ from tests.server.slave.master_double import VERSION, MasterDouble
 from tests.server.slave.name_server_double import BROKER, CLUSTER, NameServerDouble
 from tests.server.slave.until import until
 from tests.server.spelled_bodies import ACL_1, ACL_5, SECRET, respelled
+from tiered.clock import Clock
 from tiered.errors import UnansweredError
 from tiered.remoting.command import RemotingCommand, RequestCode
 from tiered.remoting.credentials import signature_of
@@ -94,7 +95,7 @@ async def on_stage(
     place = SlaveConfig(BROKER, master.address, (name_server.address,), ADVERTISED, 7)
     at = [1000.0]
     side = SlaveOptions(place, CLUSTER, ServeSettings(bind="127.0.0.1:0", acl_file=acl_file), 0.05, file)
-    service = SlaveService(side, lambda: at[0])
+    service = SlaveService(side, Clock(monotonic_s=lambda: at[0]))
     host, port = await service.start()
     if is_open:
         service.open_archive({11: pulled})

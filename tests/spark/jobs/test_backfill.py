@@ -22,6 +22,7 @@ from tests.sweeps import sweep
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import head_version, load
 from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.clock import Clock
 from tiered.errors import AccessDeniedError, FencedError, NotFoundError, UnavailableError, UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import TopicFilter
@@ -126,7 +127,12 @@ def test_a_writer_that_has_not_released_its_epoch_is_not_fenced(
 ) -> None:
     archive = own_archive(tmp_path)
     sidecar = CatalogWriter(
-        archive, cluster=CLUSTER, broker=BROKER, instance="sidecar", kind="run", clock_ms=lambda: 1
+        archive,
+        cluster=CLUSTER,
+        broker=BROKER,
+        instance="sidecar",
+        kind="run",
+        clock=Clock(wall_ms=lambda: 1),
     )
     sidecar.claim()
     before = [info.key for info in archive.list("")]

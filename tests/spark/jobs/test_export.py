@@ -31,6 +31,7 @@ from tests.sweeps import sweep
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.clock import Clock
 from tiered.errors import CorruptionError, NotFoundError, UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
@@ -179,7 +180,7 @@ def test_rows_that_a_replaced_log_took_back_are_an_error(real_store: RealStore, 
     run(source(tmp_path / "archive"), tmp_path / "table")
     archive = PrefixedStore(FileStore(tmp_path / "archive"), archive_prefix(CLUSTER, BROKER))
     writer = CatalogWriter(
-        archive, cluster=CLUSTER, broker=BROKER, instance="x", kind="run", clock_ms=lambda: 10**14
+        archive, cluster=CLUSTER, broker=BROKER, instance="x", kind="run", clock=Clock(wall_ms=lambda: 10**14)
     )
     state = writer.claim()
     writer.append_history(common_version=3, phys=_cursor_at(archive, 3))
