@@ -62,6 +62,7 @@ FOLDER_ORDER = {
         "residency",
         "model",
         "timestamps",
+        "clock",
         "console",
         "settings",
         "kernels",

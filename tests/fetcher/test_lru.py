@@ -28,6 +28,7 @@ from rocketmq_tiered.server.wire.request import Response
 from rocketmq_tiered.server.wire.turns import Turns
 from tests.server.serving_peer import request
 from tests.sweeps import sweep
+from tiered.clock import Clock
 from tiered.model.lru import Lru
 from tiered.model.queue import QueueKey
 
@@ -163,7 +164,7 @@ def readers_of(chars: int) -> tuple[object, int]:
 
 
 def locks_of(chars: int) -> tuple[object, int]:
-    locks = LockTable(itertools.count().__next__)
+    locks = LockTable(Clock(monotonic_s=itertools.count().__next__))
     for number in range(COUNT):
         names = [f"{number:08d}{letter}".ljust(chars, "é") for letter in "abcd"]
         locks.lock(names[0], names[1], [MessageQueue(names[2], names[3], 1_000 + number)])

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rocketmq_tiered.process.archive_admin import ArchiveAdminSource
 from rocketmq_tiered.server.archive_mode.archive_service import ArchiveStatus
 from tiered.archive.unreadable import UnreadableRanges
+from tiered.clock import Clock
 
 PREFIX = "rocketmq_tiered_store_"
 
@@ -34,7 +35,9 @@ class Scene:
             state=SimpleNamespace(version=9),
             fetcher=SimpleNamespace(unreadable=self.unreadable),
         )
-        self.source = ArchiveAdminSource(access, service, lambda: self.problem, lambda: self.now_s)
+        self.source = ArchiveAdminSource(
+            access, service, lambda: self.problem, Clock(monotonic_s=lambda: self.now_s)
+        )
 
     def metrics(self) -> dict[tuple[str, ...], float]:
         families = text_string_to_metric_families(self.source.metrics().decode())

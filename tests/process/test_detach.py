@@ -20,6 +20,7 @@ from rocketmq_tiered.process.uploader_job import ProcessPins, UploaderJob, Write
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.pins import PinLimits, PinMethod
 from tiered.broker_store.retention import DiskUse
+from tiered.clock import Clock
 from tiered.errors import UnavailableError
 from tiered.object_store.request_metrics import StoreMetrics
 from tiered.settings.sections import Settings
@@ -69,7 +70,9 @@ class Time:
 def detachment(broker: BrokerDouble, wait_s: float = 600) -> tuple[Detachment, list[DetachStep], Time]:
     said: list[DetachStep] = []
     clock = Time()
-    found = Detachment(broker, Waits(wait_s), said.append, lambda: clock.now_s, clock.sleep)  # type: ignore[arg-type]
+    found = Detachment(
+        broker, Waits(wait_s), said.append, Clock(monotonic_s=lambda: clock.now_s, sleep=clock.sleep)
+    )  # type: ignore[arg-type]
     return found, said, clock
 
 

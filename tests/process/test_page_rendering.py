@@ -29,6 +29,7 @@ from tiered.archive.unreadable import UnreadableRange
 from tiered.catalog.deletions import DeletionList, PendingDeletion, Reason
 from tiered.catalog.queue_directory import QueueDirectory
 from tiered.catalog.state import CatalogState
+from tiered.clock import Clock
 from tiered.errors import UnavailableError
 from tiered.model.queue import QueueKey
 from tiered.model.tables import GAP_DTYPE, QUEUE_BATCH, QUEUE_HIDDEN, QUEUE_STATE_DTYPE
@@ -44,7 +45,7 @@ def test_bodies_are_text_or_hex() -> None:
 
 def test_history_keeps_an_hour_and_goes_over_failures() -> None:
     now_s = 0.0
-    history = History(lambda: now_s)
+    history = History(Clock(monotonic_s=lambda: now_s))
     for now_s in (0.0, 3000.0, 3700.0):
         history.add({"lag": now_s, "other": None})
     assert history.points("lag") == [(700.0, 3000.0), (0.0, 3700.0)] and not history.points("other")

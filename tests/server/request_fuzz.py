@@ -20,6 +20,7 @@ from rocketmq_tiered.server.security.rules import RulesFile
 from rocketmq_tiered.server.wire.request import Dispatcher, HandlerTable, Request, Response
 from rocketmq_tiered.server.wire.request_fields import FIELDS, LETTERS
 from tests.server.serving_peer import RecordingPeer
+from tiered.clock import Clock
 from tiered.model.timer import Handle, TimerPlace
 from tiered.remoting.command import ProtocolError, RemotingCommand, decode
 from tiered.remoting.command import RequestCode as R
@@ -194,7 +195,7 @@ async def _reached(
     authorizer: RulesAuthorizer, draw: random.Random, count: int, now_ms: int
 ) -> tuple[int, dict[str, int]]:
     config, got = GatewayConfig(GATEWAY, 730 * 86_400_000, 3_600_000), list[RemotingCommand]()
-    gateway = TimerGateway(config, "b", new_counts(), lambda: now_ms)
+    gateway = TimerGateway(config, "b", new_counts(), Clock(wall_ms=lambda: now_ms))
     gateway.key = KEY
 
     async def send(request: Request) -> Response:

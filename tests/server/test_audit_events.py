@@ -188,7 +188,7 @@ def test_a_pull_that_commits_nothing_is_no_commit(caplog: pytest.LogCaptureFixtu
 
 def test_a_flood_is_counted_in_few_lines_and_little_time(caplog: pytest.LogCaptureFixture) -> None:
     now_s = 0.0
-    events = AuditEvents(lambda *_: True, lambda: now_s)
+    events = AuditEvents(lambda *_: True, Clock(monotonic_s=lambda: now_s))
     refused = Response(ResponseCode.NO_PERMISSION, remark="r" * 10_000)
     sent = [
         request(11, RecordingPeer(number % 3), topic=f"t{number}" + "x" * 1000, consumerGroup="g" * 5000)

@@ -149,7 +149,7 @@ def test_commits_fill_no_memory(what: str) -> None:
 def test_locks_fill_no_memory_and_end() -> None:
     now_s = 0.0
     lock_bytes = LOCK_BYTES + sum(map(sys.getsizeof, ("g", "c", "b", "t")))
-    locks = LockTable(lambda: now_s, bytes_max=400 * lock_bytes)
+    locks = LockTable(Clock(monotonic_s=lambda: now_s), bytes_max=400 * lock_bytes)
     queues = [MessageQueue("b", "t", number) for number in range(101)]
     assert locks.lock("g", "c", queues[:100]) == queues[:100]
     assert locks.lock("g", "c", queues[:100]) == queues[:100]
@@ -284,7 +284,7 @@ def test_neither_a_group_nor_an_account_takes_the_share_of_all(what: str) -> Non
 @pytest.mark.parametrize("is_one_group", [True, False])
 def test_locks_of_one_group_or_account_leave_room_for_others(is_one_group: bool) -> None:
     lock_bytes = LOCK_BYTES + sum(map(sys.getsizeof, ("g10", "c", "b", "t")))
-    locks = LockTable(lambda: 0.0, bytes_max=40 * lock_bytes)
+    locks = LockTable(Clock(monotonic_s=lambda: 0.0), bytes_max=40 * lock_bytes)
     queues = [MessageQueue("b", "t", number) for number in range(40)]
     held = 0
     with pytest.raises(BadRequestError, match="queues are locked"):

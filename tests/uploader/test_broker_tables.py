@@ -238,7 +238,9 @@ def started(
         hidden.extend(hide)
 
     uploader = SimpleNamespace(
-        is_idle=True, commit_metadata=commit_metadata, next_attempt=lambda: 2, has_new_settings=lambda: False
+        builder=SimpleNamespace(is_idle=True, next_attempt=lambda: 2),
+        commit_metadata=commit_metadata,
+        has_new_settings=lambda: False,
     )
     commits = MetadataCommits(
         broker,

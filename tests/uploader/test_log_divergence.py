@@ -155,9 +155,7 @@ def test_padding_is_not_looked_for_far_away(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("bodies", "is_same"), [(15, True), (16, False)])
-def test_a_record_where_the_file_had_ended_is_another_log(
-    tmp_path: Path, bodies: int, is_same: bool
-) -> None:
+def test_a_record_where_the_file_had_ended_is_another_log(tmp_path: Path, bodies: int, is_same: bool) -> None:
     """A broker that lost the last record and the padding after it has put another one there."""
     end_phys = len(records(0, [b"x" * 100] * 15))
     log, check = log_of(tmp_path, padded(bodies)), check_of(padded(15), 100, end_phys)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER
 from tests.world.actors import Actor
 from tests.world.broker_model import EXPIRING
-from tiered.clock import Clock
 from tiered.archive.task import run_pass
 from tiered.broker_store.pins import PinKeeper, PinLimits
 from tiered.broker_store.retention import DiskUse
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.clock import Clock
 from tiered.settings.rule_entries import RuleEntry
 from tiered.settings.sections import IndexSettings, OffloadSettings
 from tiered.settings.topic_rules import TopicRules

@@ -31,7 +31,6 @@ from tests.world.broker_model import BrokerModel
 from tests.world.invariants import Invariants
 from tests.world.nodes import Nodes
 from tests.world.sidecar import Inline, Sidecar
-from tiered.clock import Clock
 from tiered.archive.verify import verify_archive
 from tiered.catalog import catalog_reader
 from tiered.catalog.catalog_reader import load
@@ -39,6 +38,7 @@ from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import decode_commit
 from tiered.catalog.deletions import Reason
 from tiered.catalog.writer_limits import CatalogLimits
+from tiered.clock import Clock
 from tiered.errors import FencedError, LogDivergedError, NoArchiveError, UnavailableError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.interface import Body, Piece

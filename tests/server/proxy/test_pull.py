@@ -20,6 +20,7 @@ from tests.server.proxy.proxy_pulls import (
     Scene,
     run,
 )
+from tiered.clock import Clock
 from tiered.errors import UnavailableError
 from tiered.remoting.command import RemotingCommand, RequestCode
 
@@ -352,7 +353,9 @@ def test_a_commit_is_not_sent_again_by_a_relay_that_comes_later(tmp_path: Path, 
         scene.break_archive(UnavailableError("away"))
         fields = {"AccessKey": "k", "Signature": "s"} if signed else {}
         now_s = [0.0]
-        scene.context.now_s = lambda: now_s.__setitem__(0, now_s[0] + 2.0) or now_s[0]  # type: ignore[func-returns-value]
+        scene.context.clock = Clock(
+            monotonic_s=lambda: now_s.__setitem__(0, now_s[0] + 2.0) or now_s[0]  # type: ignore[func-returns-value]
+        )
         response = await scene.pull(
             200, flags=SUSPEND | COMMIT_OFFSET, commitOffset=200, hold_ms=20, **fields
         )
