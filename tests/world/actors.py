@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from tiered.archive.task import run_pass
 from tiered.catalog.catalog_reader import head_version, load
 from tiered.catalog.garbage import Grace
 from tiered.catalog.maintenance_commit import MaintenanceCommit
+from tiered.clock import Clock
 from tiered.errors import UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.formats.segment import BlockCodec
@@ -56,9 +56,6 @@ class Actor:
 
     def finish(self) -> None:
         """Its part in the archive's coming to rest."""
-
-    def now_ms(self) -> int:
-        return self.world.now_ms
 
     def options(self) -> RewriteOptions:
         spool = self.world.directory / "spool"
@@ -135,16 +132,16 @@ class Expiry(Actor):
     def act(self) -> None:
         hours_off = self.world.random.choice((0, 0, 0, -3, 3))
         try:
-            self._pass(self.store, lambda: self.world.now_ms + hours_off * 3_600_000)
+            self._pass(self.store, Clock(lambda: self.world.now_ms + hours_off * 3_600_000))
         except UsageError:  # as if the log was cut at the same time
             self.world.counts["clocks off"] += hours_off != 0
         else:
             assert not hours_off, "a clock that is hours off expires messages"
 
     def finish(self) -> None:
-        self._pass(self.world.archive, self.now_ms)
+        self._pass(self.world.archive, self.world.clock)
 
-    def _pass(self, store: ObjectStore, clock: Callable[[], int]) -> None:
+    def _pass(self, store: ObjectStore, clock: Clock) -> None:
         state = load(store)
         found = plan_pass(store, state, self._rule_of, clock=clock)
         commit_pass(store, state, found, clock=clock)
@@ -169,9 +166,9 @@ class Collector(Actor):
 
     def _collect(self, store: ObjectStore) -> None:
         state = load(store)
-        plan = plan_collection(store, state, Grace(GRACE_S * 1000, GRACE_S * 1000), self.now_ms)
+        plan = plan_collection(store, state, Grace(GRACE_S * 1000, GRACE_S * 1000), self.world.clock)
         self.world.counts["unexplained objects"] += len(plan.unexplained)
-        collect(store, state, plan, clock=self.now_ms)
+        collect(store, state, plan, clock=self.world.clock)
 
 
 class Compactor(Actor):
@@ -200,9 +197,9 @@ class Compactor(Actor):
                 state,
                 planned,
                 self.options(),
-                clock=self.now_ms,
+                clock=self.world.clock,
                 page_runs_max=PAGE_RUNS,
-                maintenance=None if own is None else MaintenanceCommit(store, own, self.now_ms),
+                maintenance=None if own is None else MaintenanceCommit(store, own, self.world.clock),
             )
             world.counts["rounds" if result is not None else "void rounds"] += 1
 
@@ -214,11 +211,11 @@ class KeyCompactor(Actor):
 
     def act(self) -> None:
         for writer in self.world.free_writers():
-            self._compact(MaintenanceCommit(self.store, writer, self.now_ms))
+            self._compact(MaintenanceCommit(self.store, writer, self.world.clock))
 
     def finish(self) -> None:
         store = self.world.archive
-        self._compact(MaintenanceCommit.opened(store, load(store), "keys", self.now_ms))
+        self._compact(MaintenanceCommit.opened(store, load(store), "keys", self.world.clock))
 
     def _compact(self, commits: MaintenanceCommit) -> None:
         own = replace(Settings().key_compaction, min_age_ms=CUT_S * 1000)

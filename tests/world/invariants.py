@@ -21,6 +21,7 @@ from tiered.catalog.catalog_reader import head_version, load, read_commit
 from tiered.catalog.hidden_history import history_state, list_histories
 from tiered.catalog.pages import RunIndex, living_runs
 from tiered.catalog.state import CatalogState
+from tiered.clock import Clock
 from tiered.errors import CorruptionError, NotFoundError
 from tiered.formats.record import decode_record
 from tiered.model.queue import QueueKey
@@ -146,9 +147,10 @@ class Invariants:
     ) -> None:
         """Consumers get the same rows in order, and their next offset never moves back."""
         executor, offset = InlineExecutor(), 0
-        catalog = CatalogView(self._archive, state, executor=executor, clock_s=lambda: 0.0, is_snapshot=True)
+        clock = Clock(monotonic_s=lambda: 0.0)
+        catalog = CatalogView(self._archive, state, executor=executor, clock=clock, is_snapshot=True)
         fetcher = TieredMessageFetcher(
-            PlainSource(self._archive), catalog, NO_PREFETCH, executor=executor, clock_s=lambda: 0.0
+            PlainSource(self._archive), catalog, NO_PREFETCH, executor=executor, clock=clock
         )
         found: dict[int, bytes] = {}
         row = state.queue(key)

@@ -26,6 +26,7 @@ from rocketmq_tiered.server.mount.node_lease import (
     lease_key,
 )
 from tests.world.actors import Actor
+from tiered.clock import Clock
 from tiered.errors import AlreadyExistsError, FencedError, UnavailableError
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.prefixed import PrefixedStore
@@ -97,6 +98,7 @@ class Node(Actor):
         self.store: ObjectStore = PrefixedStore(world.store_of(name), "retired")
         self._rate, self._offset_s = world.random.uniform(0.99, 1.01), world.random.uniform(-1e6, 1e6)
         self._process = self.due_ms = 0
+        self.clock = Clock(lambda: int(self.now_s() * 1000), self.now_s)
         self.die()
 
     def now_s(self) -> float:
@@ -106,7 +108,7 @@ class Node(Actor):
         self._process += 1
         self.held: dict[BrokerName, Held] = {}
         self.due_ms = self.world.now_ms + self.world.random.randrange(20_000)
-        self.member = Membership(self.store, self.name, self.now_s, lambda: int(self.now_s() * 1000))
+        self.member = Membership(self.store, self.name, self.clock)
 
     def act(self) -> None:
         """One round: renew, act, and answer clients."""
@@ -141,7 +143,7 @@ class Node(Actor):
         log = GroupLog(
             PrefixedStore(self.store, "/".join(name)),
             self.name,
-            lambda: int(self.now_s() * 1000),
+            self.clock,
             lease=lease,
             has_lapsed=lapsed_leases(self.store),
         )
@@ -155,7 +157,7 @@ class Node(Actor):
             return
         self.groups.claimed(name, log, acknowledged)
         member.claiming.discard(name)
-        locks = LockTable(self.now_s)
+        locks = LockTable(self.clock)
         locks.restore(log.locks or ())
         self.held[name] = Held(log, lease, locks, self.now_s() + TRUST_S * (log.locks is None))
 

@@ -15,7 +15,6 @@ from tiered.broker_store.pins import PinKeeper, PinLimits
 from tiered.broker_store.retention import DiskUse
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_writer import CatalogWriter
-from tiered.clock import Clock
 from tiered.settings.rule_entries import RuleEntry
 from tiered.settings.sections import IndexSettings, OffloadSettings
 from tiered.settings.topic_rules import TopicRules
@@ -94,7 +93,7 @@ class Sidecar(Actor):
         self._starts = world.broker.starts
         self.replaces_log |= world.random.random() < 0.05
         environment = Environment(
-            clock=Clock(wall_ms=lambda: world.now_ms),
+            clock=world.clock,
             jitter=world.random.random,
             wait=world.pass_s,
             may_take_over=lambda state, end_phys: world.is_ending or world.random.random() < 0.15,

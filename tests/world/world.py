@@ -134,7 +134,10 @@ class World:
     ) -> None:
         self.seed, self.without, self.directory = seed, without, directory
         self.random, self.now_ms, self._tell = random.Random(seed), BEGIN_MS, tell
-        self.root = MemoryStore(f"memory://world-{seed}", clock=Clock(wall_ms=lambda: self.now_ms))
+        self.clock = Clock(
+            lambda: self.now_ms, lambda: self.now_ms / 1000, cpu_s=lambda: 0.0, sleep=self.pass_s
+        )
+        self.root = MemoryStore(f"memory://world-{seed}", clock=self.clock)
         self.archive = PrefixedStore(self.root, PREFIX)
         self.broker = BrokerModel(directory / "store", self.random, BEGIN_MS)
         self.is_ending, self._depth = False, 0
