@@ -210,7 +210,7 @@ def test_archived_files_are_let_go(real_store: Callable[[str], Path], tmp_path: 
 
 def test_files_that_live_a_shorter_time_than_a_cycle_are_archived_without_a_gap(tmp_path: Path) -> None:
     """The broker writes 1 MiB files, and deletes them about a second later, long before the first cycle of 5 s ends."""
-    write_store(tmp_path / "all", StoreSpec(2, 4, 250, file_bytes=1 << 20), messages=50_000)
+    written = write_store(tmp_path / "all", StoreSpec(2, 4, 250, file_bytes=1 << 20), messages=50_000)
     files = [file.path for file in CommitLog([tmp_path / "all" / "commitlog"]).files]
     live = tmp_path / "store" / "commitlog"
     live.mkdir(parents=True)
@@ -240,6 +240,11 @@ def test_files_that_live_a_shorter_time_than_a_cycle_are_archived_without_a_gap(
         for old, path in zip(files, files[2:], strict=False):
             write(path)
             (live / old.name).unlink()
+        # The last file's end is read at the next look, half a second later where no broker runs.
+        deadline_s = time.monotonic() + 30
+        while (status is None or status.read_phys < written.end_phys) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+            status = offloader.status()
         stop.set()
         thread.join()
     state = load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)))
