@@ -133,6 +133,8 @@ class KeyCompaction:
         self._done: set[QueueKey] = set()
         self._seen: dict[QueueKey, int] = {}
         """Cuts up to which queues were read: where nothing was dropped, runs stay as they are."""
+        self._with_tombstones: set[QueueKey] = set()
+        """Queues where a row of an emptied run stays: without its tombstone a deleted key would have a value again."""
         self._before_version = self._changed = 0
 
     def plan(self, state: CatalogState) -> PlannedRound | None:
@@ -142,6 +144,7 @@ class KeyCompaction:
                 self._pass = self._read(state)
             if self._pass is None:
                 self._done.clear()
+                self._with_tombstones.clear()
                 return None
             rounds = planned_key_rounds(
                 RunIndex(self._store),
@@ -151,6 +154,12 @@ class KeyCompaction:
                 before_version=self._before_version,
             )
             planned = next(rounds, None)
+            if self._pass.doubtful:  # read again, so that their tombstones stay
+                self._with_tombstones |= self._pass.doubtful
+                self._done -= self._pass.kept.keys()
+                self._seen = {queue: cut for queue, cut in self._seen.items() if queue not in self._pass.kept}
+                self._pass = None
+                continue
             if planned is not None:
                 return planned
             self.figures += self._pass.figures
@@ -235,7 +244,9 @@ class KeyCompaction:
             self._read_bytes += size_bytes
             self._report(READ, self._read_bytes, total)
 
-        read = KeyPass(histories_of(state), in_one_round=is_one, report=report)
+        read = KeyPass(
+            histories_of(state), in_one_round=is_one, report=report, with_tombstones=self._with_tombstones
+        )
         for one in part:
             self._done.add(one.queue)
             self._seen[one.queue] = one.cut

@@ -9,7 +9,7 @@ As org.apache.rocketmq.store.kv.CompactionLog.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -225,7 +225,9 @@ class KeyFigures:
 class KeyPass:
     """What was read of some queues, of one state: what stays of them, and the last row of each run, by its begin.
     ``made``: objects that rounds of this pass have written. ``in_one_round``: a tombstone may go only with all that is
-    older. ``report`` gets the bytes of messages as they are read."""
+    older. ``with_tombstones``: queues whose last messages of deleted keys stay; ``doubtful``: others of which a round
+    would leave the last row of a run that it empties, which may be an older value of a deleted key. ``report`` gets the
+    bytes of messages as they are read."""
 
     histories: Histories
     kept: dict[QueueKey, KeptOffsets] = field(default_factory=dict)
@@ -234,10 +236,12 @@ class KeyPass:
     made: set[str] = field(default_factory=set)
     in_one_round: bool = False
     report: Callable[[int], object] = lambda size_bytes: None
+    with_tombstones: Collection[QueueKey] = ()
+    doubtful: set[QueueKey] = field(default_factory=set)
 
     def keeps_tombstones(self, one: KeyedQueue) -> bool:
-        """Whether the last messages of deleted keys stay: later rounds would leave older ones."""
-        return one.is_filled and not self.in_one_round
+        """Whether the last messages of deleted keys stay: rounds would leave older ones."""
+        return one.queue in self.with_tombstones or (one.is_filled and not self.in_one_round)
 
 
 def read_queue(
@@ -446,7 +450,10 @@ def _choose(
                 left[near] = max(left[near], 1)
                 continue
             run = runs[group[last]]
-            row = found.last_rows.get((candidates.queues[int(run["queue"])], int(run["base_queue_offset"])))
+            queue = candidates.queues[int(run["queue"])]
+            row = found.last_rows.get((queue, int(run["base_queue_offset"])))
+            if queue not in found.with_tombstones:
+                found.doubtful.add(queue)
             if row is None:
                 replaced[group[first : last + 1]] = False
             else:

@@ -46,7 +46,7 @@ def followed(directory: Path, broker: LivingBroker) -> Iterator[Ask]:
     with open_broker_store(directory) as store:
         following = offloader_of(store, MemoryStore("memory://lag"), broker)
         reporter = Reporter(
-            HEAD, open_broker_store(directory), FILTER, clock=Clock(iter(range(10**9)).__next__)
+            HEAD, open_broker_store(directory), FILTER, clock=Clock(monotonic_s=iter(range(10**9)).__next__)
         )
         work = threading.Thread(target=following.run, args=(stop,), kwargs={"follow": True})
         work.start()
@@ -104,7 +104,7 @@ def test_reports_that_cost_much_are_made_less_often_and_delay_no_request(
         offloader.run(threading.Event(), follow=False)
         status = offloader.status()
         view = open_broker_store(tmp_path / "store")
-        reporter = Reporter(HEAD, view, FILTER, clock=Clock(lambda: now_s[0], lambda: cpu_s[0], slow))
+        reporter = Reporter(HEAD, view, FILTER, clock=Clock(slow, lambda: now_s[0], lambda: cpu_s[0]))
 
         def counted() -> OffloadStatus | None:
             made[0] += 1
@@ -128,7 +128,9 @@ def test_reports_that_cost_much_are_made_less_often_and_delay_no_request(
 def test_a_report_without_figures_has_no_age(tmp_path: Path, broker: LivingBroker) -> None:
     """Before the uploader has a status nothing was measured."""
     now_s = [0.0]
-    reporter = Reporter(HEAD, open_broker_store(tmp_path / "store"), FILTER, clock=Clock(lambda: now_s[0]))
+    reporter = Reporter(
+        HEAD, open_broker_store(tmp_path / "store"), FILTER, clock=Clock(monotonic_s=lambda: now_s[0])
+    )
     assert reporter.report(lambda: None) == HEAD
     now_s[0] = 60.0
     assert reporter.report(lambda: None) == HEAD

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 import rocketmq_tiered.maintenance.compaction_round as rounds
@@ -84,7 +86,7 @@ class Broker(Actor):
             broker.recreate()
             world.counts["topics recreated"] += 1
         elif chance < 0.945:
-            broker.save_disk(world.directory / f"copy-{world.now_ms}", world.now_ms)
+            broker.save_disk(Path(mkdtemp(dir=world.directory)) / "disk", world.now_ms)
         elif chance < 0.97:
             world.counts["disks put back"] += broker.put_disk_back(world.now_ms, world.now_ms - CUT_S * 1000)
         else:

@@ -19,6 +19,7 @@ CAUGHT_WITHIN = 300
 ONCE_FAILED: dict[int, str] = {
     14: "a log cut above expired messages lowers the floor",
     148: "an object without a tail: gc keeps it as unexplained",
+    293: "a deleted key had a value again: a run that key compaction emptied kept its last row, not the tombstone",
 }
 """What was wrong with seeds that failed, at their time: later changes of the world give them other histories."""
 
