@@ -46,7 +46,7 @@ class StoreTrial:
     ) -> None:
         """``clock``: this host's clock, which a check compares with the store's."""
         self._store, self._probe, self._policy = store, probe, policy
-        self._machine = clock
+        self._host_clock = clock
         self._largest_put_bytes = largest_put_bytes
         self.prefix = new_trial()
         self._left: dict[str, None] = {}
@@ -112,7 +112,7 @@ class StoreTrial:
         )
 
     def _clock(self) -> CheckFinding:
-        skew_ms = self._machine.wall_ms() - self._store.clock_ms(self.prefix)
+        skew_ms = self._host_clock.wall_ms() - self._store.clock_ms(self.prefix)
         text = f"this host is {abs(skew_ms) / 1000:.1f} s {'ahead' if skew_ms > 0 else 'behind'}"
         if abs(skew_ms) > CLOCK_SKEW_MS_MAX:
             return failed(text, "set this host's clock: garbage collection refuses to run")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from rocketmq_tiered.maintenance.key_begins import Copying, missing_begins
 from rocketmq_tiered.maintenance.key_rounds import KeyedQueue, keyed_queues
-from tests.archive.archive_builder import Stored, _Queue
+from tests.archive.archive_builder import Sent, Stored, _Queue
 from tests.faults.crashing_store import CrashError, CrashingStore
 from tests.fetcher.reading_fakes import plain_fetcher
 from tests.kernels.record_builder import Message, encode, properties
@@ -94,6 +94,17 @@ def test_a_queue_of_deleted_keys_keeps_a_row(tmp_path: Path) -> None:
     table.write(2, tombstones=0.0)
     table.compact()
     table.check()
+
+
+def test_a_deleted_key_stays_deleted_where_an_emptied_run_keeps_a_row(tmp_path: Path) -> None:
+    """Beside a gap nothing can reach over the run of the old value, so its row stays; the tombstone does too."""
+    table = Table(tmp_path)
+    for offset, key, body in ((0, "k", b"old"), (9, "k", b""), (10, "other", b"new")):
+        table.sent += [*[("", b"")] * (offset - len(table.sent)), (key, body)]
+        table.owner.commit([Sent(KEYED, body, keys=[key], offset=offset)])
+    for _ in range(2):
+        table.compact()
+        assert table.check().keys() == {0, 9, 10}
 
 
 @settings(max_examples=examples(5), deadline=None)

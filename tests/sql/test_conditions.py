@@ -205,6 +205,11 @@ def operands(rng: Random, column: str) -> list[Any]:
     return rng.sample(choices.get(column, TIMES if column == "store_time" else [-1, 0, 1, 2, 5, 2**40]), 2)
 
 
+def compared(field: Any, one: Any, values: Any) -> list[Any]:
+    """Comparisons that Arrow and Spark write alike."""
+    return [field == one, one != field, field < one, one >= field, field.isin(values)]
+
+
 def of_arrow(rng: Random) -> pc.Expression:
     """A filter of one column."""
     column = rng.choice(
@@ -214,11 +219,7 @@ def of_arrow(rng: Random) -> pc.Expression:
     values = values.cast(pa.timestamp("ms", "UTC")) if column == "store_time" else values
     field, one = pc.field(column), pc.scalar(values[0])
     made = [
-        field == one,
-        one != field,
-        field < one,
-        one >= field,
-        field.isin(values),
+        *compared(field, one, values),
         field.is_null(),
         field.is_valid(),
     ]
@@ -262,11 +263,7 @@ def of_spark(rng: Random) -> Any:
     values = list(map(f.timestamp_millis, values)) if column == "storeTime" else values
     field, one = f.col(column), values[0]
     made = [
-        field == one,
-        one != field,
-        field < one,
-        one >= field,
-        field.isin(values),
+        *compared(field, one, values),
         field.between(*values),
         field.eqNullSafe(one),
         field.isNull(),

@@ -220,7 +220,7 @@ class Restoring:
             last_ms = log.seal(
                 layout.begin_phys,
                 layout.end_phys,
-                self._clock_ms(),
+                wall_ms(),
                 lambda phys: self._progress(min(done + phys - layout.begin_phys, total), total),
             )
             units = self._write_queues(order, selection, layout, tables, moved)
@@ -233,7 +233,7 @@ class Restoring:
             found = restored_configuration(
                 tables,
                 selection,
-                self._clock_ms(),
+                wall_ms(),
                 keeps_compaction=request.queues is None,
                 may_batch=self._may_batch,
             )
@@ -351,9 +351,6 @@ class Restoring:
 
     def _tables(self) -> dict[str, Any]:
         return {name: broker_table(self._store, key, name) for name, key in self._state.state_objects.items()}
-
-    def _clock_ms(self) -> int:
-        return wall_ms()
 
 
 class _Notes:
