@@ -70,7 +70,8 @@ class LoopRangeReader:
     """
 
     def __init__(self, store: AsyncObjectStore) -> None:
-        """Start the loop's thread; after a fork the child has none, and each request there fails."""
+        """Start the thread of the event loop on which all requests of ``store`` run. A child process does not inherit
+        the thread: each request there fails."""
         import asyncio  # 0.07 s, needed by no command
 
         self._store = store
@@ -97,12 +98,15 @@ class LoopRangeReader:
         return self._start(self._store.get(key, stored_bytes_max()))
 
     def _start(self, request: Coroutine[Any, Any, bytes]) -> Future[bytes]:
-        """Start a request on the loop. RuntimeError if the reader is closed, or belongs to another process."""
+        """Run one GET, a coroutine that has not begun, on the event loop's thread and return its future.
+
+        Raises RuntimeError if the reader is closed or was made before a fork.
+        """
         with self._lock:
             try:
                 check_process(self._process_id)
                 if self._is_closed:
-                    raise RuntimeError("the reader of the archive is closed")
+                    raise RuntimeError("the archive was closed while it was being read")
             except RuntimeError:
                 request.close()
                 raise
@@ -203,7 +207,8 @@ class RequestScheduler:
         timer: Timer | None,
         bytes_per_s: int = 0,
     ) -> None:
-        """``bytes_per_s`` bounds all priorities together; 0: no limit. A ``timer`` is needed only for a rate."""
+        """``bytes_per_s`` bounds all priorities together; 0 means no limit. The ``timer`` is needed only with a limit:
+        it starts requests when the limit allows them again."""
         if bytes_per_s and timer is None:
             raise ValueError("a bandwidth limit requires a timer")
         self._reader = reader
@@ -212,9 +217,8 @@ class RequestScheduler:
         self._lock = threading.Lock()
         self._queues: dict[Priority, deque[RangeRequest]] = {priority: deque() for priority in Priority}
         self._in_flight = dict.fromkeys(Priority, 0)
-        self._wake_s: float | None = None
+        self._wake_s: float | None = None  # when the timer calls next, in seconds of the monotonic clock
         self._is_pumping = False
-        self._pump_again = False
         self._is_closed = False
         self.counts = {priority: RequestCounts() for priority in Priority}
         self._limits = dict(limits)
@@ -235,7 +239,8 @@ class RequestScheduler:
     # -- requests ---------------------------------------------------------------------------------------------
 
     def submit(self, request: RangeRequest) -> Future[bytes]:
-        """Queue ``request``; its future fails with ThrottledError when its priority's queue is full."""
+        """Queue ``request`` and return its future, which fails with ThrottledError if too many requests of the same
+        priority are waiting, and with UnavailableError after ``close``."""
         with self._lock:
             queue = self._queues[request.priority]
             is_closed = self._is_closed
@@ -271,7 +276,8 @@ class RequestScheduler:
         request.future.set_exception(UnavailableError(f"cannot read {request.key}: the archive is closed"))
 
     def promote(self, request: RangeRequest, priority: Priority) -> None:
-        """A reader of a faster ``priority`` waits for ``request`` too: it moves there unless it has started."""
+        """Move ``request`` to the queue of ``priority``, because a reader with that priority waits for it as well.
+        Does nothing if it has started already, or waits in a faster queue."""
         with self._lock:
             if priority >= request.priority:
                 return
@@ -285,15 +291,17 @@ class RequestScheduler:
     # -- starting ---------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Start all that may start. One thread at a time: a reader that answers at once would recurse."""
+        """Start the waiting requests that the limits of concurrency and bandwidth allow.
+
+        A request that ends at once calls this method again from inside: the flag makes that call return, so that the
+        loop of the outer call goes on instead of a recursion. Another thread's call returns for the same reason.
+        """
         with self._lock:
             if self._is_pumping:
-                self._pump_again = True
                 return
             self._is_pumping = True
         while True:
             with self._lock:
-                self._pump_again = False
                 request, wake_s = self._next()
                 if request is None:
                     self._is_pumping = False
@@ -303,7 +311,12 @@ class RequestScheduler:
             self._timer.call_at(wake_s, partial(self._on_wake, wake_s))
 
     def _next(self) -> tuple[RangeRequest | None, float | None]:
-        """The next request to start now, or when to look again if the clock decides it."""
+        """Take the next request that may start now out of its queue, the fastest priority first: (request, None).
+
+        (None, time): the bandwidth limit allows none before that time, in seconds of the monotonic clock, and the
+        caller sets the timer to it. (None, None): nothing waits, the limits of concurrency are reached, or the timer
+        is set already.
+        """
         for priority in Priority:
             if not self._queues[priority] or self._in_flight[priority] >= self._limits[priority].concurrency:
                 continue
@@ -329,7 +342,8 @@ class RequestScheduler:
         self._pump()
 
     def _start(self, request: RangeRequest) -> None:
-        """Start a request that has its place; that of a closed reader ends as unavailable."""
+        """Send a request that ``_next`` counted as in flight; ``_on_end`` gets its outcome, which is UnavailableError
+        if the reader was closed meanwhile."""
         try:
             if request.length is None:
                 answer = self._reader.submit_get(request.key)
@@ -342,7 +356,8 @@ class RequestScheduler:
         answer.add_done_callback(partial(self._on_end, request))
 
     def _on_end(self, request: RangeRequest, answer: Future[bytes]) -> None:
-        """Free the place of a request, start the next ones, and only then give its outcome to the reader."""
+        """Count a request as ended, start the next ones, and only then give its outcome to whoever waits for it, so
+        that the store is not idle while the result is used."""
         priority = request.started_in
         assert priority is not None
         error = answer.exception()
@@ -350,7 +365,7 @@ class RequestScheduler:
             self._in_flight[priority] -= 1
             if error is None:
                 self.counts[priority].byte_count += len(answer.result())
-                if request.length is None:  # how much it is shows only now
+                if request.length is None:  # of a whole object the size is known only now
                     self._pace.take(len(answer.result()), self._clock.monotonic_s())
             else:
                 self.counts[priority].failed += 1

@@ -29,7 +29,7 @@ class Executor(Protocol):
     """Where CPU work of the core runs: a thread pool, or InlineExecutor."""
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run ``work`` some time; the future has its result or error."""
+        """Run ``work`` now or later; the future gets its result or its error."""
         ...
 
 
@@ -37,7 +37,7 @@ class InlineExecutor:
     """Runs work in the thread that submits it: for simulations and one-shot commands."""
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Runs ``work`` before it returns; the future has its result or error."""
+        """Run ``work`` before returning; the future has its result or its error."""
         future: Future[T] = new_future()
         try:
             future.set_result(work(*args, **kwargs))
@@ -62,7 +62,8 @@ class Wait(Generic[T]):
         self.future = future
 
     def __await__(self) -> Generator[Wait[T], None, T]:
-        """Yield itself once, to the driver, if the future is not done."""
+        """Give the result of the future, or raise its error. If it is not done, yield this object once to the driver
+        of the coroutine (``run_sync``, ``run_async``), which continues the coroutine when it is."""
         future = self.future
         if not future.done():
             yield self
@@ -74,7 +75,8 @@ class Wait(Generic[T]):
 
 
 class _Bell:
-    """The coroutines of a gather that can continue. Rung from any thread."""
+    """Tells ``gather`` which of its coroutines can continue: futures ring it from any thread, with the coroutine's
+    number."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -99,12 +101,17 @@ class _Bell:
 
 
 async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Results of ``coroutines``, run concurrently, in their order. The first error closes the others and is raised."""
+    """Run ``coroutines`` of the core concurrently and return their results in the order given. The first error is
+    raised, and the other coroutines are closed.
+
+    Each coroutine runs until it waits for a future; the future's completion puts its number on the bell, and this
+    loop then continues that coroutine.
+    """
     coroutines = list(coroutines)
     results: dict[int, T] = {}
     bell = _Bell()
 
-    def step(number: int) -> None:
+    def run_until_wait(number: int) -> None:
         try:
             wait: Wait[Any] = coroutines[number].send(None)
         except StopIteration as stop:
@@ -114,9 +121,9 @@ async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
     try:
         for number in range(len(coroutines)):
-            step(number)
+            run_until_wait(number)
         while len(results) < len(coroutines):
-            step(await bell.next())
+            run_until_wait(await bell.next())
     finally:
         for coroutine in coroutines:
             coroutine.close()
@@ -124,7 +131,8 @@ async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine of the core to its end; the calling thread blocks while it waits."""
+    """Run a coroutine of the core to its end and return its result; the calling thread blocks whenever the coroutine
+    waits for a future."""
     try:
         while True:
             try:
@@ -138,7 +146,8 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 async def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine of the core inside asyncio. Cancelling leaves what it waits for to others."""
+    """Run a coroutine of the core to its end from asyncio and return its result. If the asyncio task is cancelled, the
+    coroutine is closed, but the requests it waited for go on: other readers may wait for them too."""
     import asyncio  # 0.07 s, needed by no command
 
     loop = asyncio.get_running_loop()
@@ -181,7 +190,8 @@ class Background:
         self._is_closed = False
 
     def start(self, work: Work, *, inline: bool) -> None:
-        """Begin ``work``; ``inline``: up to its first wait in this thread, so that its requests are under way."""
+        """Begin ``work``. With ``inline`` this thread runs it up to its first wait, so that its first requests have
+        been sent when this returns; otherwise the executor does."""
         with self._lock:
             if self._is_closed:
                 work.close()
@@ -193,7 +203,8 @@ class Background:
             self._submit(work)
 
     def _submit(self, work: Work, _done: Future[Any] | None = None) -> None:
-        """Have the next step run in the executor; end the work if this was closed."""
+        """Let the executor continue ``work``, because the future it waited for is done. After ``close`` the work is
+        dropped instead."""
         with self._lock:
             if work not in self._running:
                 work.close()
@@ -204,13 +215,16 @@ class Background:
             self._end(work)
 
     def _step(self, work: Work) -> None:
-        """Run the work up to its next wait. An error ends it and is logged: prefetch fails no reader."""
+        """Continue ``work`` up to its next wait. An error ends the work and is logged, because a failed prefetch must
+        not fail a reader."""
         try:
             wait = work.send(None)
         except StopIteration:
             self._end(work)
         except Exception:
-            logger.exception("prefetch failed unexpectedly: pulls read what it did not fetch")
+            logger.exception(
+                "prefetch failed unexpectedly: readers fetch the blocks themselves, which is slower"
+            )
             self._end(work)
         else:
             wait.future.add_done_callback(lambda done: self._submit(work, done))
@@ -221,7 +235,7 @@ class Background:
         work.close()
 
     def close(self) -> None:
-        """Start nothing more; what waits is dropped when its requests end. Idempotent."""
+        """Start no further work; work that waits for requests is dropped when these end. Idempotent."""
         with self._lock:
             self._is_closed = True
             self._running.clear()
@@ -250,7 +264,8 @@ class SlicePace:
         return time.perf_counter() >= self._ends_s
 
     async def next_slice(self) -> bool:
-        """Wait until a slice begins; False if the read has used all of them."""
+        """Wait until this read may use its next slice of SLICE_S seconds; False if it has used all that READ_S
+        allows."""
         if not self._slices:
             return False
         self._slices -= 1
@@ -260,7 +275,8 @@ class SlicePace:
 
 
 def check_process(process_id: int) -> None:
-    """Raises RuntimeError, as pools that are shut down do, in another process than the one with this id."""
+    """Raises RuntimeError, as a pool that is shut down does, if this process is not the one with ``process_id``: it is
+    a forked child, which has none of the threads that read."""
     if os.getpid() != process_id:
         raise RuntimeError("archive opened before a fork: open it in the child process")
 
@@ -326,10 +342,12 @@ class ThreadTimer:
             try:
                 callback()
             except Exception:
-                LOG.exception("a call of the reading core's timer failed; others are made as before")
+                LOG.exception(
+                    "a delayed start of archive reads failed unexpectedly; later ones are started as before"
+                )
 
     def _next(self) -> Callable[[], None] | None:
-        """The next call once it is due; None when closed."""
+        """Wait until the earliest call of the heap is due and take it out; None once the timer is closed."""
         with self._changed:
             while not self._is_closed:
                 if not self._calls:

@@ -65,8 +65,8 @@ class ArchiveQueries:
         return self._answered(lambda source, state: cost_of(source, state, queries))
 
     def _answered(self, query: Callable[[QuerySource, CatalogState], Coroutine[Any, Any, T]]) -> T:
-        """Runs a query at the newest state known, or at a newer one if an object is missing, and adds up its
-        requests."""
+        """Run a query at the catalog version read last and count its requests. If an object that this version names
+        was deleted meanwhile, read the catalog again and repeat the query."""
 
         async def read(state: CatalogState) -> T:
             source = QuerySource(self._reader, self._store, self._cache)

@@ -66,8 +66,8 @@ class OffsetMsgId:
 
 
 class _Candidate(NamedTuple):
-    """An object that may hold the record. ``runs``: those that the catalog names in it; None: named by an index
-    file."""
+    """An object that may hold the wanted record. ``runs``: the parts of it that the catalog names; None if an index
+    file named the object."""
 
     place: Place
     runs: tuple[CatalogRun, ...] | None
@@ -78,9 +78,11 @@ class _Candidate(NamedTuple):
 
 
 async def find_by_id(source: QuerySource, state: CatalogState, wanted: OffsetMsgId) -> Message | None:
-    """The message, or None. Found too when its topic is deleted; never if its log history was superseded.
+    """The message with an offsetMsgId, or None. Messages of deleted topics are found; those that a truncation of the
+    broker's log replaced are not.
 
-    Raises CorruptionError, NotFoundError (the state is older than a removal: refresh it), or what the source raises.
+    Raises CorruptionError, NotFoundError (an object was deleted after ``state``: read the catalog again), or what the
+    source raises.
     """
     known = _candidates_at(state.memory, wanted.phys, -1)
     found = await _look_at_all(source, state, known, wanted)
@@ -113,7 +115,7 @@ async def find_by_id(source: QuerySource, state: CatalogState, wanted: OffsetMsg
                 found = await _look_at_all(source, state, _candidates_at(runs, wanted.phys, -1), wanted)
                 if found is not None:
                     return found
-    # Runs that left memory before an index file covered them: none but for moments, so they come last.
+    # Runs that are in catalog pages and in no index file. They exist only for moments, so they are looked at last.
     for ref in state.pages:
         is_indexed = not any(ref.overlaps(index.from_version, index.to_version) for index in damaged)
         if not is_indexed or ref.to_version > state.indexed_version:
@@ -146,7 +148,8 @@ async def _covered(source: QuerySource, index: IndexRef) -> Covered:
 async def _named_queues(
     source: QuerySource, index: IndexRef, covered: Covered, phys: int
 ) -> list[QueueKey] | None:
-    """The queues with a record at ``phys``, an LMQ last; None if the file is damaged."""
+    """The queues that have a record at the physical offset ``phys``, by the index file ``index``; LMQs come last.
+    None if the file is damaged."""
     named: set[QueueKey] = set()
     try:
         for page in pages_with(covered.pages, phys).tolist():
@@ -165,7 +168,8 @@ async def _places(source: QuerySource, index: IndexRef, covered: Covered, page: 
 
 
 def _candidates_at(chunk: RunChunk, phys: int, after_version: int) -> list[_Candidate]:
-    """Objects with runs committed after ``after_version`` that may hold ``phys``; the likeliest, largest one first."""
+    """The objects of ``chunk`` that may hold the record at ``phys``, by runs that were committed after catalog version
+    ``after_version``. The largest object comes first, as it holds the record most probably."""
     runs, objects = chunk.runs, chunk.objects
     hits = (runs["min_phys"] <= phys) & (phys < runs["end_phys"]) & (runs["version"] > after_version)
     numbers = np.unique(runs["object"][hits])
@@ -214,7 +218,8 @@ def _has(part: CatalogRun, run: int, row: int) -> bool:
 
 
 def _rows_at(index: SegmentIndex, phys: int, named: tuple[CatalogRun, ...] | None) -> list[tuple[int, int]]:
-    """(run, row) of records that begin at ``phys``, of runs with ``named`` parts if given; an LMQ's own copy last."""
+    """(run, row) of each record in the segment that begins at the physical offset ``phys``; LMQs come last. With
+    ``named``, only the runs of which the catalog names a part are searched."""
     runs, ordinals = index.runs, None if named is None else {part.ordinal for part in named}
     hits = np.flatnonzero(
         (runs["min_phys"] <= phys) & (phys < runs["end_phys"]) & (runs["kind"] != RunKind.LMQ)
@@ -233,8 +238,11 @@ def _rows_at(index: SegmentIndex, phys: int, named: tuple[CatalogRun, ...] | Non
 async def _is_living(
     source: QuerySource, state: CatalogState, candidate: _Candidate, at_row: tuple[int, int], entry: Entry
 ) -> bool:
-    """Whether the catalog still has this row, (run, row) of the object. Pages are read only after a log divergence or
-    key compaction: otherwise every run inside a queue's bounds, in an object not pending deletion, is live."""
+    """Whether the catalog still shows this row of the object to readers; ``at_row`` is (run, row).
+
+    Catalog pages are read only where the log has diverged or key compaction dropped messages of the queue. Otherwise
+    every row between the queue's minimum and maximum is shown, if its object is not pending deletion.
+    """
     row = state.queue(entry.queue)
     if row is None or not row["min_queue_offset"] <= entry.queue_offset < row["end_queue_offset"]:
         return False

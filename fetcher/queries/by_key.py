@@ -78,8 +78,11 @@ async def scan_instead(
     times: TimeRange,
     damaged: tuple[IndexRef, CorruptionError],
 ) -> Table:
-    """What a damaged index file would have said, from the key sections it was made of. Raises its error where these are
-    too many."""
+    """Answer for a damaged key index file: find the key's items in the segments that the file was built from.
+
+    ``damaged``: the file, and the error of reading it, which is raised if there are more than SEGMENTS_INSTEAD_MAX
+    segments to read instead.
+    """
     ref, error = damaged
     hashes = {topic: wanted_hash}
     segments = await unindexed_segments(source, state, hashes, times, instead=ref)
@@ -92,8 +95,11 @@ async def scan_instead(
 async def _scan_all(
     source: QuerySource, segments: Sequence[Segment], hashes: Mapping[str, int], times: TimeRange
 ) -> dict[str, Table]:
-    """By topic: the items with the topic's hash of the key, stored in ``times``, in segments that no index file
-    covers; READ_AT_ONCE segments are read at a time."""
+    """Look for a key in the key sections of ``segments``, READ_AT_ONCE of them at a time.
+
+    ``hashes``: for each topic, the hash of topic and key. Returns for each topic the items (queue, offset and time of
+    a message) with that hash that were stored within ``times``.
+    """
     parts: dict[str, list[Table]] = {topic: [np.zeros(0, ITEM_DTYPE)] for topic in hashes}
     for first in range(0, len(segments), READ_AT_ONCE):
         some = segments[first : first + READ_AT_ONCE]
@@ -107,7 +113,7 @@ async def _scan_all(
 async def _scan(
     source: QuerySource, segment: Segment, hashes: Mapping[str, int], times: TimeRange
 ) -> dict[str, Table]:
-    """By topic: the items with its hash of the key, stored in ``times``, in one segment, from its key section."""
+    """Look for a key in the key section of one segment; ``hashes`` and the result are those of ``_scan_all``."""
     index, keys = await source.believed(
         segment.place.key, lambda: source.keys_of(segment.place, segment.rows)
     )
@@ -128,8 +134,11 @@ async def unindexed_segments(
     *,
     instead: IndexRef | None = None,
 ) -> list[Segment]:
-    """Segments above the coverage, or excluded from it, with runs of the topics of ``hashes`` in the time range; or
-    those covered by the file ``instead``."""
+    """The segments in which a search for keys has to read the key section, because no key index file covers them.
+
+    Only segments with messages of the topics in ``hashes`` that were stored within ``times`` are returned. With
+    ``instead``, an index file that is damaged: the segments that this file covers.
+    """
     if not hashes:
         return []
     topics = sorted(hashes)
@@ -190,8 +199,9 @@ def _may_hold(ref: PageRef, state: CatalogState, excluded: Sequence[int], instea
 
 
 def _is_unindexed(state: CatalogState, chunk: RunChunk, instead: IndexRef | None) -> NDArray[np.bool_]:
-    """For each run of ``chunk``, whether it is searched without an index: no index file covers it or, if ``instead`` is
-    an index file that cannot be read, that one does."""
+    """For each run of ``chunk`` (messages of one queue in one object), whether no key index file covers it, so that
+    the object itself has to be searched. With ``instead``, an index file that is damaged: whether that file covers
+    it."""
     version = chunk.runs["version"]
     if instead is not None:
         is_covered: NDArray[np.bool_] = (version >= instead.from_version) & (version <= instead.to_version)
@@ -299,8 +309,8 @@ async def find_by_key(source: QuerySource, state: CatalogState, query: KeyQuery)
 async def find_by_keys(
     source: QuerySource, state: CatalogState, queries: Sequence[KeyQuery]
 ) -> list[QueryPage]:
-    """A page of answers for each query; at most one query a topic. Reads each key section once for all of them. Raises
-    as ``find_by_key``."""
+    """Answer several queries, at most one for each topic, with a page of messages each. Every key section is read once
+    for all of them, which is why this is cheaper than ``find_by_key`` for each. Raises what ``find_by_key`` raises."""
     wanted = [query for query in queries if query.max_messages > 0 and query.begin_ms <= query.end_ms]
     scanned = await scan_unindexed(source, state, _hashes(wanted), _range(wanted))
     return [
@@ -324,8 +334,13 @@ def _files(state: CatalogState, begin_ms: int, end_ms: int) -> list[IndexRef]:
 
 
 async def _find(source: QuerySource, state: CatalogState, query: KeyQuery, scanned: Table) -> QueryPage:
-    """``scanned``: items of the query's topic with the wanted hash, from segments without an index file."""
-    # Items do not know physical offsets: of the millisecond where a page ends all are looked at again.
+    """Answer one query: find candidates in the index files, read the messages, and keep those that have the key.
+
+    ``scanned``: the candidates that were found already, in segments that no index file covers. If too few candidates
+    prove to be messages with the key, the index files are asked for eight times as many.
+    """
+    # The next page begins after the last message returned, by time and physical offset. Index items lack the latter,
+    # so all items of that message's millisecond are looked at again.
     end_ms = query.end_ms if query.after is None else min(query.end_ms, query.after.store_timestamp)
     wanted = Wanted(
         key_hash(query.topic, query.key), query.begin_ms, end_ms, max(ITEMS_MIN, 2 * query.max_messages)
@@ -363,14 +378,17 @@ async def _items_or_error(source: QuerySource, ref: IndexRef, wanted: Wanted) ->
 
 
 def _candidates(matches: Sequence[Matches]) -> tuple[Table, bool]:
-    """The items of all sources, newest first and each once, as far back as every source was read; and whether that is
-    all of them."""
+    """Merge the items found in index files and segments: newest first, and each once.
+
+    An index file returns a limited number of items, so the result stops at the latest time at which any file stopped:
+    before that time, items may be missing. Returns the items, and True if no file stopped early.
+    """
     items = np.concatenate([match.items for match in matches])
     horizon = max(
         (int(match.items["store_timestamp"][-1]) for match in matches if not match.is_all), default=None
     )
     if horizon is not None:
-        # A file that was not read to its end may have more of this very millisecond.
+        # A file that stopped at this millisecond may have more items of it.
         items = items[items["store_timestamp"] > horizon]
     items = np.unique(items)
     return items[np.argsort(-items["store_timestamp"], kind="stable")], horizon is None
@@ -379,9 +397,15 @@ def _candidates(matches: Sequence[Matches]) -> tuple[Table, bool]:
 async def _verified(
     source: QuerySource, state: CatalogState, query: KeyQuery, candidates: Table
 ) -> tuple[list[Message], bool, int]:
-    """Reads candidates until enough messages have the key. Returns these in order, whether all candidates were read,
-    and how many of them have expired."""
-    shown: dict[QueueKey, bool] = {}
+    """Read the messages of ``candidates``, which share the hash of the key but need not have the key, until the query
+    has enough messages.
+
+    Returns the messages with the key, newest first; whether all candidates were read; and how many of them have
+    expired.
+    """
+    shown: dict[
+        QueueKey, bool
+    ] = {}  # whether the query may see the queue: not, for example, of a deleted topic
     found: list[Message] = []
     at = expired = 0
     while at < len(candidates):
@@ -394,7 +418,7 @@ async def _verified(
             end < len(candidates)
             and candidates["store_timestamp"][end] == candidates["store_timestamp"][end - 1]
         ):
-            end += 1  # a millisecond is read as a whole
+            end += 1  # all messages of one millisecond are read, because the next page begins after it
         entries = []
         for item in candidates[at:end]:
             queue = QueueKey(query.topic, int(item["queue_id"]), int(item["generation"]))
@@ -420,7 +444,7 @@ def _is_wanted(message: Message, query: KeyQuery) -> bool:
 
 
 def carries(record: Record, query: KeyQuery) -> bool:
-    """Whether topic, key and time of the record match the query."""
+    """Whether the record has the topic and the key (or unique key) of the query, and was stored within its times."""
     if record.topic != query.topic or not query.begin_ms <= record.store_timestamp <= query.end_ms:
         return False
     is_key, is_unique = query.key in record.keys, query.key == record.uniq_key

@@ -62,7 +62,8 @@ class QueueListing:
         return QueueKey(self.topic, self.queue_id, self.generation)
 
     def to_json(self) -> dict[str, Any]:
-        """Names as in `cat --format jsonl` where both have the thing."""
+        """The values for ``tiered ls --json``, with the names that ``tiered cat --format jsonl`` uses for the same
+        values."""
         names = {
             "queue_id": "queueId",
             "min_offset": "minOffset",
@@ -77,9 +78,11 @@ class QueueListing:
 def list_queues(
     state: CatalogState, *, hidden: bool, topic: str | None = None, index: RunIndex | None = None
 ) -> list[QueueListing]:
-    """All queues, or those of ``topic``, by topic, queue id and generation; deleted ones only with ``hidden``.
+    """All queues of the archive, or those of ``topic``, in order of topic, queue id and generation. Queues of deleted
+    topics are included only with ``hidden``.
 
-    ``index`` reads a page for queues of which a part expired, for their bytes; it raises what the store raises.
+    With ``index``, the bytes of a queue of which a part has expired are exact: a catalog page is read for each such
+    queue, which raises what the store raises. Without it, expired messages count as long as others of the queue live.
     """
     rows = (
         range(state.queue_count) if topic is None else state.directory.rows_of_topic(topic, state.queue_count)
@@ -114,8 +117,11 @@ def list_queues(
 
 
 def expired_bytes(state: CatalogState, number: int, index: RunIndex | None) -> int:
-    """Message bytes in front of the first offset of the queue in row ``number``; 0 without ``index`` if only a part
-    expired."""
+    """Bytes of the expired messages of a queue: row ``number`` of the catalog's queue table.
+
+    Where only a part of the queue has expired, ``index`` finds the run (rows in one object) that the queue's minimum
+    offset cuts, whose bytes are shared out by rows; without ``index`` the result is 0 then.
+    """
     key, row = state.key_of(number), state.table[number]
     if not row["flags"] & QUEUE_EXPIRED:
         return 0
@@ -125,7 +131,7 @@ def expired_bytes(state: CatalogState, number: int, index: RunIndex | None) -> i
     if index is None:
         return 0
     found = index.window(state, key, low)
-    # The first offset may be in a gap, or the run is not in a page yet.
+    # The search by offset finds no run if the minimum lies in a gap, or if the run is in no page yet.
     runs = index.runs_of(state, key).runs if found is None else found[1].runs
     first = int(np.argmax(runs["end_queue_offset"] > low))
     dead = rows_below(runs[first : first + 1], np.array([low]))
@@ -134,7 +140,8 @@ def expired_bytes(state: CatalogState, number: int, index: RunIndex | None) -> i
 
 
 def _gaps_by_row(gaps: Table) -> dict[int, tuple[GapListing, ...]]:
-    """Gaps by the queue's row, in one pass: there may be as many as queues."""
+    """The recorded gaps of each queue, by its row in the queue table. All are sorted in one pass, because there may be
+    as many gaps as queues."""
     rows = np.sort(gaps, order=["queue", "begin_queue_offset"])
     found: dict[int, list[GapListing]] = {}
     for queue, reason, begin, end in rows.tolist():

@@ -78,20 +78,23 @@ class PartCache:
             return None if found is None else found.value
 
     def put(self, object_key: str, part: Hashable, value: Any, byte_count: int) -> None:
-        """Cache ``value`` unless it is too large or the budget has no room."""
+        """Cache ``value``, one decoded part of an object, unless it is larger than the whole cache or the memory budget
+        that is shared with other caches has no room."""
         key, byte_count = PartKey(object_key, part), byte_count + ENTRY_BYTES
         if byte_count > self._parts.bytes_max or key in self._parts:
             return
         if self._budget is not None and not self._budget.try_charge(byte_count, Priority.PREFETCH):
             return
         with self._lock:
-            gone = [_Part(value, byte_count)]  # unless it is new
+            gone = [
+                _Part(value, byte_count)
+            ]  # what to uncharge: this part, if another thread has added it meanwhile
             if key not in self._parts:
                 gone = self._parts.add(key, gone[0], byte_count)
         self._release(gone)
 
     def drop(self, object_key: str) -> int:
-        """Forget every part of an object, because one was wrong; returns how many there were."""
+        """Remove every part of an object from the cache, because one of them proved wrong. Returns their number."""
         with self._lock:
             gone = [part for key, part in self._parts if key.object_key == object_key]
             for key in [key for key, _ in self._parts if key.object_key == object_key]:
@@ -145,8 +148,8 @@ class QuerySource:
         kept: PartCache | None = None,
         blocks: BlockSource | None = None,
     ) -> None:
-        """``kept``: small parts that queries share. ``blocks`` reads tails and blocks through its cache; without it
-        each is a request of ``reader``."""
+        """Reads for one query. ``kept``: the cache of small parts that queries share. ``blocks``: reads the tails and
+        blocks of segments through the cache of pulls; without it each is a request to ``reader``."""
         self._reader = reader
         self._url = store.url
         self._catalog = RunIndex(store)
@@ -157,7 +160,7 @@ class QuerySource:
         self._pages: dict[str, Page] = {}
         self._windows: dict[tuple[int, QueueKey], RunChunk] = {}
         self.requests = 0
-        """Made here, so without those of the ``BlockSource``."""
+        """Requests that this query made itself, without those of ``blocks``."""
 
     async def range(self, key: str, offset: int, length: int) -> bytes:
         """Exactly ``length`` bytes; concurrent reads share a request, small parts are cached."""
@@ -180,7 +183,8 @@ class QuerySource:
         self._ranges.clear()
 
     async def believed(self, key: str, ask: Callable[[], Awaitable[T]]) -> T:
-        """The result of ``ask`` from the object ``key``; if a check fails, it is read once more, not from memory.
+        """Run ``ask``, which reads and checks something of the object ``key``. If the check fails, drop what is cached
+        of the object and run it once more, because the cached bytes may be the damaged ones.
 
         Raises CorruptionError when it fails again.
         """
@@ -196,7 +200,8 @@ class QuerySource:
     # -- index files --------------------------------------------------------------------------------------------
 
     def items_reader(self, shape: Shape) -> ReadRange:
-        """Reads items and slots of one index file, in aligned pieces that are kept."""
+        """A function that reads ranges of one index file: of its hash slots and of its items. It reads aligned pieces
+        and caches them, because neighbouring lookups need the same ones."""
         end = shape.footer_offset
         step = end if end <= INDEX_WHOLE_BYTES else INDEX_CHUNK_BYTES
 
@@ -251,7 +256,11 @@ class QuerySource:
         return index
 
     async def keys_of(self, place: Place, rows: int) -> tuple[SegmentIndex, KeySection]:
-        """Tail and key section of a data object of ``rows`` rows: one request where keys are as many as usual."""
+        """The decoded tail and the key section, which lies in front of it, of a data object with ``rows`` rows.
+
+        One request reads both if the key section has the usual size for so many rows; otherwise a second one reads the
+        key section.
+        """
         index = self._known_segment(place.key)
         if index is not None:
             kept = self._kept.get(place.key, "keys")
@@ -273,7 +282,8 @@ class QuerySource:
         return index, keys
 
     async def record(self, index: SegmentIndex, run: int, row: int) -> bytes:
-        """One record: the block that holds it is read, one request."""
+        """The bytes of one message: row ``row`` of run ``run`` of the segment. Takes one request, for the block that
+        holds it. Raises CorruptionError if the row does not lie in the block."""
         columns = index.row_columns(run)
         span = index.block_span(run, row, row + 1)
         if self._blocks is not None:
@@ -300,8 +310,8 @@ class QuerySource:
         return self._catalog.living(state, await self._page(ref))
 
     async def _page(self, ref: PageRef) -> Page:
-        """Reads a catalog page, from this query's, the shared cache, or the store. Raises CorruptionError if it has
-        not the number of runs that ``ref`` says."""
+        """A catalog page: one that this query read before, one from the shared cache, or from the store. Raises
+        CorruptionError if its number of runs is not the one in ``ref``."""
         found: Page | None = self._pages.get(ref.key) or self._kept.get(ref.key, "page")
         if found is None:
             self.requests += 1
@@ -324,9 +334,13 @@ class QuerySource:
         bounds: Bounds = Bounds.OFFSET,
         stored_ms: int | None = None,
     ) -> RunChunk:
-        """Some living runs of a queue by base offset, with their objects: around the one that holds ``position``, or
-        none if there is no such run. Reads one page if ``stored_ms`` is given, else a few, whatever the queue's
-        history."""
+        """The run of a queue that holds ``position``, with some of its neighbours in order of their first offset, and
+        the objects they are in; empty if no run holds it.
+
+        ``bounds`` says whether ``position`` is a queue offset or a physical offset. ``stored_ms``, the time of the
+        message, leads to the one catalog page to read; without it a few pages are read, however long the queue's
+        history is.
+        """
         known = self._windows.get((state.version, queue))
         if known is not None and bounds.hold(known.runs, position).any():
             return known
@@ -344,7 +358,8 @@ class QuerySource:
         return found
 
     async def _window(self, search: WindowSearch) -> RunChunk | None:
-        """The result of ``search``, a generator that is sent each page it yields a reference to."""
+        """Run ``search``, a generator that yields references to catalog pages and is sent the pages. Returns the runs
+        it found, or None."""
         try:
             ref = next(search)
             while True:
@@ -371,7 +386,8 @@ class Entry(NamedTuple):
 
 
 def count_within(sizes_bytes: Iterable[int], max_bytes: int) -> int:
-    """How many of these, the first ones, have no more than ``max_bytes`` together; at least one, if there is any."""
+    """How many of the first ``sizes_bytes`` add up to at most ``max_bytes``. The first one always counts, however large
+    it is, so that a reader gets on."""
     count = total_bytes = 0
     for size_bytes in sizes_bytes:
         total_bytes += size_bytes
@@ -399,9 +415,11 @@ def has_expired(state: CatalogState, entry: Entry) -> bool:
 
 
 async def read_entry(source: QuerySource, state: CatalogState, entry: Entry) -> Message | None:
-    """The message of ``entry``, or None if it no longer exists (expired, superseded by another log history).
+    """Read the message at the queue offset of ``entry``, an item of the key index.
 
-    Raises CorruptionError when catalog and object contradict each other, NotFoundError when an object is gone.
+    Returns None if that message no longer exists: it has expired, or the broker's log was truncated and another
+    message has its offset. Raises CorruptionError when catalog and object contradict each other, NotFoundError when an
+    object is gone.
     """
     row = state.queue(entry.queue)
     if row is None or not row["min_queue_offset"] <= entry.queue_offset < row["end_queue_offset"]:

@@ -101,9 +101,11 @@ class QueueTimes:
 
 
 def columns_from(times: QueueTimes, open_index: IndexOpener) -> ColumnsOf:
-    """Columns out of the objects that the catalog names, checked against what it says of the run.
+    """A function that reads the offsets and store times of one run of the queue, given the run's number in ``times``.
+    ``open_index`` opens the tail of the object that holds the run.
 
-    Raises CorruptionError when the object holds another run, or what ``open_index`` raises.
+    The function raises CorruptionError when the object does not hold the run that the catalog names, or what
+    ``open_index`` raises.
     """
     runs = RunList(times.queue, times.chunk)
 
@@ -123,7 +125,9 @@ def columns_from(times: QueueTimes, open_index: IndexOpener) -> ColumnsOf:
 async def offset_by_time(
     times: QueueTimes, timestamp_ms: int, boundary: Boundary, columns_of: ColumnsOf
 ) -> int:
-    """The offset a 5.x broker answers for ``timestamp_ms``: always within the queue's minimum and maximum."""
+    """The queue offset that a 5.x broker returns for ``timestamp_ms``, moved into the queue's bounds where the broker
+    would return one outside. ``boundary``: LOWER finds the first message not before the time, UPPER the last one not
+    after it."""
     if times.gaps.after(times.min_offset) >= times.max_offset:
         return times.min_offset
     if times.is_batch:
@@ -201,7 +205,8 @@ class _PlainSearch:
         return gaps.after(max(begin, self._first)), gaps.before(min(end, self._last))
 
     async def _order(self, offset: int) -> int:
-        """-1, 0, 1 as the message at ``offset`` was stored before, at or after the time."""
+        """-1, 0 or 1: the message at ``offset`` was stored before, at or after the time that is searched for. An offset
+        in front of all runs counts as before, one behind them as after."""
         runs, number = self._times.chunk.runs, self._times.number_at(offset)
         if number < 0:
             return -1
@@ -214,7 +219,11 @@ class _PlainSearch:
         return _sign(int(columns.store_timestamp[_row_of(columns, offset)]), self._time_ms)
 
     async def _edge(self, offset: int, step: int, bound: int) -> int:
-        """The last offset from ``offset`` towards ``bound`` up to which all messages were stored at the time."""
+        """From ``offset``, whose message was stored exactly at the time, go on towards ``bound`` (down if ``step`` is
+        -1, up if it is 1) as long as messages were stored at the time. Returns the last offset of these.
+
+        Whole runs are passed by their times in the catalog; objects are opened only where a run has several times.
+        """
         runs, gaps = self._times.chunk.runs, self._times.gaps
         while True:
             number = self._times.number_at(offset)
@@ -248,8 +257,12 @@ def _row_of(columns: TimeColumns, offset: int) -> int:
 async def next_part(
     times: QueueTimes, offset: int, range_ms: tuple[int, int], columns_of: ColumnsOf
 ) -> tuple[int, int] | None:
-    """Offsets [begin, end) from ``offset`` on with messages stored in [begin, end) of ``range_ms``, by the runs of
-    ``times``; runs before them have none. None: no run has one. Others may be among them where times do not ascend."""
+    """The first offsets [begin, end), at or after ``offset``, that hold messages stored within ``range_ms``, which is
+    [begin, end) in ms since the epoch. None if no run in ``times`` has such a message.
+
+    Messages of other times may lie between them, as store times need not ascend; the reader leaves these out. Objects
+    are opened only for runs that lie partly within the time range.
+    """
     runs, (since_ms, until_ms) = times.chunk.runs, range_ms
     is_left = runs["end_queue_offset"] > offset
     touching = (runs["max_store_timestamp"] >= since_ms) & (runs["min_store_timestamp"] < until_ms)
@@ -259,7 +272,8 @@ async def next_part(
         if not outside[number]:
             others = np.flatnonzero(outside[number:])
             last = number + int(others[0]) - 1 if len(others) else len(runs) - 1
-            # A gap before the first run left is part of it, so that a reader reports it.
+            # All runs up to the next one with other times are taken together. A recorded gap between ``offset`` and
+            # the first remaining run is included, so that the reader reports it.
             begin = offset if number == int(np.argmax(is_left)) else base
             return begin, int(runs["end_queue_offset"][last])
         columns = await columns_of(number)
@@ -290,7 +304,8 @@ async def _batch_offset(
         return int(column[row - int(first_row[number])])
 
     async def compare(row: int) -> int:
-        """-1, 0, 1 as the row was stored before, at or after the time; only a run that spans it is opened."""
+        """-1, 0 or 1: the row was stored before, at or after the time. An object is opened only if the time lies
+        between the first and the last store time of its run."""
         number = run_of(row)
         low, high = int(runs["min_store_timestamp"][number]), int(runs["max_store_timestamp"][number])
         if high < timestamp_ms or low > timestamp_ms or low == high:
@@ -341,8 +356,8 @@ def _sign(value: int, other: int) -> int:
 
 
 async def timestamp_of(times: QueueTimes, offset: int, columns_of: ColumnsOf) -> int | None:
-    """When the message at ``offset`` was stored, ms since the epoch; None where the queue has none there
-    (outside its bounds, or a gap)."""
+    """When the message at ``offset`` was stored, in ms since the epoch; None if the offset is outside the queue's
+    bounds or in a gap. At an offset that key compaction dropped: the time of the next message."""
     runs = times.chunk.runs
     number = int(np.searchsorted(runs["base_queue_offset"], offset, side="right")) - 1
     outside = not times.min_offset <= offset < times.max_offset
@@ -359,9 +374,8 @@ async def timestamp_of(times: QueueTimes, offset: int, columns_of: ColumnsOf) ->
 
 
 async def earliest_time(times: QueueTimes, columns_of: ColumnsOf) -> int | None:
-    """When the first message still there was stored, ms since the epoch; None for an empty queue.
-
-    From the catalog alone, unless the queue's minimum lies inside a run.
+    """When the first message of the queue that has not expired was stored, in ms since the epoch; None for an empty
+    queue. An object is opened only if the queue's minimum offset lies inside a run.
     """
     runs = times.chunk.runs
     number = int(np.searchsorted(runs["end_queue_offset"], times.min_offset, side="right"))
@@ -384,8 +398,11 @@ class TimeReader:
         self._source = source
 
     async def offset_by_time(self, queue: QueueKey, timestamp_ms: int, boundary: Boundary) -> int:
-        """The offset a 5.x broker returns: see time_search. By the cached version while the catalog cannot be read:
-        messages after it are later, so a reader that starts there misses none."""
+        """The queue offset that a 5.x broker returns for a time.
+
+        While the catalog cannot be read, the version read last answers: messages archived since are later, so a reader
+        that starts at the result misses none.
+        """
         return await self._answered(
             queue,
             lambda times, columns_of: offset_by_time(times, timestamp_ms, boundary, columns_of),
@@ -397,8 +414,11 @@ class TimeReader:
     async def next_part(
         self, queue: QueueKey, offset: int, range_ms: tuple[int, int]
     ) -> tuple[int, int] | None:
-        """Offsets [begin, end) from ``offset`` on that may hold messages stored in [begin, end) of ``range_ms``; none
-        before them do. None: nor does any after them, yet."""
+        """The next offsets [begin, end), at or after ``offset``, that may hold messages stored within ``range_ms``
+        (begin and end in ms since the epoch); a reader of a time range passes over all others.
+
+        None if the archive has no such message yet: before that is said, the newest catalog version is read.
+        """
 
         async def read(state: CatalogState) -> tuple[int, int] | None:
             found = await self._next_part(self._view(state, queue), offset, range_ms)
@@ -412,7 +432,8 @@ class TimeReader:
     async def _next_part(
         self, view: QueueView, offset: int, range_ms: tuple[int, int]
     ) -> tuple[int, int] | None:
-        """Like ``next_part`` of time_search, over all runs of ``view`` that may have such messages."""
+        """``TimeReader.next_part`` at the catalog version of ``view``: loads the queue's runs chunk by chunk and
+        returns the first offsets found in one."""
         last = await self._catalog.runs_by_time(view, range_ms[1] - 1, is_lower=False)
         ends = last.runs["end_queue_offset"][last.runs["min_store_timestamp"] < range_ms[1]]
         if offset <= view.min_offset:
@@ -433,7 +454,8 @@ class TimeReader:
         return None
 
     async def timestamp_of(self, queue: QueueKey, offset: int) -> int | None:
-        """When the message at ``offset`` was stored, ms since the epoch; None if the queue has none."""
+        """When the message at ``offset`` was stored, in ms since the epoch; None if the queue has no message there.
+        An offset at or above the queue's maximum is looked up in the newest catalog version."""
         return await self._answered(
             queue,
             lambda times, columns_of: timestamp_of(times, offset, columns_of),
@@ -456,9 +478,12 @@ class TimeReader:
         *,
         is_stale_allowed: bool = False,
     ) -> T:
-        """``runs_of``: the runs that decide. ``is_at_end``: whether messages archived since could change the result.
-        ``is_stale_allowed``: the cached
-        version is good enough if the catalog cannot be read."""
+        """Answer a question about a queue's times by the catalog version read last, or by the newest one where messages
+        archived since could change the answer.
+
+        ``ask`` computes the answer from the runs that ``runs_of`` loads; ``is_at_end`` tells whether newer messages
+        could change it. With ``is_stale_allowed`` the version read last answers while the catalog cannot be read.
+        """
 
         async def read(state: CatalogState) -> T:
             times = await self._times(state, queue, runs_of)

@@ -34,7 +34,7 @@ def test_a_call_that_fails_is_logged_and_the_next_one_comes(caplog: pytest.LogCa
         timer.call_at(0, done.set)
         assert done.wait(10)
     timer.close()
-    assert "a call of the reading core's timer failed" in caplog.text
+    assert "a delayed start of archive reads failed" in caplog.text
 
 
 def test_a_closed_timer_calls_nothing_and_closes_twice() -> None:
