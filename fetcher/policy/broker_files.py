@@ -53,7 +53,8 @@ CachedPages = Callable[[int, int, int], int]
 
 
 def cached_pages(fd: int, begin: int, length: int) -> int:
-    """Pages of [begin, begin + length) in the page cache, by cachestat(2). Raises OSError: ENOSYS, EPERM."""
+    """How many pages of the file's bytes [begin, begin + length) are in the page cache, by cachestat(2). Raises OSError
+    where the kernel lacks the call (ENOSYS) or forbids it (EPERM)."""
     wanted, found = _Range(begin, length), _CacheStat()
     status = _libc.syscall(
         ctypes.c_long(_SYS_CACHESTAT),
@@ -75,7 +76,8 @@ class PageResidency:
         self._cached_pages = cached_pages
 
     def of(self, path: Path, ranges: Sequence[ByteRange]) -> Residency:
-        """Whether every page that ``ranges`` touch is resident. Raises NotFoundError and so on for ``path``."""
+        """Whether every page of the file that the byte ranges touch is in the page cache. Raises NotFoundError,
+        AccessDeniedError or UnavailableError if the file cannot be opened."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -83,7 +85,8 @@ class PageResidency:
         try:
             return self._by_cachestat(fd, ranges)
         except OSError:
-            # An old kernel, a sandbox, or no permission: mincore is still reliable for owners and writers.
+            # The kernel is old, or a sandbox forbids cachestat. For a file that this process owns or may write,
+            # mincore tells the truth as well.
             return self._by_mincore(path, fd, ranges)
         finally:
             os.close(fd)
@@ -96,8 +99,8 @@ class PageResidency:
         return Residency.RESIDENT if is_resident else Residency.COLD
 
     def _by_mincore(self, path: Path, fd: int, ranges: Sequence[ByteRange]) -> Residency:
-        """Whether all ``ranges`` of the open file are in the page cache, by mincore(2). UNKNOWN where this process
-        has no right to the truth."""
+        """Whether all byte ranges of the open file are in the page cache, by mincore(2). UNKNOWN where the kernel does
+        not tell this process, because it neither owns nor may write the file."""
         if best_probe(fd) is not ResidencyProbe.MINCORE:
             return Residency.UNKNOWN
         try:
@@ -126,8 +129,8 @@ class CompactionTopics:
         return topic in self._names
 
     def refresh(self) -> None:
-        """Read the table if the broker has written it. Blocking. Raises CorruptionError, UnavailableError and
-        AccessDeniedError; the topics then stay as they were."""
+        """Read the broker's topic table again if the broker has written it since. Blocks. Raises CorruptionError,
+        UnavailableError or AccessDeniedError, and keeps the topics it knows then."""
         fingerprint = topics_fingerprint(self._store.path)
         if fingerprint == self._fingerprint:
             return
@@ -153,7 +156,8 @@ class BrokerFiles:
         clock: Clock = MACHINE_CLOCK,
         residency: PageResidency | None = None,
     ) -> None:
-        """``refresh_s``: interval between directory listings. Takes ownership of ``store``."""
+        """Reads the files of ``store``, and closes it at the end. ``refresh_s``: seconds after which the directories
+        are listed again."""
         self._store = store
         self._refresh_s = refresh_s
         self._clock = clock
@@ -166,7 +170,8 @@ class BrokerFiles:
         self._warned: set[str] = set()
 
     def local_view(self, topic: str, queue_id: int, offset: int) -> LocalView:
-        """A queue by the broker's files, for one offset. Never raises for unreadable files: ``side`` reports them."""
+        """What the broker's files say of a queue and of its message at ``offset``: the queue's bounds, and whether the
+        message is on disk. Files that cannot be read raise nothing: the ``side`` of the result says so."""
         try:
             queues = self._queues()
             if queues is None:
@@ -210,9 +215,10 @@ class BrokerFiles:
             self._fresh_until_s = self._clock.monotonic_s()
 
     def offset_from(self, topic: str, queue_id: int, phys: int) -> int:
-        """Offset of the queue's first record at or after ``phys``; its end if there is none, 0 without a queue.
+        """The queue offset of the queue's first message at or after the physical offset ``phys``, by a binary search in
+        the consume queue. The queue's maximum if there is none; 0 if the broker has no such queue.
 
-        Costs a search. Raises what reading the consume queue raises.
+        Raises what reading the consume queue raises.
         """
         queues = self._queues()
         if queues is None or not queues.contains(topic, queue_id):
@@ -256,7 +262,8 @@ class BrokerFiles:
         self._store.close()
 
     def _queues(self) -> ConsumeQueueIndex | None:
-        """The consume queues, listed again when due: later if listing takes long."""
+        """The broker's consume queues. The directories are listed again every ``refresh_s`` seconds, or less often if
+        listing takes long, so that it takes no more than REFRESH_SHARE_MAX of the time."""
         with self._lock:
             started_s = self._clock.monotonic_s()
             is_due = started_s >= self._fresh_until_s
@@ -273,7 +280,8 @@ class BrokerFiles:
         return queues
 
     def _range(self, queues: ConsumeQueueIndex, topic: str, queue_id: int) -> HeldOffsets:
-        """The minimum moves only when files are deleted, so it is searched once per listing."""
+        """The minimum and maximum offset of a queue. To find the minimum takes a search, and it moves only when the
+        broker deletes files, so it is remembered until the directory is listed again."""
         maximum = queues.max_offset(topic, queue_id)
         files, minimums = self._minimums
         listed = self._store.commit_log.files

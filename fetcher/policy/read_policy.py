@@ -44,7 +44,8 @@ class ReadPolicies:
 
     @staticmethod
     def of(settings: Settings) -> ReadPolicies:
-        """The policies in checked settings; the topics of a rule without a policy get the default."""
+        """The read policies that the settings give to topics: the default one, and one for each topic rule, which is
+        the default where the rule names none."""
         default = settings.read.default_policy()
         rules = settings.topics.rules
         return ReadPolicies(
@@ -194,14 +195,15 @@ _UNREACHABLE: Final = frozenset({BrokerSide.UNREADABLE, BrokerSide.AWAY})
 
 
 def decide_read(policy: ReadPolicy, situation: Situation) -> ReadDecision:
-    """The first source of a pull."""
+    """Where a pull is read from first, the broker's files (LOCAL) or the archive (TIERED), and why. RETRY: neither has
+    the message at present, and the client is to ask for the same offset again."""
     is_local_only = situation.is_system or policy is ReadPolicy.DISABLE
     if situation.broker in _UNREACHABLE:
         return _decide_without_broker_files(policy, situation, is_local_only)
     if is_local_only:
         return ReadDecision(ReadSource.LOCAL, "system topic" if situation.is_system else "DISABLE")
     if situation.archived is None:
-        # FORCE too: the archive may have an earlier generation of the queue.
+        # With FORCE as well: an earlier generation of the topic may have been archived, which must not answer.
         if situation.is_archive_behind and not situation.is_local_record and _is_below_local(situation):
             return ReadDecision(ReadSource.RETRY, "the archive has not reached this offset")
         return ReadDecision(ReadSource.LOCAL, "the queue is not archived")
@@ -231,8 +233,8 @@ _MEMORY: Final = {
 def _decide_without_broker_files(
     policy: ReadPolicy, situation: Situation, is_local_only: bool
 ) -> ReadDecision:
-    """The source of a pull while the broker's files cannot be read: the archive if it has the offset and may be read,
-    else neither."""
+    """Where a pull is read from while the broker's files cannot be read: the archive if it has the offset and the
+    policy allows it; otherwise nowhere, and the client retries."""
     if is_local_only:
         return ReadDecision(ReadSource.RETRY, "broker's files unreadable")
     if policy is ReadPolicy.FORCE:
@@ -274,21 +276,21 @@ _BELOW_ARCHIVE: Final = {
 
 
 def after_tiered(status: PullStatus | None, situation: Situation) -> NextStep:
-    """What follows the archive's result; None: it failed, and KEEP means to raise the error."""
+    """What to do after the archive answered a pull with ``status``: keep its result, read the broker's files instead,
+    or let the client retry. ``status`` is None if reading the archive failed; KEEP then means to raise the error."""
     if status in (PullStatus.FOUND, PullStatus.NO_MATCHED_MESSAGE):
         return NextStep.KEEP
     if situation.is_local_record:
         return NextStep.LOCAL
     if status is PullStatus.OFFSET_TOO_SMALL and situation.broker in _BELOW_ARCHIVE:
-        # The archive may begin later than the broker. If its queues are unreadable, the log's begin still is visible.
+        # The archive may begin later than the broker's log, whose begin is known even where the consume queues cannot
+        # be read.
         if situation.broker is BrokerSide.UNREADABLE and not situation.is_broker_older:
             return NextStep.KEEP
         return _BELOW_ARCHIVE[situation.broker]
-    is_hole = situation.local is not None and situation.offset in situation.local
-    if status is PullStatus.OFFSET_TOO_SMALL and is_hole:
-        return (
-            NextStep.RETRY
-        )  # a file in the middle is missing, and only the broker has the messages after it
+    is_missing_file = situation.local is not None and situation.offset in situation.local
+    if status is PullStatus.OFFSET_TOO_SMALL and is_missing_file:
+        return NextStep.RETRY  # a file inside the log is missing, and only the broker has what follows
     if status not in _NOT_THERE:
         return NextStep.KEEP
     if situation.broker in _UNREACHABLE or _is_below_local(situation):
@@ -299,22 +301,23 @@ def after_tiered(status: PullStatus | None, situation: Situation) -> NextStep:
 
 
 def after_local(policy: ReadPolicy, status: PullStatus | None, situation: Situation) -> NextStep:
-    """What follows the broker's result; None: the record could not be read, or was not the expected one.
+    """What to do after a read of the broker's files ended with ``status``: keep its result, read the archive instead,
+    or let the client retry. ``status`` is None if the record could not be read, or another one was in its place.
 
-    ``situation`` is from before the read: files may have been deleted since.
+    ``situation`` was taken before the read, and the broker may have deleted files since.
     """
     may_use_archive = not situation.is_system and policy is not ReadPolicy.DISABLE
     if status is None or (status is PullStatus.OFFSET_TOO_SMALL and may_use_archive):
         if may_use_archive and situation.archived is not None and situation.offset in situation.archived:
             return NextStep.TIERED
-        # The record may be on its way into the archive; the retry shows whether it has arrived.
+        # The message may be on its way into the archive: a retry shows whether it has arrived.
         is_unknown = situation.archived is None and not situation.is_archive_behind
-        # The broker may have got and lost the record since the view.
+        # The broker may have received and deleted the message since ``situation`` was taken.
         was_gone = situation.broker is BrokerSide.UNREPORTED or _is_below_local(situation)
         is_gone = status is not None and is_unknown and was_gone
         return NextStep.KEEP if is_gone or _is_before_both(status, situation) else NextStep.RETRY
     if status in _NOT_THERE and situation.archived is not None and situation.offset in situation.archived:
-        return NextStep.TIERED  # its log was truncated since the view
+        return NextStep.TIERED  # the broker's log was truncated since ``situation`` was taken
     return NextStep.KEEP
 
 
@@ -326,11 +329,12 @@ def _is_before_both(status: PullStatus | None, situation: Situation) -> bool:
 
 
 def join_offsets(result: PullResult, source: ReadSource, situation: Situation) -> PullResult:
-    """``result`` of ``source`` with status and offsets for the queue that archive and broker make together. The next
-    offset never passes a message that either has.
+    """Adapt the result that one source gave to the queue that archive and broker make together: its status, its bounds
+    and the next offset, which never passes a message that either of them has.
 
-    The minimum is the smaller one. The maximum of an archive's result stays the archive's: with the broker's, a reader
-    at the archive's end would loop. The broker's is raised where its log ends earlier.
+    The minimum is the smaller one of both. The maximum of the archive's result stays as it is, because with the
+    broker's a reader at the archive's end would ask the archive again for ever. The broker's maximum is raised where
+    its log ends before the archive.
     """
     other = situation.local if source is ReadSource.TIERED else situation.archived
     if source is ReadSource.LOCAL and situation.is_system:
@@ -348,7 +352,7 @@ def join_offsets(result: PullResult, source: ReadSource, situation: Situation) -
     if status is PullStatus.OFFSET_TOO_SMALL and leads_past:
         next_offset = other.min_offset
     if source is ReadSource.LOCAL and other.max_offset > max_offset:
-        # The broker's log was truncated or replaced below the archived end.
+        # The broker's log was truncated or replaced: it ends before the archive.
         max_offset = other.max_offset
         if status in _NOT_THERE and situation.offset < other.min_offset:
             status, next_offset = PullStatus.OFFSET_TOO_SMALL, other.min_offset
@@ -360,8 +364,8 @@ def join_offsets(result: PullResult, source: ReadSource, situation: Situation) -
 
 
 def _with_unarchived(result: PullResult, source: ReadSource, situation: Situation) -> PullResult:
-    """The result for a queue the archive does not have (yet): messages the broker deleted since the view may be on
-    their way there."""
+    """Adapt the result of the broker for a queue that is not archived yet. The next offset does not pass messages that
+    the broker deleted since ``situation`` was taken, because they may be archived at this moment."""
     local, is_too_small = situation.local, result.status is PullStatus.OFFSET_TOO_SMALL
     if source is ReadSource.TIERED or not is_too_small or local is None or not situation.is_admitted:
         return result

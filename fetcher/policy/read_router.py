@@ -61,7 +61,8 @@ class ArchivedQueue(NamedTuple):
 
 
 def archived_queue(state: CatalogState, topic: str, queue_id: int) -> ArchivedQueue:
-    """The newest generation of a queue. A superseded or hidden one does not continue in the broker's queue."""
+    """What the archive has of a queue: the bounds of its newest generation. It has nothing that continues in the
+    broker's queue (``queue`` is None) if the topic was deleted, or recreated and not archived since."""
     generation = state.current_generation(topic, queue_id)
     row = state.queue(QueueKey(topic, queue_id, generation)) if generation is not None else None
     if row is None or int(row["flags"]) & (QUEUE_SUPERSEDED | QUEUE_HIDDEN):
@@ -93,8 +94,8 @@ class ArchivedQueues:
         self._found: tuple[CatalogState | None, dict[tuple[str, int], ArchivedQueue]] = None, {}
 
     def find(self, topic: str, queue_id: int) -> ArchivedQueue:
-        """The queue at the newest version read; starts a refresh if due."""
-        # Never waits: while the object store is unreachable, the broker's messages are still served.
+        """What the archive has of a queue, by the catalog version read last."""
+        # A refresh is started, not awaited: the broker's messages are served while the object store is away.
         self._catalog.refresh_if_due()
         state = self._catalog.state
         known, queues = self._found
@@ -104,7 +105,7 @@ class ArchivedQueues:
         found = queues.get((topic, queue_id))
         if found is None:
             found = archived_queue(state, topic, queue_id)
-            if found.queue is not None:  # names are the clients': unknown ones are not cached
+            if found.queue is not None:  # clients choose the names: unknown ones would fill the memory
                 queues[topic, queue_id] = found
         return found
 
@@ -189,7 +190,8 @@ class ReadRouter:
         topics: TopicFilter | None = None,
         compacted: Container[str] = (),
     ) -> None:
-        """``topics``: those the uploader archives; ``compacted``: those the broker compacts, which only it serves."""
+        """``topics``: which topics are archived. ``compacted``: topics that the broker compacts by key, which are read from
+        the broker alone."""
         self._queues = ArchivedQueues(catalog)
         self._topics = topics or TopicFilter()
         self._policies = policies or ReadPolicies()
@@ -207,7 +209,8 @@ class ReadRouter:
         return ReadPolicy.DISABLE if topic in self._compacted else self._policies.of_topic(topic)
 
     async def plan(self, sources: BrokerSource, topic: str, queue_id: int, offset: int) -> Plan:
-        """The first source of a pull."""
+        """Decide where a pull is read from first. ``sources`` is asked which pages of the broker's files are in memory
+        only if the topic's policy depends on it."""
         policy = self.policy_of(topic)
         situation = await self.situation(sources, topic, queue_id, offset)
         decision = decide_read(policy, situation)
@@ -229,11 +232,13 @@ class ReadRouter:
         return self._queues.find(topic, queue_id).queue
 
     async def situation(self, sources: BrokerSource, topic: str, queue_id: int, offset: int) -> Situation:
-        """The state of both sides of a queue, for one offset; the archive's from one catalog version."""
+        """What decides where a message is read: what archive and broker have of the queue, and whether each has the
+        message at ``offset``. The archive's part is taken from one catalog version."""
         is_system, policy = self._topics.is_system(topic), self.policy_of(topic)
         is_read = not is_system and policy is not ReadPolicy.DISABLE
         archived = self._queues.find(topic, queue_id) if is_read else ArchivedQueue(None, 0, 0)
-        # After the catalog: messages the broker deletes in between are then retried rather than skipped.
+        # Taken after the catalog's part, so that messages that the broker deletes in between are asked for again by the
+        # client, not skipped.
         view = await sources.local_view()
         is_recreated = _is_recreated(archived, view, offset)
         queue = None if is_recreated else archived.queue
@@ -257,8 +262,8 @@ class ReadRouter:
         )
 
     async def pull(self, sources: PullSources, plan: Plan) -> ReadOutcome:
-        """Reads from the planned source, and from the other one if that cannot answer. Raises what reading the
-        archive raises if the broker cannot replace it."""
+        """Read from the source that was planned, and from the other one if that cannot answer. Raises the error of
+        reading the archive if the broker does not have the messages either."""
         source, situation = plan.source, plan.situation
         tried: set[ReadSource] = set()
         while source in (ReadSource.LOCAL, ReadSource.TIERED) and source not in tried:
@@ -286,7 +291,8 @@ class ReadRouter:
         return ReadOutcome(ReadSource.RETRY, None, retry_result(situation))
 
     def _counted(self, residency: Residency) -> Residency:
-        """Returns ``residency``; counts unknown ones, and warns once that the policy has no effect without it."""
+        """Return ``residency`` (whether the bytes of a pull are in the page cache); count it if the kernel does not
+        tell, and warn once that NOT_IN_MEM has no effect then."""
         if residency is Residency.UNKNOWN:
             self.counters.residency_unknown += 1
             if not self._warned_of_residency:
@@ -311,8 +317,8 @@ class ReadRouter:
         status: PullStatus | None,
         error: TieredError | None,
     ) -> None:
-        """Counts a read that ended with ``status`` or ``error``, after which another source is read; logs the
-        error."""
+        """Count a pull that ``source`` could not answer (``status`` or ``error`` says why) and that is read from
+        another one, or retried by the client; log the error."""
         reason = status.value if status is not None else type(error).__name__
         self.counters.fallbacks[f"{source.value} {reason}"] += 1
         if error is not None:
@@ -335,7 +341,8 @@ _SOURCES = {
 
 
 def retry_result(situation: Situation) -> PullResult:
-    """The result while neither side has the offset: the same offset, and the bounds of both sides together."""
+    """The result of a pull while neither the archive nor the broker can give the message: the client is told to ask for
+    the same offset again, with the bounds of both together."""
     sides = [queue for queue in (situation.archived, situation.local) if queue is not None]
     return PullResult(
         PullStatus.OFFSET_FOUND_NULL,
@@ -346,8 +353,8 @@ def retry_result(situation: Situation) -> PullResult:
 
 
 def _is_recreated(archived: ArchivedQueue, view: LocalView, offset: int) -> bool:
-    """Whether the broker's queue is a recreated one without archived messages yet: its records follow all archived ones
-    in the log, but its offsets do not."""
+    """Whether the topic was deleted and created again, and nothing of the new queue is archived yet: the broker's
+    messages lie behind all archived ones in the log, but their queue offsets begin again below the archived ones."""
     if archived.queue is None or view.queue is None:
         return False
     if view.phys >= archived.end_phys and offset < archived.queue.max_offset:

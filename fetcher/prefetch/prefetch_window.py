@@ -128,8 +128,8 @@ class PrefetchWindow:
     # -- what the reader does ---------------------------------------------------------------------------------
 
     def announced(self, offset: int, until: int, time_s: float) -> None:
-        """The reader is about to read all of [offset, until): prefetch starts without a proof of sequential reads, and
-        the first pull shows the pace."""
+        """A reader says that it will read all offsets in [offset, until). Prefetch starts at once, instead of after
+        several sequential pulls, and the window grows to the reader's pace after its first pull."""
         self._restart()
         self.last_s = time_s
         self.last_offset = self.position = self.covered = self.fetched = offset
@@ -138,7 +138,8 @@ class PrefetchWindow:
         self.sequential = SEQUENTIAL_PULLS_MIN
 
     def pulled(self, pull: PullProgress) -> None:
-        """A pull ended."""
+        """Note a pull that ended. A pull that continues the one before, or repeats it, counts as sequential and lets
+        the window grow; any other starts the window again at its smallest size."""
         if self.position < 0 or not self.last_offset <= pull.offset <= max(self.fetched, self.position):
             self._restart()
         elif pull.next_offset > self.position:
@@ -157,8 +158,8 @@ class PrefetchWindow:
         self._drop_read()
 
     def stepped(self, offset: int, next_offset: int, time_s: float) -> bool:
-        """A pull ended within the buffered block: like ``pulled``, but cheaper. False, without an effect, for any
-        other pull."""
+        """Note a pull that ended within the block that the reader has buffered: like ``pulled``, but cheaper, as it is
+        called for most pulls. Returns False, and notes nothing, for a pull that needs ``pulled``."""
         moved = next_offset - self.position
         if not (self.last_offset <= offset <= self.position and moved > 0 and next_offset <= self.covered):
             return False
@@ -191,8 +192,9 @@ class PrefetchWindow:
             self.ranges.remove(part)
 
     def _lose(self, since_s: float, time_s: float) -> bool:
-        """What was fetched ahead at ``since_s`` was lost before it was read. Halves the window, unless it has been
-        halved since: all that was fetched by one size of it is one loss."""
+        """Blocks prefetched at the time ``since_s`` were dropped from memory before the reader came to them: halve the
+        window, and return True. If it has been halved since that time, do nothing and return False, because everything
+        that was prefetched before counts as one loss."""
         if since_s <= self.halved_s:
             return False
         self.size = max(self.size // 2, self._smallest)
@@ -209,8 +211,11 @@ class PrefetchWindow:
         return 2 * (self.fetched - self.position) <= self.size
 
     def wanted(self, end_offset: int, room_bytes: int) -> tuple[int, int] | None:
-        """Offsets [begin, end) to fetch, or None. ``end_offset``: the queue's maximum. ``room_bytes``: raw bytes that
-        all readers together leave for this one."""
+        """The offsets [begin, end) to prefetch next; None if nothing should be.
+
+        ``end_offset``: the queue's maximum. ``room_bytes``: how much memory other readers leave to this one, in bytes
+        of decompressed messages.
+        """
         begin = max(self.fetched, self.position)
         end = min(self.position + self.size, end_offset)
         if self.until is not None:
@@ -221,12 +226,13 @@ class PrefetchWindow:
         if self.bytes_per_offset > 0:
             fitting = int((room_bytes - self.block_bytes) / self.bytes_per_offset)
             if begin - self.position > fitting:
-                return None  # less than half of what it may have is used up: wait, or requests become many and small
-            end = min(end, begin + max(1, fitting))  # the request ends inside a block
+                return None  # more than half of the memory waits to be read: requests would become many and small
+            end = min(end, begin + max(1, fitting))  # memory limits this request, which ends inside a block
         return (begin, end) if end > begin else None
 
     def _free(self, begin: int, end: int) -> tuple[int, int]:
-        """The first part of [begin, end) outside all ranges. A failed fetch leaves a hole before later ranges."""
+        """The first part of [begin, end) that is neither prefetched nor being prefetched. It may lie in front of later
+        prefetched ranges where a fetch has failed."""
         for part in sorted(self.ranges, key=lambda one: one.begin):
             if part.begin <= begin < part.end:
                 begin = part.end
@@ -235,9 +241,12 @@ class PrefetchWindow:
         return begin, end
 
     def aligned(self, begin: int, end: int, last: RunEnds, room_bytes: int) -> int:
-        """Where to end a fetch of [begin, end): at the end of the run it ends in, or of the one before, if that changes
-        it by no more than half of it and of the window. So each run is read with one request where its length allows,
-        and a small window stays small. ``last``: the run of offset ``end - 1``."""
+        """Where a fetch of [begin, end) should end, so that a run (a queue's rows in one object) takes one request.
+
+        ``last``: the first offset and the end of the run that holds offset ``end - 1``. The result is the end of that
+        run, or its begin, whichever changes the fetch by no more than half of its length and of the window; otherwise
+        ``end`` as it is, so that a small window stays small.
+        """
         slack = min(end - begin, self.size) // 2
         fits = (last.end - begin) * self.bytes_per_offset + self.block_bytes <= room_bytes
         fits = fits and self._free(begin, last.end) == (begin, last.end)
@@ -254,7 +263,8 @@ class PrefetchWindow:
         return part
 
     def finished(self, part: PrefetchRange, covered: int, block_bytes: int, time_s: float) -> None:
-        """``part`` is in memory, and with the rest of its last block all up to ``covered``."""
+        """Note that the range ``part`` has been prefetched. As whole blocks are read, all offsets up to ``covered`` are
+        in memory; ``block_bytes`` is their decompressed size."""
         part.is_done = True
         part.end = max(part.begin, covered)
         part.bytes = block_bytes
@@ -271,8 +281,8 @@ class PrefetchWindow:
         self.not_before_s = time_s + self.limits.hold_off_s
 
     def expire(self, time_s: float) -> int:
-        """Drop ranges that waited too long, except blocks the reader has started: it holds these. Returns raw bytes
-        dropped."""
+        """Forget prefetched ranges that were not read in time, except the blocks that the reader has begun to read,
+        which it holds itself. Returns the decompressed bytes forgotten."""
         read_end = self.read_end
         limit_s = time_s - self.limits.unread_s
         gone = [
@@ -310,8 +320,8 @@ class PrefetchWindow:
         return None
 
     def waited(self, ready: PrefetchRange, next_offset: int, time_s: float) -> bool:
-        """A pull that ended at ``next_offset`` waited although ``ready`` covered its first message. True if all of it
-        was covered, and so evicted unread: the window was halved."""
+        """Note that a pull, which ended at ``next_offset``, had to wait although the prefetched range ``ready`` held
+        its messages: they were evicted from memory. Returns True if the window was halved because of it."""
         if ready not in self.ranges or next_offset > ready.end:
             return False
         self.ranges.remove(ready)

@@ -67,7 +67,9 @@ class RangeFetcher:
     async def read(
         self, view: QueueView, begin: int, end: int, message_filter: MessageFilter | None
     ) -> FetchedBlocks:
-        """Load the blocks of offsets [begin, end), up to a gap. Raises as RowReader.read."""
+        """Load the blocks with the messages at offsets [begin, end) into the block cache; stop in front of a gap. Only
+        blocks with messages that match ``message_filter`` are loaded, if it is given. Raises what RowReader.read
+        raises."""
         if message_filter is None:
             at = view.existing(begin)
             if at >= end:
@@ -83,7 +85,8 @@ class RangeFetcher:
         return FetchedBlocks(read.covered, read.block_bytes, read.blocks)
 
     async def _places(self, view: QueueView, begin: int, end: int) -> list[RunPlace]:
-        """Consecutive runs from the one that holds ``begin`` on, up to ``end`` or a gap."""
+        """Where the messages at offsets [begin, end) lie: at most RUNS_AT_ONCE consecutive runs (rows of one object),
+        which may stop in front of a gap."""
         places: list[RunPlace] = []
         at = begin
         while at < end and len(places) < RUNS_AT_ONCE and view.existing(at) == at:
@@ -101,8 +104,8 @@ class RangeFetcher:
             await BlockFetch(self._source, Priority.USER, BufferedRows()).indexes(places)
 
     async def _plain(self, places: list[RunPlace], begin: int, end: int) -> FetchedBlocks:
-        """Fetches the blocks with offsets [begin, end) of the runs ``places`` concurrently. They cover the range up
-        to the end of the last block."""
+        """Fetch concurrently the blocks of the runs ``places`` that hold offsets [begin, end). The result covers all
+        offsets up to the end of the last block."""
         if len(places) == 1:
             found = [await self._place(places[0], begin, end)]
         else:
@@ -116,7 +119,8 @@ class RangeFetcher:
         return FetchedBlocks(covered, sum(span.raw_bytes for span in found), tuple(blocks))
 
     async def _place(self, place: RunPlace, begin: int, end: int) -> BlockSpan:
-        """Blocks of one run, without waiting for other tails."""
+        """Fetch the blocks of one run that hold offsets [begin, end); returns which these are. Runs are fetched
+        independently, so that none waits for another object's tail."""
         (index,) = await BlockFetch(self._source, Priority.PREFETCH, BufferedRows()).indexes([place])
         first, last = max(0, begin - place.base), min(place.rows, end - place.base)
         span = index.block_span(place, first, last)
@@ -129,7 +133,8 @@ SWEEPS_PER_EXPIRY = 8
 
 
 def window_limits(settings: PrefetchSettings, unread_s: float) -> WindowLimits:
-    """What the settings mean for one reader. ``unread_s``: after this the block source drops unread blocks."""
+    """The limits of one reader's prefetch window, by the settings. ``unread_s``: seconds after which the block cache
+    drops blocks that nobody has read."""
     return WindowLimits(
         settings.window_min_messages,
         min(settings.window_max_bytes, settings.memory_bytes),
@@ -176,19 +181,19 @@ class Prefetcher:
         executor: Executor,
         clock: Clock,
     ) -> None:
-        """``ahead`` reads ranges into the cache of the block source, in steps that ``executor`` runs. ``unread_s``:
-        time after which that cache drops blocks that were not read."""
+        """``ahead`` reads ranges into the block cache, in steps that ``executor`` runs. ``unread_s``: seconds after
+        which that cache drops blocks that nobody has read."""
         self._reader = ahead
         self._catalog = catalog
         self._settings = settings
         self._clock = clock
         self._background = Background(executor)
         self._lock = threading.Lock()
-        self._ahead: set[Reader] = set()
+        self._ahead: set[Reader] = set()  # those with prefetched ranges
         self._sweep_s = unread_s / SWEEPS_PER_EXPIRY
         self._swept_s = clock.monotonic_s()
         self.unread_bytes = 0
-        """Raw bytes fetched ahead or being fetched, not consumed yet, of all readers."""
+        """Decompressed bytes that are prefetched or being prefetched for all readers, and not read yet."""
         self.counters = PrefetchCounters()
 
     def windows(self) -> list[WindowStatus]:
@@ -208,7 +213,8 @@ class Prefetcher:
         return sorted(found, key=lambda window: (-window.unread_bytes, window[:3]))
 
     def pulled(self, reader: Reader, pull: PullProgress, bytes_per_offset: float | None = None) -> None:
-        """A reader's pull ended. ``bytes_per_offset``: message bytes, if known."""
+        """Note in the reader's window that its pull ended, and how far. ``bytes_per_offset``: the average size of the
+        queue's messages, if known."""
         window = reader.window
         with self._lock:
             before = window.unread_bytes if window.ranges else 0
@@ -246,14 +252,14 @@ class Prefetcher:
     def fetch_ahead(
         self, reader: Reader, view: QueueView, message_filter: MessageFilter | None, *, inline: bool
     ) -> None:
-        """Start the fetch that the reader's window needs, if any. ``inline``: requests leave before this returns,
-        so that a pull about to read the same joins them."""
+        """Start to prefetch what the reader's window asks for, if anything. With ``inline`` the requests are sent
+        before this returns, so that a pull of the same messages waits for them instead of sending its own."""
         window = reader.window
         time_s = self._clock.monotonic_s()
         if not self._settings.enabled or not window.is_low(time_s):
             return
         if max(window.fetched, window.position) >= view.max_offset:
-            return  # nothing is left of the queue: checked here, as it costs little
+            return  # everything up to the queue's end is prefetched: no lock is needed to see that
         with self._lock:
             before = window.unread_bytes
             room_bytes = self._settings.memory_bytes - self.unread_bytes - before
@@ -272,13 +278,13 @@ class Prefetcher:
     async def _fetch(
         self, reader: Reader, view: QueueView, part: PrefetchRange, message_filter: MessageFilter | None
     ) -> None:
-        """Fetches one range, and notes in the reader's window what it covers. A TieredError ends only this prefetch:
-        the pull that reaches the range reads it again."""
+        """Prefetch one range and note in the reader's window up to which offset it reaches. A TieredError ends only
+        this prefetch, because the pull that comes to the range reads it again."""
         begin, end = part.begin, part.end
         try:
             read = await self._reader.read(view, begin, end, message_filter)
         except TieredError:
-            # Not lost: a pull of these offsets reports the same error, if it persists.
+            # The error is not hidden: a pull of these offsets meets it as well, if it persists.
             self._failed(reader, part)
             return
         except BaseException:
@@ -296,7 +302,8 @@ class Prefetcher:
             self.counters.failures += 1
 
     def dropped(self, gone: Sequence[DroppedUnread]) -> None:
-        """Blocks were evicted or expired unread: halve the windows that fetched them."""
+        """The block cache dropped prefetched blocks that nobody had read: halve the windows of the readers for which
+        they had been prefetched, and count them by the reason."""
         keys = {tuple(drop.key): drop.reason for drop in gone}
         time_s = self._clock.monotonic_s()
         with self._lock:
@@ -316,7 +323,8 @@ class Prefetcher:
                         self.counters.evicted += 1
 
     def sweep(self, time_s: float) -> bool:
-        """Expire ranges that waited too long, at intervals. True if it was time."""
+        """At intervals, let the windows of all readers forget prefetched ranges that were not read in time. Returns
+        whether it was time to do so."""
         if time_s - self._swept_s < self._sweep_s:
             return False
         with self._lock:
@@ -336,7 +344,8 @@ class Prefetcher:
             self._account(reader, before_bytes)
 
     def _account(self, reader: Reader, before_bytes: int) -> None:
-        """Called with the lock held, after any change of a window."""
+        """Add to ``unread_bytes`` what a change of the reader's window has added to its own ``unread_bytes``, which
+        were ``before_bytes``. The caller holds the lock."""
         window: PrefetchWindow = reader.window
         if window.ranges:
             self._ahead.add(reader)

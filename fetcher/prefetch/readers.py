@@ -46,16 +46,18 @@ class Reader:
         """A reader without buffered rows and prefetched ranges."""
         self.key = key
         self.name = (key.group, key.queue.topic, key.queue.queue_id)
-        """Names the reader in events."""
+        """What names the reader in metrics and status: group, topic, queue id."""
         self.nbytes = READER_BYTES + sys.getsizeof(key.group)
-        """Approximate memory without buffered rows. Of the names only the group's is not shared."""
+        """Memory of this object without its buffered rows, roughly. The names of topics are shared between readers, the
+        group's is not."""
         self.buffered = NOTHING_BUFFERED
         self.buffered_bytes = 0
         self.used_s = 0.0
         self.window = PrefetchWindow(limits)
 
     def slice(self, view: QueueView) -> None:
-        """Prepare the buffered rows for cheap pulls, if all are visible and span one offset each."""
+        """Prepare the buffered rows so that the next pulls can be cut out of their block directly. Does so only if each
+        row has one queue offset and all are between the minimum and maximum of the queue at ``view``."""
         buffered = self.buffered
         rows = buffered.rows
         if rows is None or not rows.is_plain or buffered.history != view.state.cursor.history:
@@ -97,7 +99,8 @@ class Readers:
         return self._readers.peek(key)
 
     def open(self, key: ReaderKey, time_s: float) -> Reader:
-        """The reader, or a new one, which is not cached if there is no memory for it."""
+        """The reader with this key, or a new one. A new one is not kept if there is no memory for it; it then serves
+        only this pull. ``time_s``: now."""
         reader = self._readers.peek(key)
         if reader is None:
             reader = self._add(Reader(key, self._limits))
@@ -108,7 +111,11 @@ class Readers:
         return reader
 
     def _add(self, reader: Reader) -> Reader:
-        """``reader``, or one added concurrently. The budget must not reclaim while the lock is held."""
+        """Keep a new reader, and return it, or the one with the same key that another thread has kept meanwhile.
+
+        Its memory is reserved before the lock is taken, because the budget may call ``reclaim``, which takes the lock.
+        If none can be reserved, readers that have not pulled for longest are removed to make room.
+        """
         budget, wanted = self._budget, reader.nbytes
         is_reserved = budget is None or budget.reserve(wanted, Priority.USER)
         with self._lock:
@@ -128,7 +135,8 @@ class Readers:
         return existing or reader
 
     def buffer(self, reader: Reader, buffered: BufferedRows) -> None:
-        """Keep ``buffered`` for the reader's next pull; the least recent readers may lose theirs."""
+        """Keep the rows ``buffered`` for the reader's next pull. If all buffered rows exceed their limit, the readers
+        that have not pulled for longest lose theirs."""
         with self._lock:
             self._drop(reader)
             if self._readers.peek(reader.key) is not reader:
@@ -146,7 +154,8 @@ class Readers:
             del self._buffering[reader.key]
 
     def used(self, reader: Reader, time_s: float) -> None:
-        """The reader pulled from memory."""
+        """Note that the reader pulled from its buffered rows, so that it loses them last. Done at most every ORDER_S
+        seconds, as it takes a lock."""
         if time_s - reader.used_s < ORDER_S:
             return
         with self._lock:
@@ -157,8 +166,9 @@ class Readers:
                 self._buffering.move_to_end(reader.key)
 
     def reclaim(self, needed_bytes: int, priority: int) -> None:
-        """Drop about this many buffered bytes, of the least recent readers: a Reclaimer of budget.py. Only for
-        user reads: buffered rows are worth more than prefetched ones."""
+        """Free about ``needed_bytes`` of buffered rows of the readers that have not pulled for longest. The memory
+        budget calls this when it is short. Only a reader's own read (Priority.USER) may take them: buffered rows are
+        worth more than prefetched blocks."""
         if priority > Priority.USER:
             return
         with self._lock:
@@ -167,7 +177,7 @@ class Readers:
                 self._drop(next(iter(self._buffering.values())))
 
     def drop_unused_since(self, time_s: float) -> None:
-        """Readers that have not pulled since lose their buffered rows."""
+        """Drop the buffered rows of all readers whose last pull was before ``time_s``."""
         with self._lock:
             while self._buffering:
                 oldest = next(iter(self._buffering.values()))
