@@ -72,9 +72,13 @@ def open_access(
     has_loop: bool = False,
     shares: int = 1,
 ) -> ArchiveAccess:
-    """The archive at ``url``, at an earlier ``version`` or as it grows, or what only ``history`` has. ``has_loop``: it
-    is read for an event loop. ``shares``: so many archives of this process divide the memory for fetching. Raises
-    NotFoundError, UsageError or what the store raises."""
+    """Open the archive at ``url`` for reading: as it grows, as it was at catalog ``version``, or only the messages of
+    log ``history`` that a truncation of the broker's log took out of the queues.
+
+    ``has_loop``: an event loop reads it, which must not wait for decompression. ``shares``: the number of archives that
+    this process opens at a time and that share the memory for fetching. Raises NotFoundError, UsageError or what the
+    store raises.
+    """
     limit_decoding(settings.fetch.memory_bytes)
     settings = settings if shares == 1 else _share(settings, shares)
     root = open_store(url, StoreOptions(settings.object_store))
@@ -114,8 +118,8 @@ def _reader(url: str, place: ArchivePlace, settings: Settings, *, has_loop: bool
 
 
 def _share(settings: Settings, shares: int) -> Settings:
-    """``settings`` for one of ``shares`` archives that are open at a time: each gets an equal part of the memory, and
-    its caches are sized from that."""
+    """The settings for one of several archives, ``shares`` in number, that are open at a time: it gets an equal part of
+    the memory, but at least SHARE_BYTES_MIN, and its caches are sized from that part."""
     memory_bytes = max(SHARE_BYTES_MIN, settings.fetch.memory_bytes // shares)
     fetch = replace(
         settings.fetch,
@@ -131,7 +135,8 @@ def _share(settings: Settings, shares: int) -> Settings:
 
 
 def _disk_cache(settings: Settings, place: ArchivePlace) -> DiskCache | None:
-    """A directory per archive, by its names and URL, as archives have equal keys."""
+    """The disk cache of one archive, or None if the settings name no directory. Each archive has a directory of its own
+    in it, named by cluster, broker and URL, because two archives may have objects with the same keys."""
     if not settings.fetch.disk_cache_path:
         return None
     root = Path(settings.fetch.disk_cache_path, archive_prefix(place.cluster, place.broker))
@@ -162,8 +167,8 @@ class ArchiveAccess:
         has_loop: bool = False,
         is_snapshot: bool = False,
     ) -> None:
-        """Closes ``root`` and ``reader``. ``has_loop``: an event loop reads. ``is_snapshot``: never read a newer
-        version than ``state``."""
+        """Reads the archive at ``place`` from catalog version ``state`` on, and closes ``root`` and ``reader`` at the
+        end. ``has_loop``: an event loop reads it. ``is_snapshot``: it is never read at a newer version."""
         self.title = f"{place.cluster}/{place.broker} in {url}"
         self.cluster, self.broker, self.store = place.cluster, place.broker, place.store
         self._root, self._reader = root, reader
@@ -235,7 +240,8 @@ class ArchiveAccess:
         return list_queues(self.state, hidden=hidden, topic=topic)
 
     def queue_key(self, topic: str, queue_id: int, generation: int | None) -> QueueKey:
-        """The queue, in its newest generation by default. Raises NotFoundError."""
+        """The key of a queue: of its newest generation if ``generation`` is None. Raises NotFoundError if the archive
+        has no such queue."""
         view = self.catalog.view(self.state, (topic, queue_id, generation))
         if view is None:
             which = "" if generation is None else f" in generation {generation}"
@@ -270,8 +276,8 @@ class ArchiveAccess:
     # -- reading ----------------------------------------------------------------------------------------------
 
     async def while_open(self, question: Coroutine[Any, Any, T]) -> T:
-        """The result of ``question``. Raises UsageError once the archive is closed, even if memory has the result, as a
-        program cannot retry. (Servers that shut down let their clients retry.)"""
+        """Await ``question``, a read, and return its result. If the archive is closed, before or meanwhile, raise
+        UsageError instead of UnavailableError: that would ask the program to try again, in vain."""
         if not self._is_closed:
             try:
                 return await question
@@ -287,8 +293,8 @@ class ArchiveAccess:
             raise _closed()
 
     async def offset_by_time(self, queue: QueueKey, timestamp_ms: int, boundary: Boundary) -> int:
-        """The offset that a 5.x broker returns for the time ``timestamp_ms``. ``boundary`` may be its text;
-        UsageError for a text that is none. Raises what TimeReader raises."""
+        """The queue offset that a 5.x broker returns for the time ``timestamp_ms``. ``boundary`` is a Boundary or its
+        text, "lower" or "upper"; another text raises UsageError. Also raises what TimeReader raises."""
         try:
             boundary = Boundary(boundary)
         except ValueError as error:
@@ -302,7 +308,8 @@ class ArchiveAccess:
         return await self._times.earliest_time(queue)
 
     async def walk(self, queue: QueueKey, span: Span, message_filter: MessageFilter | None) -> Walk:
-        """A walk over ``span``."""
+        """Begin a walk over the messages of a queue that lie in ``span`` and match ``message_filter``. If the span
+        begins at a time, this finds the offset of the first message stored since then."""
         start, find_part = span.start, None
         if start is None:
             start = self.bounds(queue)[0]
@@ -324,13 +331,14 @@ class ArchiveAccess:
         limit: int,
         max_bytes: int = NO_LIMIT,
     ) -> list[Message]:
-        """Messages with a key, newest first; at most ``max_bytes``, except a single larger one."""
+        """Find messages of a topic by a key: those stored in [since, until), newest first, at most ``limit`` of them
+        and at most ``max_bytes`` together, unless the first one alone is larger."""
         if limit < 0:
             raise UsageError(f"limit {limit} is negative", hint="count from 0")
         begin_ms = ALWAYS_MS[0] if since is None else milliseconds(since)
         end_ms = ALWAYS_MS[1] if until is None else milliseconds(until) - 1
         query = KeyQuery(topic, key, kind, begin_ms, end_ms, limit, max_bytes=max_bytes)
-        # The newest come first, so the result must include the messages archived last.
+        # The newest messages come first, so the newest catalog version has to be read.
         state = await self.catalog.recent()
         page = await self._query(state, lambda source, state: find_by_key(source, state, query))
         return list(page.messages)

@@ -42,8 +42,8 @@ KEYS = "KEYS"
 
 
 def latest_offsets(batches: Iterable[MessageBatch], begin: int, end: int) -> KeptOffsets:
-    """The offsets below ``end`` of the last message of each key in ``batches``, without keys whose last message is a
-    tombstone."""
+    """For each key in ``batches``, the messages of one queue, the offset of its last message below ``end``. Keys whose
+    last message is a tombstone (a message without a body, which deletes the key) are left out."""
     kept = KeptOffsets(begin, end)
     keys = OffsetMap(Path(tempfile.gettempdir()), MAP_BYTES)
     try:
@@ -72,7 +72,8 @@ class KeyTable(Mapping[str, Message]):
                 self._add(queue, batch.select(kept.mask(offsets) & (offsets < end)))
 
     def _add(self, queue: Queue, batch: MessageBatch) -> None:
-        """Takes the place of each message as that of its key, unless the known message of the key was stored later."""
+        """Note for the key of each message where the message is (queue, offset, store time), unless a message of the
+        same key that was stored later is known already."""
         for offset, stored_ms, data in zip(
             batch.queue_offsets.tolist(), batch.store_timestamp.tolist(), batch.records(), strict=True
         ):
@@ -203,9 +204,10 @@ class Archive(ArchiveNames):
         version: int | None = None,
         history: int | None = None,
     ) -> Self:
-        """The archive at ``url``, or in the local directory at a path; names are optional if there is only one.
-        ``version``: as it was then; reads raise SnapshotExpiredError once objects of that version are deleted.
-        ``history``: only messages of that log history that a truncated or replaced log took out of the visible offsets.
+        """Open the archive at ``url``, or in a local directory. ``cluster`` and ``broker`` may be left out if there is
+        only one archive. ``version``: read it as it was at that catalog version; reads raise SnapshotExpiredError once
+        objects of that version are deleted. ``history``: read only the messages of that log history that are no longer
+        in the queues, because the broker's log was truncated or replaced.
 
         Raises NotFoundError if there is none, UsageError listing the names when there are several.
         """
@@ -265,7 +267,8 @@ class Archive(ArchiveNames):
         return _answer(self.access, find)
 
     def latest(self, topic: str, key: str) -> Message | None:
-        """The latest message of ``topic`` whose KEYS are ``key``; None if there is none, or it is a tombstone."""
+        """The latest message of ``topic`` whose KEYS property is exactly ``key``; None if there is none, or if its body
+        is empty, which deletes the key."""
         limit, word = DEFAULT_LIMIT, next(iter(key.split()), key)
         while True:
             found = self.find_by_key(topic, word, limit=limit)
@@ -320,8 +323,8 @@ class Queue(QueueHandle):
         batch_messages: int | None = None,
         message_filter: MessageFilter | None = None,
     ) -> Batches:
-        """Messages as arrays over stored bytes, from ``start`` or ``since`` (default: the first) to ``until`` or the
-        end."""
+        """Iterate over the queue's messages in batches of arrays and stored bytes, which is faster than message by
+        message: from offset ``start`` or time ``since`` (default: the first message) to time ``until`` or the end."""
         return Batches(
             lambda: self._begin(span_of(start, since, until, limit, batch_messages), message_filter)
         )
@@ -335,8 +338,8 @@ class Queue(QueueHandle):
         limit: int | None = None,
         message_filter: MessageFilter | None = None,
     ) -> Messages:
-        """Messages one by one, decoded on access, from ``start`` or ``since`` (default: the first) to ``until`` or the
-        end."""
+        """Iterate over the queue's messages, each decoded when it is used: from offset ``start`` or time ``since``
+        (default: the first message) to time ``until`` or the end."""
         batches = self.batches(start, since=since, until=until, limit=limit, message_filter=message_filter)
         return Messages(batches, self._messages_of)
 

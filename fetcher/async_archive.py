@@ -51,7 +51,8 @@ class AsyncArchive(ArchiveNames):
         self._is_entered = False
 
     async def __aenter__(self) -> Self:
-        """Open it. Raises UsageError if it is open; after a failed attempt it may be entered again."""
+        """Open the archive. Raises UsageError if it has been opened already. If opening fails or is cancelled, it may
+        be entered again."""
         import asyncio  # 0.07 s, needed by no command
 
         if self._is_entered:
@@ -63,7 +64,7 @@ class AsyncArchive(ArchiveNames):
         try:
             self._access = await asyncio.shield(opening)
         except asyncio.CancelledError:
-            opening.add_done_callback(_close_unwanted)  # it cannot be cancelled
+            opening.add_done_callback(_close_unwanted)  # the thread goes on and opens it all the same
             raise
         finally:
             self._is_entered = self._access is not None
@@ -196,8 +197,8 @@ class AsyncQueue(QueueHandle):
         batch_messages: int | None = None,
         message_filter: MessageFilter | None = None,
     ) -> AsyncBatches:
-        """Messages as arrays over stored bytes, from ``start`` or ``since`` (default: the first) to ``until`` or the
-        end of the queue."""
+        """Iterate over the queue's messages in batches of arrays and stored bytes, which is faster than message by
+        message: from offset ``start`` or time ``since`` (default: the first message) to time ``until`` or the end."""
         return AsyncBatches(
             lambda: self._begin(span_of(start, since, until, limit, batch_messages), message_filter)
         )
@@ -211,8 +212,8 @@ class AsyncQueue(QueueHandle):
         limit: int | None = None,
         message_filter: MessageFilter | None = None,
     ) -> AsyncMessages:
-        """Messages one by one, decoded on access, from ``start`` or ``since`` (default: the first) to ``until`` or
-        the end of the queue."""
+        """Iterate over the queue's messages, each decoded when it is used: from offset ``start`` or time ``since``
+        (default: the first message) to time ``until`` or the end."""
         batches = self.batches(start, since=since, until=until, limit=limit, message_filter=message_filter)
         return AsyncMessages(batches, self._messages_of)
 

@@ -56,10 +56,10 @@ class Span:
         return begin_ms, ALWAYS_MS[1] if self.until_ms is None else self.until_ms
 
     def __post_init__(self) -> None:
-        """Raises UsageError for ``start`` together with ``since_ms``, negative numbers, and batches of less than one
-        message or byte."""
+        """Check the span. Raises UsageError if ``start`` and ``since_ms`` are both given, a number is negative, or a
+        batch has less than one message or byte."""
         if self.start is not None and self.since_ms is not None:
-            raise UsageError("start and since exclude each other", hint="give one of them")
+            raise UsageError("start and since cannot be combined", hint="give either start or since")
         for name in ("start", "limit"):
             value = getattr(self, name)
             if value is not None and value < 0:
@@ -76,7 +76,8 @@ def span_of(
     limit: int | None,
     batch_messages: int | None = None,
 ) -> Span:
-    """A span as programs give it. Raises UsageError."""
+    """The part of a queue that a program asks for: from offset ``start`` or time ``since`` to time ``until``, at most
+    ``limit`` messages. Raises UsageError if these contradict each other or are negative."""
     return Span(
         start,
         None if since is None else milliseconds(since),
@@ -112,9 +113,13 @@ class Walk:
         reading: Reading | None = None,
         has_expired: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``find_part``: offset -> the next part of the queue with messages of the span's times; None: there is none
-        yet. ``reading``: wraps every read of the next batch. ``has_expired``: whether messages
-        below the minimum offset have expired."""
+        """A walk that pulls the messages of ``span`` from offset ``start`` on, batch by batch.
+
+        ``find_part`` is given for a span of times: it takes an offset and returns the next offsets [begin, end) with
+        messages of these times, or None if there are none yet. ``reading`` wraps each read of a batch; the archive
+        checks in it that it is still open. ``has_expired`` tells whether messages below the queue's minimum offset
+        have expired.
+        """
         self._fetcher = fetcher
         self._reading = reading
         self._queue = queue
@@ -155,9 +160,12 @@ class Walk:
         return await (found if self._reading is None else self._reading(found))
 
     async def _next_batch(self) -> MessageBatch | None:
-        """Pulls until a batch has messages; None at the end of the span, or at the present end of the queue. Offsets
-        that are missing are logged. Takes smaller batches when memory is short. Raises NotFoundError if the queue has
-        gone."""
+        """Pull until a batch has messages, and return it; None at the end of the span or at the present end of the
+        queue.
+
+        Logs offsets that are missing. Asks for smaller batches when memory is short. Raises NotFoundError if the queue
+        is no longer in the archive.
+        """
         while not self.is_finished:
             if self._find_part is not None and self.offset >= self._part_end:
                 part = await self._find_part(self.offset)
@@ -165,12 +173,12 @@ class Walk:
                     return None
                 self.offset, self._part_end = part
                 if self._span.until_ms is None:
-                    self._part_end = NO_END  # ``since_ms`` is where the walk begins
+                    self._part_end = NO_END  # without ``until_ms`` only the begin was looked for
             try:
                 result = await self._fetcher.pull(self._request())
             except MemoryShortError:
-                # Concurrent walks, each holding its last batch until it has the next, would wait for each other for
-                # ever: smaller batches fit.
+                # Each walk keeps its last batch until it has the next one, so concurrent walks could wait for each
+                # other's memory for ever. Smaller batches fit.
                 if self._batch_bytes <= BATCH_BYTES_MIN:
                     raise
                 self._batch_bytes = max(self._batch_bytes // _SMALLER, BATCH_BYTES_MIN)
@@ -216,7 +224,8 @@ class Walk:
         return batch if wanted.all() else batch.select(np.flatnonzero(wanted))
 
     def _request(self) -> PullRequest:
-        """The pull from the walk's position, for as much as the batch, the part of the span and the limit allow."""
+        """The request for the next batch: from the walk's position, for no more messages than a batch may have, the
+        part of the span holds and the limit leaves."""
         limit = max(1, min(self._span.batch_messages, self._part_end - self.offset))
         return PullRequest(
             self._queue.topic,
@@ -307,11 +316,12 @@ class Messages(Iterator[Message]):
         self._turn = _Turn()
 
     def __next__(self) -> Message:
-        """The next message; reads a batch when the last one is used up. Raises StopIteration at the end."""
+        """The next message; reads the next batch when all messages of the last one have been returned. Raises
+        StopIteration at the end."""
         for message in self._rest:
             return message
         with self._turn:
-            for message in self._rest:  # another thread has just refilled it
+            for message in self._rest:  # another thread has read the next batch while this one waited
                 return message
             self._rest = iter(())  # free its memory while the next batch is read
             self._rest = self._decode(next(self._batches))

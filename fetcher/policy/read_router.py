@@ -190,8 +190,8 @@ class ReadRouter:
         topics: TopicFilter | None = None,
         compacted: Container[str] = (),
     ) -> None:
-        """``topics``: which topics are archived. ``compacted``: topics that the broker compacts by key, which are read from
-        the broker alone."""
+        """``topics``: which topics are archived. ``compacted``: topics that the broker compacts by key, which are read
+        from the broker alone."""
         self._queues = ArchivedQueues(catalog)
         self._topics = topics or TopicFilter()
         self._policies = policies or ReadPolicies()

@@ -66,8 +66,8 @@ class Negate:
     operand: Expression
 
     def compiled(self) -> Evaluate:
-        """Negate the operand's number. A long stays a long: its ends are those of Java, which Python's integers do
-        not have."""
+        """A function that negates the operand's number; None (unknown) if the operand is no number. A Long stays a
+        Long, which keeps Java's range."""
         operand = self.operand.compiled()
 
         def evaluate(lookup: Lookup) -> Value:
@@ -97,7 +97,7 @@ class Not:
     operand: Expression
 
     def compiled(self) -> Evaluate:
-        """Negate the operand's truth value; an unknown one stays unknown."""
+        """A function that negates the operand's truth value; None (unknown) stays None."""
         operand = self.operand.compiled()
 
         def evaluate(lookup: Lookup) -> Value:
@@ -128,12 +128,12 @@ class Or:
 
 
 def _junction(terms: tuple[Expression, ...], *, decisive: bool) -> Evaluate:
-    """AND or OR of ``terms``: the ``decisive`` value settles it as soon as one term has it, and those after it are
-    not evaluated."""
+    """A function that evaluates AND or OR over ``terms``. ``decisive`` is the value that decides as soon as one term
+    has it, so that later terms are not evaluated: False for AND, True for OR."""
     judges = [term.compiled() for term in terms]
 
     def evaluate(lookup: Lookup) -> Value:
-        """Unknown only if no term is decisive and one of them is unknown."""
+        """The decisive value if one term has it, else None (unknown) if a term is unknown, else the other value."""
         outcome: Value = not decisive
         for judge in judges:
             value = judge(lookup)
@@ -160,10 +160,11 @@ class Comparison:
 
 
 def _equality(left: Evaluate, right: Evaluate) -> Evaluate:
-    """Equality as the broker has it: NULL equals NULL, texts are compared as such, everything else as numbers."""
+    """A function that compares two values for equality as the broker does: NULL equals NULL, two texts are compared as
+    texts, everything else as numbers."""
 
     def evaluate(lookup: Lookup) -> Value:
-        """Unknown if only the first value is: what follows from it cannot be known, as in the broker."""
+        """True or False; None (unknown) if the first value is NULL and the second is not, as in the broker."""
         first, second = left(lookup), right(lookup)
         if first is None:
             return True if second is None else None
@@ -177,10 +178,11 @@ def _equality(left: Evaluate, right: Evaluate) -> Evaluate:
 
 
 def _ordering(decide: Callable[[int, int], bool], left: Evaluate, right: Evaluate) -> Evaluate:
-    """A comparison by size, which ``decide`` takes from the sign of the difference."""
+    """A function that compares two values by <, <=, > or >=. ``decide`` is the operator: it is applied to the result of
+    the comparison (-1, 0 or 1) and 0."""
 
     def evaluate(lookup: Lookup) -> Value:
-        """Two texts are compared as numbers; the second value is not evaluated if the first is unknown."""
+        """True or False; None (unknown) if a value is NULL. Two texts are compared as numbers."""
         first = left(lookup)
         if first is None:
             return None
@@ -203,7 +205,8 @@ class Among:
     negated: bool
 
     def compiled(self) -> Evaluate:
-        """Look the property up among the texts; unknown, negated or not, if the message lacks it."""
+        """A function that tells whether the property's value is among the texts of IN (with NOT: is not). None
+        (unknown) if the message lacks the property, with NOT as well."""
         name, texts, negated = self.operand.name, self.texts, self.negated
 
         def evaluate(lookup: Lookup) -> Value:
@@ -223,13 +226,14 @@ class Match:
     negated: bool
 
     def compiled(self) -> Evaluate:
-        """Search the operand's text. An empty text to search for matches nothing, negated or not, as in the broker."""
+        """A function that tells whether the operand contains, begins or ends with the text (with NOT: does not). An
+        empty text matches no message, with NOT neither, as in the broker."""
         text, kind, negated, operand = self.text, self.kind, self.negated, self.operand.compiled()
         if not text:
             return lambda lookup: False
 
         def evaluate(lookup: Lookup) -> Value:
-            """Whether the text matches; an operand that is no text does not match, negated or not."""
+            """True or False; an operand that is not a text is False, with NOT as well."""
             value = operand(lookup)
             if not isinstance(value, str):
                 return False

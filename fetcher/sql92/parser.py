@@ -84,7 +84,8 @@ class Token(NamedTuple):
 
 
 def token_at(expression: str, position: int) -> Token:
-    """The next token from ``position`` on. Raises Sql92Error where none can begin."""
+    """The token that begins at or after ``position``, spaces and comments skipped. Raises Sql92Error where no token can
+    begin."""
     skipped = _SKIPPED.match(expression, position)
     assert skipped is not None
     begin = skipped.end()
@@ -120,9 +121,9 @@ _ORDERINGS: Final = (">", ">=", "<", "<=")
 
 
 def parse(expression: str, *, ignore_rest: bool = False) -> Expression:
-    """The tree of ``expression``. Raises Sql92Error.
+    """Parse a filter into a tree. Raises Sql92Error.
 
-    ``ignore_rest``: as a broker does, say nothing of what follows a complete expression (``a = 1 LIKE 'x'``).
+    ``ignore_rest``: accept what follows a complete expression and ignore it, as brokers do (``a = 1 LIKE 'x'``).
     """
     if len(expression) > EXPRESSION_CHARS_MAX:
         raise Sql92Error(
@@ -145,7 +146,8 @@ class _Parser:
         self.token = token_at(expression, 0)
 
     def disjunction(self) -> Expression:
-        """Terms of OR. A single one is returned as it is: it need not be a condition."""
+        """Parse terms joined by OR. A single term is returned as it is and may be any value; several must each be a
+        condition."""
         begin, first = self.token, self._conjunction()
         if self.token.kind != "OR":
             return first
@@ -156,7 +158,8 @@ class _Parser:
         return Or(tuple(terms))
 
     def _conjunction(self) -> Expression:
-        """Terms of AND. A single one is returned as it is: it need not be a condition."""
+        """Parse terms joined by AND. A single term is returned as it is and may be any value; several must each be a
+        condition."""
         begin, first = self.token, self._equality()
         if self.token.kind != "AND":
             return first
@@ -167,7 +170,8 @@ class _Parser:
         return And(tuple(terms))
 
     def _equality(self) -> Expression:
-        """A chain of =, <> and IS, from left to right; refuses comparisons that the broker refuses."""
+        """Parse comparisons by =, <> and IS from left to right. Raises Sql92Error for comparisons that the broker
+        refuses, such as one of a number with a truth value."""
         begin, left = self.token, self._comparison()
         links = 0
         while self.token.kind in ("=", "<>", "IS"):
@@ -192,7 +196,7 @@ class _Parser:
         return left
 
     def _comparison(self) -> Expression:
-        """A chain of comparisons by size, BETWEEN, IN and text matches, from left to right."""
+        """Parse comparisons by size, BETWEEN, IN, CONTAINS, STARTSWITH and ENDSWITH, from left to right."""
         begin, left = self.token, self._unary()
         links = 0
         while self.token.kind in (*_ORDERINGS, *_MATCHES, "BETWEEN", "IN", "NOT"):
@@ -219,7 +223,8 @@ class _Parser:
         return left
 
     def _between(self, value: Expression, begin: Token, negated: bool) -> Expression:
-        """BETWEEN as two comparisons; of constants in the wrong order the broker refuses it, but not NOT BETWEEN."""
+        """Parse what follows BETWEEN, and return it as two comparisons of ``value``. Two constants in the wrong order
+        raise Sql92Error, as in the broker, which accepts them in NOT BETWEEN, however."""
         low_begin, low = self.token, self._unary()
         self._expect("AND")
         high_begin, high = self.token, self._unary()
@@ -235,7 +240,8 @@ class _Parser:
         return And(terms)
 
     def _among(self, operand: Expression, begin: Token, negated: bool) -> Among:
-        """The list of IN, whose items are texts."""
+        """Parse the list that follows IN, whose items are texts. Raises Sql92Error if ``operand``, which stands before
+        IN, is not a property."""
         if not isinstance(operand, Property):
             raise self._error(begin, "only a property can be IN a list")
         self._expect("(")
@@ -246,7 +252,8 @@ class _Parser:
         return Among(operand, frozenset(texts), negated)
 
     def _ordering(self, sign: str, *operands: tuple[Expression, Token]) -> Comparison:
-        """A comparison by size of ``operands``, each with the token that an error points to."""
+        """The comparison of two operands by <, <=, > or >=; each comes with its first token, to which an error points.
+        Raises Sql92Error for an operand that cannot be a number."""
         for operand, begin in operands:
             is_number = isinstance(operand, Constant) and _is_number(operand.value)
             if is_condition(operand) or (isinstance(operand, Constant) and not is_number):
@@ -259,7 +266,8 @@ class _Parser:
         return Comparison(cast(ComparisonSign, sign), left, right)
 
     def _unary(self) -> Expression:
-        """A value with its signs and NOTs; bounds the depth of nesting, as each level is a call."""
+        """Parse a value with the signs and NOTs in front of it. Raises Sql92Error where it is nested too deep, because
+        each level is a call and a client chooses the text."""
         self._depth += 1
         if self._depth > NESTING_MAX:
             raise self._error(self.token, f"it is nested more than {NESTING_MAX} deep")
@@ -276,7 +284,7 @@ class _Parser:
             self._depth -= 1
 
     def _primary(self) -> Expression:
-        """A constant, a property or what stands in parentheses."""
+        """Parse a constant, a property, or an expression in parentheses."""
         token = self._next()
         match token.kind:
             case "string":
@@ -305,12 +313,12 @@ class _Parser:
         return value if value <= INT_MAX else Long(value)
 
     def _double(self, token: Token) -> float:
-        """A number with a fraction or exponent, within what brokers take."""
+        """The value of a number with a fraction or an exponent. Raises Sql92Error for numbers that brokers refuse."""
         value = float(token.text)
         if not math.isfinite(value):
             raise self._error(token, f"{token.text[:30]} is larger than any number")
         if value == 0:
-            # The broker takes it for an underflow.
+            # The broker refuses 0.0, which it takes for a number that is too small to be represented.
             raise self._error(token, f"{token.text[:30]} is a number that brokers refuse", hint="write 0")
         return value
 
@@ -338,7 +346,8 @@ class _Parser:
         return links + 1
 
     def _next(self) -> Token:
-        """The next token, which is taken; bounds their number, as any client can send a filter."""
+        """Take the next token. Raises Sql92Error at the end of the text, or if it has too many tokens, because any
+        client can send a filter."""
         taken = self.token
         if taken.kind == END:
             raise self._error(taken, "a value was expected, not the end")
