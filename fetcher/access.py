@@ -276,7 +276,7 @@ class ArchiveAccess:
     # -- reading ----------------------------------------------------------------------------------------------
 
     async def while_open(self, question: Coroutine[Any, Any, T]) -> T:
-        """Await ``question``, a read, and return its result. If the archive is closed, before or meanwhile, raise
+        """Await ``question``, a read, and return its result. If the archive is closed, before or during the read, raise
         UsageError instead of UnavailableError: that would ask the program to try again, in vain."""
         if not self._is_closed:
             try:

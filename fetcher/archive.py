@@ -43,7 +43,7 @@ KEYS = "KEYS"
 
 def latest_offsets(batches: Iterable[MessageBatch], begin: int, end: int) -> KeptOffsets:
     """For each key in ``batches``, the messages of one queue, the offset of its last message below ``end``. Keys whose
-    last message is a tombstone (a message without a body, which deletes the key) are left out."""
+    last message is a tombstone (a message without a body, which deletes the key) are omitted."""
     kept = KeptOffsets(begin, end)
     keys = OffsetMap(Path(tempfile.gettempdir()), MAP_BYTES)
     try:
@@ -204,7 +204,7 @@ class Archive(ArchiveNames):
         version: int | None = None,
         history: int | None = None,
     ) -> Self:
-        """Open the archive at ``url``, or in a local directory. ``cluster`` and ``broker`` may be left out if there is
+        """Open the archive at ``url``, or in a local directory. ``cluster`` and ``broker`` may be omitted if there is
         only one archive. ``version``: read it as it was at that catalog version; reads raise SnapshotExpiredError once
         objects of that version are deleted. ``history``: read only the messages of that log history that are no longer
         in the queues, because the broker's log was truncated or replaced.

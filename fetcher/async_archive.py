@@ -64,7 +64,7 @@ class AsyncArchive(ArchiveNames):
         try:
             self._access = await asyncio.shield(opening)
         except asyncio.CancelledError:
-            opening.add_done_callback(_close_unwanted)  # the thread goes on and opens it all the same
+            opening.add_done_callback(_close_unwanted)  # the thread cannot be stopped and opens it
             raise
         finally:
             self._is_entered = self._access is not None

@@ -294,7 +294,7 @@ class RequestScheduler:
         """Start the waiting requests that the limits of concurrency and bandwidth allow.
 
         A request that ends at once calls this method again from inside: the flag makes that call return, so that the
-        loop of the outer call goes on instead of a recursion. Another thread's call returns for the same reason.
+        loop of the outer call continues instead of a recursion. Another thread's call returns for the same reason.
         """
         with self._lock:
             if self._is_pumping:
@@ -343,7 +343,7 @@ class RequestScheduler:
 
     def _start(self, request: RangeRequest) -> None:
         """Send a request that ``_next`` counted as in flight; ``_on_end`` gets its outcome, which is UnavailableError
-        if the reader was closed meanwhile."""
+        if the reader has been closed since."""
         try:
             if request.length is None:
                 answer = self._reader.submit_get(request.key)
@@ -356,8 +356,8 @@ class RequestScheduler:
         answer.add_done_callback(partial(self._on_end, request))
 
     def _on_end(self, request: RangeRequest, answer: Future[bytes]) -> None:
-        """Count a request as ended, start the next ones, and only then give its outcome to whoever waits for it, so
-        that the store is not idle while the result is used."""
+        """Count a request as ended, start the next ones, and only then give its outcome to the readers that wait for
+        it, so that the store is not idle while the result is used."""
         priority = request.started_in
         assert priority is not None
         error = answer.exception()

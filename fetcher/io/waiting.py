@@ -147,7 +147,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
 
 async def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine of the core to its end from asyncio and return its result. If the asyncio task is cancelled, the
-    coroutine is closed, but the requests it waited for go on: other readers may wait for them too."""
+    coroutine is closed, but the requests it waited for continue, because other readers may wait for them too."""
     import asyncio  # 0.07 s, needed by no command
 
     loop = asyncio.get_running_loop()

@@ -281,7 +281,7 @@ class BrokerFiles:
 
     def _range(self, queues: ConsumeQueueIndex, topic: str, queue_id: int) -> HeldOffsets:
         """The minimum and maximum offset of a queue. To find the minimum takes a search, and it moves only when the
-        broker deletes files, so it is remembered until the directory is listed again."""
+        broker deletes files, so it is cached until the directory is listed again."""
         maximum = queues.max_offset(topic, queue_id)
         files, minimums = self._minimums
         listed = self._store.commit_log.files

@@ -209,7 +209,7 @@ class ReadRouter:
         return ReadPolicy.DISABLE if topic in self._compacted else self._policies.of_topic(topic)
 
     async def plan(self, sources: BrokerSource, topic: str, queue_id: int, offset: int) -> Plan:
-        """Decide where a pull is read from first. ``sources`` is asked which pages of the broker's files are in memory
+        """Decide where a pull is read from first. ``sources`` reports which pages of the broker's files are in memory
         only if the topic's policy depends on it."""
         policy = self.policy_of(topic)
         situation = await self.situation(sources, topic, queue_id, offset)
@@ -237,7 +237,7 @@ class ReadRouter:
         is_system, policy = self._topics.is_system(topic), self.policy_of(topic)
         is_read = not is_system and policy is not ReadPolicy.DISABLE
         archived = self._queues.find(topic, queue_id) if is_read else ArchivedQueue(None, 0, 0)
-        # Taken after the catalog's part, so that messages that the broker deletes in between are asked for again by the
+        # Taken after the catalog's part, so that messages that the broker deletes in between are requested again by the
         # client, not skipped.
         view = await sources.local_view()
         is_recreated = _is_recreated(archived, view, offset)
@@ -341,8 +341,8 @@ _SOURCES = {
 
 
 def retry_result(situation: Situation) -> PullResult:
-    """The result of a pull while neither the archive nor the broker can give the message: the client is told to ask for
-    the same offset again, with the bounds of both together."""
+    """The result of a pull while neither the archive nor the broker can give the message: the client gets
+    the same offset as the next one, with the bounds of both together."""
     sides = [queue for queue in (situation.archived, situation.local) if queue is not None]
     return PullResult(
         PullStatus.OFFSET_FOUND_NULL,
@@ -354,7 +354,7 @@ def retry_result(situation: Situation) -> PullResult:
 
 def _is_recreated(archived: ArchivedQueue, view: LocalView, offset: int) -> bool:
     """Whether the topic was deleted and created again, and nothing of the new queue is archived yet: the broker's
-    messages lie behind all archived ones in the log, but their queue offsets begin again below the archived ones."""
+    messages lie behind all archived ones in the log, but their queue offsets start again below the archived ones."""
     if archived.queue is None or view.queue is None:
         return False
     if view.phys >= archived.end_phys and offset < archived.queue.max_offset:

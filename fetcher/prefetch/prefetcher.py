@@ -134,7 +134,7 @@ SWEEPS_PER_EXPIRY = 8
 
 def window_limits(settings: PrefetchSettings, unread_s: float) -> WindowLimits:
     """The limits of one reader's prefetch window, by the settings. ``unread_s``: seconds after which the block cache
-    drops blocks that nobody has read."""
+    drops blocks that no reader has used."""
     return WindowLimits(
         settings.window_min_messages,
         min(settings.window_max_bytes, settings.memory_bytes),
@@ -182,7 +182,7 @@ class Prefetcher:
         clock: Clock,
     ) -> None:
         """``ahead`` reads ranges into the block cache, in steps that ``executor`` runs. ``unread_s``: seconds after
-        which that cache drops blocks that nobody has read."""
+        which that cache drops blocks that no reader has used."""
         self._reader = ahead
         self._catalog = catalog
         self._settings = settings
@@ -302,7 +302,7 @@ class Prefetcher:
             self.counters.failures += 1
 
     def dropped(self, gone: Sequence[DroppedUnread]) -> None:
-        """The block cache dropped prefetched blocks that nobody had read: halve the windows of the readers for which
+        """The block cache dropped prefetched blocks that no reader had used: halve the windows of the readers for which
         they had been prefetched, and count them by the reason."""
         keys = {tuple(drop.key): drop.reason for drop in gone}
         time_s = self._clock.monotonic_s()

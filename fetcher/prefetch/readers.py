@@ -111,7 +111,7 @@ class Readers:
         return reader
 
     def _add(self, reader: Reader) -> Reader:
-        """Keep a new reader, and return it, or the one with the same key that another thread has kept meanwhile.
+        """Keep a new reader, and return it, or the one with the same key that another thread has kept since.
 
         Its memory is reserved before the lock is taken, because the budget may call ``reclaim``, which takes the lock.
         If none can be reserved, readers that have not pulled for longest are removed to make room.

@@ -66,7 +66,7 @@ class ArchiveQueries:
 
     def _answered(self, query: Callable[[QuerySource, CatalogState], Coroutine[Any, Any, T]]) -> T:
         """Run a query at the catalog version read last and count its requests. If an object that this version names
-        was deleted meanwhile, read the catalog again and repeat the query."""
+        has been deleted since, read the catalog again and repeat the query."""
 
         async def read(state: CatalogState) -> T:
             source = QuerySource(self._reader, self._store, self._cache)

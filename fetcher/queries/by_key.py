@@ -337,7 +337,7 @@ async def _find(source: QuerySource, state: CatalogState, query: KeyQuery, scann
     """Answer one query: find candidates in the index files, read the messages, and keep those that have the key.
 
     ``scanned``: the candidates that were found already, in segments that no index file covers. If too few candidates
-    prove to be messages with the key, the index files are asked for eight times as many.
+    prove to be messages with the key, the index files are searched for eight times as many.
     """
     # The next page begins after the last message returned, by time and physical offset. Index items lack the latter,
     # so all items of that message's millisecond are looked at again.

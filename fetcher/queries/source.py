@@ -88,7 +88,7 @@ class PartCache:
         with self._lock:
             gone = [
                 _Part(value, byte_count)
-            ]  # what to uncharge: this part, if another thread has added it meanwhile
+            ]  # what to uncharge: this part, if another thread has added it already
             if key not in self._parts:
                 gone = self._parts.add(key, gone[0], byte_count)
         self._release(gone)

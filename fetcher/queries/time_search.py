@@ -219,8 +219,8 @@ class _PlainSearch:
         return _sign(int(columns.store_timestamp[_row_of(columns, offset)]), self._time_ms)
 
     async def _edge(self, offset: int, step: int, bound: int) -> int:
-        """From ``offset``, whose message was stored exactly at the time, go on towards ``bound`` (down if ``step`` is
-        -1, up if it is 1) as long as messages were stored at the time. Returns the last offset of these.
+        """From ``offset``, whose message was stored exactly at the time, continue towards ``bound`` (down if ``step``
+        is -1, up if it is 1) as long as messages were stored at the time. Returns the last offset of these.
 
         Whole runs are passed by their times in the catalog; objects are opened only where a run has several times.
         """

@@ -185,7 +185,7 @@ def test_what_does_not_exist_and_what_is_wrong(archive: Archive, directory: Path
         archive.queue("t_one", 9)
     with pytest.raises(NotFoundError, match="generation 7"):
         archive.queue("t_one", 0, generation=7)
-    with pytest.raises(UsageError, match="exclude each other"):
+    with pytest.raises(UsageError, match="cannot be combined"):
         next(archive.queue("t_one", 0).messages(1, since=2))
     with pytest.raises(UsageError, match="negative"):
         next(archive.queue("t_one", 0).messages(-1))
