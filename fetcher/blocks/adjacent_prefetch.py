@@ -40,8 +40,8 @@ class _ScanOrder:
     due: range = range(0)
 
     def is_sequential(self, first: int) -> bool:
-        """Counts a request for the blocks from ``first`` on. Returns whether the object is read in order: enough of
-        the last requests began where the one before ended, or shortly after."""
+        """Note a request for the blocks from number ``first`` on, and return whether the object is being read from
+        front to back: PROOFS requests have begun where the one before ended, or shortly after."""
         distance = first - self.end
         if self.proofs >= PROOFS:
             self.proofs = PROOFS if abs(distance) <= NEAR_BLOCKS else 0
@@ -55,12 +55,14 @@ class AdjacentPrefetch:
     most ``unread_bytes_max`` raw bytes of them are unread at a time. Thread-safe."""
 
     def __init__(self, unread_bytes_max: int) -> None:
-        """Prefetch nothing before an object's small runs have been read in order."""
+        """Begins without any order of reading known. ``unread_bytes_max``: limit of the decompressed bytes of blocks
+        that were loaded ahead and not read yet."""
         self.unread_bytes_max = unread_bytes_max
         self._lock = threading.Lock()
         self._orders: Lru[str, _ScanOrder] = Lru(OBJECTS_MAX)
         self._last_byte_count = 0
-        """``byte_count`` of an order that has reached the end of its object: the next object begins with half of it."""
+        """How many bytes ahead the object was read that was read to its end last. The next object begins with half of
+        it instead of the smallest size."""
         self._unread: dict[BlockKey, int] = {}
         self._unread_bytes = 0
 
@@ -80,9 +82,10 @@ class AdjacentPrefetch:
             return list(self._unread)
 
     def to_load_with(self, index: SegmentIndex, run: int, first: int, last: int) -> range:
-        """Adjacent blocks to load with [first, last], which are absent and hold rows of ``run``."""
+        """Which blocks to load together with the blocks [first, last], which a read of the run ``run`` (the rows of one
+        queue in the object) needs: those that follow, if the object is being read from front to back; else none."""
         if index.byte_count_of(run) > RUN_BYTES_MAX:
-            return range(0)
+            return range(0)  # the queue's own prefetch loads its next blocks
         with self._lock:
             order = self._orders.get(index.key)
             if order is None:
@@ -109,7 +112,8 @@ class AdjacentPrefetch:
             return self._further(order, index, order.end) if last in order.due else range(0)
 
     def _further(self, order: _ScanOrder, index: SegmentIndex, begin: int) -> range:
-        """Blocks from ``begin`` on, twice as many bytes as the last time."""
+        """The blocks from number ``begin`` on to load ahead: twice as many bytes as the last time, between FIRST_BYTES
+        and MOST_BYTES, as far as ``unread_bytes_max`` leaves room."""
         order.byte_count = min(max(FIRST_BYTES, 2 * order.byte_count), MOST_BYTES)
         room_bytes = self.unread_bytes_max - self._unread_bytes
         end, stored_bytes = begin, 0
@@ -141,7 +145,8 @@ class AdjacentPrefetch:
             self._unread_bytes -= sum(self._unread.pop(key, 0) for key in keys)
 
     def lost(self, keys: Iterable[BlockKey]) -> None:
-        """Blocks were evicted, or never arrived, before they were read."""
+        """Blocks that were loaded ahead were evicted, or could not be loaded, before they were read: of each object
+        they belong to, half as much is loaded ahead from now on."""
         with self._lock:
             halved: set[str] = set()
             for key in keys:
@@ -151,4 +156,4 @@ class AdjacentPrefetch:
                 order = self._orders.peek(key.object_key)
                 if order is not None and key.object_key not in halved:
                     halved.add(key.object_key)
-                    order.byte_count //= 4  # doubled again before it is used
+                    order.byte_count //= 4  # it is doubled before it is used, so this halves it

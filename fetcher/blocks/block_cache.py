@@ -91,7 +91,8 @@ class BlockCache:
         clock: Clock,
         on_unread_dropped: Callable[[list[DroppedUnread]], None] | None = None,
     ) -> None:
-        """``on_unread_dropped`` learns of blocks that were fetched in vain, to prefetch less."""
+        """``on_unread_dropped`` is called with the prefetched blocks that were dropped before they were read, so that
+        less is prefetched from then on."""
         self._limits = limits
         self._clock = clock
         self._on_unread_dropped = on_unread_dropped
@@ -121,7 +122,8 @@ class BlockCache:
         return self.get_all([key], is_read=is_read)[0]
 
     def get_all(self, keys: Sequence[BlockKey], *, is_read: bool) -> list[Block | None]:
-        """The cached block of each key, or None, as ``get`` returns it, with one lock."""
+        """The cached block of each key, or None where there is none, like ``get`` for each key but with one turn of the
+        lock."""
         with self._lock:
             entries = [self._read.get(key) or self._unread.get(key) for key in keys]
             self.counts.misses += entries.count(None)
@@ -131,7 +133,8 @@ class BlockCache:
         ]
 
     def _taken(self, key: BlockKey, entry: _Entry, *, is_read: bool) -> Block | None:
-        """The block of ``entry``, as one read if a reader takes it; None if its checksum fails."""
+        """The block of ``entry``. With ``is_read`` a reader takes it: its checksum is compared first, and the block is
+        then kept among those that were read. None if the checksum differs, because memory was damaged."""
         if is_read and fastcrc.crc32.iscsi(entry.block) != entry.crc32c:
             with self._lock:
                 self.counts.corrupt += 1
@@ -140,7 +143,7 @@ class BlockCache:
             return None
         with self._lock:
             self.counts.hits += 1
-            # If it was evicted concurrently, it stays out; the reader keeps it.
+            # An entry that another thread has evicted since stays evicted, though this reader gets the block.
             if is_read and (self._read.get(key) is entry or self._unread.get(key) is entry):
                 self._unread.pop(key, None)
                 entry.since_s = self._clock.monotonic_s()
@@ -153,7 +156,7 @@ class BlockCache:
         self.put_all([NewBlock(key, block, crc32c, is_read)])
 
     def put_all(self, blocks: Sequence[NewBlock]) -> None:
-        """Hold ``blocks``; the newest stay if there is not room for all."""
+        """Add ``blocks`` to the cache. If there is no room for all, the oldest are evicted."""
         now_s = self._clock.monotonic_s()
         gone: list[_Entry] = []
         with self._lock:
@@ -175,7 +178,8 @@ class BlockCache:
     # -- room -------------------------------------------------------------------------------------------------
 
     def reclaim(self, byte_count: int, *, unread_too: bool) -> int:
-        """Drop blocks worth at least ``byte_count``, as far as there are any; returns bytes."""
+        """Evict blocks of at least ``byte_count`` bytes together, or all there are, to free memory for other uses. Only
+        with ``unread_too`` are prefetched blocks evicted that were not read yet. Returns the bytes evicted."""
         gone: list[_Entry] = []
         with self._lock:
             before = self._held_bytes
@@ -186,7 +190,7 @@ class BlockCache:
         return freed
 
     def expire(self) -> None:
-        """Drop what is too old."""
+        """Drop the blocks that were read too long ago, and the prefetched ones that were not read in time."""
         now_s = self._clock.monotonic_s()
         gone: list[_Entry] = []
         dropped: list[DroppedUnread] = []
@@ -207,8 +211,9 @@ class BlockCache:
         self._report(dropped)
 
     def _evict(self, byte_count: int, gone: list[_Entry], *, unread_too: bool) -> list[DroppedUnread]:
-        """Remove blocks worth ``byte_count``, read ones first; returns the unread ones among them. ``gone`` keeps
-        them alive until the lock is free."""
+        """Remove blocks of ``byte_count`` bytes together, those that were read first; return the prefetched ones among
+        them that were not. All are appended to ``gone``, which the caller drops without the lock: freeing the memory
+        then does not delay other threads."""
         dropped: list[DroppedUnread] = []
         while byte_count > 0 and self._read:
             byte_count -= self._remove(next(iter(self._read)), gone)
@@ -220,7 +225,8 @@ class BlockCache:
         return dropped
 
     def _remove(self, key: BlockKey, gone: list[_Entry]) -> int:
-        """Take ``key`` out. Entries go to ``gone``: their memory is freed, and accounted for, outside the lock."""
+        """Remove the block ``key``, if it is cached, and return its bytes. The entry is appended to ``gone``, which the
+        caller drops without the lock, because freeing it informs the memory budget."""
         entry = self._unread.pop(key, None) or self._read.pop(key, None)
         if entry is None:
             return 0

@@ -68,7 +68,8 @@ class PlannedGet(NamedTuple):
 
 
 def plan_gets(wanted: Sequence[Range], limits: CoalescingLimits) -> list[PlannedGet]:
-    """GETs that bring every one of ``wanted`` (ascending, disjoint, not empty) exactly once.
+    """Plan the GETs that fetch every range of ``wanted`` exactly once; near ranges share a GET, and large spans are cut
+    into pieces. The ranges are ascending and not empty.
 
     Raises ValueError for ranges that overlap or are not in order.
     """
@@ -90,8 +91,9 @@ def plan_gets(wanted: Sequence[Range], limits: CoalescingLimits) -> list[Planned
 
 
 def _gap_fits(wanted: Sequence[Range], first: int, end: int, gap_ratio: float) -> bool:
-    """Whether the GET over wanted[first:end] stays below the ratio. The gaps before the last are looked at again
-    when the span is cut, so the last one alone decides here."""
+    """Whether one GET may cover wanted[first:end]: the bytes of the gaps between these ranges, which are fetched in
+    vain, are at most ``gap_ratio`` of it. Always if there is no gap before the last range: gaps in front of that were
+    allowed before."""
     gap = wanted[end - 1].offset - wanted[end - 2].end
     if gap == 0:
         return True
@@ -100,7 +102,8 @@ def _gap_fits(wanted: Sequence[Range], first: int, end: int, gap_ratio: float) -
 
 
 def _cut(wanted: Sequence[Range], first: int, end: int, limits: CoalescingLimits) -> list[PlannedGet]:
-    """wanted[first:end] in pieces of about equal length: each cut is where a range ends nearest to its goal."""
+    """Plan GETs for wanted[first:end], which may share one: pieces of about ``piece_bytes`` and equal length, so that
+    they are fetched concurrently. A piece ends at the end of the range that is nearest to its ideal end."""
     start, stop = wanted[first].offset, wanted[end - 1].end
     pieces = max(1, round((stop - start) / limits.piece_bytes))
     goal_number, begin = 1, first
@@ -117,7 +120,8 @@ def _cut(wanted: Sequence[Range], first: int, end: int, limits: CoalescingLimits
 
 
 def _within_ratio(wanted: Sequence[Range], first: int, end: int, gap_ratio: float) -> list[PlannedGet]:
-    """wanted[first:end] as one GET, or parted at its largest gap until the ratio holds in each part."""
+    """Plan one GET for wanted[first:end], or several: as long as its gaps are more than ``gap_ratio`` of a GET, it is
+    divided at its largest gap."""
     pending = [(first, end)]
     plans: list[PlannedGet] = []
     while pending:
@@ -177,14 +181,16 @@ class BlockLoad:
     error: BaseException | None = None
 
     def outcome(self) -> Block:
-        """The block, once arrived. Raises why it is not there."""
+        """The block, after ``arrived`` is done. Raises the error with which loading it ended."""
         if self.block is not None:
             return self.block
         assert self.error is not None
         try:
             raise self.error
         finally:
-            del self  # the error refers to this frame from now on: it would refer to itself
+            del (
+                self
+            )  # the error's traceback refers to this frame: without this it would keep itself in memory
 
 
 @dataclass(eq=False)
@@ -225,7 +231,9 @@ def block_load(index: SegmentIndex, span: BlockSpan, priority: Priority, arrived
 def planned_get(
     plan: LoadPlan, planned: PlannedGet, priority: Priority, turn: int
 ) -> tuple[RangeRequest, LoadGet]:
-    """A request, its blocks grouped into tasks of the decode pool: requested blocks before adjacent ones."""
+    """The request of a planned GET, and its blocks grouped into tasks of about DECODE_BYTES for the threads that
+    decompress: first the blocks that a read waits for, then those loaded ahead. ``turn``: the place of the tasks in the
+    queue of these threads."""
     index = plan.index
     request = RangeRequest(index.key, planned.offset, planned.length, priority)
     tasks: list[list[BlockLoad]] = []
@@ -254,7 +262,8 @@ class FetchHistory:
         self._fetched: Lru[str, int] = Lru(HISTORY_OBJECTS)
 
     def note(self, key: str, spans: Sequence[BlockSpan]) -> int:
-        """Blocks of ``key`` came from the store (spans of one each); returns stored bytes of those known already."""
+        """Note that blocks of the object ``key`` were fetched from the store; each span has one block. Returns the
+        stored bytes of those that had been fetched before, for the count of bytes fetched twice."""
         again_bytes = 0
         with self._lock:
             known = self._fetched.peek(key) or 0
@@ -280,7 +289,8 @@ class BlockLoader:
         disk: DiskCache | None,
         limits: CoalescingLimits,
     ) -> None:
-        """``priorities`` sends the GETs; ``disk``: None without a disk cache."""
+        """``priorities`` sends the GETs in order of priority; ``decoding`` runs the tasks that check and decompress
+        blocks; ``disk`` is None if no disk cache is configured."""
         self._scheduler = priorities
         self._cache = cache
         self._budget = budget
@@ -301,7 +311,8 @@ class BlockLoader:
     # -- asking -----------------------------------------------------------------------------------------------
 
     def join(self, keys: Sequence[BlockKey], priority: Priority) -> dict[BlockKey, BlockLoad]:
-        """The loads of those of ``keys`` that have one; they become as urgent as ``priority``."""
+        """The loads in progress of the blocks ``keys``, by key; blocks that are not being loaded are absent. Their
+        requests and tasks get ``priority`` if that is higher than theirs."""
         with self._lock:
             loads = {key: load for key in keys if (load := self._loads.get(key)) is not None}
             self.counts.joined += len(loads)
@@ -318,8 +329,8 @@ class BlockLoader:
     def plan(
         self, index: SegmentIndex, spans: Sequence[BlockSpan], extra: Set[int] = frozenset()
     ) -> LoadPlan:
-        """How to get blocks that are not there (spans of one block each, ascending). Nothing happens yet. ``extra``:
-        numbers of the adjacent blocks among them that no read waits for."""
+        """Plan how to load blocks that are not in memory: from the disk cache or by which GETs. Each of the ascending
+        spans has one block. ``extra``: the numbers of those that are loaded ahead and for which no read waits."""
         disk = self._disk
         on_disk = [disk is not None and BlockKey(index.key, span.first_block) in disk for span in spans]
         from_store = [span for span, is_there in zip(spans, on_disk, strict=True) if not is_there]
@@ -333,9 +344,11 @@ class BlockLoader:
         return int(stored) + 1 + sum(span.raw_bytes for span in spans)
 
     def start(self, plan: LoadPlan, priority: Priority) -> list[BlockLoad] | None:
-        """Begin what is planned; its cost is charged and belongs to the loads from now on.
+        """Start to load the blocks of ``plan`` and return their loads. The caller has charged the memory they need,
+        which the loads release.
 
-        None, without an effect: another read loads one of the blocks, so look again.
+        Returns None and does nothing if another read has loaded one of the blocks, or is loading it: the caller then
+        looks for its blocks again.
         """
         index = plan.index
         from_disk = [
@@ -365,8 +378,8 @@ class BlockLoader:
     # -- arriving ---------------------------------------------------------------------------------------------
 
     def _on_bytes(self, get: LoadGet, answer: Future[bytes]) -> None:
-        """Give the bytes of a GET to the decode pool, in several tasks if it has many blocks; or fail all that wait
-        for it."""
+        """A GET ended: let the decode threads work on its bytes, in several tasks if it has many blocks, or let all its
+        loads fail with its error."""
         error = answer.exception()
         tasks, get.tasks = get.tasks, []
         loads = [load for task in tasks for load in task]
@@ -391,7 +404,8 @@ class BlockLoader:
         byte_count: int,
         get: LoadGet | None = None,
     ) -> None:
-        """``work`` in the decode pool; a pool that is closed already fails the loads."""
+        """Let a decode thread run ``work`` for ``loads``, at the highest of their priorities. If the threads were
+        stopped, the loads fail, and ``byte_count`` bytes of the memory budget are released."""
         with self._lock:
             priority = min(load.priority for load in loads)
         try:
@@ -406,11 +420,12 @@ class BlockLoader:
             for load in loads:
                 load.task = task
             priority_now = min(load.priority for load in loads)
-        if priority_now < priority:  # a user came in between
+        if priority_now < priority:  # since then a reader with a higher priority has joined a load
             self._decoding.hurry(task, priority_now)
 
     def _decode(self, get: LoadGet, loads: list[BlockLoad], data: bytes) -> None:
-        """One task of the decode pool: blocks of ``get``, whose bytes are ``data``."""
+        """Decode some blocks of a GET, whose bytes are ``data``, and put them into the disk cache. Runs in a decode
+        thread."""
         view = memoryview(data)
         pieces = [view[load.span.offset - get.offset :][: load.span.length] for load in loads]
         self._deliver(get.index, loads, pieces)
@@ -428,7 +443,8 @@ class BlockLoader:
             self._budget.release(get.byte_count)
 
     def _deliver(self, index: SegmentIndex, loads: Sequence[BlockLoad], pieces: Sequence[memoryview]) -> None:
-        """Check, decode and hand out blocks that arrive together; those that are corrupt as errors."""
+        """Check and decompress blocks that arrived together, give each to its load (a corrupt one as an error), and put
+        them into the cache."""
         decompressor = zstandard.ZstdDecompressor()
         landed: list[NewBlock] = []
         try:
@@ -440,7 +456,9 @@ class BlockLoader:
                     continue
                 block = found
                 if int(index.blocks["codec"][load.span.first_block]) == CODEC_RAW:
-                    block = found.copy()  # else a view keeps the whole GET in memory
+                    block = (
+                        found.copy()
+                    )  # an uncompressed block is a view, which would keep the whole GET in memory
                     block.flags.writeable = False
                 self._budget.tie(load.span.raw_bytes, block)
                 load.block = block
@@ -448,19 +466,20 @@ class BlockLoader:
                     is_read = load.priority is Priority.USER
                     landed.append(NewBlock(load.key, block, fastcrc.crc32.iscsi(block), is_read))
             self._cache.put_all(landed)
-        except Exception as error:  # a defect: waiting reads must fail, too
+        except Exception as error:  # a defect of the program: without this, reads would wait for ever
             for load in loads:
                 load.error = load.error or error
         self._land(loads, {new.key for new in landed if not new.is_read})
 
     def _land(self, loads: Sequence[BlockLoad], unread: Set[BlockKey]) -> None:
-        """Who waits may look. ``unread``: blocks the cache took as such."""
+        """End the loads: they can no longer be joined, and the reads that wait for them continue. ``unread``: blocks
+        that the cache keeps as prefetched and not read."""
         with self._lock:
             for load in loads:
                 del self._loads[load.key]
             read_since = [load.key for load in loads if load.priority is Priority.USER and load.key in unread]
         for key in read_since:
-            self._cache.get(key, is_read=True)  # a user came while it landed
+            self._cache.get(key, is_read=True)  # a reader has joined the load since: count the block as read
         self._budget.release(sum(load.span.raw_bytes for load in loads if load.block is None))
         for arrived in {load.arrived for load in loads}:
             arrived.set_result(None)
@@ -473,7 +492,8 @@ class BlockLoader:
     # -- disk -------------------------------------------------------------------------------------------------
 
     def _read_disk(self, index: SegmentIndex, load: BlockLoad, turn: int) -> None:
-        """One task of the decode pool. What the disk does not give, or gives damaged, is fetched after all."""
+        """Load a block from the disk cache; if it is not there or damaged, fetch it from the store. Runs in a decode
+        thread."""
         assert self._disk is not None
         number = load.span.first_block
         stored = self._disk.get(load.key, int(index.blocks["crc32c"][number]), load.span.length)

@@ -49,7 +49,7 @@ class ByteBudget:
     """At most ``total_bytes`` charged at once. Thread-safe; never blocks."""
 
     def __init__(self, total_bytes: int) -> None:
-        """``total_bytes``: of everything that reading holds in this process."""
+        """``total_bytes``: how much memory reading this archive may hold: blocks, tails of objects, buffers."""
         self._lock = threading.Lock()
         self._total_bytes = total_bytes
         self._charged_bytes = 0
@@ -58,7 +58,8 @@ class ByteBudget:
         self._waiting: list[Admission] = []
         self._reclaimers: list[Reclaimer] = []
         self._ties: dict[int, _Tie] = {}
-        # Objects die wherever the last reference goes, also inside this class's lock: the dead are noted without it.
+        # Python frees an object wherever its last reference goes away, which may be inside this class's lock. So freed
+        # objects are only noted here, without the lock, and settled later.
         self._dead: deque[int] = deque()
         self.waits = 0
 
@@ -92,7 +93,8 @@ class ByteBudget:
         return self._charge_now(byte_count)
 
     def _charge_now(self, byte_count: int) -> bool:
-        """Charge without reclaiming anything; False if it does not fit, or if others wait already."""
+        """Charge ``byte_count`` if that much is free and no other charge waits; return whether it was charged. No cache
+        is made to give up memory for it."""
         self._settle()
         with self._lock:
             fits = not self._waiting and self._fits(byte_count)
@@ -102,7 +104,8 @@ class ByteBudget:
         return fits
 
     def charge(self, byte_count: int, priority: int) -> Admission:
-        """Charge as soon as it fits; lower ``priority`` numbers first."""
+        """Charge ``byte_count`` as soon as that much is free; the future of the result is done then. Of several waiting
+        charges the one with the lowest ``priority`` number comes first."""
         admission = Admission(byte_count, priority)
         if self.try_charge(byte_count, priority):
             admission.future.set_result(None)
@@ -115,7 +118,8 @@ class ByteBudget:
         return admission
 
     def withdraw(self, admission: Admission, error: TieredError | None = None) -> bool:
-        """Take back an admission that still waits; its future fails with ``error``. False: it was charged."""
+        """Cancel a charge that still waits; its future fails with ``error``, if given. Returns False if it had been
+        charged already."""
         with self._lock:
             if admission not in self._waiting:
                 return False
@@ -154,7 +158,8 @@ class ByteBudget:
         return self._reserve_now(byte_count)
 
     def _reserve_now(self, byte_count: int) -> bool:
-        """Reserve without reclaiming anything; False if it does not fit, or if others wait already."""
+        """Reserve ``byte_count`` if that much is free and no charge waits; return whether it was reserved. No cache is
+        made to give up memory for it."""
         self._settle()
         with self._lock:
             fits = not self._waiting and self._free_bytes >= byte_count
@@ -171,7 +176,8 @@ class ByteBudget:
         self.revise()
 
     def revise(self) -> None:
-        """Admit charges that fit now, reclaiming for the first. Called when more can be reclaimed."""
+        """Charge what waits and fits now, and let caches give up memory for the first charge that does not. Called when
+        caches may have something to give up."""
         self._settle(force=True)
         with self._lock:
             first = self._waiting[0] if self._waiting else None
@@ -202,7 +208,8 @@ class ByteBudget:
         self._settle()
 
     def _settle(self, *, force: bool = False) -> None:
-        """Release charges of dead objects and admit what fits. Never waits for the lock: its holder checks again."""
+        """Release the charges of objects that Python has freed, and charge what waits and fits now. Without ``force``
+        this does not wait for the lock: the thread that holds it does the same when it is done."""
         while self._dead or force:
             if not self._lock.acquire(blocking=force):
                 return
@@ -234,7 +241,8 @@ class MemoryAdmission:
     """Charges ``budget``. ``wait_ms``: how long a user waits, where there is a ``timer``."""
 
     def __init__(self, budget: ByteBudget, wait_ms: int, *, clock: Clock, timer: Timer | None) -> None:
-        """``timer``: None makes a user wait without a limit, as a simulation does."""
+        """``wait_ms``: how long a user's read waits for memory before it fails. Without a ``timer`` it waits without a
+        limit, as in a simulation."""
         self._budget = budget
         self._clock = clock
         self._timer = timer
@@ -242,11 +250,12 @@ class MemoryAdmission:
         self.waits = 0
         """User reads that waited."""
         self.refused = 0
-        """Reads that got none."""
+        """Reads that failed because no memory became free in time."""
         self._is_closed = False
 
     async def charge(self, cost_bytes: int, priority: Priority, key: str) -> None:
-        """Charge the budget. User reads wait for memory for a limited time; prefetch does not wait."""
+        """Charge the memory that a read of the object ``key`` needs. A user's read waits for memory for a limited time,
+        a prefetch does not wait. Raises MemoryShortError if there is none."""
         if priority is Priority.PREFETCH:
             if not self._budget.try_charge(cost_bytes, priority):
                 raise self._no_memory(cost_bytes, key)
@@ -258,7 +267,7 @@ class MemoryAdmission:
         if self._is_closed:
             self._budget.withdraw(admission, _closed())
         elif self._timer is not None:
-            # Weak: until then the timer would keep the admission's callbacks, and what they lead to, in memory.
+            # A weak reference: otherwise the timer would keep the read in memory until the time has passed.
             refuse = partial(self._on_timeout, weakref.ref(admission), key)
             self._timer.call_at(self._clock.monotonic_s() + self._wait_ms / 1000, refuse)
         try:
@@ -280,7 +289,7 @@ class MemoryAdmission:
             self._budget.withdraw(admission, self._no_memory(admission.byte_count, key))
 
     def _no_memory(self, cost_bytes: int, key: str) -> MemoryShortError:
-        """The error of a read that got no memory, which is counted."""
+        """Count a read that got no memory, and return its error."""
         self.refused += 1
         return MemoryShortError(
             f"{key}: no memory for {cost_bytes} bytes, {self._budget.charged_bytes} of "

@@ -41,7 +41,9 @@ class DecodeQueue:
         return next(self._turns)
 
     def submit(self, work: Callable[[], None], priority: Priority, turn: int) -> DecodeTask:
-        """Run ``work`` in the pool. Raises RuntimeError, and will not run it, when the pool is shut down."""
+        """Let a thread of the pool run ``work``: of the tasks that wait, the one with the highest priority runs first,
+        and of equal ones the one with the lowest ``turn``. Raises RuntimeError, and does not run it, if the pool is
+        shut down."""
         task = DecodeTask(work, turn)
         with self._lock:
             self._left += 1
@@ -55,7 +57,7 @@ class DecodeQueue:
                     self._take(task)
             if not was_taken:
                 raise
-            self._run_first()  # a thread ran this task instead of its own, which no thread would run
+            self._run_first()  # another submission's thread took this task: run one in its place, or none would be
         return task
 
     def hurry(self, task: DecodeTask, priority: Priority) -> None:

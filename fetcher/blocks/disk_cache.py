@@ -55,8 +55,9 @@ class DiskCache:
     pool."""
 
     def __init__(self, directory: str | os.PathLike[str], bytes_max: int) -> None:
-        """Scans the directory, which is made if need be. Raises OSError when that fails, and AccessDeniedError if other
-        users can write there."""
+        """Open or make the cache in ``directory``, with at most ``bytes_max`` bytes on disk, and take over the blocks
+        that are there. Raises OSError when that fails, and AccessDeniedError if other users can write to the
+        directory."""
         self._directory = os.path.abspath(directory)
         self._lock = threading.Lock()
         self._names: Lru[str, str] = Lru(bytes_max)
@@ -78,17 +79,18 @@ class DiskCache:
         return self._names.held_bytes
 
     def _scan(self) -> None:
-        """Take the blocks of earlier processes, oldest first; remove unfinished files, and files of another owner."""
+        """Take over the blocks that earlier processes cached in the directory, oldest first. Remove unfinished files,
+        and files that belong to another user, who may have put them there before the directory was private."""
         found: list[tuple[float, str, int]] = []
         with os.scandir(self._directory) as entries:
             for entry in entries:
                 if _TEMPORARY.fullmatch(entry.name):
-                    with suppress(OSError):  # a crash left it, or another process is writing it
+                    with suppress(OSError):  # a process that crashed left it, or one that runs is writing it
                         os.unlink(entry.path)
                 elif _NAME.fullmatch(entry.name):
                     with suppress(FileNotFoundError):
                         status = entry.stat(follow_symlinks=False)
-                        if not is_own(status):  # planted before the directory was private
+                        if not is_own(status):
                             os.unlink(entry.path)
                             continue
                         found.append((status.st_mtime, entry.name, _space_bytes(status.st_size)))
@@ -98,7 +100,8 @@ class DiskCache:
     # -- blocks -----------------------------------------------------------------------------------------------
 
     def get(self, key: BlockKey, crc32c: int, length: int) -> bytes | None:
-        """The stored bytes if they are those with this checksum and length; a file with others is dropped."""
+        """The stored bytes of a block, or None if they are not cached. A file whose content does not have this checksum
+        and length is damaged and is deleted."""
         name = _name(key)
         with self._lock:
             if self._names.get(name) is None:
@@ -115,14 +118,15 @@ class DiskCache:
         stored = _decoded(content, key, crc32c, length)
         if stored is None:
             self.counts.corrupt += 1
-            LOG.warning("%s is damaged, dropped it: the block is fetched again", path)
+            LOG.warning("disk cache: %s is damaged and is deleted; its block is fetched again", path)
             self.drop(key)
             return None
         self.counts.hits += 1
         return stored
 
     def put(self, key: BlockKey, stored: bytes | memoryview) -> None:
-        """Keep stored bytes that have passed their checks. Failing to is no error."""
+        """Write the stored bytes of a block, which have passed their checks, to the cache. If that fails, it is logged,
+        and the block is not cached."""
         name = _name(key)
         size = _HEADER.size + len(key.object_key) + len(stored)
         space_bytes = _space_bytes(size)
@@ -137,7 +141,7 @@ class DiskCache:
             os.rename(temporary, self._path(name))
         except OSError as error:
             self._failed(error, temporary)
-            with suppress(OSError):  # it may never have been made
+            with suppress(OSError):  # the file may not exist
                 os.unlink(temporary)
             return
         self._keep(name, space_bytes)

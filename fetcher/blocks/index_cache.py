@@ -90,7 +90,7 @@ class IndexCache:
         bytes_max: int,
         clock: Clock,
     ) -> None:
-        """``bytes_max``: of all tails that are kept; ``priorities`` sends the GETs."""
+        """``bytes_max``: limit for all cached tails together. ``priorities`` sends the GETs in order of priority."""
         self._scheduler = priorities
         self._budget = budget
         self._decoding = decoding
@@ -106,7 +106,8 @@ class IndexCache:
         return self._entries.held_bytes
 
     def get(self, wanted: TailPart) -> SegmentIndex | None:
-        """The tail, or the part of it, if it is held and its pages are still what they were."""
+        """The cached tail of an object, or the cached part of it; None if it is not cached. At intervals of CHECK_S the
+        checksum of its bytes is compared, and all parts of a damaged one are dropped."""
         with self._lock:
             entry = self._entry(wanted)
             if entry is None:
@@ -134,7 +135,8 @@ class IndexCache:
                 self._entries.pop(part)
 
     def join(self, wanted: TailPart, priority: Priority) -> IndexLoad | None:
-        """The tail's load, if there is one; it becomes as urgent as ``priority``."""
+        """The load in progress of a tail, or None if it is not being loaded. Its request gets ``priority`` if that is
+        higher than its own."""
         with self._lock:
             load = self._loads.get(wanted)
             if load is None:
@@ -148,10 +150,10 @@ class IndexCache:
     def start(
         self, wanted: TailPart, size_bytes: int, tail_bytes: int, priority: Priority
     ) -> IndexLoad | None:
-        """Begin to fetch a tail; ``tail_cost_bytes`` are charged and belong to the load from now on.
+        """Start to load a tail. The caller has charged ``tail_cost_bytes`` of memory for it, which the load releases.
 
-        None, without an effect: another read loads the tail, so look again. Raises CorruptionError for lengths no
-        segment has.
+        Returns None and does nothing if another read has loaded the tail, or is loading it: the caller then looks for
+        it again. Raises CorruptionError for lengths that no segment has.
         """
         check_tail_length(wanted[0], size_bytes, tail_bytes)
         request = RangeRequest(wanted[0], size_bytes - tail_bytes, tail_bytes, priority)
@@ -164,14 +166,14 @@ class IndexCache:
         return load
 
     def _on_bytes(self, load: IndexLoad, answer: Future[bytes]) -> None:
-        """Have the bytes of a tail decoded, or fail all that wait for it."""
+        """The GET of a tail ended: let a decode thread work on its bytes, or let the load fail with its error."""
         error = answer.exception()
         load.request = None
         if error is not None:
             self._fail(load, error)
             return
         try:
-            # At user priority: it is small, and all reads of the object wait for it.
+            # With a user's priority, because it is small and all reads of the object wait for it.
             self._decoding.submit(partial(self._decode, load, answer.result()), Priority.USER, load.turn)
         except RuntimeError as closed:
             self._fail(load, UnavailableError(f"cannot read {load.wanted[0]}: {closed}"))
@@ -186,10 +188,10 @@ class IndexCache:
                 held, index = load.wanted, index.part_of(load.wanted[1] * PART_RUNS)
         except TieredError as error:
             self.counts.corrupt += isinstance(error, CorruptionError)
-            # Without the way here, which refers to the load and so to itself.
+            # Without its traceback, which refers to the load: the error would keep itself in memory.
             self._fail(load, error.with_traceback(None))
             return
-        except Exception as error:  # a defect: waiting reads must fail, too
+        except Exception as error:  # a defect of the program: without this, reads would wait for ever
             self._fail(load, error)
             return
         cost_bytes = tail_cost_bytes(load.tail_bytes)
