@@ -176,8 +176,8 @@ class ByteBudget:
         self.revise()
 
     def revise(self) -> None:
-        """Charge what waits and fits now, and let caches give up memory for the first charge that does not. Called when
-        caches may have something to give up."""
+        """Charge what waits and fits now, and let caches free memory for the first charge that does not. Called when
+        caches may have memory to free."""
         self._settle(force=True)
         with self._lock:
             first = self._waiting[0] if self._waiting else None

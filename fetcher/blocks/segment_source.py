@@ -50,7 +50,8 @@ def priority_limits(settings: FetchSettings) -> dict[Priority, PriorityLimits]:
 
 
 def coalescing_limits(settings: FetchSettings) -> CoalescingLimits:
-    """How ranges become GETs; pieces are smaller under a tight bandwidth limit, so that it is kept evenly."""
+    """The limits by which ranges of an object are joined and cut into GETs, from the settings. Under a tight bandwidth
+    limit GETs are smaller, so that bytes arrive evenly."""
     paced_bytes = settings.bytes_per_s // PACED_PIECES_PER_S or settings.piece_bytes
     return CoalescingLimits(
         settings.gap_ratio,
@@ -134,7 +135,9 @@ class SegmentSource:
         disk: DiskCache | None = None,
         on_unread_dropped: Callable[[list[DroppedUnread]], None] | None = None,
     ) -> None:
-        """``timer`` is required for bandwidth limits and for time limits on memory."""
+        """Reads objects through ``reader`` into caches that ``budget`` limits. ``decode_pool`` decompresses blocks. The
+        ``timer`` is needed for a bandwidth limit, and to end waiting for memory. ``disk``: the disk cache, if any.
+        ``on_unread_dropped`` is called with prefetched blocks that were dropped before they were read."""
         self._settings = settings
         self._budget = budget
         self._clock = clock
@@ -171,8 +174,8 @@ class SegmentSource:
     async def index(
         self, key: str, size_bytes: int, tail_bytes: int, priority: Priority, ordinal: int | None = None
     ) -> SegmentIndex:
-        """The decoded tail of an object the catalog describes, or its part that has the run ``ordinal``. Fetched once
-        more when it is corrupt."""
+        """The decoded tail of an object, whose sizes the catalog gives; of a tail with many runs only the part that has
+        the run ``ordinal``, if given. A corrupt one is fetched once more before CorruptionError is raised."""
         try:
             return await self._index(tail_part(key, ordinal), size_bytes, tail_bytes, priority)
         except CorruptionError:
@@ -181,7 +184,8 @@ class SegmentSource:
     async def _index(
         self, wanted: TailPart, size_bytes: int, tail_bytes: int, priority: Priority
     ) -> SegmentIndex:
-        """The tail from memory, from a load on its way, or from a load that this read starts."""
+        """The tail, or the part ``wanted`` of it: from the cache, from a load in progress, or from a load that this
+        starts after it was charged to the memory budget."""
         while True:
             found = self._indexes.get(wanted)
             if found is not None:
@@ -207,9 +211,11 @@ class SegmentSource:
     async def blocks_at(
         self, index: SegmentIndex, run: int, numbers: Sequence[int], priority: Priority
     ) -> list[Block]:
-        """Raw bytes of blocks ``numbers`` (ascending) of the object: read-only, one array each. Near ones share a GET,
-        over gaps too. ``run``: one whose rows they hold; they may hold rows of others. A corrupt one is fetched once
-        more before that is an error."""
+        """The decompressed bytes of the blocks ``numbers``, ascending, of an object: a read-only array each.
+
+        ``run``: a run of the object with rows in these blocks. Blocks that lie near each other share a GET. A corrupt
+        block is fetched once more before CorruptionError is raised.
+        """
         self._expire()
         try:
             return await self._blocks(_Read(index, run, numbers, priority))
@@ -231,25 +237,27 @@ class SegmentSource:
         return self._cache.get(key, is_read=True)
 
     async def _blocks(self, read: _Read) -> list[Block]:
-        """All blocks of a read; waits only for those that are not in memory."""
+        """Get all blocks of a read, and wait for those that are not in memory."""
         blocks, loads = read.blocks, read.loads
         try:
             await self._find(read)
             if loads:
                 self._count_wait(read.priority, all(load.arrived.done() for load in loads.values()))
-            # Backwards: the last one mostly arrives last, and is then the only one waited for.
+            # From the last one on: it arrives last as a rule, so this waits once instead of once for each.
             for arrived in dict.fromkeys(load.arrived for load in reversed(loads.values())):
                 await Wait(arrived)
             for number in [*loads]:
                 blocks[number] = loads.pop(number).outcome()
         except BaseException:
-            # An error refers to this frame, and a load to its error: blocks would stay until garbage is collected.
+            # The error's traceback refers to this frame, and loads to the error: without this, blocks would stay in
+            # memory until Python's garbage collector runs.
             read.clear()
             raise
         return [blocks[number] for number in read.numbers]
 
     async def _find(self, read: _Read) -> None:
-        """Have each of the wanted blocks in memory or on its way. Raises ThrottledError, UsageError."""
+        """Find each wanted block in memory or among the loads in progress, and start to load the others, together with
+        adjacent blocks if the object is being read in order. Raises MemoryShortError and UsageError."""
         index, priority = read.index, read.priority
         charged_bytes = 0
         may_reach = priority is not Priority.BACKGROUND
@@ -265,8 +273,8 @@ class SegmentSource:
                 if charged_bytes == 0 and self._budget.try_charge(plan.cost_bytes, priority):
                     charged_bytes = plan.cost_bytes
                 if charged_bytes < plan.cost_bytes:
-                    # A waiting read holds no memory, or reads would wait for each other. Once admitted, it has
-                    # enough for all blocks, even if none is left in memory.
+                    # A read that waits for memory holds none, or reads would wait for each other. It then charges
+                    # enough for all its blocks, because none may be left in memory by then.
                     read.clear()
                     self._budget.release(charged_bytes)
                     charged_bytes = 0
@@ -284,7 +292,8 @@ class SegmentSource:
             self._prefetch_adjacent(read)
 
     def _look(self, read: _Read) -> list[int]:
-        """Sort the wanted blocks into what is in memory, what is on its way, and the rest, which is returned."""
+        """Look for the wanted blocks that the read does not have yet, in memory and among the loads in progress, and
+        give these to it. Returns the numbers of the blocks that have to be loaded."""
         keys = [
             BlockKey(read.index.key, number)
             for number in read.numbers
@@ -296,7 +305,7 @@ class SegmentSource:
         if loads:
             read.loads.update((key.block, load) for key, load in loads.items())
             keys = [key for key in keys if key not in loads]
-        # After the loads: a block that has just landed is in the cache.
+        # The cache is searched after the loads, because a block whose load has just ended is in the cache.
         blocks = self._cache.get_all(keys, is_read=read.priority is not Priority.PREFETCH)
         absent = []
         for key, block in zip(keys, blocks, strict=True):
@@ -307,7 +316,8 @@ class SegmentSource:
         return absent
 
     async def _charge_all(self, read: _Read) -> int:
-        """Charge what all blocks take at most, none of them being in memory; returns that."""
+        """Charge the memory that all blocks of the read take if none of them is in memory, and return its bytes. Waits
+        for memory as ``MemoryAdmission.charge`` does."""
         index = read.index
         spans = index.spans_of_single_blocks(read.run, read.numbers)
         cost_bytes = self._loads.cost_bytes_max(spans)
@@ -316,7 +326,8 @@ class SegmentSource:
         return cost_bytes
 
     def _check_size(self, index: SegmentIndex, count: int, cost_bytes: int) -> None:
-        """A single block is read whatever it takes, several only if they fit."""
+        """Raise UsageError if a read of several blocks needs more memory than the budget has. A single block is always
+        read, so that no message is unreadable."""
         if count > 1 and cost_bytes > self._budget.total_bytes:
             raise UsageError(
                 f"{index.key}: {count} blocks need {cost_bytes} bytes at once, "
@@ -327,7 +338,8 @@ class SegmentSource:
     # -- adjacent blocks --------------------------------------------------------------------------------------
 
     def _with_adjacent(self, read: _Read, absent: list[int]) -> LoadPlan | None:
-        """The plan for ``absent`` and the adjacent blocks worth loading with them; None without any."""
+        """Plan to load the blocks ``absent`` together with blocks that follow them, which the reader will want next.
+        None if no further blocks should be loaded."""
         index, run = read.index, read.run
         if self._adjacent.is_full:
             self._adjacent.lost(key for key in self._adjacent.unread() if not self._is_at_hand(key))
@@ -345,7 +357,8 @@ class SegmentSource:
         return self._loads.plan(index, spans, frozenset(extra))
 
     def _prefetch_adjacent(self, read: _Read) -> None:
-        """Begin to load the next adjacent blocks, if they are due and memory has room."""
+        """Start to load the next blocks of an object that is being read in order, before the reader comes to them, if
+        there is memory for them."""
         index = read.index
         due = self._adjacent.to_load_now(index, read.numbers[-1])
         extra = [number for number in due if not self._is_at_hand(BlockKey(index.key, number))]
@@ -374,10 +387,11 @@ class SegmentSource:
     # -- memory -----------------------------------------------------------------------------------------------
 
     def _reclaim(self, byte_count: int, priority: int) -> None:
-        """Make room: read blocks for any request, prefetched blocks and tails only for user reads."""
+        """Free ``byte_count`` bytes for a charge of the memory budget: evict blocks that were read; for a user's read
+        also prefetched blocks and tails of objects."""
         is_user = priority <= Priority.USER
         target_bytes = self._budget.charged_bytes - byte_count
-        # Evicting a block in use frees nothing: repeat until enough is free, or nothing is left.
+        # A block that a reader still holds is not freed by evicting it, so this continues until enough is free.
         while (excess_bytes := self._budget.charged_bytes - target_bytes) > 0:
             if self._cache.reclaim(excess_bytes, unread_too=is_user) == 0:
                 break
@@ -412,7 +426,7 @@ class SegmentSource:
         self._waits += priority is Priority.USER and not is_done
 
     def statistics(self) -> SourceStatistics:
-        """All counters now."""
+        """The counters and sizes of all parts at this moment."""
         priorities, cache, loads = self._scheduler.counts.values(), self._cache.counts, self._loads.counts
         disk = self._disk.counts if self._disk is not None else None
         return SourceStatistics(

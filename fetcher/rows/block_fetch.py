@@ -112,7 +112,8 @@ class BlockFetch:
         return sum(block.nbytes for block in self.touched.values())
 
     async def indexes(self, places: Sequence[RunPlace]) -> list[SegmentIndex]:
-        """The objects that hold ``places``, opened concurrently and checked against the catalog."""
+        """Open the tails of the objects that hold the runs ``places``, concurrently, and return one for each run.
+        Raises CorruptionError if an object does not hold the run that the catalog names."""
         if len(places) == 1:
             found = [await self._index(places[0])]
         else:
@@ -129,7 +130,8 @@ class BlockFetch:
         return self._source.index(key, size_bytes, tail_bytes, self._priority, place.ordinal)
 
     async def fetch(self, needed: Iterable[Needed]) -> None:
-        """Read the blocks of ``needed`` into ``touched``."""
+        """Read the blocks that ``needed`` names and keep them in ``touched``; blocks that the reader has buffered are
+        taken from there."""
         missing: dict[str, dict[int, Needed]] = {}
         for need in needed:
             key = need.segment.key
@@ -149,7 +151,8 @@ class BlockFetch:
             await gather(self._fetch_group(group) for group in groups)
 
     async def _fetch_group(self, needs: dict[int, Needed]) -> None:
-        """Blocks of one object, of any of its runs: adjacent ones share requests."""
+        """Read blocks of one object, given by number, and keep them in ``touched``; blocks near each other share a
+        request. Raises CorruptionError if a block has another size than the tail says."""
         numbers = sorted(needs)
         index = needs[numbers[0]].segment
         blocks = await self._source.blocks_at(index, needs[numbers[0]].place.ordinal, numbers, self._priority)

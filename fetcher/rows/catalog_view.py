@@ -66,7 +66,7 @@ class RunWindows:
         self._page_keys: tuple[tuple[PageRef, ...], frozenset[str]] = (), frozenset()
 
     def in_memory(self, view: QueueView, offset: int) -> RunList | None:
-        """Runs around ``offset`` of the view's queue, if they take no request."""
+        """Runs of the queue around the one with ``offset``, if they can be found without a request; else None."""
         tail = self._tail(view)
         if offset >= tail.begin and (not view.is_filled or tail.at(offset) >= 0):
             return tail
@@ -87,8 +87,8 @@ class RunWindows:
     def _from_pages(
         self, view: QueueView, offset: int, page_of: Callable[[PageRef], Page | None]
     ) -> RunList | None:
-        """Runs around ``offset`` from the first page that has it, or the tail if none has; None if ``page_of`` lacks a
-        page."""
+        """Runs of the queue around the one with ``offset``: from the catalog page that has it, or the newest runs if no
+        page has it. ``page_of`` returns a page; None if it lacks a page that is needed."""
         search = self._index.search(view.state, view.queue, offset)
         found: tuple[PageRef, RunChunk] | None = None
         try:
@@ -108,8 +108,8 @@ class RunWindows:
     # -- tails ------------------------------------------------------------------------------------------------
 
     def _tail(self, view: QueueView) -> RunList:
-        """The newest runs of the queue at the view's version: cached ones, extended by later commits, or else those
-        in the state's memory. Of more than TAIL_RUNS_MAX runs the oldest are dropped."""
+        """The newest runs of the queue at the view's catalog version: cached ones to which later commits are added, or
+        else those that the catalog keeps in memory. Of more than TAIL_RUNS_MAX runs the oldest are dropped."""
         if view.tail is not None:
             return view.tail
         known = self._tails.peek(view.queue)
@@ -131,7 +131,7 @@ class RunWindows:
         return found
 
     def _keep_tail(self, view: QueueView, runs: RunList, since_version: int) -> None:
-        """Cache the tail of the newest version only; the least recently used leave first."""
+        """Cache the newest runs of a queue, unless a later catalog version's are cached."""
         if runs.nbytes <= self._bytes_max // 1024:
             view.tail = runs  # longer lists are only in the cache, which counts their bytes
         with self._lock:
@@ -142,8 +142,8 @@ class RunWindows:
     # -- windows ----------------------------------------------------------------------------------------------
 
     def _window(self, view: QueueView, offset: int) -> RunList | None:
-        """The cached window of runs with ``offset``. None if there is none, or if its page, the tombstones or the
-        minimum offset changed since it was read."""
+        """The cached runs around the one with ``offset``. None if there are none, or if the catalog page they were read
+        from was replaced, runs were removed, or the queue's minimum offset has passed their first."""
         with self._lock:
             bases = self._bases.get(view.queue, ())
             at = bisect_right(bases, offset) - 1
@@ -166,7 +166,8 @@ class RunWindows:
         return keys
 
     def _keep_window(self, window: _Window) -> None:
-        """Caches a window of runs and the offset where it begins; forgets those of windows that are evicted for it."""
+        """Cache a window (consecutive runs of a queue) under the offset where it begins. The windows that have to leave
+        the cache for it leave the list of begins as well."""
         key = window.queue, window.runs.begin
         with self._lock:
             if key not in self._windows:
@@ -212,8 +213,8 @@ class CatalogView:
         runs_bytes: int = RUNS_BYTES,
         is_snapshot: bool = False,
     ) -> None:
-        """Begins with ``state``, which is used until ``executor`` has loaded a newer one; that is done every
-        ``refresh_ms``, and never for a snapshot."""
+        """A view of the catalog that begins with version ``state``. ``executor`` loads a newer one every
+        ``refresh_ms``; never if this is a snapshot, which is read at one version."""
         self._store = store
         self._state = state
         self._executor = executor
@@ -258,7 +259,8 @@ class CatalogView:
         return self._refreshing is None and self._failure is None
 
     async def refreshed(self) -> CatalogState:
-        """The newest version, read after this call. Raises what the store raises."""
+        """The newest catalog version: it is read from the store after this call, even if a refresh is running already.
+        Raises what the store raises."""
         if self._is_snapshot:
             return self._state
         with self._lock:
@@ -272,7 +274,8 @@ class CatalogView:
         return await self._outcome(future)
 
     async def recent(self) -> CatalogState:
-        """A version no older than the refresh interval. Raises what the store raises, or raised within the interval."""
+        """A catalog version that was the newest one at most one refresh interval ago. Raises what the store raises, or
+        raised at the last refresh within the interval."""
         self.refresh_if_due()
         with self._lock:
             future, failure = self._refreshing, self._failure
@@ -290,10 +293,11 @@ class CatalogView:
         name: str = "",
         queue: QueueKey | None = None,
     ) -> T:
-        """The result of ``reading`` by ``state``, or by the newest version if ``state`` names a missing object.
+        """The result of ``reading`` at catalog version ``state``. If that names an object that does not exist,
+        compaction or expiry has deleted it since, and ``reading`` is repeated at the newest version.
 
-        Raises CorruptionError, naming ``name``, if the newest version names a missing object too, and NotFoundError if
-        it no longer has ``queue``.
+        Raises CorruptionError, which begins with ``name``, if the newest version names a missing object as well, and
+        NotFoundError if it no longer has ``queue``. For a snapshot a missing object is a SnapshotExpiredError.
         """
         try:
             return await reading(state)
@@ -329,7 +333,8 @@ class CatalogView:
         return future
 
     def _submitted(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """``work`` in the executor; if that is shut down, the failure of a read."""
+        """Let the executor run ``work``. If the executor is shut down, the future fails with UnavailableError, as a
+        read of a closed archive does."""
         try:
             return self._executor.submit(work, *args, **kwargs)
         except RuntimeError as error:
@@ -342,7 +347,8 @@ class CatalogView:
             self._settle(future)
 
     def _settle(self, future: Future[CatalogState]) -> None:
-        """Use the result of ``future``, once: waiters may wake before its callbacks run."""
+        """Take over the catalog version that a refresh has loaded, or note its error. Done once for each refresh, by
+        whichever comes first: its callback or a coroutine that waited for it. The caller holds the lock."""
         if self._refreshing is not future:
             return
         self._refreshing = None
@@ -356,13 +362,13 @@ class CatalogView:
     # -- queues -----------------------------------------------------------------------------------------------
 
     def view(self, state: CatalogState, name: QueueName) -> QueueView | None:
-        """The queue ``name`` in ``state``, or None."""
+        """The queue ``name`` at the catalog version ``state``; None if there is none."""
         version, views = self._views
         if state is version and name in views:
             return views[name]
         found = _view(state, name)
         if found is None:
-            return None  # not cached: names are the client's
+            return None  # not cached, because clients choose the names
         with self._lock:
             version, views = self._views
             if len(views) >= VIEWS_MAX or (state is not version and state is self._state):
@@ -417,7 +423,8 @@ async def _ended(future: Future[CatalogState]) -> None:
 
 
 def _view(state: CatalogState, name: QueueName) -> QueueView | None:
-    """The queue of this name in ``state``; without a generation the current one. None if there is none."""
+    """The queue with this topic, queue id and generation (None: the newest one) at the catalog version ``state``; None
+    if there is no such queue."""
     topic, queue_id, generation = name
     if generation is None:
         generation = state.current_generation(topic, queue_id)
