@@ -51,7 +51,13 @@ class LmqReader:
         message_filter: MessageFilter | None,
         after: BufferedRows,
     ) -> ReadStep:
-        """Rows of the run ``place`` from ``at`` on that may be wanted, with their parents' records."""
+        """Read rows of an LMQ's run, ``place``, from queue offset ``at`` on. A row of an LMQ refers to a message of
+        another queue, its parent: the messages are read from there.
+
+        A row whose parent message has expired or was dropped by key compaction is lost. The step ends before a lost
+        row; if the first one is lost, it says up to which offset all are. ``after`` keeps what the reader's next pull
+        needs.
+        """
         (index,) = await fetch.indexes([place])
         known = fetch.buffered.table
         table = known[1] if known is not None and known[0] == place else index.row_columns(place)
@@ -92,7 +98,7 @@ class LmqReader:
     async def _dropped(
         self, fetch: BlockFetch, view: QueueView, offsets: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Which rows of ``view`` at ``offsets`` key compaction dropped."""
+        """For each offset of the queue ``view``, whether key compaction has dropped the message there."""
         dropped = np.zeros(len(offsets), bool)
         order = np.argsort(offsets)
         while len(order):
@@ -109,8 +115,9 @@ class LmqReader:
     async def _batch(
         self, fetch: BlockFetch, queue: QueueKey, rows: RowTable, parents: dict[int, QueueView]
     ) -> MessageBatch:
-        """The messages of LMQ ``rows``, from the records in ``parents``, by number; each record is read once. Raises
-        CorruptionError if a row has another size or physical offset than the message to which it refers."""
+        """The messages of an LMQ's ``rows``, read from the queues to which they refer. ``parents``: these queues, by
+        their number in the object. A message to which several rows refer is read once. Raises CorruptionError if a row
+        has another size or physical offset than its message."""
         mine = [np.flatnonzero(rows.parent == number) for number in parents]
         wanted = [np.unique(rows.parent_queue_offset[some], return_inverse=True) for some in mine]
         found = await gather(
@@ -143,7 +150,8 @@ class LmqReader:
         )
 
     async def _records_at(self, fetch: BlockFetch, view: QueueView, offsets: NDArray[np.int64]) -> _Records:
-        """Records of the rows of ``view`` at ``offsets``, ascending, all of which exist."""
+        """Read the records of the queue ``view`` at ``offsets``, which are ascending and all exist. Raises
+        CorruptionError if that queue is an LMQ itself."""
         places: list[RunPlace] = []
         cuts = [0]
         while cuts[-1] < len(offsets):

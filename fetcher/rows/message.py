@@ -61,7 +61,8 @@ class MessageBatch:
         self.tags_code = tags_code
         self.store_timestamp = store_timestamp
         self.is_dense = is_dense
-        """Records lie back to back from one in the first piece to one in the last, and fill all pieces between."""
+        """Whether the records lie one behind the other without other bytes between them, from one in the first piece to
+        one in the last, so that ``buffers`` needs to look at no other record."""
 
     def __len__(self) -> int:
         """Rows."""
@@ -99,7 +100,8 @@ class MessageBatch:
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces), self.starts + begins[self.piece]
 
     def buffers(self) -> list[memoryview]:
-        """All records back to back, adjacent ones in one view, without a copy: the body of a reply."""
+        """The bytes of all records in order, as views without a copy, for the body of a reply to a client. Records that
+        lie one behind the other share a view."""
         if not len(self):
             return []
         if self.is_dense:
@@ -120,7 +122,8 @@ class MessageBatch:
         ]
 
     def select(self, rows: NDArray[Any]) -> MessageBatch:
-        """Only ``rows``: ascending indexes, or a mask. Copies columns, never records."""
+        """A batch with only the given rows: ascending indexes, or a mask. Copies the columns of numbers, never the
+        records' bytes."""
         return MessageBatch(
             self.pieces,
             self.piece[rows],
@@ -156,7 +159,7 @@ EMPTY_BATCH = MessageBatch(
 
 
 def joined_batch(batches: Sequence[MessageBatch]) -> MessageBatch:
-    """Several batches as one, in order. Copies columns, never records."""
+    """Join several batches into one, in their order. Copies the columns of numbers, never the records' bytes."""
     batches = [batch for batch in batches if len(batch)]
     if len(batches) <= 1:
         return batches[0] if batches else EMPTY_BATCH
@@ -260,7 +263,7 @@ class Message:
         return list(inner_messages(self.record))
 
     def to_json(self) -> dict[str, Any]:
-        """The message as `tiered cat --format jsonl` prints it; names are in docs/FORMATS.md."""
+        """The message as ``tiered cat --format jsonl`` prints it; docs/FORMATS.md describes the names."""
         return record_to_json(
             self.record,
             queue=self.queue,

@@ -87,7 +87,8 @@ class _Reply:
         return Limits(rows, request.max_bytes - self.bytes, not self.batches)
 
     async def add(self, batch: MessageBatch) -> int | None:
-        """Take what the filter keeps; the offset to continue at if that is before the end of ``batch``."""
+        """Add the messages of ``batch`` that the filter keeps to the reply. Returns the offset at which to continue if
+        that is before the end of the batch; else None."""
         self.rounds += 1
         cut: int | None = None
         message_filter = self.request.filter
@@ -121,12 +122,14 @@ class RowReader:
         rows_ahead: int = 0,
         is_prefetch: bool = False,
     ) -> ReadRows:
-        """Rows from the one that spans ``request.offset`` on, ending before a gap. The offset is below the maximum.
+        """Read the messages of a queue from ``request.offset`` on, which is below the queue's maximum, up to a gap or
+        the limits of the request.
 
-        ``end``: read below this offset. ``rows_ahead``: columns of this many more rows are kept for the next read.
-        ``is_prefetch``: the filter's columns are enough. ``buffered``: left by the reader's previous read. A filtered
-        read may end early without a match (SCANNED_OFFSETS_MAX). Raises CorruptionError, NotFoundError when an object
-        is gone, or what the store raises.
+        ``end``: read only offsets below this one. ``buffered``: what the reader's previous read left for this one.
+        ``rows_ahead``: so many rows more are kept for the next read. ``is_prefetch``: only the blocks are wanted, so a
+        filter is applied by tags alone and not to the records. A read with a filter may end without a match, after
+        SCANNED_OFFSETS_MAX offsets. Raises CorruptionError, NotFoundError when an object does not exist, or what the
+        store raises.
         """
         fetch = BlockFetch(self._source, priority, buffered)
         at = covered = view.existing(request.offset)
@@ -167,7 +170,9 @@ class RowReader:
             after.blocks = fetch.touched
         covered = max(covered, at)
         if reply.batches and request.filter is None:
-            at = _after(reply.batches[-1], -1)  # not behind a hole
+            at = _after(
+                reply.batches[-1], -1
+            )  # the offset after the last message, though no message may be there
         gap = (request.offset, reply.begin) if reply.begin > request.offset else None
         return ReadRows(
             joined_batch(reply.batches),
@@ -181,7 +186,8 @@ class RowReader:
         )
 
     async def first_offset(self, view: QueueView) -> int:
-        """The offset of the queue's first row. Raises as ``read``."""
+        """The offset of the queue's first message: its minimum, or a later one if key compaction dropped the message
+        there. Raises what ``read`` raises."""
         at = view.existing(view.min_offset)
         while at < view.max_offset:
             runs = await self._catalog.runs_of(view, at)
@@ -214,9 +220,12 @@ def _last_read(places: list[RunPlace], end: int) -> RunPlace:
 async def _stored_step(
     fetch: BlockFetch, places: list[RunPlace], at: int, reply: _Reply, after: BufferedRows
 ) -> ReadStep:
-    """Reads rows of the runs ``places`` from offset ``at`` on, within the limits left to ``reply``, and fetches the
-    blocks of their records together. Ends before a run of an LMQ. ``after`` gets the rows that the reader's next pull
-    can use."""
+    """Read messages from offset ``at`` on out of the consecutive runs ``places``, as many as the limits of ``reply``
+    still allow, and fetch all their blocks at once.
+
+    First the rows are chosen by the columns in the objects' tails, then the blocks with their records are read. Stops
+    before a run of an LMQ, which LmqReader reads. ``after`` gets the rows that the reader's next pull can use.
+    """
     indexes = await fetch.indexes(places)
     limits, message_filter, end = reply.limits(), reply.request.filter, reply.end
     pace = reply.request.pace
@@ -232,7 +241,7 @@ async def _stored_step(
             rows = _rows_at(fetch.buffered, index, place, at, limits, reply)
             first = rows.row_of(at)
             if first == len(rows):
-                at = rows.end  # a hole behind the last row
+                at = rows.end  # key compaction dropped everything behind the last row
                 continue
             mask = None if message_filter is None else message_filter.tags_mask(rows.tags_code)
             part = take(rows.sizes, rows.ends, first, limits, mask)
@@ -258,7 +267,8 @@ async def _stored_step(
 def _rows_at(
     buffered: BufferedRows, index: SegmentIndex, place: RunPlace, at: int, limits: Limits, reply: _Reply
 ) -> RunRows:
-    """The buffered rows, if ``at`` is among them; else as many blocks as the limits allow, with a filter one."""
+    """Rows of the run ``place`` around offset ``at``: the reader's buffered rows if they have it; else the rows of as
+    many blocks as the limits allow, or of one block if there is a filter, which may keep few of them."""
     is_filtered = reply.request.filter is not None
     for rows in (buffered.rows, None if is_filtered else buffered.ahead):
         if rows is not None and rows.object_key == index.key and rows.base <= at < rows.end:
@@ -276,7 +286,9 @@ def _last(part: TakenRows) -> int:
 async def _filtered(
     batch: MessageBatch, message_filter: MessageFilter, count: int, pace: SlicePace | None
 ) -> tuple[MessageBatch, int | None]:
-    """Rows of ``batch`` the filter keeps, at most ``count``; the first offset not examined, if it ended early."""
+    """The messages of ``batch`` that the filter keeps, at most ``count``. If it stopped before the end of the batch,
+    because it has enough or the read has used its time (``pace``), also the first offset that it did not look at; else
+    None."""
     kept: list[int] = []
     cut: int | None = None
     for row, record in enumerate(batch.records()):
@@ -294,7 +306,8 @@ async def _filtered(
 
 
 async def chosen_rows(batch: MessageBatch, request: PullRequest) -> ReadRows:
-    """What ``request`` takes of ``batch``, which has all rows from its offset on."""
+    """Answer ``request`` from ``batch``, which has all messages of the queue from the request's offset on: apply its
+    filter and its limits."""
     end = covered = _after(batch, -1)
     if request.filter is not None:
         mask = request.filter.tags_mask(batch.tags_code)

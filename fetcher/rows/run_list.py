@@ -98,9 +98,11 @@ class RunList:
         return 512 + sum(part.nbytes for part in self._parts)
 
     def extended(self, chunk: RunChunk) -> RunList:
-        """This list with the runs of ``chunk``, sorted and of higher offsets, after its own."""
+        """A list with the runs of this one and, behind them, those of ``chunk``, which are sorted and have higher
+        offsets."""
         parts = list(self._parts)
-        # Each part is longer than the next: every run is copied a logarithmic number of times.
+        # Parts that are not longer than the new one are joined with it, so that each run is copied only a logarithmic
+        # number of times as a list grows.
         while parts and len(parts[-1].base) <= len(chunk.runs):
             chunk = joined_chunks((parts.pop().chunk, chunk))
         first = parts[-1].first + len(parts[-1].base) if parts else 0
@@ -109,8 +111,8 @@ class RunList:
         return longer
 
     def trimmed(self, runs_max: int, *, below: int) -> RunList:
-        """This list without its oldest parts, if they end at or below offset ``below``, while it has more runs than
-        ``runs_max``."""
+        """A list without the oldest parts of this one: they are removed as long as more than ``runs_max`` runs remain
+        and the oldest part ends at or below offset ``below``."""
         parts = list(self._parts)
         left = len(self)
         while (
@@ -135,7 +137,7 @@ class RunList:
     def at(self, offset: int) -> int:
         """Number of the run that holds ``offset``, or -1."""
         for part in reversed(self._parts):
-            # Not numpy's search, which releases the interpreter lock: taking it again costs more than the search.
+            # bisect instead of numpy's search, which releases the interpreter lock: to get that again costs more.
             index = bisect_right(part.base, offset) - 1
             if index >= 0:
                 is_inside = offset < int(part.chunk.runs["end_queue_offset"][index])
@@ -167,10 +169,11 @@ class RunList:
         return int(chunk.runs["min_phys"][index])
 
     def places(self, offset: int, *, end: int, bytes_max: int, runs_max: int) -> list[RunPlace]:
-        """Consecutive runs from the one that holds ``offset``: to the one that reaches ``end`` (an offset), or has
-        the last of ``bytes_max`` bytes not counting the first run's, or is the ``runs_max``-th.
+        """Where consecutive runs lie, from the one that holds ``offset`` on. The list ends with the run that reaches
+        the offset ``end``, with the run in which the runs behind the first one reach ``bytes_max`` bytes, or after
+        ``runs_max`` runs, whichever is first, and always in front of offsets that no run holds.
 
-        Stops before offsets no run holds. Raises CorruptionError when ``offset`` is in no run.
+        Raises CorruptionError when no run holds ``offset``.
         """
         number = self.at(offset)
         if number < 0:
@@ -200,11 +203,12 @@ class RunList:
 def list_at(
     known: RunList, known_state: CatalogState, state: CatalogState, queue: QueueKey
 ) -> RunList | None:
-    """The runs of ``queue`` in ``state``, from those it had in the earlier ``known_state``.
+    """The runs of ``queue`` at catalog version ``state``: the ``known`` ones of an earlier version, and those added
+    since.
 
-    None if runs that were added since are no longer in memory, or runs were also removed or replaced: the row count of
-    a queue changes by the rows of runs added and removed, so it equals the rows added only if nothing was removed. None
-    too if pages of the queue were replaced, which may have moved runs to other objects.
+    None if the runs added since are not all in memory, if runs were removed, or if a catalog page of the queue was
+    replaced, which may have moved runs to other objects. That no run was removed is seen from the queue's number of
+    rows, which has grown by exactly the rows that were added.
     """
     before, after, row = known_state.queue(queue), state.queue(queue), state.row_of(queue)
     if before is None or after is None or row is None:
@@ -221,7 +225,7 @@ def list_at(
     runs = added.runs[np.argsort(added.runs["base_queue_offset"], kind="stable")]
     runs["queue"] = 0
     if int(runs["base_queue_offset"][0]) < known.end:
-        return None  # it fills a gap
+        return None  # a run fills a gap, so it does not belong at the end of the list
     return known.extended(RunChunk(runs, added.objects, added.object_keys))
 
 
@@ -246,7 +250,8 @@ class _Same:
 
 
 def _added(chunks: Iterable[RunChunk], row: int, version: int) -> Iterator[RunChunk]:
-    """Runs of the queue in ``row`` that versions after ``version`` added, oldest first."""
+    """The runs of a queue (row ``row`` of the queue table) that catalog versions after ``version`` added, oldest
+    first."""
     found = []
     for chunk in reversed(tuple(chunks)):
         is_newer = chunk.runs["version"] > version
@@ -276,7 +281,7 @@ class QueueView:
     )
 
     def __init__(self, state: CatalogState, queue: QueueKey, row: Any) -> None:
-        """``row``: of the queue, in the queue table of ``state``."""
+        """A queue at catalog version ``state``; ``row`` is its row in the queue table."""
         self.state = state
         self.queue = queue
         self.max_offset = max(0, int(row["end_queue_offset"]))
@@ -288,7 +293,8 @@ class QueueView:
         """A later version may have added lower offsets."""
         self.is_sparse = bool(int(row["flags"]) & QUEUE_SPARSE)
         self.first_offset = None if self.is_sparse else self.min_offset
-        """The minimum in replies: of a queue with dropped rows the first one left, once it was read."""
+        """The minimum offset that replies name. Where key compaction dropped messages it is the offset of the first one
+        left, which is None until it was read."""
         self._gaps = QueueGaps(state.gaps_of(queue))
         self.tail: RunList | None = None
         """The newest runs, kept by RunWindows."""
@@ -304,8 +310,8 @@ class QueueView:
 
 
 def status_at(view: QueueView | None, offset: int) -> tuple[PullStatus, int]:
-    """The status of a pull at ``offset`` by the queue's bounds, and the next offset; FOUND when there may be a record
-    (MessageStoreFetcherImpl.getMessageAsync)."""
+    """The status of a pull at ``offset``, decided by the queue's bounds alone, and the next offset. FOUND means that
+    there may be a message, which has to be read. The rules are those of MessageStoreFetcherImpl.getMessageAsync."""
     if view is None:
         return PullStatus.NO_MATCHED_LOGIC_QUEUE, offset
     if view.max_offset <= 0:

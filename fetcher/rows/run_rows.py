@@ -65,9 +65,10 @@ def take(
     limits: Limits,
     mask: NDArray[np.bool_] | None,
 ) -> TakenRows:
-    """Rows from ``first`` on, of those in ``mask``. ``ends``: running sum of ``sizes`` plus any constant.
+    """Choose the rows that a reply takes: from row ``first`` on, only those that ``mask`` selects (None: all), at most
+    ``limits.rows`` of them, up to the first that does not fit into ``limits.bytes``.
 
-    At most ``limits.rows``; the first that does not fit into ``limits.bytes`` ends it.
+    ``sizes``: the sizes of all rows. ``ends``: their running sum, plus any constant.
     """
     if mask is not None:
         return _take_masked(sizes, first, limits, mask)
@@ -83,8 +84,8 @@ def take(
 
 
 def _take_masked(sizes: NDArray[np.int32], first: int, limits: Limits, mask: NDArray[np.bool_]) -> TakenRows:
-    """Takes rows that ``mask`` selects, from row ``first`` on, until ``limits`` are reached. The first row of a reply
-    is taken whatever its size."""
+    """Choose rows as ``take`` does, of those that ``mask`` selects. The first row of a reply is taken whatever its
+    size."""
     rows = np.flatnonzero(mask[first:])[: limits.rows] + first
     ends = np.cumsum(sizes[rows], dtype=np.int64)
     count = int(ends.searchsorted(limits.bytes, side="right"))
@@ -130,14 +131,16 @@ class RunRows:
     )
 
     def __init__(self, index: SegmentIndex, place: RunPlace, span: BlockSpan, columns: RowTable) -> None:
-        """``columns``: the rows of ``span`` (position is ignored)."""
+        """The rows in the blocks ``span`` of the run ``place``. ``columns``: their columns, of which ``position`` is
+        not used. Raises CorruptionError if the rows do not fill the blocks."""
         self.object_key = index.key
         self.first_block, self.end_block = span.first_block, span.end_block
         self.block_rows, self.block_bytes = index.bounds_of_blocks(place, span)
-        """Where each block begins, and the last one ends: in these rows, and in bytes of all blocks."""
+        """Where each block begins and the last one ends: as a number among these rows, and in bytes of all blocks."""
         self.is_plain = place.kind == RunKind.PLAIN
         self.sizes = columns.size
-        # Few calls, and few that give the interpreter's lock to other threads, as numpy does above 500 numbers.
+        # Written with few calls, and few of those that hand the interpreter's lock to other threads, as numpy does for
+        # more than 500 numbers: this runs for every pull.
         self.ends = columns.size.cumsum(dtype=np.int64)
         if span.raw_offset < 0:
             self.ends -= span.raw_offset
@@ -145,7 +148,7 @@ class RunRows:
         self.starts[0] = self.ends[0] - columns.size[0]
         self.starts[1:] = self.ends[:-1]
         self.piece: NDArray[np.int32] | None = None
-        """None: all in one block."""
+        """The number of the block in which each row lies; None if all lie in one."""
         if span.end_block - span.first_block > 1:
             self.piece = np.empty(len(self.starts), np.int32)
             bounds = zip(pairwise(self.block_rows), self.block_bytes, strict=False)
@@ -160,7 +163,7 @@ class RunRows:
         self.base = int(columns.queue_offset[0])
         self.end = int(columns.queue_offset[-1]) + int(columns.inner_num[-1])
         if span.end_row == place.rows:
-            self.end = place.end  # behind the last row of a sparse run is a hole
+            self.end = place.end  # key compaction may have dropped messages behind the last row
         if not self._fit(span.end_row < place.rows):
             raise CorruptionError(
                 f"{index.key}: rows {span.first_row} to {span.end_row} of run {place.ordinal} do not fit "
@@ -168,7 +171,8 @@ class RunRows:
             )
 
     def _fit(self, is_continued: bool) -> bool:
-        """Whether each block ends with a row, the last one perhaps with other runs'."""
+        """Whether the rows fill their blocks: each block ends where one of its rows ends. Only the last block may also
+        hold rows of other runs, unless this run continues (``is_continued``)."""
         if any(self.sizes[first:end].min() <= 0 for first, end in pairwise(self.block_rows)):
             return False
         for row, end_bytes in zip(self.block_rows[1:-1], self.block_bytes[1:-1], strict=True):
@@ -217,7 +221,7 @@ class RunRows:
         return range(self.first_block + int(self.piece[first]), self.first_block + int(self.piece[last]) + 1)
 
     def in_block_of(self, row: int) -> RunRows:
-        """The rows that lie in the block of ``row``. Columns are views."""
+        """The rows that lie in the same block as ``row``. Their columns are views of these."""
         if self.piece is None:
             return self
         at = int(self.piece[row])
@@ -243,7 +247,8 @@ class RunRows:
         return [blocks[0].data[begin:], *(block.data for block in blocks[1:-1]), blocks[-1].data[:end]]
 
     def batch(self, rows: slice | NDArray[np.intp], blocks: Sequence[NDArray[np.uint8]]) -> MessageBatch:
-        """``rows`` with their records in ``blocks``: the decoded bytes of ``blocks_of(rows)``."""
+        """The messages of ``rows``. ``blocks``: the decompressed bytes of the blocks ``blocks_of(rows)``, which hold
+        their records."""
         starts = self.starts[rows]
         count = len(starts)
         if self.piece is None or len(blocks) == 1:
@@ -280,10 +285,11 @@ def rows_of_run(
     count: int = 1,
     max_bytes: int = 0,
 ) -> RunRows:
-    """Rows of the run from the block on that holds ``offset``, or else the row after it or the last one, without their
-    bytes: whole blocks, up to the one that has the ``count``-th row or reaches ``max_bytes``. Not for LMQs.
+    """The columns of some rows of a run, without the records: whole blocks, from the block that holds ``offset`` on up
+    to the block with the ``count``-th row, or in which ``max_bytes`` is reached. Where no row has ``offset``, the next
+    one counts, or the last one. Not for runs of an LMQ.
 
-    ``table``: ``index.row_columns`` of the run; required if rows span several offsets. Raises CorruptionError.
+    ``table``: ``index.row_columns`` of the run, if the caller has it. Raises CorruptionError.
     """
     if place.kind == RunKind.PLAIN:
         row = offset - place.base
@@ -301,7 +307,8 @@ def rows_of_run(
 def blocks_of_rows(
     index: SegmentIndex, place: RunPlace, offsets: NDArray[np.int64]
 ) -> Iterator[tuple[RunRows, NDArray[np.intp]]]:
-    """The blocks that hold the rows at ``offsets`` (ascending, all in the run), each with its own of these rows."""
+    """For each block that holds messages at the given offsets of a run (ascending): the columns of its rows, and which
+    of these rows are at the given offsets."""
     table = None if place.kind == RunKind.PLAIN else index.row_columns(place)
     at = 0
     while at < len(offsets):
@@ -316,11 +323,12 @@ def blocks_of_rows(
 
 
 def _plain_columns(index: SegmentIndex, place: RunPlace, span: BlockSpan) -> RowTable:
-    """The columns of the rows in ``span`` of a plain run, whose queue offsets follow from the first."""
+    """The columns of the rows in the blocks ``span`` of a plain run, in which each row has the next queue offset, so
+    that these are computed."""
     first = index.row_of(place.ordinal) + place.first_row
     found = index.stored_columns(first + span.first_row, first + span.end_row)
-    # Copies: a view would keep whole column pages in memory. Rows of several pages are copies already. Not ``copy``,
-    # which gives the interpreter's lock to other threads.
+    # Views would keep whole column pages in memory, so they are copied; rows of several pages are copies already.
+    # ``tobytes`` instead of ``copy``, which hands the interpreter's lock to other threads.
     size, tags_code, stamp, phys, inner = (
         column if column.base is None else np.frombuffer(column.tobytes(), column.dtype)
         for column in found[:5]

@@ -32,7 +32,8 @@ MARKERS_MAX: Final = 256
 
 
 def properties_bytes(record: memoryview) -> bytes:
-    """The properties of one record, as stored. Raises CorruptionError when its lengths do not fit it."""
+    """The properties of one record, as stored: the last part of it. Raises CorruptionError when the lengths inside the
+    record do not fit its size."""
     try:
         magic, sys_flag = _MAGIC_AND_FLAG.unpack_from(record)
         at = _BODY_LENGTH_AT
@@ -74,7 +75,8 @@ class Properties:
         self._values: dict[bytes, bytes] | None = None
 
     def __call__(self, name: str) -> str | None:
-        """The value of ``name`` as text, or None. Takes long only once for a name."""
+        """The value of the property ``name`` as text, or None if the record lacks it. It is searched for once and then
+        cached."""
         found = self._found
         if name in found:
             return found[name]
@@ -86,13 +88,14 @@ class Properties:
         return value
 
     def _search(self, name: str) -> bytes | None:
-        """The value of the last property ``name``, or of an earlier one if that has no value; None without any."""
+        """The stored value of the property ``name``; None if the record lacks it. If the name occurs several times, the
+        last one with a value counts, as in the broker."""
         pairs, wanted = self._pairs, _marker(name)
         found = pairs.rfind(wanted)
         if found < 0:
             return None
         begin = found + len(wanted)
-        # Without a value, an earlier pair of this name counts.
+        # The last pair of this name has no value: an earlier one counts.
         return pairs[begin : pairs.index(_PAIR_END, begin)] or self._split(name)
 
     def _split(self, name: str) -> bytes | None:
@@ -149,7 +152,7 @@ def tags_code(tag: str) -> int:
 
 
 def tag_filter(expression: str | None) -> TagFilter | None:
-    """The filter ``a || b || c`` means; None where it means every message (empty, ``*``).
+    """The filter for a tag expression such as ``TagA || TagB``; None where it means every message (empty, ``*``).
 
     Raises UsageError when no tag is left (org.apache.rocketmq.remoting FilterAPI.buildSubscriptionData), and above
     EXPRESSION_CHARS_MAX and TAGS_MAX.
