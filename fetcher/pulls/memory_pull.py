@@ -65,12 +65,13 @@ class MemoryPulls:
         self._readers, self._prefetcher, self._counters = readers, prefetcher, counters
         self._clock, self._unread_s = clock, unread_s
         self._by_name: dict[tuple[str, int, str], tuple[QueueView, Reader]] = {}
-        """Readers by topic, queue id and group at the newest catalog version."""
+        """The queue's view and the reader, by topic, queue id and group, at the newest catalog version."""
         self._by_name_of = catalog.state
         readers.on_evicted = self._forget
 
     def pull(self, request: PullRequest) -> PullResult | None:
-        """The result of an unfiltered pull, without columns; None if memory does not have all of it."""
+        """Answer a pull without a filter from memory, without the columns of its messages; None if memory does not have
+        all of the answer. Nearly all pulls of a sequential consumer end here, so this is written to be quick."""
         catalog = self._catalog
         time_s = self._clock.monotonic_s()
         catalog.refresh_if_due(time_s)
@@ -101,12 +102,13 @@ class MemoryPulls:
                     return result
         answered = self._read(reader, view, request, time_s)
         if answered is None:
-            self._by_name.pop(name, None)  # the reader may have been evicted and replaced
+            self._by_name.pop(name, None)  # another object may stand for the reader now, after it was evicted
         return answered
 
     def pull_rows(self, request: PullRequest) -> PullResult | None:
-        """The result of an unfiltered pull, with columns, if the block the reader read last has all of it, or the pull
-        is at the end of the queue. Call ``refresh_if_due`` before."""
+        """Answer a pull without a filter from memory, with the columns of its messages: if the block that the reader
+        has buffered holds all of it, or the pull is at the queue's end; else None. The caller has called
+        ``refresh_if_due``."""
         is_recent = self._catalog.is_recent
         view = self._catalog.view(self._catalog.state, (request.topic, request.queue_id, request.generation))
         if view is None or view.first_offset is None:
@@ -128,16 +130,19 @@ class MemoryPulls:
         return result
 
     def _find(self, request: PullRequest) -> tuple[QueueView, Reader] | None:
-        """The view and the reader of a request, both cached by name while the catalog state is the same. None if the
-        queue is not visible or its minimum offset not known yet, or if the reader is new."""
+        """The view of the queue and the reader for a request; both are cached by name as long as the catalog version is
+        the same. None if the queue is not visible, its minimum offset is not known yet, or the reader is new."""
         catalog = self._catalog
         view = catalog.view(catalog.state, (request.topic, request.queue_id, None))
         reader = None if view is None else self._readers.find(ReaderKey(request.group, view.queue))
         if view is None or reader is None or view.is_hidden or view.first_offset is None:
             return None
         if len(self._by_name) >= READERS_MAX or view.state is not self._by_name_of:
-            self._by_name, self._by_name_of = {}, view.state  # readers that stop must not keep an old version
-        # The reader's own strings: those of this request need not be kept.
+            self._by_name, self._by_name_of = (
+                {},
+                view.state,
+            )  # otherwise readers that stop keep old versions in memory
+        # The reader's own strings are the keys, so that those of this request are not kept in memory.
         found = self._by_name[reader.name[1], request.queue_id, reader.name[0]] = view, reader
         return found
 
@@ -150,7 +155,8 @@ class MemoryPulls:
     def _read(
         self, reader: Reader, view: QueueView, request: PullRequest, time_s: float
     ) -> PullResult | None:
-        """The result from the buffered rows, and from the next run if the pull reaches into it."""
+        """Answer a pull from the rows that the reader has buffered, and from the run behind them if the pull reaches
+        into it and its first block is in memory. Returns None if memory does not have all of the answer."""
         buffered = reader.buffered
         rows = buffered.ahead or buffered.rows
         if rows is None or not _may_answer(rows, buffered, view, request.offset):
@@ -209,7 +215,8 @@ class MemoryPulls:
     def _next_run(
         self, view: QueueView, at: int, limits: Limits, buffered: Mapping[BlockId, Block]
     ) -> _Rows | None:
-        """Rows of the run that begins at ``at``, if its tail and its first block are in memory."""
+        """The rows of the run that begins at offset ``at``, and its first block. None if the object's tail or that
+        block is not in memory."""
         runs = self._catalog.cached_runs_of(view, at)
         number = -1 if runs is None or at >= view.max_offset or view.existing(at) != at else runs.at(at)
         if runs is None or number < 0:
@@ -233,11 +240,12 @@ class MemoryPulls:
                 index, place, at, count=limits.rows + ROWS_AHEAD, max_bytes=max(limits.bytes, BYTES_AHEAD)
             )
         except CorruptionError:
-            return None  # reported, and read again, by the pull that follows
+            return None  # the pull then reads the object again, and reports the damage
         return _Rows(rows, {block_id: block}, place.bytes_per_offset)
 
     def _bodies(self, source: _Rows, part: TakenRows) -> tuple[list[memoryview], Block] | None:
-        """The records of ``part``, and the block of the last one; None if a block is not in memory."""
+        """The bytes of the records of ``part``, the rows taken of ``source``, and the block that holds the last one.
+        None if a block is not in memory."""
         rows, taken = source.rows, part.rows
         assert isinstance(taken, slice)  # nothing is filtered out
         blocks: list[Block] = []
@@ -255,7 +263,8 @@ class MemoryPulls:
     def _stepped(
         self, reader: Reader, view: QueueView, request: PullRequest, result: PullResult, time_s: float
     ) -> None:
-        """Count a pull that stayed in the reader's buffered block, and prefetch what it made room for."""
+        """Count a pull that ended inside the block that the reader has buffered, and prefetch what the reader needs
+        next."""
         self._counters.from_memory += 1
         self._counters.messages += result.records
         self._prefetcher.stepped(reader, request.offset, result.next_offset, time_s)
@@ -273,7 +282,8 @@ class MemoryPulls:
         bytes_per_offset: float | None,
         time_s: float,
     ) -> None:
-        """The pull moved on to another block."""
+        """Count a pull that ended in another block than the buffered one: buffer the rows of that block (``after``),
+        and prefetch what the reader needs next."""
         self._counters.from_memory += 1
         self._counters.messages += result.records
         self._readers.buffer(reader, after)
@@ -299,7 +309,8 @@ class MemoryPulls:
 
 
 def _rows(reader: Reader, view: QueueView, request: PullRequest) -> PullResult | None:
-    """The result, with columns, if the block the reader read last has all of it."""
+    """Answer a pull, with the columns of its messages, from the one block that the reader has buffered; None if that
+    does not hold all of the answer."""
     buffered = reader.buffered
     rows = buffered.rows
     if rows is None or request.offset >= rows.end or not _may_answer(rows, buffered, view, request.offset):

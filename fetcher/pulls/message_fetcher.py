@@ -193,8 +193,8 @@ class TieredMessageFetcher:
         return _result(view, read)
 
     async def _attempt(self, request: PullRequest, state: CatalogState) -> PullResult:
-        """Answers a pull at ``state``, or at a newer state if the status may have changed since. Raises what reading
-        raises, NotFoundError for a missing object."""
+        """Answer a pull at catalog version ``state``, or at the newest one if messages archived since could change the
+        status. Raises what reading raises, and NotFoundError for an object that does not exist."""
         name = _name(request)
         view = self.catalog.view(state, name)
         status, next_offset = status_at(view, request.offset)
@@ -210,7 +210,8 @@ class TieredMessageFetcher:
         return PullResult(status, next_offset, *bounds, version=state.version)
 
     async def _newer(self, state: CatalogState, status: PullStatus) -> CatalogState:
-        """A newer state, if ``state`` is not recent."""
+        """The newest catalog version; ``state`` if it cannot be read and ``status`` does no harm if it is out of
+        date."""
         try:
             return await self.catalog.recent()
         except UnavailableError:
@@ -219,12 +220,13 @@ class TieredMessageFetcher:
             return state
 
     async def _read(self, request: PullRequest, view: QueueView) -> PullResult:
-        """Reads from an offset that the queue has: messages that were read together with another queue's, else
-        buffered rows, prefetched blocks or the store. Keeps for the reader what its next pull can use."""
+        """Read from an offset that the queue has. The messages come from those that were read together with other small
+        queues, from the rows that the reader has buffered, from prefetched blocks, or from the store. What the reader's
+        next pull can use is kept."""
         began_s = self._clock.monotonic_s()
         offset, key = request.offset, ReaderKey(request.group, view.queue)
         until = 0 if request.until is None else min(request.until, view.max_offset)
-        # A reader that begins with the rest of its queue has no next read: nothing is kept for it.
+        # A reader whose first pull takes the whole rest of the queue has no next pull: nothing is kept for it.
         is_rest = 0 < until - offset <= request.count and self.readers.find(key) is None
         if is_rest and until == view.max_offset and self._neighbours is not None:
             batch = await self._neighbours.rest_of(view, offset)
@@ -237,7 +239,7 @@ class TieredMessageFetcher:
                 buffered = reader.buffered
             ready = self.prefetcher.ready(reader, offset)
             is_sequential = await self._prefetched(reader, request, view, until)
-            # Not for a reader whose buffered rows were dropped: there is no memory for more.
+            # A reader whose buffered rows were dropped gets no more, because memory is short.
             has_room = is_sequential and buffered.rows is not None and request.until is None
             rows_ahead = ROWS_AHEAD if has_room else 0
         reading = self._rows.read(view, request, Priority.USER, buffered, rows_ahead=rows_ahead)
@@ -247,7 +249,9 @@ class TieredMessageFetcher:
             self.counters.waited += 1
         self.counters.messages += len(read.batch)
         if reader is None and read.next_offset < until:
-            reader = self.readers.open(key, began_s)  # not all of it fitted
+            reader = self.readers.open(
+                key, began_s
+            )  # the rest did not fit into this result: there is a next pull
         if reader is not None:
             if waits and ready is not None:
                 self.prefetcher.waited(reader, ready, read.next_offset)
@@ -256,10 +260,13 @@ class TieredMessageFetcher:
         return _result(view, read)
 
     async def _prefetched(self, reader: Reader, request: PullRequest, view: QueueView, until: int) -> bool:
-        """Starts what ``reader`` prefetches before this pull. Returns whether it reads sequentially."""
+        """Before a pull is read, start to prefetch what the reader needs next. Returns whether the pull continues where
+        the reader's last one ended."""
         prefetcher, offset = self.prefetcher, request.offset
         if reader.window.position < 0 and until - offset > request.count:
-            await self._ranges.open(view, offset)  # the first block comes with those after it
+            await self._ranges.open(
+                view, offset
+            )  # so that the first block shares a request with those behind it
             runs = await self.catalog.runs_of(view, offset)
             prefetcher.announced(reader, offset, until, runs.bytes_per_offset(offset))
         is_sequential = reader.window.position == offset
@@ -270,7 +277,7 @@ class TieredMessageFetcher:
     def _keep(
         self, reader: Reader, view: QueueView, request: PullRequest, read: ReadRows, time_s: float
     ) -> None:
-        """Keep what ``reader`` needs for its next pull, and prefetch for that."""
+        """After a pull, keep what the reader's next pull can use, and prefetch for it."""
         offset = request.offset
         self.readers.buffer(reader, read.buffered)
         rows = read.buffered.rows
@@ -288,7 +295,8 @@ def _name(request: PullRequest) -> tuple[str, int, int | None]:
 
 
 def _result(view: QueueView, read: ReadRows) -> PullResult:
-    """The reply with the rows that were read, and the bounds of the version of ``view``."""
+    """The result of a pull with the messages that were read, and the queue's bounds at the catalog version of
+    ``view``."""
     return PullResult(
         PullStatus.FOUND if len(read.batch) else PullStatus.NO_MATCHED_MESSAGE,
         read.next_offset,

@@ -60,8 +60,9 @@ class TogetherRead:
     none here. ``page`` has the runs of all that ``state`` names."""
 
     def __init__(self, page: Page, state: CatalogState, bytes_max: int) -> None:
-        """Chooses, in the order of ``page``, the queues whose plain runs reach from minimum to end without a hole,
-        until ``bytes_max`` is reached. Reads nothing."""
+        """Choose the queues that can be read together, in the order of ``page``, which lists their runs: those that
+        have only plain runs, without a gap from their minimum to their maximum, and as many as ``bytes_max`` allows.
+        Nothing is read yet."""
         runs, self._page = page.chunk.runs, page
         table = state.table[state.directory.rows(page.queues, len(state.table))]
         number = runs["queue"].astype(np.int64)
@@ -83,8 +84,8 @@ class TogetherRead:
         self._data = np.empty(0, np.uint8)
 
     async def read(self, source: BlockSource, budget: ByteBudget) -> dict[QueueKey, MessageBatch]:
-        """What the queues have; nothing if there is no memory for it. Raises what reading objects raises, or
-        ValueError for rows that do not fit their blocks."""
+        """Read all messages of the chosen queues, object by object, and return them by queue; nothing if there is no
+        memory for them. Raises what reading objects raises, or ValueError for rows that do not fit their blocks."""
         count, byte_count = int(self._rows[-1]), int(self._bytes[-1])
         cost_bytes = byte_count + ROW_BYTES * count
         if count == 0 or not budget.try_charge(cost_bytes, Priority.USER):
@@ -107,7 +108,8 @@ class TogetherRead:
         }
 
     async def _read_part(self, source: BlockSource, which: NDArray[np.int64]) -> None:
-        """The rows of some runs of one object, to their places."""
+        """Read the runs ``which`` of one object, and copy their columns and records to the places that they have in the
+        result. Raises CorruptionError if the rows do not fit their blocks."""
         runs, chunk = picked(self._runs, which), self._page.chunk
         place = chunk.objects[int(runs["object"][0])]
         key, run = chunk.object_keys[int(place["key"])], int(runs["ordinal"][0])
@@ -138,15 +140,16 @@ class Neighbours:
     """Reads queues together for readers that go from queue to queue. Thread-safe."""
 
     def __init__(self, source: BlockSource, catalog: CatalogView, budget: ByteBudget) -> None:
-        """Reads nothing. ``budget`` may drop messages that were read together when other reads need memory."""
+        """Reads nothing yet. ``budget`` makes this drop messages that were read together when other reads need
+        memory."""
         self._source, self._catalog, self._budget = source, catalog, budget
         self._lock = threading.Lock()
         self._order: tuple[CatalogState, dict[QueueKey, int]] = catalog.state, {}
-        """The place of each queue in the order of names."""
+        """The number of each queue in the order in which a walk over all queues reads them, at a catalog version."""
         self._next, self._count = 0, 1
-        """The place of the queue that comes next for such readers; how many were read together."""
+        """The number of the queue that such a walk reads next, and how many queues were read together last."""
         self._ready: tuple[int, dict[QueueKey, MessageBatch]] = 0, {}
-        """Messages of queues, of a log history."""
+        """The messages that were read together, by queue, and the log history they belong to."""
         self._loading: tuple[range, Future[None]] | None = None
         budget.add_reclaimer(self._reclaim)
 
@@ -155,7 +158,8 @@ class Neighbours:
             self._ready, self._count = (0, {}), 1
 
     async def rest_of(self, view: QueueView, offset: int) -> MessageBatch | None:
-        """All messages of the view's queue from ``offset`` on; None: read it alone."""
+        """All messages of a queue from ``offset`` on, if they were or can be read together with other queues' messages;
+        None if the queue has to be read alone."""
         if self._order[0] is not view.state or not self._order[1]:
             queues = view.state.visible_queues()
             self._order = view.state, {queue: number for number, queue in enumerate(queues)}
@@ -174,7 +178,8 @@ class Neighbours:
         return batch if offset == first else batch.select(np.arange(offset - first, len(batch)))
 
     async def _load(self, state: CatalogState, number: int) -> None:
-        """Read the queue ``number`` and the next ones, if readers came to it from those before."""
+        """Read the queue with this number and the ones after it together, if readers came to it from the queues before
+        it: twice as many queues as the last time, up to QUEUES_MAX."""
         with self._lock:
             is_next = 0 <= number - self._next <= SKIPPED_MAX
             self._count = min(2 * self._count, QUEUES_MAX) if is_next else 1
@@ -194,7 +199,7 @@ class Neighbours:
             if len(together.queues) < len(page.queues):
                 count = bisect_left(queues, page.queues[len(together.queues)])
         except (TieredError, ValueError):
-            pass  # reads of single queues find it again, and name it
+            pass  # the read of a single queue meets the same error, and reports it with the queue's name
         finally:
             with self._lock:
                 self._ready, self._loading = (state.cursor.history, ready), None
