@@ -149,7 +149,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     module.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
     before = os.umask(PRIVATE_UMASK)
-    if verb in ("export", "sql"):  # other programs read its files: whom the umask lets
+    if verb in (
+        "export",
+        "sql",
+    ):  # other users' programs read their files, as far as the caller's umask allows
         os.umask(before)
     try:
         return run_verb(module.execute, parser.parse_intermixed_args(_with_relative_times(rest)))
@@ -158,18 +161,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _with_relative_times(words: list[str]) -> list[str]:
-    """``--since -1h`` as ``--since=-1h``: argparse takes words that begin with a hyphen for options."""
-    found: list[str] = []
+    """The words of a command line with ``--since -1h`` joined to ``--since=-1h``: argparse takes a word that begins
+    with a hyphen for an option."""
+    joined: list[str] = []
     for word in words:
-        if found and found[-1].startswith("--") and RELATIVE.fullmatch(word):
-            found[-1] += f"={word}"
+        if joined and joined[-1].startswith("--") and RELATIVE.fullmatch(word):
+            joined[-1] += f"={word}"
         else:
-            found.append(word)
-    return found
+            joined.append(word)
+    return joined
 
 
 def _split_verb(words: list[str]) -> tuple[str | None, list[str]]:
-    """The verb and its arguments. Help and version end the process."""
+    """The verb, and the words after it. Without any word the help is printed and the verb is None; ``--help``,
+    ``--version`` and an unknown verb end the process."""
     parser = _Parser(
         prog="tiered",
         description="Tiered storage for Apache RocketMQ: archive a broker's messages and read them back.",
@@ -178,7 +183,7 @@ def _split_verb(words: list[str]) -> tuple[str | None, list[str]]:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"tiered {VERSION}")
-    parser.add_argument("verb", choices=list(VERBS), metavar="VERB", help="see below")
+    parser.add_argument("verb", choices=list(VERBS), metavar="VERB", help="one of the verbs below")
     if not words:
         parser.print_help(sys.stderr)
         return None, []
@@ -202,7 +207,8 @@ def run_verb(
     program: str = "tiered",
     known: Callable[[Exception], TieredError | None] = lambda error: None,
 ) -> int:
-    """The exit code of ``execute``; an error is one line on stderr. ``known``: the error of ours in another one."""
+    """Run ``execute`` of a verb and return its exit code; an error is printed as one line on stderr. ``known`` returns
+    the TieredError that an error of another library (Spark) was raised for, or None: then it is an internal error."""
 
     def report(message: str, code: int) -> int:
         if options.debug:
@@ -223,7 +229,7 @@ def run_verb(
         if expected is not None:
             return report(" ".join(str(expected).split()), expected.exit_code)
         if isinstance(error, OSError) and error.errno in _REFUSED_OUTPUT and error.filename is None:
-            # Other files have a name, or an error of their own.
+            # Without a file name it is standard output: errors of other files have one, or are TieredErrors.
             _discard_output()
             return report(f"cannot write the output: {error.strerror}", StoreFullError.exit_code)
         message = f"internal error, {type(error).__name__}: {' '.join(str(error).split())[:500]}"

@@ -25,36 +25,46 @@ class SettingFlag(NamedTuple):
 
 
 NAME_FLAGS = (
-    SettingFlag("--cluster", "archive.cluster", "cluster name (default: the only one)"),
-    SettingFlag("--broker", "archive.broker", "broker name (default: the only one)"),
+    SettingFlag(
+        "--cluster", "archive.cluster", "cluster name (default: as the broker's files say, or the only one)"
+    ),
+    SettingFlag(
+        "--broker", "archive.broker", "broker name (default: as the broker's files say, or the only one)"
+    ),
 )
 STORE_FLAGS = (
-    SettingFlag("--endpoint-url", "object_store.endpoint_url", "S3 endpoint of a store other than AWS"),
+    SettingFlag(
+        "--endpoint-url", "object_store.endpoint_url", "URL of the S3 endpoint, for a store other than AWS"
+    ),
     SettingFlag("--region", "object_store.region", "S3 region"),
 )
 BROKER_FLAGS = (
-    SettingFlag("--broker-conf", "broker.conf_path", "the broker's broker.conf"),
+    SettingFlag("--broker-conf", "broker.conf_path", "path of the broker's configuration file, broker.conf"),
     SettingFlag("--broker-address", "broker.address", "host:port of the broker's remoting port"),
 )
 TOPIC_FLAGS = (
-    SettingFlag("--include", "topics.include", "pattern of topics to archive, comma-separated"),
-    SettingFlag("--exclude", "topics.exclude", "pattern of topics not to archive, comma-separated"),
+    SettingFlag("--include", "topics.include", "patterns of the topics to archive, comma-separated"),
+    SettingFlag("--exclude", "topics.exclude", "patterns of topics that are not archived, comma-separated"),
 )
 SERVE_FLAGS = (
     SettingFlag("--bind", "serve.bind", "host:port to listen on (default 127.0.0.1:9876)"),
     SettingFlag(
         "--advertise",
         "serve.advertise",
-        "host:port that clients connect to (default: the bound address, or this host's)",
+        "host:port that clients connect to (default: the address of --bind, or this host's where that is 0.0.0.0)",
     ),
 )
 MOUNT_FLAGS = (
-    SettingFlag("--name-servers", "broker.name_servers", "name servers as host:port, comma-separated"),
-    SettingFlag("--node", "mount.node", "name of this node (default: the host's)"),
-    SettingFlag("--advertise", "mount.advertise", "host that clients connect to (default: this machine's)"),
+    SettingFlag("--name-servers", "broker.name_servers", "the name servers as host:port, comma-separated"),
+    SettingFlag(
+        "--node", "mount.node", "name of this node among those that mount (default: the host's name)"
+    ),
+    SettingFlag(
+        "--advertise", "mount.advertise", "host that clients connect to (default: this machine's address)"
+    ),
 )
 _FLAGS = (*NAME_FLAGS, *STORE_FLAGS, *BROKER_FLAGS, *TOPIC_FLAGS, *SERVE_FLAGS, *MOUNT_FLAGS)
-_KNOWN = {flag.key: flag.option for flag in _FLAGS} | {
+_OPTIONS = {flag.key: flag.option for flag in _FLAGS} | {
     "topics.include_system": "--include-system",
     "archive.take_over": "--take-over",
     "archive.replace_log": "--replace-log",
@@ -67,6 +77,7 @@ _KNOWN = {flag.key: flag.option for flag in _FLAGS} | {
     "compaction.min_age_ms": "--older-than",
     "key_compaction.min_age_ms": "--older-than",
 }
+"""Key of a setting -> the option that sets it, for messages. The option's ``dest`` is the key."""
 
 
 def instant(text: str) -> int:
@@ -78,7 +89,7 @@ def instant(text: str) -> int:
 
 
 def add_setting_flags(parser: argparse.ArgumentParser, *groups: tuple[SettingFlag, ...]) -> None:
-    """``--config``, ``--set`` and the named flags of ``groups``."""
+    """Add ``--config``, ``--set`` and the flags of ``groups``, each of which sets one setting."""
     parser.add_argument("--config", metavar="FILE", help="TOML settings file (default: $TIERED_CONFIG)")
     parser.add_argument(
         "--set",
@@ -92,19 +103,19 @@ def add_setting_flags(parser: argparse.ArgumentParser, *groups: tuple[SettingFla
 
 
 def add_flags(parser: argparse.ArgumentParser, *groups: tuple[SettingFlag, ...]) -> None:
-    """The named flags of ``groups``."""
+    """Add the flags of ``groups``, each of which sets one setting."""
     for flag in (flag for group in groups for flag in group):
         parser.add_argument(flag.option, dest=flag.key, metavar="VALUE", default=None, help=flag.meaning)
 
 
 def add_archive(parser: argparse.ArgumentParser, *groups: tuple[SettingFlag, ...]) -> None:
-    """ARCHIVE_URL, the flags that choose an archive in it, and those of ``groups``."""
+    """Add ARCHIVE_URL, the flags that choose one of the archives below it, and the flags of ``groups``."""
     parser.add_argument("url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix")
     add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS, *groups)
 
 
 def add_places(parser: argparse.ArgumentParser) -> None:
-    """Store, archive and state directory of `tiered run`."""
+    """Add ``--store``, ``--url`` and ``--state-dir``: what `tiered run` reads, where it archives, its own files."""
     add_store(parser)
     parser.add_argument(
         "--url", dest="archive.url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix"
@@ -115,7 +126,10 @@ def add_places(parser: argparse.ArgumentParser) -> None:
 def add_store(parser: argparse.ArgumentParser) -> None:
     """``--store``."""
     parser.add_argument(
-        "--store", dest="broker.store_path", metavar="DIRECTORY", help="the broker's store directory"
+        "--store",
+        dest="broker.store_path",
+        metavar="DIRECTORY",
+        help="the broker's store directory (storePathRootDir)",
     )
 
 
@@ -125,7 +139,7 @@ def add_state_dir(parser: argparse.ArgumentParser) -> None:
         "--state-dir",
         dest="process.state_dir",
         metavar="DIRECTORY",
-        help="state directory of tiered run: its lock, identity and admin address",
+        help="directory where tiered run keeps its lock, its identity and its admin address",
     )
 
 
@@ -133,7 +147,7 @@ def add_writer_flags(parser: argparse.ArgumentParser, *groups: tuple[SettingFlag
     """Flags of verbs that write an archive, and those of ``groups``."""
     add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS, BROKER_FLAGS, *groups)
     add_topics(parser)
-    become = "become the archive's writer even if another instance is, which is then fenced"
+    become = "become the archive's writer even if another instance is: that one may no longer write"
     add_switch(parser, "--take-over", "archive.take_over", become)
 
 
@@ -153,24 +167,29 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rules",
         metavar="FILE",
-        help="use topics.rules and [retention] of this settings file instead of the rules in force in the archive",
+        help="use topics.rules and [retention] of this settings file instead of the rules recorded in the archive",
     )
 
 
 def add_topic(parser: argparse.ArgumentParser) -> None:
     """``--topic``, with patterns."""
     parser.add_argument(
-        "--topic", metavar="PATTERNS", default="", help="topics, comma-separated (default: all)"
+        "--topic",
+        metavar="PATTERNS",
+        default="",
+        help="names or patterns of topics, comma-separated (default: all)",
     )
 
 
 def add_times(parser: argparse.ArgumentParser, *, since: str = "no limit", until: str = "no limit") -> None:
-    """Adds ``--since`` and ``--until``. ``since`` and ``until``: how the help describes their defaults."""
-    how = "ISO 8601, by default in UTC, ms since 1970, or -1h"
+    """Add ``--since`` and ``--until``. ``since`` and ``until`` describe their defaults in the help."""
+    how = "ISO 8601 (UTC without an offset), milliseconds since 1970, or an age such as -1h"
     parser.add_argument(
-        "--since", type=instant, metavar="TIME", help=f"from this time on: {how} (default: {since})"
+        "--since", type=instant, metavar="TIME", help=f"only from this time on: {how} (default: {since})"
     )
-    parser.add_argument("--until", type=instant, metavar="TIME", help=f"before this time (default: {until})")
+    parser.add_argument(
+        "--until", type=instant, metavar="TIME", help=f"only before this time (default: {until})"
+    )
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:
@@ -179,21 +198,24 @@ def add_version(parser: argparse.ArgumentParser) -> None:
         "--at-version",
         type=whole_number,
         metavar="N",
-        help="as the archive was at catalog version N, until gc deletes it",
+        help="read the archive as it was at catalog version N, if tiered gc has not deleted that since",
     )
 
 
 def add_generation(parser: argparse.ArgumentParser) -> None:
     """``--generation``."""
     parser.add_argument(
-        "--generation", type=int, metavar="N", help="an earlier generation of a recreated topic"
+        "--generation",
+        type=int,
+        metavar="N",
+        help="generation N of a topic that was deleted and created again (default: the newest)",
     )
 
 
 def add_prices(parser: argparse.ArgumentParser) -> None:
     """``--prices``."""
     parser.add_argument(
-        "--prices", metavar="FILE", help="TOML file of prices (default: S3 Standard, us-east-1)"
+        "--prices", metavar="FILE", help="TOML file with prices (default: those of S3 Standard in us-east-1)"
     )
 
 
@@ -205,18 +227,19 @@ def whole_number(text: str) -> int:
 
 
 def add_rewriting(parser: argparse.ArgumentParser, section: str, verb: str, *, also: str = "") -> None:
-    """``--older-than``, a setting of ``section``, and ``--spool``; ``also``: what else that directory is for."""
+    """Add ``--older-than``, which sets ``min_age_ms`` of the settings' ``section``, and ``--spool``. ``verb`` says in
+    the help what the command does with old messages, ``also`` what else the spool directory is for."""
     parser.add_argument(
         "--older-than",
         dest=f"{section}.min_age_ms",
         metavar="DURATION",
-        help=f"{verb} only what was committed at least this long ago, such as 72h",
+        help=f"{verb} only what was archived at least this long ago, such as 72h",
     )
     parser.add_argument(
         "--spool",
         metavar="DIRECTORY",
         default=os.environ.get("TMPDIR") or tempfile.gettempdir(),
-        help=f"directory for objects in progress, up to 4 GiB{also} (default: the temporary directory)",
+        help=f"directory for objects while they are made, up to 4 GiB{also} (default: the temporary directory)",
     )
 
 
@@ -233,11 +256,12 @@ def settings_of(options: argparse.Namespace) -> LoadedSettings:
 
 
 def loaded_settings(options: argparse.Namespace) -> LoadedSettings:
-    """The same for a process that reads them again: it logs as before."""
+    """The settings of this command line, with environment and file. Logging stays as it is, as `tiered run` reads its
+    settings again while it runs."""
     flags: dict[str, tuple[str, Any]] = flag_assignments(options.assignments)
     for key, value in vars(options).items():
         if "." in key and value is not None:
-            flags[key] = (_KNOWN[key], value)
+            flags[key] = (_OPTIONS[key], value)
     loaded = load_settings(options.config, environment=os.environ, flags=flags)
     limit_decoding(loaded.settings.fetch.memory_bytes)
     return loaded

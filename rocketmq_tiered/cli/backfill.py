@@ -27,19 +27,22 @@ INTERRUPTED = f"interrupted; {AGAIN}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """STORE, ARCHIVE_URL and writer flags."""
+    """Add the store directory, the archive's URL and the flags of a verb that writes an archive."""
     parser.add_argument("broker.store_path", metavar="STORE", help="the broker's store directory")
     parser.add_argument("archive.url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix")
     add_writer_flags(parser)
-    missing = "continue even if archived messages are missing from the store's log; they are hidden"
+    missing = "archive a log that lacks archived messages or differs from them; these are hidden from readers"
     add_switch(parser, "--replace-log", "archive.replace_log", missing)
-    same = "the store is the same broker's, though topics were recreated or its address changed"
+    same = (
+        "confirm that the store is the archived broker's, though topics were recreated or its address changed"
+    )
     add_switch(parser, "--same-broker", "archive.same_broker", same)
     add_json(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Archive to the end of the log, from where the archive ends. Damage, and messages set aside, are exit code 1."""
+    """Archive the store's log, from where the archive ends to the end of the log. Exit code 1 if anything was damaged,
+    lost, or set aside (messages whose queue offset is taken, which readers do not get); 130 after a signal."""
     return_freed_memory()
     settings = settings_of(options).settings
     writer = Writer(backfill_instance(settings.broker.store_path), "backfill", settings.archive.take_over)
@@ -60,8 +63,8 @@ def execute(options: argparse.Namespace) -> int:
 def _run(
     job: UploaderJob, stop: threading.Event, progress: Progress, outage_limit: OutageLimit
 ) -> OffloadResult:
-    """The uploader in a thread, progress and signals in this one."""
-    first_phys: int | None = None
+    """Run the uploader in a thread of its own; this thread draws the progress and handles signals."""
+    first_phys: int | None = None  # physical offset where the progress begins, known at the first report
 
     def observe(status: OffloadStatus) -> None:
         nonlocal first_phys

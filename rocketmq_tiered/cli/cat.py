@@ -32,25 +32,32 @@ CHARSET = "UTF-8"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """ARCHIVE_URL, queues, messages, form."""
+    """Add the archive, the queues and messages to print, and their form."""
     add_archive(parser)
     parser.add_argument("topic", metavar="TOPIC", nargs="?", help="the topic to print")
-    parser.add_argument("--all", action="store_true", help="every topic")
-    parser.add_argument("--queue", type=int, metavar="N", help="only this queue")
-    parser.add_argument("--from", dest="start", type=int, metavar="OFFSET", help="first queue offset")
+    parser.add_argument("--all", action="store_true", help="print every topic of the archive")
+    parser.add_argument("--queue", type=int, metavar="N", help="only the queue with this id")
+    parser.add_argument(
+        "--from", dest="start", type=int, metavar="OFFSET", help="begin each queue at this queue offset"
+    )
     add_times(parser)
-    parser.add_argument("--limit", type=int, metavar="N", help="at most N records of each queue")
+    parser.add_argument("--limit", type=int, metavar="N", help="print at most N records of each queue")
     parser.add_argument(
         "--tag", metavar="EXPRESSION", help="only messages with these tags: TagA, or 'TagA || TagB'"
     )
     parser.add_argument(
         "--where", metavar="SQL92", help="only messages whose properties match, such as \"a > 5 AND b = 'x'\""
     )
-    parser.add_argument("--format", choices=("jsonl", "raw"), default="jsonl", help="default: jsonl")
+    parser.add_argument(
+        "--format",
+        choices=("jsonl", "raw"),
+        default="jsonl",
+        help="one JSON document a line (default), or the records as the broker stored them",
+    )
     parser.add_argument(
         "--body",
         choices=BODY_FORMS,
-        help="jsonl: add bodies in this form (default: length and checksum only)",
+        help="print bodies in this form, with --format jsonl (default: only their length and checksum)",
     )
     parser.add_argument(
         "--charset", metavar="NAME", help=f"character set of the bodies, for --body text (default: {CHARSET})"
@@ -61,14 +68,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--history",
         type=int,
         metavar="N",
-        help="messages of log history N that a truncated or replaced log took out (see tiered ls --histories)",
+        help="print the messages of log history N, hidden since the broker's log was truncated or replaced "
+        "(tiered ls --histories lists the numbers)",
     )
     parser.add_argument(
         "--latest",
         action="store_true",
-        help="only the latest message of each key, of those stored before --until, and no tombstones",
+        help="print only the latest message of each key, of those stored before --until, and no deleted key",
     )
-    parser.add_argument("--follow", action="store_true", help="continue as the archive grows, until Ctrl-C")
+    parser.add_argument(
+        "--follow", action="store_true", help="continue with new messages as they are archived, until Ctrl-C"
+    )
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -98,7 +108,8 @@ def _warn_of_replaced(form: BodyForm | None) -> None:
 
 
 def _checked(options: argparse.Namespace) -> MessageFilter | None:
-    """The requested filter. Raises UsageError for options that exclude each other."""
+    """The filter that ``--tag`` or ``--where`` requests, None without them. Raises UsageError for options that
+    exclude each other."""
     if options.all == (options.topic is not None):
         raise UsageError("give one TOPIC or --all", hint="tiered ls lists the topics")
     for name in ("start", "limit", "queue"):
@@ -119,14 +130,18 @@ def _checked(options: argparse.Namespace) -> MessageFilter | None:
             "--history cannot be combined with --follow or --at-version", hint="give one of them"
         )
     if options.latest and (options.follow or options.limit is not None):
-        raise UsageError("--latest excludes --follow and --limit", hint="a later message may replace each")
+        raise UsageError(
+            "--latest excludes --follow and --limit",
+            hint="remove them: which message of a key is the latest is known at the end of the queue",
+        )
     if options.follow and options.until is not None:
         raise UsageError("--follow and --until exclude each other", hint="give one of them")
     if options.tag is not None and options.where is not None:
         raise UsageError("--tag and --where exclude each other", hint="write TAGS = 'a' AND … in --where")
     if options.format == "raw" and options.body is not None:
         raise UsageError(
-            "--body requires --format jsonl", hint="add it; raw records contain their bodies as stored"
+            "--body excludes --format raw",
+            hint="remove --body: raw records contain their bodies as the broker stored them",
         )
     if options.charset is not None and (options.body != "text" or not is_charset(options.charset)):
         hint = "give --body text" if options.body != "text" else "use a name such as UTF-8, GBK or ISO-8859-1"
@@ -137,18 +152,19 @@ def _checked(options: argparse.Namespace) -> MessageFilter | None:
 
 
 def _chosen(archive: Archive, options: argparse.Namespace) -> list[QueueListing]:
-    """The queues to print. An archive without queues is no error unless a topic, queue or generation is named."""
-    found = [
+    """The queues that the options choose. It is an error if there are none, but not that ``--all`` finds an empty
+    archive."""
+    chosen = [
         queue
         for queue in archive.queues(options.topic, hidden=options.generation is not None)
         if options.queue in (None, queue.queue_id) and options.generation in (None, queue.generation)
     ]
-    if not found and (options.topic, options.queue, options.generation) != (None, None, None):
+    if not chosen and (options.topic, options.queue, options.generation) != (None, None, None):
         hidden = "" if options.generation is None else " --hidden"
         raise NotFoundError(
             f"{archive.title} has no {_wanted(options)}", hint=f"tiered ls{hidden} lists the queues"
         )
-    return found
+    return chosen
 
 
 def _wanted(options: argparse.Namespace) -> str:
@@ -162,8 +178,9 @@ def _wanted(options: argparse.Namespace) -> str:
 def _follow(
     archive: Archive, options: argparse.Namespace, printer: _Printer, chosen: list[QueueListing]
 ) -> None:
-    """Print new messages until interrupted. An unavailable store and a deleted topic are logged once, then retried."""
-    logged = ""
+    """Print the chosen queues, then each second what was archived since, until interrupted. An unavailable store or a
+    deleted topic is logged once, then tried again."""
+    logged = ""  # the last logged error, so that it is not logged each second
     try:
         printer.print_queues(chosen)
         while True:
@@ -171,7 +188,7 @@ def _follow(
             time.sleep(POLL_S)
             try:
                 archive.refresh()
-                printer.print_queues(printer.hidden_since(options.topic))
+                printer.print_queues(printer.printed_but_hidden(options.topic))
                 printer.print_queues(_chosen(archive, options))
                 logged = ""
             except (UnavailableError, NotFoundError) as error:
@@ -188,35 +205,41 @@ class _Printer:
     def __init__(
         self, archive: Archive, options: argparse.Namespace, message_filter: MessageFilter | None
     ) -> None:
-        """``message_filter``: None prints every message of the chosen range."""
+        """``message_filter``: which messages of the chosen range are printed; None: all."""
         self._archive = archive
         self._options = options
         self._filter = message_filter
         self.body_form = None if options.body is None else BodyForm(options.body, options.charset or CHARSET)
         self._walks: dict[QueueKey, Walk] = {}
+        """Where printing of each queue continues."""
         self._begun: set[tuple[str, int]] = set()
-        """Topic and queue id of each walk."""
+        """Topic and queue id of each walk, whatever its generation."""
         self._unreadable: list[UnreadableRange] = []
+        """Skipped ranges, which are reported at the end."""
 
-    def hidden_since(self, topic: str | None) -> list[QueueListing]:
-        """Printed queues that are hidden since their topic was deleted or recreated: they may have more messages."""
+    def printed_but_hidden(self, topic: str | None) -> list[QueueListing]:
+        """Queues of which messages were printed, and which were hidden then, as their topic was deleted or created
+        again: their last messages may not be printed yet."""
         known = self._archive.queues(topic, hidden=True)
         return [queue for queue in known if queue.hidden and queue.key in self._walks]
 
     def print_queues(self, listings: list[QueueListing]) -> None:
-        """Print the new messages of each queue that are readable."""
+        """Print the messages of each queue that were not printed before. Unreadable ones are skipped and noted for
+        ``report_unreadable``."""
         for listing in listings:
-            kept = self._latest(listing) if self._options.latest else None
+            latest = self._latest(listing) if self._options.latest else None
             walk = self._walks.get(listing.key) or self._begin(listing.key)
             while (batch := self._next_batch(walk)) is not None:
-                if kept is not None:
-                    is_old = batch.queue_offsets < kept.end
-                    batch = batch.select(kept.mask(batch.queue_offsets) & is_old)
-                for piece in self._pieces(batch, listing):
-                    sys.stdout.buffer.write(piece)
+                if latest is not None:
+                    # Messages that came after the offsets were selected are not printed.
+                    is_compared = batch.queue_offsets < latest.end
+                    batch = batch.select(latest.mask(batch.queue_offsets) & is_compared)
+                for text in self._texts(batch, listing):
+                    sys.stdout.buffer.write(text)
 
     def _latest(self, listing: QueueListing) -> KeptOffsets:
-        """Which messages of a queue are the latest of their keys."""
+        """The offsets of those messages of a queue that are the latest of their keys. Reads the whole queue, up to
+        ``--until``."""
         queue = self._archive.queue(listing.topic, listing.queue_id, generation=listing.generation)
         span = Span(None, None, None, READ_ROWS, READ_BYTES, self._options.until)
         walk = queue.walk(span)
@@ -231,7 +254,7 @@ class _Printer:
         return CorruptionError.exit_code if self._unreadable else 0
 
     def _next_batch(self, walk: Walk) -> MessageBatch | None:
-        """The next readable batch."""
+        """The next messages of a queue, None at its end. Unreadable ones are skipped and noted."""
         while True:
             try:
                 return run_sync(walk.next_batch())
@@ -240,7 +263,8 @@ class _Printer:
                 self._note(error.range)
 
     def _note(self, found: UnreadableRange) -> None:
-        """Collect what the exit code and the last lines report; a range that continues the one before is one range."""
+        """Note unreadable messages for the exit code and the last lines. A range that continues the one noted before,
+        for the same reason, extends it."""
         last = self._unreadable[-1] if self._unreadable else None
         if (
             last is not None
@@ -252,9 +276,9 @@ class _Printer:
             self._unreadable.append(found)
 
     def _begin(self, queue: QueueKey) -> Walk:
-        """The walk over a queue that was not printed before, from where the options begin."""
+        """Begin to print a queue: returns a walk over its messages, from where ``--from`` or ``--since`` says."""
         options = self._options
-        # A generation that began since starts at offset 0: print all of it.
+        # With --follow the topic may have been created again: of its new generation, all is printed.
         start = None if queue[:2] in self._begun else options.start
         self._begun.add(queue[:2])
         span = Span(start, options.since, options.limit, READ_ROWS, READ_BYTES, options.until)
@@ -266,8 +290,9 @@ class _Printer:
             )
         return walk
 
-    def _pieces(self, batch: MessageBatch, listing: QueueListing) -> Iterator[bytes | memoryview]:
-        """What is written to stdout for each message of a batch: its record, or a JSON line."""
+    def _texts(self, batch: MessageBatch, listing: QueueListing) -> Iterator[bytes | memoryview]:
+        """What is written to stdout for each message of ``batch``: with ``--format raw`` its record, else a JSON
+        line."""
         if self._options.format == "raw":
             return batch.records()
         return (

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """ARCHIVE_URL, --apply, the age of what is joined, and the directory for objects in progress."""
+    """Add the archive, ``--apply`` and ``--every``, the least age of joined objects, and where they are made."""
     add_archive(parser)
     add_every(parser, "join objects")
     add_rewriting(parser, "compaction", "join")
@@ -51,7 +51,8 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _pass(options: argparse.Namespace, settings: Settings, prices: Prices) -> int:
-    """Plan or run one compaction. Returns the exit code: that of damage if a source object is unreadable."""
+    """Run one compaction with ``--apply``, else print its plan. Returns the exit code: 1 if an object that should be
+    joined is unreadable."""
     with open_for_reading(options.url, settings) as archive:
         if options.apply:
             writing = replace(rewrite_options(settings, Path(options.spool)), release=trim)

@@ -45,15 +45,18 @@ OFF = "the broker compacts it, and key_compaction is off here by rule, or from_b
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """ARCHIVE_URL, --apply, the age of what is compacted, and the directory for objects in progress and keys."""
+    """Add the archive, ``--apply`` and ``--every``, which topics are compacted and from which age on, and where
+    objects and keys are kept while they are made."""
     add_archive(parser)
     add_every(parser, "compact")
-    parser.add_argument("--topic", metavar="TOPIC", help="only this topic, if its keys are compacted")
-    add_rewriting(parser, "key_compaction", "compact", also=", and for keys that exceed memory")
+    parser.add_argument(
+        "--topic", metavar="TOPIC", help="only this topic, if a rule says that its keys are compacted"
+    )
+    add_rewriting(parser, "key_compaction", "compact", also=", and for keys that do not fit into memory")
     parser.add_argument(
         "--from-broker",
         metavar="HOST:PORT",
-        help="also copy older messages, which the archive's broker has in its compaction log alone",
+        help="first copy older messages that only the broker at this address has, in its compaction log",
     )
     add_rules(parser)
     add_json(parser)
@@ -67,7 +70,8 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _pass(options: argparse.Namespace, loaded: LoadedSettings) -> int:
-    """Plan or run one key compaction, after copying from the broker what it has dropped with ``--from-broker``."""
+    """Run one key compaction with ``--apply``, else print its plan. With ``--from-broker`` older messages, which only
+    the compaction log of that broker has, are first copied into the archive."""
     with open_for_reading(options.url, loaded.settings) as archive:
         settings = with_rules_in_force(loaded, archive.state.settings, options.rules)
         rule_of = rules_of(archive, settings)
@@ -90,12 +94,12 @@ def _pass(options: argparse.Namespace, loaded: LoadedSettings) -> int:
                 report=lambda what, done, total: bars[what].update(done, total),
             )
         table = archived_topic_table(archive.store, state)
-        off = [
+        switched_off = [
             (Waiting(queue, OFF), None)
             for queue, _ in state.queues()
             if is_compacted(table.get(queue.topic)) and not rule_of(queue.topic).key_compaction
         ]
-        report = replace(report, waiting=(*report.waiting, *off))
+        report = replace(report, waiting=(*report.waiting, *switched_off))
     document = report.document() | ({"copied": copied.document()} if copied else {})
     lines = [*(copied.lines(archive.title) if copied else ()), *report.lines(archive.title)]
     print_result(options, document, lines)
@@ -109,7 +113,8 @@ def _copied(
     writing: RewriteOptions,
     is_keyed: IsKeyed,
 ) -> CopyReport:
-    """Copy begins of queues from the broker, or count what would be copied."""
+    """Copy from the compaction log of the broker at ``--from-broker`` the messages that are older than the archive's
+    first ones, to the begin of their queues; without ``--apply`` only count them."""
     client = BrokerClient(options.from_broker, TIMEOUT_S, credentials_of(settings), tls_of(settings))
     with closing(client), Progress("copied", 0, quiet=options.json, unit="offsets") as progress:
         maintenance = MaintenanceCommit.opened(

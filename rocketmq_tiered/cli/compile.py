@@ -39,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print the directory and the time."""
+    """Compile all kernels (functions that numba compiles) into the installation; print where, and how long it took.
+    Raises AccessDeniedError where this user may not write there."""
     began = time.monotonic()
     try:
         with jit.compiled_ahead() as directory:
@@ -47,8 +48,8 @@ def execute(options: argparse.Namespace) -> int:
                 use()
     except OSError as error:
         raise AccessDeniedError(
-            f"cannot write {error.filename}: {error.strerror}",
-            hint="run `tiered compile` as the owner of the installation",
+            f"cannot write compiled kernels to {error.filename}: {error.strerror}",
+            hint="run `tiered compile` as the user who owns the installation",
         ) from error
     print_lines(f"compiled into {directory} in {time.monotonic() - began:.0f} s, {_bytes(directory):,} bytes")
     return 0
@@ -58,7 +59,8 @@ _NONE = np.zeros(0, np.int64)
 
 
 def _uses() -> Iterator[Callable[[], object]]:
-    """Call that make numba compile each kernel with the types of its real arguments; the data may be empty."""
+    """Calls that make numba compile each kernel for the types that its real callers pass. Only types count: most of
+    the arrays are empty."""
     yield scan.warm_up
     yield lambda: find_timers(np.zeros(8, np.uint8), _NONE, _NONE, max_delay_ms=0)
     yield lambda: same_texts(0, _NONE, _NONE, _NONE)
@@ -93,7 +95,7 @@ def _message_table() -> None:
 
 
 def _restored_log() -> None:
-    """Compile the kernels of `tiered restore`, over no records."""
+    """Make numba compile the kernels of `tiered restore`, by calls over a log without records."""
     data, sizes = np.zeros(8 * HEAD_BYTES, np.uint8), np.zeros(0, np.int32)
     address, position = data.ctypes.data, 0
     write_rows(0, address, _NONE, sizes, _NONE, position)

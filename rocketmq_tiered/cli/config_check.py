@@ -31,17 +31,17 @@ TIMEOUT_S = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The action, a topic, and the flags of every other verb."""
+    """Add the action, ``--topic``, and the flags of the verbs whose settings are checked."""
     parser.add_argument(
         "action",
         choices=["check", "acl-from-broker"],
-        help="check and print the settings; or print the accounts and access rules of a 5.x broker, with passwords, "
-        "for serve.acl_file",
+        help="check: check and print the settings; acl-from-broker: print the accounts (with passwords) and access "
+        "rules of a 5.x broker, as a file for serve.acl_file",
     )
     parser.add_argument(
         "--topic",
         metavar="TOPIC",
-        help="print only what applies to this topic, and which rule or setting set it",
+        help="print only what applies to this topic, each value with the rule or setting it is from",
     )
     add_places(parser)
     add_writer_flags(parser, SERVE_FLAGS)
@@ -49,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print every setting, or those of a topic; the loader raises for a wrong one."""
+    """Check the settings, and print them: all, or with ``--topic`` those that apply to it; or print the accounts of the
+    broker. Raises UsageError for an unknown or impossible setting."""
     loaded = settings_of(options)
     archive, endpoint_url = loaded.settings.archive, loaded.settings.object_store.endpoint_url
     check_addresses(archive.url or "file:///", endpoint_url)
@@ -77,10 +78,12 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _broker_rules(settings: Settings) -> dict[str, Any]:
-    """The broker's users and rules, as AUTH_LIST_USER and AUTH_LIST_ACL reply. Raises TieredError."""
+    """The users and access rules of the broker, as it replies to AUTH_LIST_USER and AUTH_LIST_ACL. Raises TieredError
+    if it cannot be reached or refuses."""
     if not (address := address_of(settings, read_conf(settings))):
         raise UsageError(
-            "the broker's address is unknown", hint="set broker.address (--broker-address HOST:PORT)"
+            "the broker's address is unknown: neither broker.address nor broker.conf says it",
+            hint="give --broker-address HOST:PORT",
         )
     client = BrokerClient(address, TIMEOUT_S, credentials_of(settings), tls_of(settings))
     try:
@@ -97,9 +100,8 @@ def _listed(client: BrokerClient, code: RequestCode) -> Any:
     answer = client.call(code)
     if answer.code != ResponseCode.SUCCESS:
         raise AccessDeniedError(
-            f"the broker refuses {code.name}: {answer.remark or answer.code}",
-            hint="set broker.credentials_file to an account of an administrator; a 4.9 broker has its rules in "
-            "conf/plain_acl.yml",
+            f"the broker refuses to list its accounts or access rules ({code.name}): {answer.remark or answer.code}",
+            hint="set broker.credentials_file to an administrator's account; of a 4.9 broker, copy conf/plain_acl.yml",
         )
     return fastjson.loads(answer.body or b"[]")
 
@@ -114,40 +116,40 @@ def _plain(value: Any) -> Any:
 
 
 def _explain(topic: str, loaded: LoadedSettings, *, as_json: bool) -> None:
-    """Prints the rule of a topic: each value, and whether a topic attribute, an entry of topics.rules or a setting
-    gives it; then what differs from the rules that the archive has."""
+    """Print what applies to ``topic``: each value, and whether an attribute of the topic, an entry of topics.rules or a
+    setting gives it; then which of these settings differ from the rules that the archive's writer committed."""
     settings = loaded.settings
-    table, place, refusal, differing = _topic_table(topic, loaded)
+    table, table_place, refusal, differing = _topic_table(topic, loaded)
     rule = TopicRules.of(settings).of_topic(topic, table)
-    days = ttl_class(rule.ttl_ms)
-    source = {
+    class_days = ttl_class(rule.ttl_ms)  # objects hold messages of topics with about the same time to live
+    setting_origins = {
         key: f"{key} ({loaded.origins.get(key, 'default')})"
         for key in ("retention.ttl", "retention.min_archived", "read.policy")
     }
-    found = {
+    values = {
         "archived": ("no" if refusal else "yes", refusal or "topics.include"),
-        "ttl": (rule.ttl, source.get(rule.ttl_from, rule.ttl_from)),
-        "minArchived": (written_duration(rule.min_archived_ms), source["retention.min_archived"]),
+        "ttl": (rule.ttl, setting_origins.get(rule.ttl_from, rule.ttl_from)),
+        "minArchived": (written_duration(rule.min_archived_ms), setting_origins["retention.min_archived"]),
         "maxBytes": (rule.max_bytes, rule.max_bytes_from),
-        "readPolicy": (rule.read_policy, source.get(rule.read_policy_from, rule.read_policy_from)),
-        "ttlClass": (FOREVER if days == FOREVER_CLASS else f"{days}d", "the time to live"),
+        "readPolicy": (rule.read_policy, setting_origins.get(rule.read_policy_from, rule.read_policy_from)),
+        "ttlClass": (FOREVER if class_days == FOREVER_CLASS else f"{class_days}d", "the time to live"),
     }
     if as_json:
-        values = {name: {"value": value, "from": origin} for name, (value, origin) in found.items()}
-        print_json({"topic": topic, "topicTable": place, "differsFromArchive": differing, **values})
+        documents = {name: {"value": value, "from": origin} for name, (value, origin) in values.items()}
+        print_json({"topic": topic, "topicTable": table_place, "differsFromArchive": differing, **documents})
         return
     print_table(
         [topic, "value", "from"],
-        [[name, "none" if value is None else str(value), origin] for name, (value, origin) in found.items()],
+        [[name, "none" if value is None else str(value), origin] for name, (value, origin) in values.items()],
     )
-    print_lines(*(f"not in force: {one}" for one in differing))
-    print_lines(f"topic attributes: {place or 'not read, because neither --store nor --url is given'}")
+    print_lines(*(f"not in force: {difference}" for difference in differing))
+    print_lines(f"topic attributes: {table_place or 'not read, because neither --store nor --url is given'}")
 
 
 def _topic_table(topic: str, loaded: LoadedSettings) -> tuple[Mapping[str, Any], str | None, str, list[str]]:
-    """The broker's topic table, where it was read (in the store, else in the archive), why ``topic`` is not archived,
-    and which rules differ from those in force. Without both, a system topic that the broker names after itself is not
-    recognised."""
+    """Returns the broker's topic table, where it was read (the broker's store, else the archive, else None), why
+    ``topic`` is not archived ("" if it is), and which settings differ from the rules that the archive's writer
+    committed. Without store and archive, a system topic that is named after the broker is not recognised."""
     settings, differing = loaded.settings, list[str]()
     store_path, url, conf = settings.broker.store_path, settings.archive.url, read_conf(settings)
     cluster, broker = settings.archive.cluster, settings.archive.broker

@@ -34,24 +34,26 @@ _WRITERS = {"build": build, "convert": convert}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Action, STORE, --to and where the broker's configuration is."""
+    """Add the action, the store, the kind of consume queues to write, and where the broker's configuration is."""
     parser.add_argument(
         "action",
         choices=(*_WRITERS, "verify"),
-        help="build from the commitlog, convert from the queues of the other kind, or verify against the commitlog",
+        help="build: write consume queues from the commitlog; convert: from those of the other kind; verify: compare "
+        "them with the commitlog",
     )
     parser.add_argument("broker.store_path", metavar="STORE", help="store directory of a stopped broker")
     parser.add_argument(
         "--to",
         choices=[kind.value for kind in StoreKind],
-        help="kind of consume queues that build and convert write",
+        help="for build and convert: write consume queues in files, in RocksDB, or both",
     )
     add_setting_flags(parser, BROKER_FLAGS[:1])
     add_json(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Run the action. Differences, and damage of the commitlog, are exit code 1."""
+    """Build, convert or verify consume queues. Exit code 1 if queues differ from the commitlog, if the commitlog is
+    damaged, or if the end of a queue is unknown, because the log has no message of it."""
     settings = settings_of(options).settings
     if (options.to is None) is (options.action in _WRITERS):
         raise UsageError(
@@ -75,7 +77,8 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _written(store: Path, kind: str, written: Written) -> Iterator[str]:
-    """The lines after a build: what was written, what was skipped, and what to do before the broker starts."""
+    """The lines printed after consume queues were written: how many, which topics were skipped, and what the operator
+    has to do before the broker starts."""
     yield (
         f"{store}: {counted(written.units, 'unit')} of {counted(written.queues, 'consume queue')} written, "
         f"{_CONFIGURATION[StoreKind(kind)]}"
@@ -94,11 +97,13 @@ def _written(store: Path, kind: str, written: Written) -> Iterator[str]:
 
 
 def _checked(store: Path, check: QueueCheck) -> Iterator[str]:
-    """The lines after a check: each queue that differs, damage of the commitlog, and the sum."""
-    for found in check.problems:
-        how = f"{found.missing} missing, {found.wrong} wrong, {found.extra} extra"
-        yield f"{found.topic}/{found.queue_id}: {how}"
+    """The lines printed after consume queues were compared with the commitlog: each queue that differs, damage of the
+    commitlog, and the sum."""
+    for queue in check.problems:
+        how = f"{queue.missing} missing, {queue.wrong} wrong, {queue.extra} extra"
+        yield f"{queue.topic}/{queue.queue_id}: {how}"
     yield from (_damage(*damaged) for damaged in check.damaged)
+    # The broker adds units of the newest messages at its start: their absence is no damage.
     later = f", {check.undispatched} to be added when the broker starts" if check.undispatched else ""
     result = f"{counted(check.queues, 'consume queue')} as in the commitlog"
     if check.problems:

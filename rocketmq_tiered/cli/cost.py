@@ -59,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """List the archive's objects and read its catalog once, and print the estimate."""
+    """Print what the archive stores and requests and what that costs, from one listing of its objects, its catalog,
+    and the request counters of the running instance."""
     settings = settings_of(options).settings
     prices = read_prices(Path(options.prices)) if options.prices else Prices()
     with open_for_reading(options.url, settings) as archive:
@@ -81,12 +82,12 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _messages(archive: LoadedArchive) -> dict[str, tuple[int, int]]:
-    """Topic -> messages and their bytes before compression."""
-    found: dict[str, tuple[int, int]] = {}
+    """Topic -> number of its messages, and their bytes before compression."""
+    totals: dict[str, tuple[int, int]] = {}
     for queue in list_queues(archive.state, hidden=True, index=RunIndex(archive.store)):
-        count, size = found.get(queue.topic, (0, 0))
-        found[queue.topic] = count + queue.messages, size + queue.bytes
-    return found
+        count, size = totals.get(queue.topic, (0, 0))
+        totals[queue.topic] = count + queue.messages, size + queue.bytes
+    return totals
 
 
 def _counts(archive: LoadedArchive, settings: Settings) -> RequestCounts | None:
@@ -108,8 +109,8 @@ def _document(
     prices: Prices,
     settings: Settings,
 ) -> dict[str, Any]:
-    """The JSON of ``--json``. Rates are null while the archive is too young for them; so are counters without an
-    instance."""
+    """The JSON that ``--json`` prints. Rates a day are null while the archive is less than an hour old; the counters of
+    requests are null if no instance of `tiered run` for this archive was found."""
     month = month_cost(use, prices, counts)
     rates = {
         "bytes_a_day": use.bytes_a_day,
@@ -162,7 +163,8 @@ def _print(
     prices: Prices,
     settings: Settings,
 ) -> None:
-    """Print what ``_document`` holds as tables, with only the topics that cost most."""
+    """Print the estimate as tables: objects by kind, the topics that cost most, requests of the running instance,
+    the coming month, and what other settings would cost. ``counts``: None if no instance was found."""
     print_lines(f"{title}: {counted(use.stored_objects, 'object')}, {size_text(use.stored_bytes)}")
     print_lines(f"prices: {prices.name}, {prices.date}, in {prices.currency}", "")
     print_table(
@@ -195,9 +197,9 @@ def _print(
 
 
 def _print_counters(counts: RequestCounts | None) -> None:
-    """Print requests of the running instance; without one, why reads are missing from the figures."""
+    """Print the requests of the running `tiered run`; without one, that reads are missing from the figures."""
     if counts is None:
-        print_lines("no running instance of this archive was reached: reads and lists are not included")
+        print_lines("no tiered run of this archive was reached: costs of reads and lists are not included")
         return
     print_table(
         ["request", "since the start", "a day"],
@@ -213,7 +215,7 @@ def _print_counters(counts: RequestCounts | None) -> None:
 
 
 def _print_month(month: MonthCost, use: ArchiveUse) -> None:
-    """Print the coming month's cost; of an archive too young for rates, what its present bytes cost."""
+    """Print what the coming month costs. Of an archive less than an hour old only storage is known."""
     if use.is_young:
         print_lines("", f"{TOO_YOUNG}; storage of what it has now: {_amount(month.storage)} a month")
         return
@@ -232,7 +234,8 @@ def _print_month(month: MonthCost, use: ArchiveUse) -> None:
 
 
 def _print_alternatives(use: ArchiveUse, prices: Prices, settings: Settings) -> None:
-    """Print what other times to live and other batch ages would cost; nothing for a young archive."""
+    """Print what other times to live, and other values of offload.batch_age_ms, would cost a month. Nothing is printed
+    for an archive less than an hour old, whose rates are not known."""
     if use.is_young:
         return
     if use.bytes_a_day:

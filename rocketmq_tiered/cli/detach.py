@@ -47,33 +47,35 @@ from uploader.offload_status import outcome_text
 
 TIMEOUT_S = 10.0
 STOP_S = 60.0
-
+"""How long `tiered run` may take to stop."""
 LOOK_S = 1.0
+"""Between two looks at a condition that is awaited."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Places, broker, ``--undo``, ``--wait`` and ``--force``."""
+    """Add store, archive and state directory, the broker, ``--undo``, ``--wait`` and ``--force``."""
     add_places(parser)
     add_writer_flags(parser)
     parser.add_argument(
-        "--undo", action="store_true", help="take the broker back: readable and writable again"
+        "--undo", action="store_true", help="take the broker back: clients can read and write at it again"
     )
     parser.add_argument(
         "--wait",
         metavar="DURATION",
         default="10m",
-        help="how long to wait for what is left and for the broker to be stopped (default 10m)",
+        help="how long to wait for clients to consume the rest, and for you to stop the broker (default 10m)",
     )
     parser.add_argument(
         "--force",
         action="store_true",
-        help="continue although timers, delayed, half or popped messages are left: they are not delivered",
+        help="continue although timers, delayed, transactional or popped messages are left: they are not delivered",
     )
     add_json(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Retire the broker, from where an earlier run stopped, or take it back."""
+    """Retire the broker, so that `tiered mount` serves it from its archive, or take it back with ``--undo``. Continues
+    where an earlier call stopped."""
     return_freed_memory()
     settings = settings_of(options).settings
     if not settings.archive.url:
@@ -96,14 +98,18 @@ def execute(options: argparse.Namespace) -> int:
 
 class _Command:
     def __init__(self, settings: Settings, wait_s: float, *, as_json: bool) -> None:
-        """Open store and broker. ``wait_s``: how long each step may wait for clients or the operator."""
+        """Open the broker's store and a client of the broker. ``wait_s``: how long each step may wait for clients or
+        the operator; ``as_json``: steps are not printed when they end."""
         self._settings, self._wait_s, self._as_json = settings, wait_s, as_json
         self._conf = read_conf(settings)
         self._store = open_store_of(settings, self._conf)
         self.names: BrokerNames = names_of(settings, self._store)
         address = address_of(settings, self._conf)
         if not address:
-            raise UsageError("the broker's address is unknown", hint="give --broker-address or --broker-conf")
+            raise UsageError(
+                "the broker's address is unknown: neither broker.address nor broker.conf says it",
+                hint="give --broker-address HOST:PORT or --broker-conf FILE",
+            )
         self._client = BrokerClient(address, TIMEOUT_S, credentials_of(settings), tls_of(settings))
         self._broker = BrokerControl(self._client, self.names.cluster)
         self._detachment = Detachment(self._broker, Waits(wait_s), self._say, MACHINE_CLOCK)
@@ -122,7 +128,8 @@ class _Command:
         return open_store(self._settings.archive.url, StoreOptions(self._settings.object_store))
 
     def detach(self, *, force: bool) -> None:
-        """Close the broker, archive the rest of its log, and announce the archive. Continues an earlier call."""
+        """Make the broker read-only, wait until the operator stopped it, archive the rest of its log, and announce the
+        archive to the nodes of `tiered mount`. An archive that is already retired is only announced again."""
         root = self._root()
         try:
             if not self._is_retired(root):
@@ -130,8 +137,9 @@ class _Command:
                     self._detachment.close(force=force)
                     self._await_stop()
                 elif not force and self._conf_permission() != PERM_NONE:
+                    # Closing the broker sets this permission in broker.conf after consumers have consumed the rest.
                     raise UsageError(
-                        "the broker was stopped before its groups had settled",
+                        "the broker was stopped before its consumer groups had committed their last offsets",
                         hint="start it and run tiered detach, or give --force: groups may repeat or lack messages",
                     )
                 self._archive(root)
@@ -158,7 +166,10 @@ class _Command:
         ends_s = time.monotonic() + self._wait_s
         while not self._store.liveness().is_dead:
             if time.monotonic() >= ends_s:
-                raise UnavailableError("the broker still runs", hint="stop it, then run tiered detach again")
+                raise UnavailableError(
+                    f"the broker {self.names.broker} still runs, after {self._wait_s:.0f} s",
+                    hint="stop it, then run tiered detach again",
+                )
             time.sleep(LOOK_S)
         self._say(DetachStep("stopped", "done"))
 
@@ -171,10 +182,10 @@ class _Command:
         self._say(DetachStep("last part", f"done: {outcome_text(result)}"))
 
     def _awaited_release(self, root: ObjectStore, instance: str) -> bool:
-        """Wait until the archive may be claimed: its writer released it, or was one of this host and has ended without
-        that, as `tiered run` does when its broker stops at the same moment. Whether to take it over from such a one.
-        """
-        host, waits, ends_s = os.uname().nodename, False, time.monotonic() + self._wait_s
+        """Wait, up to ``--wait``, until the archive may be claimed: its writer has released it, or was a process of
+        this host, which has ended without releasing it, as `tiered run` does if its broker stops at the same moment.
+        Returns whether to take the archive over from such a writer."""
+        host, is_said, ends_s = os.uname().nodename, False, time.monotonic() + self._wait_s
         while True:
             try:
                 state = load(open_archive(root, self.names.cluster, self.names.broker).store)
@@ -186,13 +197,14 @@ class _Command:
             why = refusal(state, claimant, take_over=may_take_over, now_ms=claimant.claimed_ms)
             if not why or time.monotonic() >= ends_s:
                 return may_take_over
-            if not waits:
-                self._say(DetachStep("tiered run", f"waits for its release: {why}"))
-            waits = True
+            if not is_said:
+                self._say(DetachStep("tiered run", f"waits until the archive's writer releases it: {why}"))
+            is_said = True
             time.sleep(LOOK_S)
 
     def _end_instance(self) -> None:
-        """Stop a `tiered run` of this host beside the store: it owns the archive."""
+        """Stop a `tiered run` of this host that follows the same store: it is the archive's writer, which this command
+        becomes."""
         own = os.path.realpath(store_path(self._settings, self._conf))
         for instance in running_instances(state_root(os.environ)):
             if os.path.realpath(instance.store_path) == own:
@@ -203,12 +215,14 @@ class _Command:
                 self._say(DetachStep("tiered run", f"done: process {instance.pid} stopped"))
 
     def undo(self) -> None:
-        """Take the broker back, with the groups' offsets from the mount if clients consumed there."""
+        """Take the broker back: clients can read and write at it again. If they have consumed from `tiered mount`, the
+        broker first gets their offsets and unconsumed messages."""
         root = self._root()
         try:
             if self._store.liveness().is_dead:
                 raise UnavailableError(
-                    "the broker does not run", hint="start it, then run tiered detach --undo"
+                    f"the broker {self.names.broker} does not run",
+                    hint="start it, then run tiered detach --undo",
                 )
             with suppress(NotFoundError):
                 archive = open_archive(root, self.names.cluster, self.names.broker)

@@ -23,7 +23,7 @@ _IS_GOOD = {Outcome.OK: True, Outcome.FAILED: False, Outcome.NOT_CHECKED: None}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """ARCHIVE_URL and the options of `tiered run`."""
+    """Add the archive and the options that `tiered run` would be started with."""
     parser.add_argument(
         "archive.url", metavar="ARCHIVE_URL", nargs="?", help="file:///directory or s3://bucket/prefix"
     )
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print each result when it is known."""
+    """Run all checks, and print each result when it is known. The exit code says whether one failed."""
     results = []
     with Examination(settings_of(options), options.config, os.environ) as examination:
         for result in examination.results():

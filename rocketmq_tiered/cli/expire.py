@@ -17,23 +17,30 @@ from tiered.settings.rules_in_force import with_rules_in_force
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """ARCHIVE_URL, --apply, --yes, and the topic to erase."""
+    """Add the archive, ``--apply`` and ``--every``, ``--yes``, and the topic to erase."""
     add_archive(parser)
     add_every(parser, "expire")
     parser.add_argument(
-        "--yes", action="store_true", help="also if more than retention.max_share of the archive expires"
+        "--yes",
+        action="store_true",
+        help="expire even more than the share retention.max_share of the archive",
     )
-    parser.add_argument("--topic", metavar="TOPIC", help="with --all: erase this topic, whatever its age")
     parser.add_argument(
-        "--generation", type=int, metavar="G", help="with --topic: only this generation of a recreated topic"
+        "--topic", metavar="TOPIC", help="with --all: erase this topic, whatever the age of its messages"
+    )
+    parser.add_argument(
+        "--generation",
+        type=int,
+        metavar="G",
+        help="with --topic: erase only generation G of a topic that was deleted and created again",
     )
     add_rules(parser)
-    parser.add_argument("--all", action="store_true", help="with --topic: all its messages")
+    parser.add_argument("--all", action="store_true", help="with --topic: erase all messages of the topic")
     add_json(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print what expires or would expire."""
+    """Print which messages expire, by rule or because their topic is erased; with ``--apply``, expire them."""
     if options.topic is not None and not options.all:
         raise UsageError("--topic erases a whole topic: it requires --all", hint="add --all")
     if options.topic is None and (options.all or options.generation is not None):
@@ -42,13 +49,14 @@ def execute(options: argparse.Namespace) -> int:
     if options.every is not None and (not options.apply or options.yes or options.all):
         raise UsageError(
             "--every requires --apply, and excludes --yes and --all",
-            hint="add --apply; retention.max_share limits each pass",
+            hint="give --apply without --yes and --all: retention.max_share limits each pass",
         )
     return once_or_every(options, "expiry", lambda _: _pass(options, loaded))
 
 
 def _pass(options: argparse.Namespace, loaded: LoadedSettings) -> int:
-    """Plan or run one expiry. Exit code 1: another commit came first, and nothing was changed."""
+    """Run one expiry with ``--apply``, else print its plan. Returns 1 if nothing was changed, because another pass
+    committed first. Raises UsageError if more than the allowed share of the archive would expire."""
     erase = Erasure(options.topic, options.generation) if options.all else None
     with open_for_reading(options.url, loaded.settings) as archive:
         settings = with_rules_in_force(loaded, archive.state.settings, options.rules)
@@ -76,7 +84,8 @@ def _pass(options: argparse.Namespace, loaded: LoadedSettings) -> int:
             )
         if options.apply and len(found.plan.floors) and not found.is_committed:
             print_lines(
-                "another pass changed the archive at the same time: nothing was changed; run it again"
+                f"{archive.title}: nothing expired, because another command changed the archive at the same time; "
+                "run it again"
             )
             return 1
     return 0
@@ -109,7 +118,7 @@ def _named(archive: LoadedArchive, row: int) -> dict[str, Any]:
 
 
 def _lines(archive: LoadedArchive, found: ExpiryPass, is_applied: bool) -> list[str]:
-    """The lines without ``--json``: the offsets that expire in each queue, and what that frees."""
+    """The lines that are printed without ``--json``: which offsets of each queue expire, and what that saves."""
     plan = found.plan
     lines = []
     for floor in plan.floors:

@@ -32,10 +32,14 @@ THREADS_MAX = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """ARCHIVE_URL, TARGET_URL, form, what is exported."""
+    """Add the archive, the target, the form of the export, and which topics and columns are exported."""
     add_archive(parser)
-    parser.add_argument("target", metavar="TARGET_URL", help="location of the files: file:///… or s3://…")
-    parser.add_argument("--format", choices=(PARQUET, ICEBERG), default=PARQUET, help="default: parquet")
+    parser.add_argument(
+        "target", metavar="TARGET_URL", help="where the files are written: file:///… or s3://…"
+    )
+    parser.add_argument(
+        "--format", choices=(PARQUET, ICEBERG), default=PARQUET, help="form of the export (default: parquet)"
+    )
     parser.add_argument(
         "--catalog",
         metavar="URI",
@@ -43,22 +47,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Iceberg catalog: http(s)://… of a REST catalog, or a database (default: an SQLite file at the target)",
     )
     parser.add_argument(
-        "--table", metavar="NAME", default=DEFAULT_TABLE, help=f"Iceberg table (default: {DEFAULT_TABLE})"
+        "--table",
+        metavar="NAME",
+        default=DEFAULT_TABLE,
+        help=f"name of the Iceberg table (default: {DEFAULT_TABLE})",
     )
     add_topic(parser)
-    parser.add_argument("--columns", metavar="NAMES", default="", help="columns, comma-separated")
-    parser.add_argument("--permissive", action="store_true", help="skip and report damage instead of failing")
+    parser.add_argument(
+        "--columns",
+        metavar="NAMES",
+        default="",
+        help="columns to export, comma-separated (default: docs/SPARK.md)",
+    )
+    parser.add_argument(
+        "--permissive",
+        action="store_true",
+        help="skip unreadable messages and report them, instead of failing",
+    )
     add_json(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Export the messages archived since the last export to this target. Exit code 1 if damage was skipped."""
+    """Export the messages archived since the last export to this target. Exit code 1 if unreadable messages were
+    skipped."""
     settings = settings_of(options).settings
     if options.catalog and options.format != ICEBERG:
-        raise UsageError("--catalog requires --format iceberg", hint="add it, or remove --catalog")
+        raise UsageError(
+            "--catalog requires --format iceberg", hint="add --format iceberg, or remove --catalog"
+        )
     if not re.fullmatch(r"[^.]+\.[^.]+", options.table):
-        hint = f"write a namespace, a point and a name, such as {DEFAULT_TABLE}"
-        raise UsageError(f"--table {options.table} does not name a table in a namespace", hint=hint)
+        raise UsageError(
+            f"--table {options.table} does not name a table in a namespace",
+            hint=f"write a namespace, a point and a name, such as {DEFAULT_TABLE}",
+        )
     source, store = _source(options, settings), tables.readable_as_umask(StoreOptions(settings.object_store))
     with (
         Extra(),
@@ -91,11 +112,11 @@ def print_report(options: argparse.Namespace, report: ExportReport) -> int:
 
 
 def _source(options: argparse.Namespace, settings: Settings) -> SourceOptions:
-    """The options as those of the Spark data source, which reads the archive for an export too."""
+    """The command's options as those of the reader of the Spark data source, which reads the archive here too."""
     topics, columns = (
         tuple(filter(None, map(str.strip, text.split(",")))) for text in (options.topic, options.columns)
     )
-    if options.format == ICEBERG:
+    if options.format == ICEBERG:  # the Iceberg table is partitioned by these two columns
         columns = tuple(dict.fromkeys((*(columns or DEFAULT_NAMES), "topic", "storeTime")))
     return SourceOptions(
         path=options.url,

@@ -20,20 +20,21 @@ from tiered.settings.rules_in_force import grace_in_force
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """ARCHIVE_URL, --apply and the grace period."""
+    """Add the archive, ``--apply`` and ``--every``, and the grace period."""
     add_archive(parser)
     add_every(parser, "delete")
     parser.add_argument(
         "--grace",
         dest="gc.grace_ms",
         metavar="DURATION",
-        help="keep pending deletions this long, such as 72h",
+        help="keep garbage this long before it is deleted, such as 72h",
     )
     add_json(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print what is or would be deleted; 1 if some could not be, or is kept because nothing explains it."""
+    """Print which objects are deleted, or would be without ``--apply``. Exit code 1 if some could not be deleted, or
+    are kept because no commit explains them."""
     loaded = settings_of(options)
 
     def collect(stopped: threading.Event) -> int:
@@ -53,7 +54,8 @@ def _collect(
     progress: Progress,
     stopped: threading.Event,
 ) -> int:
-    """Plan or run one garbage collection, and print it. Exit code 1: something was not deleted that should be."""
+    """Run one garbage collection with ``--apply``, else plan it, and print it. ``stopped`` ends it between two objects.
+    Returns 1 if an object that is garbage was not deleted, or objects are kept that no commit explains."""
     settings = loaded.settings
     deletions = Deletions(settings.gc.deletes_per_s, progress.update, stopped.is_set, stopped.wait)
     task = GcTask(archive.store, grace_in_force(loaded, archive.state.settings), deletions=deletions)
@@ -61,6 +63,7 @@ def _collect(
     if options.apply:
         task.step(archive.state, plan)
     month = Prices().storage(plan.delete_bytes)
+    # A bucket with versioning or an object lock still stores what was deleted.
     stays = what_stays(archive.url, StoreOptions(settings.object_store)) if plan.delete else []
     document: dict[str, Any] = {
         "applied": options.apply,
@@ -91,9 +94,9 @@ def _collect(
         print_lines(f"kept: {key}: {counted(found.messages, 'message')} that no commit names: {found.why}")
     if plan.unexplained:
         print_lines(
-            "tiered repair ARCHIVE_URL, a dry run, says which of them it brings back; with --apply they are in "
-            "quarantine (tiered ls --quarantine), and nothing deletes them but a person, or gc once it knows more"
+            "`tiered repair ARCHIVE_URL`, a dry run, says which of these objects it brings back; with --apply it keeps "
+            "the others in quarantine (tiered ls --quarantine), where gc deletes only what a later commit explains"
         )
     if plan.halted:
-        print_lines(f"nothing is deleted: {plan.halted}")
+        print_lines(f"{archive.title}: nothing is deleted: {plan.halted}")
     return code

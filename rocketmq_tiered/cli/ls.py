@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -26,6 +26,7 @@ from tiered.catalog.state import CatalogState
 from tiered.clock import MACHINE_CLOCK
 from tiered.console import counted, print_json, print_lines, print_table, size_text, time_text
 from tiered.errors import NotFoundError
+from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_BATCH
 from tiered.settings.load import LoadedSettings
 from tiered.settings.rules_in_force import with_rules_in_force
@@ -33,39 +34,48 @@ from tiered.settings.topic_rules import POLICY_KEY, TTL_KEY, TopicRule
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """ARCHIVE_URL, a topic pattern, hidden queues."""
+    """Add the archive, which of its queues are listed, and what is listed of them."""
     add_archive(parser)
     parser.add_argument(
         "--topic",
         metavar="PATTERN",
         default="*",
-        help="only matching topics, with the time of the oldest message, which the list of all queues excludes",
+        help="list only matching topics, also with the time of their oldest message (default: all topics)",
     )
     parser.add_argument(
-        "--hidden", action="store_true", help="also list queues of deleted topics and earlier generations"
+        "--hidden",
+        action="store_true",
+        help="also list queues of deleted topics, and those from before a topic was created again",
     )
     parser.add_argument(
         "--histories",
         action="store_true",
-        help="list log histories: one for each time the broker's log was truncated or replaced, and what it hid",
+        help="list the archive's log histories (one more each time the broker's log was truncated or replaced), and "
+        "how many messages each change hid",
     )
     parser.add_argument(
-        "--quarantine", action="store_true", help="list the objects that a repair keeps unused"
+        "--quarantine",
+        action="store_true",
+        help="list the objects that tiered repair kept without using them",
     )
-    parser.add_argument("--by-topic", action="store_true", help="one line for each topic")
+    parser.add_argument(
+        "--by-topic", action="store_true", help="print one line for each topic, not for each queue"
+    )
     parser.add_argument(
         "--due",
         action="store_true",
-        help="also the time of the oldest message, what expires now, and when the next message does",
+        help="also print the time of the oldest message, what expires now, and when the next message expires",
     )
     add_rules(parser)
     add_json(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print the queues in order of name."""
+    """Print the queues of an archive in order of name, or its log histories or quarantine. A URL with several archives
+    has its archives listed."""
     loaded = settings_of(options)
     settings = loaded.settings
+    # What these options list is a matter of one archive.
     if options.topic != "*" or options.histories or options.quarantine or options.by_topic or options.due:
         with open_for_reading(options.url, settings) as archive:
             if options.histories:
@@ -84,31 +94,35 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _print_queues(archive: LoadedArchive, options: argparse.Namespace, loaded: LoadedSettings) -> None:
-    """Print queues, or topics with ``--by-topic``. A topic that is named and not there is an error, ``*`` is none."""
-    index = RunIndex(archive.store)
-    found = [
+    """Print the queues that ``--topic`` matches, or their topics with ``--by-topic``. Raises NotFoundError if
+    ``--topic`` is given and matches none."""
+    state, index = archive.state, RunIndex(archive.store)
+    queues = [
         queue
-        for queue in list_queues(archive.state, hidden=options.hidden, index=index)
+        for queue in list_queues(state, hidden=options.hidden, index=index)
         if fnmatch.fnmatchcase(queue.topic, options.topic)
     ]
-    if not found and options.topic != "*":
-        raise NotFoundError(f"no topic matches {options.topic}", hint="tiered ls without --topic lists all")
-    with_oldest = options.due or options.topic != "*"
-    rules = rules_of(archive, with_rules_in_force(loaded, archive.state.settings, options.rules))
+    if not queues and options.topic != "*":
+        raise NotFoundError(
+            f"{archive.title} has no topic that matches {options.topic}",
+            hint="tiered ls without --topic lists all",
+        )
+    rules = rules_of(archive, with_rules_in_force(loaded, state.settings, options.rules))
+    with_oldest = options.due or options.topic != "*"  # of all queues it would take many requests
     columns = Columns(
         rules,
         _due(archive, rules) if options.due else None,
-        _oldest(archive.state, index) if with_oldest else None,
+        {queue.key: _oldest_ms(state, index, queue) for queue in queues} if with_oldest else None,
     )
-    rows = _by_topic(found) if options.by_topic else found
+    rows = _by_topic(queues) if options.by_topic else queues
     if options.json:
         print_json(
             {
                 "cluster": archive.cluster,
                 "broker": archive.broker,
-                "version": archive.state.version,
-                "epoch": archive.state.epoch,
-                "committedPhys": archive.state.cursor.phys,
+                "version": state.version,
+                "epoch": state.epoch,
+                "committedPhys": state.cursor.phys,
                 "topics" if options.by_topic else "queues": [_document(row, columns) for row in rows],
             }
         )
@@ -170,47 +184,40 @@ def _earliest(times_ms: Iterable[int | None]) -> int | None:
     return min((time_ms for time_ms in times_ms if time_ms is not None), default=None)
 
 
-Dues = Callable[[Listing], ExpiryDue]
-
-
 @dataclass(frozen=True)
 class Columns:
-    """What is listed besides the catalog's own figures; None: not requested."""
+    """What is listed of each queue besides the catalog's own figures; None: not requested."""
 
     rules: Callable[[str], TopicRule]
-    due: Dues | None
-    oldest: Callable[[Listing], int | None] | None
-    """When the oldest message was stored, None without messages."""
+    due: Mapping[QueueKey, ExpiryDue] | None
+    oldest_ms: Mapping[QueueKey, int | None] | None
+    """When the oldest message of each queue was stored, None for a queue without messages."""
 
 
-def _due(archive: LoadedArchive, rules: Callable[[str], TopicRule]) -> Dues:
-    """Reads every page of the catalog once, as `tiered expire` does."""
+def _due(archive: LoadedArchive, rules: Callable[[str], TopicRule]) -> dict[QueueKey, ExpiryDue]:
+    """What expires of each queue now, and when its next message does. Reads all pages of the catalog, as
+    `tiered expire` does."""
     state = archive.state
     plan = plan_pass(archive.store, state, rules, clock=MACHINE_CLOCK).plan
-    times = plan.next_due_ms.tolist()
-    found = {
-        state.key_of(row): ExpiryDue(next_ms=None if time >= NEVER_MS else time)
-        for row, time in enumerate(times)
+    due = {
+        state.key_of(row): ExpiryDue(next_ms=None if next_ms >= NEVER_MS else next_ms)
+        for row, next_ms in enumerate(plan.next_due_ms.tolist())
     }
     for (row, offset, rows), size in zip(plan.floors.tolist(), plan.floor_bytes.tolist(), strict=True):
         queue = state.table[row]
         # A row of a batch queue is a batch; each message has an offset.
         messages = offset - int(queue["min_queue_offset"]) if queue["flags"] & QUEUE_BATCH else rows
-        found[state.key_of(row)] += ExpiryDue(messages, size)
-
-    return lambda row: sum((found[queue.key] for queue in _queues_of(row)), ExpiryDue())
-
-
-def _oldest(state: CatalogState, index: RunIndex) -> Callable[[Listing], int | None]:
-    """Reads the catalog's pages with the oldest messages."""
-    return lambda row: _earliest(_oldest_ms(state, index, queue) for queue in _queues_of(row))
+        due[state.key_of(row)] += ExpiryDue(messages, size)
+    return due
 
 
 def _oldest_ms(state: CatalogState, index: RunIndex, queue: QueueListing) -> int | None:
-    """Store time of the oldest visible message; None without messages. Looks at runs, not at messages."""
+    """When the oldest visible message of a queue was stored, in ms since 1970; None without messages. The catalog alone
+    says it, by the run (rows of a queue inside one object) with the lowest offsets."""
     row = state.row_of(queue.key)
     if row is None or not queue.messages:
         return None
+    # None: the catalog has no page for this queue, all its runs are in memory.
     window = index.window(state, queue.key, queue.min_offset)
     runs = (state.memory_chunk_of(row) if window is None else window[1]).runs
     first = runs[runs["end_queue_offset"] > queue.min_offset]
@@ -229,17 +236,17 @@ def _by_topic(queues: list[QueueListing]) -> list[Listing]:
 
 def _document(row: Listing, columns: Columns) -> dict[str, Any]:
     """One queue or topic in the JSON; columns that were not requested are absent."""
-    found = row.to_json() | columns.rules(row.topic).to_json()
-    if columns.oldest is not None:
-        found["oldestStoreTimestamp"] = columns.oldest(row)
+    document = row.to_json() | columns.rules(row.topic).to_json()
+    if columns.oldest_ms is not None:
+        document["oldestStoreTimestamp"] = _earliest(columns.oldest_ms[q.key] for q in _queues_of(row))
     if columns.due is not None:
-        what = columns.due(row)
-        found |= {"dueMessages": what.messages, "dueBytes": what.bytes, "nextDueMs": what.next_ms}
-    return found
+        due = sum((columns.due[queue.key] for queue in _queues_of(row)), ExpiryDue())
+        document |= {"dueMessages": due.messages, "dueBytes": due.bytes, "nextDueMs": due.next_ms}
+    return document
 
 
 def _print_archives(archives: Sequence[LoadedArchive], options: argparse.Namespace) -> None:
-    """Print the archives below a URL that holds several, as one has to be chosen for everything else."""
+    """Print the archives below a URL that holds several: for everything else the user has to choose one."""
     rows = []
     for archive in archives:
         queues = list_queues(archive.state, hidden=options.hidden)
@@ -259,7 +266,8 @@ def _print_archives(archives: Sequence[LoadedArchive], options: argparse.Namespa
 
 
 def _print_quarantine(archive: LoadedArchive, options: argparse.Namespace) -> None:
-    """Print the keys that a repair set aside: those that commits list, and those in lists of their own."""
+    """Print the keys of the objects that a repair keeps without using them. Some are in the catalog's state, others in
+    list objects that it names."""
     state = archive.state
     lists = [one for one in state.deletion_lists if one.reason == Reason.QUARANTINE]
     kept = (Reason.QUARANTINE, Reason.UNEXPLAINED)
@@ -272,11 +280,12 @@ def _print_quarantine(archive: LoadedArchive, options: argparse.Namespace) -> No
 
 
 def _print_histories(archive: LoadedArchive, options: argparse.Namespace, grace_ms: int) -> None:
-    """Print log histories, and until when the messages are kept that the current one hides."""
-    found = list_histories(archive.store, archive.state)
+    """Print the archive's log histories (the log before and after each time it was truncated or replaced), how many
+    messages the current one hides of each, and until when these are kept: ``grace_ms`` after they were hidden."""
+    histories = list_histories(archive.store, archive.state)
     kept_until = {
         item.number: None if item.since_ms is None or item.is_kept else item.since_ms + grace_ms
-        for item in found
+        for item in histories
     }
     if options.json:
         print_json(
@@ -295,7 +304,7 @@ def _print_histories(archive: LoadedArchive, options: argparse.Namespace, grace_
                         "hiddenSinceMs": item.since_ms,
                         "keptUntilMs": kept_until[item.number],
                     }
-                    for item in found
+                    for item in histories
                 ],
             }
         )
@@ -312,19 +321,22 @@ def _print_histories(archive: LoadedArchive, options: argparse.Namespace, grace_
                 _time_cell(item.since_ms),
                 "retention" if item.is_kept else _time_cell(kept_until[item.number]),
             ]
-            for item in found
+            for item in histories
         ],
     )
-    total = sum(item.messages for item in found)
-    histories = f"{len(found)} log {'history' if len(found) == 1 else 'histories'}"
+    total = sum(item.messages for item in histories)
+    count = f"{len(histories)} log {'history' if len(histories) == 1 else 'histories'}"
     print_lines(
-        f"{archive.title}: {histories}, {counted(total, 'hidden message')}; tiered cat --history N prints them"
+        f"{archive.title}: {count}, {counted(total, 'hidden message')}; tiered cat --history N prints them"
     )
 
 
 def _print(title: str, rows: Sequence[Listing], columns: Columns) -> None:
-    """Print the table of queues, then gaps and messages set aside, then the sum."""
-    _print_rows(rows, columns)
+    """Print the table of queues or topics, then gaps, then messages set aside (messages whose queue offset was taken,
+    which readers do not get), then the sum."""
+    cells = [_cells(row, columns) for row in rows]
+    if cells:
+        print_table(list(cells[0]), [list(line.values()) for line in cells])
     queues = [queue for row in rows for queue in _queues_of(row)]
     total = sum(queue.messages for queue in queues)
     size = size_text(sum(queue.bytes for queue in queues))
@@ -352,32 +364,26 @@ def _print(title: str, rows: Sequence[Listing], columns: Columns) -> None:
     )
 
 
-def _print_rows(rows: Sequence[Listing], columns: Columns) -> None:
-    """Print one line for each queue or topic; ``_cells`` has the same order of columns."""
-    header = ["topic", "queues" if rows and isinstance(rows[0], TopicListing) else "queue"]
-    if header[1] == "queue":
-        header += ["generation", "min", "max"]
-    header += ["messages", "bytes"] + ([] if columns.oldest is None else ["oldest"]) + ["newest"]
-    header += [] if header[1] == "queues" else ["kind"]
-    header += [] if columns.due is None else ["due", "due bytes", "next due"]
-    print_table([*header, "ttl", "policy"], [_cells(row, columns) for row in rows])
-
-
-def _cells(row: Listing, columns: Columns) -> list[object]:
-    """One line of ``_print_rows``."""
-    found: list[object] = [row.topic]
+def _cells(row: Listing, columns: Columns) -> dict[str, object]:
+    """The line of a queue or topic in the table: name of each column -> cell. Columns that were not requested are
+    absent."""
+    document = _document(row, columns)
+    cells: dict[str, object] = {"topic": row.topic}
     if isinstance(row, TopicListing):
-        found += [len(row.queues)]
+        cells["queues"] = len(row.queues)
     else:
-        found += [row.queue_id, row.generation, row.min_offset, row.max_offset]
-    found += [row.messages, size_text(row.bytes)]
-    found += [] if columns.oldest is None else [_time_cell(columns.oldest(row))]
-    found += [time_text(row.newest_ms)]
-    found += [] if isinstance(row, TopicListing) else [row.kind]
+        cells |= {"queue": row.queue_id, "generation": row.generation}
+        cells |= {"min": row.min_offset, "max": row.max_offset}
+    cells |= {"messages": row.messages, "bytes": size_text(row.bytes)}
+    if columns.oldest_ms is not None:
+        cells["oldest"] = _time_cell(document["oldestStoreTimestamp"])
+    cells["newest"] = time_text(row.newest_ms)
+    if isinstance(row, QueueListing):
+        cells["kind"] = row.kind
     if columns.due is not None:
-        what = columns.due(row)
-        found += [what.messages, size_text(what.bytes), _time_cell(what.next_ms)]
-    return [*found, *_rule_cells(columns.rules(row.topic))]
+        cells |= {"due": document["dueMessages"], "due bytes": size_text(document["dueBytes"])}
+        cells["next due"] = _time_cell(document["nextDueMs"])
+    return cells | dict(zip(("ttl", "policy"), _rule_cells(columns.rules(row.topic)), strict=True))
 
 
 def _time_cell(time_ms: int | None) -> str:

@@ -39,19 +39,21 @@ logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``ls`` and URLs."""
+    """Add the URLs of archives (or ``ls`` and URLs), and the flags of a mount node."""
     parser.add_argument(
         "url",
         metavar="URL",
         nargs="+",
-        help="prefixes that have archives, such as s3://bucket/prefix; after ls: list their mounted brokers",
+        help="serve the retired brokers whose archives are below this URL, such as s3://bucket/prefix; with the word "
+        "ls before it: list these brokers",
     )
     add_setting_flags(parser, STORE_FLAGS, MOUNT_FLAGS)
     add_json(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
-    """List, or serve until SIGTERM or SIGINT."""
+    """List the retired brokers below the URLs after ``ls``; else serve them, with other nodes, until SIGTERM or
+    SIGINT."""
     settings = settings_of(options).settings
     if options.url[0] == "ls":
         return _list(options.url[1:], settings, as_json=options.json)
@@ -77,7 +79,8 @@ def _place(settings: Settings, url: str, store: ObjectStore, member: Membership)
 
 
 async def _serve(nodes: Sequence[MountNode], settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT; then each node gives its brokers to others before the process ends."""
+    """Serve the brokers until SIGTERM or SIGINT; then give them to other nodes before the process ends. ``nodes``: this
+    process at each URL."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(2 * TAKES_MAX))
@@ -103,9 +106,10 @@ async def _serve(nodes: Sequence[MountNode], settings: Settings) -> None:
 
 
 def _list(urls: Sequence[str], settings: Settings, *, as_json: bool) -> int:
-    """Print the retired brokers of each URL. The exit code says whether one of them is not served as it should be."""
+    """Print the retired brokers below each URL, and which node serves them. Exit code 4 if one of them is not served
+    as it should be."""
     if not urls:
-        raise UsageError("no URL is given", hint="tiered mount ls s3://bucket/prefix")
+        raise UsageError("tiered mount ls requires a URL", hint="tiered mount ls s3://bucket/prefix")
     rows = []
     for url in urls:
         store = open_store(url, StoreOptions(settings.object_store))

@@ -13,16 +13,18 @@ from tiered.errors import NotFoundError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """ARCHIVE_URL, queue, time, boundary."""
+    """Add the archive, the queues, the time, and which message near it is meant."""
     add_archive(parser)
     parser.add_argument("topic", metavar="TOPIC", help="the topic")
-    parser.add_argument("--queue", type=int, metavar="N", help="print the offset of this queue alone")
+    parser.add_argument(
+        "--queue", type=int, metavar="N", help="print only the offset of queue N of the topic"
+    )
     parser.add_argument(
         "--time",
         type=instant,
         metavar="TIME",
         required=True,
-        help="ISO 8601, by default in UTC, ms since 1970, or -1h: 2026-11-21T07:00:00Z",
+        help="ISO 8601 such as 2026-11-21T07:00:00Z, milliseconds since 1970, or an age such as -1h",
     )
     parser.add_argument(
         "--boundary",
@@ -35,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print one offset, or one for each queue of the topic."""
+    """Print the queue offset that belongs to a time: for the queue of ``--queue``, or for each queue of the topic."""
     settings = settings_of(options).settings
     with open_archive(options.url, settings=settings) as archive:
         if options.queue is not None:
@@ -92,16 +94,17 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _has_expired(queue: Queue, offset: int, time_ms: int) -> bool:
-    """Whether messages stored at ``time_ms`` may have expired: ``offset`` is the first that is left, or the end."""
+    """Whether messages stored at ``time_ms`` may have expired. That is so if ``offset``, which was found for this time,
+    is the first one that did not expire, and its message was stored later, or none is left."""
     if not queue.has_expired or offset != queue.min_offset:
         return False
-    stored_ms = queue.timestamp_of(offset)
+    stored_ms = queue.timestamp_of(offset)  # None at the end of the queue
     return stored_ms is None or stored_ms > time_ms
 
 
 def _document(queue: Queue, offset: int, time_ms: int) -> dict[str, int | bool | None]:
-    """``storeTimestamp``: of the message at ``offset``, null without one, as at the queue's end. ``expired``: messages
-    of the requested time may have expired."""
+    """One queue in the JSON, with the ``offset`` found for ``time_ms``. ``storeTimestamp`` is that of the message at
+    this offset, null at the queue's end; ``expired`` says that messages of the time may have expired."""
     return {
         "queueId": queue.queue_id,
         "generation": queue.generation,

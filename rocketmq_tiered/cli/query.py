@@ -25,27 +25,37 @@ DEFAULT_LIMIT = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """ARCHIVE_URL, key or id, time range."""
+    """Add the archive, the key or id to find, and the searched range of times."""
     add_archive(parser)
     parser.add_argument(
-        "--topic", metavar="TOPIC", help="the topic (default: all topics); required with --key"
+        "--topic", metavar="TOPIC", help="search only this topic (default: all topics); required with --key"
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--key", metavar="KEY", help="one of the message's KEYS")
-    what.add_argument("--unique-key", metavar="ID", help="the id assigned by the client (UNIQ_KEY)")
-    what.add_argument("--id", metavar="OFFSETMSGID", help="the id assigned by the broker (offsetMsgId)")
+    what.add_argument("--key", metavar="KEY", help="find messages that have this key among their KEYS")
+    what.add_argument(
+        "--unique-key", metavar="ID", help="find messages by the id that the client assigned (UNIQ_KEY)"
+    )
+    what.add_argument(
+        "--id",
+        metavar="OFFSETMSGID",
+        help="find the message by the id that the broker assigned (offsetMsgId)",
+    )
     add_times(parser, since="7 days before the archive's newest message")
     parser.add_argument(
-        "--all-time", action="store_true", help="search the whole archive; prints the cost estimate first"
+        "--all-time",
+        action="store_true",
+        help="search the whole archive; first print how many requests that takes",
     )
     parser.add_argument(
         "--limit",
         type=int,
         default=DEFAULT_LIMIT,
         metavar="N",
-        help="newest N messages (default: %(default)s)",
+        help="print at most the newest N messages (default: %(default)s)",
     )
-    parser.add_argument("--hidden", action="store_true", help="also search deleted topics")
+    parser.add_argument(
+        "--hidden", action="store_true", help="also search deleted topics, and those created again since"
+    )
     add_json(parser)
 
 
@@ -64,7 +74,7 @@ def execute(options: argparse.Namespace) -> int:
             found, expired = _by_key(archive, queries, options)
         if not found and expired:
             raise NotFoundError(
-                f"{archive.title} has no message {_wanted(options)}: {expired:,} expired",
+                f"{archive.title} no longer has a message {_wanted(options)}: {expired:,} have expired",
                 hint="tiered ls shows the time to live of each topic",
             )
         if not found:
@@ -79,7 +89,7 @@ def execute(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> None:
     """Refuse options that contradict each other, before the archive is opened."""
     if options.key is not None and options.topic is None:
-        raise UsageError("--key requires --topic", hint="keys are indexed per topic")
+        raise UsageError("--key requires --topic", hint="add --topic TOPIC: keys are indexed by topic")
     if options.limit < 1:
         raise UsageError(f"--limit {options.limit} is less than 1", hint="request at least one message")
     if options.all_time and (options.since is not None or options.until is not None):
@@ -87,7 +97,10 @@ def _check(options: argparse.Namespace) -> None:
             "--all-time cannot be combined with --since or --until", hint="give one or the other"
         )
     if options.since is not None and options.until is not None and options.since >= options.until:
-        raise UsageError("--since is not before --until", hint="--until is exclusive")
+        raise UsageError(
+            "--since is not before --until: the range is empty",
+            hint="give a later --until, which is excluded",
+        )
 
 
 def _by_id(queries: ArchiveQueries, options: argparse.Namespace) -> list[Message]:
@@ -100,32 +113,33 @@ def _by_id(queries: ArchiveQueries, options: argparse.Namespace) -> list[Message
 def _by_key(
     archive: LoadedArchive, queries: ArchiveQueries, options: argparse.Namespace
 ) -> tuple[list[Message], int]:
-    """The messages, and how many more have expired, as far as that is known."""
+    """The newest messages with the key of ``--key`` or ``--unique-key``, and how many others of that key are known to
+    have expired."""
     topics = [options.topic] if options.topic is not None else _topics(archive.state, options.hidden)
     begin_ms, end_ms = _range(archive.state, options)
     kind = KeyKind.KEY if options.key is not None else KeyKind.UNIQUE
     key = options.key if options.key is not None else options.unique_key
-    wanted = [
+    topic_queries = [
         KeyQuery(topic, key, kind, begin_ms, end_ms, options.limit, with_hidden=options.hidden)
         for topic in topics
     ]
     if options.all_time:
-        _announce(queries, wanted)
-    pages = queries.by_keys(wanted)
-    found = [message for page in pages for message in page.messages]
+        _announce(queries, topic_queries)
+    pages = queries.by_keys(topic_queries)
+    messages = [message for page in pages for message in page.messages]
     expired = sum(page.expired for page in pages)
-    found.sort(key=lambda message: -message.record.store_timestamp)
-    return found[: options.limit], expired
+    messages.sort(key=lambda message: -message.record.store_timestamp)
+    return messages[: options.limit], expired
 
 
-def _announce(queries: ArchiveQueries, wanted: list[KeyQuery]) -> None:
-    """Say on stderr what a search without a time range costs, before it costs it."""
-    cost = queries.cost_of(wanted)
-    topics = "" if len(wanted) == 1 else f", the index files for each of {len(wanted):,} topics"
+def _announce(queries: ArchiveQueries, topic_queries: list[KeyQuery]) -> None:
+    """Print on stderr, before a search of all times begins, how many requests it takes."""
+    cost = queries.cost_of(topic_queries)
+    topics = "" if len(topic_queries) == 1 else f", the index files for each of {len(topic_queries):,} topics"
     files, segments = counted(cost.index_files, "index file"), counted(cost.segments, "unindexed segment")
     print_lines(
-        f"--all-time: {files} and {segments}{topics}: "
-        f"about {counted(cost.requests, 'request')}, and two per message found",
+        f"--all-time searches {files} and {segments}{topics}: "
+        f"about {counted(cost.requests, 'request')}, and two for each message found",
         file=sys.stderr,
     )
 
@@ -136,7 +150,8 @@ def _topics(state: CatalogState, with_hidden: bool) -> list[str]:
 
 
 def _range(state: CatalogState, options: argparse.Namespace) -> tuple[int, int]:
-    """The searched range of store times, both ends included; by default the days before the newest message."""
+    """The range of store times to search, both ends included: as the options say, by default the seven days before the
+    newest message."""
     begin_ms, end_ms = options.since, options.until
     if options.all_time:
         begin_ms = ALWAYS_MS[0]
@@ -164,7 +179,7 @@ def _has(flag: int, state: CatalogState, topic: str | None) -> bool:
 
 
 def _hint(options: argparse.Namespace, state: CatalogState) -> str:
-    """What to try when nothing was found, by what this search did not cover."""
+    """The hint of the error that nothing was found: what the search did not cover, and which option covers it."""
     if not _is_known(state, options.topic):
         return "the archive does not have this topic: tiered ls lists the topics"
     if options.id is None and not options.hidden and _has(QUEUE_HIDDEN, state, options.topic):
@@ -177,7 +192,7 @@ def _hint(options: argparse.Namespace, state: CatalogState) -> str:
 
 
 def _searched(begin_ms: int | None, end_ms: int | None) -> str:
-    """Which store times a search covered, in words for the hint."""
+    """The store times that a search covered, in words for the hint of ``_hint``."""
     if begin_ms is None:
         return (
             "only 7 days were searched"
@@ -191,9 +206,9 @@ def _shown(time_ms: int) -> str:
     return time_text(time_ms) if time_ms > 0 else f"{time_ms} ms"
 
 
-def _print(found: list[Message], *, as_document: bool) -> None:
-    """Print each message on a line of its own, or all in one document with ``--json``."""
-    documents = [message.to_json() for message in found]
+def _print(messages: list[Message], *, as_document: bool) -> None:
+    """Print each message as a JSON line, or with ``--json`` all in one document."""
+    documents = [message.to_json() for message in messages]
     for document in documents:
         warn_of_body(document)
     if as_document:

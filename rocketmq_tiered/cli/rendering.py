@@ -26,8 +26,9 @@ def jsonl_line(
     is_own_offset: bool = False,
     body_form: BodyForm | None = None,
 ) -> bytes:
-    """One message as one line. Raises CorruptionError for an undecodable record. An undecodable body, which its
-    producer may have sent, is null: it must not hide later messages."""
+    """The message of a record as one JSON line, with its body if ``body_form`` is given. Raises CorruptionError for an
+    undecodable record; an undecodable body is null, as a producer may have sent it so. ``is_own_offset``:
+    ``queue_offset`` is in the record, not only in the index of its queue (a batch)."""
     record = decode_record(data)
     document = record_to_json(record, queue=queue, queue_offset=queue_offset, is_own_offset=is_own_offset)
     warn_of_body(document)
@@ -40,10 +41,11 @@ def jsonl_line(
 
 
 def warn_of_body(document: Mapping[str, Any]) -> None:
-    """Log a warning if the body, or its inner batch, is null."""
+    """Log a warning if the body of a message in ``document``, or the batch of messages inside it, is null, because it
+    could not be decompressed."""
     if document["bodyLen"] is None or document.get("inner", ()) is None:
         logger.warning(
-            "%s queue %d offset %d: body cannot be decompressed as its sysFlag %d says; it is null",
+            "%s queue %d offset %d: the body cannot be decompressed as sysFlag %d says; it is printed as null",
             document["topic"],
             document["queueId"],
             document["queueOffset"],
@@ -52,7 +54,7 @@ def warn_of_body(document: Mapping[str, Any]) -> None:
 
 
 def _json(body: bytes) -> Any:
-    """The body as it stands in a JSON line, without decoding it; None if it is no JSON."""
+    """The body as a part of a JSON line, with its numbers and names as they were written; None if it is no JSON."""
     try:
         orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -72,7 +74,7 @@ class BodyForm:
         """Bodies with bytes that are not of the charset."""
 
     def __call__(self, body: bytes) -> Any:
-        """The value in JSON."""
+        """``body`` in the chosen form, as a value of a JSON document."""
         if self._form == "hex":
             return body.hex()
         if self._form == "json":

@@ -33,16 +33,20 @@ EXIT_LOST = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """ARCHIVE_URL, the broker's store and the pins of `tiered run`, --apply."""
+    """Add the archive, the broker's store and the state directory of `tiered run`, from which lost messages are
+    archived again, and ``--apply``."""
     add_archive(parser)
     add_store(parser)
     add_state_dir(parser)
-    parser.add_argument("--apply", action="store_true", help="repair (default: say what a repair would do)")
+    parser.add_argument(
+        "--apply", action="store_true", help="repair the archive (default: only print what a repair would do)"
+    )
     add_json(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print what was damaged, and what is lost: exit code 1 if messages are."""
+    """Repair the archive with ``--apply``, else plan the repair; print what is damaged and which messages are lost.
+    Exit code 1 if messages are lost."""
     settings = settings_of(options).settings
     with ExitStack() as opened:
         root = open_store(options.url, StoreOptions(settings.object_store))
@@ -76,7 +80,8 @@ def _pinned(settings: Settings, archive: Archive) -> Callable[[], list[LogFile]]
 
 
 def _lines(repair: Repair, title: str) -> Iterator[str]:
-    """The lines without ``--json``: what is damaged, lost or unknown, then what was or would be done."""
+    """The lines that are printed without ``--json``: what is damaged, lost or unknown, then what the repair has done,
+    or would do with ``--apply``."""
     yield from (f"damaged: {note}" for note in repair.notes)
     yield from (f"LOST: {queue}: offsets {begin} to {end - 1}" for queue, begin, end in repair.lost)
     yield from (f"unknown: {what}" for what in repair.unknown)
@@ -84,13 +89,13 @@ def _lines(repair: Repair, title: str) -> Iterator[str]:
         yield f"{title}: nothing to repair"
         return
     lost = f"{counted(repair.lost_messages, 'message')} lost" if repair.lost else "no message lost"
-    kept = f", {counted(len(repair.quarantined), 'object')} quarantined" if repair.quarantined else ""
+    kept = f", {counted(len(repair.quarantined), 'object')} kept unused" if repair.quarantined else ""
     done = (
         f"repaired as version {repair.version}, epoch {repair.epoch}"
         if repair.applies
         else "would be repaired"
     )
-    more = "" if repair.applies else "; stop its writer, then add --apply"
+    more = "" if repair.applies else "; to repair, stop its tiered run, then add --apply"
     yield f"{title}: {done}: {lost}{kept}{more}"
 
 

@@ -16,7 +16,8 @@ Work = Callable[[threading.Event], int]
 
 
 class _Command:
-    """Opens the archive itself: its state is not the loop's."""
+    """The work of a command as a task of a TaskLoop. The work opens the archive itself, so that the loop's state is not
+    used."""
 
     problem = ""
 
@@ -32,22 +33,28 @@ class _Command:
 
 
 def add_every(parser: argparse.ArgumentParser, verb: str) -> None:
-    """``--apply`` and ``--every``: they ``verb``."""
-    parser.add_argument("--apply", action="store_true", help=f"{verb} (default: list only)")
+    """Add ``--apply`` and ``--every``. ``verb`` says in the help what the command does with them."""
     parser.add_argument(
-        "--every", metavar="DURATION", help=f"{verb} again after each DURATION, such as 24h, until stopped"
+        "--apply", action="store_true", help=f"{verb} (default: only print what would be done)"
+    )
+    parser.add_argument(
+        "--every",
+        metavar="DURATION",
+        help=f"with --apply: {verb} again after each DURATION, such as 24h, until SIGTERM or Ctrl-C",
     )
 
 
 def once_or_every(options: argparse.Namespace, what: str, work: Work) -> int:
-    """Run ``work`` once, or with ``--every`` again and again until stopped; the event it gets is set then. Failures are
-    logged, and the next run follows. Raises UsageError for a wrong duration, or without ``--apply``."""
+    """Run ``work`` once and return its exit code; with ``--every`` run it after each interval, until SIGTERM or SIGINT,
+    and return 0. A signal sets the event that ``work`` gets. With ``--every`` a failure is logged, and ``work`` runs
+    again after the next interval. ``what`` names the work in the log. Raises UsageError for ``--every`` without
+    ``--apply``, or with a wrong duration."""
     stopped = threading.Event()
     if options.every is None:
         return work(stopped)
     if not options.apply:
         raise UsageError(
-            f"--every requires --apply: it repeats {what}",
+            f"--every requires --apply, as it repeats the {what}",
             hint="add --apply, or remove --every",
         )
     loop = TaskLoop(_Command(what, _every_s(options.every), lambda: work(stopped)), CatalogState)
@@ -63,11 +70,12 @@ def once_or_every(options: argparse.Namespace, what: str, work: Work) -> int:
 
 
 def _every_s(text: str) -> float:
-    """The interval of ``--every`` in seconds; "forever" is a duration elsewhere, and an error here."""
+    """The interval of ``--every`` in seconds. Raises UsageError for a text that is no duration, and for "forever",
+    which is one in settings."""
     try:
         every_ms = duration_ms(text)
     except BadValueError as error:
         raise UsageError(f"--every {text} is not a duration", hint=str(error)) from None
     if every_ms is None:
-        raise UsageError("--every forever never runs", hint='use a duration such as "24h"')
+        raise UsageError("--every forever would never run again", hint='use a duration such as "24h"')
     return every_ms / 1000

@@ -46,7 +46,7 @@ EXIT_STOPPED = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """ARCHIVE_URL, target, messages, rate."""
+    """Add the archive, the target, which messages are sent, and how fast."""
     add_archive(parser)
     parser.add_argument(
         "--to",
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--topics",
         metavar="PATTERN",
-        help="only these topics, comma-separated names or patterns (default: those of --topic-map, or all)",
+        help="send only these topics, comma-separated names or patterns (default: those of --topic-map, or all)",
     )
     parser.add_argument(
         "--topic-map",
@@ -65,17 +65,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_mapping,
         action="append",
         default=[],
-        help="send TOPIC to topic NEW; may be repeated",
+        help="send the messages of TOPIC to topic NEW; may be repeated",
     )
     add_times(parser)
-    parser.add_argument("--rate", type=_rate, default=0.0, metavar="N", help="at most N messages a second")
+    parser.add_argument(
+        "--rate",
+        type=_rate,
+        default=0.0,
+        metavar="N",
+        help="send at most N messages a second (default: no limit)",
+    )
     parser.add_argument(
         "--position",
         type=Path,
         metavar="FILE",
-        help="how far each queue was sent (default: a file in the state directory, for each archive and target)",
+        help="file that says how far each queue was sent; the same command continues there (default: a file for each "
+        "archive and target in the state directory)",
     )
-    parser.add_argument("--skip-refused", action="store_true", help="skip messages that the broker refuses")
+    parser.add_argument(
+        "--skip-refused",
+        action="store_true",
+        help="skip messages that the broker refuses, instead of failing",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print what would be sent, and send nothing")
     add_json(parser)
 
@@ -83,23 +94,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _mapping(text: str) -> tuple[str, str]:
     topic, separator, name = text.partition("=")
     if not (topic and separator and name):
-        raise argparse.ArgumentTypeError(f"{text} is not TOPIC=NEW")
+        raise argparse.ArgumentTypeError(f"{text} is not of the form TOPIC=NEW")
     return topic, name
 
 
 def _rate(text: str) -> float:
-    """The value of ``--rate``; argparse prints the error with the option's name."""
+    """The value of ``--rate``, in messages a second. Raises ArgumentTypeError, which argparse prints with the name of
+    the option."""
     try:
         rate = float(text)
     except ValueError:
-        rate = 0.0
+        rate = 0.0  # refused like a number that is not positive
     if not 0 < rate < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of messages a second")
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of messages a second")
     return rate
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Send, or count what would be sent. Exit code 1 if messages were unreadable or refused, 130 if stopped."""
+    """Send the chosen messages to the target, or with ``--dry-run`` count them. Exit code 1 if messages were unreadable
+    or refused, 130 if a signal stopped it."""
     settings = settings_of(options).settings
     names = dict(options.topic_map)
     patterns = tuple(filter(None, (options.topics or "").split(","))) or tuple(names) or ("*",)
@@ -111,11 +124,12 @@ def execute(options: argparse.Namespace) -> int:
         )
     ) as access:
         queues = chosen_queues(access, selection)
-        gateways = [queue.key for queue in queues if queue.topic == settings.timers.topic]
-        if gateways:
+        # Of the topic that takes timers, only those are sent that were neither delivered nor cancelled.
+        timer_queues = [queue.key for queue in queues if queue.topic == settings.timers.topic]
+        if timer_queues:
             pending = TimerFiles(access.store).pending_times(access.state)
             none = np.zeros(0, PENDING_DTYPE)
-            selection = replace(selection, pending={key: pending.get(key, none) for key in gateways})
+            selection = replace(selection, pending={key: pending.get(key, none) for key in timer_queues})
         target = find_target(options.to, lambda address: BrokerClient(address, TIMEOUT_S, credentials, tls))
         jobs = jobs_for(access, queues, names, target)
         path = options.position or _default_path(access, target)
@@ -130,13 +144,14 @@ def _default_path(access: ArchiveAccess, target: Target) -> Path:
 
 
 class _Command:
-    """One run, once archive, target and position are open."""
+    """Sends the messages and prints the result, once archive, target and position file are open."""
 
     def __init__(self, options: argparse.Namespace, settings: Settings, position: Position) -> None:
         self._options, self._settings, self._position = options, settings, position
 
     async def run(self, access: ArchiveAccess, selection: Selection, jobs: Sequence[SendingJob]) -> int:
-        """The exit code."""
+        """Send the messages of ``jobs`` (one for each queue), or print with ``--dry-run`` how many there are. SIGTERM
+        and SIGINT stop it after the messages in flight. Returns the exit code."""
         options, position = self._options, self._position
         credentials, tls = credentials_of(self._settings), tls_of(self._settings)
         listed = {queue.key: queue for queue in access.queues(None, hidden=False)}
@@ -183,7 +198,8 @@ class _Command:
         print_lines(f"dry run: {counted(sum(messages.values()), 'message')} would be sent")
 
     def _print_report(self, report: Report) -> None:
-        """Print what was sent, refused, unreadable, or perhaps sent twice, and where the position is stored."""
+        """Print how many messages were sent, refused, unreadable or perhaps sent twice, and which file says how far
+        each queue was sent."""
         path = str(self._position.path)
         if self._options.json:
             print_json(
@@ -206,7 +222,7 @@ class _Command:
         if report.unanswered:
             print_lines(
                 f"{counted(report.unanswered, 'send')} had no answer and {'was' if report.unanswered == 1 else 'were'} "
-                "repeated: these messages may be there twice"
+                "repeated: the target may have these messages twice"
             )
         if report.refused:
             print_lines(f"{counted(report.refused, 'message')} refused by the broker, and skipped")

@@ -31,43 +31,54 @@ from tiered.model.address import host_and_port
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Archive or server, group, topic, new offsets."""
+    """Add the archive or the running server, the consumer group, the topic, and the new offsets."""
     parser.add_argument(
         "url",
         metavar="ARCHIVE_URL",
         nargs="?",
-        help="an archive without a running server: file:///directory or s3://bucket/prefix",
+        help="an archive that no server serves now: file:///directory or s3://bucket/prefix",
     )
     add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS)
     parser.add_argument(
         "--serve",
         metavar="HOST:PORT",
-        help="a running tiered serve, tiered run or name server; consumers may keep running",
+        help="address of a running tiered serve or tiered run, or of a name server; consumers may keep running",
     )
-    parser.add_argument("--group", required=True, metavar="NAME", help="the consumer group")
-    parser.add_argument("--topic", required=True, metavar="NAME", help="the topic")
+    parser.add_argument(
+        "--group", required=True, metavar="NAME", help="the consumer group whose offsets are reset"
+    )
+    parser.add_argument("--topic", required=True, metavar="NAME", help="the topic whose offsets are reset")
     start = parser.add_mutually_exclusive_group(required=True)
-    start.add_argument("--earliest", action="store_true", help="to the first message")
+    start.add_argument("--earliest", action="store_true", help="reset to the first message of each queue")
     start.add_argument(
         "--time",
         type=instant,
         metavar="TIME",
-        help="to the first message stored at or after this time",
+        help="reset to the first message stored at or after this time",
     )
     start.add_argument(
-        "--offset", type=int, metavar="N", help="to this offset of each queue, within its bounds"
+        "--offset",
+        type=int,
+        metavar="N",
+        help="reset each queue to offset N, or to its first or last offset if it does not reach N",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the new offsets, and change nothing")
     parser.add_argument(
-        "--new-group", action="store_true", help="the group may be new: it starts at these offsets"
+        "--new-group",
+        action="store_true",
+        help="allow a group that is not known yet: it will start at these offsets",
     )
     add_json(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Reset the group, or print the new offsets."""
+    """Reset the offsets of the group, at a running server or in an archive, and print them. ``--dry-run`` only prints
+    them."""
     if (options.url is None) == (options.serve is None):
-        raise UsageError("give either ARCHIVE_URL or --serve", hint="tiered reset-offset --serve HOST:PORT …")
+        raise UsageError(
+            "give either ARCHIVE_URL or --serve",
+            hint="--serve HOST:PORT if a server of the archive runs, else ARCHIVE_URL",
+        )
     start = _start(options)
     moves = _at_server(options, start) if options.serve is not None else _in_archive(options, start)
     if options.json:
@@ -109,9 +120,12 @@ def _start(options: argparse.Namespace) -> Start:
 
 
 def _at_server(options: argparse.Namespace, start: Start) -> list[QueueMove]:
-    """The moves that a running server made, or would make with ``--dry-run``."""
+    """Reset the group at the running server of ``--serve``; with ``--dry-run`` only compute the offsets. Returns the
+    old and new offset of each queue."""
     if host_and_port(options.serve) is None:
-        raise UsageError(f"--serve {options.serve} is not host:port")
+        raise UsageError(
+            f"--serve {options.serve} is not host:port", hint="for example --serve 10.0.0.5:9876"
+        )
     settings = settings_of(options).settings
     server = ServerGroups(options.serve, credentials=credentials_of(settings), tls=tls_of(settings))
     try:
@@ -131,7 +145,8 @@ def _check_known(options: argparse.Namespace, is_known: bool) -> None:
 
 
 def _in_archive(options: argparse.Namespace, start: Start) -> list[QueueMove]:
-    """The moves in the groups' snapshot, which no server may own; with ``--dry-run`` none is written."""
+    """Reset the group in the archive, which no running server may own; with ``--dry-run`` only compute the offsets.
+    Returns the old and new offset of each queue."""
     settings = settings_of(options).settings
     with open_archive(
         options.url, cluster=settings.archive.cluster, broker=settings.archive.broker, settings=settings

@@ -54,39 +54,47 @@ NOT_ARCHIVED = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """ARCHIVE_URL, STORE, what is restored and how."""
+    """Add the archive, the new store, what is restored, and how it is written."""
     add_archive(parser, BROKER_FLAGS[:1])
     parser.add_argument(
-        "store", metavar="STORE", type=Path, help="the new store directory: empty, or it does not exist"
+        "store",
+        metavar="STORE",
+        type=Path,
+        help="the broker's new store directory; it must be empty or not exist",
     )
     parser.add_argument(
         "--consume-queue",
         choices=list(QUEUES),
-        help="where to write consume queues (default: as broker.conf says, else in files); none: the broker builds "
-        "them at its start",
+        help="write consume queues in files, in RocksDB or both (default: as broker.conf says, else in files); none: "
+        "the broker builds them at its start",
     )
     parser.add_argument(
         "--layout",
         choices=("same", "compact"),
         default="same",
-        help="each record at its physical offset (default), or all together: then offsetMsgIds change",
+        help="same: each record keeps its physical offset (default); compact: records follow one another without gaps, "
+        "which changes their offsetMsgIds",
     )
     parser.add_argument(
         "--topics",
         metavar="PATTERN",
         default="*",
-        help="only messages of these topics, comma-separated patterns; all queues keep their offsets",
+        help="restore only messages of these topics, comma-separated patterns; all queues keep their offsets",
     )
     parser.add_argument(
-        "--since", metavar="TIME", type=instant, default=0, help="only messages stored at or after this time"
+        "--since",
+        metavar="TIME",
+        type=instant,
+        default=0,
+        help="restore only messages stored at or after this time",
     )
     add_version(parser)
-    parser.add_argument("--index", action="store_true", help="write index files too, for queries by key")
+    parser.add_argument("--index", action="store_true", help="also write index files, for queries by key")
     add_json(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Restore, then print what is not there and what broker.conf needs."""
+    """Make the store directory, then print what it lacks, and which settings broker.conf needs for it."""
     settings = settings_of(options).settings
     conf = read_broker_conf(Path(settings.broker.conf_path)) if settings.broker.conf_path else None
     with (
@@ -104,12 +112,12 @@ def execute(options: argparse.Namespace) -> int:
             options.since,
             is_compact=options.layout == "compact",
         )
-        index = _IndexFiles(conf) if options.index else None
+        index_sizes = _index_sizes(conf)
         restoring = Restoring(
             archive.store,
             request,
             progress=progress.update,
-            finish=index.write if index else lambda log: None,
+            finish=lambda log: _write_index(log, *index_sizes) if options.index else None,
         )
         report = restoring.run()
     summary = _Summary(archive, request, report, is_newest=state.cursor == archive.state.cursor)
@@ -118,8 +126,8 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _state(archive: LoadedArchive, target: Path, at_version: int | None) -> CatalogState:
-    """The version of an interrupted restore, the wanted one, or the newest. Raises UsageError while a writer may add
-    to it."""
+    """The state of the archive to restore: that of version ``at_version``, else the one that an interrupted restore to
+    ``target`` began with, else the newest. Raises UsageError if the newest is meant and its writer still archives."""
     version = at_version or noted_version(target.with_name(f"{target.name}.restoring"))
     if version is not None:
         return load(archive.store, version=version)
@@ -129,8 +137,9 @@ def _state(archive: LoadedArchive, target: Path, at_version: int | None) -> Cata
         idle_ms = archive.store.clock_ms() - state.advanced_ms
         if idle_ms < OWNER_LIVES_MS:
             raise UsageError(
-                f"{owner.instance} on {owner.host} committed {max(0, idle_ms) // 1000} s ago and may still archive",
-                hint=f"stop it, or restore what there is now with --at-version {state.version}",
+                f"{archive.title}: its writer {owner.instance} on {owner.host} committed {max(0, idle_ms) // 1000} s "
+                "ago and may still archive",
+                hint=f"stop that writer, or restore what is archived now with --at-version {state.version}",
             )
     return state
 
@@ -142,13 +151,13 @@ def _queue_kind(chosen: str | None, conf: BrokerConf | None) -> StoreKind | None
 
 
 def _sizes(state: CatalogState, conf: BrokerConf | None) -> FileBytes:
-    """The sizes of the broker's files by broker.conf, else by the archive; of consume queues else the broker's
-    defaults."""
+    """The sizes of commitlog and consume queue files: as ``conf`` says, by default a broker's defaults. Without
+    ``conf`` as the archive recorded them. Raises UsageError if it did not."""
     facts, default = recorded_facts(state), FileSizes()
     if conf is None:
         if not facts.commitlog_file_bytes:
             raise UsageError(
-                "the archive does not record the size of the broker's commitlog files",
+                f"the archive {state.cluster}/{state.broker} does not record the size of the broker's commitlog files",
                 hint="name its broker.conf: --broker-conf FILE",
             )
         queue_bytes = facts.consume_queue_file_bytes or default.plain_bytes
@@ -165,31 +174,32 @@ def _sizes(state: CatalogState, conf: BrokerConf | None) -> FileBytes:
 def _number(conf: BrokerConf, name: str, default: int) -> int:
     value = conf.properties.get(name, "").strip()
     if value and not value.isdecimal():
-        raise UsageError(f"broker.conf: {name} = {value} is no size in bytes")
+        raise UsageError(
+            f"broker.conf: {name} = {value} is not a whole number", hint=f"correct it, or remove {name}"
+        )
     return int(value or default)
 
 
-class _IndexFiles:
-    """Index files of a restored log."""
+def _index_sizes(conf: BrokerConf | None) -> tuple[int, int]:
+    """Hash slots and items of each index file, as the broker's configuration says."""
+    if conf is None:
+        return DEFAULT_SLOTS, DEFAULT_ITEMS
+    return _number(conf, "maxHashSlotNum", DEFAULT_SLOTS), _number(conf, "maxIndexNum", DEFAULT_ITEMS)
 
-    def __init__(self, conf: BrokerConf | None) -> None:
-        self._slots, self._items = DEFAULT_SLOTS, DEFAULT_ITEMS
-        if conf is not None:
-            self._slots = _number(conf, "maxHashSlotNum", self._slots)
-            self._items = _number(conf, "maxIndexNum", self._items)
 
-    def write(self, log: RestoredLog) -> None:
-        """Write the index of the whole log, in place of what an interrupted run has left there."""
-        directory = log.directory.parent / "index"
-        directory.mkdir(exist_ok=True)
-        for old in directory.iterdir():
-            old.unlink()
-        messages = (
-            indexed_message(decode_record(batch.data[start : start + size].data), with_tags=False)
-            for batch in log.batches()
-            for start, size in zip(batch.starts.tolist(), batch.sizes.tolist(), strict=True)
-        )
-        write_files(messages, directory, slots=self._slots, items=self._items)
+def _write_index(log: RestoredLog, slots: int, items: int) -> None:
+    """Write the broker's index files for all messages of a restored log, each with so many hash ``slots`` and
+    ``items``. Files that an interrupted restore has left there are deleted first."""
+    directory = log.directory.parent / "index"
+    directory.mkdir(exist_ok=True)
+    for old in directory.iterdir():
+        old.unlink()
+    messages = (
+        indexed_message(decode_record(batch.data[start : start + size].data), with_tags=False)
+        for batch in log.batches()
+        for start, size in zip(batch.starts.tolist(), batch.sizes.tolist(), strict=True)
+    )
+    write_files(messages, directory, slots=slots, items=items)
 
 
 class _Summary:
@@ -202,7 +212,7 @@ class _Summary:
         self._is_newest = is_newest
 
     def document(self) -> Mapping[str, Any]:
-        """The report as the JSON object that `--json` prints."""
+        """What was restored and what is missing, as the JSON that ``--json`` prints."""
         units = self._report.units
         return {
             "store": str(self._request.target),
@@ -219,7 +229,7 @@ class _Summary:
         }
 
     def lines(self) -> Iterator[str]:
-        """The report as lines to print."""
+        """What was restored, what is missing, and which settings broker.conf needs, as lines to print."""
         report, units, layout = self._report, self._report.units, self._report.layout
         files = -(-(layout.end_phys - layout.begin_phys) // layout.file_bytes)
         yield (
@@ -254,7 +264,7 @@ class _Summary:
             yield "the archive has newer versions: give this store an archive.url of its own"
 
     def _missing(self) -> Iterator[str]:
-        """What the broker had and its restored store lacks, as one line each."""
+        """What the broker had and its restored store lacks, one line for each kind of loss."""
         state, report = self._request.state, self._report
         yield f"messages that were not archived: those above physical offset {state.cursor.phys}"
         if not any(key.topic == SCHEDULE_TOPIC for key in report.selection.queues):
@@ -271,7 +281,7 @@ class _Summary:
             why = (
                 "BatchCQ is not in RocksDB"
                 if in_rocksdb
-                else "their names are none of a directory: use RocksDB"
+                else "their names cannot be names of directories: use --consume-queue rocksdb"
             )
             yield f"{topics}: {why}"
         if report.configuration.plain_topics:
@@ -279,7 +289,7 @@ class _Summary:
             yield f"cleanup.policy=COMPACTION of {topics}: set it again, or use --consume-queue none"
 
     def _conf(self) -> dict[str, str]:
-        """The settings in broker.conf without which the broker does not find, or misreads, this store."""
+        """The settings that broker.conf needs so that the broker finds this store and reads it as it was written."""
         request, queues = self._request, self._report.selection.queues.values()
         state, sizes = request.state, request.sizes
         found = {

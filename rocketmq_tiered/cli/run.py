@@ -6,9 +6,8 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,16 +61,17 @@ logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Settings that are usually given on the command line."""
+    """Add the settings that are usually given on the command line: store, archive, names, topics."""
     add_places(parser)
     add_writer_flags(parser)
-    begin = "begin a new archive even if this instance already has one, there or elsewhere"
+    begin = "begin a new archive at the URL, even if this instance has archived there or elsewhere before"
     add_switch(parser, "--new-archive", "archive.new_archive", begin)
     parser.add_argument(
         "--abandon",
         type=int,
         metavar="N",
-        help="with --new-archive, keep the N objects of an archive whose catalog is lost in quarantine",
+        help="with --new-archive: begin although the URL has N objects of an archive whose catalog is lost; they are "
+        "kept unused",
     )
 
 
@@ -98,9 +98,7 @@ def execute(options: argparse.Namespace) -> int:
             lambda: None if thread is None else thread.access,
             metrics,
         )
-        factory = _Factory(
-            state, metrics, partial(_committed, view, thread), partial(_reads, thread), options.abandon
-        )
+        factory = _Factory(state, metrics, options.abandon, view, thread)
         figures = KnownFigures(state.path, (settings.archive.url, names.cluster, names.broker))
         service = UploaderService(
             loaded, factory=factory, surroundings=_Surroundings(current, figures, services, thread)
@@ -130,7 +128,8 @@ def execute(options: argparse.Namespace) -> int:
         except StoreFullError as error:
             # Other commands do not find this instance; archiving works.
             logger.warning(
-                "tiered status does not find this instance, as its description cannot be written: %s", error
+                "tiered status will not find this instance, because its description cannot be written: %s",
+                error,
             )
         logger.info(
             "started", extra={"admin": admin.url, "archive": settings.archive.url, "store": store_path}
@@ -145,7 +144,8 @@ def execute(options: argparse.Namespace) -> int:
         admin.close()
     logger.info("ended", extra={"exit_code": code})
     if code == EXIT_NOT_DRAINED:
-        # The interpreter would wait for threads that wait for the object store. Uncommitted messages are in the log.
+        # The interpreter would wait for threads that wait for the object store. Uncommitted messages are still in the
+        # broker's log.
         sys.stderr.flush()
         os._exit(code)
     service.close()
@@ -158,26 +158,13 @@ def _names(settings: Settings, conf: BrokerConf | None) -> tuple[BrokerNames, st
         return names_of(settings, store), str(store.path)
 
 
-def _committed(view: ArchiveView, thread: ServingThread | None, state: CatalogState) -> None:
-    view.adopt(state)
-    if thread is not None:
-        thread.adopt(state)
-
-
-def _reads(thread: ServingThread | None) -> int:
-    if thread is None or thread.access is None:
-        return 0
-    found = thread.access.source.statistics()
-    return found.hits + found.misses
-
-
 def _process(
     source: _Source,
     current: CurrentSettings,
     names: BrokerNames,
     thread: ServingThread | None,
 ) -> Process:
-    """This process, as its pages show it."""
+    """What the admin pages show of this process: its name and archive, its health, and where its reports come from."""
     return Process(
         "tiered run",
         f"{names.cluster}/{names.broker} in {current.settings.archive.url}",
@@ -192,7 +179,8 @@ def _process(
 
 
 class _Surroundings:
-    """What else is in the process: settings as its pages show them, proxy and slave mode, the last known figures."""
+    """The rest of the process, for the uploader's service: the settings that its pages show, proxy and slave mode, and
+    figures that are known from an earlier run."""
 
     def __init__(
         self,
@@ -201,7 +189,7 @@ class _Surroundings:
         services: Sequence[RelayService[Any]],
         thread: ServingThread | None,
     ) -> None:
-        """``thread``: of proxy and slave mode; None if neither is on."""
+        """``services``: proxy and slave mode, as far as they are on; ``thread``: where they run, None if none is on."""
         self._current, self._figures, self._services, self._thread = current, figures, services, thread
 
     def loaded(self) -> LoadedSettings:
@@ -215,8 +203,8 @@ class _Surroundings:
             self._thread.apply(settings)
 
     def extended(self, report: StatusReport) -> StatusReport:
-        """``report`` with the last known figures, the status of proxy and slave mode, and what their clients could
-        not read."""
+        """The uploader's status ``report`` with what others add: figures of an earlier run where new ones are not known
+        yet, the status of proxy and slave mode, and the messages that their clients could not read."""
         report = self._figures.completed(report)
         if self._thread is not None and self._thread.access is not None:
             unreadable = {*report.unreadable, *self._thread.access.fetcher.unreadable.ranges()}
@@ -230,29 +218,32 @@ class _Surroundings:
 
 
 class _Factory:
-    """Builds jobs. A take-over is requested once per (re)load of the settings, until a claim is won or refused: a
-    writer that is fenced later stays fenced."""
+    """Builds an uploader for each start. ``archive.take_over`` is requested once after each load of the settings, until
+    the archive was claimed or the claim was refused: a writer that another one has fenced later stays fenced."""
 
     def __init__(
         self,
         state: StateDirectory,
         metrics: StoreMetrics,
-        committed: Callable[[CatalogState], None] | None,
-        reads: Callable[[], int] = lambda: 0,
-        abandons: int | None = None,
+        abandons: int | None,
+        view: ArchiveView | None = None,
+        thread: ServingThread | None = None,
     ) -> None:
-        """``reads``: reads by clients so far, to which tasks of the archive yield; ``abandons``: see Writer."""
+        """``abandons``: the value of ``--abandon``; ``view`` and ``thread``: the pages and the client server of this
+        process, which read the archive."""
         self._state, self._abandons = state, abandons
-        self._reads = reads
+        self._view, self._thread = view, thread
         self._metrics = metrics
-        self._committed = committed
         self._took_over_for: Settings | None = None
+        """The settings whose take-over was requested and answered."""
         self._claiming: tuple[UploaderJob, Settings] | None = None
+        """The last uploader, and its settings."""
         self._pins, self._tls = ProcessPins(), TlsCache()
         self._standby = StandbyWatch(0)
 
     def __call__(self, settings: Settings) -> UploaderJob:
-        """The next uploader. The settings of the claim that was settled last do not request a take-over again."""
+        """Build the next uploader. It requests a take-over if ``settings`` say so and no uploader with the same loaded
+        settings has had its claim won or refused."""
         if self._claiming is not None and self._claiming[0].offloader.is_claim_settled:
             self._took_over_for = self._claiming[1]
         take_over = settings.archive.take_over and settings is not self._took_over_for
@@ -262,6 +253,7 @@ class _Factory:
             "run",
             take_over,
             self._state.path,
+            committed=self._committed,
             pins=self._pins,
             tls=self._tls,
             standby=self._standby if settings.process.when_fenced == "standby" else None,
@@ -269,11 +261,22 @@ class _Factory:
             abandons=self._abandons,
             reads=self._reads,
         )
-        if self._committed is not None:
-            writer = replace(writer, committed=self._committed)
         job = UploaderJob(settings, writer, self._metrics)
         self._claiming = job, settings
         return job
+
+    def _committed(self, state: CatalogState) -> None:
+        """Show a state that was committed to the readers in this process, so that they need not load it."""
+        for reader in (self._view, self._thread):
+            if reader is not None:
+                reader.adopt(state)
+
+    def _reads(self) -> int:
+        """Reads by clients so far: while there are new ones, tasks of the archive wait."""
+        if self._thread is None or self._thread.access is None:
+            return 0
+        cache = self._thread.access.source.statistics()
+        return cache.hits + cache.misses
 
     def close(self) -> None:
         """Release the pins' descriptors."""
@@ -290,7 +293,8 @@ class _Source:
         services: Sequence[RelayService[Any]],
         thread: ServingThread | None,
     ) -> None:
-        """``services``: proxy and slave mode, as far as they are on; ``thread``: theirs, or None."""
+        """``services``: proxy and slave mode, as far as they are on; ``thread``: where they run, None if both are off.
+        Registers the metrics of the process, the uploader, the object store and the services."""
         self._service, self._services, self._thread = service, services, thread
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)

@@ -36,17 +36,17 @@ logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """ARCHIVE_URL and addresses."""
+    """Add the archive, the addresses, and ``--take-over-groups``."""
     add_archive(parser, SERVE_FLAGS)
     parser.add_argument(
         "--take-over-groups",
         action="store_true",
-        help="take over the consumer groups' offsets even if another server holds the lease",
+        help="become the owner of the consumer groups' offsets even if another server of this archive is",
     )
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT."""
+    """Serve the archive to RocketMQ clients until SIGTERM or SIGINT."""
     loaded = settings_of(options)
     settings = loaded.settings
     log_service(settings.process.log_level)
@@ -61,7 +61,8 @@ def execute(options: argparse.Namespace) -> int:
 
 
 async def _serve(access: ArchiveAccess, loaded: LoadedSettings, *, take_over: bool) -> None:
-    """Serve until SIGTERM or SIGINT, with the groups' offsets if their lease can be had, else without."""
+    """Serve until SIGTERM or SIGINT. If another server of the archive owns the consumer groups' offsets, messages are
+    served and offsets are not stored; ``take_over`` becomes their owner all the same."""
     settings = loaded.settings
     memory = MemoryShares(settings.serve.memory_bytes)
     archive = ServedArchive(access)
@@ -93,7 +94,7 @@ async def _serve(access: ArchiveAccess, loaded: LoadedSettings, *, take_over: bo
 def _pages(
     access: ArchiveAccess, service: ArchiveService, source: ArchiveAdminSource, loaded: LoadedSettings
 ) -> AdminPages:
-    """The admin pages of `tiered serve`."""
+    """The pages of the admin port of `tiered serve`, which show the archive and the clients of ``service``."""
     current = CurrentSettings(loaded)
     view = ArchiveView(lambda: current.settings, (access.cluster, access.broker), lambda: access)
     process = Process(
@@ -112,20 +113,21 @@ def _pages(
 async def _serve_until_signal(
     service: ArchiveService, source: ArchiveAdminSource, settings: Settings, title: str
 ) -> None:
-    """Listen and serve. SIGHUP is only logged, as no setting here can be reloaded; it must not end the process."""
+    """Listen at the address of serve.bind and serve until SIGTERM or SIGINT. SIGHUP is logged and ignored: it would end
+    the process, and `tiered serve` cannot reload its settings."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     early = signal.getsignal(signal.SIGHUP)
     loop.add_signal_handler(signal.SIGHUP, _log_sighup)
-    if was_received(early):
+    if was_received(early):  # while the modules were loaded
         _log_sighup()
     try:
         address = await service.start()
     except OSError as error:
         raise UsageError(
-            f"cannot listen on {settings.serve.bind}: {error}", hint="choose another --bind"
+            f"cannot listen on {settings.serve.bind}: {error}", hint="choose another address with --bind"
         ) from error
     # Objects made so far stay: a full collection over them would delay pulls by 0.05 s.
     gc.collect()

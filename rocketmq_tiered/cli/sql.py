@@ -38,13 +38,14 @@ PROMPT, CONTINUED = "tiered sql> ", "        ... "
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """ARCHIVE_URL, STATEMENT, form."""
+    """Add the archive, the statements, what they may do, and the form of their rows."""
     add_archive(parser)
     parser.add_argument(
         "statement",
         metavar="STATEMENT",
         nargs="?",
-        help="one or more SQL statements; each topic is a table (default: read them from stdin, or prompt for them)",
+        help="one or more SQL statements, in which each topic is a table (default: read them from stdin, or prompt for "
+        "them)",
     )
     add_version(parser)
     parser.add_argument(
@@ -53,16 +54,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="let statements read and write files and networks as this user (default: only COPY … TO a new file)",
     )
     parser.add_argument(
-        "--explode-batches", action="store_true", help="one row for each message of a batch, as in Spark"
+        "--explode-batches",
+        action="store_true",
+        help="read a batch as one row for each of its messages, as in Spark (default: one row for the batch)",
     )
-    parser.add_argument("--permissive", action="store_true", help="skip and report damage instead of failing")
+    parser.add_argument(
+        "--permissive",
+        action="store_true",
+        help="skip unreadable messages and report them, instead of failing",
+    )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print one JSON document a row, bytes as base64")
+    form.add_argument(
+        "--json", action="store_true", help="print each row as a JSON document, bytes as base64"
+    )
     form.add_argument("--csv", action="store_true", help="print CSV with a header line")
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print the rows of each statement. Exit code 2 for a wrong statement, 3 for an unknown topic."""
+    """Run the statements of the command line, of stdin or of a prompt, and print their rows. Exit code 2 for a wrong
+    statement, 3 for an unknown topic."""
     settings = settings_of(options).settings
     printed = _print_json if options.json else _print_csv if options.csv else _print_table
     with (
@@ -76,11 +86,12 @@ def execute(options: argparse.Namespace) -> int:
             permissive=options.permissive,
         )
         interrupts.watch(session)
-        asked = _Asked(session, pool, printed, interrupts, shows_progress=_shows_progress(options))
+        statements = _Statements(session, pool, printed, shows_progress=_shows_progress(options))
         if options.statement is None and sys.stdin.isatty():
-            _prompt(asked)
+            interrupts.prompted = statements
+            _prompt(statements)
         else:
-            asked.run(sys.stdin.read() if options.statement is None else options.statement)
+            statements.run(sys.stdin.read() if options.statement is None else options.statement)
     return 0
 
 
@@ -89,13 +100,14 @@ def _shows_progress(options: argparse.Namespace) -> bool:
 
 
 class _Interrupts:
-    """What Ctrl-C does: a handler, as DuckDB loses exceptions that are raised while it calls Python."""
+    """Handles Ctrl-C itself, because DuckDB loses exceptions that are raised while it calls Python."""
 
     def __init__(self) -> None:
         self._session: SqlSession | None = None
         self._was_early = False
-        self.ends: Callable[[], bool] = lambda: False
-        """Whether a statement of the prompt ended, so that the prompt can stay."""
+        """Whether Ctrl-C was pressed before there was a session."""
+        self.prompted: _Statements | None = None
+        """The statements of the prompt, if there is one: Ctrl-C ends the running one, and the prompt stays."""
 
     def __enter__(self) -> _Interrupts:
         self._before = signal.getsignal(signal.SIGINT)
@@ -114,12 +126,12 @@ class _Interrupts:
             self._interrupted()
 
     def _interrupted(self, *signalled: object) -> None:
-        """Handles SIGINT. Ends the running statement and returns to the prompt if there is one; else deletes the
-        session's temporary files and ends the process. Before there is a session the signal is noted."""
+        """Handle SIGINT: end the running statement and return to the prompt; without a prompt, or if the statement does
+        not end, delete the session's temporary files and end the process. Before there is a session, only note it."""
         if self._session is None:
             self._was_early = True
             return
-        if self.ends():
+        if self.prompted is not None and self.prompted.stop():
             raise KeyboardInterrupt
         self._session.abandon()
         os.write(2, b"tiered: interrupted\n")
@@ -127,20 +139,20 @@ class _Interrupts:
 
 
 @dataclass
-class _Asked:
-    """Statements run in a thread, so that this one can end them. DuckDB does not notice an interrupt inside of a long
-    operator, but it holds no lock of Python's there."""
+class _Statements:
+    """Runs statements in a thread of its own, so that the main thread can end them. DuckDB does not notice an interrupt
+    inside of a long operator, but it holds no lock of Python's there."""
 
     session: SqlSession
     pool: Executor
     printed: Callable[[SqlSession, Any], None]
-    interrupts: _Interrupts
     shows_progress: bool
     done: Future[None] | None = None
-    """The last ones."""
+    """The last statements that were run."""
 
     def run(self, text: str) -> None:
-        """Print what ``text`` asks."""
+        """Run the statements in ``text`` and print their rows; after PROGRESS_AFTER_S show the progress. Raises what
+        they raise."""
         self.done = done = self.pool.submit(self._print, text)
         if self.shows_progress and not wait([done], PROGRESS_AFTER_S).done:
             with Progress("read", 0, unit=" messages") as progress:
@@ -148,9 +160,9 @@ class _Asked:
                 wait([done])
         done.result()
 
-    def ends(self) -> bool:
-        """Interrupts the running statement, and returns whether none runs then. It takes no lock that an interrupted
-        ``run`` may hold."""
+    def stop(self) -> bool:
+        """Interrupt the running statement, and return whether it has ended within INTERRUPT_S. It is called by a signal
+        handler: it takes no lock that the interrupted ``run`` may hold."""
         self.session.interrupt()
         until_s = time.monotonic() + INTERRUPT_S
         while self.done is not None and not self.done.done() and time.monotonic() < until_s:
@@ -163,9 +175,9 @@ class _Asked:
                 self.printed(self.session, statement)
 
 
-def _prompt(asked: _Asked) -> None:
-    """Statements of a person, each up to its semicolon, until the end of input."""
-    asked.interrupts.ends = asked.ends
+def _prompt(statements: _Statements) -> None:
+    """Read statements from the terminal, each up to its semicolon, and run them, until the end of input. Errors are
+    printed, and the prompt stays."""
     with suppress(ImportError):
         import readline  # noqa: F401 - input() edits lines with it
     print_lines("SHOW TABLES lists the topics, DESCRIBE the columns of one. Ctrl-D ends.")
@@ -175,7 +187,7 @@ def _prompt(asked: _Asked) -> None:
             text += input(CONTINUED if text else PROMPT) + "\n"
             if text.strip() and not text.rstrip().endswith(";"):
                 continue
-            asked.run(text)
+            statements.run(text)
         except EOFError:
             print_lines("")
             return
@@ -187,12 +199,12 @@ def _prompt(asked: _Asked) -> None:
 
 
 def _print_table(session: SqlSession, statement: Any) -> None:
-    """Prints the first TABLE_ROWS rows of a statement's result, drawn by DuckDB, and says whether there are more.
-    Prints nothing for a statement without rows."""
-    found = session.query(statement)
-    if found is None or found.columns == ["Success"]:
+    """Print the first TABLE_ROWS rows of a statement's result as a table, drawn by DuckDB, and whether there are more.
+    A statement that only does something, such as COPY, prints nothing."""
+    result = session.query(statement)
+    if result is None or result.columns == ["Success"]:
         return
-    rows = found.limit(TABLE_ROWS + 1).materialize()
+    rows = result.limit(TABLE_ROWS + 1).materialize()
     with redirect_stdout(StringIO()) as text:
         rows.limit(TABLE_ROWS).show(max_rows=TABLE_ROWS)
     print_lines(*text.getvalue().rstrip("\n").split("\n"))
@@ -201,7 +213,8 @@ def _print_table(session: SqlSession, statement: Any) -> None:
 
 
 def _rows(session: SqlSession, statement: Any) -> tuple[list[str], Iterator[list[Any]]]:
-    """Names of the columns, and rows as plain values, read a few at a time; JSON columns as their values."""
+    """Run a statement: returns the names of its columns, and its rows as lists of values that JSON has, read a thousand
+    at a time. A statement that only does something, such as COPY, has neither."""
     done = session.execute(statement)
     columns = [(name, str(kind)) for name, kind, *_ in done.description or ()]
     if statement.type.name != "SELECT" and columns in ([("Success", "BOOLEAN")], [("Count", "BIGINT")]):
@@ -219,7 +232,7 @@ def _rows(session: SqlSession, statement: Any) -> tuple[list[str], Iterator[list
 
 
 def _plain(value: Any) -> Any:
-    """``value`` as JSON has it: bytes as base64, times in ISO 8601, unknown types as text."""
+    """``value`` of a row as a value that JSON has: bytes as base64, times in ISO 8601, unknown types as text."""
     if isinstance(value, bytes | bytearray | memoryview):
         return base64.b64encode(value).decode()
     if isinstance(value, datetime | date):
@@ -238,7 +251,8 @@ def _print_json(session: SqlSession, statement: Any) -> None:
 
 
 def _print_csv(session: SqlSession, statement: Any) -> None:
-    """Prints all rows of a statement as CSV with a line of names; values that are no text or number are JSON."""
+    """Print all rows of a statement as CSV, after a line with the names of the columns. A value that is neither text
+    nor a number is printed as JSON."""
     names, rows = _rows(session, statement)
     out = csv.writer(sys.stdout, lineterminator="\n")
     if names:

@@ -62,24 +62,25 @@ QUEUES_SHOWN = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The running instance, or the archive (and the store)."""
+    """Add what the status is of: the running instance of `tiered run`, or an archive and the broker's store."""
     parser.add_argument(
         "archive.url",
         metavar="ARCHIVE_URL",
         nargs="?",
-        help="read the archive instead of the running instance",
+        help="archive to read, instead of requesting the status of the running instance",
     )
     add_store(parser)
     add_state_dir(parser)
     add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS, BROKER_FLAGS)
     parser.add_argument(
-        "--watch", action="store_true", help=f"repeat every {WATCH_S:.0f} s until interrupted"
+        "--watch", action="store_true", help=f"print the status every {WATCH_S:.0f} s until interrupted"
     )
     add_json(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print the status once, or repeatedly. 1: it is in trouble, or a finding is bad."""
+    """Print the status once, or with ``--watch`` until interrupted. Exit code 1 if archiving is in trouble, or a
+    finding of the report is bad."""
     settings = settings_of(options).settings
     is_of_archive = getattr(options, "archive.url") is not None
     read = partial(_from_archive if is_of_archive else _from_instance, settings)
@@ -94,7 +95,8 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _watch(read: Callable[[], StatusReport], options: argparse.Namespace) -> None:
-    """Repeat until interrupted, also during a restart or an outage."""
+    """Print the status every WATCH_S until interrupted. An instance that restarts, or an object store that cannot be
+    reached, is reported, and tried again."""
     while True:
         sys.stdout.flush()
         time.sleep(WATCH_S)
@@ -118,8 +120,9 @@ def _from_instance(settings: Settings) -> StatusReport:
 
 
 def _instance(settings: Settings) -> InstanceDescription:
-    """The instance whose status is printed: of the state directory, or the only one of this user that fits the
-    names."""
+    """The instance of `tiered run` whose status is printed: that of ``--state-dir``, else the only one of this user on
+    this host that has the cluster and broker names of ``settings``. Raises NotFoundError if there is none, UsageError
+    if there are several."""
     if settings.process.state_dir:
         return running_instance(Path(settings.process.state_dir))
     conf = read_conf(settings) or BrokerConf()
@@ -131,19 +134,23 @@ def _instance(settings: Settings) -> InstanceDescription:
     ]
     if not found:
         raise NotFoundError(
-            "no instance of this user runs on this host",
-            hint="give ARCHIVE_URL to read the archive, or --state-dir",
+            "no tiered run of this user runs on this host",
+            hint="give ARCHIVE_URL to read the archive, or --state-dir of the instance",
         )
     if len(found) > 1:
         names = ", ".join(f"{one.cluster}/{one.broker} in {one.state_dir}" for one in found)
         have_names = len({(one.cluster, one.broker) for one in found}) == len(found)
         by_name = "--cluster and --broker, or " if have_names else ""
-        raise UsageError(f"several instances run here: {names}", hint=f"choose one with {by_name}--state-dir")
+        raise UsageError(
+            f"several instances of tiered run are on this host: {names}",
+            hint=f"choose one with {by_name}--state-dir",
+        )
     return found[0]
 
 
 def _from_archive(settings: Settings) -> StatusReport:
-    """The status without an instance: from the catalog, and from the broker's store where it is known."""
+    """The status without a running instance: from the archive's catalog and, if the settings say where it is, the
+    broker's store. Where its log is not the archived one, the report says so and has no lag."""
     with open_for_reading(settings.archive.url, settings) as archive:
         conf = read_conf(settings)
         if not settings.broker.store_path and (conf is None or conf.store_path is None):
@@ -171,7 +178,8 @@ def _report(
     end_phys: int | None = None,
     margin_s: float | None = None,
 ) -> StatusReport:
-    """The report of an archive; lag and retention margin are None, not zero, where the store was not read."""
+    """The status report of an archive by its catalog. ``lag``, the log's ``end_phys`` and ``margin_s``, the retention
+    margin, come from the broker's store: they are None, not zero, if it was not read."""
     state, owner = archive.state, archive.state.owner
     now_ms = wall_ms()
     queues = list_queues(state, hidden=True)
@@ -201,7 +209,7 @@ def _report(
 
 
 def _print(report: StatusReport) -> None:
-    """Print the report: state and findings, the queues furthest behind, proxy and slave mode."""
+    """Print a status report: the state and its findings, the queues that are furthest behind, proxy and slave mode."""
     print_lines(*headline(report), *_texts(status_lines(report)))
     if report.queues:
         print_lines("")

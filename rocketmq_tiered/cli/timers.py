@@ -40,31 +40,42 @@ HOURS_SHOWN = 24
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Action, ARCHIVE_URL, timer, times."""
+    """Add the action, the archive, the timers it concerns, and the range of times."""
     parser.add_argument(
         "action",
         choices=ACTIONS,
-        help="ls: pending timers in order; show: some with their properties; cancel: some, or move them with --at; "
-        "stats: how many by hour",
+        help="ls: list pending timers in order of delivery; show: print timers with their properties; cancel: cancel "
+        "timers, or move them with --at; stats: count pending timers by hour",
     )
     add_archive(parser)
     parser.add_argument(
         "timer",
         nargs="*",
         metavar="TIMER",
-        help="show, cancel: TOPIC UNIQ_KEY for all timers that have both, or the place of one, as ls prints it",
+        help="for show and cancel: TOPIC and UNIQ_KEY of timers, or the place of one (QUEUE:OFFSET), as ls prints it",
     )
     add_times(parser)
     parser.add_argument(
-        "--limit", type=int, default=64, metavar="N", help="ls: at most N (default: %(default)s)"
+        "--limit",
+        type=int,
+        default=64,
+        metavar="N",
+        help="for ls: print at most N timers (default: %(default)s)",
     )
-    parser.add_argument("--refused", action="store_true", help="ls: messages that are not delivered, and why")
-    parser.add_argument("--at", type=instant, metavar="TIME", help="cancel: deliver at this time instead")
+    parser.add_argument(
+        "--refused",
+        action="store_true",
+        help="for ls: list the messages that are not delivered, and why, instead of pending timers",
+    )
+    parser.add_argument(
+        "--at", type=instant, metavar="TIME", help="for cancel: deliver the timers at this time instead"
+    )
     add_json(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Exit code 3 if there is no such timer."""
+    """List, show, count, cancel or move timers (messages to be delivered at a later time). Exit code 3 if the named
+    timer does not exist."""
     settings = settings_of(options).settings
     name = _name(options.timer)
     if (name is None) == (options.action in ("show", "cancel")) or (name is None and options.timer):
@@ -91,7 +102,8 @@ def _name(words: Sequence[str]) -> TimerName | TimerPlace | None:
 
 
 def _stats(archive: LoadedArchive, options: argparse.Namespace) -> None:
-    """Print how many timers are pending in each hour."""
+    """Print how many timers are pending in each hour of delivery, how many of these the broker has refused for now, and
+    how many messages are not delivered at all."""
     counts, objects = TimerFiles(archive.store).counts(archive.state), len(archive.state.timers)
     hours = counts.hours
     if options.json:
@@ -112,17 +124,18 @@ def _stats(archive: LoadedArchive, options: argparse.Namespace) -> None:
 
 
 def _list(archive: LoadedArchive, settings: Settings, options: argparse.Namespace) -> None:
-    """Print the pending or refused timers in order of delivery, up to ``--limit``."""
+    """Print the pending timers in order of delivery, or with ``--refused`` the messages that are not delivered; at most
+    ``--limit`` of them."""
     files, left = TimerFiles(archive.store), max(options.limit, 0)
-    found = []
+    listed = []
     since_ms, until_ms = options.since or 0, options.until or NEVER_MS
-    for some in files.pending(archive.state, since_ms, until_ms):
-        table = sort_out(some).refused if options.refused else sort_out(some).timers
-        found.append(some._replace(table=table[:left]))
-        left -= len(found[-1].table)
+    for entries in files.pending(archive.state, since_ms, until_ms):
+        table = sort_out(entries).refused if options.refused else sort_out(entries).timers
+        listed.append(entries._replace(table=table[:left]))
+        left -= len(listed[-1].table)
         if left <= 0:
             break
-    rows = _rows(archive, settings, found)
+    rows = _rows(archive, settings, listed)
     if options.json:
         print_json(rows)
         return
@@ -133,7 +146,8 @@ def _list(archive: LoadedArchive, settings: Settings, options: argparse.Namespac
 
 
 def _rows(archive: LoadedArchive, settings: Settings, found: list[Entries]) -> list[dict[str, object]]:
-    """The timers with their messages."""
+    """One JSON document for each timer in ``found``, with what its archived message says. The archive is opened for
+    messages only if there are timers."""
 
     def access() -> ArchiveAccess:
         return open_access(archive.url, cluster=archive.cluster, broker=archive.broker, settings=settings)
@@ -145,7 +159,8 @@ def _rows(archive: LoadedArchive, settings: Settings, found: list[Entries]) -> l
 
 
 def _row(queue: QueueKey, row: np.void, message: Message | None) -> dict[str, object]:
-    """One timer in the JSON; ``message`` is None where its record is unreadable or expired."""
+    """The JSON document of one timer. ``row``: its entry in the archive's timer files; ``queue``: the queue of the
+    gateway topic, which takes timers, that has its ``message``; None if that is unreadable or has expired."""
     deliver_ms, offset, is_refused = (
         int(row["deliver_ms"]),
         int(row["queue_offset"]),
@@ -175,14 +190,16 @@ def _row(queue: QueueKey, row: np.void, message: Message | None) -> dict[str, ob
 def _cancel(
     archive: LoadedArchive, settings: Settings, options: argparse.Namespace, name: TimerName | TimerPlace
 ) -> None:
-    """Cancel the timers of a name, or move them to ``--at``, and print when they would have been delivered."""
-    now_ms = wall_ms()
+    """Cancel the timers that ``name`` means, or deliver them at ``--at`` instead, and print when they would have been
+    delivered. Raises UsageError for a wrong ``--at``."""
+    now_ms, limit_ms = wall_ms(), settings.timers.max_delay_ms
     if options.at is not None:
         if problem := time_problem(options.at):
             raise UsageError(f"--at {problem}")
-        if not 0 < options.at - now_ms <= settings.timers.max_delay_ms:
+        if not 0 < options.at - now_ms <= limit_ms:
             raise UsageError(
-                "--at is past, or more than two years ahead", hint="give a time in the next two years"
+                f"--at {time_text(options.at)} is past, or later than timers.max_delay_ms allows",
+                hint=f"give a time up to {time_text(now_ms + limit_ms)}",
             )
     commits = MaintenanceCommit.opened(archive.store, archive.state, "timers", MACHINE_CLOCK)
     times = change_timers(commits, name, at_ms=options.at)

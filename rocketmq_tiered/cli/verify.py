@@ -22,43 +22,48 @@ EXIT_ANOMALIES = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """ARCHIVE_URL, depth, pace, strictness."""
+    """Add the archive, how thoroughly it is checked, how fast it is read, and what counts as an anomaly."""
     add_archive(parser)
     depth = parser.add_mutually_exclusive_group()
     depth.add_argument(
         "--quick",
         action="store_true",
-        help="prove by listing the archive that no commit and no object that it names is missing (default)",
+        help="only list the archive, to find commits and objects that the catalog names but are missing (default)",
     )
     depth.add_argument(
         "--sample",
         type=_share,
         metavar="SHARE",
-        help="read all commits, and check every checksum and record of this share of the data objects, such as 5%%",
+        help="read all commits and a share of the data objects, such as 5%%, and check each checksum and record",
     )
     depth.add_argument(
-        "--full", action="store_true", help="read all commits and data, and check every checksum and record"
+        "--full",
+        action="store_true",
+        help="read all commits and data objects, and check each checksum and record",
     )
     parser.add_argument(
         "--resume",
         type=Path,
         metavar="FILE",
-        help="file that keeps the progress: an interrupted verification continues, and the next quick one follows the "
-        "chain from where the last clean one ended",
+        help="keep the progress in this file: an interrupted verification continues there, and the next quick one "
+        "checks only commits since the last one that found no anomaly",
     )
     parser.add_argument(
-        "--bytes-per-s", type=_size, metavar="N", help="read at most so many bytes a second, such as 20MiB"
+        "--bytes-per-s", type=_size, metavar="N", help="read at most N bytes a second, such as 20MiB"
     )
-    parser.add_argument("--strict", action="store_true", help="report unreferenced objects as anomalies")
+    parser.add_argument(
+        "--strict", action="store_true", help="report objects that no commit names as anomalies"
+    )
     add_json(parser)
 
 
 def _share(text: str) -> float:
-    """The value of an option as a share of 1, written as 0.05 or as 5%."""
+    """The value of ``--sample`` as a share of 1, written as 0.05 or as 5%. Raises ArgumentTypeError, which argparse
+    prints with the name of the option."""
     try:
         share = float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
     except ValueError:
-        share = 0.0
+        share = 0.0  # refused like a share that is not positive
     if not 0 < share <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a share, such as 5%")
     return share
@@ -72,7 +77,9 @@ def _size(text: str) -> int:
 
 
 def _progress_in(path: Path | None, url: str) -> VerifyProgress:
-    """The progress to continue from the file of ``--resume``; progress that is not saved without that option."""
+    """The progress of an earlier verification of the archive at ``url``, from the file of ``--resume``; a new one if
+    there is no such file. Without ``--resume`` (``path`` None) progress is not saved. Raises UsageError for an
+    unreadable file, or one of another archive."""
     if path is None:
         return VerifyProgress(url)
 
@@ -93,7 +100,8 @@ def _limited(store: ObjectStore, bytes_per_s: int | None) -> ObjectStore:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print anomalies and leftovers. Exit code 1 for anomalies, 4 if something could not be checked."""
+    """Check the archive, and print anomalies and objects that no commit names. Exit code 1 for anomalies, 4 if
+    something could not be checked."""
     settings, is_read = settings_of(options).settings, bool(options.full or options.sample)
     with (
         open_archive_store(options.url, settings) as archive,

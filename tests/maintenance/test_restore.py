@@ -213,7 +213,7 @@ def test_what_is_refused_in_one_line(place: Place) -> None:
     (place.directory / "broker.conf").write_text("mappedFileSizeCommitLog=30000\n")
     assert "crosses the end of a file of 30000 bytes" in place.restore(code=2)
     (place.directory / "broker.conf").write_text("mappedFileSizeCommitLog=1g\n")
-    assert "mappedFileSizeCommitLog = 1g is no size in bytes" in place.restore(code=2)
+    assert "mappedFileSizeCommitLog = 1g is not a whole number" in place.restore(code=2)
     (place.directory / "broker.conf").write_text(CONF)
     assert "belongs to another restore" in place.restore(code=2)
     shutil.rmtree(place.directory / "restored.restoring")

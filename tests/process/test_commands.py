@@ -258,7 +258,7 @@ def test_cat_all_is_the_truth(run: Run, archive: str, killed: Path) -> None:
         (("ls", "ARCHIVE", "--set", "encryption.key=x"), 2, "not supported"),
         (("backfill", "/nowhere", "ARCHIVE"), 3, "/nowhere"),
         (("backfill", "/", "file:///tmp/unused-archive"), 2, "commitlog"),
-        (("status",), 3, "no instance"),
+        (("status",), 3, "no tiered run"),
         (("status", "--state-dir", "/nowhere"), 3, "/nowhere"),
         (("run", "--store", "/nowhere", "--url", "ARCHIVE"), 3, "/nowhere"),
         (("run", "--store", "/nowhere"), 2, "archive.url"),

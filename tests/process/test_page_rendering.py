@@ -189,14 +189,14 @@ def test_a_body_that_its_producer_did_not_compress_as_it_says_is_null(
     document = json.loads(jsonl_line(record, QUEUE, 7, body_form=BodyForm(form) if form else None))
     assert (document["bodyLen"], document["bodySha256"], document["wireBodyLen"]) == (None, None, 5)
     assert document.get("body") is None and ("body" in document) is (form is not None)
-    assert "t queue 3 offset 7: body cannot be decompressed" in caplog.text
+    assert "t queue 3 offset 7: the body cannot be decompressed" in caplog.text
 
 
 def test_an_inner_batch_that_does_not_decode_is_null(caplog: pytest.LogCaptureFixture) -> None:
     record = encode(Message(topic=b"t", queue_id=3, queue_offset=7, body=b"no batch", sys_flag=0x80), 4096)
     document = json.loads(jsonl_line(record, QUEUE, 7, body_form=BodyForm("text")))
     assert (document["inner"], document["bodyLen"], document["body"]) == (None, 8, "no batch")
-    assert "offset 7: body cannot be decompressed" in caplog.text
+    assert "offset 7: the body cannot be decompressed" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -336,7 +336,7 @@ def test_a_body_that_does_not_decompress_hides_no_other_message(
         printed, said = capsys.readouterr()
         lengths = {line["queueOffset"]: line["bodyLen"] for line in map(json.loads, printed.splitlines())}
         assert lengths == {0: 3, 1: None, 2: 3}
-        assert "t queue 0 offset 1: body cannot be decompressed" in said
+        assert "t queue 0 offset 1: the body cannot be decompressed" in said
 
 
 def test_an_id_prints_the_message_in_any_case_of_letters(
