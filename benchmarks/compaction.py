@@ -266,7 +266,7 @@ def compaction(directory: Path, memory_mib: int, work: Path) -> Row:
         raise RuntimeError(f"compaction failed: {child.output[-2000:]}")
     document = json.loads(child.output[child.output.index("{") :])
     pages = living_runs(RunIndex(place.store), load(place.store))
-    living = {key for page in pages for key in referenced_keys(page)}
+    living = {key for page in pages for key in referenced_keys(page.chunk)}
     sources = [(key, size) for key, size in sizes.items() if key not in living]
     done, archived_bytes = document["done"], sum(size for _, size in sources)
     parts_s, found_bytes = parts(place.store, sources, work)

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiered.catalog.garbage import digests
-from tiered.catalog.page_merge import between, merged_pages, sequences_of
-from tiered.catalog.pages import Page, RunIndex, living_pages, sorted_page
+from tiered.catalog.page_merge import between, merged_pages
+from tiered.catalog.pages import Page, RunIndex, living_pages, sequences_of, sorted_page
 from tiered.catalog.state import CatalogState, PageRef, RunChunk, joined_chunks, selected
 from tiered.catalog.writer_limits import CatalogLimits
 

@@ -33,8 +33,8 @@ from tiered.catalog.floors import is_expired
 from tiered.catalog.garbage import KeySet, digests, settled_version
 from tiered.catalog.index_refs import NO_INDEX_CHANGE, IndexChange
 from tiered.catalog.maintenance_commit import MaintenanceCommit
-from tiered.catalog.page_merge import merged_pages, sequences_of
-from tiered.catalog.pages import Page, RunIndex, living_pages, living_runs, memory_page
+from tiered.catalog.page_merge import merged_pages
+from tiered.catalog.pages import Page, RunIndex, living_pages, living_runs, memory_page, sequences_of
 from tiered.catalog.requirements import LOG_HISTORY, Floors, Requirements, histories_of
 from tiered.catalog.state import CatalogState, RunChunk
 from tiered.clock import MACHINE_CLOCK, Clock

@@ -54,16 +54,16 @@ def test_the_first_append_may_begin_anywhere(claimed: CatalogState) -> None:
     moved = replace(draft, runs=runs, from_phys=5000, to_phys=5200, check=LogCheck(5100, 5200, 1))
     state = step(claimed, moved)
     assert state.cursor.phys == 5200
-    refused(state, replace(moved, object_keys=["sets/00/x-1-9.sso"]), "cursor is at 5200")
+    refused(state, replace(moved, object_keys=["sets/00/x-1-9.sso"]), "log is archived up to 5200")
 
 
 def test_a_commit_follows_its_predecessor_by_version_and_put_id(started: CatalogState) -> None:
     commit = at(started, append_draft(started, {A: 1}))
     for place, match in (
-        (replace(commit.place, version=9), "a commit of version 9 follows version"),
-        (replace(commit.place, predecessor_put_id="other"), "put id 'other' as that of its predecessor"),
-        (replace(commit.place, epoch=2), "has epoch 2, and the version before has 1"),
-        (replace(commit.place, broker="other"), "in the archive of c/b"),
+        (replace(commit.place, version=9), "version 9 is invalid: it does not follow"),
+        (replace(commit.place, predecessor_put_id="other"), "a commit with put id 'other'"),
+        (replace(commit.place, epoch=2), "after epoch 1 has epoch 2"),
+        (replace(commit.place, broker="other"), "the archive is of c/b"),
     ):
         with pytest.raises(CommitInvalidError, match=match):
             apply(started, Commit(commit.draft, place, commit.put_id))
@@ -71,8 +71,8 @@ def test_a_commit_follows_its_predecessor_by_version_and_put_id(started: Catalog
 
 def test_one_cursor_an_append_begins_where_the_last_one_ended(started: CatalogState) -> None:
     draft = append_draft(started, {})
-    refused(started, replace(draft, from_phys=900), "cursor is at 1000")
-    refused(started, replace(draft, from_phys=1100, to_phys=1200), "cursor is at 1000")
+    refused(started, replace(draft, from_phys=900), "log is archived up to 1000")
+    refused(started, replace(draft, from_phys=1100, to_phys=1200), "log is archived up to 1000")
     refused(started, replace(draft, history=2), "history 2")
 
 
@@ -112,21 +112,21 @@ def test_a_gap_may_end_a_queue_but_not_begin_one(started: CatalogState) -> None:
     gap = np.array([(0, 1, 3, 9)], GAP_DTYPE)
     state = step(started, replace(append_draft(started, {}), queues=[A], gaps=gap))
     assert state.queue(A)["end_queue_offset"] == 9  # type: ignore[index]
-    refused(started, replace(append_draft(started, {}), queues=[queue("new")], gaps=gap), "has no record")
+    refused(started, replace(append_draft(started, {}), queues=[queue("new")], gaps=gap), "has no message")
 
 
 def test_a_run_starts_at_the_end_of_its_bytes(started: CatalogState) -> None:
     draft = append_draft(started, {A: 2})
     runs = draft.runs.copy()
     runs["base_byte"] += 1
-    refused(started, replace(draft, runs=runs), "TieredCommitLog ends at 300")
+    refused(started, replace(draft, runs=runs), "archived messages, which end at byte 300")
 
 
 def test_a_record_below_the_queues_physical_end_is_a_re_read(started: CatalogState) -> None:
     draft = append_draft(started, {B: 2})
     runs = draft.runs.copy()
     runs["min_phys"] -= 1
-    refused(started, replace(draft, runs=runs), "outside the range")
+    refused(started, replace(draft, runs=runs), "outside its commitlog range")
     # A gap may not hide it either: the range is checked first, then the queue.
     wide = replace(append_draft(started, {A: 1, B: 1}), to_phys=2000)
     swapped = wide.runs.copy()
@@ -150,8 +150,8 @@ def test_a_lower_offset_is_a_new_generation(started: CatalogState) -> None:
 
 
 def test_generations_are_counted_without_holes(started: CatalogState) -> None:
-    refused(started, append_draft(started, {A._replace(generation=2): 1}), "the next one of its queue is 1")
-    refused(started, append_draft(started, {queue("new", 0, 1): 1}), "the next one of its queue is 0")
+    refused(started, append_draft(started, {A._replace(generation=2): 1}), "the next one is generation 1")
+    refused(started, append_draft(started, {queue("new", 0, 1): 1}), "the next one is generation 0")
     both = append_draft(started, {A._replace(generation=2): 1, A._replace(generation=1): 1})
     # In the log generation 1 must come first.
     refused(started, both, "archived before")
@@ -184,7 +184,7 @@ def test_inner_num_counts(started: CatalogState) -> None:
     assert row is not None
     assert (row["end_queue_offset"], row["row_count"], row["flags"]) == (10, 4, QUEUE_BATCH)
     runs["rows"] = 11
-    refused(started, replace(draft, runs=runs), "do not fit together")
+    refused(started, replace(draft, runs=runs), "contradict one another")
 
 
 def test_an_lmq_has_no_bytes_of_its_own(started: CatalogState) -> None:
@@ -192,7 +192,7 @@ def test_an_lmq_has_no_bytes_of_its_own(started: CatalogState) -> None:
     draft = append_draft(started, {A: 2, lmq: 2})
     refused_runs = draft.runs.copy()
     refused_runs["kind"][1] = RunKind.LMQ
-    refused(started, replace(draft, runs=refused_runs), "do not fit together")
+    refused(started, replace(draft, runs=refused_runs), "contradict one another")
     runs = refused_runs
     runs["byte_count"][1] = 0
     row = step(started, replace(draft, runs=runs)).queue(lmq)
@@ -207,7 +207,7 @@ def test_queues_without_runs_are_not_made(started: CatalogState) -> None:
 
 
 def test_an_attempt_of_a_fenced_epoch_can_never_be_committed(started: CatalogState) -> None:
-    refused(started, append_draft(started, {A: 1}, epoch=0), "a writer that is fenced")
+    refused(started, append_draft(started, {A: 1}, epoch=0), "its writer has lost the archive to another")
 
 
 def test_once_a_retry_starts_the_older_attempt_can_never_be_committed(started: CatalogState) -> None:
@@ -223,20 +223,20 @@ def test_once_a_retry_starts_the_older_attempt_can_never_be_committed(started: C
 
 
 def test_only_the_owner_moves_the_log(started: CatalogState) -> None:
-    refused(started, append_draft(started, {A: 1}), "does not own", actor="w2")
-    refused(started, CommitDraft(CommitKind.RELEASE), "does not own", actor="w2")
+    refused(started, append_draft(started, {A: 1}), "w2 is not the owner", actor="w2")
+    refused(started, CommitDraft(CommitKind.RELEASE), "w2 is not the owner", actor="w2")
     released = step(started, CommitDraft(CommitKind.RELEASE))
     assert released.owner is not None
     assert released.owner.released
-    refused(released, append_draft(released, {A: 1}), "does not own")
-    refused(CatalogState(), append_draft(CatalogState(), {A: 1}), "without an owner")
+    refused(released, append_draft(released, {A: 1}), "w1 is not the owner")
+    refused(CatalogState(), append_draft(CatalogState(), {A: 1}), "has no owner")
 
 
 def test_a_claim_brings_no_data(started: CatalogState) -> None:
     draft = append_draft(started, {A: 1})
     for kind in (CommitKind.CLAIM, CommitKind.RELEASE):
         owner = claim_draft().owner if kind == CommitKind.CLAIM else None
-        refused(started, replace(draft, kind=kind, owner=owner), "adds or removes messages")
+        refused(started, replace(draft, kind=kind, owner=owner), "may not add or remove messages")
 
 
 def test_hiding_hides_and_records_bring_back(started: CatalogState) -> None:
@@ -263,7 +263,11 @@ def test_only_a_pending_deletion_is_purged_and_that_is_final(started: CatalogSta
     assert not step(pending_deletions, CommitDraft(CommitKind.MAINTENANCE, restored=[key])).pending_deletions
     purged = step(pending_deletions, CommitDraft(CommitKind.MAINTENANCE, purged=[key]))
     assert not purged.pending_deletions
-    refused(purged, CommitDraft(CommitKind.MAINTENANCE, restored=[key]), "is no pending deletion")
+    refused(
+        purged,
+        CommitDraft(CommitKind.MAINTENANCE, restored=[key]),
+        "out of the pending deletions, but this object is none",
+    )
 
 
 # -- replacing, expiring, filling -----------------------------------------------------------------------------
@@ -305,10 +309,10 @@ def test_compaction_replaces_exactly_the_same_offsets(several: CatalogState) -> 
     assert row is not None
     assert state.memory_runs_of(row).runs["base_queue_offset"].tolist() == [0, 9, 11]
     assert state.table[row].tolist() == several.table[row].tolist()
-    refused(several, _compacted(several, 3, 9), "which they would replace")
+    refused(several, _compacted(several, 3, 9), "the runs that they replace")
     shorter = draft.runs.copy()
     shorter["end_queue_offset"] -= 1
-    refused(several, replace(draft, runs=shorter), "which they would replace")
+    refused(several, replace(draft, runs=shorter), "the runs that they replace")
 
 
 def test_a_removed_run_is_still_there_else_the_delta_is_void(several: CatalogState) -> None:
@@ -345,7 +349,7 @@ def test_a_gap_may_be_filled_by_a_commit_that_fits_inside(
     assert state.queue(A)["end_queue_offset"] == 13  # type: ignore[index]
     for wrong in ((4, 6), (8, 10), (13, 14)):
         runs["base_queue_offset"], runs["end_queue_offset"] = wrong
-        refused(several, replace(draft, runs=runs), "is in no recorded gap")
+        refused(several, replace(draft, runs=runs), "are in no recorded gap")
 
 
 # -- pages ----------------------------------------------------------------------------------------------------
@@ -365,7 +369,7 @@ def test_spilled_runs_leave_memory_and_only_they(several: CatalogState) -> None:
     assert set(state.memory.runs["version"].tolist()) == {spilled + 1, spilled + 2}
     assert [page.key for page in state.pages] == ["pages/x"]
     assert state.table is several.table
-    refused(several, _paged(several, spilled_version=several.version + 1), "moves its own runs")
+    refused(several, _paged(several, spilled_version=several.version + 1), "it moves its own runs")
 
 
 def test_merged_pages_replace_theirs_which_become_pending_deletions(several: CatalogState) -> None:

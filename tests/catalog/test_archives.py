@@ -44,7 +44,9 @@ def test_names_default_when_unique() -> None:
     assert (found.cluster, found.broker) == ("c", "a")
     make(memory, "c", "b")
     assert open_archive(memory, broker="b").broker == "b"
-    with pytest.raises(UsageError, match="2 archives: c/a, c/b; choose one with --cluster and --broker"):
+    with pytest.raises(
+        UsageError, match="2 archives: c/a, c/b; choose one archive with --cluster and --broker"
+    ):
         open_archive(memory, cluster="c")
 
 

@@ -164,7 +164,7 @@ def test_a_header_that_lacks_something_is_a_corruption_error(name: str) -> None:
             del header[name]
         else:
             header[name] = wrong
-        with pytest.raises(CorruptionError, match="this commit is damaged"):
+        with pytest.raises(CorruptionError, match="this commit of the catalog is damaged"):
             decode_commit(encoded(replace(container, header=header)), source="x")
 
 
@@ -252,7 +252,10 @@ def test_what_is_reserved_is_refused_by_name(change: str, name: str) -> None:
         container.header["kind"] = "unheard_of"
     else:
         container.tables[change] = np.zeros(1, [("hour", "<i8")])
-    with pytest.raises(UnsupportedFormatError, match=f"x: has {name}, which this program does not support"):
+    with pytest.raises(
+        UnsupportedFormatError,
+        match=f"x: this object of the catalog has {name}, which this program",
+    ):
         decode_commit(encoded(container), source="x")
 
 

@@ -87,7 +87,7 @@ def test_a_merge_drops_expired_runs() -> None:
 def test_a_floor_rises_and_stays_within_its_queue(below: int, rows: int) -> None:
     made = grown(MemoryStore(), 3)
     expire(made, A, 4, 4)
-    with pytest.raises(CommitInvalidError, match="the floor cannot move"):
+    with pytest.raises(CommitInvalidError, match="the minimum offset cannot move"):
         expire(made, A, below, rows)
 
 
@@ -105,7 +105,7 @@ def test_a_floor_moves_over_the_gap_that_follows() -> None:
 def test_only_maintenance_sets_floors() -> None:
     made = grown(MemoryStore(), 2)
     draft = append_draft(made.state, {A: 1})
-    with pytest.raises(CommitInvalidError, match="an append removes runs"):
+    with pytest.raises(CommitInvalidError, match="an append may not remove runs"):
         made.append(replace(draft, floors=np.array([(0, 2, 2)], FLOOR_DTYPE)))
 
 

@@ -316,5 +316,5 @@ def test_a_damaged_list_is_named() -> None:
     damaged.put_if_absent(listed.key, [bytes(data)])
     with pytest.raises(CorruptionError, match=listed.key):
         read_list(damaged, listed)
-    with pytest.raises(CorruptionError, match="expected 51"):
+    with pytest.raises(CorruptionError, match="the catalog names 51"):
         read_list(store, listed._replace(entries=51))

@@ -182,7 +182,7 @@ def test_a_history_starts_only_at_a_commit_of_its_predecessor(memory: MemoryStor
     left = load(memory, version=5)
     with pytest.raises(CommitInvalidError, match="a log history that was replaced"):
         made.append_history(common_version=5, phys=left.cursor.phys)
-    with pytest.raises(CommitInvalidError, match="history 1, but the archive is at history 2"):
+    with pytest.raises(CommitInvalidError, match="log history 1, but the archive is at history 2"):
         made.append(replace(append_draft(made.state, {A: 1}), history=1))
 
 

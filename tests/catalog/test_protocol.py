@@ -150,7 +150,7 @@ def test_a_commit_that_has_to_wait_says_so(
     first.append(append_draft(first.state, {A: 2}))
     assert said and all(said) and first.retry_reason == ""
     assert [record.message for record in caplog.records] == [
-        "a request for the catalog failed, and is tried again"
+        "a request to the object store for the catalog failed and is tried again"
     ] * len(said)
 
 
@@ -167,7 +167,7 @@ def test_a_pending_commit_survives_a_failed_call(memory: MemoryStore) -> None:
     assert first.state.version == 1
     store.clear()
     # Other content first settles the pending one, and is then void because it does not start at the cursor.
-    with pytest.raises(CommitInvalidError, match="cursor is at"):
+    with pytest.raises(CommitInvalidError, match="log is archived up to"):
         first.append(replace(draft, object_keys=["sets/00/other-1-1.sso"]))
     assert first.state.version == 2
     assert first.append(append_draft(first.state, {A: 1})).version == 3

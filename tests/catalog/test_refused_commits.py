@@ -57,11 +57,11 @@ def test_a_commit_names_every_object_once(started: CatalogState) -> None:
     draft = append_draft(started, {A: 1, B: 1}, objects=2)
     apply(started, at(started, draft))
     first = draft.object_keys[0]
-    refused(started, replace(draft, object_keys=[first, first]), "names an object twice")
+    refused(started, replace(draft, object_keys=[first, first]), "it names an object twice")
     refused(
         started,
         replace(draft, object_keys=[*draft.object_keys, "sets/00/1-1-9.sso"]),
-        "names an object twice",
+        "it names an object twice",
     )
 
 
@@ -69,7 +69,7 @@ def test_an_append_removes_no_run(started: CatalogState) -> None:
     removed = np.zeros(1, REMOVED_DTYPE)
     removed["rows"], removed["end_queue_offset"], removed["version"] = 3, 3, 2
     apply(started, at(started, CommitDraft(CommitKind.MAINTENANCE, queues=[A], removed=removed)))
-    refused(started, replace(append_draft(started, {A: 1}), removed=removed), "an append removes runs")
+    refused(started, replace(append_draft(started, {A: 1}), removed=removed), "an append may not remove runs")
 
 
 def test_an_append_is_checked_inside_its_range(started: CatalogState) -> None:
@@ -78,13 +78,15 @@ def test_an_append_is_checked_inside_its_range(started: CatalogState) -> None:
     refused(
         started,
         replace(draft, check=draft.check._replace(end_phys=draft.to_phys + 1)),
-        "before the bytes of its check",
+        "before the end of its checksum's bytes",
     )
     empty = replace(append_draft(started, {}), check=started.cursor.check)
     apply(started, at(started, empty))
     before = empty.check._replace(end_phys=0)
     refused(
-        started, replace(empty, to_phys=empty.from_phys - 1, check=before), "before the bytes of its check"
+        started,
+        replace(empty, to_phys=empty.from_phys - 1, check=before),
+        "before the end of its checksum's bytes",
     )
 
 
@@ -93,7 +95,7 @@ def test_an_append_takes_no_garbage_back_and_purges_none(started: CatalogState, 
     garbage = apply(started, at(started, CommitDraft(CommitKind.MAINTENANCE, pending_deletions=["sets/x"])))
     apply(garbage, at(garbage, CommitDraft(CommitKind.MAINTENANCE, **{field: ["sets/x"]})))  # type: ignore[arg-type]
     changed: dict[str, Any] = {field: ["sets/x"]}
-    refused(garbage, replace(append_draft(garbage, {A: 1}), **changed), "an append removes runs")
+    refused(garbage, replace(append_draft(garbage, {A: 1}), **changed), "an append may not remove runs")
 
 
 @pytest.mark.parametrize("kind", [CommitKind.CLAIM, CommitKind.LOG_HISTORY, CommitKind.RELEASE])
@@ -104,7 +106,7 @@ def test_commits_of_other_kinds_are_not_appended(kind: CommitKind) -> None:
     made.append(append_draft(made.state, {A: 1}))
     before = made.state
     owner = Owner("w1", "run", "h", NOW_MS, False) if kind == CommitKind.CLAIM else None
-    with pytest.raises(CommitInvalidError, match=f"append of a {kind}"):
+    with pytest.raises(CommitInvalidError, match=f"a commit of the kind {kind} cannot be appended"):
         made.append(CommitDraft(kind, owner=owner, created_ms=NOW_MS))
     assert made.state is before
     assert head_version(memory) == before.version
@@ -160,7 +162,7 @@ def test_a_new_log_history_begins_with_the_state_its_root_holds() -> None:
 def test_a_commit_of_a_new_log_history_carries_no_data(field: str, dtype: np.dtype[Any]) -> None:
     before, commit, root = with_new_history()
     changed: dict[str, Any] = {field: np.zeros(1, dtype)}
-    with pytest.raises(CommitInvalidError, match="adds or removes messages"):
+    with pytest.raises(CommitInvalidError, match="may not add or remove messages"):
         apply(before, replace(commit, draft=replace(commit.draft, **changed)), root)
 
 

@@ -515,7 +515,10 @@ def test_ls_lists_the_archives_of_a_url(tmp_path: Path, capsys: pytest.CaptureFi
     assert [one["broker"] for one in listed("--cluster", "c")["archives"]] == ["a", "b"]
     assert listed("--cluster", "d")["queues"] == listed("--cluster", "c", "--broker", "b")["queues"] == []
     assert main(["ls", url]) == 0 and "3 archives; --cluster and --broker" in capsys.readouterr().out
-    assert main(["ls", url, "--by-topic"]) == 2 and "choose one with --cluster" in capsys.readouterr().err
+    assert (
+        main(["ls", url, "--by-topic"]) == 2
+        and "choose one archive with --cluster" in capsys.readouterr().err
+    )
     assert main(["ls", url, "--cluster", "x"]) == 3 and "no archive of x/*" in capsys.readouterr().err
 
 

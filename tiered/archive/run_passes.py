@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiered.archive.verify_segment import SegmentCheck
-from tiered.catalog.page_merge import merged_pages, sequences_of
-from tiered.catalog.pages import Page, RunIndex, living_pages, sorted_page
+from tiered.catalog.page_merge import merged_pages
+from tiered.catalog.pages import Page, RunIndex, living_pages, sequences_of, sorted_page
 from tiered.catalog.state import CatalogState, PageRef, RunChunk, selected
 from tiered.errors import CorruptionError, NotFoundError
 from tiered.model.queue import QueueKey

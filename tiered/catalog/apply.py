@@ -45,12 +45,14 @@ KEPT_MAX = 64
 
 
 def with_root(kept: Sequence[RootRef], root: RootRef) -> tuple[RootRef, ...]:
-    """The kept roots once ``root`` is the newest."""
+    """The older root pages that stay for readers of earlier versions, once ``root`` is the newest: ``kept``, and
+    ``root`` if it is the first of the next KEEP_EVERY versions."""
     if kept and root.version // KEEP_EVERY <= kept[-1].version // KEEP_EVERY:
         return tuple(kept)
     kept = (*kept, root)
     if len(kept) <= KEPT_MAX:
         return kept
+    # Too many: every second one of the older half leaves.
     half = KEPT_MAX // 2
     return (*kept[:half:2], *kept[half:])
 
@@ -59,26 +61,35 @@ _MOVES_NOTHING = (CommitKind.CLAIM, CommitKind.RELEASE)
 
 
 def with_extras(before: CatalogState, state: CatalogState, commit: Commit) -> CatalogState:
-    """``state`` (``before`` with the commit's own change) with everything else the commit carries."""
+    """Apply everything that a commit carries besides what is special to its kind, which is applied already: ``state``
+    is ``before`` with that. Raises CommitInvalidError."""
     state = _with_marks(state, commit.draft)
     state = _with_pages(state, commit)
-    state = _with_index(state, commit)
-    state = _with_timers(state, commit)
-    return _with_garbage(before, state, commit)
+    try:
+        state = _with_index(state, commit)
+        state = _with_timers(state, commit)
+        return _with_garbage(before, state, commit)
+    except ValueError as error:
+        raise CommitInvalidError(f"catalog version {commit.version} is invalid: {error}") from error
 
 
 def _with_marks(state: CatalogState, draft: CommitDraft) -> CatalogState:
-    """Apply what any kind of commit may carry: hidden queues, tables of the broker, settings."""
+    """Apply what any kind of commit may carry: hidden queues, tables of the broker, settings. Raises
+    CommitInvalidError."""
     if draft.kind in _MOVES_NOTHING and (
         len(draft.runs) or len(draft.gaps) or len(draft.removed) or len(draft.floors)
     ):
-        raise CommitInvalidError(f"a commit of kind {draft.kind} adds or removes messages, which it may not")
+        raise CommitInvalidError(
+            f"catalog version {state.version} is invalid: a commit of the kind {draft.kind} may not add or remove "
+            "messages, and this one does"
+        )
     table = state.table
     for keys, hidden in ((draft.hide, True), (draft.unhide, False)):
         rows = [state.row_of(key) for key in keys]
         if None in rows:
             raise CommitInvalidError(
-                f"the commit hides or shows {keys[rows.index(None)]}, which is not in the archive"
+                f"catalog version {state.version} is invalid: it hides or shows {keys[rows.index(None)]}, a queue that "
+                "is not in the archive"
             )
         if rows:
             table = _flagged(table, np.array(rows, np.int64), hidden)
@@ -93,35 +104,45 @@ def _with_marks(state: CatalogState, draft: CommitDraft) -> CatalogState:
 
 
 def _flagged(table: Table, rows: np.ndarray[tuple[int], np.dtype[np.int64]], hidden: bool) -> Table:
+    """A copy of the queue table in which the queues in ``rows`` are hidden, or visible again."""
     table = table.copy()
     if hidden:
         table["flags"][rows] |= QUEUE_HIDDEN
     else:
+        # A queue that ended with a replaced log stays hidden.
         table["flags"][rows[(table["flags"][rows] & QUEUE_SUPERSEDED) == 0]] &= ~np.uint32(QUEUE_HIDDEN)
     return table
 
 
 def _with_pages(state: CatalogState, commit: Commit) -> CatalogState:
-    """Spilled runs leave memory, merged pages replace older ones, a new root is the start of readers."""
+    """Apply a commit's change of catalog pages: runs that moved from the state into pages leave it, merged pages
+    replace older ones, and a new root page (a copy of the whole state) becomes the one where readers start. Raises
+    CommitInvalidError."""
     change = commit.draft.pages
     if change.root.key:
         if change.root.version != state.version - 1:
             raise CommitInvalidError(
-                f"commit {state.version} names a root page of version {change.root.version}"
+                f"catalog version {state.version} is invalid: its root page is of version {change.root.version}, not "
+                "of the version before"
             )
         state = replace(state, root=change.root, kept_roots=with_root(state.kept_roots, change.root))
     elif commit.place.root != state.root:
         raise CommitInvalidError(
-            f"the commit names the root page {commit.place.root.key}, and the version before {state.root.key}"
+            f"catalog version {state.version} is invalid: it names the root page {commit.place.root.key!r}, but the "
+            f"version before has {state.root.key!r}"
         )
     if change.spilled_version >= state.version:
-        raise CommitInvalidError("the commit moves its own runs into pages, which only later ones may")
+        raise CommitInvalidError(
+            f"catalog version {state.version} is invalid: it moves its own runs into pages, which only a later version "
+            "may do"
+        )
     pages = state.pages
+    removed = [page for page in pages if page.key in set(change.removed)]
     if change.removed or change.added:
         gone = set(change.removed)
-        if not gone <= {page.key for page in pages}:
+        if len(removed) != len(gone):
             raise CommitInvalidError(
-                "this commit merges a catalog page that another commit has replaced; nothing was committed"
+                "the commit merges a catalog page that another commit has replaced; nothing was committed"
             )
         # In the place of the first one that they replace: pages of one sequence are in the order of their queues.
         at = next((number for number, page in enumerate(pages) if page.key in gone), len(pages))
@@ -131,58 +152,56 @@ def _with_pages(state: CatalogState, commit: Commit) -> CatalogState:
         chunks = tuple(_without_older(chunk, change.spilled_version) for chunk in chunks)
         chunks = tuple(chunk for chunk in chunks if len(chunk.runs))
     tombstones = state.tombstones
-    if change.resolved_version and change.removed and len(tombstones):
-        merged = [page for page in state.pages if page.key in set(change.removed)]
-        low, high = min(page.from_version for page in merged), max(page.to_version for page in merged)
-        resolved = (
+    if change.resolved_version and removed and len(tombstones):
+        # The merge has dropped the runs of these pages that had a tombstone when it began.
+        first, last = min(page.from_version for page in removed), max(page.to_version for page in removed)
+        is_resolved = (
             (tombstones["removed_version"] <= change.resolved_version)
-            & (tombstones["version"] >= low)
-            & (tombstones["version"] <= high)
+            & (tombstones["version"] >= first)
+            & (tombstones["version"] <= last)
         )
-        tombstones = tombstones[~resolved]
+        tombstones = tombstones[~is_resolved]
     return replace(state, pages=pages, chunks=chunks, tombstones=tombstones)
 
 
 def _with_index(state: CatalogState, commit: Commit) -> CatalogState:
-    """Apply a change of the index, which only maintenance may make."""
+    """Apply the index files that a commit adds and removes, which only a maintenance commit may. Raises
+    CommitInvalidError, or ValueError if the files do not fit."""
     change = commit.draft.index
     if not change:
         return state
     if commit.draft.kind != CommitKind.MAINTENANCE:
         raise CommitInvalidError(
-            f"a commit of kind {commit.draft.kind} changes the index, which only maintenance may"
+            f"catalog version {commit.version} is invalid: a commit of the kind {commit.draft.kind} may not change "
+            "the index files, and this one does"
         )
-    try:
-        indexes = after_change(
-            state.indexes,
-            change,
-            epoch=commit.place.epoch,
-            version=commit.version,
-            pending_deletions=state.pending_deletions,
-        )
-    except ValueError as error:
-        raise CommitInvalidError(str(error)) from error
+    indexes = after_change(
+        state.indexes,
+        change,
+        epoch=commit.place.epoch,
+        version=commit.version,
+        pending_deletions=state.pending_deletions,
+    )
     return replace(state, indexes=indexes)
 
 
 def _with_timers(state: CatalogState, commit: Commit) -> CatalogState:
-    """Apply a change of the timers: an append adds some, maintenance replaces and moves them."""
+    """Apply a commit's change of the objects with timers: an append adds some, a maintenance commit replaces them and
+    moves their progress. Raises CommitInvalidError, or ValueError if the change does not fit."""
     if not commit.draft.timers:
         return state
     if commit.draft.kind not in (CommitKind.APPEND, CommitKind.MAINTENANCE):
         raise CommitInvalidError(
-            f"a commit of kind {commit.draft.kind} changes timers, which only appends and maintenance may"
+            f"catalog version {commit.version} is invalid: a commit of the kind {commit.draft.kind} may not change "
+            "timers, and this one does"
         )
-    try:
-        timers = after_timer_change(
-            state.timers,
-            commit.draft.timers,
-            epoch=commit.place.epoch,
-            may_move=commit.draft.kind == CommitKind.MAINTENANCE,
-            pending_deletions={*state.pending_deletions, *commit.draft.pending_deletions},
-        )
-    except ValueError as error:
-        raise CommitInvalidError(str(error)) from error
+    timers = after_timer_change(
+        state.timers,
+        commit.draft.timers,
+        epoch=commit.place.epoch,
+        may_move=commit.draft.kind == CommitKind.MAINTENANCE,
+        pending_deletions={*state.pending_deletions, *commit.draft.pending_deletions},
+    )
     return replace(state, timers=timers)
 
 
@@ -192,26 +211,23 @@ def _without_older(chunk: RunChunk, version: int) -> RunChunk:
 
 
 def _with_garbage(before: CatalogState, state: CatalogState, commit: Commit) -> CatalogState:
-    """Objects that the catalog no longer references become pending deletions in the same commit."""
+    """Apply a commit's change of the pending deletions, and make objects one that the catalog named ``before`` and no
+    longer names in ``state``. Raises CommitInvalidError, or ValueError if lists of deletions do not fit."""
     draft = commit.draft
     if draft.deletions:
-        try:
-            left, lists = after_deletion_change(
-                state.pending_deletions, state.deletion_lists, draft.deletions
-            )
-        except ValueError as error:
-            raise CommitInvalidError(str(error)) from error
-        state = replace(state, pending_deletions=left, deletion_lists=lists)
+        recent, lists = after_deletion_change(state.pending_deletions, state.deletion_lists, draft.deletions)
+        state = replace(state, pending_deletions=recent, deletion_lists=lists)
     replaced: list[str] = []
     if _named(before) != _named(state):
         replaced = sorted(before.catalog_keys() - state.catalog_keys())
     taken_back = {*draft.restored, *draft.purged}
     if not draft.pending_deletions and not replaced and not taken_back:
         return state
-    if not taken_back <= state.pending_deletions.keys():
+    unknown = taken_back - state.pending_deletions.keys()
+    if unknown:
         raise CommitInvalidError(
-            f"the commit takes back {sorted(taken_back - state.pending_deletions.keys())[0]}, or says that it was "
-            "deleted, but it is no pending deletion"
+            f"catalog version {commit.version} is invalid: it takes {sorted(unknown)[0]} out of the pending deletions, "
+            "but this object is none"
         )
     pending_deletions = {
         key: pending for key, pending in state.pending_deletions.items() if key not in taken_back
@@ -236,8 +252,10 @@ _OWNERS_ONLY = (CommitKind.APPEND, CommitKind.LOG_HISTORY, CommitKind.RELEASE)
 
 
 def apply(state: CatalogState, commit: Commit, history_state: CatalogState | None = None) -> CatalogState:
-    """The state after ``commit``, or CommitInvalidError. ``history_state``: the root page that starts a log history, or
-    of a repair."""
+    """The state of the catalog after ``commit``. Raises CommitInvalidError if it does not follow ``state``.
+
+    ``history_state``: of a commit that starts a log history or repairs the archive, the state that its root page has.
+    """
     if commit.draft.kind == CommitKind.REPAIR:
         return _repaired(state, commit, history_state)
     _check_chain(state, commit)
@@ -266,57 +284,69 @@ def apply(state: CatalogState, commit: Commit, history_state: CatalogState | Non
 
 
 def _check_chain(state: CatalogState, commit: Commit) -> None:
-    """Check that the commit follows this very state, and that its actor may make a commit of its kind."""
+    """Check that the commit follows this very state, and that its author may make a commit of its kind. Raises
+    CommitInvalidError."""
     draft, place = commit.draft, commit.place
+    invalid = f"catalog version {place.version} is invalid"
     if place.version != state.version + 1:
-        raise CommitInvalidError(f"a commit of version {place.version} follows version {state.version}")
+        raise CommitInvalidError(f"{invalid}: it does not follow the version before, {state.version}")
     if place.predecessor_put_id != state.put_id:
         raise CommitInvalidError(
-            f"the commit names put id {place.predecessor_put_id!r} as that of its predecessor, "
-            f"but version {state.version} has {state.put_id!r}"
+            f"{invalid}: it follows a commit with put id {place.predecessor_put_id!r}, but version {state.version} has "
+            f"put id {state.put_id!r}"
         )
     is_claim = draft.kind == CommitKind.CLAIM
     if place.epoch != state.epoch + is_claim:
         raise CommitInvalidError(
-            f"the commit, a {draft.kind}, has epoch {place.epoch}, and the version before has {state.epoch}"
+            f"{invalid}: a commit of the kind {draft.kind} after epoch {state.epoch} has epoch {place.epoch}"
         )
     if (state.cluster and place.cluster != state.cluster) or (state.broker and place.broker != state.broker):
         raise CommitInvalidError(
-            f"commit of {place.cluster}/{place.broker} in the archive of {state.cluster}/{state.broker}"
+            f"{invalid}: it is of {place.cluster}/{place.broker}, but the archive is of {state.cluster}/{state.broker}"
         )
     if is_claim:
         if draft.owner is None or draft.owner.instance != place.actor or draft.owner.released:
-            raise CommitInvalidError("a claim must name its actor as the owner")
+            raise CommitInvalidError(
+                f"{invalid}: it claims the archive, but does not name its author as the owner"
+            )
         return
     if state.version == 0 or state.owner is None:
-        raise CommitInvalidError(f"{draft.kind} in an archive without an owner")
+        raise CommitInvalidError(f"{invalid}: it is a {draft.kind} commit in an archive that has no owner")
     if draft.kind in _OWNERS_ONLY and (state.owner.released or state.owner.instance != place.actor):
-        raise CommitInvalidError(f"{draft.kind} by {place.actor}, which does not own epoch {state.epoch}")
+        raise CommitInvalidError(
+            f"{invalid}: only the owner of epoch {state.epoch} may make a {draft.kind} commit, and its author "
+            f"{place.actor} is not the owner"
+        )
     if draft.owner is not None:
-        raise CommitInvalidError("the commit changes the archive's owner, which only a claim may")
+        raise CommitInvalidError(f"{invalid}: it names an owner of the archive, which only a claim may do")
 
 
 # -- kinds ----------------------------------------------------------------------------------------------------
 
 
 def _append(state: CatalogState, commit: Commit) -> CatalogState:
-    """Apply a writer's commit: it begins where the cursor stands, and moves it to its own end."""
+    """Apply the writer's commit of a commitlog range: it begins where the archive ends, at the cursor, and moves the
+    cursor to its own end. Raises CommitInvalidError."""
     draft = commit.draft
     cursor = state.cursor
+    invalid = f"catalog version {commit.version} is invalid"
     if draft.history != cursor.history:
         raise CommitInvalidError(
-            f"append to log history {draft.history}, but the archive is at history {cursor.history}"
+            f"{invalid}: it continues log history {draft.history}, but the archive is at history {cursor.history}"
         )
     if state.started and draft.from_phys != cursor.phys:
-        raise CommitInvalidError(f"append begins at {draft.from_phys}, but the cursor is at {cursor.phys}")
-    if draft.to_phys < draft.from_phys or draft.check.end_phys > draft.to_phys:
-        what = f"the commit's range of the log, [{draft.from_phys}, {draft.to_phys}),"
         raise CommitInvalidError(
-            f"{what} ends before it begins, or before the bytes of its check, at {draft.check.end_phys}"
+            f"{invalid}: it begins at commitlog offset {draft.from_phys}, but the log is archived up to {cursor.phys}"
+        )
+    if draft.to_phys < draft.from_phys or draft.check.end_phys > draft.to_phys:
+        raise CommitInvalidError(
+            f"{invalid}: its commitlog range [{draft.from_phys}, {draft.to_phys}) ends before it begins, or before the "
+            f"end of its checksum's bytes, {draft.check.end_phys}"
         )
     if len(draft.removed) or len(draft.floors) or draft.restored or draft.purged:
         raise CommitInvalidError(
-            "an append removes runs, raises a minimum offset, or changes what is garbage, which only maintenance may"
+            f"{invalid}: an append may not remove runs, raise minimum offsets or take back pending deletions, and this "
+            "one does"
         )
     _check_objects(state, commit)
     directory, table, gaps, chunk = append_runs(state, draft, commit.version)
@@ -333,10 +363,13 @@ def _append(state: CatalogState, commit: Commit) -> CatalogState:
 
 
 def _maintain(state: CatalogState, commit: Commit) -> CatalogState:
-    """Apply a commit of maintenance, which moves no cursor: raised minimum offsets, replaced runs."""
+    """Apply a maintenance commit, which does not archive a further part of the log: raised minimum offsets, replaced
+    runs. Raises CommitInvalidError."""
     draft = commit.draft
     if len(draft.gaps):
-        raise CommitInvalidError("a commit of maintenance records gaps, which only one that appends may")
+        raise CommitInvalidError(
+            f"catalog version {commit.version} is invalid: a maintenance commit may not record gaps, and this one does"
+        )
     if len(draft.floors):
         table, gaps, chunks = raise_floors(state, draft)
         state = replace(state, table=table, gaps=gaps, chunks=chunks)
@@ -354,24 +387,28 @@ def _maintain(state: CatalogState, commit: Commit) -> CatalogState:
 
 
 def _new_history(state: CatalogState, commit: Commit, history_state: CatalogState | None) -> CatalogState:
-    """Check the first state of a log history, which comes from its root page, against what the commit says of it."""
+    """The first state of a log history (the broker's log was replaced, or continues differently): ``history_state``,
+    which its root page has, if that is what the commit says of it. Raises CommitInvalidError."""
     draft = commit.draft
+    invalid = f"catalog version {commit.version} is invalid"
     if history_state is None or commit.draft.pages.root.version != commit.version:
-        raise CommitInvalidError("a new log history must name the root page of its first state")
+        raise CommitInvalidError(
+            f"{invalid}: it starts a log history, but does not name the root page of its own version"
+        )
     if draft.history != state.cursor.history + 1 or not 0 <= draft.common_version <= state.version:
         raise CommitInvalidError(
-            f"log history {draft.history} with common version {draft.common_version} cannot follow history "
-            f"{state.cursor.history} at version {state.version}"
+            f"{invalid}: log history {draft.history}, which continues version {draft.common_version}, cannot follow "
+            f"history {state.cursor.history} at version {state.version}"
         )
     if len(draft.runs) or len(draft.gaps) or len(draft.removed) or len(draft.floors):
         raise CommitInvalidError(
-            "a commit that starts a log history adds or removes messages, which it may not"
+            f"{invalid}: a commit that starts a log history may not add or remove messages, and this one does"
         )
     root = draft.pages.root
     history = (draft.history, draft.to_phys, draft.common_version, commit.version, root.key)
     cursor = history_state.cursor
-    wanted = (commit.version, state.epoch, state.owner, history, root, draft.check, draft.created_ms)
-    found = (
+    expected = (commit.version, state.epoch, state.owner, history, root, draft.check, draft.created_ms)
+    stored = (
         history_state.version,
         history_state.epoch,
         history_state.owner,
@@ -380,33 +417,49 @@ def _new_history(state: CatalogState, commit: Commit, history_state: CatalogStat
         cursor.check,
         history_state.created_ms,
     )
-    if wanted != found or (cursor.history, cursor.phys) != (draft.history, draft.to_phys):
-        raise CommitInvalidError(f"root page of the new log history is {found}, expected {wanted}")
+    if expected != stored or (cursor.history, cursor.phys) != (draft.history, draft.to_phys):
+        raise CommitInvalidError(
+            f"{invalid}: its root page {root.key} has {stored}, but the commit says {expected}"
+        )
     return replace(history_state, put_id=commit.put_id)
 
 
-def _repaired(state: CatalogState, commit: Commit, whole: CatalogState | None) -> CatalogState:
-    """The state that a repair names, whatever was before."""
+def _repaired(state: CatalogState, commit: Commit, repaired: CatalogState | None) -> CatalogState:
+    """The state after a repair, which is what its root page has, whatever the state before was. Raises
+    CommitInvalidError if the root page is of another version, or the repair is not newer than ``state``."""
     place, root = commit.place, commit.draft.pages.root
-    if whole is None or (whole.version, whole.epoch, whole.root) != (place.version, place.epoch, root):
-        raise CommitInvalidError("a repair must name the root page of its state")
+    if repaired is None or (repaired.version, repaired.epoch, repaired.root) != (
+        place.version,
+        place.epoch,
+        root,
+    ):
+        raise CommitInvalidError(
+            f"catalog version {place.version} is invalid: it is a repair, but its root page {root.key!r} is of another "
+            "version or epoch"
+        )
     if place.version <= state.version or place.epoch <= state.epoch:
-        raise CommitInvalidError(f"a repair of version {place.version} follows version {state.version}")
-    return replace(whole, put_id=commit.put_id)
+        raise CommitInvalidError(
+            f"catalog version {place.version} is invalid: a repair must be above all versions and epochs, but version "
+            f"{state.version} and epoch {state.epoch} exist"
+        )
+    return replace(repaired, put_id=commit.put_id)
 
 
 def _check_objects(state: CatalogState, commit: Commit) -> None:
-    """Check that every object is of the present epoch, or was taken back, and is not garbage that may be deleted at
-    any time."""
+    """Check the data objects that a commit adds: each was put in the present epoch, or is taken back from the pending
+    deletions, and none is a pending deletion, which may be deleted at any time. Raises CommitInvalidError."""
     draft = commit.draft
     if len(set(draft.object_keys)) != len(draft.object_keys) or len(draft.objects) != len(draft.object_keys):
-        raise CommitInvalidError("the commit names an object twice, or one that it does not describe")
+        raise CommitInvalidError(
+            f"catalog version {commit.version} is invalid: it names an object twice, or one that it does not describe"
+        )
     taken_back, abandoned = {*draft.restored}, {*draft.pending_deletions}
     for index in np.flatnonzero(draft.objects["epoch"] != commit.place.epoch).tolist():
         key = draft.object_keys[int(draft.objects["key"][index])]
         if key not in taken_back:
             raise CommitInvalidError(
-                f"{key} was uploaded by a writer that is fenced: it is not of epoch {commit.place.epoch}"
+                f"the object {key} was not put in epoch {commit.place.epoch}: its writer has lost the archive to "
+                "another"
             )
     garbage = [
         key
@@ -415,7 +468,7 @@ def _check_objects(state: CatalogState, commit: Commit) -> None:
     ]
     if garbage:
         raise CommitInvalidError(
-            f"{garbage[0]} is a pending deletion, which garbage collection may delete at any time"
+            f"the object {garbage[0]} is a pending deletion, which garbage collection may delete at any time"
         )
 
 

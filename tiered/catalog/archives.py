@@ -37,28 +37,29 @@ def list_archives(store: ObjectStore) -> list[tuple[str, str]]:
 
 
 def find_archive(store: ObjectStore, cluster: str | None = None, broker: str | None = None) -> Archive:
-    """The place of the archive with these names; an omitted name must be unique. With both it may be empty.
+    """The archive with these names below ``store``. With both names nothing is read, and the archive may be empty; of
+    an omitted one there must be only one choice.
 
     Raises NotFoundError when there is none, UsageError listing the choices when there are several.
     """
     if cluster is not None and broker is not None:
         return Archive(cluster, broker, PrefixedStore(store, archive_prefix(cluster, broker)))
-    every = list_archives(store)
-    fitting = [names for names in every if cluster in (None, names[0]) and broker in (None, names[1])]
+    existing = list_archives(store)
+    fitting = [names for names in existing if cluster in (None, names[0]) and broker in (None, names[1])]
     if not fitting:
         wanted = f" of {cluster or '*'}/{broker or '*'}" if cluster is not None or broker is not None else ""
-        raise NotFoundError(f"{store.url} holds no archive{wanted}", hint=_known(every))
+        raise NotFoundError(f"{store.url} holds no archive{wanted}", hint=_known(existing))
     if len(fitting) > 1:
         raise UsageError(
             f"{store.url} holds {len(fitting)} archives: {', '.join('/'.join(names) for names in fitting)}",
-            hint="choose one with --cluster and --broker",
+            hint="choose one archive with --cluster and --broker",
         )
     return find_archive(store, *fitting[0])
 
 
 def open_archive(store: ObjectStore, cluster: str | None = None, broker: str | None = None) -> Archive:
-    """``find_archive`` for reading. Raises NotFoundError, CatalogLostError, or UnsupportedFormatError too, if there is
-    no commit."""
+    """The archive with these names, like ``find_archive``, that is to be read. Raises what that raises, and if the
+    archive has no commit, NotFoundError, CatalogLostError or UnsupportedFormatError."""
     found = find_archive(store, cluster, broker)
     if not head_version(found.store):
         error = without_commits(found.store)
@@ -69,32 +70,37 @@ def open_archive(store: ObjectStore, cluster: str | None = None, broker: str | N
     return found
 
 
-def _known(every: list[tuple[str, str]]) -> str:
-    return f"it holds {', '.join('/'.join(names) for names in every)}" if every else ""
+def _known(existing: list[tuple[str, str]]) -> str:
+    return f"it holds {', '.join('/'.join(names) for names in existing)}" if existing else ""
 
 
 def _prefixes(store: ObjectStore) -> Iterator[str]:
-    """Every ``<cluster>/<broker>`` with objects of an archive. Skips all further keys below one."""
+    """Every ``<cluster>/<broker>`` of ``store`` below which an archive has objects. Takes a few LISTs of one key for
+    each, as all other keys of an archive are skipped."""
     after = ""
     while True:
         info = next(iter(store.list("", start_after=after, limit=1)), None)
         if info is None:
             return
-        parts = info.key.split("/")
-        prefix = "/".join(parts[:2])
+        folders = info.key.split("/")
+        is_inside = len(folders) > 2
+        prefix = "/".join(folders[:2])
+        # Objects of others may be there: an archive's names are escaped, and it has at least one of these folders.
         kinds = (
             (CATALOG_PREFIX, DATA_PREFIX, SETS_PREFIX, PAGES_PREFIX)
-            if len(parts) > 2 and all(map(is_escape, parts[:2]))
+            if is_inside and all(map(is_escape, folders[:2]))
             else ()
         )
         if any(next(iter(store.list(f"{prefix}/{kind}", limit=1)), None) is not None for kind in kinds):
             yield prefix
         # "0" is the character after "/": the first key that is not below the prefix.
-        after = f"{prefix}0" if len(parts) > 2 else info.key
+        after = f"{prefix}0" if is_inside else info.key
 
 
 def _names(store: ObjectStore, prefix: str) -> tuple[str, str]:
-    """The names of an archive from its prefix; long names are there as a hash, and the archive itself has them."""
+    """The (cluster, broker) of the archive below ``prefix``. A long name is only a hash in the prefix: then it is read
+    from the archive's newest commit, or without commits from its objects. Raises CorruptionError if these are of
+    another archive."""
     cluster, broker = (unescape(part) for part in prefix.split("/"))
     if cluster is not None and broker is not None:
         return cluster, broker
@@ -106,5 +112,6 @@ def _names(store: ObjectStore, prefix: str) -> tuple[str, str]:
         if archive_prefix(*names) == prefix:
             return names
     raise CorruptionError(
-        f"{archive.url} holds the archive of {'/'.join(owners[0]) if owners else 'no broker'}"
+        f"{archive.url} holds objects of {'/'.join(owners[0]) if owners else 'an unknown broker'}, "
+        "whose archive has another prefix"
     )

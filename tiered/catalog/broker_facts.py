@@ -34,12 +34,14 @@ class BrokerFacts(NamedTuple):
 
 
 def recorded_facts(state: CatalogState) -> BrokerFacts:
-    """What the archive has of its broker. Raises CorruptionError."""
+    """The broker's file sizes and version, as the archive's settings have them. Raises CorruptionError."""
     try:
-        found = fields(state.settings.get(BROKER, {}))
-        return row(BrokerFacts, [found.get(*item) for item in BrokerFacts._field_defaults.items()])
+        recorded = fields(state.settings.get(BROKER, {}))
+        return row(BrokerFacts, [recorded.get(*item) for item in BrokerFacts._field_defaults.items()])
     except (TypeError, ValueError) as error:
-        raise CorruptionError(f"the setting {BROKER} does not parse: {error!r}") from error
+        raise CorruptionError(
+            f"catalog version {state.version} is damaged: its setting {BROKER!r} is invalid: {error!r}"
+        ) from error
 
 
 def facts_to_record(state: CatalogState, found: BrokerFacts) -> Mapping[str, Any]:
@@ -56,4 +58,6 @@ def broker_table(store: ObjectStore, key: str, name: str) -> Any:
     try:
         return decode_state(store.get(key, stored_bytes_max()), name, source=f"{store.url}/{key}")
     except (CorruptionError, NotFoundError) as error:
-        raise ArchiveDamagedError(f"the broker's table {name}: {error.message}", hint=REPAIR_HINT) from error
+        raise ArchiveDamagedError(
+            f"the archived table {name!r} of the broker cannot be read: {error.message}", hint=REPAIR_HINT
+        ) from error

@@ -39,9 +39,10 @@ REPLAY_MAX = 256
 
 
 def head_version(store: ObjectStore) -> int:
-    """The newest version, or 0 for an empty archive. Skips other objects: bucket browsers and file system gateways
-    leave one named like a folder before all others."""
+    """The newest version of the catalog of the archive in ``store``; 0: it has no commit. Takes one LIST of one key,
+    as newer versions have smaller keys, unless other objects are there."""
     after = ""
+    # Bucket browsers and file system gateways leave an object named like the folder, before all others.
     for limit in (1, None):
         for info in store.list(CATALOG_PREFIX, start_after=after, limit=limit):
             version = parse_catalog_key(info.key)
@@ -66,15 +67,15 @@ def _decoded(store: ObjectStore, version: int, data: bytes) -> Commit:
     key = catalog_key(version)
     commit = decode_commit(data, source=f"{store.url}/{key}")
     if commit.version != version:
-        raise CorruptionError(f"{store.url}/{key} holds version {commit.version}, not {version}")
+        raise CorruptionError(f"{store.url}/{key} holds catalog version {commit.version}, not {version}")
     return commit
 
 
 def load(
     store: ObjectStore, *, version: int | None = None, known: CatalogState | None = None
 ) -> CatalogState:
-    """The state at the head, or at ``version``. ``store`` is below the archive's prefix. ``known``: an earlier state
-    to continue from if no newer root is readable.
+    """The state of the catalog at its newest version, or at ``version``. ``store`` is below the archive's prefix.
+    ``known``: an earlier state to continue from if no newer root page (a copy of the whole state) is readable.
 
     Raises NoArchiveError when nothing is there, CatalogLostError when objects are there without any commit,
     ArchiveDamagedError when the chain is broken, and UnsupportedFormatError.
@@ -87,29 +88,33 @@ def load(
     except NotFoundError as error:
         if version is None or version <= (newest := head_version(store)):
             raise
-        raise NotFoundError(f"{store.url} has no version {version}: its newest is {newest}") from error
+        raise NotFoundError(
+            f"{store.url} has no catalog version {version}: its newest is version {newest}"
+        ) from error
     except CorruptionError as error:
         raise ArchiveDamagedError(error.message, hint=REPAIR_HINT) from error
 
 
-def _loaded(store: ObjectStore, wanted: int, known: CatalogState) -> CatalogState:
-    """The state at a version, from the nearest root page that can be read; ``unread_root`` says which could not."""
-    commit = read_commit(store, wanted)
-    state, unread = _start(store, commit.root, commit.place.kept_root, known)
-    if unread is None:
-        return replay(store, state, wanted)
+def _loaded(store: ObjectStore, version: int, known: CatalogState) -> CatalogState:
+    """The state at ``version``: the nearest root page (a copy of the whole state) that can be read, and the commits
+    after it. If the newest root page cannot be read, ``unread_root`` of the state names it."""
+    commit = read_commit(store, version)
+    state, root_error = _start(store, commit.root, commit.place.kept_root, known)
+    if root_error is None:
+        return replay(store, state, version)
     try:
-        return replace(replay(store, state, wanted), unread_root=commit.root)
+        return replace(replay(store, state, version), unread_root=commit.root)
     except CorruptionError as error:
-        raise CorruptionError(f"{unread.message}; recovery without it failed: {error.message}") from error
+        raise CorruptionError(f"{root_error.message}; recovery without it failed: {error.message}") from error
 
 
 def standing(store: ObjectStore) -> tuple[Standing, TieredError | None]:
-    """What lies below the prefix of ``store``, and the error of loading it. Raises the store's errors."""
+    """Whether the archive in ``store`` is empty, whole, damaged, unexplained (objects without commits) or of a foreign
+    format, and the error of loading it; None if it is whole. Raises the store's errors."""
     try:
         load(store)
     except (ArchiveDamagedError, NoArchiveError, UnsupportedFormatError) as error:
-        return next(found for found, kind in _ERRORS.items() if isinstance(error, kind)), error
+        return next(kind for kind, class_ in _ERRORS.items() if isinstance(error, class_)), error
     return Standing.WHOLE, None
 
 
@@ -122,7 +127,8 @@ _ERRORS: Mapping[Standing, type[TieredError]] = {
 
 
 def refresh(store: ObjectStore, state: CatalogState) -> CatalogState:
-    """``state`` advanced to the head by probing for the next versions; the same object if unchanged."""
+    """The newest state of the catalog, from an earlier ``state``; the same object if it is the newest. Reads the next
+    versions one by one, and lists or loads the catalog only if there are many. Raises what ``load`` raises."""
     for _ in range(PROBES_BEFORE_LIST):
         try:
             commit = read_commit(store, state.version + 1)
@@ -136,8 +142,8 @@ def refresh(store: ObjectStore, state: CatalogState) -> CatalogState:
 
 
 def replay(store: ObjectStore, state: CatalogState, version: int) -> CatalogState:
-    """``state`` advanced to ``version``, which must exist: commits are never removed, so a missing one is a
-    CorruptionError."""
+    """The state at ``version``, which must exist, from the earlier ``state`` and the commits between them. Raises
+    CorruptionError if one of these is damaged or missing, as commits are never removed."""
     versions = range(state.version + 1, version + 1)
     try:
         for commit in _commits(store, versions):
@@ -145,14 +151,16 @@ def replay(store: ObjectStore, state: CatalogState, version: int) -> CatalogStat
     except NotFoundError as error:
         key = catalog_key(state.version + 1)
         raise CorruptionError(
-            f"the chain of commits to version {version} is broken: {store.url}/{key} of version {state.version + 1} is "
-            "missing"
+            f"the chain of commits to catalog version {version} is broken: version {state.version + 1}, "
+            f"{store.url}/{key}, is missing"
         ) from error
     return state
 
 
 def follow(store: ObjectStore, state: CatalogState, commit: Commit) -> CatalogState:
-    """``state`` after ``commit``; a commit that does not follow is a CorruptionError."""
+    """The state after ``commit``, which was read from ``store``. Raises CorruptionError if it does not follow
+    ``state``, or the state that it names cannot be read."""
+    # The begin of a log history and a repair carry no changes, but name a root page with the state after them.
     has_state = commit.draft.kind in (CommitKind.LOG_HISTORY, CommitKind.REPAIR)
     history_state = _history_state(store, commit) if has_state else None
     try:
@@ -169,18 +177,20 @@ def history_spans(state: CatalogState) -> list[tuple[int, int]]:
 
 
 def shared_version(histories: Sequence[LogHistory], version: int, other: int) -> int:
-    """The newest version that led to both; 0: none."""
-    overlaps = [
-        min(last, its_last)
+    """The newest version that both ``version`` and the version ``other``, perhaps of another log history, continue; 0:
+    none."""
+    common_ends = [
+        min(last, other_last)
         for first, last in spans_to(histories, version)
-        for its_first, its_last in spans_to(histories, other)
-        if max(first, its_first) <= min(last, its_last)
+        for other_first, other_last in spans_to(histories, other)
+        if max(first, other_first) <= min(last, other_last)
     ]
-    return max(overlaps, default=0)
+    return max(common_ends, default=0)
 
 
 def spans_to(histories: Sequence[LogHistory], version: int) -> list[tuple[int, int]]:
-    """Versions (first, last), newest first, that led to ``version``."""
+    """The versions (first, last), newest first, whose messages ``version`` has: without those that it abandoned when
+    the broker's log was replaced and an earlier version was continued."""
     spans, last = list[tuple[int, int]](), version
     for history in histories_to(histories, version):
         spans.append((history.version + 1, last))
@@ -199,8 +209,8 @@ def histories_to(histories: Sequence[LogHistory], version: int) -> Iterator[LogH
 
 
 def newest_log_check(store: ObjectStore, first: int, last: int) -> tuple[int, LogCheck, int] | None:
-    """(version, check, physical end) of the newest commit in [first, last] that moved the cursor, or None. One GET for
-    each commit read."""
+    """The newest of the versions ``first`` to ``last`` that archived bytes of the log: its number, the checksum of the
+    last of these bytes, and their end in the commitlog; None if there is none. Takes one GET for each commit read."""
     for version in range(last, first - 1, -1):
         draft = read_commit(store, version).draft
         if draft.kind == CommitKind.APPEND and draft.to_phys > draft.from_phys:
@@ -213,60 +223,67 @@ def read_root(store: ObjectStore, root: RootRef) -> CatalogState:
     source = f"{store.url}/{root.key}"
     state = decode_root(read_page_bytes(store, root.key), source=source)
     if state.version != root.version:
-        raise CorruptionError(f"{source} is the root of version {state.version}, not {root.version}")
+        raise CorruptionError(f"{source} is the root page of version {state.version}, not {root.version}")
     return state
 
 
 def _start(
     store: ObjectStore, root: RootRef, kept: RootRef, known: CatalogState
 ) -> tuple[CatalogState, TieredError | None]:
-    """The state of ``root``, else of the root ``kept`` when roots were replaced, else of the newest readable one before
-    it, else ``known``; and the error of ``root``."""
-    unread: TieredError | None = None
+    """The state from which a reader applies commits: that of the root page ``root``, or if that cannot be read, of
+    ``kept`` (an older root page that stays when others are replaced), or of the newest readable one before it, or
+    ``known``. Returns it with the error of reading ``root``, None if it was read."""
+    root_error: TieredError | None = None
     while root.key and root.version > known.version:
         try:
             state = read_root(store, root)
         except (NotFoundError, CorruptionError) as error:
             # Old roots are collected as garbage: a missing one is not worth a warning.
             if isinstance(error, CorruptionError):
-                logger.warning("root page unreadable, reading more commits instead: %s", error)
+                logger.warning(
+                    "a root page of the catalog cannot be read, and more commits are read instead: %s", error
+                )
             is_collected = isinstance(error, NotFoundError) and kept.version < root.version and bool(kept.key)
-            unread = unread or error
-            root, kept = (kept, NO_ROOT) if is_collected else (_root_before(store, root, unread), kept)
+            root_error = root_error or error
+            root, kept = (kept, NO_ROOT) if is_collected else (_root_before(store, root, root_error), kept)
             continue
         if not state.put_id:
-            state = replace(state, put_id=_commit_of(store, root, unread).put_id)
-        return state, unread
-    return known, unread
+            # The first state of a log history was encoded before its commit, which has the put id.
+            state = replace(state, put_id=_commit_of(store, root, root_error).put_id)
+        return state, root_error
+    return known, root_error
 
 
-def _root_before(store: ObjectStore, root: RootRef, unread: TieredError) -> RootRef:
-    """The root before ``root``: of a lower version, or the one that started a log history at this version."""
-    commit = _commit_of(store, root, unread)
+def _root_before(store: ObjectStore, root: RootRef, root_error: TieredError) -> RootRef:
+    """The newest root page before ``root``, which cannot be read because of ``root_error``: of a lower version, or of
+    the same one, if that started a log history and the next commit named a copy. Raises CorruptionError."""
+    commit = _commit_of(store, root, root_error)
     before = commit.place.root if commit.root == root else commit.root
     begins = (CommitKind.LOG_HISTORY, CommitKind.REPAIR)
     began_history = commit.draft.kind in begins and before == commit.draft.pages.root
     if before.version > root.version - (not began_history):
         raise CorruptionError(
-            f"{unread.message}; recovery without it failed: version {root.version} names the root of version "
-            f"{before.version}"
+            f"{root_error.message}; recovery without it failed: catalog version {root.version} names the root page of "
+            f"version {before.version} as an earlier one"
         )
     return before
 
 
-def _commit_of(store: ObjectStore, root: RootRef, unread: TieredError | None) -> Commit:
-    """The commit of a root's version. ``unread``: the error of an unreadable root, if that is the reason."""
+def _commit_of(store: ObjectStore, root: RootRef, root_error: TieredError | None) -> Commit:
+    """The commit of the version that the root page ``root`` is of. Raises CorruptionError, which also names
+    ``root_error`` if the commit is read because that root page cannot be."""
     try:
         return read_commit(store, root.version)
     except (NotFoundError, CorruptionError) as error:
-        before = f"{unread.message}; recovery without it failed: " if unread else ""
+        before = f"{root_error.message}; recovery without it failed: " if root_error else ""
         raise CorruptionError(
-            f"{before}the chain of commits to version {root.version} is broken: {error.message}"
+            f"{before}the chain of commits to catalog version {root.version} is broken: {error.message}"
         ) from error
 
 
 def _history_state(store: ObjectStore, begin: Commit) -> CatalogState:
-    """The first state of a log history. No commit contains it, but the next one has a second copy."""
+    """The first state of the log history that the commit ``begin`` starts, from the root page that it names, or from
+    the copy that the next commit names: no commit carries the changes. Raises NotFoundError or CorruptionError."""
     try:
         return read_root(store, begin.draft.pages.root)
     except (NotFoundError, CorruptionError) as error:
@@ -276,7 +293,9 @@ def _history_state(store: ObjectStore, begin: Commit) -> CatalogState:
             raise error from None
         if copy.version != begin.version:
             raise
-        logger.warning("first root page of a log history unreadable, reading its second copy: %s", error)
+        logger.warning(
+            "the first root page of a log history cannot be read, and its copy is read instead: %s", error
+        )
         return read_root(store, copy)
 
 

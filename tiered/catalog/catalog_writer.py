@@ -98,28 +98,31 @@ class CatalogWriter:
         self._instance, self._kind, self._host = instance, kind, host
         self._clock = clock
         self._limits = limits if root_every is None else replace(limits, root_every=root_every)
-        self._random = random or random_module.SystemRandom()
-        self._nonce = f"{self._random.getrandbits(64):016x}"
-        self._retry = StoreRetry(self._limits, self._random, wait)
+        random = random or random_module.SystemRandom()
+        self._nonce = f"{random.getrandbits(64):016x}"
+        """A part of put ids and page keys, unique to this writer."""
+        self._retry = StoreRetry(self._limits, random, wait)
         self._pages = PageWriter(store, self._limits, self._nonce)
         self._background = background or (lambda work: work())
         self._attempt = CommitAttempt(store, self._limits, self._retry)
         self._lock = threading.RLock()
         self._state = CatalogState()
+        """The newest known state, of any epoch."""
         self._own_state: CatalogState | None = None
+        """The newest state of this writer's epoch; None: it has not claimed one."""
         self._epoch: int | None = None
+        """The epoch that this writer claimed and has not released."""
         self._pending: _Pending | None = None
+        """A commit that was put, and of which it is not known whether it exists."""
         self._head_ms = 0
-        """When the head was known last."""
+        """When the newest version was last looked for."""
 
     # -- what is known ----------------------------------------------------------------------------------------
 
     @property
     def state(self) -> CatalogState:
-        """The newest known state; an empty one before ``load``.
-
-        Of a writer that has claimed: the newest of its own epoch. A fenced writer must not see, and put data under,
-        another owner's epoch.
+        """The newest known state; an empty one before ``load``. A writer that has claimed the archive sees the newest
+        state of its own epoch: after another one took over, it must not put data under that one's epoch.
         """
         return self._state if self._own_state is None else self._own_state
 
@@ -145,9 +148,9 @@ class CatalogWriter:
         )
 
     def load(self) -> CatalogState | None:
-        """Read the head; None while no commit has moved the cursor.
+        """Read the newest state, unless it is known; None while no commit has archived any of the log.
 
-        Raises UsageError when the archive belongs to other names.
+        Raises UsageError when the archive is of another cluster or broker, and what reading the catalog raises.
         """
         with self._lock:
             head, self._head_ms = head_version(self._store), self._clock.wall_ms()
@@ -185,29 +188,32 @@ class CatalogWriter:
     # -- commits ----------------------------------------------------------------------------------------------
 
     def claim(self, *, take_over: bool = False) -> CatalogState:
-        """Claim the next epoch. Required before data is put.
+        """Become the archive's only writer, by a commit that begins the next epoch. Required before data is put.
 
-        ``take_over``: the caller has decided that the owner may be fenced (the broker is master, by command, or the
-        log contains records unarchived for too long). Raises FencedError when it may not be, or another claimant was
-        faster.
+        ``take_over``: the caller has decided that the present owner may lose the archive (the broker is master, by
+        command, or the log contains records unarchived for too long). Raises FencedError when it may not, or another
+        claimant was faster.
         """
         with self._lock:
             self._settle()
             self._retry.call(self.load)
-            before = self._state.epoch
+            epoch_before = self._state.epoch
 
             def build(state: CatalogState) -> Built:
-                """Judge the claim on the newest state: FencedError if another one came first or the owner still
-                writes."""
+                """The claim as the commit after ``state``. Raises FencedError if another writer has claimed the archive
+                since, or its owner may not lose it."""
                 now_ms = self._clock.wall_ms()
                 owner = Owner(self._instance, self._kind, self._host, now_ms, False)
-                if state.epoch != before:
+                if state.epoch != epoch_before:
                     raise FencedError(
-                        f"epoch {state.epoch} was claimed by {_name(state.owner)} at the same time"
+                        f"the archive's epoch {state.epoch} was claimed by {_name(state.owner)} at the same time"
                     )
                 reason = refusal(state, owner, take_over=take_over, now_ms=now_ms)
                 if reason:
-                    raise FencedError(reason, hint="stop that writer, or take over if it is dead")
+                    raise FencedError(
+                        reason,
+                        hint="stop that writer; if it is dead, repeat this command with --take-over",
+                    )
                 return CommitDraft(CommitKind.CLAIM, owner=owner, created_ms=now_ms), None
 
             self._epoch, self._own_state = None, None
@@ -223,7 +229,7 @@ class CatalogWriter:
         commit may or may not exist: call again with the same draft.
         """
         if draft.kind not in (CommitKind.APPEND, CommitKind.MAINTENANCE):
-            raise CommitInvalidError(f"append of a {draft.kind}")
+            raise CommitInvalidError(f"a commit of the kind {draft.kind} cannot be appended")
         with self._lock:
             pages = self._state.pages
             self._commit(draft, lambda state: (self._pages.with_pages(self._owned(state), draft), None))
@@ -236,8 +242,11 @@ class CatalogWriter:
     def append_history(
         self, *, common_version: int, phys: int, check: LogCheck | None = None
     ) -> CatalogState:
-        """Start a new log history at ``phys``, the end of ``common_version``; 0: no version is in the new log. With
-        ``check`` of the log below it, at the end of a record that the commit after ``common_version`` has."""
+        """Start a new log history, after the broker's log was truncated or replaced, at the commitlog offset ``phys``.
+
+        ``common_version``: the newest version of which all is in the new log as well; 0: none. ``phys`` is its end, or,
+        with a ``check`` (checksum of the log below ``phys``), the end of a record of the commit after it. Raises
+        CommitInvalidError, FencedError and what the store raises."""
         with self._lock:
             common = (
                 self._retry.call(lambda: load(self._store, version=common_version))
@@ -252,11 +261,12 @@ class CatalogWriter:
             return self._state
 
     def end_queues(self, ends: Mapping[QueueKey, int]) -> CatalogState:
-        """Start a log history that continues the log, in which queues end at these offsets: the broker used later ones
-        again. What they have above is hidden as what other histories hide."""
+        """Start a log history of the same log, in which the queues of ``ends`` end at these queue offsets: the broker
+        used later ones again. Their messages above are hidden like those of a truncated log."""
         with self._lock:
 
             def build(state: CatalogState) -> Built:
+                """The begin of the log history as the commit after ``state``."""
                 start = replace(self._start_of(self._owned(state), state.cursor.phys, state), ends=ends)
                 return self._retry.call(
                     lambda: self._begin(begin_history(state, start, self._history_pages(state)), start)
@@ -266,25 +276,26 @@ class CatalogWriter:
             return self._state
 
     def return_to(self, version: int) -> CatalogState:
-        """Start a new log history that continues ``version`` of an earlier one, whose messages become visible again.
-        Raises CommitInvalidError if some of them are gone."""
+        """Start a new log history that continues the earlier ``version``, as the broker's earlier log was put back: the
+        messages that it had become visible again. Raises CommitInvalidError if some of them are gone."""
         with self._lock:
             target = self._retry.call(lambda: load(self._store, version=version))
 
             def build(state: CatalogState) -> Built:
+                """The begin of the log history as the commit after ``state``."""
                 return self._retry.call(lambda: self._build_return(self._owned(state), target))
 
             self._commit(CommitDraft(CommitKind.LOG_HISTORY), build)
             return self._state
 
     def maintain(self, build: Callable[[CatalogState], CommitDraft | None]) -> CatalogState:
-        """Commit what ``build`` makes of the newest state, in any epoch; None: nothing to do.
-
-        ``build`` is called again when another actor committed first.
+        """Commit what ``build`` makes of the newest state, also if another writer owns the archive; if it returns None,
+        nothing is committed. Returns the newest state. ``build`` is called again when another actor committed first.
         """
         with self._lock:
 
             def built(state: CatalogState) -> Built | None:
+                """The commit after ``state``, with pages if this writer owns the archive."""
                 draft = build(state)
                 if draft is None:
                     return None
@@ -296,9 +307,11 @@ class CatalogWriter:
             return self._state
 
     def finish_merges(self) -> CatalogState:
-        """Merge pages at the end of a backfill, and commit the result. After a failure they stay as they are."""
+        """Merge catalog pages at the end of a backfill, and commit the results. A merge that fails ends this, and the
+        pages stay as they are. Returns the newest state."""
 
         def build(_state: CatalogState) -> CommitDraft | None:
+            """An empty commit, which names the merged pages; None if this writer has lost the archive."""
             draft = CommitDraft(CommitKind.MAINTENANCE, created_ms=self._clock.wall_ms())
             return draft if self.is_claimed else None
 
@@ -307,8 +320,9 @@ class CatalogWriter:
         return self.state
 
     def release(self, *, pending_deletions: Sequence[str] = (), retires: bool = False) -> CatalogState:
-        """Release the epoch so that the next writer need not take over. ``pending_deletions``: uncommitted objects.
-        ``retires``: the broker is retired with it (retirement.py)."""
+        """End this writer's epoch by a commit, so that the next writer need not take over. ``pending_deletions``: keys
+        of objects that no commit names. ``retires``: the broker is retired, and nodes may serve the archive under its
+        name. Raises FencedError if another writer owns the archive."""
         with self._lock:
             self._pages.cancel_merge()
             draft = CommitDraft(
@@ -318,6 +332,7 @@ class CatalogWriter:
             )
 
             def build(state: CatalogState) -> Built | None:
+                """The release as the commit after ``state``."""
                 if self._epoch is not None and not self.is_claimed and state.epoch == self._epoch:
                     return None  # an earlier failed call was committed after all
                 self._owned(state)
@@ -330,8 +345,8 @@ class CatalogWriter:
             return self._state
 
     def _merge_pages(self) -> None:
-        """Merges pages without the lock, so that commits proceed. The state is of this writer's epoch, so its objects
-        are too."""
+        """Merge catalog pages, beside commits: the lock is not held during the merge. Does nothing for a writer that
+        has lost the archive, as its objects would be of another's epoch."""
         with self._lock:
             state = self._state if self.is_claimed else None
         if state is not None:
@@ -343,13 +358,14 @@ class CatalogWriter:
             self._own_state = state
 
     def _owned(self, state: CatalogState) -> CatalogState:
-        """The state, if this writer's epoch is still the newest; for every commit that only the owner may make."""
+        """``state``, if this writer owns the archive in it. Raises FencedError otherwise. Called before every commit
+        that only the owner may make."""
         if self._epoch is None:
-            raise FencedError("this writer has not claimed the archive")
+            raise FencedError(f"this writer has not claimed the archive {self._store.url}")
         if state.epoch != self._epoch:
             raise FencedError(
                 f"epoch {self._epoch} of this writer is over: {_name(state.owner)} has epoch {state.epoch}",
-                hint="this writer stops; reads continue",
+                hint="this writer stops archiving; reads of the archive continue",
             )
         return state
 
@@ -358,7 +374,11 @@ class CatalogWriter:
     def _commit(
         self, source: CommitDraft, build: Callable[[CatalogState], Built | None], *, epoch_step: int = 0
     ) -> None:
-        """Commit what ``build`` makes of the newest state."""
+        """Commit what ``build`` makes of the newest state, and build again on the next one until a commit is won;
+        nothing is committed if it returns None.
+
+        ``source``: what the caller wants committed. If an earlier call with the same one failed without an answer and
+        its commit was made after all, this returns. ``epoch_step``: 1 if the commit begins an epoch."""
         settled = self._settle()
         if settled is not None and settled.source is source:
             return
@@ -384,17 +404,19 @@ class CatalogWriter:
                 return
 
     def _is_other_compacting(self) -> bool:
-        """Whether a compaction of another process will commit soon: reading the next version first costs less than a
-        commit, with its pages, for a version that is taken."""
+        """Whether a compaction of another process has announced its outputs and so will commit soon: then reading the
+        next version first costs less than building a commit, with its pages, for a version that is taken."""
         since_ms = self._clock.wall_ms() - INTENT_MS
-        pending = self._state.pending_deletions.values()
-        is_announced = any(one.reason == Reason.INTENT and one.since_ms >= since_ms for one in pending)
+        is_announced = any(
+            pending.reason == Reason.INTENT and pending.since_ms >= since_ms
+            for pending in self._state.pending_deletions.values()
+        )
+        # A compaction of this process pauses merges while it works, and commits through this writer.
         return is_announced and not self._pages.is_paused
 
     def _settle(self) -> _Pending | None:
-        """Settle the pending commit, putting its bytes until the outcome is known.
-
-        Returns it when it won; when it lost, catches up with the head.
+        """Put the pending commit again and again until it is known whether it has its version. Returns it if so.
+        Returns None if another commit has the version, after reading the newest state, or nothing is pending.
         """
         pending = self._pending
         if pending is None:
@@ -415,8 +437,10 @@ class CatalogWriter:
         return None
 
     def _require_head(self, version: int) -> None:
-        """Raises FencedError if a repair has replaced the chain above ``version``, which this writer has won: it was
-        paused while the catalog was lost, and its commit is no part of the archive."""
+        """Check that ``version``, which this writer has just committed, is part of the archive. Raises FencedError if a
+        repair has begun a newer chain of commits: the catalog was lost while this writer was paused.
+
+        Takes a request only if the newest version was not looked for in the last HEAD_CHECK_MS."""
         now_ms = self._clock.wall_ms()
         if abs(now_ms - self._head_ms) < HEAD_CHECK_MS:
             return
@@ -427,13 +451,16 @@ class CatalogWriter:
         ):
             self._pending = None
             raise FencedError(
-                f"version {head} is of a repair: this writer's catalog was lost", hint="start it again"
+                f"the catalog of {self._store.url} was lost and repaired, as version {head}, while this writer was "
+                "paused; its last commit is no part of the archive",
+                hint="start this writer again",
             )
         self._head_ms = now_ms
 
     def _build_return(self, state: CatalogState, target: CatalogState) -> Built:
-        """Build the commit that makes an earlier history current again, from the newest state, what log histories
-        have hidden, and the pending deletions to take back."""
+        """The commit after ``state`` that continues the earlier state ``target``: reads what log histories have hidden
+        since, and the pending deletions to be taken back, and puts the pages of the new history. Raises
+        CommitInvalidError if messages of ``target`` are gone."""
         lists = [listed for listed in state.deletion_lists if listed.reason == Reason.DIVERGED]
         pending = state.pending_deletions.items()
         hidden = Hidden(
@@ -442,15 +469,8 @@ class CatalogWriter:
             {listed: read_list(self._store, listed) for listed in lists},
         )
         start = self._start_of(state, target.cursor.phys, target)
-        found = return_to(
-            state,
-            target,
-            hidden,
-            lambda version: load(self._store, version=version),
-            start,
-            self._history_pages(state),
-        )
-        return self._begin(found, start)
+        history = return_to(state, target, hidden, self._store, start, self._history_pages(state))
+        return self._begin(history, start)
 
     def _history(
         self, state: CatalogState, common: CatalogState | None, phys: int, check: LogCheck | None
@@ -470,7 +490,8 @@ class CatalogWriter:
         return Divergence(phys, common, root_key, hidden_key, self._clock.wall_ms())
 
     def _begin(self, history: NewHistory, start: Divergence) -> Built:
-        """Put the pages of a new log history, which its commit names, and build that commit."""
+        """Put the root page of a new log history and the state of what it hides, and return the commit that names
+        them. Raises what the store raises."""
         self._pages.put(start.hidden_key, [encode_root(history.hidden)])
         self._pages.put(start.root_key, [encode_root(history.state)])
         draft = CommitDraft(

@@ -16,14 +16,15 @@ BACKFILL = "backfill"
 
 
 def refusal(state: CatalogState, claimant: Owner, *, take_over: bool, now_ms: int) -> str:
-    """Why ``claimant`` may not claim the epoch after ``state``'s; empty if it may."""
+    """Why ``claimant`` may not become the archive's writer in place of the one that ``state`` names, as the text of an
+    error; empty if it may. ``take_over``: the claimant has found that this writer does not keep up with the log."""
     owner = state.owner
     if owner is None or owner.released or owner.instance == claimant.instance:
         return ""
-    age_ms = now_ms - max(state.advanced_ms, owner.claimed_ms)
-    # A clock ahead by days would block claims until then; one ahead by seconds proves nothing.
-    was_ahead = take_over and age_ms <= -ADVANCING_MS
-    is_advancing = age_ms < ADVANCING_MS and not was_ahead
+    idle_ms = now_ms - max(state.advanced_ms, owner.claimed_ms)
+    # An owner whose clock was days ahead would seem to write until that day; a few seconds ahead prove nothing.
+    has_clock_ahead = take_over and idle_ms <= -ADVANCING_MS
+    is_advancing = idle_ms < ADVANCING_MS and not has_clock_ahead
     writer = f"tiered {owner.kind} ({owner.instance}) on {owner.host or 'an unknown host'}"
     holder = f"the archive belongs to {writer}, epoch {state.epoch}"
     if claimant.kind == BACKFILL and is_advancing:

@@ -170,7 +170,8 @@ class Commit:
 
 
 def encode_commit(draft: CommitDraft, place: CommitPlace, nonce: str) -> tuple[Commit, bytes]:
-    """The commit and its container. Equal content, place and ``nonce`` (of a writer process) give the same put id."""
+    """The commit of ``draft`` at ``place`` and the bytes of its object. The put id, by which a writer recognises its
+    own commit, is a digest of all this and of ``nonce``, which is unique to the writer."""
     header, tables = _content(draft, place)
     digest = hashlib.blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=12)
     for name, table in tables.items():
@@ -182,7 +183,8 @@ def encode_commit(draft: CommitDraft, place: CommitPlace, nonce: str) -> tuple[C
 
 
 def decode_commit(data: bytes, *, source: str) -> Commit:
-    """Check and parse a commit's object; raises CorruptionError naming ``source``, or UnsupportedFormatError."""
+    """The commit whose object is ``data``. Raises CorruptionError, which names the object ``source``, if anything of it
+    is damaged, and UnsupportedFormatError."""
     container = decode_container(data, COMMIT_KIND, source=source)
     header = container.header
     refuse_unknown(container, header.get("kind"), source)
@@ -235,13 +237,14 @@ def decode_commit(data: bytes, *, source: str) -> Commit:
         )
         commit = Commit(draft, place, text(header["put_id"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptionError(f"{source}: this commit is damaged: {error!r}") from error
+        raise CorruptionError(f"{source}: this commit of the catalog is damaged: {error!r}") from error
     check_indexes(draft, source)
     return commit
 
 
 def check_indexes(draft: CommitDraft, source: str) -> None:
-    """Raises CorruptionError unless every index in the tables is inside the table it refers to."""
+    """Check that every number in the tables of ``draft`` that refers to a row of another table is inside that one.
+    Raises CorruptionError, which names the object ``source``."""
     for name, table, column, size in (
         ("runs", draft.runs, "queue", len(draft.queues)),
         ("runs", draft.runs, "object", len(draft.objects)),
@@ -252,12 +255,14 @@ def check_indexes(draft: CommitDraft, source: str) -> None:
     ):
         if len(table) and int(table[column].max()) >= size:
             raise CorruptionError(
-                f"{source}: a number in {name}.{column} is outside its table of {size} rows"
+                f"{source}: this commit of the catalog is damaged: a number in the column {name}.{column} refers to "
+                f"row {int(table[column].max())} of a table that has {size} rows"
             )
 
 
 def refuse_unknown(container: Container, kind: object, source: str) -> None:
-    """Raises UnsupportedFormatError for what a later minor version may add and no reader may ignore."""
+    """Raise UnsupportedFormatError if a commit, root page or page has what a later minor version of the format may add
+    and no reader may ignore: a table, a kind of commit or of run. ``kind``: that of a commit, else None."""
     unknown = {name for name, table in container.tables.items() if len(table)} - _TABLES - {"tombstones"}
     if unknown:
         what = f"table {sorted(unknown)[0]}"
@@ -267,7 +272,8 @@ def refuse_unknown(container: Container, kind: object, source: str) -> None:
         what = _unknown_runs(container.tables.get("runs"))
     if what:
         raise UnsupportedFormatError(
-            f"{source}: has {what}, which this program does not support", hint="upgrade this program"
+            f"{source}: this object of the catalog has {what}, which this program does not support",
+            hint="upgrade this program",
         )
 
 
@@ -279,11 +285,12 @@ def _unknown_runs(runs: Table | None) -> str:
 
 
 def queue_keys(container: Container) -> list[QueueKey]:
-    """The reverse of ``queue_table``, from the header's ``topics``; an index outside them is a ValueError."""
+    """The queues of a commit, root page or page: its table ``queues`` has the number of each topic in the header's
+    list ``topics``. Raises KeyError, TypeError or ValueError if these are damaged."""
     container.charge_queues()
     topics, table = container.header["topics"], container.table("queues", QUEUE_DTYPE)
     if len(table) and int(table["topic"].max()) >= len(topics):
-        raise ValueError("queue table refers to missing topics")
+        raise ValueError(f"the queue table refers to topic {table['topic'].max()} of only {len(topics)}")
     topics = texts(topics)
     names = [topics[index] for index in table["topic"].tolist()]
     return list(map(QueueKey, names, table["queue_id"].tolist(), table["generation"].tolist()))
@@ -413,7 +420,8 @@ def encode_root(state: CatalogState) -> bytes:
 
 
 def decode_root(data: bytes, *, source: str) -> CatalogState:
-    """Check and parse; raises CorruptionError naming ``source``, or UnsupportedFormatError."""
+    """The state whose root page is ``data``. Raises CorruptionError, which names the object ``source``, if anything of
+    it is damaged, and UnsupportedFormatError."""
     container = decode_container(data, ROOT_KIND, source=source, allowance=LARGE)
     header = container.header
     refuse_unknown(container, None, source)
@@ -426,7 +434,7 @@ def decode_root(data: bytes, *, source: str) -> CatalogState:
             container.table("objects", OBJECT_DTYPE),
             tuple(texts(header["object_keys"])),
         )
-        _check_chunk(memory, len(keys))
+        check_chunk(memory, len(keys))
         cursor = LogCursor(
             whole(header["log_history"]), whole(header["phys"]), row(LogCheck, header["check"])
         )
@@ -460,19 +468,26 @@ def decode_root(data: bytes, *, source: str) -> CatalogState:
             timers=timers_of(container),
         )
     except (KeyError, TypeError, ValueError, AssertionError) as error:
-        raise CorruptionError(f"{source}: this root page is damaged: {error!r}") from error
+        raise CorruptionError(f"{source}: this root page of the catalog is damaged: {error!r}") from error
 
 
-def _check_chunk(chunk: RunChunk, queues: int) -> None:
-    runs, objects = chunk.runs, chunk.objects
-    if len(runs) and (int(runs["queue"].max()) >= queues or int(runs["object"].max()) >= len(objects)):
-        raise ValueError("runs refer to missing queues or objects")
-    if len(objects) and int(objects["key"].max()) >= len(chunk.object_keys):
-        raise ValueError("objects refer to missing keys")
+def check_chunk(chunk: RunChunk, queues: int) -> None:
+    """Raise ValueError unless the runs of ``chunk`` refer to one of so many ``queues`` and to its objects, and these to
+    its keys."""
+    for name, table, column, size in (
+        ("runs", chunk.runs, "queue", queues),
+        ("runs", chunk.runs, "object", len(chunk.objects)),
+        ("objects", chunk.objects, "key", len(chunk.object_keys)),
+    ):
+        if len(table) and int(table[column].max()) >= size:
+            raise ValueError(
+                f"the column {name}.{column} refers to row {table[column].max()} of a table that has {size} rows"
+            )
 
 
 def describe(state: CatalogState) -> dict[str, object]:
-    """A state as comparable plain values, runs in memory sorted; for tests and ``--json`` dumps."""
+    """``state`` as plain values that compare equal for equal states, by part; its runs that are in no page are sorted.
+    For tests."""
     memory = state.memory
     runs = sorted(
         (

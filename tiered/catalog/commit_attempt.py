@@ -27,7 +27,8 @@ class CommitAttempt:
         self._retry = retry
 
     def is_won(self, commit: Commit, body: Body) -> bool:
-        """Whether ``commit``, with the object ``body``, became its version."""
+        """Put ``commit``, encoded as ``body``, as the object of its catalog version, again and again until it is known
+        whether it exists. False: another commit has that version. Raises what ``StoreRetry.back_off`` raises."""
         key = catalog_key(commit.version)
         timeout_s = self._limits.timeout_s(sum(map(len, body)))
         failures = 0
@@ -40,10 +41,11 @@ class CommitAttempt:
                 winner = self._retry.call(lambda: read_commit(self._store, commit.version))
                 return winner.put_id == commit.put_id
             except UnansweredError as error:
-                found = self._read_back(commit.version)
-                if found is not None:
+                # The store may have created the object before the response was lost.
+                stored = self._read_back(commit.version)
+                if stored is not None:
                     self._retry.retry_reason = ""
-                    return found.put_id == commit.put_id
+                    return stored.put_id == commit.put_id
                 cause: UnavailableError = error
             except UnavailableError as error:
                 cause = error

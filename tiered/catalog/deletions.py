@@ -69,9 +69,9 @@ class DeletionList(NamedTuple):
 
 @dataclass(frozen=True)
 class DeletionChange:
-    """Change of the lists by a commit. ``spilled``: the state's entries of that reason up to that version move into
-    the list. ``added``: entries that become garbage with this commit. ``removed``: keys of lists that are collected,
-    or replaced by ``added``."""
+    """What a commit changes in the lists of pending deletions. ``spilled``: lists that take over the state's entries of
+    their reason up to their version. ``added``: lists of objects that become garbage with this commit. ``removed``:
+    keys of lists that are collected, or replaced by ``added``."""
 
     spilled: Sequence[DeletionList] = ()
     added: Sequence[DeletionList] = ()
@@ -112,19 +112,24 @@ def decode_list(data: bytes, listed: DeletionList, *, source: str) -> dict[str, 
     try:
         keys, table = texts(container.header["keys"]), container.table("entries", ENTRY_DTYPE)
         if not len(keys) == len(table) == listed.entries:
-            raise ValueError(f"{len(keys)} keys and {len(table)} entries, expected {listed.entries}")
+            raise ValueError(
+                f"the list has {len(keys)} keys and {len(table)} entries, but the catalog names {listed.entries}"
+            )
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptionError(f"{source}: this list of pending deletions is damaged: {error!r}") from error
-    entries = zip(table["since_ms"].tolist(), table["version"].tolist(), strict=True)
     return {
-        key: PendingDeletion(since, version, listed.reason)
-        for key, (since, version) in zip(keys, entries, strict=True)
+        key: PendingDeletion(since_ms, version, listed.reason)
+        for key, since_ms, version in zip(
+            keys, table["since_ms"].tolist(), table["version"].tolist(), strict=True
+        )
     }
 
 
 def due_to_spill(pending: Mapping[str, PendingDeletion], count_min: int) -> list[dict[str, PendingDeletion]]:
-    """The entries of each reason that has at least ``count_min``. Intents stay: they are taken back or end soon;
-    and what is unexplained, which is judged again."""
+    """The pending deletions that move out of the state, into a list for each reason that has at least ``count_min``.
+
+    Announced outputs of compactions stay, as most are taken back soon, and so do unexplained objects, which each
+    garbage collection judges again."""
     by_reason: dict[str, dict[str, PendingDeletion]] = {}
     for key, entry in pending.items():
         if entry.reason not in (Reason.INTENT, Reason.UNEXPLAINED):
@@ -135,21 +140,27 @@ def due_to_spill(pending: Mapping[str, PendingDeletion], count_min: int) -> list
 def after_change(
     pending: Mapping[str, PendingDeletion], lists: Iterable[DeletionList], change: DeletionChange
 ) -> tuple[dict[str, PendingDeletion], tuple[DeletionList, ...]]:
-    """Entries and lists after ``change``. Raises ValueError for a change that does not fit."""
-    lists = tuple(lists)
-    if not set(change.removed) <= {listed.key for listed in lists}:
-        raise ValueError("the commit removes a deletion list that the catalog does not have")
-    left = dict(pending)
+    """The pending deletions of a state, recent ones by key and ``lists`` of others, after a commit with ``change``.
+    Raises ValueError if it removes an unknown list, or a list has other entries than those that move into it."""
+    lists, removed = tuple(lists), set(change.removed)
+    unknown = removed - {listed.key for listed in lists}
+    if unknown:
+        raise ValueError(
+            f"it removes the list of pending deletions {sorted(unknown)[0]}, which the catalog does not have"
+        )
+    recent = dict(pending)
     for listed in change.spilled:
-        gone = [
+        spilled = [
             key
-            for key, entry in left.items()
+            for key, entry in recent.items()
             if entry.reason == listed.reason and entry.version <= listed.version
         ]
-        if len(gone) != listed.entries:
-            raise ValueError(f"{listed.key} lists {listed.entries} pending deletions, not {len(gone)}")
-        for key in gone:
-            del left[key]
-    removed = set(change.removed)
+        if len(spilled) != listed.entries:
+            raise ValueError(
+                f"the list {listed.key} has {listed.entries} pending deletions, but the catalog has {len(spilled)} of "
+                "its reason"
+            )
+        for key in spilled:
+            del recent[key]
     kept = (listed for listed in lists if listed.key not in removed)
-    return left, (*kept, *change.spilled, *change.added)
+    return recent, (*kept, *change.spilled, *change.added)

@@ -16,24 +16,29 @@ from tiered.model.tables import QUEUE_EXPIRED, QUEUE_SPARSE, Table
 
 
 def raise_floors(state: CatalogState, draft: CommitDraft) -> tuple[Table, Table, tuple[RunChunk, ...]]:
-    """Queue table, gaps and chunks in memory after the floors of ``draft``. Raises CommitInvalidError."""
+    """Apply the ``floors`` (new minimum offsets of queues, and how many messages are below) of a maintenance commit.
+
+    Returns the state's queue table, its gaps, and its runs that are in no page yet, without those that have expired.
+    Raises CommitInvalidError."""
     floors = draft.floors
     rows = state.directory.rows(draft.queues, len(state.table))[floors["queue"]]
     if bool((rows < 0).any()) or len(np.unique(rows)) != len(rows):
         raise CommitInvalidError(
-            "the commit raises the minimum offset of a queue that is not in the archive, or of one queue twice"
+            f"catalog version {state.version} is invalid: it raises the minimum offset of a queue that is not in the "
+            "archive, or of one queue twice"
         )
     table = state.table.copy()
     minimum, new = table["min_queue_offset"][rows], floors["min_queue_offset"]
-    wrong = (
+    # Key compaction drops messages without raising the minimum; a floor that does neither changes nothing.
+    is_wrong = (
         (new < minimum) | ((new == minimum) & (floors["rows"] == 0)) | (new > table["end_queue_offset"][rows])
     )
-    wrong |= (floors["rows"] < 0) | (floors["rows"] > table["row_count"][rows])
-    if wrong.any():
-        at = int(np.flatnonzero(wrong)[0])
+    is_wrong |= (floors["rows"] < 0) | (floors["rows"] > table["row_count"][rows])
+    if is_wrong.any():
+        at = int(np.flatnonzero(is_wrong)[0])
         raise CommitInvalidError(
-            f"{state.key_of(int(rows[at]))}: the floor cannot move from {minimum[at]} to {new[at]} over "
-            f"{floors['rows'][at]} rows"
+            f"{state.key_of(int(rows[at]))}: the minimum offset cannot move from {minimum[at]} to {new[at]} with "
+            f"{floors['rows'][at]} expired messages"
         )
     table["min_queue_offset"][rows] = new
     table["row_count"][rows] -= floors["rows"]
@@ -62,11 +67,11 @@ def _living(chunk: RunChunk, minimum: NDArray[np.int64]) -> RunChunk:
 
 
 def _without_expired(table: Table, gaps: Table, rows: NDArray[np.int64]) -> Table:
-    """Gaps above the floors. A floor at the beginning of a gap moves to its end."""
+    """The gaps (GAP_DTYPE) without those of the queues ``rows`` that are below the minimum offset in ``table``. A
+    minimum offset inside a gap moves to its end, in place, as no message is there."""
     touched = np.flatnonzero(np.isin(gaps["queue"], rows))
     if not len(touched):
         return gaps
-    gaps = gaps.copy()
     for index in touched[np.argsort(gaps["begin_queue_offset"][touched])].tolist():
         row = gaps["queue"][index]
         if gaps["begin_queue_offset"][index] <= table["min_queue_offset"][row]:

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -46,16 +46,17 @@ class KeySet:
     one."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        parts: list[NDArray[np.uint64]] = [np.empty(0, np.uint64)]
+        batches: list[NDArray[np.uint64]] = [np.empty(0, np.uint64)]
         stream = iter(keys)
-        while len(part := digests(islice(stream, 100_000))):
-            parts.append(np.unique(part))
-        self._digests = np.unique(np.concatenate(parts))
+        # In batches, as Python strings of all keys would not fit in memory.
+        while len(batch := digests(islice(stream, 100_000))):
+            batches.append(np.unique(batch))
+        self._digests = np.unique(np.concatenate(batches))
 
     @staticmethod
     def union(parts: Iterable[KeySet]) -> KeySet:
         """All keys of ``parts``."""
-        return KeySet.of_digests(part._digests for part in parts)
+        return KeySet.of_digests(keys._digests for keys in parts)
 
     @staticmethod
     def of_digests(parts: Iterable[NDArray[np.uint64]]) -> KeySet:
@@ -65,11 +66,11 @@ class KeySet:
         return found
 
     def holds(self, digests: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Whether the key of each of ``digests`` is in the set."""
+        """Whether the key of each of ``digests`` (of the function of that name) is in the set."""
         if not len(self._digests):
             return np.zeros(len(digests), np.bool_)
         at = np.searchsorted(self._digests, digests)
-        at[at == len(self._digests)] = 0
+        at[at == len(self._digests)] = 0  # larger than all: any other place is compared, and differs
         return np.equal(self._digests[at], digests)
 
     def has_any_of(self, other: KeySet) -> bool:
@@ -131,7 +132,7 @@ class GcPlan:
 
     @property
     def unexplained_messages(self) -> int:
-        """Messages in the unexplained objects, as far as they can be read."""
+        """Messages in the unexplained objects, of those that can be read."""
         return sum(found.messages for found in self.unexplained.values())
 
 
@@ -167,15 +168,19 @@ def plan_gc(
     settled_version: Callable[[int], int],
     keys_of: KeysOf,
 ) -> GcPlan:
-    """Plan for the listed objects. ``references``: all keys that the head references, including pages.
-    ``settled_version``: by grace period, see ``settled_version``. ``keys_of``: the entries of a deletion list."""
+    """Decide which of the objects of ``listing`` are deleted, kept, or candidates that are yet to be explained.
+
+    ``references``: all keys that the newest ``state`` names, also those in its pages. ``settled_version``: by a grace
+    period in ms, the newest version that the bucket has had for so long. ``keys_of``: the keys in a deletion list."""
     plan = GcPlan()
 
     def is_over(reason: str, since_ms: int, version: int) -> bool:
         grace_ms = grace.of(reason)
         return now_ms - since_ms >= grace_ms and version <= settled_version(grace_ms)
 
-    unexplained = {key for key, one in state.pending_deletions.items() if one.reason == Reason.UNEXPLAINED}
+    unexplained = {
+        key for key, pending in state.pending_deletions.items() if pending.reason == Reason.UNEXPLAINED
+    }
     for key, pending in state.pending_deletions.items():
         is_due = is_over(pending.reason, pending.since_ms, pending.version) and key not in unexplained
         if is_due and key not in references:
@@ -187,9 +192,9 @@ def plan_gc(
             if not keys.has_any_of(references):  # else something in it was hidden, and waits longer
                 plan.lists.append(listed)
                 due_keys.append(keys)
-    due = _Either(set(plan.purge), KeySet.union(due_keys))
+    due = (set(plan.purge), KeySet.union(due_keys))
     waiting_lists = [listed for listed in state.deletion_lists if listed not in plan.lists]
-    waiting = _Either(
+    waiting = (
         state.pending_deletions.keys() - unexplained,
         KeySet(key for listed in waiting_lists for key in keys_of(listed)),
     )
@@ -202,29 +207,23 @@ def plan_gc(
             plan.keep(reason)
         else:
             plan.to_delete(info)
-    plan.purge += unexplained  # a person has deleted these
+    plan.purge += unexplained  # those that were not listed: a person has deleted them
     return plan
 
 
-class _Either:
-    """Keys in one of two collections."""
-
-    def __init__(self, one: Container[object], other: Container[object]) -> None:
-        self._one, self._other = one, other
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._one or key in self._other
+Either = tuple[Container[str], Container[str]]
+"""Keys that are in one of two collections: recent pending deletions, and those of lists."""
 
 
-def _reason_to_keep(
-    key: str, epoch_now: int, references: KeySet, due: Container[str], waiting: Container[str]
-) -> str:
-    """Why an object stays, for the counts that are printed; empty if it may be deleted."""
+def _reason_to_keep(key: str, epoch_now: int, references: KeySet, due: Either, waiting: Either) -> str:
+    """Why garbage collection keeps the object ``key``, as text for the counts that it prints; CANDIDATE if that is yet
+    to be decided; empty if the object may be deleted. ``due`` and ``waiting``: pending deletions whose grace period is
+    over, or not."""
     if key in references:
         return "referenced by the head"
-    if key in due:
+    if any(key in keys for keys in due):
         return ""
-    if key in waiting:
+    if any(key in keys for keys in waiting):
         return "pending deletion, within the grace period"
     epoch = epoch_of(key)
     if epoch is None:
@@ -233,27 +232,24 @@ def _reason_to_keep(
 
 
 def referenced_by(store: ObjectStore, state: CatalogState, hidden_since_ms: int = 1 << 62) -> KeySet:
-    """All keys that the head references, and what log histories hid since ``hidden_since_ms``; reads each page once."""
-
-    def keys() -> Iterator[str]:
-        yield from state.catalog_keys()
-        yield from objects_hidden_since(store, state, hidden_since_ms)
-        for page in living_runs(RunIndex(store), state):
-            yield from referenced_keys(page)
-
-    return KeySet(keys())
+    """All keys of objects that ``state`` names, itself or in its pages, and of those whose messages a new log history
+    hid after ``hidden_since_ms`` (the default: of none). Reads each page once."""
+    in_pages = (key for page in living_runs(RunIndex(store), state) for key in referenced_keys(page.chunk))
+    return KeySet(chain(state.catalog_keys(), objects_hidden_since(store, state, hidden_since_ms), in_pages))
 
 
 def settled_version(store: ObjectStore, version: int, before_ms: int) -> int:
-    """The newest version up to ``version`` whose commit has a bucket timestamp at or before ``before_ms``; 0: none.
-    Bisection: a LIST of one key for each step. Versions that a repair skipped count as the one before."""
+    """The newest version, up to ``version``, whose commit the bucket has had since ``before_ms``, by the bucket's own
+    timestamps; 0: none. A binary search, with a LIST of one key for each step."""
 
-    def stamp_ms(candidate: int) -> int:
+    def modified_ms(candidate: int) -> int:
+        """The bucket's time of the commit of this version, or of the one before, where a repair skipped it."""
+        # Newer versions have smaller keys: this lists the candidate, or the next older one.
         info = next(iter(store.list(CATALOG_PREFIX, start_after=catalog_key(candidate + 1), limit=1)), None)
         if info is not None and info.key == catalog_key(candidate):
             return info.modified_ms
         if head_version(store) < candidate:
-            return before_ms + 1
+            return before_ms + 1  # not committed yet: too new
         return 0 if info is None else info.modified_ms
 
-    return bisect_left(range(1, version + 1), before_ms + 1, key=stamp_ms)
+    return bisect_left(range(1, version + 1), before_ms + 1, key=modified_ms)

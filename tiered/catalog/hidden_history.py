@@ -41,37 +41,41 @@ _ENDED = np.uint32(QUEUE_HIDDEN | QUEUE_SUPERSEDED)
 def ended_queues(state: CatalogState) -> CatalogState:
     """The queues of ``state`` that end with its log history, with their flags until then, without runs."""
     rows = np.flatnonzero(state.table["flags"] & QUEUE_SUPERSEDED == 0).tolist()
-    return _part(state, [state.key_of(row) for row in rows], state.table[rows])
+    return _only_queues(state, [state.key_of(row) for row in rows], state.table[rows])
 
 
 def hidden_runs(
     state: CatalogState, dropped: Sequence[Page], common: CatalogState | None, ended: Sequence[QueueKey] = ()
 ) -> CatalogState:
-    """The runs of ``dropped`` and their queues, as in ``state``, and queues that ``ended``, without runs. ``common``:
-    what the new history shares; its rows are below the minimum of their queue."""
+    """A state that names only what a new log history hides of ``state``: the runs of ``dropped``, with their queues,
+    and the queues that ``ended`` as a whole, without runs.
+
+    ``common``: the last state that the new history continues; what its queues have is not hidden, even where a dropped
+    run has it too. None: nothing of the kind."""
     queues = sorted(
         {page.queues[row] for page in dropped for row in np.unique(page.chunk.runs["queue"]).tolist()}
     )
     count = len(queues)
     queues += ended
-    number = {queue: row for row, queue in enumerate(queues)}
+    row_of = {queue: row for row, queue in enumerate(queues)}
     chunks = []
     for page in dropped:
-        names = np.array([number.get(queue, 0) for queue in page.queues], np.int64)
+        rows = np.array([row_of.get(queue, 0) for queue in page.queues], np.int64)
         runs = page.chunk.runs.copy()
-        runs["queue"] = names[runs["queue"]]
+        runs["queue"] = rows[runs["queue"]]
         chunks.append(RunChunk(runs, page.chunk.objects, page.chunk.object_keys))
     chunk = joined_chunks(tuple(chunks))
     table = state.table[[_row(state, queue) for queue in queues]].copy()
     table["flags"][:count] &= ~_ENDED
-    before = [None if common is None else common.queue(queue) for queue in queues[:count]]
-    ends = np.array([0 if row is None else int(row["end_queue_offset"]) for row in before], np.int64)
+    common_rows = [None if common is None else common.queue(queue) for queue in queues[:count]]
+    ends = np.array([0 if row is None else int(row["end_queue_offset"]) for row in common_rows], np.int64)
     first = np.full(count, np.iinfo(np.int64).max)
     np.minimum.at(first, chunk.runs["queue"], chunk.runs["base_queue_offset"])
     table["min_queue_offset"][:count] = np.maximum(table["min_queue_offset"][:count], np.maximum(first, ends))
-    found = replace(_part(state, queues, table), chunks=(chunk,) if len(chunk.runs) else ())
-    table["row_count"][:count] = np.bincount(chunk.runs["queue"], _shown(found, chunk.runs), minlength=count)
-    return found
+    hidden = replace(_only_queues(state, queues, table), chunks=(chunk,) if len(chunk.runs) else ())
+    counts = _visible_messages(hidden, chunk.runs)
+    table["row_count"][:count] = np.bincount(chunk.runs["queue"], counts, minlength=count)
+    return hidden
 
 
 def ended_keys(hidden: CatalogState) -> list[QueueKey]:
@@ -87,7 +91,8 @@ def message_count(hidden: CatalogState) -> int:
 
 
 def hidden_since(state: CatalogState, since_ms: int) -> int:
-    """How many messages log histories have hidden after ``since_ms``, without those that are visible again."""
+    """How many messages were hidden after ``since_ms`` because the broker's log was truncated or replaced, without
+    those that are visible again."""
     count, shared = 0, state.version
     for history in histories_to(state.log_histories, state.version):
         # A history that continues an earlier one hides again what that one had hidden.
@@ -98,11 +103,12 @@ def hidden_since(state: CatalogState, since_ms: int) -> int:
     return count
 
 
-def _part(state: CatalogState, queues: Sequence[QueueKey], table: Table) -> CatalogState:
-    """A state of these queues alone, without runs: the caller adds those that are hidden."""
-    numbers = {_row(state, queue): number for number, queue in enumerate(queues)}
-    gaps = state.gaps[[row in numbers for row in state.gaps["queue"].tolist()]].copy()
-    gaps["queue"] = [numbers[row] for row in gaps["queue"].tolist()]
+def _only_queues(state: CatalogState, queues: Sequence[QueueKey], table: Table) -> CatalogState:
+    """``state`` with ``queues`` alone, whose rows are ``table``, and their gaps; without runs, pages, and all else that
+    names objects. The caller adds runs."""
+    new_row = {_row(state, queue): number for number, queue in enumerate(queues)}
+    gaps = state.gaps[[row in new_row for row in state.gaps["queue"].tolist()]].copy()
+    gaps["queue"] = [new_row[row] for row in gaps["queue"].tolist()]
     return replace(
         state,
         directory=QueueDirectory(queues),
@@ -128,11 +134,12 @@ def _row(state: CatalogState, queue: QueueKey) -> int:
     return row
 
 
-def _shown(state: CatalogState, runs: Table) -> Table:
-    """Messages of each run at or above the minimum of its queue, by offsets; of sparse runs at most their rows."""
+def _visible_messages(state: CatalogState, runs: Table) -> Table:
+    """How many messages of each run are at or above the minimum offset of its queue. A sparse run (key compaction
+    dropped some of its offsets) has no more than its rows."""
     begin = np.maximum(runs["base_queue_offset"], state.table["min_queue_offset"][runs["queue"]])
-    found: Table = np.maximum(runs["end_queue_offset"] - begin, 0)
-    return np.where(runs["kind"] == RunKind.SPARSE, np.minimum(found, runs["rows"]), found)
+    offsets: Table = np.maximum(runs["end_queue_offset"] - begin, 0)
+    return np.where(runs["kind"] == RunKind.SPARSE, np.minimum(offsets, runs["rows"]), offsets)
 
 
 # -- read -----------------------------------------------------------------------------------------------------
@@ -154,33 +161,36 @@ class HistoryListing:
 
 
 def list_histories(store: ObjectStore, state: CatalogState) -> list[HistoryListing]:
-    """All log histories of ``state``, oldest first. Reads what each hid."""
-    lister = _Lister(state, _Left(store, state))
+    """All log histories of ``state`` (the broker's log before and after each truncation or replacement), oldest first,
+    with what is hidden of each and still there. Reads what each of them hid."""
+    lister = _Lister(state, _RemainingRuns(store, state))
     begins_phys = [int(state.table["first_phys"].min()) if len(state.table) else 0]
     begins_phys += [history.begin_phys for history in state.log_histories]
-    found = [HistoryListing(state.cursor.history, begins_phys[-1], state.cursor.phys, True)]
+    listings = [HistoryListing(state.cursor.history, begins_phys[-1], state.cursor.phys, True)]
     for history in reversed(state.log_histories):
         begin_phys = begins_phys[history.number - 1 - FIRST_HISTORY]
-        found.append(lister.listing(begin_phys, read_hidden(store, history), history))
-    return found[::-1]
+        listings.append(lister.listing(begin_phys, read_hidden(store, history), history))
+    return listings[::-1]
 
 
 def history_state(store: ObjectStore, state: CatalogState, number: int) -> CatalogState:
-    """What log history ``number`` had and later ones do not; of the current one, ``state``. Raises NotFoundError."""
+    """A state from which a reader gets the messages that log history ``number`` had and later ones do not; of the
+    current history, ``state``. Raises NotFoundError if there is no such history, and what reading raises."""
     if number == state.cursor.history:
         return state
-    history = next((found for found in state.log_histories if found.number == number + 1), None)
+    # The next history hid what only this one had.
+    history = next((after for after in state.log_histories if after.number == number + 1), None)
     if history is None:
         raise NotFoundError(
-            f"the archive has no log history {number}", hint="`tiered ls --histories` lists log histories"
+            f"the archive {store.url} has no log history {number}",
+            hint="`tiered ls --histories` lists log histories",
         )
     hidden = read_hidden(store, history)
-    ended = ended_keys(hidden)
     if not hidden.memory_runs:
-        return _unhidden(state, hidden)
-    ended_rows = list(_rows_of(state, hidden, ended))
-    hidden = _left(hidden, _Left(store, state))
-    return _both(store, state, hidden, ended_rows) if ended_rows else hidden
+        return _with_only_ended(state, hidden)
+    ended_rows = list(_ended_rows(state, hidden))
+    hidden = _with_remaining(hidden, _RemainingRuns(store, state))
+    return _with_ended_queues(store, state, hidden, ended_rows) if ended_rows else hidden
 
 
 def read_hidden(store: ObjectStore, history: LogHistory) -> CatalogState:
@@ -202,31 +212,32 @@ def object_names(chunk: RunChunk) -> list[str]:
     return [chunk.object_keys[key] for key in chunk.objects["key"][chunk.runs["object"]].tolist()]
 
 
-class _Left:
-    """Which hidden runs are left: their object waits for its deletion as one of a diverged log; or it has other runs,
-    which are visible or wait, and this one is not of the current history."""
+class _RemainingRuns:
+    """Which hidden runs can still be read: their object waits for its deletion as one of a diverged log; or it has
+    other runs, which are visible or wait, and this one is not of the current history."""
 
     def __init__(self, store: ObjectStore, state: CatalogState) -> None:
         self._store, self._state = store, state
         self._spans = history_spans(state)
+        """Versions (first, last) of the current log history."""
         self.pending = diverged_deletions(store, state) if state.log_histories else {}
 
-    def has(self, run: np.void, name: str) -> bool:
-        """Whether ``run`` of the object ``name`` is left."""
-        if name in self.pending:
+    def has(self, run: np.void, key: str) -> bool:
+        """Whether the hidden ``run`` of the object ``key`` can still be read, and is not visible again."""
+        if key in self.pending:
             return True
         is_visible = any(first <= run["version"] <= last for first, last in self._spans)
-        return not is_visible and name in self._shared
+        return not is_visible and key in self._existing
 
     @cached_property
-    def _shared(self) -> set[str]:
-        """Objects that the state names, and those of other pending deletions."""
-        found = set(self._state.pending_deletions)
+    def _existing(self) -> set[str]:
+        """Data objects that exist for other reasons: the state names them, or they wait for their deletion."""
+        keys = set(self._state.pending_deletions)
         for listed in self._state.deletion_lists:
-            found.update(read_list(self._store, listed))
+            keys.update(read_list(self._store, listed))
         for page in living_runs(RunIndex(self._store), self._state):
-            found.update(object_names(page.chunk))
-        return found
+            keys.update(object_names(page.chunk))
+        return keys
 
 
 def objects_hidden_since(store: ObjectStore, state: CatalogState, since_ms: int) -> Iterator[str]:
@@ -237,60 +248,59 @@ def objects_hidden_since(store: ObjectStore, state: CatalogState, since_ms: int)
 
 
 class _Lister:
-    """Lists what begins of histories hid, the newest first: messages that were hidden twice count once."""
+    """Lists what log histories hid, beginning with the newest history: messages that were hidden twice count once."""
 
-    def __init__(self, state: CatalogState, left: _Left) -> None:
-        self._state, self._left = state, left
-        self._rows: set[int] = set()
-        self._runs: set[tuple[QueueKey, int, str]] = set()
+    def __init__(self, state: CatalogState, remaining: _RemainingRuns) -> None:
+        self._state, self._remaining = state, remaining
+        self._listed_rows: set[int] = set()
+        """Ended queues that were listed, by row of the state."""
+        self._listed_runs: set[tuple[QueueKey, int, str]] = set()
+        """Runs that were listed: queue, first offset, key of the object."""
 
     def listing(self, begin_phys: int, hidden: CatalogState, history: LogHistory) -> HistoryListing:
-        """Describes the log history before ``history``: what of it is hidden and still there."""
-        table, pending = self._state.table, self._left.pending
-        rows = [row for row in _ended_rows(self._state, hidden) if row not in self._rows]
-        self._rows.update(rows)
-        names = object_names(hidden.memory)
-        left = hidden.memory.runs[[self._is_left(hidden, at, name) for at, name in enumerate(names)]]
-        shown = _shown(hidden, left)
-        share = shown / np.maximum(left["end_queue_offset"] - left["base_queue_offset"], 1)
-        found = HistoryListing(
+        """Describes the log history before ``history``, which hid the runs and queues of ``hidden``: how many messages
+        and bytes of it can still be read, without those that were listed before."""
+        table, pending = self._state.table, self._remaining.pending
+        rows = [row for row in _ended_rows(self._state, hidden) if row not in self._listed_rows]
+        self._listed_rows.update(rows)
+        keys = object_names(hidden.memory)
+        runs = hidden.memory.runs[[self._is_to_list(hidden, at, key) for at, key in enumerate(keys)]]
+        messages = _visible_messages(hidden, runs)
+        share = messages / np.maximum(runs["end_queue_offset"] - runs["base_queue_offset"], 1)
+        listing = HistoryListing(
             history.number - 1,
             begin_phys,
             hidden.cursor.phys,
             False,
-            int(table["row_count"][rows].sum() + shown.sum()),
-            int(table["end_byte"][rows].sum() + np.rint((left["byte_count"] * share).sum())),
+            int(table["row_count"][rows].sum() + messages.sum()),
+            int(table["end_byte"][rows].sum() + np.rint((runs["byte_count"] * share).sum())),
         )
-        if not found.messages:
-            return found
-        since_ms = min(
-            (pending[name].since_ms for name in names if name in pending), default=history.created_ms
-        )
-        return replace(found, since_ms=since_ms, is_kept=not len(left))
+        if not listing.messages:
+            return listing
+        since_ms = min((pending[key].since_ms for key in keys if key in pending), default=history.created_ms)
+        # Queues that ended as a whole stay in the archive as earlier generations.
+        return replace(listing, since_ms=since_ms, is_kept=not len(runs))
 
-    def _is_left(self, hidden: CatalogState, at: int, name: str) -> bool:
+    def _is_to_list(self, hidden: CatalogState, at: int, key: str) -> bool:
+        """Whether the hidden run number ``at``, of the object ``key``, can be read and was not listed before."""
         run = hidden.memory.runs[at]
-        place = hidden.key_of(int(run["queue"])), int(run["base_queue_offset"]), name
-        is_new = place not in self._runs
-        self._runs.add(place)
-        return is_new and self._left.has(run, name)
+        identity = hidden.key_of(int(run["queue"])), int(run["base_queue_offset"]), key
+        is_new = identity not in self._listed_runs
+        self._listed_runs.add(identity)
+        return is_new and self._remaining.has(run, key)
 
 
 def _ended_rows(state: CatalogState, hidden: CatalogState) -> Iterator[int]:
-    """Rows of ``state`` that were visible queues of ``hidden`` and have ended."""
-    return _rows_of(state, hidden, ended_keys(hidden))
-
-
-def _rows_of(state: CatalogState, hidden: CatalogState, ended: Sequence[QueueKey]) -> Iterator[int]:
-    for key in ended:
+    """Rows of ``state`` with queues that ended as a whole when ``hidden`` was hidden, and were visible until then."""
+    for key in ended_keys(hidden):
         row, before = state.row_of(key), hidden.queue(key)
-        is_shown = before is not None and not before["flags"] & QUEUE_HIDDEN
-        if row is not None and is_shown and state.table["flags"][row] & QUEUE_SUPERSEDED:
+        was_visible = before is not None and not before["flags"] & QUEUE_HIDDEN
+        if row is not None and was_visible and state.table["flags"][row] & QUEUE_SUPERSEDED:
             yield row
 
 
-def _unhidden(state: CatalogState, hidden: CatalogState) -> CatalogState:
-    """``state`` with only the queues that ended with ``hidden``."""
+def _with_only_ended(state: CatalogState, hidden: CatalogState) -> CatalogState:
+    """``state`` in which only the queues are visible that ended when ``hidden`` was hidden."""
     table = state.table.copy()
     table["flags"] |= QUEUE_HIDDEN
     for row in _ended_rows(state, hidden):
@@ -298,11 +308,12 @@ def _unhidden(state: CatalogState, hidden: CatalogState) -> CatalogState:
     return replace(state, table=table)
 
 
-def _left(hidden: CatalogState, left: _Left) -> CatalogState:
-    """``hidden`` with runs that are left: others are visible again, or gone."""
+def _with_remaining(hidden: CatalogState, remaining: _RemainingRuns) -> CatalogState:
+    """``hidden`` with only the runs that can still be read: others are visible again, or their objects are deleted.
+    The minimum offset of a queue is that of its first remaining run."""
     chunk = hidden.memory
-    names = enumerate(object_names(chunk))
-    kept = selected(chunk, np.array([left.has(chunk.runs[at], name) for at, name in names], bool))
+    keys = enumerate(object_names(chunk))
+    kept = selected(chunk, np.array([remaining.has(chunk.runs[at], key) for at, key in keys], bool))
     table = hidden.table.copy()
     table["flags"] |= QUEUE_HIDDEN
     for row in np.unique(kept.runs["queue"]).tolist():
@@ -312,17 +323,18 @@ def _left(hidden: CatalogState, left: _Left) -> CatalogState:
     return replace(hidden, table=table, chunks=(kept,) if len(kept.runs) else ())
 
 
-def _both(
+def _with_ended_queues(
     store: ObjectStore, state: CatalogState, hidden: CatalogState, ended_rows: Sequence[int]
 ) -> CatalogState:
-    """The runs of ``hidden``, and those of queues that ended, which are in ``state``; all in memory."""
+    """``hidden`` with, besides its own runs, those of the queues in ``ended_rows`` of ``state``, which ended as a whole
+    and whose runs only ``state`` names. Reads pages of ``state``."""
     table, chunks, index = hidden.table.copy(), list(hidden.chunks), RunIndex(store)
     for row in ended_rows:
         key = state.key_of(row)
-        number = _row(hidden, key)
-        table[number] = state.table[row]
-        table["flags"][number] &= ~_ENDED
-        found = selected(index.runs_of(state, key), slice(None))
-        found.runs["queue"] = number
-        chunks.append(found)
+        hidden_row = _row(hidden, key)
+        table[hidden_row] = state.table[row]
+        table["flags"][hidden_row] &= ~_ENDED
+        runs = selected(index.runs_of(state, key), slice(None))
+        runs.runs["queue"] = hidden_row
+        chunks.append(runs)
     return replace(hidden, table=table, chunks=(joined_chunks(tuple(chunks)),))

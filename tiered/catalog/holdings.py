@@ -54,8 +54,8 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True)
 class Holdings:
-    """Objects by prefix, up to LISTED_MAX each; the highest epoch in their names, the time of the newest, and the
-    archives (cluster, broker) that samples of them belong to."""
+    """How many objects there are by prefix, counted up to LISTED_MAX; the highest epoch in their names, the time of the
+    newest, and the archives (cluster, broker) that samples of them belong to."""
 
     counts: Mapping[str, int]
     epoch: int
@@ -79,27 +79,30 @@ def objects_below(store: ObjectStore) -> Iterator[tuple[str, ObjectInfo]]:
 
 
 def holdings(store: ObjectStore) -> Holdings:
-    """What lies below the prefix of ``store``, but for commits: at most one LIST and some GETs for each kind of object.
-    Raises UnsupportedFormatError if one of the sampled objects has another format, and the store's errors."""
+    """Which objects, other than commits, lie below the prefix of ``store``: one LIST for each kind of object, and GETs
+    of three samples of it. Raises UnsupportedFormatError if a sample has another format, and the store's errors."""
     counts, epoch, newest_ms, owners = dict[str, int](), 0, 0, set[tuple[str, str]]()
     for prefix in OBJECT_PREFIXES:
+        # Bucket browsers leave empty objects in the place of folders.
         listed = (info for info in store.list(prefix, limit=LISTED_MAX) if info.size_bytes)
-        found = [info for info in islice(listed, LISTED_MAX) if not info.key.startswith(SERVE_PREFIX)]
-        if not found:
+        objects = [info for info in islice(listed, LISTED_MAX) if not info.key.startswith(SERVE_PREFIX)]
+        if not objects:
             continue
-        counts[prefix] = len(found)
-        epoch = max(epoch, *(epoch_of(info.key) or 0 for info in found))
-        newest_ms = max(newest_ms, *(info.modified_ms for info in found))
-        for info in {found[0], found[len(found) // 2], found[-1]}:
-            owners |= _sampled(store, prefix, info)
+        counts[prefix] = len(objects)
+        epoch = max(epoch, *(epoch_of(info.key) or 0 for info in objects))
+        newest_ms = max(newest_ms, *(info.modified_ms for info in objects))
+        for info in {objects[0], objects[len(objects) // 2], objects[-1]}:
+            owners |= _owner_of(store, prefix, info)
     return Holdings(counts, epoch, newest_ms, tuple(sorted(owners)))
 
 
-def _sampled(store: ObjectStore, prefix: str, info: ObjectInfo) -> set[tuple[str, str]]:
-    """Whose archive the object is of, if it says so. Raises UnsupportedFormatError."""
+def _owner_of(store: ObjectStore, prefix: str, info: ObjectInfo) -> set[tuple[str, str]]:
+    """The (cluster, broker) of the archive that an object names as its own; empty if it names none or is damaged.
+    Raises UnsupportedFormatError, and the store's errors."""
     key, size = info.key, info.size_bytes
     try:
         if prefix not in (DATA_PREFIX, SETS_PREFIX):
+            # Other kinds name no archive; those with a header show whether their format is known.
             if prefix in (PAGES_PREFIX, STATE_PREFIX):
                 check_header(store.get_range(key, 0, min(size, HEADER.size)), f"{store.url}/{key}")
             return set()
@@ -112,18 +115,18 @@ def _sampled(store: ObjectStore, prefix: str, info: ObjectInfo) -> set[tuple[str
 
 
 def without_commits(store: ObjectStore) -> TieredError:
-    """The error that says what lies below a prefix that has no commit. Raises what ``holdings`` raises."""
-    found = holdings(store)
-    if not found.counts:
+    """The error for an archive that has no commit: that there is none, or, if other objects are there, that its
+    catalog is lost. Raises what ``holdings`` raises."""
+    present = holdings(store)
+    if not present.counts:
         return NoArchiveError(f"{store.url} holds no archive")
     hint = REPAIR_HINT
-    strangers = [names for names in found.owners if not store.url.endswith(f"/{archive_prefix(*names)}")]
+    strangers = [names for names in present.owners if not store.url.endswith(f"/{archive_prefix(*names)}")]
     if strangers:
+        # A repair would take objects that were copied here by mistake for its own.
         place = f"{archive_prefix(*strangers[0])}/"
-        hint = (
-            f"some belong to the archive of {'/'.join(strangers[0])}: move those below {place} first; {hint}"
-        )
-    count = counted(sum(found.counts.values()), "object")
+        hint = f"some objects belong to the archive of {'/'.join(strangers[0])}: move those below {place} first; {hint}"
+    count = counted(sum(present.counts.values()), "object")
     return CatalogLostError(
-        f"the catalog is lost: {store.url} holds {count} and no commit that names them ({found})", hint=hint
+        f"the catalog is lost: {store.url} holds {count} and no commit that names them ({present})", hint=hint
     )

@@ -70,18 +70,21 @@ def indexed_version(indexes: Sequence[IndexRef]) -> int:
 def whole_until(
     indexes: Sequence[IndexRef], version: int, whole: Collection[IndexRef]
 ) -> tuple[IndexRef, ...]:
-    """``indexes`` in front of the first that covers ``version`` or a later one and is not in ``whole``: it lacks
-    messages that return."""
-    return tuple(takewhile(lambda one: one.to_version < version or one in whole, indexes))
+    """The first of ``indexes``, up to the first file that may lack messages which ``version`` and later ones add again:
+    one that covers such a version and is not in ``whole``."""
+    return tuple(takewhile(lambda ref: ref.to_version < version or ref in whole, indexes))
 
 
 def unindexed(settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Unindexed data objects and their versions that files cover. Raises CorruptionError."""
+    """Data objects whose keys are in no index file although files cover their versions, with these versions.
+    ``settings`` are those of the archive. Raises CorruptionError."""
     try:
-        found = fields(settings.get(UNINDEXED, {}))
-        return {key: tuple(map(whole, items(versions))) for key, versions in found.items()}
+        recorded = fields(settings.get(UNINDEXED, {}))
+        return {key: tuple(map(whole, items(versions))) for key, versions in recorded.items()}
     except (TypeError, ValueError) as error:
-        raise CorruptionError(f"the setting {UNINDEXED} does not parse: {error!r}") from error
+        raise CorruptionError(
+            f"the catalog is damaged: the archive's setting {UNINDEXED!r} is invalid: {error!r}"
+        ) from error
 
 
 def with_unindexed(
@@ -89,9 +92,12 @@ def with_unindexed(
     objects: Mapping[str, Iterable[int]],
     gone: Mapping[str, Collection[int]] = MappingProxyType({}),
 ) -> dict[str, dict[str, list[int]]]:
-    """Settings of a commit that records ``objects`` with their versions as unindexed and removes the versions in
-    ``gone``; empty if nothing changes."""
-    kept = {key: [v for v in versions if v not in gone.get(key, ())] for key, versions in before.items()}
+    """Settings of a commit that records ``objects``, with the versions that added their runs, as unindexed, in addition
+    to ``before``. Versions in ``gone`` are no longer recorded. Empty if nothing changes."""
+    kept = {
+        key: [version for version in versions if version not in gone.get(key, ())]
+        for key, versions in before.items()
+    }
     kept |= {key: sorted({*kept.get(key, ()), *versions}) for key, versions in objects.items()}
     after = {key: versions for key, versions in kept.items() if versions}
     is_same = after == {key: list(versions) for key, versions in before.items()}
@@ -106,48 +112,57 @@ def after_change(
     version: int,
     pending_deletions: Iterable[str],
 ) -> tuple[IndexRef, ...]:
-    """The files after ``change``, in a commit of ``epoch`` and ``version``.
+    """The index files of a state, which has ``indexes``, after a commit of ``epoch`` and ``version`` with ``change``.
 
     Raises ValueError when a removed file does not exist, an added one is a pending deletion or not of this epoch (its
     attempt is fenced, and may be collected), the versions are not covered exactly once, or coverage shrinks at its
     end. The oldest files may be removed without a replacement.
     """
-    gone = set(change.removed)
-    if len(gone) != len(change.removed) or not gone <= {ref.key for ref in indexes}:
-        raise ValueError("the commit removes an index file that the catalog does not have")
+    removed = set(change.removed)
+    unknown = removed - {ref.key for ref in indexes}
+    if unknown or len(removed) != len(change.removed):
+        raise ValueError(
+            f"it removes index files twice, or that the catalog does not have: {sorted(unknown or removed)[0]}"
+        )
     garbage = set(pending_deletions)
     for ref in change.added:
         if epoch_of(ref.key) != epoch:
             raise ValueError(
-                f"index file {ref.key} was not written in epoch {epoch}: its writer has lost the archive"
+                f"the index file {ref.key} was not written in epoch {epoch}: its writer has lost the archive"
             )
         if ref.key in garbage:
-            raise ValueError(f"{ref.key} is a pending deletion")
+            raise ValueError(f"the index file {ref.key}, which it adds, is a pending deletion")
         if not 0 < ref.from_version <= ref.to_version < version:
             raise ValueError(
-                f"{ref.key} covers versions [{ref.from_version}, {ref.to_version}], not all before {version}"
+                f"the index file {ref.key} covers versions {ref.from_version} to {ref.to_version}, not all before "
+                f"{version}"
             )
-    found = [*(ref for ref in indexes if ref.key not in gone), *change.added]
-    found.sort(key=lambda ref: ref.from_version)
-    if len({ref.key for ref in found}) != len(found):
-        raise ValueError("the commit names an index file twice")
-    for before, after in pairwise(found):
+    files = [*(ref for ref in indexes if ref.key not in removed), *change.added]
+    files.sort(key=lambda ref: ref.from_version)
+    if len({ref.key for ref in files}) != len(files):
+        raise ValueError("it adds an index file that the catalog already has")
+    for before, after in pairwise(files):
         if after.from_version != before.to_version + 1:
-            raise ValueError(f"versions between {before.key} and {after.key} are not covered exactly once")
-    if indexed_version(found) < indexed_version(indexes):
-        raise ValueError("the commit removes index files without one that covers their versions")
-    if found and found[0].from_version > (indexes[0].from_version if indexes else 1):
-        expired = [ref for ref in indexes if ref.to_version < found[0].from_version]
-        if not expired or expired[-1].to_version + 1 != found[0].from_version:
-            raise ValueError(f"versions before {found[0].from_version} are not covered")
-    return tuple(found)
+            raise ValueError(
+                f"versions between the index files {before.key} and {after.key} are not covered exactly once"
+            )
+    if indexed_version(files) < indexed_version(indexes):
+        raise ValueError("it removes the newest index files without one that covers their versions")
+    if files and files[0].from_version > (indexes[0].from_version if indexes else 1):
+        # The oldest files may leave, but only as a whole: the first that stays was behind one that expired.
+        expired = [ref for ref in indexes if ref.to_version < files[0].from_version]
+        if not expired or expired[-1].to_version + 1 != files[0].from_version:
+            raise ValueError(f"no index file covers all versions before {files[0].from_version}")
+    return tuple(files)
 
 
 def index_ref(item: Any) -> IndexRef:
-    """An IndexRef from JSON. Raises TypeError or ValueError."""
-    ref = IndexRef(*items(item))
-    queue_offset, store_timestamp, queue_id, generation = map(whole, items(ref.widths))
-    numbers = {name: whole(value) for name, value in ref._asdict().items() if name not in ("key", "widths")}
+    """The entry of an index file from a JSON list of its fields. Raises TypeError or ValueError."""
+    untyped = IndexRef(*items(item))
+    queue_offset, store_timestamp, queue_id, generation = map(whole, items(untyped.widths))
+    numbers = {
+        name: whole(value) for name, value in untyped._asdict().items() if name not in ("key", "widths")
+    }
     return IndexRef(
-        key=text(ref.key), widths=(queue_offset, store_timestamp, queue_id, generation), **numbers
+        key=text(untyped.key), widths=(queue_offset, store_timestamp, queue_id, generation), **numbers
     )

@@ -14,18 +14,18 @@ T = TypeVar("T")
 
 
 def whole(value: Any) -> int:
-    """A 64-bit integer."""
+    """``value``, if it is an integer of 64 bits. Raises TypeError or ValueError."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{value} is not an integer")
+        raise TypeError(f"the value {value!r} is not an integer")
     if not -(1 << 63) <= value < 1 << 63:
-        raise ValueError(f"{value} has more than 64 bits")
+        raise ValueError(f"the number {value} has more than 64 bits")
     return value
 
 
 def text(value: Any) -> str:
     """A string."""
     if not isinstance(value, str):
-        raise TypeError(f"{value} is not a string")
+        raise TypeError(f"the value {value!r} is not a string")
     return value
 
 
@@ -33,21 +33,21 @@ def texts(value: Any) -> list[str]:
     """A list of strings."""
     found = items(value)
     if not set(map(type, found)) <= {str}:
-        raise TypeError("a list that must hold only strings holds other values")
+        raise TypeError(f"the list {value!r} must hold only strings")
     return found
 
 
 def items(value: Any) -> list[Any]:
     """A list of anything."""
     if not isinstance(value, list):
-        raise TypeError(f"{value} is not a JSON list")
+        raise TypeError(f"the value {value!r} is not a JSON list")
     return value
 
 
 def fields(value: Any) -> dict[str, Any]:
     """An object."""
     if not isinstance(value, Mapping):
-        raise TypeError(f"{value} is not a JSON object")
+        raise TypeError(f"the value {value!r} is not a JSON object")
     return dict(value)
 
 
@@ -57,13 +57,14 @@ def text_fields(value: Any) -> dict[str, str]:
 
 
 def row(kind: type[T], value: Any) -> T:
-    """A named tuple of integers, strings, booleans and such tuples, from a list."""
-    wanted: Any = kind  # mypy does not treat type[T] as hashable
-    expected = _types_of(wanted)
-    found = items(value)
-    if len(found) != len(expected):
-        raise ValueError(f"{len(found)} values, but {kind.__name__} has {len(expected)}")
-    return kind(*(_checked(type_, item) for type_, item in zip(expected, found, strict=True)))
+    """The named tuple of type ``kind`` whose fields a JSON list holds in their order: integers, strings, booleans, and
+    named tuples of these. Raises TypeError or ValueError."""
+    hashable_kind: Any = kind  # mypy does not treat type[T] as hashable
+    types = _types_of(hashable_kind)
+    values = items(value)
+    if len(values) != len(types):
+        raise ValueError(f"a {kind.__name__} has {len(types)} fields, but the list has {len(values)} values")
+    return kind(*(_checked(type_, item) for type_, item in zip(types, values, strict=True)))
 
 
 @cache
@@ -72,13 +73,14 @@ def _types_of(kind: Hashable) -> tuple[type[Any], ...]:
 
 
 def _checked(wanted: type[Any], value: Any) -> Any:
-    """The value, if it is of the wanted type; a boolean is no number here, as it is in Python."""
+    """``value`` if it is of the type ``wanted``: an integer, a string, a boolean, or the fields of a named tuple.
+    Unlike in Python, a boolean is no integer. Raises TypeError or ValueError."""
     if wanted is int:
         return whole(value)
     if wanted is str:
         return text(value)
     if wanted is bool:
         if not isinstance(value, bool):
-            raise TypeError(f"{value} is not a boolean")
+            raise TypeError(f"the value {value!r} is not a boolean")
         return value
     return row(wanted, value)

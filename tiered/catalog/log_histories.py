@@ -28,9 +28,9 @@ from tiered.catalog.hidden_history import ended_queues, hidden_runs, message_cou
 from tiered.catalog.pages import Bounds, Page, PutPage, RunIndex, cut, referenced_keys, write_pages
 from tiered.catalog.queue_directory import QueueDirectory
 from tiered.catalog.repeated_offsets import repeated_offsets, with_repeated
+from tiered.catalog.requirements import Floors
 from tiered.catalog.run_cuts import RunCuts
 from tiered.catalog.state import (
-    EMPTY_CHUNK,
     CatalogState,
     LogCheck,
     LogCursor,
@@ -98,7 +98,8 @@ class NewHistory:
 
 
 def begin_history(state: CatalogState, start: Divergence, pages: HistoryPages) -> NewHistory:
-    """The first state of the new log history, one version after ``state``; its put id is not known yet.
+    """The first state of the log history that begins at ``start``, one version after ``state``, and what it hides of
+    ``state``. Puts changed pages. Its put id is not known yet.
 
     Raises CommitInvalidError when ``start`` is not on the current log history, and what ``pages`` raises.
     """
@@ -106,13 +107,15 @@ def begin_history(state: CatalogState, start: Divergence, pages: HistoryPages) -
     common_version = 0 if start.common is None else start.common.version
     if start.common is not None and not (start.is_at_commit or start.is_inside):
         raise CommitInvalidError(
-            f"catalog version {common_version} does not end at physical offset {start.phys}"
+            f"a log history cannot begin at commitlog offset {start.phys}: catalog version {common_version} does not "
+            "end at it"
         )
     if common_version and not any(
         first - 1 <= common_version <= last for first, last in history_spans(state)
     ):
         raise CommitInvalidError(
-            f"catalog version {common_version} belongs to a log history that was replaced"
+            f"a log history cannot continue catalog version {common_version}, which belongs to a log history that was "
+            "replaced"
         )
     check = LogCheck(start.phys, start.phys, 0)
     if start.common is not None:
@@ -128,6 +131,7 @@ def begin_history(state: CatalogState, start: Divergence, pages: HistoryPages) -
         root=RootRef(start.root_key, version),
     )
     if start.common is None:
+        # Nothing is shared: no run is hidden, but every queue ends.
         table = state.table.copy()
         table["flags"] |= QUEUE_HIDDEN | QUEUE_SUPERSEDED
         hidden = ended_queues(state)
@@ -136,17 +140,18 @@ def begin_history(state: CatalogState, start: Divergence, pages: HistoryPages) -
     walk = _Walk(state, start, pages)
     base = replace(base, settings={**state.settings, **with_repeated(state, dict.fromkeys(start.ends, 0))})
     after = _walked_back(base, state, start.common, walk)
-    hidden = hidden_runs(state, walk.dropped, None if start.ends else start.common)
+    hidden = hidden_runs(state, walk.divided.dropped, None if start.ends else start.common)
     if start.ends and hidden.chunks:  # the versions of these runs are current ones, but the runs are not
         hidden.memory.runs["version"] = 0
     after = with_history(after, state, start, common_version, hidden)
-    return NewHistory(with_garbage(state, after, start.now_ms, walk.garbage()), hidden)
+    return NewHistory(with_garbage(state, after, start.now_ms, walk.divided.garbage()), hidden)
 
 
 def with_history(
     after: CatalogState, state: CatalogState, start: Divergence, common_version: int, hidden: CatalogState
 ) -> CatalogState:
-    """``after`` ``state``, with the history that hides ``hidden``."""
+    """``after``, the first state of a new log history, with that history's entry added to the earlier ones of
+    ``state``. ``hidden``: what it takes out of the visible offsets."""
     history = LogHistory(
         after.cursor.history,
         start.phys,
@@ -163,8 +168,8 @@ def with_history(
 def with_garbage(
     state: CatalogState, after: CatalogState, now_ms: int, garbage: Set[str] = frozenset()
 ) -> CatalogState:
-    """``after`` with pending deletions of data objects without a living run, and of pages and roots that only ``state``
-    names."""
+    """``after``, the first state of a new log history, with more pending deletions: the data objects ``garbage``, of
+    which it has no messages, and the pages and root pages that only the state before, ``state``, names."""
     replaced = state.catalog_keys() - after.catalog_keys()
     pending_deletions = dict(after.pending_deletions)
     for keys, reason in ((garbage, Reason.DIVERGED), (replaced, Reason.REPLACED)):
@@ -173,96 +178,116 @@ def with_garbage(
     return replace(after, pending_deletions=pending_deletions)
 
 
-class _Walk:
-    """What stays of the runs in memory and in pages that are newer than the common version. By row of the queue:
-    ``rows_gone``, and ``ends`` of runs that stay although they are newer (they filled gaps, replaced older ones, or are
-    below the begin inside the next commit), named as the columns of a queue."""
+class DividedRuns:
+    """Divides the runs of ``state`` at the begin of a new log history, page by page, and counts what that changes."""
 
-    def __init__(self, state: CatalogState, start: Divergence, io: HistoryPages) -> None:
-        """Prepare the walk; ``pages`` and ``memory`` then go through the runs. ``io`` reads and writes pages."""
+    def __init__(self, state: CatalogState, cuts: RunCuts) -> None:
+        self._state, self._cuts = state, cuts
+        self.rows_gone = np.zeros(state.queue_count, np.int64)
+        """By row of the queue: how many of its messages are dropped."""
+        self.dropped: list[Page] = []
+        """The runs that are dropped."""
+        self._keys_before: set[str] = set()
+        self._keys_after: set[str] = set()
+        """Data objects that were named before, and those that the new history names."""
+
+    def kept(self, page: Page, limits: Ints, bounds: Bounds = Bounds.PHYS) -> RunChunk:
+        """The runs of ``page``, all of them living, below ``limits`` (one for each run; ``bounds`` says whether in the
+        commitlog or in the queue). Runs across a limit are cut; all others are dropped. Raises what the cut raises."""
+        row = self._state.directory.rows(page.queues, self._state.queue_count)
+        kept, dropped = self._cuts.divided(page, limits, _run_minimums(self._state, page), bounds)
+        if len(dropped.runs):
+            self.dropped.append(Page(page.queues, dropped))
+        self._keys_before.update(referenced_keys(page.chunk))
+        self._keys_after.update(referenced_keys(kept))
+        for part, sign in ((page, 1), (Page(page.queues, kept), -1)):
+            at = row[part.chunk.runs["queue"]]
+            np.add.at(self.rows_gone, at[at >= 0], sign * _living_rows(self._state, part)[at >= 0])
+        return kept
+
+    def garbage(self) -> set[str]:
+        """Data objects of which no run was kept, once all pages are divided."""
+        return self._keys_before - self._keys_after
+
+
+class _Walk:
+    """Goes through the runs that are newer than the common version, and finds what stays of them. By row of the queue,
+    ``ends`` are those of runs that stay although they are newer (they filled gaps, replaced older ones, or are below
+    the begin inside the next commit), named as the columns of a queue."""
+
+    def __init__(self, state: CatalogState, start: Divergence, pages: HistoryPages) -> None:
+        """Prepare the walk from ``start``; ``pages`` and ``memory`` then go through the runs."""
         assert start.common is not None
-        self._state, self._io, self._phys, self._ends = state, io, start.phys, start.ends
+        self._state, self._pages, self._phys, self._ends = state, pages, start.phys, start.ends
         self._common_version, self._common_phys = start.common.version, start.common.cursor.phys
         rows = {key: state.row_of(key) for key in (*start.ends, *repeated_offsets(state))}
-        self._whole = {key: row for key, row in rows.items() if row is not None}
-        self.is_whole = np.zeros(state.queue_count, bool)
-        """Queues that ended earlier than at an earlier version: all of their runs are read."""
-        self.is_whole[list(self._whole.values())] = True
+        self._repeated = {key: row for key, row in rows.items() if row is not None}
+        """Queues, with their rows, in which the broker used offsets twice: they ended earlier than at an earlier
+        version, so all of their runs are read."""
+        self.is_repeated = np.zeros(state.queue_count, bool)
+        self.is_repeated[list(self._repeated.values())] = True
         self._has_ended = state.table["flags"] & QUEUE_SUPERSEDED != 0
-        self.rows_gone = np.zeros(state.queue_count, np.int64)
+        self.divided = DividedRuns(state, pages.cuts)
         self.ends = {
             name: np.zeros(state.queue_count, np.int64)
             for name in ("end_byte", "end_queue_offset", "end_phys", "max_store_timestamp")
         }
-        self._before: set[str] = set()
-        self._after: set[str] = set()
-        self.dropped: list[Page] = []
-        """Runs above the begin, counted by ``pages`` and ``memory``."""
 
     def pages(self) -> list[PageRef]:
-        """Refs of the new history's pages; those that change are put."""
+        """The entries of the new history's pages; those that change are put."""
         refs: list[PageRef] = []
         for ref in self._state.pages:
-            has_whole = any(ref.first <= key <= ref.last for key in self._whole)
-            refs += self._page(ref) if has_whole or ref.to_version > self._common_version else [ref]
+            has_repeated = any(ref.first <= key <= ref.last for key in self._repeated)
+            refs += self._page(ref) if has_repeated or ref.to_version > self._common_version else [ref]
         return refs
 
     def memory(self) -> RunChunk:
-        """The runs that stay in memory."""
-        found = EMPTY_CHUNK
-        for page in memory_pages(self._state):
-            found = self._kept(page)
-        return found
+        """The runs that stay, of those that are in no page yet."""
+        return joined_chunks(tuple(self._kept(page) for page in memory_pages(self._state)))
 
     def end_emptied(self) -> None:
-        """Queues of which nothing stays continue where they end."""
+        """Queues that end at an earlier offset and of which nothing stays continue at that offset."""
         ends = self.ends["end_queue_offset"]
         for key, offset in self._ends.items():
-            ends[self._whole[key]] = ends[self._whole[key]] or offset
-
-    def garbage(self) -> set[str]:
-        """Data objects of which ``pages`` and ``memory`` left nothing, after them."""
-        return self._before - self._after
+            ends[self._repeated[key]] = ends[self._repeated[key]] or offset
 
     def _page(self, ref: PageRef) -> list[PageRef]:
-        """Refs of what stays of a page: its own one, or those of pages that are put."""
-        stored = self._io.index.page(ref)
-        page = self._io.index.living(self._state, stored)
+        """The entries of the pages that hold what stays of the page ``ref``: its own one, if all stays, or those of new
+        pages, which are put."""
+        stored = self._pages.index.page(ref)
+        page = self._pages.index.living(self._state, stored)
         kept = self._kept(page)
-        # A floor may come down to the begin: runs below it must not come back.
+        # Expired runs are still in the page. A queue's minimum offset may go down to the begin of the history, and
+        # then they would be visible again: so all runs of the page are compared, not only the living ones.
         limits, bounds = self._limits(stored)
         if not (stored.chunk.runs[bounds.value[1]] > limits).any():
             return [ref]
         if not len(kept.runs):
             return []
         versions = (ref.from_version, ref.to_version)
-        return write_pages(cut(Page(page.queues, kept), self._io.runs_max), ref.level, versions, self._io.put)
+        new_pages = cut(Page(page.queues, kept), self._pages.runs_max)
+        return write_pages(new_pages, ref.level, versions, self._pages.put)
 
     def _limits(self, page: Page) -> tuple[Ints, Bounds]:
-        """Where each run ends: at an offset of its queue, or of the log."""
+        """Up to where each run of ``page`` stays, and what these numbers are: queue offsets if only some queues end
+        earlier, else commitlog offsets."""
         if not self._ends:
             return np.where(compared_runs(self._state, page), self._phys, ALL_PHYS), Bounds.PHYS
         ends = np.array([self._ends.get(key, ALL_PHYS) for key in page.queues], np.int64)
         return ends[page.chunk.runs["queue"]], Bounds.OFFSET
 
     def _kept(self, page: Page) -> RunChunk:
-        """What stays of living runs, which is counted."""
-        state = self._state
-        row = state.directory.rows(page.queues, len(state.table))
-        limits, bounds = self._limits(page)
-        kept, dropped = self._io.cuts.divided(page, limits, run_floors(state, page), bounds)
-        if len(dropped.runs):
-            self.dropped.append(Page(page.queues, dropped))
-        self._before.update(_keys(page.chunk))
-        self._after.update(_keys(kept))
-        for part, sign in ((page, 1), (Page(page.queues, kept), -1)):
-            at = row[part.chunk.runs["queue"]]
-            np.add.at(self.rows_gone, at[at >= 0], sign * living_rows(state, part)[at >= 0])
+        """The runs of ``page``, all of them living, that stay in the new history. Notes where the newer ones end."""
+        row = self._state.directory.rows(page.queues, self._state.queue_count)
+        kept = self.divided.kept(page, *self._limits(page))
         at, is_newer = row[kept.runs["queue"]], kept.runs["version"] > self._common_version
-        newer = kept.runs[(is_newer | self.is_whole[at]) & (at >= 0)]
+        newer = kept.runs[(is_newer | self.is_repeated[at]) & (at >= 0)]
         np.maximum.at(self.ends["end_byte"], row[newer["queue"]], newer["base_byte"] + newer["byte_count"])
         at = row[newer["queue"]]
-        above = newer[((newer["end_phys"] > self._common_phys) | self.is_whole[at]) & ~self._has_ended[at]]
+        # A newer run below the common end has replaced older ones there, and does not move the queue's end. Commitlog
+        # offsets of queues that ended with an earlier log do not compare.
+        is_above = (newer["end_phys"] > self._common_phys) | self.is_repeated[at]
+        above = newer[is_above & ~self._has_ended[at]]
         for name in ("end_queue_offset", "end_phys", "max_store_timestamp"):
             np.maximum.at(self.ends[name], row[above["queue"]], above[name])
         return kept
@@ -277,18 +302,18 @@ def compared_runs(state: CatalogState, page: Page) -> NDArray[np.bool_]:
     return found
 
 
-def run_floors(state: CatalogState, page: Page) -> NDArray[np.int64]:
+def _run_minimums(state: CatalogState, page: Page) -> NDArray[np.int64]:
     """The minimum offset of the queue of each run."""
-    rows = state.directory.rows(page.queues, len(state.table))
-    found: NDArray[np.int64] = np.where(rows < 0, 0, state.table["min_queue_offset"][rows])
-    of_runs: NDArray[np.int64] = found[page.chunk.runs["queue"]]
+    minimums = Floors.of(state, page.queues).minimum
+    of_runs: NDArray[np.int64] = minimums[page.chunk.runs["queue"]]
     return of_runs
 
 
-def living_rows(state: CatalogState, page: Page) -> NDArray[np.int64]:
+def _living_rows(state: CatalogState, page: Page) -> NDArray[np.int64]:
     """Rows of each run above the minimum offset of its queue."""
-    found: NDArray[np.int64] = page.chunk.runs["rows"] - rows_below(page.chunk.runs, run_floors(state, page))
-    return found
+    runs = page.chunk.runs
+    rows: NDArray[np.int64] = runs["rows"] - rows_below(runs, _run_minimums(state, page))
+    return rows
 
 
 def memory_pages(state: CatalogState) -> list[Page]:
@@ -298,12 +323,9 @@ def memory_pages(state: CatalogState) -> list[Page]:
     )
 
 
-def _keys(chunk: RunChunk) -> list[str]:
-    return referenced_keys(Page((), chunk)) if len(chunk.runs) else []
-
-
 def _walked_back(base: CatalogState, state: CatalogState, common: CatalogState, walk: _Walk) -> CatalogState:
-    """``base`` without the part above the begin."""
+    """``base``, the first state of the new history but for its queues and runs, with those of ``state`` that stay: what
+    the state ``common`` has, and what ``walk``, which this carries out, finds above it."""
     pages, memory = walk.pages(), walk.memory()
     walk.end_emptied()
     kept_rows = [
@@ -311,15 +333,15 @@ def _walked_back(base: CatalogState, state: CatalogState, common: CatalogState, 
         for row, (key, _) in enumerate(state.queues())
         if common.row_of(key) is not None or _ended(state, row) or walk.ends["end_phys"][row]
     ]
-    row_number = np.full(state.queue_count, -1, np.int64)
-    row_number[kept_rows] = np.arange(len(kept_rows))
-    memory.runs["queue"] = row_number[memory.runs["queue"]]
+    new_row = np.full(state.queue_count, -1, np.int64)
+    new_row[kept_rows] = np.arange(len(kept_rows))
+    memory.runs["queue"] = new_row[memory.runs["queue"]]
     table = _restored(state, common, kept_rows, walk)
-    gaps = state.gaps[row_number[state.gaps["queue"]] >= 0].copy()
-    gaps["queue"] = row_number[gaps["queue"]]
+    gaps = state.gaps[new_row[state.gaps["queue"]] >= 0].copy()
+    gaps["queue"] = new_row[gaps["queue"]]
     gaps = gaps[gaps["end_queue_offset"] <= table["end_queue_offset"][gaps["queue"]]]
-    tombstones = state.tombstones[row_number[state.tombstones["queue"]] >= 0].copy()
-    tombstones["queue"] = row_number[tombstones["queue"]]
+    tombstones = state.tombstones[new_row[state.tombstones["queue"]] >= 0].copy()
+    tombstones["queue"] = new_row[tombstones["queue"]]
     return replace(
         base,
         directory=QueueDirectory([state.key_of(row) for row in kept_rows]),
@@ -337,9 +359,11 @@ def _ended(state: CatalogState, row: int) -> bool:
 
 
 def _restored(state: CatalogState, common: CatalogState, kept_rows: Sequence[int], walk: _Walk) -> Table:
-    """Queue rows that end as at the common version, or with what stays above it, with later maintenance applied."""
+    """The queue table of the new history: the queues in ``kept_rows`` of ``state``, which end as in the state
+    ``common``, or with what ``walk`` found to stay above it; what maintenance changed since stays so."""
     table = state.table[kept_rows]
     newest: dict[tuple[str, int], int] = {}
+    """The newest generation that stays, of each queue."""
     for row in kept_rows:
         topic, queue_id, generation = state.key_of(row)
         newest[topic, queue_id] = max(generation, newest.get((topic, queue_id), 0))
@@ -348,16 +372,17 @@ def _restored(state: CatalogState, common: CatalogState, kept_rows: Sequence[int
         before = common.queue(key)
         if _ended(state, row):
             continue
-        now = table[number]
+        new = table[number]
+        # A queue is visible again if it was hidden only because of a later generation, which goes.
         is_newest = state.current_generation(key.topic, key.queue_id) == key.generation
         stays_hidden = is_newest or key.generation < newest[key.topic, key.queue_id]
-        hidden = QUEUE_HIDDEN if stays_hidden and now["flags"] & QUEUE_HIDDEN else 0
-        now["row_count"] -= walk.rows_gone[row]
+        hidden = QUEUE_HIDDEN if stays_hidden and new["flags"] & QUEUE_HIDDEN else 0
+        new["row_count"] -= walk.divided.rows_gone[row]
         for name, ends in walk.ends.items():
-            known = 0 if before is None or walk.is_whole[row] else int(before[name])
-            now[name] = max(known, int(ends[row]))
-        now["min_queue_offset"] = min(int(now["min_queue_offset"]), int(now["end_queue_offset"]))
+            common_end = 0 if before is None or walk.is_repeated[row] else int(before[name])
+            new[name] = max(common_end, int(ends[row]))
+        new["min_queue_offset"] = min(int(new["min_queue_offset"]), int(new["end_queue_offset"]))
         if before is not None:
-            kept_flags = int(now["flags"]) & (QUEUE_EXPIRED | QUEUE_FILLED | QUEUE_SPARSE)
-            now["flags"] = int(before["flags"]) | hidden | kept_flags
+            kept_flags = int(new["flags"]) & (QUEUE_EXPIRED | QUEUE_FILLED | QUEUE_SPARSE)
+            new["flags"] = int(before["flags"]) | hidden | kept_flags
     return table

@@ -10,7 +10,7 @@ this process dies.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -38,20 +38,22 @@ class MaintenanceCommit:
         self.store, self._writer, self._clock = store, writer, clock
         self.number = random.SystemRandom().getrandbits(40)
         """A part of keys, unique to this object."""
-        self._made = 0
+        self._lists_made = 0
         self._unnamed: list[str] = []
+        """Keys of objects that were put and that no commit names yet."""
         self.unmet = ""
-        """What did not stand at the last commit that was not made."""
+        """The requirement for which the last commit was not made; empty if it was made."""
 
     @classmethod
     def opened(cls, store: ObjectStore, state: CatalogState, what: str, clock: Clock) -> MaintenanceCommit:
-        """Commits on top of ``state``, which was read before, as an actor named after ``what``."""
-        nonce = f"{random.SystemRandom().getrandbits(48):012x}"
+        """Commits of an actor of its own, which need not own the archive, on top of ``state``, which was read before.
+        ``what`` names the actor in commits, such as "gc"; a random suffix makes it unique."""
+        suffix = f"{random.SystemRandom().getrandbits(48):012x}"
         writer = CatalogWriter(
             store,
             cluster=state.cluster,
             broker=state.broker,
-            instance=f"{what}-{nonce}",
+            instance=f"{what}-{suffix}",
             kind="maintenance",
             clock=clock,
         )
@@ -82,19 +84,22 @@ class MaintenanceCommit:
         return self.commit(lambda _state: draft, required)
 
     def put(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
-        """One PUT of a key that only this object uses. Raises what the store raises."""
+        """Put an object once under a key that only this process uses. Unless a later commit names the object, that
+        commit makes it a pending deletion. Raises what the store raises."""
         self._unnamed.append(key)
         try:
             put_own(self.store, key, body, timeout_s=timeout_s)
         except WITHOUT_EFFECT:
+            # The store has surely not created the object: nothing is left to delete.
             self._unnamed.remove(key)
             raise
 
     def put_list(self, state: CatalogState, entries: Mapping[str, PendingDeletion]) -> DeletionList:
-        """A list of pending deletions, for a commit after ``state``."""
+        """Put the object that lists ``entries`` (by key of the object to be deleted), and return what a commit after
+        ``state`` needs to name it. Raises what the store raises."""
         data = encode_list(entries)
-        self._made += 1
-        key = page_key("deletions", state.version, state.epoch, f"{self.number:010x}_{self._made}")
+        self._lists_made += 1
+        key = page_key("deletions", state.version, state.epoch, f"{self.number:010x}_{self._lists_made}")
         self.put(key, [data], timeout_s=LIST_TIMEOUT_S)
         return list_of(key, entries, len(data))
 
@@ -103,20 +108,23 @@ class MaintenanceCommit:
     def commit(
         self, change: Callable[[CatalogState], CommitDraft | None], required: Requirements = NOTHING
     ) -> bool:
-        """Commit what ``change`` makes of the newest state, if ``required`` stands in it. False: it does not, or there
-        is nothing to change. ``change`` is called again when another actor committed first."""
+        """Commit what ``change`` makes of the newest state, if all that is ``required`` is so there, together with the
+        objects that were put and that it does not name, as pending deletions.
+
+        Returns False without a commit if a requirement is not met (``unmet`` names it) or ``change`` returns None.
+        ``change`` is called again when another actor committed first."""
         is_committed = False
 
         def build(newest: CatalogState) -> CommitDraft | None:
-            """Build the commit on the newest state, or None if what it requires no longer stands there."""
+            """The commit that may follow ``newest``; None if none is to be made. Called again for each newer state."""
             nonlocal is_committed
             is_committed = False
-            self.unmet = required.unmet(newest, self._is_compacted)
+            self.unmet = required.unmet(newest) or self._compacted_since(newest, required.uncompacted_since)
             draft = None if self.unmet else change(newest)
             if draft is None:
                 return None
             is_committed = True
-            garbage = self._left(newest, draft)
+            garbage = self._unnamed_after(newest, draft)
             return replace(
                 draft,
                 pending_deletions=(*draft.pending_deletions, *garbage),
@@ -128,13 +136,12 @@ class MaintenanceCommit:
             self._unnamed.clear()
         return is_committed
 
-    def _left(self, newest: CatalogState, draft: CommitDraft) -> Iterable[str]:
-        """Noted keys that neither ``draft`` nor ``newest`` names."""
-        if not self._unnamed:
-            return ()
-        named = {index.key for index in draft.index.added} | {listed.key for listed in draft.deletions.added}
-        named |= {timers.key for timers in draft.timers}
-        named |= {
+    def _unnamed_after(self, newest: CatalogState, draft: CommitDraft) -> list[str]:
+        """Keys of objects that were put and that neither ``draft`` nor the state ``newest`` names: garbage."""
+        named = {
+            *(index.key for index in draft.index.added),
+            *(listed.key for listed in draft.deletions.added),
+            *(timers.key for timers in draft.timers),
             *draft.object_keys,
             *draft.restored,
             *draft.pending_deletions,
@@ -143,6 +150,8 @@ class MaintenanceCommit:
         }
         return [key for key in self._unnamed if key not in named]
 
-    def _is_compacted(self, first: int, last: int) -> bool:
-        commits = (read_commit(self.store, version) for version in range(first, last + 1))
-        return any(commit.draft.reason == Reason.COMPACTED for commit in commits)
+    def _compacted_since(self, newest: CatalogState, version: int | None) -> str:
+        """The requirement "objects" if a commit after ``version`` is one of a compaction, else an empty text."""
+        after = range(newest.version + 1 if version is None else version + 1, newest.version + 1)
+        is_compacted = any(read_commit(self.store, at).draft.reason == Reason.COMPACTED for at in after)
+        return "objects" if is_compacted else ""

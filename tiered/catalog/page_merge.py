@@ -12,7 +12,16 @@ from typing import cast
 
 import numpy as np
 
-from tiered.catalog.pages import Page, PutPage, RunIndex, cut, living_pages, sorted_page, write_pages
+from tiered.catalog.pages import (
+    Page,
+    PutPage,
+    RunIndex,
+    cut,
+    living_pages,
+    sequences_of,
+    sorted_page,
+    write_pages,
+)
 from tiered.catalog.state import CatalogState, PageRef, joined_chunks
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.model.queue import QueueKey
@@ -22,135 +31,138 @@ from tiered.model.tables import copied
 def sequence_to_merge(
     pages: Sequence[PageRef], limits: CatalogLimits, *, is_last: bool = False
 ) -> list[list[PageRef]]:
-    """The oldest ``merge_sequences`` sequences of the lowest level that has so many (``merge_spills`` of level 0), or
-    nothing. ``is_last``: level 0 does not wait for ``merge_spills``. Pure.
-
-    Pages of one sequence are ordered in ``pages``.
+    """The page sequences that are due to be merged into one of the next level: the oldest ``merge_sequences`` of the
+    lowest level that has so many (``merge_spills`` of level 0), each with its pages in order; empty if none is due.
+    ``is_last``: no commit follows, so level 0 does not wait for ``merge_spills``. Pure.
     """
-    levels: dict[int, dict[tuple[int, int], list[PageRef]]] = {}
-    for page in pages:
-        levels.setdefault(page.level, {}).setdefault((page.from_version, page.to_version), []).append(page)
+    levels: dict[int, list[list[PageRef]]] = {}
+    for sequence in sequences_of(pages):
+        levels.setdefault(sequence[0].level, []).append(sequence)
     for level in sorted(levels):
-        sequences = levels[level]
         count = limits.merge_sequences if level else limits.merge_spills
-        if len(sequences) >= (limits.merge_sequences if is_last else count):
-            return [sequences[versions] for versions in sorted(sequences)[:count]]
+        if len(levels[level]) >= (limits.merge_sequences if is_last else count):
+            by_version = sorted(
+                levels[level], key=lambda sequence: (sequence[0].from_version, sequence[0].to_version)
+            )
+            return by_version[:count]
     return []
 
 
 def merge(
     index: RunIndex, state: CatalogState, sequences: Sequence[Sequence[PageRef]], runs_max: int, put: PutPage
 ) -> list[PageRef]:
-    """Put one sequence of the next level with all live runs of ``sequences``.
+    """Merge ``sequences`` of catalog pages, without removed and expired runs, into one sequence of the next level.
 
-    Streams: at most one page of each sequence and one of the result are in memory.
+    Puts its pages, of up to ``runs_max`` runs, with ``put``, and returns their entries for the catalog. At most one
+    page of each sequence and three of the result are in memory.
     """
     level = sequences[0][0].level + 1
-    versions = (min(s[0].from_version for s in sequences), max(s[0].to_version for s in sequences))
+    versions = (
+        min(sequence[0].from_version for sequence in sequences),
+        max(sequence[0].to_version for sequence in sequences),
+    )
     streams = [living_pages(index, state, sequence) for sequence in sequences]
     return write_pages(merged_pages(streams, runs_max), level, versions, put)
 
 
-def sequences_of(pages: Sequence[PageRef]) -> list[list[PageRef]]:
-    """The sorted sequences of a state's ``pages``. Pure."""
-    found: dict[tuple[int, int, int], list[PageRef]] = {}
-    for page in pages:
-        found.setdefault((page.level, page.from_version, page.to_version), []).append(page)
-    return list(found.values())
-
-
 def merged_pages(streams: Sequence[Iterator[Page]], runs_max: int) -> Iterator[Page]:
-    """All runs of ``streams``, each in order, as one sequence of pages of up to ``runs_max`` runs.
+    """Merges streams of pages, each sorted by queue and offset, into one stream of pages of up to ``runs_max`` runs.
 
-    Holds a page of each stream, and up to three of the result. Pieces carry only their own queues and objects: memory
-    does not grow with the length of the streams.
+    A page of each stream and up to three of the result are in memory. What waits for a full page carries only its own
+    queues and objects, so memory does not grow with the length of the streams.
     """
-    heads: list[Page | None] = [None] * len(streams)
+    unread: list[Page | None] = [None] * len(streams)
+    """The rest of the current page of each stream."""
     pending: list[Page] = []
     while True:
         for number, stream in enumerate(streams):
-            while heads[number] is None and (page := next(stream, None)) is not None:
-                heads[number] = page if len(page.chunk.runs) else None
-        full = [page for page in heads if page is not None]
-        if not full:
+            while unread[number] is None and (page := next(stream, None)) is not None:
+                unread[number] = page if len(page.chunk.runs) else None
+        current = [page for page in unread if page is not None]
+        if not current:
             break
-        counts = iter(_next_runs(full, runs_max))
-        for number, head in enumerate(heads):
-            if head is not None and (taken := next(counts)):
-                pending += cut(_slice(head, 0, taken), runs_max)
-                rest = _slice(head, taken, len(head.chunk.runs))
-                heads[number] = rest if len(rest.chunk.runs) else None
+        counts = iter(_next_runs(current, runs_max))
+        for number, rest in enumerate(unread):
+            if rest is not None and (count := next(counts)):
+                pending += cut(_slice(rest, 0, count), runs_max)
+                unread[number] = (
+                    _slice(rest, count, len(rest.chunk.runs)) if count < len(rest.chunk.runs) else None
+                )
         if sum(len(page.chunk.runs) for page in pending) >= 2 * runs_max:
-            whole = union(pending)
-            even = len(whole.chunk.runs) // runs_max * runs_max
-            pending = list(cut(_slice(whole, even, len(whole.chunk.runs)), runs_max))
-            yield from cut(_slice(whole, 0, even), runs_max)
+            joined = union(pending)
+            full_pages_end = len(joined.chunk.runs) // runs_max * runs_max
+            pending = list(cut(_slice(joined, full_pages_end, len(joined.chunk.runs)), runs_max))
+            yield from cut(_slice(joined, 0, full_pages_end), runs_max)
     if pending:
         yield from cut(union(pending), runs_max)
 
 
-def _next_runs(heads: Sequence[Page], runs_max: int) -> list[int]:
-    """How many runs of each of ``heads`` to take next, about a page in all, or half."""
-    share = max(1, runs_max // len(heads))
-    limit = min(_at(page, min(share, len(page.chunk.runs)) - 1) for page in heads)
-    counts = [_count_up_to(page, limit) for page in heads]
+def _next_runs(pages: Sequence[Page], runs_max: int) -> list[int]:
+    """How many of the first runs of each of ``pages`` are next in a merge: all up to one (queue, offset), chosen so
+    that together they are about ``runs_max``, or half of it."""
+    share = max(1, runs_max // len(pages))
+    limit = min(_position(page, min(share, len(page.chunk.runs)) - 1) for page in pages)
+    counts = [_count_up_to(page, limit) for page in pages]
     if sum(counts) >= runs_max // 4:
         return counts
-    # The sequences are uneven: not an equal share of each, but up to the end of one.
-    limit = min(_at(page, len(page.chunk.runs) - 1) for page in heads)
-    counts = [_count_up_to(page, limit) for page in heads]
+    # The pages cover very different queues: not an equal share of each, but up to the end of the first that ends.
+    limit = min(_position(page, len(page.chunk.runs) - 1) for page in pages)
+    counts = [_count_up_to(page, limit) for page in pages]
     while (total := sum(counts)) > runs_max // 2 and (most := max(counts)) > 1:
-        limit = _at(heads[counts.index(most)], most // 2 - 1)
-        counts = [_count_up_to(page, limit) for page in heads]
+        limit = _position(pages[counts.index(most)], most // 2 - 1)
+        counts = [_count_up_to(page, limit) for page in pages]
         if sum(counts) == total:
-            break  # runs of one offset, in a corrupt page
+            break  # only a corrupt page has several runs at one offset
     return counts
 
 
 def between(pages: Iterator[Page], begin: int, end: int | None) -> Iterator[Page]:
-    """Runs [``begin``, ``end``) of ``pages``, which are in order; to the last one if ``end`` is None."""
-    at = 0
+    """The runs number ``begin`` up to, but not including, ``end`` of a sorted stream of ``pages``, as pages; all from
+    ``begin`` on if ``end`` is None."""
+    before = 0
     for page in pages:
         runs = len(page.chunk.runs)
-        first, last = max(0, begin - at), runs if end is None else min(runs, end - at)
+        first, last = max(0, begin - before), runs if end is None else min(runs, end - before)
         if first == 0 and last == runs:
             yield page
         elif first < last:
             yield from cut(_slice(page, first, last), runs)
-        at += runs
-        if end is not None and at >= end:
+        before += runs
+        if end is not None and before >= end:
             return
 
 
 def union(pages: Sequence[Page]) -> Page:
-    """Several pages as one sorted page."""
-    names = sorted({queue for page in pages for queue in page.queues})
-    number = {queue: index for index, queue in enumerate(names)}
-    numbers = (np.array([number[queue] for queue in page.queues], np.uint32) for page in pages)
+    """All runs of ``pages`` as one page sorted by queue and offset."""
+    queues = sorted({queue for page in pages for queue in page.queues})
+    number_of = {queue: number for number, queue in enumerate(queues)}
+    numbers = (np.array([number_of[queue] for queue in page.queues], np.uint32) for page in pages)
     chunk = joined_chunks(tuple(page.chunk for page in pages))
+    # A single chunk is not copied by the join, and pages are immutable.
     runs = chunk.runs if len(pages) > 1 else copied(chunk.runs)
     runs["queue"] = np.concatenate(
-        [own[page.chunk.runs["queue"]] for own, page in zip(numbers, pages, strict=True)]
+        [new[page.chunk.runs["queue"]] for new, page in zip(numbers, pages, strict=True)]
     )
-    return sorted_page(names, replace(chunk, runs=runs))
+    return sorted_page(queues, replace(chunk, runs=runs))
 
 
 def _slice(page: Page, begin: int, end: int) -> Page:
     return Page(page.queues, replace(page.chunk, runs=page.chunk.runs[begin:end]))
 
 
-def _at(page: Page, index: int) -> tuple[QueueKey, int]:
+def _position(page: Page, index: int) -> tuple[QueueKey, int]:
+    """Where the run number ``index`` is in the order of pages: its queue and first offset."""
     run = page.chunk.runs[index]
     return page.queues[int(run["queue"])], int(run["base_queue_offset"])
 
 
 def _count_up_to(page: Page, limit: tuple[QueueKey, int]) -> int:
-    """Number of leading runs at or below (queue, base offset)."""
-    runs, (queue, base) = page.chunk.runs, limit
-    below = bisect_left(page.queues, queue)
+    """How many runs of ``page``, from its first, are at or below the position ``limit`` (queue, first offset)."""
+    runs, (queue, offset) = page.chunk.runs, limit
+    queue_number = bisect_left(page.queues, queue)
     # Not np.searchsorted, which copies the whole column first.
     numbers, offsets = (cast("Sequence[int]", runs[name]) for name in ("queue", "base_queue_offset"))
-    begin = bisect_left(numbers, below)
-    if below == len(page.queues) or page.queues[below] != queue:
-        return begin
-    return bisect_right(offsets, base, begin, bisect_right(numbers, below, begin))
+    begin = bisect_left(numbers, queue_number)
+    if queue_number == len(page.queues) or page.queues[queue_number] != queue:
+        return begin  # the queue has no run here
+    return bisect_right(offsets, offset, begin, bisect_right(numbers, queue_number, begin))

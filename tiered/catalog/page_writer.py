@@ -47,7 +47,8 @@ class PagePacks:
         self._version = 0
 
     def add(self, version: int, data: bytes) -> str:
-        """Add a page of ``version``; returns its name until ``put`` gives the final one."""
+        """Add a page (its encoded bytes) of ``version`` to the last pack, after putting that if it is full. Returns a
+        temporary key, its place among the packs, which ``put`` replaces by the key of the object."""
         if self._pages and self._bytes + len(data) > self._bytes_max:
             self._close()
         name = part_key(str(len(self._keys)), self._bytes, len(data))
@@ -57,14 +58,14 @@ class PagePacks:
         return name
 
     def put(self, change: PageChange) -> PageChange:
-        """``change`` with the names of objects, which are put."""
+        """Put the last pack, and return ``change`` with the final keys in place of those that ``add`` returned."""
         if self._pages:
             self._close()
-        added: list[PageRef] = [page._replace(key=self._final_name(page.key)) for page in change.added]
+        added: list[PageRef] = [page._replace(key=self._final_key(page.key)) for page in change.added]
         return replace(change, added=tuple(added))
 
-    def _final_name(self, key: str) -> str:
-        part = parse_part_key(key)
+    def _final_key(self, temporary_key: str) -> str:
+        part = parse_part_key(temporary_key)
         assert part is not None
         return part_key(self._keys[int(part.key)], part.offset, part.length)
 
@@ -80,7 +81,8 @@ PAGE_ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class _Merged:
-    """An uncommitted merge; valid in its epoch while the pages it replaces exist."""
+    """A merge of pages whose result is put, but named by no commit yet; valid in its epoch while the pages that it
+    replaces exist."""
 
     epoch: int
     change: PageChange
@@ -99,32 +101,38 @@ class PageWriter:
     """The pages of one actor. ``nonce`` makes their keys unique. ``merge`` may run in another thread than the rest."""
 
     def __init__(self, store: ObjectStore, limits: CatalogLimits, nonce: str) -> None:
-        """Nothing is known of earlier pages: the first commit decides what is due from its state."""
+        """``nonce`` is part of the keys of all pages. The first commit decides what is due from its state."""
         self._store = store
         self._limits = limits
         self._nonce = nonce
         self._made = 0
+        """Keys made so far; each key has its number."""
         self._after_version = 0
+        """No page is written before this version, after one could not be written."""
         self._committed_bytes = self._root_bytes = 0
         """Bytes of commits since the last root, and of that root; 0: unknown."""
         self._spilled_version = -1
+        """The version whose commit last moved runs into pages."""
         self._lock = threading.RLock()
         """Guards what ``merge`` shares with commits; never held during a request of a merge."""
         self._merging = threading.Lock()
+        """Held during a merge."""
         self._is_cancelled = self._is_aborted = self._is_paused = self._is_spill_late = False
         self._merged: _Merged | None = None
+        """The last merge, until a commit names its result."""
         self.index = RunIndex(store)
         self.garbage: list[str] = []
         """Keys that no commit references yet, except those of a merge."""
 
     def with_pages(self, state: CatalogState, draft: CommitDraft) -> CommitDraft:
-        """``draft`` as the next version with a spill, root or merge when due. If a page cannot be written, the commit
-        proceeds without it."""
+        """``draft``, the commit after ``state``, with the pages that are due and are put here: runs that move out of
+        the state (a spill), a root page (a copy of the state), the result of a merge, lists of pending deletions. If
+        the store is unavailable for a page, the commit is made without it."""
         with self._lock:
             merged = self._valid_merge(state)
             if self.garbage:
                 draft = replace(draft, pending_deletions=(*draft.pending_deletions, *self.garbage))
-            # A spill would bring back what the draft removes from memory.
+            # Runs that the draft removes are still in ``state``, and a spill would write them into pages.
             if state.version < self._after_version or draft.pages is not NO_PAGES or len(draft.removed):
                 return draft
             try:
@@ -138,10 +146,11 @@ class PageWriter:
             return draft if change is None else replace(draft, pages=change)
 
     def merge(self, state: CatalogState, *, is_last: bool = False) -> bool:
-        """Merge a full level of ``state``; the next commit names the result. Returns whether there is one. Does nothing
-        during another merge, but waits for it if ``is_last``: see ``sequence_to_merge``.
+        """Merge pages of ``state``, if enough of one level are there. Returns whether a result waits for the next
+        commit, which names it. During another merge this returns False at once, or waits if ``is_last``: no commit of
+        data follows, and fewer pages suffice.
 
-        Postponed when the store is unavailable or an older page is damaged: new data must not wait for lost data.
+        A merge that fails is tried again some commits later: new data must not wait for older pages.
         """
         if not self._merging.acquire(blocking=is_last):
             return False
@@ -158,7 +167,7 @@ class PageWriter:
             self._merging.release()
 
     def cancel_merge(self) -> None:
-        """End a merge in progress, and forget a finished one that no commit named: its objects are garbage."""
+        """End a merge in progress, and make the objects of a finished one that no commit named pending deletions."""
         self._is_cancelled = True
         with self._merging, self._lock:
             self._is_cancelled = False
@@ -171,8 +180,9 @@ class PageWriter:
 
     @contextmanager
     def merges_paused(self, *, spills_late: bool = False) -> Iterator[None]:
-        """Inside it no merge is made or named: pages stay until commits replace them otherwise. ``spills_late``: a
-        spill is due with twice as many runs, and a root after twice as many commits."""
+        """Inside this context no merge of pages is made or named by a commit, so that pages stay which another actor
+        works with. ``spills_late``: runs move into pages only when they are twice as many as usual, and a root page is
+        due after twice as many commits."""
         self._is_paused, self._is_spill_late = True, spills_late
         self.cancel_merge()
         try:
@@ -190,7 +200,8 @@ class PageWriter:
             self._after_version = state.version + self._limits.page_retry_commits
 
     def settled(self, keys: Collection[str], size_bytes: int = 0) -> None:
-        """A commit of ``size_bytes`` referenced these keys, or made them pending deletions."""
+        """Note that a commit of ``size_bytes`` is made which names the objects ``keys``, or makes them pending
+        deletions: they are no longer garbage of this writer."""
         with self._lock:
             self._committed_bytes += size_bytes
             self.garbage[:] = [key for key in self.garbage if key not in keys]
@@ -202,7 +213,7 @@ class PageWriter:
         return lambda version, data: self._put_pages(state.epoch, self.garbage, version, [data])
 
     def new_key(self, kind: str, version: int, epoch: int) -> str:
-        """A unique page key."""
+        """A key that no page had before; ``kind`` is a part of it, such as "root"."""
         with self._lock:
             self._made += 1
             return page_key(kind, version, epoch, f"{self._nonce}_{self._made}")
@@ -212,7 +223,8 @@ class PageWriter:
         self._put(key, pages, self.garbage)
 
     def _put(self, key: str, pages: Sequence[bytes], unnamed: list[str]) -> None:
-        """Put an object whose key is garbage until it is named; a PUT that surely had no effect leaves none."""
+        """Put ``pages`` as one object, in one attempt. Its key joins ``unnamed``, the keys that a later commit must
+        name or make pending deletions, unless the PUT surely had no effect. Raises what the store raises."""
         unnamed.append(key)
         size_bytes = sum(map(len, pages))
         try:
@@ -222,12 +234,13 @@ class PageWriter:
             raise
 
     def _merge(self, state: CatalogState, sequences: Sequence[Sequence[PageRef]]) -> None:
-        """Merge pages for a later commit to name. What fails is postponed, never raised: commits do not depend on
-        it."""
+        """Merge ``sequences`` of pages of ``state``, and keep the result for the next commit to name. An error of the
+        store or of a page postpones the merge and is not raised: commits do not depend on merges."""
         keys: list[str] = []
         packs = PagePacks(partial(self._put_pages, state.epoch, keys), self._limits.pack_bytes_max)
 
         def add(version: int, data: bytes) -> str:
+            """Add a page to the packs; each page is a point at which a merge can end early."""
             if self._is_cancelled or self._is_aborted:
                 raise _CancelledError
             return packs.add(version, data)
@@ -235,38 +248,43 @@ class PageWriter:
         merged: _Merged | None = None
         try:
             added = merge(self.index, state, sequences, self._limits.page_runs_max, add)
-            gone = [page.key for sequence in sequences for page in sequence]
-            change = PageChange(added=tuple(added), removed=gone, resolved_version=state.version)
+            replaced = [page.key for sequence in sequences for page in sequence]
+            change = PageChange(added=tuple(added), removed=replaced, resolved_version=state.version)
             change = packs.put(change)
             merged = _Merged(state.epoch, change, [object_of(page.key) for page in change.added])
         except _CancelledError:
             pass
         except (UnavailableError, CorruptionError, NotFoundError) as error:
             if not isinstance(error, UnavailableError):
-                logger.warning("older catalog pages could not be merged, and this is tried again: %s", error)
+                logger.warning(
+                    "pages of the catalog could not be merged; the merge is tried again some commits later: %s",
+                    error,
+                )
             self.postpone(state)
         finally:
             with self._lock:
-                named = set(merged.keys) if merged else set()
-                self.garbage += [key for key in keys if key not in named]
+                in_result = set(merged.keys) if merged else set()
+                self.garbage += [key for key in keys if key not in in_result]
                 self._merged = merged
 
     def _is_root_due(self, state: CatalogState) -> bool:
-        """Whether the commits since the last root cost readers more than a new root costs the writer."""
-        since = state.version - state.root.version
-        if state.needs_root or since >= self._limits.root_every_max * self._late_factor:
+        """Whether the next commit should name a new root page (a copy of the state, where readers start): the commits
+        since the last one cost readers more than a new one costs the writer."""
+        commits = state.version - state.root.version
+        if state.needs_root or commits >= self._limits.root_every_max * self._late_factor:
             return True
         if self._is_spill_late:
             return False
         due_bytes = self._limits.root_bytes_factor * self._root_bytes
-        return since >= self._limits.root_every and self._committed_bytes >= due_bytes
+        return commits >= self._limits.root_every and self._committed_bytes >= due_bytes
 
     @property
     def _late_factor(self) -> int:
         return 2 if self._is_spill_late else 1
 
     def _spilled_deletions(self, state: CatalogState) -> DeletionChange:
-        """The lists of pending deletions to be named by the commit after ``state``, which are put."""
+        """Put lists of those pending deletions of ``state`` of which there are many, and return the change by which the
+        next commit names the lists in place of the single entries. Raises what the store raises."""
         lists = []
         for entries in due_to_spill(state.pending_deletions, self._limits.spill_deletions):
             data = encode_list(entries)
@@ -276,10 +294,11 @@ class PageWriter:
         return DeletionChange(spilled=tuple(lists))
 
     def _due(self, state: CatalogState, merged: _Merged | None, is_root_due: bool) -> PageChange | None:
-        """The page change of the commit after ``state``, whose pages are put."""
+        """Put the pages that the commit after ``state`` is to name, and return the change that names them, with that
+        of a finished merge, ``merged``; None if nothing is due. Raises what the store raises."""
         packs = PagePacks(partial(self._put_pages, state.epoch, self.garbage), self._limits.pack_bytes_max)
         change = NO_PAGES
-        # A root repeats the runs in memory, so they are spilled by the commit before it.
+        # A root page repeats the runs that are in no page, so the commit before it moves these into pages.
         is_spill_due = is_root_due and state.memory_runs > self._limits.root_runs_max
         is_spill_due = is_spill_due and self._spilled_version != state.version
         if is_spill_due or state.memory_runs >= self._limits.spill_runs * self._late_factor:
@@ -312,7 +331,8 @@ class PageWriter:
             self._merged = None
 
     def _put_pages(self, epoch: int, unnamed: list[str], version: int, pages: Sequence[bytes]) -> str:
-        """Pages as one object; a few attempts, each under its own key, which joins ``unnamed``."""
+        """Put ``pages`` of ``version`` as one object, and return its key. An unavailable store is tried PAGE_ATTEMPTS
+        times, each time under a new key, as an unanswered PUT may still take effect. All keys join ``unnamed``."""
         for attempts_left in reversed(range(PAGE_ATTEMPTS)):
             key = self.new_key("runs", version, epoch)
             try:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.catalog.commit import queue_keys, refuse_unknown
+from tiered.catalog.commit import check_chunk, queue_keys, refuse_unknown
 from tiered.catalog.floors import is_expired
 from tiered.catalog.json_fields import texts
 from tiered.catalog.page_bytes import read_page_bytes
@@ -121,7 +121,8 @@ def encode_catalog_page(page: Page) -> bytes:
 
 
 def decode_catalog_page(data: bytes, *, source: str) -> Page:
-    """Check and parse; raises CorruptionError naming ``source``, or UnsupportedFormatError."""
+    """The page of runs whose object is ``data``. Raises CorruptionError, which names the object ``source``, if anything
+    of it is damaged, and UnsupportedFormatError."""
     container = decode_container(data, PAGE_KIND, source=source, allowance=LARGE)
     refuse_unknown(container, None, source)
     try:
@@ -131,15 +132,9 @@ def decode_catalog_page(data: bytes, *, source: str) -> Page:
             container.table("objects", OBJECT_DTYPE),
             tuple(texts(container.header["object_keys"])),
         )
+        check_chunk(chunk, len(queues))
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptionError(f"{source}: this page of the catalog is damaged: {error!r}") from error
-    for table, column, size in (
-        (chunk.runs, "queue", len(queues)),
-        (chunk.runs, "object", len(chunk.objects)),
-        (chunk.objects, "key", len(chunk.object_keys)),
-    ):
-        if len(table) and int(table[column].max()) >= size:
-            raise CorruptionError(f"{source}: a number in {column} is outside its table of {size} rows")
     return Page(queues, chunk)
 
 
@@ -147,16 +142,17 @@ def decode_catalog_page(data: bytes, *, source: str) -> Page:
 
 
 def sorted_page(keys: Sequence[QueueKey], chunk: RunChunk) -> Page:
-    """``chunk``, whose queue numbers index ``keys``, as one page of any size."""
+    """The runs of ``chunk``, whose ``queue`` is an index into ``keys``, as one page of any size: sorted by queue and
+    offset, with only the queues that have runs."""
     present, number = renumbered(chunk.runs["queue"], len(keys))
-    names = taken(keys, present)
-    order = sorted_order(names)
-    rank = np.empty(len(names), np.uint32)
-    rank[order] = np.arange(len(names))
+    queues = taken(keys, present)
+    order = sorted_order(queues)
+    rank = np.empty(len(queues), np.uint32)
+    rank[order] = np.arange(len(queues))
     number = rank[number]
     runs = picked(chunk.runs, _order(number, chunk.runs["base_queue_offset"]))
     runs["queue"] = np.sort(number)
-    return Page(taken(names, order), RunChunk(runs, chunk.objects, chunk.object_keys))
+    return Page(taken(queues, order), RunChunk(runs, chunk.objects, chunk.object_keys))
 
 
 def _order(queue: NDArray[Any], base: NDArray[Any]) -> NDArray[np.int64]:
@@ -177,7 +173,8 @@ def cut(page: Page, runs_max: int) -> Iterator[Page]:
 
 
 def write_pages(pages: Iterator[Page], level: int, versions: tuple[int, int], put: PutPage) -> list[PageRef]:
-    """Put the pages of one sequence that covers ``versions`` (first, last)."""
+    """Encode and put ``pages``, which are sorted as one sequence, and return their entries for the catalog. The runs
+    are of the catalog ``versions`` (first, last); ``level`` counts how often they were merged."""
     refs = []
     for page in pages:
         data = encode_catalog_page(page)
@@ -216,7 +213,8 @@ WindowSearch = Generator[PageRef, Page, tuple[PageRef, RunChunk] | None]
 
 
 class RunIndex:
-    """Finds runs in memory and in pages, with an LRU of pages up to ``cache_bytes``. Thread-safe."""
+    """Finds runs (rows of one queue with contiguous offsets inside one object) in a state and in its pages, with a
+    cache of pages up to ``cache_bytes``. Thread-safe."""
 
     def __init__(self, store: ObjectStore, *, cache_bytes: int = CACHE_BYTES) -> None:
         self._store = store
@@ -225,14 +223,14 @@ class RunIndex:
         self._sequences: tuple[tuple[PageRef, ...], list[list[PageRef]]] = (), []
 
     def page(self, ref: PageRef) -> Page:
-        """One page; raises CorruptionError, NotFoundError (removed since the state) or what the store raises."""
-        found = self.cached_page(ref)
-        if found is not None:
-            return found
-        page = self.read_page(ref)
-        with self._lock:
-            # A single one is kept even if it is larger than the cache.
-            self._pages.put(ref.key, page, min(page.nbytes, self._pages.bytes_max))
+        """The page that ``ref`` names, from the cache or the store. Raises CorruptionError, NotFoundError (it was
+        removed since the state was read) or what the store raises."""
+        page = self.cached_page(ref)
+        if page is None:
+            page = self.read_page(ref)
+            with self._lock:
+                # A single one is kept even if it is larger than the cache.
+                self._pages.put(ref.key, page, min(page.nbytes, self._pages.bytes_max))
         return page
 
     def cached_page(self, ref: PageRef) -> Page | None:
@@ -245,11 +243,14 @@ class RunIndex:
         source = f"{self._store.url}/{ref.key}"
         page = decode_catalog_page(read_page_bytes(self._store, ref.key), source=source)
         if len(page.chunk.runs) != ref.runs:
-            raise CorruptionError(f"{source}: {len(page.chunk.runs)} runs, expected {ref.runs}")
+            raise CorruptionError(
+                f"{source}: this page of the catalog has {len(page.chunk.runs)} runs, but the catalog says {ref.runs}"
+            )
         return page
 
     def living(self, state: CatalogState, page: Page) -> Page:
-        """``page`` without the runs that later commits removed or expired."""
+        """``page`` without the runs that are removed or expired in ``state``: a page is immutable, so the state has
+        tombstones (identities of removed runs) and minimum offsets instead."""
         page = _unexpired(state, page)
         if not len(state.tombstones):
             return page
@@ -258,10 +259,11 @@ class RunIndex:
             for run in state.tombstones
         }
         runs = page.chunk.runs
-        suspects = np.flatnonzero(np.isin(runs["version"], state.tombstones["version"])).tolist()
-        gone = [
+        # Only runs of a version that has tombstones are looked up one by one.
+        candidates = np.flatnonzero(np.isin(runs["version"], state.tombstones["version"])).tolist()
+        removed = [
             index
-            for index in suspects
+            for index in candidates
             if (
                 page.queues[runs["queue"][index]],
                 int(runs["base_queue_offset"][index]),
@@ -269,64 +271,62 @@ class RunIndex:
             )
             in dead
         ]
-        if not gone:
+        if not removed:
             return page
         kept = np.ones(len(runs), bool)
-        kept[gone] = False
+        kept[removed] = False
         return Page(page.queues, replace(page.chunk, runs=picked(runs, kept)))
 
     def runs_of(self, state: CatalogState, key: QueueKey) -> RunChunk:
-        """All live runs of a queue by base offset, with their objects; ``runs["queue"]`` is 0 everywhere."""
+        """All living runs of a queue by offset, with their objects; ``runs["queue"]`` is 0 everywhere. Empty for an
+        unknown queue."""
         row = state.row_of(key)
         if row is None:
             return EMPTY_CHUNK
-        found = []
-        for ref in state.pages:
-            if ref.first <= key <= ref.last:
-                found.append(self._of_page(state, ref, key))
-        found.append(state.memory_chunk_of(row))
-        chunk = joined_chunks(tuple(found))
-        return selected(chunk, np.argsort(chunk.runs["base_queue_offset"], kind="stable"))
+        in_pages = [self._of_page(state, ref, key) for ref in state.pages if ref.first <= key <= ref.last]
+        return _by_offset([*in_pages, state.memory_chunk_of(row)])
 
     def runs_of_queues(self, state: CatalogState, queues: Sequence[QueueKey]) -> Page:
-        """All living runs of ``queues``, which ascend, as one page; it may have queues between these too."""
+        """All living runs of ``queues``, which ascend, as one page; it may have runs of queues between these too."""
         first, last = queues[0], queues[-1]
-        found = [
+        pages = [
             self.living(state, self.page(ref).between(first, last))
             for ref in state.pages
             if ref.first <= last and first <= ref.last
         ]
         rows = state.directory.rows(queues, len(state.table))
-        mine = selected(state.memory, np.isin(state.memory.runs["queue"], rows))
-        found.append(sorted_page(state.directory.keys, mine))
-        names, places = united([page.queues for page in found])
-        for page, place in zip(found, places, strict=True):
-            page.chunk.runs["queue"] = place[page.chunk.runs["queue"]]
-        return sorted_page(names, joined_chunks(tuple(page.chunk for page in found)))
+        in_memory = selected(state.memory, np.isin(state.memory.runs["queue"], rows))
+        pages.append(sorted_page(state.directory.keys, in_memory))
+        # The pages are copies, which are renumbered to the union of their queues.
+        all_queues, numbers = united([page.queues for page in pages])
+        for page, number in zip(pages, numbers, strict=True):
+            page.chunk.runs["queue"] = number[page.chunk.runs["queue"]]
+        return sorted_page(all_queues, joined_chunks(tuple(page.chunk for page in pages)))
 
     def window(
         self, state: CatalogState, key: QueueKey, offset: int, runs_max: int = WINDOW_RUNS
     ) -> tuple[PageRef, RunChunk] | None:
-        """Up to ``runs_max`` live runs of a queue, one of which holds ``offset``, as ``runs_of``, and the page they are
-        in; None if no page has such a run."""
+        """Find the page with the message at ``offset`` of a queue, and up to ``runs_max`` living runs of the queue in
+        it around that offset, as ``runs_of`` returns them. None if no page has that offset (it may be in the state)."""
         search = self.search(state, key, offset, runs_max)
         try:
             ref = next(search)
             while True:
                 ref = search.send(self.page(ref))
         except StopIteration as end:
-            found: tuple[PageRef, RunChunk] | None = end.value
-            return found
+            result: tuple[PageRef, RunChunk] | None = end.value
+            return result
 
     def few_runs(self, state: CatalogState, key: QueueKey, offset: int, runs_max: int) -> RunChunk | None:
-        """The live runs of a queue in the only page that may hold ``offset``, if it is in memory and has up to
-        ``runs_max`` of the queue; else None. As ``runs_of``, but with all objects of the page: not to be kept."""
+        """The fast case of ``window``, which takes no request: the living runs of a queue in the only page that may
+        have ``offset``, if that page is cached and has no more than ``runs_max`` runs of the queue; else None. The
+        result has all objects of the page, so a caller must not cache it."""
         candidates = list(self._candidates(state, key, offset, Bounds.OFFSET))
         page = self.cached_page(candidates[0]) if len(candidates) == 1 else None
-        mine = slice(0, 0) if page is None else page.runs_of(key)
-        if page is None or not 0 < mine.stop - mine.start <= runs_max:
+        queue_runs = slice(0, 0) if page is None else page.runs_of(key)
+        if page is None or not 0 < queue_runs.stop - queue_runs.start <= runs_max:
             return None
-        runs = copied(page.chunk.runs[mine])
+        runs = copied(page.chunk.runs[queue_runs])
         runs["queue"] = 0
         return self.living(state, Page([key], replace(page.chunk, runs=runs))).chunk
 
@@ -339,47 +339,51 @@ class RunIndex:
         bounds: Bounds = Bounds.OFFSET,
         stored_ms: int | None = None,
     ) -> WindowSearch:
-        """The search of ``window`` for a run that holds ``position``; yields pages to read, and takes them.
+        """Search the pages for the run of a queue that has ``position``, a queue or commitlog offset as ``bounds``
+        says.
 
-        Runs of later versions have higher positions, except those that filled gaps: a binary search over sequences,
-        then the remaining ones. It begins where a message stored at ``stored_ms`` is, so that one page suffices.
+        A generator, so that the caller decides how pages are read: it yields the page to read next and is sent that
+        page; in the end it returns what ``window`` returns. Runs of later versions have higher positions, except those
+        that filled gaps: so a binary search comes first, and then the pages that it skipped. If the caller knows that
+        the message was stored at ``stored_ms``, the search begins with a page of that time.
         """
         row = state.queue(key)
         candidates = list(self._candidates(state, key, position, bounds))
-        looked: set[str] = set()
+        searched: set[str] = set()
         left = candidates
-        at_begin = row is not None and bounds is Bounds.OFFSET and position <= int(row["min_queue_offset"])
-        first = [] if stored_ms is None else [ref.min_ms <= stored_ms <= ref.max_ms for ref in left]
+        is_oldest = row is not None and bounds is Bounds.OFFSET and position <= int(row["min_queue_offset"])
+        has_time = [] if stored_ms is None else [ref.min_ms <= stored_ms <= ref.max_ms for ref in left]
         while left:
-            number = first.index(True) if True in first else 0 if at_begin else len(left) // 2
-            first = []
+            number = has_time.index(True) if True in has_time else 0 if is_oldest else len(left) // 2
+            has_time = []  # the time only chooses the first page
             ref = left[number]
-            looked.add(ref.key)
-            found = self._look((yield ref), state, key, position, runs_max, bounds)
-            if isinstance(found, RunChunk):
-                return ref, found
-            if found is None:
+            searched.add(ref.key)
+            result = self._search_page((yield ref), state, key, position, runs_max, bounds)
+            if isinstance(result, RunChunk):
+                return ref, result
+            if result is None:
                 left = [*left[:number], *left[number + 1 :]]
             else:
-                left = left[:number] if found < 0 else left[number + 1 :]
+                left = left[:number] if result < 0 else left[number + 1 :]
         for ref in candidates:
-            if ref.key not in looked:
-                found = self._look((yield ref), state, key, position, runs_max, bounds)
-                if isinstance(found, RunChunk):
-                    return ref, found
+            if ref.key not in searched:
+                result = self._search_page((yield ref), state, key, position, runs_max, bounds)
+                if isinstance(result, RunChunk):
+                    return ref, result
         return None
 
     def _candidates(
         self, state: CatalogState, key: QueueKey, position: int, bounds: Bounds
     ) -> Iterator[PageRef]:
-        """Pages that may hold ``position``, oldest sequence first: one of each sequence if it is an offset."""
+        """Pages that may have the message at ``position`` of a queue, the oldest first. Pages that were written
+        together are sorted as one sequence, so at most one of each may have a queue offset."""
         for sequence in self.sequences(state):
             begin = bisect_left(sequence, key, key=lambda ref: ref.last)
-            mine = sequence[begin : bisect_right(sequence, key, key=lambda ref: ref.first)]
-            if bounds is Bounds.OFFSET and mine:
-                at = bisect_right(mine, (key, position), key=lambda ref: (ref.first, ref.first_offset))
-                mine = mine[at - 1 : at] if at else []
-            yield from mine
+            of_queue = sequence[begin : bisect_right(sequence, key, key=lambda ref: ref.first)]
+            if bounds is Bounds.OFFSET and of_queue:
+                at = bisect_right(of_queue, (key, position), key=lambda ref: (ref.first, ref.first_offset))
+                of_queue = of_queue[at - 1 : at] if at else []
+            yield from of_queue
 
     def _of_page(self, state: CatalogState, ref: PageRef, key: QueueKey) -> RunChunk:
         """The queue's living runs in one page."""
@@ -389,29 +393,31 @@ class RunIndex:
         return self.living(state, Page([key], chunk)).chunk
 
     def sequences(self, state: CatalogState) -> list[list[PageRef]]:
-        """The sequences of pages, oldest first."""
+        """The pages of ``state`` by sequence (pages that were written together and are sorted as one), oldest first.
+        Caches the result for the last state's pages."""
         pages, sequences = self._sequences
         if pages is not state.pages:
-            grouped: dict[tuple[int, int, int], list[PageRef]] = {}
-            for ref in state.pages:
-                grouped.setdefault((ref.from_version, ref.to_version, ref.level), []).append(ref)
-            sequences = [grouped[place] for place in sorted(grouped)]
+            sequences = sorted(
+                sequences_of(state.pages),
+                key=lambda sequence: (sequence[0].from_version, sequence[0].to_version, sequence[0].level),
+            )
             self._sequences = state.pages, sequences
         return sequences
 
-    def _look(
+    def _search_page(
         self, page: Page, state: CatalogState, key: QueueKey, position: int, runs_max: int, bounds: Bounds
     ) -> RunChunk | int | None:
-        """The runs around ``position``; -1 or 1 if they are in older or newer pages; None: none of the queue are
-        here."""
-        mine = page.runs_of(key)
-        if mine.start == mine.stop:
+        """Look for ``position`` of a queue in one page. Returns up to ``runs_max`` living runs around it; or -1 or 1,
+        if it can only be in older or newer pages; or None, if the page has no run of the queue."""
+        queue_runs = page.runs_of(key)
+        if queue_runs.start == queue_runs.stop:
             return None
-        at = int(np.searchsorted(page.chunk.runs[mine][bounds.value[0]], position, "right")) - 1
+        at = int(np.searchsorted(page.chunk.runs[queue_runs][bounds.value[0]], position, "right")) - 1
         if at < 0:
             return -1
-        first = mine.start + at // runs_max * runs_max
-        chunk = selected(page.chunk, slice(first, min(first + runs_max, mine.stop)))
+        # Windows of a page do not overlap, so that callers can cache them.
+        first = queue_runs.start + at // runs_max * runs_max
+        chunk = selected(page.chunk, slice(first, min(first + runs_max, queue_runs.stop)))
         chunk.runs["queue"] = 0
         living = self.living(state, Page([key], chunk)).chunk
         return living if bounds.hold(living.runs, position).any() else 1
@@ -419,12 +425,7 @@ class RunIndex:
     def runs_from(self, state: CatalogState, key: QueueKey, timestamp_ms: int) -> RunChunk:
         """Like ``runs_of``, but pages are read only up to the first run with a message stored at or after
         ``timestamp_ms``, and none with earlier messages alone."""
-        return self._runs_by_time(
-            state,
-            key,
-            (ref for ref in self._in_order(state, key) if ref.max_ms >= timestamp_ms),
-            lambda runs: runs["max_store_timestamp"] >= timestamp_ms,
-        )
+        return self._runs_by_time(state, key, timestamp_ms, is_later=True)
 
     def runs_until(self, state: CatalogState, key: QueueKey, timestamp_ms: int) -> RunChunk:
         """Like ``runs_of``, but pages are read only back to the last run with a message stored at or before
@@ -434,31 +435,25 @@ class RunIndex:
             (state.memory_runs_of(row).runs["min_store_timestamp"] <= timestamp_ms).any()
         ):
             return state.memory_chunk_of(row)
-        newest_first = reversed(list(self._in_order(state, key)))
-        return self._runs_by_time(
-            state,
-            key,
-            (ref for ref in newest_first if ref.min_ms <= timestamp_ms),
-            lambda runs: runs["min_store_timestamp"] <= timestamp_ms,
-        )
+        return self._runs_by_time(state, key, timestamp_ms, is_later=False)
 
     def runs_across(self, state: CatalogState, key: QueueKey, timestamp_ms: int) -> RunChunk:
-        """Like ``runs_of``, without what pages are known to have of other times only: messages before the first run
-        returned are stored before ``timestamp_ms``, others that are in no run returned and in no gap after it."""
+        """The runs of a queue that a search for the time ``timestamp_ms`` must look into, as ``runs_of`` returns them:
+        messages before the first of them were stored earlier, and messages that are in none of them, and not before the
+        first, were stored later."""
         row = state.row_of(key)
         if row is None:
             return EMPTY_CHUNK
         if not state.is_ordered(row):
             return self.runs_of(state, key)
-        found: list[RunChunk] = []
+        chunks: list[RunChunk] = []
         has_begun = False
         for ref in dropwhile(lambda ref: ref.max_ms < timestamp_ms, self._in_order(state, key)):
+            # The first page with runs of the queue bounds the result, even if all of them are later.
             if ref.min_ms <= timestamp_ms or not has_begun:
-                found.append(self._of_page(state, ref, key))
-                has_begun = has_begun or bool(len(found[-1].runs))
-        found.append(state.memory_chunk_of(row))
-        chunk = joined_chunks(tuple(found))
-        return selected(chunk, np.argsort(chunk.runs["base_queue_offset"], kind="stable"))
+                chunks.append(self._of_page(state, ref, key))
+                has_begun = has_begun or bool(len(chunks[-1].runs))
+        return _by_offset([*chunks, state.memory_chunk_of(row)])
 
     def _in_order(self, state: CatalogState, key: QueueKey) -> Iterator[PageRef]:
         """Pages that cover the queue, by the offsets in them."""
@@ -466,37 +461,52 @@ class RunIndex:
             yield from (ref for ref in sequence if ref.first <= key <= ref.last)
 
     def _runs_by_time(
-        self,
-        state: CatalogState,
-        key: QueueKey,
-        refs: Iterator[PageRef],
-        fits: Callable[[Table], NDArray[np.bool_]],
+        self, state: CatalogState, key: QueueKey, timestamp_ms: int, *, is_later: bool
     ) -> RunChunk:
-        """Runs of a queue up to the first page with one that ``fits``, and those in memory; of a queue whose times
-        are not in order, all."""
+        """The runs of a queue in the state, and those in its pages up to the first page that has a message stored at or
+        after ``timestamp_ms``; or, unless ``is_later``, back to the last page that has one stored at or before it. Of a
+        queue whose times are not in order, all runs."""
         row = state.row_of(key)
         if row is None:
             return EMPTY_CHUNK
         if not state.is_ordered(row):
             return self.runs_of(state, key)
-        found = []
+        in_order = list(self._in_order(state, key))
+        if is_later:
+            refs = [ref for ref in in_order if ref.max_ms >= timestamp_ms]
+        else:
+            refs = [ref for ref in reversed(in_order) if ref.min_ms <= timestamp_ms]
+        chunks = []
         for ref in refs:
             chunk = self._of_page(state, ref, key)
-            found.append(chunk)
-            if fits(chunk.runs).any():
-                break
-        found.append(state.memory_chunk_of(row))
-        if not any(
-            len(chunk.runs) for chunk in found
-        ):  # the newest ones, which are all too early or too late
-            newest_first = (
-                self._of_page(state, ref, key) for ref in reversed(list(self._in_order(state, key)))
+            chunks.append(chunk)
+            is_reached = (
+                chunk.runs["max_store_timestamp"] >= timestamp_ms
+                if is_later
+                else chunk.runs["min_store_timestamp"] <= timestamp_ms
             )
-            found.append(next((chunk for chunk in newest_first if len(chunk.runs)), EMPTY_CHUNK))
-        chunk = joined_chunks(tuple(found))
-        return replace(
-            chunk, runs=picked(chunk.runs, np.argsort(chunk.runs["base_queue_offset"], kind="stable"))
-        )
+            if is_reached.any():
+                break
+        chunks.append(state.memory_chunk_of(row))
+        if not any(len(chunk.runs) for chunk in chunks):
+            # All runs are too early or too late: the newest ones show the caller where the queue ends.
+            newest_first = (self._of_page(state, ref, key) for ref in reversed(in_order))
+            chunks.append(next((chunk for chunk in newest_first if len(chunk.runs)), EMPTY_CHUNK))
+        return _by_offset(chunks)
+
+
+def _by_offset(chunks: Sequence[RunChunk]) -> RunChunk:
+    """The runs of one queue in ``chunks``, by their first offsets."""
+    chunk = joined_chunks(tuple(chunks))
+    return selected(chunk, np.argsort(chunk.runs["base_queue_offset"], kind="stable"))
+
+
+def sequences_of(pages: Sequence[PageRef]) -> list[list[PageRef]]:
+    """A state's ``pages`` by sequence: pages that were written together and are sorted as one. Pure."""
+    sequences: dict[tuple[int, int, int], list[PageRef]] = {}
+    for page in pages:
+        sequences.setdefault((page.level, page.from_version, page.to_version), []).append(page)
+    return list(sequences.values())
 
 
 def _unexpired(state: CatalogState, page: Page) -> Page:
@@ -511,10 +521,10 @@ def _unexpired(state: CatalogState, page: Page) -> Page:
     return Page(page.queues, replace(page.chunk, runs=picked(page.chunk.runs, ~expired)))
 
 
-def referenced_keys(page: Page) -> list[str]:
-    """Keys of the objects that the runs of ``page`` reference."""
-    used: NDArray[Any] = np.unique(page.chunk.objects["key"][np.unique(page.chunk.runs["object"])])
-    return [page.chunk.object_keys[index] for index in used.tolist()]
+def referenced_keys(chunk: RunChunk) -> list[str]:
+    """Keys of the objects that the runs of ``chunk`` name."""
+    used: NDArray[Any] = np.unique(chunk.objects["key"][np.unique(chunk.runs["object"])])
+    return [chunk.object_keys[index] for index in used.tolist()]
 
 
 def living_runs(
@@ -525,8 +535,8 @@ def living_runs(
     *,
     is_cached: bool = False,
 ) -> Iterator[Page]:
-    """Pages of ``state`` with runs that versions [``first_version``, ``last_version``] added, with others. Raises what
-    reading pages raises."""
+    """The living runs of ``state``, page by page: all pages that may have runs which the versions ``first_version`` to
+    ``last_version`` added, and at last the runs that are in no page. Raises what reading pages raises."""
     chosen = (ref for ref in state.pages if ref.overlaps(first_version, last_version))
     yield from living_pages(index, state, chosen, is_cached=is_cached)
     yield from memory_page(state)

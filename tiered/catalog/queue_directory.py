@@ -24,11 +24,14 @@ class QueueDirectory:
         """``keys``: the queues of the first rows."""
         self._lock = threading.Lock()
         self.roster = QueueRoster()
+        """The queues by row."""
         self._rows: dict[QueueKey, int] = {}
         self._latest: dict[tuple[str, int], int] = {}
+        """The highest generation of each (topic, queue id)."""
         self._by_topic: dict[str, list[int]] = {}
+        """Rows of each topic, ascending."""
         self._rows_by_number: tuple[QueueRoster, NDArray[np.int64]] = (self.roster, np.empty(0, np.int64))
-        """Rows of the last roster looked up, -1 if unknown."""
+        """A list of queues in other numbers (those of a log scan, say), and the row of each; -1 if not yet known."""
         self._append(keys)
 
     @property
@@ -40,7 +43,8 @@ class QueueDirectory:
         return len(self.keys)
 
     def extended(self, count: int, keys: Sequence[QueueKey]) -> QueueDirectory:
-        """A directory with ``keys`` in rows ``count`` onwards: this one, or a copy if those rows are taken."""
+        """A directory with ``keys`` in the rows from ``count`` on: this one, if it has ``count`` rows, or a copy of its
+        first rows, if a newer state has added other queues."""
         with self._lock:
             if len(self.keys) == count:
                 self._append(keys)
@@ -63,19 +67,21 @@ class QueueDirectory:
         return np.where(found < count, found, -1)
 
     def _rows_of_numbers(self, roster: QueueRoster, numbers: NDArray[Any]) -> NDArray[np.int64]:
-        """Rows by the numbers of another roster, -1 if unknown; keeps what it found, as one roster is looked up in
-        every cycle."""
-        known_of, known = self._rows_by_number
-        if known_of is not roster:
-            known = np.empty(0, np.int64)
-        known = np.concatenate([known, np.full(len(roster) - len(known), -1, np.int64)])
-        found: NDArray[np.int64] = known[numbers]
-        for at in np.flatnonzero(found < 0).tolist():
-            found[at] = self._rows.get(roster.keys[numbers[at]], -1)
-        known[numbers] = found
+        """The rows here of the queues that ``roster`` has under ``numbers``; -1 if there is none. Caches the rows, as
+        the writer looks up the same roster, the queues of the log, in every cycle."""
+        cached_roster, row_of_number = self._rows_by_number
+        if cached_roster is not roster:
+            row_of_number = np.empty(0, np.int64)
+        row_of_number = np.concatenate(
+            [row_of_number, np.full(len(roster) - len(row_of_number), -1, np.int64)]
+        )
+        rows: NDArray[np.int64] = row_of_number[numbers]
+        for at in np.flatnonzero(rows < 0).tolist():
+            rows[at] = self._rows.get(roster.keys[numbers[at]], -1)
+        row_of_number[numbers] = rows
         # Rows never change, so concurrent writes are equally valid.
-        self._rows_by_number = roster, known
-        return found
+        self._rows_by_number = roster, row_of_number
+        return rows
 
     def rows_of_topic(self, topic: str, count: int) -> list[int]:
         """Rows of a topic's queues of all generations among the first ``count``, ascending."""
@@ -89,7 +95,8 @@ class QueueDirectory:
         )
 
     def latest_generation(self, topic: str, queue_id: int, count: int) -> int | None:
-        """The highest generation among the first ``count`` rows."""
+        """The highest generation of a queue among the first ``count`` rows (later ones belong to newer states); None if
+        it has none there."""
         generation = self._latest.get((topic, queue_id))
         while generation is not None and generation >= 0:
             if self.row(QueueKey(topic, queue_id, generation), count) is not None:
@@ -98,10 +105,10 @@ class QueueDirectory:
         return None
 
     def _append(self, keys: Sequence[QueueKey]) -> None:
-        """Add rows that readers of other threads may see at once."""
+        """Add a row for each of ``keys``. Other threads may read the directory at the same time."""
         for key in keys:
-            assert key not in self._rows, f"{key} has a row already"
-            # Published last: a concurrent reader never sees a row without its key.
+            assert key not in self._rows, f"queue {key} has a row already"
+            # ``_rows`` changes last: a concurrent reader never sees a row without its key.
             row = self.roster.add(key)
             self._by_topic.setdefault(key.topic, []).append(row)
             self._latest[key[:2]] = max(key.generation, self._latest.get(key[:2], -1))

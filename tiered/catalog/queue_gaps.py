@@ -16,14 +16,15 @@ class QueueGaps:
     __slots__ = ("_begins", "_ends", "_is_empty")
 
     def __init__(self, table: Table) -> None:
-        """``table``: the queue's gaps by offset; overlapping and adjacent ones are joined."""
+        """``table``: the queue's gaps, sorted by their first offset. Overlapping and adjacent ones are kept as one."""
         self._is_empty = len(table) == 0
         if self._is_empty:
             return
+        # A gap may end inside an earlier one: the end so far is the largest of all before it.
         begins, ends = table["begin_queue_offset"], np.maximum.accumulate(table["end_queue_offset"])
-        apart = begins[1:] > ends[:-1]  # adjacent gaps are joined
-        self._begins: NDArray[np.int64] = np.concatenate([begins[:1], begins[1:][apart]])
-        self._ends: NDArray[np.int64] = np.concatenate([ends[:-1][apart], ends[-1:]])
+        is_apart = begins[1:] > ends[:-1]
+        self._begins: NDArray[np.int64] = np.concatenate([begins[:1], begins[1:][is_apart]])
+        self._ends: NDArray[np.int64] = np.concatenate([ends[:-1][is_apart], ends[-1:]])
 
     def after(self, offset: int) -> int:
         """The first offset from ``offset`` on that is in no gap."""

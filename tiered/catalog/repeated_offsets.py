@@ -14,7 +14,8 @@ REPEATED = "repeated_offsets"
 
 
 def repeated_offsets(state: CatalogState) -> dict[QueueKey, int]:
-    """The queues, and how many messages were set aside, as they are in no consume queue."""
+    """Queues in which the broker used an offset for two messages, with the number of those that its consume queue does
+    not have and that are therefore not archived."""
     found = state.settings.get(REPEATED)
     rows = found if isinstance(found, list) else []
     return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,9 +44,10 @@ class IndexBegins:
 
 @dataclass(frozen=True)
 class Requirements:
-    """Each one that is given must stand.
+    """Each one that is given must still be so when the change is committed.
     ``pages``, ``index_files``, ``announced`` (pending deletions): keys. ``memory``: a version, and how many runs up to
-    it are in no page. ``uncompacted_since``: no round of compaction was committed after this version."""
+    it are in no page. ``uncompacted_since``: no round of compaction was committed after this version, which
+    MaintenanceCommit checks."""
 
     epoch: int | None = None
     histories: Histories | None = None
@@ -60,38 +61,29 @@ class Requirements:
     announced: frozenset[str] = frozenset()
     uncompacted_since: int | None = None
 
-    def unmet(self, state: CatalogState, is_compacted: Callable[[int, int], bool]) -> str:
-        """What does not stand in ``state``; empty: all stands. ``is_compacted``: whether one of the versions
-        [first, last] is a round of compaction."""
+    def unmet(self, state: CatalogState) -> str:
+        """The name of the first requirement that is no longer so in ``state``; empty if all are.
+
+        Does not check ``uncompacted_since``, which takes reading commits."""
         index = {file.key: file.from_version for file in state.indexes}
-        checks: dict[str, Callable[[], bool]] = {
+        is_index_same = self.index_files <= index.keys()
+        is_index_same = is_index_same and self.indexed_version in (None, state.indexed_version)
+        if self.index_begins is not None:
+            begins = {begin for begin in index.values() if begin <= self.index_begins.last_version}
+            is_index_same = is_index_same and begins <= self.index_begins.allowed
+        is_met = {
             # Keys carry the epoch: objects of an earlier one may be collected before a commit names them.
-            "epoch": lambda: self.epoch in (None, state.epoch),
-            LOG_HISTORY: lambda: self.histories in (None, histories_of(state)),
-            "pages": lambda: self.pages <= {page.key for page in state.pages},
-            "removed runs": lambda: self.tombstones in (None, len(state.tombstones)),
-            "runs in memory": lambda: (
-                self.memory is None or _memory_runs(state, self.memory[0]) == self.memory[1]
-            ),
-            "index": lambda: (
-                self.index_files <= index.keys()
-                and self.indexed_version in (None, state.indexed_version)
-                and (
-                    self.index_begins is None
-                    or {begin for begin in index.values() if begin <= self.index_begins.last_version}
-                    <= self.index_begins.allowed
-                )
-            ),
-            "floors": lambda: (
-                self.floors is None
-                or bool((Floors.of(state, self.floors.queues).minimum == self.floors.minimum).all())
-            ),
-            "announced keys": lambda: self.announced <= state.pending_deletions.keys(),
-            "objects": lambda: (
-                self.uncompacted_since is None or not is_compacted(self.uncompacted_since + 1, state.version)
-            ),
+            "epoch": self.epoch in (None, state.epoch),
+            LOG_HISTORY: self.histories in (None, histories_of(state)),
+            "pages": self.pages <= {page.key for page in state.pages},
+            "removed runs": self.tombstones in (None, len(state.tombstones)),
+            "runs in memory": self.memory is None or _memory_runs(state, self.memory[0]) == self.memory[1],
+            "index": is_index_same,
+            "floors": self.floors is None
+            or bool((Floors.of(state, self.floors.queues).minimum == self.floors.minimum).all()),
+            "announced keys": self.announced <= state.pending_deletions.keys(),
         }
-        return next((what for what, stands in checks.items() if not stands()), "")
+        return next((name for name, met in is_met.items() if not met), "")
 
 
 def _memory_runs(state: CatalogState, version: int) -> int:

@@ -24,7 +24,8 @@ RESTORED: Final = "tiered-restored.json"
 
 
 class RestoredCheck(NamedTuple):
-    """``archived``: the check of commit ``version``, whose put id is ``put_id``. ``own``: of the restored log."""
+    """Checksums of the log's last bytes at the commit up to which a store was restored: ``archived`` as commit
+    ``version``, whose put id is ``put_id``, has it, and ``own`` of the restored log."""
 
     version: int
     put_id: str
@@ -44,22 +45,23 @@ NOT_RESTORED: Final = RestoredCheck(0, "", LogCheck(0, 0, 0), LogCheck(0, 0, 0))
 
 
 def restored_check(store_path: Path, archive: ObjectStore) -> RestoredCheck:
-    """The check of the store at ``store_path`` if it was restored from ``archive``. Raises CorruptionError, or what
-    reading raises."""
+    """The checksums that ``tiered restore`` left in the store directory ``store_path``; NOT_RESTORED if it left none,
+    or restored from another archive than ``archive``. Raises CorruptionError, or what reading raises."""
     path = store_path / RESTORED
     try:
-        found = fields(json.loads(path.read_bytes()))
-        check = row(RestoredCheck, [found[name] for name in RestoredCheck._fields])
+        recorded = fields(json.loads(path.read_bytes()))
+        check = row(RestoredCheck, [recorded[name] for name in RestoredCheck._fields])
     except FileNotFoundError:
         return NOT_RESTORED
     except OSError as error:
         raise open_failure(path, error) from error
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptionError(
-            f"{path}, which tiered restore wrote, is damaged: {error!r}", hint="remove it"
+            f"{path}, which tiered restore wrote, is damaged: {error!r}", hint="remove this file"
         ) from error
     try:
+        # Versions are numbers that every archive has; the put id is unique.
         is_of_archive = read_commit(archive, check.version).put_id == check.put_id
     except NotFoundError:
-        return NOT_RESTORED
+        is_of_archive = False
     return check if is_of_archive else NOT_RESTORED

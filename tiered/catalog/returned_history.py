@@ -7,13 +7,13 @@ is hidden in turn. If something is missing, nothing changes: the caller archives
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from sys import maxsize
 
 import numpy as np
 
-from tiered.catalog.catalog_reader import histories_to, shared_version, spans_to
+from tiered.catalog.catalog_reader import histories_to, load, shared_version, spans_to
 from tiered.catalog.commit import CommitInvalidError
 from tiered.catalog.deletions import DeletionList, PendingDeletion
 from tiered.catalog.floors import rows_below
@@ -22,11 +22,10 @@ from tiered.catalog.index_refs import whole_until
 from tiered.catalog.log_histories import (
     ALL_PHYS,
     Divergence,
+    DividedRuns,
     HistoryPages,
     NewHistory,
-    living_rows,
     memory_pages,
-    run_floors,
     with_garbage,
     with_history,
 )
@@ -56,6 +55,7 @@ from tiered.model.tables import (
     Table,
     concatenated,
 )
+from tiered.object_store.interface import ObjectStore
 
 _NOTHING = -1
 Added = tuple[QueueKey, np.void, np.void, str]
@@ -80,17 +80,22 @@ def return_to(
     state: CatalogState,
     target: CatalogState,
     hidden: Hidden,
-    load_state: Callable[[int], CatalogState],
+    store: ObjectStore,
     start: Divergence,
     pages: HistoryPages,
 ) -> NewHistory:
-    """The first state of a log history that continues ``target``, an earlier version. Raises CommitInvalidError if
-    messages of it are gone, and what ``pages`` and ``load_state`` raise."""
-    if repeated_offsets(state).keys() - repeated_offsets(target):
+    """The first state of a log history that continues ``target``, the state at an earlier version than ``state``:
+    what later histories had hidden of it is visible again, and what it does not have is hidden.
+
+    Reads further versions from ``store``, and puts changed pages. Raises CommitInvalidError if messages of ``target``
+    are gone, and what reading and putting raise."""
+    repeated = repeated_offsets(state).keys() - repeated_offsets(target)
+    if repeated:
         raise CommitInvalidError(
-            "queues have ended at earlier offsets since: what the log has is archived again"
+            f"catalog version {target.version} cannot be continued: the broker has used offsets of "
+            f"{sorted(repeated)[0]} again since; what its log has is archived again"
         )
-    merge = _Return(state, target, hidden, load_state, pages.cuts)
+    merge = _Return(state, target, hidden, store, pages.cuts)
     refs = [new for ref in state.pages for new in merge.page(ref, pages)]
     memory = merge.memory()
     added = merge.added(pages.index)
@@ -108,66 +113,61 @@ def return_to(
         ),
     )
     after = merge.state(base, memory, added)
-    gone = hidden_runs(state, merge.dropped, None, merge.ending())
-    after = with_history(after, state, start, target.version, gone)
-    return NewHistory(with_garbage(state, after, start.now_ms, merge.garbage(added)), gone)
+    newly_hidden = hidden_runs(state, merge.divided.dropped, None, merge.ending())
+    after = with_history(after, state, start, target.version, newly_hidden)
+    return NewHistory(with_garbage(state, after, start.now_ms, merge.garbage(added)), newly_hidden)
 
 
 class _Return:
-    """``limit``: by row of the present state, the physical offset up to which its runs stay."""
+    """What the first state of a history that continues ``target`` takes of the present ``state``, and what it takes of
+    the hidden runs."""
 
     def __init__(
-        self,
-        state: CatalogState,
-        target: CatalogState,
-        hidden: Hidden,
-        load_state: Callable[[int], CatalogState],
-        cuts: RunCuts,
+        self, state: CatalogState, target: CatalogState, hidden: Hidden, store: ObjectStore, cuts: RunCuts
     ) -> None:
-        """``target``: the state to return to; ``hidden``: what log histories have hidden since."""
-        self._cuts = cuts
-        self._state, self._target, self._hidden, self._load = state, target, hidden, load_state
+        """``target``: the earlier state to continue; ``hidden``: what log histories have hidden since; ``store``: where
+        further versions are read; ``cuts`` divides runs."""
+        self._state, self._target, self._hidden, self._store = state, target, hidden, store
         self._histories = state.log_histories
         self._spans = spans_to(self._histories, target.version)
-        self._loaded: dict[int, CatalogState] = {}
-        self._ended_at = self._ends()
+        """Versions (first, last) whose messages the target has."""
+        self._loaded: dict[int, CatalogState] = {target.version: target}
+        self._ended_at = {
+            key: history.version - 1
+            for history, hidden_by_it in hidden.histories
+            for key in ended_keys(hidden_by_it)
+        }
+        """The last version in which a queue that ended with its log history had it."""
         self._is_active = state.table["flags"] & QUEUE_SUPERSEDED == 0
-        self.dropped: list[Page] = []
-        self._rows_gone = np.zeros(state.queue_count, np.int64)
+        """By row: whether the queue belongs to the present log history."""
+        self.divided = DividedRuns(state, cuts)
         self._end_byte = np.zeros(state.queue_count, np.int64)
         self._kept_end = np.zeros(state.queue_count, np.int64)
+        """By row: the ends of the runs that stay, in bytes and in queue offsets."""
         self._is_inside = False
         """Whether runs of versions that both have differ: a log history began inside a commit."""
-        self._before: set[str] = set()
-        self._after: set[str] = set()
-        limits = [self._limit(row) for row in range(state.queue_count)]
-        self._limits = np.array(limits, np.int64)
-
-    def _ends(self) -> dict[QueueKey, int]:
-        """The version up to which an ended queue has its log history."""
-        return {
-            key: history.version - 1
-            for history, hidden in self._hidden.histories
-            for key in ended_keys(hidden)
-        }
+        self._limits = np.array([self._limit(row) for row in range(state.queue_count)], np.int64)
+        """By row: the commitlog offset up to which the queue's present runs stay."""
 
     def _shared(self, key: QueueKey) -> CatalogState | None:
-        """The state up to which the present runs of ``key`` are those of the target."""
+        """The newest state up to which the queue ``key`` has the same messages in the present state and the target;
+        None: there is none. Reads it from the store the first time."""
         row = self._state.row_of(key)
         has_ended = row is not None and not self._is_active[row]
         version = self._ended_at.get(key, 0) if has_ended else self._state.version
         version = shared_version(self._histories, version, self._target.version) if version else 0
         if version and version not in self._loaded:
-            self._loaded[version] = self._target if version == self._target.version else self._load(version)
+            self._loaded[version] = load(self._store, version=version)
         return self._loaded.get(version)
 
     def _limit(self, row: int) -> int:
-        """The physical offset up to which a queue's present runs stay: what it and the wanted state share. ALL_PHYS:
-        all of them."""
+        """The commitlog offset up to which the present runs of the queue in ``row`` stay, as the target has them too:
+        ALL_PHYS: all stay; _NOTHING: none."""
         key = self._state.key_of(row)
         if self._wanted(key) is None:
-            is_flagged = self._target.queue(key) is not None
-            return ALL_PHYS if is_flagged or not self._is_active[row] else _NOTHING
+            # A queue that ended before the target stays as it is; one that began after it goes.
+            is_in_target = self._target.queue(key) is not None
+            return ALL_PHYS if is_in_target or not self._is_active[row] else _NOTHING
         shared = self._shared(key)
         if shared is None:
             return _NOTHING
@@ -186,21 +186,23 @@ class _Return:
         return phys
 
     def _shared_end(self, key: QueueKey) -> int | None:
-        """The end of what present and target share of ``key``; None: nothing."""
+        """The queue offset up to which the queue ``key`` has the same messages in the present state and the target;
+        None: it has none in common."""
         shared, row = self._shared(key), self._state.row_of(key)
-        known = None if shared is None else shared.queue(key)
-        kept = 0 if row is None else int(self._kept_end[row])
-        if known is None:
-            return kept or None
-        return max(kept, int(known["end_queue_offset"]))
+        shared_row = None if shared is None else shared.queue(key)
+        kept_end = 0 if row is None else int(self._kept_end[row])
+        if shared_row is None:
+            return kept_end or None
+        return max(kept_end, int(shared_row["end_queue_offset"]))
 
     def _wanted(self, key: QueueKey) -> np.void | None:
-        """The row of ``key`` in the target, if it is a queue of its log."""
-        found = self._target.queue(key)
-        return None if found is None or found["flags"] & QUEUE_SUPERSEDED else found
+        """The row of the queue ``key`` in the target, if it belongs to the target's log: not None, and not ended with
+        an earlier log."""
+        row = self._target.queue(key)
+        return None if row is None or row["flags"] & QUEUE_SUPERSEDED else row
 
     def ending(self) -> list[QueueKey]:
-        """Queues that end with the present history, and stay."""
+        """Queues whose messages stay in the archive, but which the new history hides as a whole."""
         return [
             self._state.key_of(row)
             for row in np.flatnonzero(self._is_active & (self._limits == ALL_PHYS)).tolist()
@@ -209,14 +211,16 @@ class _Return:
     # -- runs that stay ---------------------------------------------------------------------------------------
 
     def page(self, ref: PageRef, pages: HistoryPages) -> list[PageRef]:
-        """Refs of what stays of a page: its own, if all does."""
+        """The entries of the pages that hold what stays of the page ``ref``: its own one, if all stays, or those of
+        new pages, which are put."""
         if not self._is_inside and any(
             first <= ref.from_version and ref.to_version <= last for first, last in self._spans
         ):
             return [ref]
         living = pages.index.living(self._state, pages.index.page(ref))
-        kept, is_changed = self._kept(living)
-        if not is_changed:
+        dropped_before = len(self.divided.dropped)
+        kept = self._kept(living)
+        if len(self.divided.dropped) == dropped_before:
             return [ref]
         if not len(kept.runs):
             return []
@@ -224,102 +228,103 @@ class _Return:
         return write_pages(cut(Page(living.queues, kept), pages.runs_max), ref.level, versions, pages.put)
 
     def memory(self) -> RunChunk:
-        """The runs that stay in memory."""
-        return joined_chunks(tuple(self._kept(page)[0] for page in memory_pages(self._state)))
+        """The runs that stay, of those that are in no page yet."""
+        return joined_chunks(tuple(self._kept(page) for page in memory_pages(self._state)))
 
-    def _kept(self, page: Page) -> tuple[RunChunk, bool]:
-        """What stays of living runs, which is counted, and whether it is something else."""
+    def _kept(self, page: Page) -> RunChunk:
+        """The runs of ``page``, all of them living, that stay in the new history. Notes where they end."""
         row = self._state.directory.rows(page.queues, self._state.queue_count)
-        limit = np.where(row >= 0, self._limits[row], ALL_PHYS)[page.chunk.runs["queue"]]
-        kept, dropped = self._cuts.divided(page, limit, run_floors(self._state, page))
-        for part, sign in ((page, 1), (Page(page.queues, kept), -1)):
-            at = row[part.chunk.runs["queue"]]
-            np.add.at(self._rows_gone, at[at >= 0], sign * living_rows(self._state, part)[at >= 0])
-        stays = kept.runs[row[kept.runs["queue"]] >= 0]
-        np.maximum.at(self._end_byte, row[stays["queue"]], stays["base_byte"] + stays["byte_count"])
-        np.maximum.at(self._kept_end, row[stays["queue"]], stays["end_queue_offset"])
-        self._before.update(_keys(page.chunk))
-        self._after.update(_keys(kept))
-        if len(dropped.runs):
-            self.dropped.append(Page(page.queues, dropped))
-        return kept, bool(len(dropped.runs))
+        limits = np.where(row >= 0, self._limits[row], ALL_PHYS)[page.chunk.runs["queue"]]
+        kept = self.divided.kept(page, limits)
+        known = kept.runs[row[kept.runs["queue"]] >= 0]
+        np.maximum.at(self._end_byte, row[known["queue"]], known["base_byte"] + known["byte_count"])
+        np.maximum.at(self._kept_end, row[known["queue"]], known["end_queue_offset"])
+        return kept
 
     # -- runs that return -------------------------------------------------------------------------------------
 
     def added(self, index: RunIndex) -> list[Added]:
-        """Hidden runs of the target, by queue and offset, behind what is shared and behind one another."""
-        found: dict[QueueKey, list[Added]] = {}
+        """The hidden runs that become visible again, by queue and offset: those of the target above what it shares with
+        the present state, whose objects still exist. None overlaps another."""
+        by_queue: dict[QueueKey, list[Added]] = {}
         candidates = list(self._candidates())
         living = self._living(
-            index, [run for _, run, _, name in candidates if not self._hidden.can_return(name)]
+            index, [run for _, run, _, key in candidates if not self._hidden.can_return(key)]
         )
-        for one in candidates:
-            if self._hidden.can_return(one[3]) or one[3] in living:
-                found.setdefault(one[0], []).append(one)
+        for candidate in candidates:
+            queue, _, _, key = candidate
+            if self._hidden.can_return(key) or key in living:
+                by_queue.setdefault(queue, []).append(candidate)
         added: list[Added] = []
-        for queue in sorted(found):
+        for queue in sorted(by_queue):
             end = self._shared_end(queue) or 0
             # Divergences may have cut one run at several offsets, or hidden it before and after it was joined.
-            for one in sorted(
-                found[queue], key=lambda one: (one[1]["base_queue_offset"], -one[1]["end_queue_offset"])
+            for candidate in sorted(
+                by_queue[queue],
+                key=lambda added: (added[1]["base_queue_offset"], -added[1]["end_queue_offset"]),
             ):
-                if int(one[1]["base_queue_offset"]) >= end:
-                    added.append(one)
-                    end = int(one[1]["end_queue_offset"])
+                run = candidate[1]
+                if int(run["base_queue_offset"]) >= end:
+                    added.append(candidate)
+                    end = int(run["end_queue_offset"])
         return added
 
     def _candidates(self) -> Iterator[Added]:
-        """Runs that begins of histories hid, the newest first, and that the target has."""
+        """Runs that log histories hid, the newest history first, and that the target had; also those of which the
+        object no longer exists."""
         for _, hidden in reversed(self._hidden.histories):
             chunk = hidden.memory
-            runs, names = chunk.runs, object_names(chunk)
-            is_mine = np.zeros(len(runs), bool)
+            runs, keys = chunk.runs, object_names(chunk)
+            is_in_target = np.zeros(len(runs), bool)
             for first, last in self._spans:
-                is_mine |= (runs["version"] >= first) & (runs["version"] <= last)
-            is_mine &= runs["end_phys"] <= self._target.cursor.phys
-            for at in np.flatnonzero(is_mine).tolist():
+                is_in_target |= (runs["version"] >= first) & (runs["version"] <= last)
+            # The target may end inside a version: where a log history began inside a commit.
+            is_in_target &= runs["end_phys"] <= self._target.cursor.phys
+            for at in np.flatnonzero(is_in_target).tolist():
                 run, queue = runs[at], hidden.key_of(int(runs["queue"][at]))
                 shared = self._shared(queue)
                 is_above = shared is None or run["version"] > shared.version
                 if is_above and self._wanted(queue) is not None:
-                    yield queue, run, chunk.objects[int(run["object"])], names[at]
+                    yield queue, run, chunk.objects[int(run["object"])], keys[at]
 
     def _living(self, index: RunIndex, runs: Sequence[np.void]) -> set[str]:
-        """Objects of which the present history has rows, of the versions of ``runs``."""
-        found: set[str] = set()
+        """Keys of the objects that the present history names for other runs of the versions of ``runs``: these objects
+        exist, though they are no pending deletions."""
+        keys: set[str] = set()
         if runs:
             versions = [int(run["version"]) for run in runs]
             for page in living_runs(index, self._state, min(versions), max(versions), is_cached=True):
-                found.update(_keys(page.chunk))
-        return found
+                keys.update(referenced_keys(page.chunk))
+        return keys
 
     def garbage(self, added: Sequence[Added]) -> set[str]:
         """Data objects that only the present history names."""
-        return self._before - self._after - {key for *_, key in added}
+        return self.divided.garbage() - {key for *_, key in added}
 
     # -- the new state ----------------------------------------------------------------------------------------
 
     def state(self, base: CatalogState, memory: RunChunk, added: list[Added]) -> CatalogState:
-        """``base`` with the queues of the target."""
+        """``base``, the new history's state without queues, with its queues: those of the target, and hidden ones of
+        the present state. ``memory``: the runs that stay and are in no page; ``added``: those that return."""
         state, target = self._state, self._target
-        stays = [
+        staying_rows = [
             row
             for row in range(state.queue_count)
             if self._limits[row] != _NOTHING or self._wanted(state.key_of(row)) is not None
         ]
-        keys = [state.key_of(row) for row in stays]
+        keys = [state.key_of(row) for row in staying_rows]
         keys += [
             key for key, _ in target.queues() if self._wanted(key) is not None and state.row_of(key) is None
         ]
-        numbers = {key: number for number, key in enumerate(keys)}
         table, gaps = self._table(keys, added), self._gaps(keys)
-        renumbered = np.full(state.queue_count, -1, np.int64)
-        renumbered[stays] = np.arange(len(stays))
-        memory = selected(memory, renumbered[memory.runs["queue"]] >= 0) if len(memory.runs) else memory
-        memory.runs["queue"] = renumbered[memory.runs["queue"]]
-        tombstones = state.tombstones[renumbered[state.tombstones["queue"]] >= 0].copy()
-        tombstones["queue"] = renumbered[tombstones["queue"]]
-        chunk = joined_chunks(tuple(part for part in (memory, _chunk_of(added, numbers)) if len(part.runs)))
+        new_row = np.full(state.queue_count, -1, np.int64)
+        new_row[staying_rows] = np.arange(len(staying_rows))
+        memory = selected(memory, new_row[memory.runs["queue"]] >= 0) if len(memory.runs) else memory
+        memory.runs["queue"] = new_row[memory.runs["queue"]]
+        tombstones = state.tombstones[new_row[state.tombstones["queue"]] >= 0].copy()
+        tombstones["queue"] = new_row[tombstones["queue"]]
+        returned = _chunk_of(added, {key: row for row, key in enumerate(keys)})
+        chunk = joined_chunks(tuple(runs for runs in (memory, returned) if len(runs.runs)))
         return replace(
             self._taken_back(base, {key for *_, key in added}),
             directory=QueueDirectory(keys),
@@ -330,11 +335,13 @@ class _Return:
         )
 
     def _table(self, keys: Sequence[QueueKey], added: Sequence[Added]) -> Table:
-        """The queue table of the new history: wanted queues as they were, others hidden with what they have."""
+        """The queue table of the new history, a row for each of ``keys``: queues of the target as it had them, with
+        what maintenance changed since, and others as they are now, hidden. ``added``: the runs that return. Raises
+        CommitInvalidError if messages of a queue of the target are gone."""
         state, target = self._state, self._target
-        mine: dict[QueueKey, list[np.void]] = {}
+        returned: dict[QueueKey, list[np.void]] = {}
         for queue, run, *_ in added:
-            mine.setdefault(queue, []).append(run)
+            returned.setdefault(queue, []).append(run)
         table = np.zeros(len(keys), state.table.dtype)
         for number, key in enumerate(keys):
             row, wanted = state.row_of(key), self._wanted(key)
@@ -344,25 +351,27 @@ class _Return:
                 if target.queue(key) is not None:
                     table[number]["flags"] |= QUEUE_HIDDEN | QUEUE_SUPERSEDED
                 continue
-            self._check_whole(key, wanted, mine.get(key, []))
+            self._check_whole(key, wanted, returned.get(key, []))
             table[number] = wanted
-            now = table[number]
-            runs = np.array(mine.get(key, []), RUN_DTYPE)
-            now["row_count"] = 0
+            new = table[number]
+            runs = np.array(returned.get(key, []), RUN_DTYPE)
+            new["row_count"] = 0
             if row is not None:
-                before = state.table[row]
-                now["row_count"] = int(before["row_count"]) - int(self._rows_gone[row])
-                now["flags"] |= int(before["flags"]) & (QUEUE_EXPIRED | QUEUE_FILLED | QUEUE_SPARSE)
-                now["end_byte"] = max(int(now["end_byte"]), int(self._end_byte[row]))
+                present = state.table[row]
+                new["row_count"] = int(present["row_count"]) - int(self.divided.rows_gone[row])
+                new["flags"] |= int(present["flags"]) & (QUEUE_EXPIRED | QUEUE_FILLED | QUEUE_SPARSE)
+                new["end_byte"] = max(int(new["end_byte"]), int(self._end_byte[row]))
+                # Messages that have expired since stay expired, but not those that return.
                 first = int(runs["base_queue_offset"][0] if len(runs) else wanted["end_queue_offset"])
-                now["min_queue_offset"] = max(
-                    int(now["min_queue_offset"]), min(int(before["min_queue_offset"]), first)
+                new["min_queue_offset"] = max(
+                    int(new["min_queue_offset"]), min(int(present["min_queue_offset"]), first)
                 )
-            now["row_count"] += (runs["rows"] - rows_below(runs, now["min_queue_offset"])).sum()
+            new["row_count"] += (runs["rows"] - rows_below(runs, new["min_queue_offset"])).sum()
         return table
 
     def _check_whole(self, key: QueueKey, wanted: np.void, runs: Sequence[np.void]) -> None:
-        """What is shared, the runs, and the target's gaps must be all that the target has of ``key``."""
+        """Raise CommitInvalidError unless the new history gets all that the target had of the queue ``key``, whose row
+        there is ``wanted``: what both states share, then ``runs`` that return and the target's gaps, without a hole."""
         shared_end = self._shared_end(key)
         at = int(wanted["min_queue_offset"]) if shared_end is None else shared_end
         gaps = {
@@ -372,31 +381,33 @@ class _Return:
         if shared_end is None and runs and int(runs[0]["base_queue_offset"]) < at:
             at = int(runs[0]["base_queue_offset"])
         while at < int(wanted["end_queue_offset"]):
-            after = ends.get(at, gaps.get(at))
-            if after is None:
+            end = ends.get(at, gaps.get(at))
+            if end is None:
                 raise CommitInvalidError(
-                    f"messages of {key} from offset {at} on are no longer in the archive"
+                    f"catalog version {self._target.version} cannot be continued: messages of {key} from queue offset "
+                    f"{at} on are no longer in the archive"
                 )
-            at = after
+            at = end
 
     def _gaps(self, keys: Sequence[QueueKey]) -> Table:
-        """Gaps of the new history: the present ones below the shared end of a queue, the wanted ones above it."""
-        parts = []
+        """The gaps of the new history, by number of the queue in ``keys``: those of the present state up to where it
+        and the target have the same messages, and those of the target above."""
+        tables = []
         for number, key in enumerate(keys):
-            below = self._state.gaps_of(key) if self._state.row_of(key) is not None else self._state.gaps[:0]
-            known = [below]
+            gaps = [self._state.gaps_of(key)]
             if self._wanted(key) is not None:
                 end = self._shared_end(key) or 0
-                above = self._target.gaps_of(key)
-                known = [below[below["end_queue_offset"] <= end], above[above["begin_queue_offset"] >= end]]
-            for part in known:
-                found = part.copy()
-                found["queue"] = number
-                parts.append(found)
-        return concatenated(parts, self._state.gaps.dtype)
+                below, above = gaps[0], self._target.gaps_of(key)
+                gaps = [below[below["end_queue_offset"] <= end], above[above["begin_queue_offset"] >= end]]
+            for table in gaps:
+                numbered = table.copy()
+                numbered["queue"] = number
+                tables.append(numbered)
+        return concatenated(tables, self._state.gaps.dtype)
 
     def _taken_back(self, base: CatalogState, keys: set[str]) -> CatalogState:
-        """``base`` without pending deletions of ``keys``; the rest of a list becomes recent again."""
+        """``base`` in which the objects ``keys`` are no longer pending deletions. A list that names one of them is
+        dissolved: its other entries are single ones again."""
         recent = {key: entry for key, entry in base.pending_deletions.items() if key not in keys}
         lists = []
         for listed in base.deletion_lists:
@@ -408,17 +419,14 @@ class _Return:
         return replace(base, pending_deletions=recent, deletion_lists=tuple(lists))
 
 
-def _chunk_of(added: Sequence[Added], numbers: Mapping[QueueKey, int]) -> RunChunk:
-    """The runs that become visible again, as runs in memory."""
-    names = {key: number for number, key in enumerate(dict.fromkeys(key for *_, key in added))}
+def _chunk_of(added: Sequence[Added], row_of: Mapping[QueueKey, int]) -> RunChunk:
+    """The runs that become visible again, with their objects, as runs that are in no page. ``row_of``: the rows of the
+    new history's queues."""
+    number_of = {key: number for number, key in enumerate(dict.fromkeys(key for *_, key in added))}
     runs = np.array([run for _, run, *_ in added], RUN_DTYPE)
-    objects = np.zeros(len(names), OBJECT_DTYPE)
-    for at, (queue, _, place, key) in enumerate(added):
-        runs["queue"][at], runs["object"][at] = numbers[queue], names[key]
-        objects[names[key]] = place
-        objects["key"][names[key]] = names[key]
-    return RunChunk(runs, objects, tuple(names))
-
-
-def _keys(chunk: RunChunk) -> list[str]:
-    return referenced_keys(Page((), chunk)) if len(chunk.runs) else []
+    objects = np.zeros(len(number_of), OBJECT_DTYPE)
+    for at, (queue, _, object_row, key) in enumerate(added):
+        runs["queue"][at], runs["object"][at] = row_of[queue], number_of[key]
+        objects[number_of[key]] = object_row
+        objects["key"][number_of[key]] = number_of[key]
+    return RunChunk(runs, objects, tuple(number_of))

@@ -25,7 +25,7 @@ CACHE_BYTES = 64 << 20
 
 
 class RunCuts:
-    """Divides runs of objects in ``store``."""
+    """Divides runs (rows of one queue with contiguous offsets inside one object) of objects in ``store``."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -38,37 +38,45 @@ class RunCuts:
         floors: NDArray[np.int64],
         bounds: Bounds = Bounds.PHYS,
     ) -> tuple[RunChunk, RunChunk]:
-        """The living rows of ``page`` below and above positions; ``limits`` and ``floors`` are of each run. Raises
-        CorruptionError where a position is inside a record, and what the store raises."""
-        chunk, (low, high) = page.chunk, bounds.value
-        is_below = chunk.runs[high] <= limits
-        is_cut = ~is_below & (chunk.runs[low] < limits)
+        """The runs of ``page`` below and above a limit, where a run that the limit is inside of is cut in two. Of the
+        cut ones, the lower part is dropped if it is below the queue's minimum offset.
+
+        ``limits`` and ``floors`` (minimum offsets) have one number for each run; ``bounds`` says whether limits are
+        commitlog or queue offsets. Raises CorruptionError where a limit is inside a record, and what the store
+        raises."""
+        chunk, (begin_name, end_name) = page.chunk, bounds.value
+        is_below = chunk.runs[end_name] <= limits
+        is_cut = ~is_below & (chunk.runs[begin_name] < limits)
         lower, upper = chunk.runs.copy(), chunk.runs.copy()
         cut = np.flatnonzero(is_cut)
+        # By object, so that the cache has the tail of each.
         for at in cut[np.argsort(chunk.runs["object"][cut], kind="stable")].tolist():
-            run, place = chunk.runs[at], chunk.objects[int(chunk.runs["object"][at])]
-            rows = self.rows(chunk.object_keys[int(place["key"])], place, page.queues[int(run["queue"])], run)
-            places = (rows.phys, rows.phys + rows.size)
+            run, object_row = chunk.runs[at], chunk.objects[int(chunk.runs["object"][at])]
+            key = chunk.object_keys[int(object_row["key"])]
+            rows = self.rows(key, object_row, page.queues[int(run["queue"])], run)
+            begins, ends = rows.phys, rows.phys + rows.size
             if bounds is Bounds.OFFSET:
-                places = (rows.queue_offset, rows.queue_offset + rows.inner_num)
-            count = int((places[0] < limits[at]).sum())
-            if (places[0][count:] < limits[at]).any() or places[1][:count].max() > limits[at]:
-                key = chunk.object_keys[int(place["key"])]
+                begins, ends = rows.queue_offset, rows.queue_offset + rows.inner_num
+            count = int((begins < limits[at]).sum())
+            if (begins[count:] < limits[at]).any() or ends[:count].max() > limits[at]:
                 raise CorruptionError(
-                    f"{key}: {limits[at]} is between no two records of run {run['ordinal']}"
+                    f"{self._store.url}/{key}: run {run['ordinal']} of {page.queues[int(run['queue'])]} cannot be cut "
+                    f"at the {'queue' if bounds is Bounds.OFFSET else 'commitlog'} offset {limits[at]}, which is "
+                    "inside a record"
                 )
             lower[at], upper[at] = cut_run(run, rows, 0, count), cut_run(run, rows, count, len(rows))
         is_below |= is_cut & ~is_expired(lower, floors)
         return (
             selected(RunChunk(lower, chunk.objects, chunk.object_keys), is_below),
-            selected(RunChunk(upper, chunk.objects, chunk.object_keys), chunk.runs[high] > limits),
+            selected(RunChunk(upper, chunk.objects, chunk.object_keys), chunk.runs[end_name] > limits),
         )
 
-    def rows(self, key: str, place: np.void, queue: QueueKey, run: np.void) -> RowTable:
-        """The rows of a run (RUN_DTYPE) of the object ``key``; ``place`` is its row of OBJECT_DTYPE."""
+    def rows(self, key: str, object_row: np.void, queue: QueueKey, run: np.void) -> RowTable:
+        """The rows of a run (RUN_DTYPE) of ``queue`` in the object ``key``, which ``object_row`` (OBJECT_DTYPE)
+        describes. Reads the end of the object, where its index is, unless it is cached."""
         index = self._tails.get(key)
         if index is None:
-            size_bytes, tail_bytes = int(place["size_bytes"]), int(place["tail_bytes"])
+            size_bytes, tail_bytes = int(object_row["size_bytes"]), int(object_row["tail_bytes"])
             check_tail_length(key, size_bytes, tail_bytes)
             tail = self._store.get_range(key, size_bytes - tail_bytes, tail_bytes)
             index = SegmentIndex(key, size_bytes, tail)

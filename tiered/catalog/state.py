@@ -188,15 +188,15 @@ class CatalogState:
 
     @cached_property
     def oldest_pending_deletion_ms(self) -> int | None:
-        """When the oldest pending deletion became garbage."""
+        """When the oldest pending deletion became garbage, ms since the epoch; None: there is none."""
         oldest = [pending.since_ms for pending in self.pending_deletions.values()]
         listed_ms = [listed.oldest_ms for listed in self.deletion_lists]
         return min(oldest + listed_ms, default=None)
 
     @cached_property
     def oldest_garbage_ms(self) -> int | None:
-        """When the oldest pending deletion with the usual grace period became garbage; of a list, which is collected
-        as a whole, its newest."""
+        """When the oldest pending deletion with the usual grace period became garbage, ms since the epoch; None: there
+        is none. A list is collected as a whole, so its newest entry counts."""
         oldest = [
             pending.since_ms
             for pending in self.pending_deletions.values()
@@ -254,30 +254,31 @@ class CatalogState:
         return self.directory.latest_generation(topic, queue_id, len(self.table))
 
     def current_queues(self) -> Iterator[tuple[QueueKey, np.void]]:
-        """Where a writer continues: the newest generation of every queue with its row.
+        """The queues to which a writer appends: the newest generation of each, with its row of the queue table.
 
-        If the newest generation ended with its log history, this is the next one, which does not exist yet: its row is
+        If that ended when the broker's log was replaced, the next generation, which does not exist yet: its row is
         hidden and its ``end_queue_offset`` is UNKNOWN_OFFSET.
         """
         for key, row in self.queues():
             if not self.directory.is_latest(key, len(self.table)):
                 continue
             if row["flags"] & QUEUE_SUPERSEDED:
-                fresh = np.zeros(1, QUEUE_STATE_DTYPE)[0]
-                fresh["flags"], fresh["end_queue_offset"] = QUEUE_HIDDEN, UNKNOWN_OFFSET
-                fresh["queue_id"], fresh["generation"] = key.queue_id, key.generation + 1
-                yield key._replace(generation=key.generation + 1), fresh
+                next_row = np.zeros(1, QUEUE_STATE_DTYPE)[0]
+                next_row["flags"], next_row["end_queue_offset"] = QUEUE_HIDDEN, UNKNOWN_OFFSET
+                next_row["queue_id"], next_row["generation"] = key.queue_id, key.generation + 1
+                yield key._replace(generation=key.generation + 1), next_row
             else:
                 yield key, row
 
     def gaps_of(self, key: QueueKey) -> Table:
-        """GAP_DTYPE rows of ``key``, by offset."""
-        if not len(self.gaps):
-            return self.gaps
+        """The gaps (offsets that are missing for good, GAP_DTYPE) of the queue ``key``, by offset; empty for an unknown
+        queue."""
         row = self.row_of(key)
-        mine = self.gaps[self.gaps["queue"] == row] if row is not None else self.gaps[:0]
-        found: Table = mine[np.argsort(mine["begin_queue_offset"])]
-        return found
+        if row is None or not len(self.gaps):
+            return self.gaps[:0]
+        gaps = self.gaps[self.gaps["queue"] == row]
+        ordered: Table = gaps[np.argsort(gaps["begin_queue_offset"])]
+        return ordered
 
     @cached_property
     def has_expired_runs(self) -> bool:
@@ -296,18 +297,15 @@ class CatalogState:
         return sum(len(chunk.runs) for chunk in self.chunks)
 
     def memory_runs_of(self, row: int) -> RunChunk:
-        """Runs of one queue since the last spill, by base offset; objects are shared with all of memory."""
-        merged, order, starts = self._memory_index
+        """The runs of the queue in ``row`` that are in no page yet, by offset, with the objects of all such runs."""
+        memory, order, starts = self._memory_index
         if starts[row] == starts[row + 1]:
             return EMPTY_CHUNK
-        return RunChunk(merged.runs[order[starts[row] : starts[row + 1]]], merged.objects, merged.object_keys)
+        return RunChunk(memory.runs[order[starts[row] : starts[row + 1]]], memory.objects, memory.object_keys)
 
     def memory_chunk_of(self, row: int) -> RunChunk:
-        """Like ``memory_runs_of``, with only their objects; ``runs["queue"]`` is 0 everywhere."""
-        mine = self.memory_runs_of(row)
-        if not len(mine.runs):
-            return EMPTY_CHUNK
-        chunk = selected(mine, slice(None))
+        """Like ``memory_runs_of``, but a copy with the objects of these runs only, and ``runs["queue"]`` 0."""
+        chunk = selected(self.memory_runs_of(row), slice(None))
         chunk.runs["queue"] = 0
         return chunk
 
@@ -318,6 +316,8 @@ class CatalogState:
 
     @cached_property
     def _memory_index(self) -> tuple[RunChunk, NDArray[np.int64], NDArray[np.int64]]:
+        """The runs that are in no page, the indexes that sort them by queue and offset, and where each queue's begin in
+        that order."""
         runs = self.memory.runs
         order = np.lexsort((runs["base_queue_offset"], runs["queue"]))
         starts = np.searchsorted(runs["queue"][order], np.arange(len(self.table) + 1))
@@ -339,26 +339,27 @@ class CatalogState:
 
     @property
     def needs_root(self) -> bool:
-        """Whether the next root is due early: the newest was unreadable, or it starts a log history, of which no commit
-        has the state."""
+        """Whether the next commit should name a root page (a copy of the state) early: the newest one could not be
+        read, or it begins a log history or is of a repair, so that no commits lead to the same state."""
         if not self.root.key:
             return False
-        began_history = bool(self.log_histories) and self.log_histories[-1].root == self.root.key
-        began_history |= self.root.key.startswith(f"{PAGES_PREFIX}repair-")
-        return began_history or self.root == self.unread_root
+        is_only_copy = bool(self.log_histories) and self.log_histories[-1].root == self.root.key
+        is_only_copy |= self.root.key.startswith(f"{PAGES_PREFIX}repair-")
+        return is_only_copy or self.root == self.unread_root
 
     @property
     def repaired_version(self) -> int:
-        """The newest repair of a broken chain of commits, which begins with it; 0: the chain is whole."""
-        found = self.settings.get(REPAIRED, {})
-        version = found.get("version", 0) if isinstance(found, dict) else 0
+        """The version of the newest repair of a lost catalog, with which the chain of commits begins; 0: there was
+        none, and it begins with version 1."""
+        repair = self.settings.get(REPAIRED, {})
+        version = repair.get("version", 0) if isinstance(repair, dict) else 0
         return version if isinstance(version, int) else 0
 
     # -- keys -------------------------------------------------------------------------------------------------
 
     def catalog_keys(self) -> set[str]:
-        """Objects with pages, index files and state objects that this version references, without those inside the
-        pages."""
+        """Keys of the objects that this state names itself: pages, root pages, index files, timers, tables of the
+        broker and lists; not of the data objects that runs name."""
         keys = {object_of(page.key) for page in self.pages} | {history.root for history in self.log_histories}
         keys |= {history.hidden for history in self.log_histories if history.hidden}
         keys |= set(self.state_objects.values()) | {index.key for index in self.indexes}
@@ -380,7 +381,7 @@ def joined_chunks(chunks: tuple[RunChunk, ...]) -> RunChunk:
 
 
 def selected(chunk: RunChunk, index: NDArray[Any] | slice) -> RunChunk:
-    """The runs at ``index`` (integers, a mask, or a slice) with only their objects, as copies."""
+    """A copy of the runs of ``chunk`` at ``index`` (integers, a mask, or a slice), with the objects of these only."""
     runs = copied(chunk.runs[index]) if isinstance(index, slice) else picked(chunk.runs, index)
     if not len(runs):
         return EMPTY_CHUNK
@@ -391,15 +392,16 @@ def selected(chunk: RunChunk, index: NDArray[Any] | slice) -> RunChunk:
 
 
 def renumbered(numbers: NDArray[Any], count: int) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-    """The numbers below ``count`` that occur, ascending, and the place of each of ``numbers`` among them."""
-    if len(numbers) == 1:
+    """Numbers ``numbers``, all of them below ``count``, without holes: returns the different ones, ascending, and for
+    each of ``numbers`` its position among these."""
+    if len(numbers) == 1:  # the usual case when many small commits are read
         return numbers.astype(np.int64), np.zeros(1, np.uint32)
     occurs = np.zeros(count, np.bool_)
     occurs[numbers] = True
     present = np.flatnonzero(occurs)
-    place = np.zeros(count, np.uint32)
-    place[present] = np.arange(len(present))
-    return present, place[numbers]
+    position = np.zeros(count, np.uint32)
+    position[present] = np.arange(len(present))
+    return present, position[numbers]
 
 
 def _offsets(lengths: list[int]) -> NDArray[np.uint32]:

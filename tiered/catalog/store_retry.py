@@ -28,7 +28,7 @@ class StoreRetry:
         random: random_module.Random,
         wait: Callable[[float], object] | None = None,
     ) -> None:
-        """``wait`` sleeps between tries; the default ends at once when the retries are aborted."""
+        """``wait`` sleeps for seconds between tries; the default one ends at once when the retries are aborted."""
         self._limits = limits
         self._random = random
         self.retry_reason = ""
@@ -41,7 +41,8 @@ class StoreRetry:
         self._aborted.set()
 
     def call(self, request: Callable[[], T]) -> T:
-        """The result of ``request``, which must be idempotent. Raises UnavailableError after ``abort``."""
+        """The result of ``request``, which is repeated while the store is unavailable and must be idempotent. Raises
+        UnavailableError once ``abort`` was called, and every other error at once."""
         failures = 0
         while True:
             try:
@@ -54,12 +55,13 @@ class StoreRetry:
                 return result
 
     def back_off(self, failures: int, cause: UnavailableError) -> None:
-        """Wait after the ``failures``-th failure in a row (from 1); raises ``cause`` once aborted."""
+        """Log ``cause``, and wait before the next try: longer, and with jitter, the more ``failures`` (1 or more) there
+        were in a row. Raises ``cause`` instead once ``abort`` was called."""
         if self._aborted.is_set():
             raise cause
         self.retry_reason = str(cause)
         logger.warning(
-            "a request for the catalog failed, and is tried again",
+            "a request to the object store for the catalog failed and is tried again",
             extra={"error": str(cause), "failures": failures},
         )
         ceiling_s = min(self._limits.backoff_s_max, self._limits.backoff_s_first * 2 ** min(failures - 1, 16))

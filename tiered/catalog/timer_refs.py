@@ -44,7 +44,8 @@ class TimerRef(NamedTuple):
 
     @classmethod
     def of(cls, encoded: EncodedTimers, epoch: int, number: int) -> TimerRef:
-        """The entry of a new file of timers, of which nothing is done or claimed."""
+        """The catalog's entry for the object number ``number`` that the writer of ``epoch`` puts: none of its timers is
+        delivered or about to be sent yet."""
         return cls(
             epoch,
             number,
@@ -73,11 +74,11 @@ def timer_table(refs: Sequence[TimerRef]) -> Table:
 
 
 def timer_refs(table: Table) -> tuple[TimerRef, ...]:
-    """The reverse of ``timer_table``. Raises ValueError."""
+    """The timer objects that the rows of a stored ``table`` describe. Raises ValueError for impossible numbers."""
     refs = tuple(TimerRef(*row) for row in table.tolist())
     for ref in refs:
         if not 0 <= ref.done <= ref.claimed <= ref.entries or not 0 < ref.tail_bytes < ref.size_bytes:
-            raise ValueError(f"impossible timer object {ref}")
+            raise ValueError(f"the entry of timer object {ref.key} has impossible numbers: {ref}")
     return refs
 
 
@@ -89,21 +90,23 @@ def after_change(
     may_move: bool,
     pending_deletions: Container[str],
 ) -> tuple[TimerRef, ...]:
-    """The objects after a commit of ``epoch`` with ``changed`` ones, without those of which nothing is left. Raises
-    ValueError: a new one that is not of the epoch, has progress or is garbage; another whose progress goes back, or
-    that may not move."""
-    found = {(ref.epoch, ref.number): ref for ref in refs}
+    """The timer objects ``refs`` of a state after a commit of ``epoch`` that names ``changed`` ones: new objects, and
+    others whose timers were claimed for sending or are done. Those of which all timers are done leave.
+
+    ``may_move``: whether a commit of this kind may change the progress of an object. Raises ValueError if a new object
+    is not of the epoch, has progress or is a pending deletion, and if the progress of another goes back."""
+    by_number = {(ref.epoch, ref.number): ref for ref in refs}
     for ref in changed:
         identity = ref.epoch, ref.number
-        before = found.get(identity)
+        before = by_number.get(identity)
         if before is None:
             if ref.epoch != epoch or ref.claimed:
-                raise ValueError(f"{ref.key} is not a new object of epoch {epoch}")
+                raise ValueError(f"the timer object {ref.key} is not a new one of epoch {epoch}")
             if ref.key in pending_deletions:
-                raise ValueError(f"{ref.key} is a pending deletion")
+                raise ValueError(f"the new timer object {ref.key} is a pending deletion")
         elif not may_move or before.moved(ref.done, ref.claimed) != ref:
-            raise ValueError(f"{ref.key} cannot be changed")
+            raise ValueError(f"the timer object {ref.key} exists and cannot be changed by this commit")
         elif ref.done < before.done or ref.claimed < before.claimed:
-            raise ValueError(f"progress of {ref.key} would go back")
-        found[identity] = ref
-    return tuple(ref for ref in found.values() if ref.done < ref.entries)
+            raise ValueError(f"the progress of the timer object {ref.key} would go back")
+        by_number[identity] = ref
+    return tuple(ref for ref in by_number.values() if ref.done < ref.entries)
