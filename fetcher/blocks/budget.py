@@ -158,8 +158,8 @@ class ByteBudget:
         return self._reserve_now(byte_count)
 
     def _reserve_now(self, byte_count: int) -> bool:
-        """Reserve ``byte_count`` if that much is free and no charge waits; return whether it was reserved. No cache is
-        made to give up memory for it."""
+        """Reserve ``byte_count`` if that much is free and no charge waits; return whether it was reserved. No cache has
+        to free memory for it."""
         self._settle()
         with self._lock:
             fits = not self._waiting and self._free_bytes >= byte_count

@@ -239,7 +239,7 @@ class TieredMessageFetcher:
                 buffered = reader.buffered
             ready = self.prefetcher.ready(reader, offset)
             is_sequential = await self._prefetched(reader, request, view, until)
-            # A reader whose buffered rows were dropped gets no more, because memory is short.
+            # A reader whose buffered rows were dropped gets nothing, because memory is short.
             has_room = is_sequential and buffered.rows is not None and request.until is None
             rows_ahead = ROWS_AHEAD if has_room else 0
         reading = self._rows.read(view, request, Priority.USER, buffered, rows_ahead=rows_ahead)
