@@ -94,7 +94,7 @@ class ByteBudget:
 
     def _charge_now(self, byte_count: int) -> bool:
         """Charge ``byte_count`` if that much is free and no other charge waits; return whether it was charged. No cache
-        is made to give up memory for it."""
+        has to free memory for it."""
         self._settle()
         with self._lock:
             fits = not self._waiting and self._fits(byte_count)
