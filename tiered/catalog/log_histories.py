@@ -202,7 +202,7 @@ class DividedRuns:
         self._keys_after.update(referenced_keys(kept))
         for part, sign in ((page, 1), (Page(page.queues, kept), -1)):
             at = row[part.chunk.runs["queue"]]
-            np.add.at(self.rows_gone, at[at >= 0], sign * _living_rows(self._state, part)[at >= 0])
+            np.add.at(self.rows_gone, at[at >= 0], sign * living_rows(self._state, part)[at >= 0])
         return kept
 
     def garbage(self) -> set[str]:
@@ -309,7 +309,7 @@ def _run_minimums(state: CatalogState, page: Page) -> NDArray[np.int64]:
     return of_runs
 
 
-def _living_rows(state: CatalogState, page: Page) -> NDArray[np.int64]:
+def living_rows(state: CatalogState, page: Page) -> NDArray[np.int64]:
     """Rows of each run above the minimum offset of its queue."""
     runs = page.chunk.runs
     rows: NDArray[np.int64] = runs["rows"] - rows_below(runs, _run_minimums(state, page))
