@@ -57,7 +57,7 @@ class ExportReport:
     rows_before: int = 0
 
     def lines(self) -> list[str]:
-        """The report for people."""
+        """The report as text: how many rows and files were written, and what was exported before or has expired."""
         if self.batches == 0:
             return [f"{self.target}: no new messages"]
         expired = f"; {self.expired:,} offsets EXPIRED before they were exported" if self.expired else ""
@@ -73,7 +73,8 @@ class ExportJob:
     def __init__(
         self, source: SourceOptions, target: str, format: str, progress: ExportProgress, write: WriteBatch
     ) -> None:
-        """Raises UsageError for a source or target that cannot be exported."""
+        """An export of ``source`` to ``target``. ``progress`` records its batches in the target, ``write`` writes one.
+        Raises UsageError for a source or a target that cannot be exported."""
         if source.source is not Source.ARCHIVE:
             raise UsageError(f"cannot export a {source.source.value} directory", hint="export an archive")
         if source.since_ms is not None or source.until_ms is not None:
@@ -88,8 +89,9 @@ class ExportJob:
         self._result = ExportReport(target, format)
 
     def run(self) -> ExportReport:
-        """Finish a started batch, then export new messages. Raises UsageError if the target was started with other
-        choices or has rows that a replaced log took back, and what reading and writing raise."""
+        """Finish a batch that an earlier export began and did not end, then export the messages archived since. Raises
+        UsageError if the target was begun with other choices, or holds messages that are no longer in the archive
+        because the broker's log was replaced; also raises what reading and writing raise."""
         number = self._progress.last_number()
         started = self._progress.intent(number) if number else None
         if started is not None and started.choices != self._choices:
@@ -108,7 +110,8 @@ class ExportJob:
         return self._result
 
     def _intent(self, number: int) -> Intent:
-        """The intent of batch ``number``: up to the newest version of each archive."""
+        """What batch ``number`` is to export, recorded before it is written: everything up to the newest catalog
+        version of each archive."""
         archives = []
         with opened(self._source) as store:
             for names, _, state in states_at(store, pinned_versions(self._source)):
@@ -123,7 +126,8 @@ class ExportJob:
         )
 
     def _source_of(self, intent: Intent) -> SourceOptions:
-        """The current address and credentials with the choices of the batch."""
+        """The source of a batch: the topics and choices that its intent recorded, at the present address and with the
+        present credentials."""
         return replace(
             self._source,
             topics=intent.topics,
@@ -133,7 +137,8 @@ class ExportJob:
         )
 
     def _write(self, intent: Intent, before: Done) -> Done:
-        """Plans, writes and records the batch of ``intent``, which follows ``before``, and adds it to the result."""
+        """Plan, write and record the batch that ``intent`` announced, and add it to the report. ``before``: how the
+        batch in front of it ended."""
         source = self._source_of(intent)
         plan = self._plan(intent, source, before)
         parts = self._write_batch(intent, source, plan)
@@ -159,7 +164,8 @@ class ExportJob:
         return done
 
     def _plan(self, intent: Intent, source: SourceOptions, before: Done) -> BatchPlan:
-        """The first plan of the batch; without messages that expired since, unless a version was requested."""
+        """The plan of a batch: the one that an earlier export recorded, without messages that have expired since
+        (unless the user named a catalog version), or a new one, which is recorded."""
         kept = self._progress.plan(intent.number)
         plan = None if kept is None else plan_of(kept)
         if plan is not None:
@@ -181,7 +187,7 @@ class PartsWriter:
     is_table: bool = False
 
     def __call__(self, intent: Intent, source: SourceOptions, plan: BatchPlan) -> list[PartDone]:
-        """Write the parts of a batch that are not yet done."""
+        """Write the parts of a batch that are not written yet, some of them at a time, and report progress."""
         columns = intent.choices.columns
         todo = [
             PartTask(source, columns, part, intent.number, number, self.target, self.store, self.is_table)
@@ -197,7 +203,7 @@ class PartsWriter:
 
 
 def refuse_inside(archive_url: str, target: str) -> None:
-    """Raises UsageError for a target inside the archive."""
+    """Raise UsageError if the target of an export lies inside the archive, whose objects it must not change."""
     archive, table = parse_url(archive_url), parse_url(target)
     inside = [
         (one.scheme, *PurePosixPath(one.place, one.prefix.strip("/")).parts) for one in (archive, table)

@@ -48,7 +48,7 @@ LAYOUT = SLICE_DTYPE.descr
 
 
 def plan_document(plan: BatchPlan) -> dict[str, Any]:
-    """``plan`` in its recorded form."""
+    """The plan of a batch as the JSON document that is recorded in the target."""
     return {
         "layout": [list(column) for column in LAYOUT],
         "parts": [_part_document(part) for part in plan.parts],
@@ -84,7 +84,8 @@ def _part(document: Mapping[str, Any]) -> Slices:
 
 
 def without_expired(options: SourceOptions, plan: BatchPlan) -> BatchPlan:
-    """``plan`` without messages that expired since, which ``expired`` counts. All parts stay, even empty ones."""
+    """A recorded plan without the messages that have expired since, which its ``expired`` counts. Parts that become
+    empty stay, because parts are known by their numbers."""
     names = {(part.archive.cluster, part.archive.broker) for part in plan.parts}
     with opened(options) as store:
         states = {name: load(archive_store(store, *name)) for name in names}
@@ -119,8 +120,9 @@ class BatchPlan:
 
 
 def plan_batch(options: SourceOptions, intent: Intent, before: Iterable[ArchiveEnds]) -> BatchPlan:
-    """The batch of ``intent`` after one that ended at ``before``. Raises UsageError if a replaced log took exported
-    rows back."""
+    """Plan the batch that ``intent`` announced: all messages behind the ends ``before``, where the batch in front of it
+    ended, and those of gaps that were filled since. Raises UsageError if exported messages are no longer in the archive
+    because the broker's log was replaced."""
     known = {(one.cluster, one.broker): one for one in before}
     found: list[Slices] = []
     ends: list[ArchiveEnds] = []
@@ -145,8 +147,8 @@ def plan_batch(options: SourceOptions, intent: Intent, before: Iterable[ArchiveE
 
 
 def _begun(state: CatalogState, options: SourceOptions, ended: Iterable[QueueKey]) -> Layer:
-    """Queues of earlier batches, which may have unexported messages although they are hidden now, because their topic
-    was deleted or recreated."""
+    """The bounds of the queues that earlier batches exported. They may have messages that were not exported and are
+    hidden now, because their topic was deleted or created again."""
     rows = {queue: state.queue(queue) for queue in ended if options.wants(queue.topic)}
     return {
         queue: OffsetRange(int(row["min_queue_offset"]), int(row["end_queue_offset"]))
@@ -174,8 +176,8 @@ def _below(wanted: Layer, ended: dict[QueueKey, int]) -> Layer:
 
 
 def _ends(state: CatalogState, last: ArchiveEnds, ended: dict[QueueKey, int], wanted: Layer) -> ArchiveEnds:
-    """Where the batch leaves each queue, and its gaps. ``last``: after the batch before; ``ended``: its ends;
-    ``wanted``: what this batch has."""
+    """Up to which offset each queue is exported after this batch, and its gaps. ``last``: the same after the batch
+    before; ``ended``: its ends by queue; ``wanted``: the offsets of this batch by queue."""
     after = ended | {queue: max(one.end, ended.get(queue, 0)) for queue, one in wanted.items()}
     # A queue that is not in this batch keeps the gaps of the last batch with it.
     kept = {queue: gaps for queue, gaps in _gaps(last).items() if queue not in wanted}
@@ -186,10 +188,11 @@ def _ends(state: CatalogState, last: ArchiveEnds, ended: dict[QueueKey, int], wa
 
 
 def _refuse_superseded(archive: ObjectStore, state: CatalogState, last: ArchiveEnds) -> None:
-    """Raises UsageError if a replaced log took back messages that were exported."""
+    """Raise UsageError if exported messages are no longer in the archive because the broker's log was replaced by one
+    that does not have them."""
     for history in state.log_histories:
         if history.number <= last.log_history or history.common_version == 0:
-            continue  # without common messages, queues have a new generation and old rows stay valid
+            continue  # nothing in common: queues have a new generation, and exported rows stay valid
         common = load(archive, version=history.common_version)
         for topic, queue_id, generation, end in last.queues:
             row = common.queue(QueueKey(topic, queue_id, generation))
@@ -206,7 +209,8 @@ def _refuse_superseded(archive: ObjectStore, state: CatalogState, last: ArchiveE
 
 
 def _parts(found: list[Slices], partition_bytes: int) -> list[Slices]:
-    """Parts of large topics, then parts of all small topics together."""
+    """Cut the messages of a batch into parts of about ``partition_bytes``: first each large topic alone, so that its
+    files hold no other topic, then all small topics together."""
     weights: dict[str, int] = {}
     for part in found:
         for number, queue in enumerate(part.queues):

@@ -103,7 +103,7 @@ class ExportProgress:
         self._store = store
 
     def last_number(self) -> int:
-        """The number of the newest intent; 0 without any."""
+        """The number of the batch that was begun last; 0 if none was."""
         found = 0
         for info in self._store.list(f"{DIRECTORY}/"):
             name = info.key.removeprefix(f"{DIRECTORY}/")
@@ -112,7 +112,7 @@ class ExportProgress:
         return found
 
     def intent(self, number: int) -> Intent | None:
-        """The intent of a batch, or None."""
+        """What a batch is to export, as it was recorded when the batch was begun; None if it was not."""
         document = self._read(f"{number:010d}.intent")
         if document is None:
             return None
@@ -141,7 +141,8 @@ class ExportProgress:
         self._create(f"{number:010d}.plan", document)
 
     def done(self, number: int) -> Done | None:
-        """The end of a batch, or None while it is incomplete. Batch 0, before the first one, is empty."""
+        """What a batch exported, as it was recorded at its end; None while it is not complete. Batch 0 stands in front
+        of the first one and is empty."""
         if number == 0:
             return Done(0, 0, 0, 0)
         document = self._read(f"{number:010d}.done")
@@ -172,7 +173,8 @@ class ExportProgress:
         return True
 
     def _read(self, name: str) -> dict[str, Any] | None:
-        """The record ``name``, None if there is none. Raises CorruptionError if it is damaged."""
+        """The document ``name`` of the export's progress; None if it does not exist. Raises CorruptionError if it is
+        damaged."""
         key = f"{DIRECTORY}/{name}"
         try:
             data = self._store.get(key, stored_bytes_max())
@@ -187,8 +189,8 @@ class ExportProgress:
 
 
 def _decoded(data: bytes, source: str) -> dict[str, Any]:
-    """The JSON object in a compressed progress document. Raises ValueError if it is none or claims too many bytes,
-    and what MemoryBound and zstandard raise. ``source`` names it in errors."""
+    """The JSON object in a compressed document of an export's progress, called ``source`` in errors. Raises ValueError
+    if it is not an object or claims too many bytes, and what MemoryBound and zstandard raise."""
     memory, raw_bytes = MemoryBound(len(data), LARGE, source), zstandard.frame_content_size(data)
     if not 0 <= raw_bytes <= RAW_BYTES_MAX:
         raise ValueError(f"claims {raw_bytes} bytes")
@@ -202,7 +204,7 @@ def _decoded(data: bytes, source: str) -> dict[str, Any]:
 
 
 def ends_of(document: Mapping[str, Any]) -> tuple[ArchiveEnds, ...]:
-    """The ``ends`` of a record."""
+    """Where a recorded batch ended, by archive and queue."""
     return tuple(
         ArchiveEnds(
             one["cluster"],

@@ -45,14 +45,14 @@ TRIES = 8
 
 
 def open_catalog(uri: str, target: str, store: ObjectStore) -> Catalog:
-    """The catalog at ``uri``: http:// or https:// of a REST catalog, or a database as SQLAlchemy names it; empty: an
-    SQLite file in the directory ``target``. ``store``, at ``target``, has the files of its tables. Raises UsageError or
-    UnavailableError if it cannot be opened."""
+    """Open the Iceberg catalog at ``uri``: the address of a REST catalog, or a database as SQLAlchemy names it. If it
+    is empty, the catalog is an SQLite file in the directory ``target``. ``store`` has the files of the tables at
+    ``target``. Raises UsageError or UnavailableError if the catalog cannot be opened."""
     address = parse_url(target)
     if not uri:
         if address.scheme != "file":
             raise UsageError(
-                f"{target} is no directory for the catalog",
+                f"{target} is not a local directory, in which the catalog could be a file",
                 hint="give --catalog, such as sqlite:////path/catalog.db",
             )
         Path(address.place).mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ def open_catalog(uri: str, target: str, store: ObjectStore) -> Catalog:
     if not is_rest:
         properties["warehouse"] = target
     shown = re.sub(r"//[^/]*@", "//…@", uri)
-    logging.getLogger("pyiceberg").setLevel(logging.WARNING)  # it tells which file system it chooses
+    logging.getLogger("pyiceberg").setLevel(logging.WARNING)  # at INFO it logs which file system it chooses
     try:
         return load_catalog("tiered", **properties)
     except (SQLAlchemyError, ValueError, ImportError, NotInstalledError) as error:
@@ -81,7 +81,8 @@ class IcebergWriter:
         self._catalog, self._name, self._parts = catalog, name, parts
 
     def __call__(self, intent: Intent, source: SourceOptions, plan: BatchPlan) -> list[PartDone]:
-        """Write a batch as data files, and append them to the table by one snapshot."""
+        """Write a batch as Parquet files and add them to the table in one snapshot. Raises UnavailableError if the
+        catalog cannot be reached."""
         target = self._parts.target.rstrip("/")
         try:
             table = self._table(intent.choices.columns)
@@ -94,7 +95,8 @@ class IcebergWriter:
         return done
 
     def _table(self, columns: Sequence[str]) -> Table:
-        """The table. Raises UsageError when it is at another place than the files."""
+        """The table, which is created if it does not exist. Raises UsageError if it exists at another place than the
+        one to which the files are written."""
         with suppress(NoSuchTableError):
             table = self._catalog.load_table(self._name)
             if (place := table.location().rstrip("/")) != self._parts.target.rstrip("/"):
@@ -106,7 +108,7 @@ class IcebergWriter:
         with suppress(NamespaceAlreadyExistsError):
             self._catalog.create_namespace(self._name.rpartition(".")[0])
         location = self._parts.target.rstrip("/")
-        with suppress(TableAlreadyExistsError):  # another export made it
+        with suppress(TableAlreadyExistsError):  # another export has created it at this moment
             transaction = self._catalog.create_table_transaction(
                 self._name, arrow_schema(chosen(columns)), location=location
             )
@@ -116,7 +118,8 @@ class IcebergWriter:
         return self._catalog.load_table(self._name)
 
     def _commit(self, table: Table, batch: int, files: list[str]) -> None:
-        """Add ``files`` as ``batch``, unless the table has it."""
+        """Add ``files`` to the table and note in its properties that it has ``batch``; do nothing if it has that
+        already. Repeated if another writer changes the table at the same time."""
         for _ in range(TRIES):
             if int(table.properties.get(BATCH, 0)) >= batch:
                 return

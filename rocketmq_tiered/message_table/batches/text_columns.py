@@ -49,7 +49,7 @@ class Bodies:
     failures: list[tuple[int, str]] = field(default_factory=list)
 
     def array(self) -> pa.Array:
-        """The bodies; null where decompression failed."""
+        """The column of bodies; null where a compressed body could not be decompressed."""
         lengths, valid = self._lengths()
         offsets = np.zeros(len(lengths) + 1, np.int32)
         offsets[1:] = np.cumsum(lengths)
@@ -96,8 +96,8 @@ class BodyReader:
         self._ahead: dict[int, bytes | CorruptionError] = {}
 
     def take(self, begin: int) -> Bodies:
-        """Bodies from row ``begin`` on. Records plus decompressed bytes stay within ``batch_bytes``, except for a
-        single larger message."""
+        """The bodies of the rows from ``begin`` on, as many as records and decompressed bodies together stay within
+        ``batch_bytes``; at least one."""
         before = int(self._ends[begin - 1]) if begin else 0
         limit = before + self._batch_bytes
         first = int(np.searchsorted(self._compressed, begin))
@@ -134,7 +134,7 @@ class BodyReader:
         return max(int(np.searchsorted(self._ends, limit, side="right")), begin + 1)
 
     def _inflate(self, row: int) -> bytes | CorruptionError:
-        """The decompressed body of a row, or the error if it does not decompress."""
+        """The decompressed body of a row, or the error with which decompression ended."""
         begin, length = int(self._fields[Number.BODY_AT][row]), int(self._fields[Number.BODY_BYTES][row])
         stored = self._chunk.data[begin : begin + length].tobytes()
         try:
@@ -159,7 +159,8 @@ class RecordText:
         self._fields = fields
 
     def strings(self, at: Number) -> pa.Array:
-        """The property located by ``at``; null where a record lacks it."""
+        """The column of one property as text, such as the tag; ``at`` is where the records have it. Null where a record
+        lacks it."""
         begins, lengths = self._fields[at], self._fields[Number(at + 1)]
         if self._is_text:
             return string_array(*copied(self._data, begins, lengths), valid=lengths > 0)
@@ -170,7 +171,7 @@ class RecordText:
         return pa.array(found, pa.string())
 
     def maps(self) -> pa.Array:
-        """All properties."""
+        """The column of all properties, as a map from name to value."""
         if not self._is_text:
             begins, lengths = self._fields[Number.PROPERTIES_AT], self._fields[Number.PROPERTIES_BYTES]
             parsed = [
@@ -208,7 +209,8 @@ def validity(valid: NDArray[np.bool_] | None) -> pa.Buffer | None:
 
 
 def host_strings(data: NDArray[np.uint8], fields: RecordFields, at: Number) -> pa.Array:
-    """``address:port``, each distinct host formatted once."""
+    """The column of a host (``bornHost`` or ``storeHost``) as ``address:port``; ``at`` is where the records have it.
+    Each distinct host is formatted once."""
     begins, lengths = fields[at], fields[Number(at + 1)]
     offsets, stored = copied(data, begins, lengths)
     if (lengths == _IPV4_HOST_BYTES).all():
@@ -231,7 +233,8 @@ def ids(data: NDArray[np.uint8], fields: RecordFields) -> pa.Array:
 
 
 def other_topics(chunk: RowChunk, fields: RecordFields) -> pa.Array:
-    """The record's topic where it differs from its queue's; else null."""
+    """The column of topics that differ from the topic of the message's queue, as an LMQ's do; null where they do
+    not."""
     known: dict[bytes, str] = {}
     topics = [queue.topic for queue in chunk.queues]
     found: list[str | None] = []
@@ -251,7 +254,8 @@ def other_topics(chunk: RowChunk, fields: RecordFields) -> pa.Array:
 
 
 def inner_lists(chunk: RowChunk, fields: RecordFields) -> pa.Array:
-    """Messages of inner batches; null for other records and for batches that do not decode."""
+    """The column of messages inside batches: a list for a record that is a batch, null for other records and for
+    batches that cannot be decoded."""
     found: list[Any] = [None] * len(chunk)
     for row in np.flatnonzero(fields[Number.SYS_FLAG] & (SYS_INNER_BATCH | SYS_NEED_UNWRAP)).tolist():
         begin = int(chunk.starts[row])

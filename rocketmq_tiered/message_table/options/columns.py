@@ -136,7 +136,9 @@ _OWN_FIELDS = (
         "generation of a deleted and recreated topic, from 0; null in a store directory",
     ),
     Field("tagsCode", "int64", "Java hash of the tags; the delivery time of a scheduled message"),
-    Field("innerNum", "int32", "queue offsets of the row: 1, or the messages of an inner batch"),
+    Field(
+        "innerNum", "int32", "how many queue offsets the row takes: 1, or the number of messages in a batch"
+    ),
     Field("bodyCrcOk", "bool", "whether bodyCRC matches the stored body"),
     Field(CHANGE_TYPE, "string", "delete if the body is empty (a tombstone), else upsert"),
     Field(CORRUPT_RECORD, "string", "null, or the damage found here (mode PERMISSIVE)"),
@@ -166,7 +168,8 @@ COLUMNS: dict[str, Column] = {
 
 
 def chosen(names: Sequence[str]) -> list[Column]:
-    """The named columns in this order; the default ones without names. Raises UsageError."""
+    """The columns with these names, in this order; the default columns if ``names`` is empty. Raises UsageError for a
+    name that is unknown or given twice."""
     unknown = [name for name in names if name not in COLUMNS]
     if unknown:
         raise UsageError(f"unknown column {unknown[0]}", hint=f"columns: {', '.join(sorted(COLUMNS))}")

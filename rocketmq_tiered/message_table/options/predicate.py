@@ -130,7 +130,7 @@ class Predicate:
         return np.logical_and.reduce(masks) if masks else None
 
     def also(self, other: Predicate) -> Predicate:
-        """The conjunction of both."""
+        """A predicate that admits only what both this one and ``other`` admit (AND)."""
         numbers = dict(self.numbers)
         for name, allowed in other.numbers.items():
             numbers[name] = self.allowed(name).meets(allowed)
@@ -139,7 +139,8 @@ class Predicate:
         return Predicate(numbers, topics, tags, other.keys if self.keys is None else self.keys)
 
     def either(self, other: Predicate) -> Predicate:
-        """A predicate that admits what one of both does."""
+        """A predicate that admits what this one or ``other`` admits (OR). It may admit more, because each column is
+        combined alone; rows are compared with the whole condition afterwards."""
         numbers = {
             name: allowed.either(other.numbers[name])
             for name, allowed in self.numbers.items()
@@ -176,10 +177,11 @@ def stored_between(since_ms: int | None, until_ms: int | None) -> Predicate:
 def push_down(
     filters: Sequence[Filter], numbers: Collection[str] = NUMBER_COLUMNS
 ) -> tuple[Predicate, list[Filter]]:
-    """(the predicate, the filters that Spark must still apply). ``numbers``: columns that are never null."""
+    """Take from Spark's filters what the archive can use to read less: (the predicate, the filters that Spark must
+    still apply to the rows). ``numbers``: the columns of numbers, which are never null."""
     predicate, left = Predicate(), list[Filter]()
     for one in filters:
-        path: tuple[str, ...] = getattr(one, "attribute", ())  # Not has none
+        path: tuple[str, ...] = getattr(one, "attribute", ())  # the filter Not has no attribute
         name = path[0] if len(path) == 1 else ""
         if name in numbers:
             allowed = Allowed() if type(one).__name__ == "IsNotNull" else _numbers(one)

@@ -46,10 +46,10 @@ def _regex(name: str, text: str) -> str:
 
 
 def _number(minimum: int, maximum: int | None = None) -> Parse:
-    """A whole number."""
+    """A parser of an option that is a whole number from ``minimum`` to ``maximum``."""
 
     def parse(name: str, text: str) -> int:
-        """A whole number within the bounds. Raises UsageError with the option's name."""
+        """The number in ``text``. Raises UsageError, with the option's name, if it is none or out of bounds."""
         try:
             value = int(text)
         except ValueError:
@@ -77,7 +77,7 @@ def _flag(name: str, text: str) -> bool:
 
 
 def _choice(kind: type[Enum]) -> Parse:
-    """A member of an enumeration, by its value."""
+    """A parser of an option that is one of the values of the enumeration ``kind``, in upper or lower case."""
 
     def parse(name: str, text: str) -> Enum:
         choices = {str(choice.value).lower(): choice for choice in kind}
@@ -90,7 +90,8 @@ def _choice(kind: type[Enum]) -> Parse:
 
 
 def _document(name: str, text: str, kind: type[Any], hint: str) -> Any:
-    """A JSON value of this Python type."""
+    """Parse an option that is JSON and whose value has the Python type ``kind``. Raises UsageError, with the option's
+    name and ``hint``, if it is not."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -212,7 +213,7 @@ class SourceOptions:
         return self.cluster in (None, cluster) and self.broker in (None, broker)
 
     def refuse_stream_options(self) -> None:
-        """Raises UsageError for options that apply to streams only."""
+        """Raise UsageError if options are set that only a stream has, because this is a read of a table."""
         if self.starting is not Starting.EARLIEST:
             raise UsageError(
                 f"startingOffsets={self.starting.value} applies to streams only",
@@ -262,11 +263,12 @@ def _generation(name: str, text: str) -> int | None:
 
 
 def _offsets(default: str) -> Parse:
-    """Offsets by queue from JSON, of the Kafka source's shape; none for ``default``."""
+    """A parser of an option that gives queue offsets as JSON, in the form that Spark's Kafka source has. The word
+    ``default`` stands for no offsets."""
 
     def parse(name: str, text: str) -> QueueOffsets:
-        """Parses ``{"topic": {"0": offset}}`` into offsets by (topic, queue id); the word ``default`` gives none.
-        Raises UsageError with the option's name."""
+        """Parse ``{"topic": {"0": offset}}`` into offsets by topic and queue id. Raises UsageError, with the option's
+        name, for anything else."""
         if text.lower() == default:
             return {}
         found = {}
@@ -335,8 +337,8 @@ _EXCLUSIVE = (
 
 
 def parse_options(given: Mapping[str, str], store: ObjectStoreSettings | None = None) -> SourceOptions:
-    """Parse the options that Spark passes; ``store`` is how the object store is opened without them. Raises
-    UsageError."""
+    """Parse the options of the data source, by name as Spark passes them. ``store``: how the object store is opened
+    where the options do not say it. Raises UsageError for unknown, wrong and contradictory options."""
     options = _named(given)
     values: dict[str, Any] = {
         field: parse(name, options[name.lower()])
@@ -369,7 +371,8 @@ def parse_options(given: Mapping[str, str], store: ObjectStoreSettings | None = 
 
 
 def _named(given: Mapping[str, str]) -> dict[str, str]:
-    """Values by lower-case name, aliases replaced. Raises UsageError for unknown names and contradictions."""
+    """The options by their names in lower case, an alias replaced by the name it stands for. Raises UsageError for
+    unknown options and for those that exclude each other."""
     options = {name.lower(): value for name, value in given.items()}
     if "location" in options:
         raise UsageError(
@@ -393,7 +396,8 @@ def _named(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _paths(options: Mapping[str, str]) -> list[str]:
-    """The paths as URLs: ``s3a://`` is ``s3://``, a bare path a local directory."""
+    """The URLs of the paths that the options name: ``s3a://`` becomes ``s3://``, and a path without a scheme is a local
+    directory. Raises UsageError if there is none."""
     paths = [options.get("path", "").strip()]
     if "paths" in options:  # as Spark passes load([…])
         paths += _document("paths", options["paths"], list, "use load(['s3://a/b', …])")
@@ -413,7 +417,8 @@ def _url(path: str, source: str) -> str:
 
 
 def _starting(options: Mapping[str, str]) -> tuple[Starting, int | None, QueueOffsets]:
-    """Where a stream starts: kind, time, offsets."""
+    """Where a stream starts: the kind of start, and for these kinds the time in ms or the offsets by queue. Raises
+    UsageError if the options contradict each other."""
     name, time = "startingOffsets", options.get("startingtimestamp")
     timestamp = None if time is None else _instant("startingTimestamp", time)
     text = options.get(name.lower(), "earliest" if timestamp is None else Starting.TIMESTAMP.value)

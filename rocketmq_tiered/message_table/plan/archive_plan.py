@@ -39,10 +39,11 @@ from tiered.object_store.prefixed import PrefixedStore
 def pages_of(
     run_index: RunIndex, state: CatalogState, wanted: Mapping[QueueKey, OffsetRange]
 ) -> Iterator[tuple[int, Page]]:
-    """(place in the catalog's order, living page) of each page that may have runs of ``wanted``, newest first.
+    """The catalog pages that may list messages of the queues and offsets in ``wanted``, the newest first, each with its
+    number in the catalog's order.
 
-    Later versions have higher offsets, so a queue's older pages are not read once its range begins in a newer one; all
-    are where a gap was filled. Raises what reading pages raises.
+    As later commits have higher offsets, older pages are not read for a queue once a page has the begin of its range,
+    except for queues with a gap that was filled later. Raises what reading pages raises.
     """
     left = {queue: one.begin for queue, one in wanted.items() if one.begin < one.end}
     names, place = sorted(left), {ref.key: number for number, ref in enumerate(state.pages)}
@@ -59,7 +60,8 @@ def pages_of(
 
 
 def runs_of(run_index: RunIndex, state: CatalogState, wanted: Layer) -> dict[QueueKey, Table]:
-    """The runs with messages of each range, by base offset. Raises as ``pages_of``."""
+    """For each queue in ``wanted``, the runs (rows in one object) with messages of its range, in order of their
+    offsets. Raises what ``pages_of`` raises."""
     found: dict[QueueKey, list[Table]] = {queue: [np.zeros(0, RUN_DTYPE)] for queue in wanted}
     for _, page in pages_of(run_index, state, wanted):
         runs = page.chunk.runs
@@ -75,7 +77,8 @@ def runs_of(run_index: RunIndex, state: CatalogState, wanted: Layer) -> dict[Que
 
 
 def _drop_reached(state: CatalogState, page: Page, left: dict[QueueKey, int], names: list[QueueKey]) -> None:
-    """Remove the queues whose ranges begin in ``page`` or after it."""
+    """Remove from ``left`` and ``names`` the queues for which no older page has to be read, because ``page`` reaches
+    down to the begin of their range."""
     bases = page.chunk.runs["base_queue_offset"]
     for number, (begin, end) in enumerate(_spans(page)):
         queue = page.queues[number]
@@ -104,9 +107,12 @@ def later_layers(
     wanted: Iterable[Layer],
     on_expired: OnExpired,
 ) -> list[Layer]:
-    """The ranges of ``newest`` with the messages that ``wanted`` had at ``before``; gaps filled since are excluded.
+    """The ranges that hold at catalog version ``newest`` the messages that ``wanted`` held at the earlier version
+    ``before``. Messages that fill a gap of ``before`` are excluded. ``on_expired`` is called with the messages that
+    have expired since.
 
-    Raises NotFoundError for messages that a replaced log took back, and what ``on_expired`` raises.
+    Raises NotFoundError for messages that are no longer in the archive because the broker's log was replaced, and what
+    ``on_expired`` raises.
     """
     gaps, ends = gaps_in(before), KeptEnds(store, newest, before.version)
     pieces: dict[QueueKey, list[OffsetRange]] = {}
@@ -177,7 +183,7 @@ VERSIONS_KEPT = 8
 
 
 def gaps_in(state: CatalogState) -> Gaps:
-    """The gaps of all queues."""
+    """The recorded gaps of each queue, as ranges of offsets."""
     return gaps_by_queue(
         (state.key_of(queue), OffsetRange(begin, end))
         for queue, begin, end in zip(
@@ -198,7 +204,8 @@ def gaps_by_queue(gaps: Iterable[tuple[QueueKey, OffsetRange]]) -> Gaps:
 
 
 def filled(state: CatalogState, gaps: Gaps, within: Mapping[QueueKey, OffsetRange]) -> list[Layer]:
-    """The parts of earlier ``gaps`` that are no gap in ``state``, are inside ``within`` and have not expired."""
+    """The offsets of earlier ``gaps`` that have messages at catalog version ``state``, because the gaps were filled
+    since. Only offsets inside ``within`` that have not expired are returned."""
     if not gaps:
         return []
     now = gaps_in(state)
@@ -219,7 +226,7 @@ def filled(state: CatalogState, gaps: Gaps, within: Mapping[QueueKey, OffsetRang
 
 
 def without(wanted: OffsetRange, gaps: Sequence[OffsetRange]) -> Iterator[OffsetRange]:
-    """``wanted`` without ``gaps``, which are ascending and disjoint."""
+    """The parts of the range ``wanted`` that lie in none of ``gaps``, which are ascending and do not overlap."""
     begin = wanted.begin
     for number in range(bisect_right(gaps, begin, key=attrgetter("end")), len(gaps)):
         gap = gaps[number]
@@ -284,7 +291,8 @@ def states_at(
 
 
 def archives(store: ObjectStore, options: SourceOptions) -> list[Archive]:
-    """The selected archives below the path. Raises NotFoundError if there are none."""
+    """The archives at the source's path that its options select. Raises NotFoundError if there are none, and then names
+    those that are there."""
     if options.cluster is not None and options.broker is not None:
         return [open_archive(store, options.cluster, options.broker)]
     every = list_archives(store)
@@ -329,7 +337,8 @@ def pinned_versions(options: SourceOptions) -> dict[Names, int]:
 def plan(
     options: SourceOptions, versions: Mapping[Names, int], predicate: Predicate, *, is_header_only: bool
 ) -> list[Slices]:
-    """Partitions of all archives at ``versions``. The same arguments give the same partitions."""
+    """Plan a read of all selected archives at ``versions``: partitions that Spark's tasks or a scan read independently.
+    The same arguments give the same partitions."""
     parts: list[Slices] = []
     topics: set[str] = set()
     with opened(options) as store:
@@ -349,13 +358,14 @@ def cut_for(options: SourceOptions, parts: Sequence[Slices]) -> list[Slices]:
 
 
 def _version_at(archive: Archive, time_ms: int) -> int:
-    """The last version that was committed at or before ``time_ms``. Raises NotFoundError."""
+    """The newest catalog version that was committed at or before ``time_ms``, found by a binary search. Raises
+    NotFoundError if there is none."""
     low, high = 0, head_version(archive.store)
     while low < high:
         middle = (low + high + 1) // 2
         try:
             is_before = read_commit(archive.store, middle).draft.created_ms <= time_ms
-        except NotFoundError:  # gc deletes old commits
+        except NotFoundError:  # garbage collection has deleted this commit, so it is old
             is_before = True
         low, high = (middle, high) if is_before else (low, middle - 1)
     if low == 0:
@@ -366,7 +376,7 @@ def _version_at(archive: Archive, time_ms: int) -> int:
 
 
 def require_topics(options: SourceOptions, found: Collection[str]) -> None:
-    """Raises NotFoundError for a topic or pattern of ``options`` that matches none of ``found``."""
+    """Raise NotFoundError for a topic name or pattern in the options that matches none of the topics ``found``."""
     for topic in options.topics:
         if not any(fnmatch.fnmatchcase(one, topic) for one in found):
             what = "topic that matches" if set("*?[") & set(topic) else "topic"
@@ -379,7 +389,8 @@ def require_topics(options: SourceOptions, found: Collection[str]) -> None:
 
 
 def check_archives(options: SourceOptions) -> None:
-    """Check paths, archives, version and topics in the catalogs alone. Raises as ``plan``."""
+    """Check that the paths, archives, version and topics of the options exist, by the catalogs alone. Raises what
+    ``plan`` raises."""
     for one in options.each_path():
         versions = pinned_versions(one)
         with opened(one) as store:
@@ -392,7 +403,8 @@ def check_archives(options: SourceOptions) -> None:
 
 
 def wanted_queues(state: CatalogState, options: SourceOptions) -> Layer:
-    """The selected queues with their archived offsets. Raises NotFoundError for an unknown queue in the options."""
+    """The queues that the options select, each with the range of offsets to read. Raises NotFoundError if the options
+    give offsets for a queue that the archive does not have."""
     found = {}
     for queue, row in state.queues():
         if options.generation is not None:
@@ -428,7 +440,8 @@ def slices(
     *,
     is_header_only: bool,
 ) -> list[Slices]:
-    """Slices of ``wanted`` by page, in the catalog's order. Other pages are not read."""
+    """What has to be read for the offsets ``wanted`` of each queue: the parts of runs, grouped by catalog page. Only
+    pages that may list such runs are read."""
     row_bytes, found = lmq_row_bytes(state.table), {}
     for place, page in pages_of(run_index, state, wanted):
         found[place] = slices_of_page(
@@ -454,10 +467,11 @@ class ArchivePlanner:
         is_header_only: bool,
         on_expired: OnExpired | None = None,
     ) -> list[Slices]:
-        """Slices of ``wanted`` at ``state``, even if pages of that version no longer exist.
+        """What has to be read for ``wanted`` at catalog version ``state``. If pages of that version no longer exist,
+        the same messages are looked up at the newest version.
 
-        Raises NotFoundError for messages that a replaced log took back since, and for expired ones unless
-        ``on_expired`` returns.
+        Raises NotFoundError for messages that are no longer in the archive because the broker's log was replaced, and
+        for expired ones unless ``on_expired`` is given and returns.
         """
         try:
             return self._slices(state, wanted, predicate, is_header_only)
@@ -475,7 +489,8 @@ class ArchivePlanner:
     def _slices(
         self, state: CatalogState, wanted: Sequence[Layer], predicate: Predicate, is_header_only: bool
     ) -> list[Slices]:
-        """Slices of the runs that have the offsets of each layer (queue -> offsets) and may match the predicate."""
+        """What has to be read at one catalog version: parts of the runs that hold the offsets of each layer (a range
+        for each queue) and may have rows that match the predicate."""
         ref = ArchiveRef(*self._names, state.version)
         return [
             one

@@ -79,7 +79,8 @@ def slices_of_page(
     is_header_only: bool,
     lmq_row_bytes: int = LMQ_ROW_BYTES,
 ) -> Slices | None:
-    """The runs of ``page`` that may contain matching messages of ``wanted``, by the catalog alone; None without any."""
+    """The parts of the runs of one catalog page that lie in the offsets ``wanted`` and may have rows that match the
+    predicate, decided by what the catalog says of each run; None if there are none."""
     runs = page.chunk.runs
     ranges = [wanted.get(queue) if _fits(queue, predicate) else None for queue in page.queues]
     low = np.array([one.begin if one else 0 for one in ranges], np.int64)[runs["queue"]]
@@ -125,8 +126,9 @@ def _sliced(
     is_header_only: bool,
     lmq_row_bytes: int,
 ) -> Slices:
-    """Slices of the runs ``index`` of a page, from offset ``begin`` to ``end`` of each. Weights are the bytes to
-    read, estimated from the share of the run; an LMQ row counts as ``lmq_row_bytes``."""
+    """Parts of the runs ``index`` of a page: the offsets [begin, end) of each. The weight of a part is the number of
+    bytes to read for it, estimated by its share of the run; a row of an LMQ, which has no bytes of its own, counts as
+    ``lmq_row_bytes``."""
     runs = page.chunk.runs[index]
     table = np.zeros(len(index), SLICE_DTYPE)
     queues, table["queue"] = np.unique(runs["queue"], return_inverse=True)
@@ -184,7 +186,7 @@ def _by_archive(parts: Iterable[Slices]) -> list[Slices]:
 
 
 def _joined(group: Sequence[Slices]) -> Slices:
-    """Joins slices of one archive to one partition, in which each queue and object has one number."""
+    """Join parts of one archive's runs into one partition, in which each queue and each object has one number."""
     queues = {queue: None for part in group for queue in part.queues}
     objects = {one: None for part in group for one in part.objects}
     queue_number = {queue: number for number, queue in enumerate(queues)}
@@ -199,7 +201,7 @@ def _joined(group: Sequence[Slices]) -> Slices:
 
 
 def _split_large(table: Table, partition_bytes: int) -> Table:
-    """Runs heavier than a partition, split by queue offset into equal pieces."""
+    """Split runs that are larger than a partition into pieces of equally many offsets; other runs stay as they are."""
     offsets = table["end"] - table["begin"]
     pieces = np.minimum(np.maximum(-(-table["weight"] // partition_bytes), 1), offsets)
     if not len(table) or int(pieces.max()) == 1:
@@ -214,7 +216,7 @@ def _split_large(table: Table, partition_bytes: int) -> Table:
 
 
 def _compact(part: Slices, table: Table) -> Slices:
-    """``table`` with only the queues and objects it refers to."""
+    """A partition with the runs of ``table`` and only those queues and objects of ``part`` to which they refer."""
     table = table.copy()
     queues, table["queue"] = np.unique(table["queue"], return_inverse=True)
     objects, table["object"] = np.unique(table["object"], return_inverse=True)

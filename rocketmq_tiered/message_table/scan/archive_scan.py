@@ -60,7 +60,7 @@ class _StoreSource:
     async def index(
         self, key: str, size_bytes: int, tail_bytes: int, priority: Priority, ordinal: int | None = None
     ) -> SegmentIndex:
-        """The decoded tail of an object, of one run if ``ordinal`` is given; cached."""
+        """The decoded tail of an object, or only the part of it with the run ``ordinal``; it is cached."""
         wanted = tail_part(key, ordinal)
         found = self._tails.get(wanted)
         if found is None:
@@ -78,7 +78,7 @@ class _StoreSource:
     async def blocks_at(
         self, index: SegmentIndex, run: int, numbers: Sequence[int], priority: Priority
     ) -> Sequence[Block]:
-        """Reads and decodes the blocks ``numbers`` of a run; consecutive ones share a request of up to
+        """Read and decompress the blocks ``numbers`` of an object. Consecutive ones share a request of up to
         RANGE_BYTES_MAX."""
         found = list[Block]()
         for group in np.split(np.array(numbers), np.flatnonzero(np.diff(numbers) > 1) + 1):
@@ -104,11 +104,13 @@ class ScanReader:
     def read(
         self, state: CatalogState, queue: QueueKey, offset: int, *, count: int, max_bytes: int
     ) -> tuple[ReadRows, CatalogState]:
-        """Rows from the one that spans ``offset`` on, and their catalog version: ``state``, or the newest one if that
-        names a missing object. Raises NotFoundError for a missing queue, and as RowReader.read."""
+        """Read rows of a queue from ``offset`` on. Returns them and the catalog version by which they were read:
+        ``state``, or the newest one if ``state`` names an object that no longer exists. Raises NotFoundError if the
+        archive no longer has the queue, and what RowReader.read raises."""
 
         async def read(state: CatalogState) -> tuple[ReadRows, CatalogState]:
-            """Reads from ``offset`` at ``state``, with the rows that are buffered of this queue and log history."""
+            """Read at one catalog version. The rows buffered by the last read are used if they belong to the same queue
+            and log history."""
             view = self._catalog.view(state, queue)
             if view is None:
                 raise NotFoundError(f"{queue} is not in the archive")
@@ -164,7 +166,9 @@ class QueueScanner:
                 yield from self._read(state, row)
 
     def moved_chunks(self, table: Table, missing: NotFoundError) -> Iterator[RowChunk]:
-        """The same from the newest version, after their object was ``missing``."""
+        """Read the rows of ``table`` by the newest catalog version, because the object in which they were planned no
+        longer exists (``missing`` is the error). If the version has not changed, the archive is damaged, which is
+        reported."""
         state = load(self._store)
         if state.version == self._part.archive.version:
             message = f"catalog version {state.version} names a missing object: {missing.message}"
@@ -176,9 +180,8 @@ class QueueScanner:
             yield from self._read(state, row)
 
     def _require(self, queue: QueueKey, begin: int, end: int, newest: CatalogState) -> None:
-        """Raises NotFoundError unless ``newest`` still has the planned messages in [begin, end).
-
-        With ``may_have_expired`` the first of them may be missing.
+        """Raise NotFoundError unless the catalog version ``newest`` still has all messages in [begin, end) that were
+        planned. If the scan allows for expired messages, the first of them may have expired, which is logged.
         """
         version = self._part.archive.version
         row = newest.queue(queue)
@@ -194,8 +197,9 @@ class QueueScanner:
             raise taken_back(queue, end, version)
 
     def _read(self, state: CatalogState, row: np.void) -> Iterator[RowChunk]:
-        """Reads a slice in steps of up to READ_ROWS rows. After damage it continues row by row, and reports each row
-        that cannot be read. Where an object was missing, it continues at the newer state."""
+        """Read the offsets of one part of a run in steps of up to READ_ROWS rows. Where data is damaged, it continues
+        row by row and reports each row that cannot be read. Where an object no longer exists, it continues by the
+        newest catalog version."""
         queue, end = self._part.queues[int(row["queue"])], int(row["end"])
         reader = self._reader = self._reader or ScanReader(self._store, state, cache_bytes=CACHE_BYTES)
         offset, rows, max_bytes = int(row["begin"]), READ_ROWS, self._scan.window_bytes
@@ -222,7 +226,7 @@ class QueueScanner:
             offset = read.next_offset
 
     def _chunk(self, batch: MessageBatch, row: np.void) -> RowChunk:
-        """The rows of ``batch`` that lie in the slice ``row`` and match the predicate."""
+        """The messages of ``batch`` that lie in the offsets of ``row``, a part of a run, and match the predicate."""
         data, starts = batch.joined()
         chunk = RowChunk(
             cluster=self._part.archive.cluster,
@@ -258,9 +262,11 @@ OBJECTS_AHEAD = 2
 
 
 def archive_chunks(scan: ArchiveScan, part: Slices) -> Iterator[RowChunk]:
-    """All matching rows of ``part``, one window at a time, whose bytes are there until the next one.
+    """Read all matching rows of a partition, window by window (rows whose blocks are read together). The bytes of a
+    chunk are valid only until the next window is taken, whose memory is the same.
 
-    Raises CorruptionError naming object and range unless ``on_corrupt`` returns, and what the store raises.
+    Raises CorruptionError, which names object and range, unless ``scan.on_corrupt`` returns; also raises what the store
+    raises.
     """
     lmq = part.table["kind"] == RunKind.LMQ
     queues = QueueScanner(scan, part)
@@ -272,8 +278,8 @@ def archive_chunks(scan: ArchiveScan, part: Slices) -> Iterator[RowChunk]:
         opened = ahead_with(pool, lambda ref: _open(scan.store, ref), refs, OBJECTS_AHEAD)
 
         def reads() -> Iterator[_Read]:
-            """The reads of all objects in order: blocks of objects that open, queues of objects that are missing;
-            damage is reported."""
+            """The reads of all objects, in order. Of an object that opens, its blocks are read. Of one that no longer
+            exists, its rows are read from the objects in which they are now. A damaged one is reported."""
             for group, (ref, index) in zip(groups, opened, strict=True):
                 if isinstance(index, SegmentIndex):
                     yield from _ObjectScan(scan, part, group, index).reads(free)
@@ -289,7 +295,8 @@ def archive_chunks(scan: ArchiveScan, part: Slices) -> Iterator[RowChunk]:
 
 
 def _open(store: ObjectStore, ref: ObjectRef) -> SegmentIndex | NotFoundError | CorruptionError:
-    """The decoded tail of an object; errors that concern only this object are returned."""
+    """Open the tail of an object. An error that concerns only this object, because it is missing or damaged, is
+    returned instead of raised, so that the scan can continue."""
     try:
         reader = SegmentReader.open(store, ref.key, size_bytes=ref.size_bytes, tail_bytes=ref.tail_bytes)
     except (NotFoundError, CorruptionError) as error:
@@ -316,7 +323,8 @@ class _ObjectScan:
         )
 
     def reads(self, free: list[NDArray[np.uint8]]) -> Iterator[_Read]:
-        """A read for each window with matching rows. Memory is taken from ``free`` if it suffices."""
+        """A function that reads, and the memory it reads into, for each window of the object with matching rows. The
+        memory is one of ``free``, buffers of windows that were consumed, if that is large enough."""
         try:
             self._rows.check_runs()
         except CorruptionError as error:
@@ -339,8 +347,8 @@ class _ObjectScan:
         pieces: Sequence[tuple[BlockSpan, NDArray[np.uint8]]],
         corrupt: Sequence[tuple[BlockSpan, str]],
     ) -> Iterator[RowChunk]:
-        """Reports the rows of damaged blocks (``corrupt``) of a window, and yields those of the blocks read
-        (``pieces``)."""
+        """The rows of a window in the blocks that were read, ``pieces``. The rows of its damaged blocks, ``corrupt``,
+        are reported."""
         for span, message in corrupt:
             inside = _between(window.position, span.raw_offset, span.raw_offset + span.raw_bytes)
             rows = self._chunk(window, NO_BYTES, np.zeros(0, np.int64), inside)
@@ -360,7 +368,8 @@ class _ObjectScan:
     def _pieces(
         self, window: RowWindow, memory: NDArray[np.uint8]
     ) -> tuple[list[tuple[BlockSpan, NDArray[np.uint8]]], list[tuple[BlockSpan, str]]]:
-        """(decoded spans, damaged blocks with their errors)."""
+        """Read the blocks of a window into ``memory``: (consecutive blocks with their decompressed bytes, damaged
+        blocks with their errors)."""
         pieces: list[tuple[BlockSpan, NDArray[np.uint8]]] = []
         corrupt: list[tuple[BlockSpan, str]] = []
         filled = 0
@@ -387,7 +396,8 @@ class _ObjectScan:
         starts: NDArray[np.int64],
         at: slice = slice(None),
     ) -> RowChunk:
-        """Rows ``at`` of a window as a chunk; ``starts``: where their records begin in ``data``."""
+        """The rows ``at`` of a window as a chunk. ``starts``: where the records of the window's rows begin in
+        ``data``."""
         size, tags_code, stamp, phys, inner = (column[at] for column in window.columns[:5])
         run = window.run[at]
         return RowChunk(

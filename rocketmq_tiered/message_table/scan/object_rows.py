@@ -60,7 +60,8 @@ class RowChunk:
         return replace(self, starts=starts, **columns)
 
     def matching(self, predicate: Predicate, *, is_lmq: bool) -> RowChunk:
-        """The rows that match ``predicate``."""
+        """The rows that match the predicate. A row of an LMQ may have another tag than its message, so the tag is not
+        compared for these."""
         topics = {self.queues[number].topic for number in np.unique(self.queue).tolist()}
         predicate = predicate.without_tags() if is_lmq else predicate.for_topics(topics)
         ids = np.array([queue.queue_id for queue in self.queues] or [0], np.int64)
@@ -119,8 +120,8 @@ R = TypeVar("R")
 def ahead_with(
     pool: ThreadPoolExecutor, work: Callable[[T], R], items: Iterable[T], count: int
 ) -> Iterator[tuple[T, R]]:
-    """(item, work(item)) in order. After the first two, with which a consumer may end, up to ``count`` items
-    are worked on ahead."""
+    """Each item with the result of ``work`` on it, in order. Threads of ``pool`` work on up to ``count`` items ahead of
+    the consumer; only from the third item on, because a consumer with a small limit stops after the first ones."""
     pending: deque[tuple[T, Future[R]]] = deque()
     try:
         for done, item in enumerate(items):
@@ -152,7 +153,8 @@ def without_catalog_rows(part: Slices) -> Slices:
 
 
 def catalog_chunks(part: Slices) -> Iterator[RowChunk]:
-    """The rows of plain runs. Only ``queue`` of a row has its value; other columns are 0."""
+    """A row for each message of the plain runs of a partition, for queries that read no column but the queue's: all
+    other columns are 0. No object is read."""
     table = part.table[part.table["kind"] == RunKind.PLAIN]
     rows = table["end"] - table["begin"]
     groups = np.cumsum(rows) // CHUNK_ROWS
@@ -205,14 +207,15 @@ class ObjectRows:
         with_records: bool,
         window_bytes: int,
     ) -> None:
-        """``table``: those slices of ``part`` that lie in the object of ``index``. Reads nothing."""
+        """The rows to read in one object. ``table``: the parts of runs that the partition ``part`` has in it.
+        ``index``: its tail. Reads nothing yet."""
         self._part = part
         self._table = table
         self._index = index
         self._predicate = predicate
         self._with_records = with_records
         self._window_bytes = window_bytes
-        # Rows are numbered as in blocks: LMQ rows, which have no bytes, do not count.
+        # Rows are counted as they lie in blocks, so that LMQ rows, which have no bytes, do not count.
         self._first_row, _, self._block_row, self._block_raw = index.bounds
         self._block_offset = index.block_offsets
         self.queue_of_run = np.zeros(len(index), np.uint32)
@@ -221,14 +224,15 @@ class ObjectRows:
         self.queue_of_run[table["ordinal"][inside]] = table["queue"][inside]
 
     def check_runs(self) -> None:
-        """Raises CorruptionError unless the object has the runs that the catalog names."""
+        """Raise CorruptionError unless the object has the runs that the catalog names: of the same queue and kind, with
+        these offsets."""
         index, table = self._index, self._table
         ordinals = table["ordinal"].astype(np.int64)
         if int(ordinals.max()) >= len(index):
             raise CorruptionError(f"{index.key}: has {len(index)} runs, fewer than the catalog names")
         mine = index.runs[ordinals]
         wrong = (mine["base_queue_offset"] > table["begin"]) | (mine["end_queue_offset"] < table["end"])
-        wrong &= mine["kind"] != RunKind.SPARSE  # the catalog has holes at both ends
+        wrong &= mine["kind"] != RunKind.SPARSE  # the catalog counts dropped messages at both ends
         wrong |= mine["kind"] != table["kind"]
         queues = [self._part.queues[number] for number in table["queue"].tolist()]
         other = [index.queue_of(run) != queue for run, queue in zip(ordinals.tolist(), queues, strict=True)]
@@ -237,7 +241,8 @@ class ObjectRows:
             raise CorruptionError(f"{index.key}: run {run} does not match the catalog")
 
     def windows(self, on_corrupt: Callable[[str, Sequence[Lost]], None]) -> Iterator[RowWindow]:
-        """Windows in order. A column page that fails its check goes to ``on_corrupt``; its rows are skipped."""
+        """The windows of the object with matching rows, in order. If a page of columns is damaged, ``on_corrupt`` is
+        called with the error and the rows that it concerns, and they are skipped."""
         for begin, end, offsets in self._ranges():
             for first, last in self._cut(begin, end):
                 try:
@@ -249,7 +254,9 @@ class ObjectRows:
                     yield window
 
     def _lost(self, first: int, end: int) -> list[Lost]:
-        """The messages of the rows [first, end); of BatchCQ and sparse runs the whole slices."""
+        """Which messages the rows [first, end) hold, by queue and offsets, to report them. Of a BatchCQ's run, or one
+        from which key compaction dropped messages, all offsets to read are returned, because a row's offset is not
+        known."""
         found = []
         for row in self._table:
             run = self._index.runs[int(row["ordinal"])]
@@ -264,7 +271,8 @@ class ObjectRows:
         return found
 
     def _ranges(self) -> Iterator[tuple[int, int, tuple[int, int] | None]]:
-        """Row ranges [begin, end), neighbours merged; for a BatchCQ or sparse run with the offsets to read."""
+        """The rows to read as ranges [begin, end); adjacent ranges are joined. For a run whose rows state their offsets
+        (of a BatchCQ, or after key compaction) the range is the whole run and comes with the offsets to read."""
         index, table = self._index, self._table
         ordinals = table["ordinal"].astype(np.int64)
         mine = index.runs[ordinals]
@@ -283,7 +291,8 @@ class ObjectRows:
             at = last + 1
 
     def _cut(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        """[begin, end) in windows; all but the last end with a block."""
+        """Cut the rows [begin, end) into windows of at most ``window_bytes`` and WINDOW_ROWS. A window ends where a
+        block ends, unless it is the last one."""
         if not self._with_records:
             for first in range(begin, end, WINDOW_ROWS):
                 yield first, min(first + WINDOW_ROWS, end)
@@ -301,10 +310,10 @@ class ObjectRows:
             first = stop
 
     def _window(self, first: int, end: int, offsets: tuple[int, int] | None) -> RowWindow:
-        """The matching rows of [first, end), with their blocks."""
+        """The rows of [first, end) that match the predicate, with their columns and the blocks that hold them."""
         low, high = first, end
         block = last = 0
-        if self._with_records:  # positions are sums from the start of a block
+        if self._with_records:  # a record's position is a sum of sizes from the begin of its block on
             block = int(np.searchsorted(self._block_row, first, side="right")) - 1
             last = int(np.searchsorted(self._block_row, end, side="left"))
             low, high = int(self._block_row[block]), int(self._block_row[last])
@@ -330,7 +339,8 @@ class ObjectRows:
         )
 
     def _columns(self, rows: NDArray[np.int64], run: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
-        """Footer columns of ``rows``, without the LMQ rows between them."""
+        """The columns of ``rows`` in the object's tail. ``run``: the run of each row. LMQ rows between them are
+        skipped."""
         inside = self._index.first_row[run] + rows - self._first_row[run]
         first, end = int(inside[0]), int(inside[-1]) + 1
         columns = self._index.stored_columns(first, end)
@@ -340,7 +350,7 @@ class ObjectRows:
         return (*columns[:4], spans, *columns[5:])
 
     def _offsets(self, rows: NDArray[np.int64], run: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Queue offset of each row."""
+        """The queue offset of each row; ``run``: the run of each."""
         runs = self._index.runs
         offset: NDArray[np.int64] = runs["base_queue_offset"][run] + rows - self._first_row[run]
         for number in np.unique(run[np.isin(runs["kind"][run], _EXPLICIT)]).tolist():
@@ -360,7 +370,8 @@ class ObjectRows:
     def _matching(
         self, run: NDArray[np.int64], offset: NDArray[np.int64], columns: tuple[NDArray[Any], ...]
     ) -> NDArray[np.bool_] | None:
-        """Which rows may match the predicate by their footer columns; None: all."""
+        """For each row, whether it may match the predicate, judged by its columns in the object's tail; None if all
+        do."""
         size, tags_code, stamp, phys, inner = columns[:5]
         topics = {self._part.queues[number].topic for number in self.queue_of_run[np.unique(run)].tolist()}
         return self._predicate.for_topics(topics).mask(
@@ -383,7 +394,7 @@ class ObjectRows:
         return [self.span(int(group[0]), int(group[-1]) + 1) for group in groups]
 
     def span(self, first: int, end: int) -> BlockSpan:
-        """Blocks [first, end)."""
+        """Where the blocks [first, end) lie in the object, which rows they hold, and their decompressed bytes."""
         offset, raw = int(self._block_offset[first]), int(self._block_raw[first])
         return BlockSpan(
             first,

@@ -46,10 +46,12 @@ class LogRange:
 
 
 def plan_ranges(options: SourceOptions) -> list[LogRange]:
-    """One range for each commitlog file. Files above the proven offset share one range with the file before them.
+    """Divide a broker's commitlog into ranges that are read independently: one for each file. Files above the offset up
+    to which all records are known to be valid share a range with the file before them, since where their records end is
+    found by reading.
 
     Raises what opening the store raises, NotFoundError for unknown topics, and UnavailableError if a running broker
-    keeps consume queues in RocksDB.
+    keeps its consume queues in RocksDB.
     """
     path = store_path(options)
     with open_source_store(options) as store:
@@ -70,7 +72,8 @@ def plan_ranges(options: SourceOptions) -> list[LogRange]:
 
 
 def store_path(options: SourceOptions) -> str:
-    """The directory of ``path``, which may be a ``file://`` URL."""
+    """The broker's store directory that the options name by a path or a ``file://`` URL. Raises UsageError if the path
+    is not absolute."""
     path = options.path.removeprefix("file://")
     if not path.startswith("/"):
         raise UsageError(
@@ -86,7 +89,8 @@ def open_source_store(options: SourceOptions) -> BrokerStore:
 
 
 def _bound(store: BrokerStore) -> tuple[int, int]:
-    """(end of what is read, offset below which every record must be valid)."""
+    """Two physical offsets: the end of what is read of the commitlog, and the one below which every record must be
+    valid. Of a running broker both are the end of its consume queues."""
     if store.liveness().is_dead:
         bound = BoundSource(store, no_offsets).ask(store.commit_log.min_phys)
         return bound.phys, bound.proven_phys
@@ -108,7 +112,8 @@ def _names(store: BrokerStore, options: SourceOptions) -> BrokerNames:
 def store_chunks(
     options: SourceOptions, predicate: Predicate, on_corrupt: OnCorrupt, part: LogRange
 ) -> Iterator[RowChunk]:
-    """All matching rows of ``part``, one window at a time. A chunk is valid until the next one is requested."""
+    """Read all matching rows of a range of a broker's commitlog, window by window. A chunk is valid until the next one
+    is taken. ``on_corrupt`` is called for each damaged place."""
     with open_source_store(options) as store:
         table = QueueTable()
         current = _CurrentQueues(store, options, part.proven_phys)
@@ -147,7 +152,7 @@ class _CurrentQueues:
         self._begins: dict[QueueKey, int] = {}
 
     def selected(self, chunk: RowChunk) -> RowChunk:
-        """The rows of ``chunk`` in these queues and in the topics of the options."""
+        """The rows of ``chunk`` whose topic the options select and that the broker's consume queues show."""
         if not len(chunk):
             return chunk
         numbers, place = np.unique(chunk.queue, return_inverse=True)
@@ -162,8 +167,8 @@ class _CurrentQueues:
         return begin
 
     def _read_begin_phys(self, topic: str, queue_id: int) -> int:
-        """The physical offset of the first record that the queue shows. 0 if its files do not say; NEVER for a topic
-        that is not requested; NEVER - 1 for a queue without units."""
+        """The physical offset of the first record that a queue shows. 0 if its files do not tell; NEVER for a topic
+        that is not selected; NEVER - 1 for a queue that shows no record."""
         index = self._index
         if not self._options.wants(topic):
             return NEVER
@@ -184,7 +189,8 @@ def _filter(topics: tuple[str, ...], names: BrokerNames) -> TopicFilter:
 def _chunks(
     batch: LogBatch, table: QueueTable, references: LmqDispatch, part: LogRange
 ) -> Iterator[tuple[RowChunk, bool]]:
-    """(rows of ``batch``, False), then (its LMQ rows, True)."""
+    """The rows of a batch of the commitlog as two chunks: its messages in their own queues, with False, and the entries
+    that refer to them in LMQs, with True."""
     columns = batch.columns
     queues = [
         QueueKey(table.topic(ordinal), int(table.queue_id[ordinal]), NO_GENERATION)
