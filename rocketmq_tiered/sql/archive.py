@@ -44,8 +44,8 @@ class Archive(fetcher.archive.Archive):
         return self.session().query(statement, parameters)
 
     def session(self, **options: bool) -> tables.SqlSession:
-        """DuckDB with the topics as they are at each statement. ``options`` of the first call are SqlSession's. Raises
-        UsageError if it is not installed."""
+        """The archive's SQL session: DuckDB, in which each topic is a table. The first call may give ``options``, which
+        are those of SqlSession. Raises UsageError if DuckDB is not installed, or for options in a later call."""
         self.access.require_open()
         with Extra(), self._lock:
             if self._session is not None and options:

@@ -45,8 +45,9 @@ class Call:
 
 
 def read_filter(expression: Any, names: Mapping[str, str]) -> tuple[Predicate, set[str] | None]:
-    """The predicate of an Arrow expression, and the set of its fields, which is None if the expression cannot be
-    read. ``names``: field -> column."""
+    """Read an Arrow expression, which DuckDB passes to a scan, as a predicate of the archive. Also returns the names of
+    its fields; None if the expression cannot be read, and the predicate then admits every row. ``names``: the archive's
+    column for each field."""
     whole, fields = Call(""), set[str]()
     stack = [whole]
     try:
@@ -69,7 +70,8 @@ def read_filter(expression: Any, names: Mapping[str, str]) -> tuple[Predicate, s
 
 
 def _pairs(schema: pa.Schema) -> Iterator[tuple[str, str]]:
-    """The metadata: of pairs with one key, as here, pyarrow's own dictionary has one."""
+    """The pairs of key and value in the metadata of an Arrow schema. They are read through Arrow's C interface, because
+    keys repeat here and pyarrow's dictionary would keep only one value for each."""
     pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
     pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     capsule = schema.__arrow_c_schema__()
@@ -83,7 +85,7 @@ def _pairs(schema: pa.Schema) -> Iterator[tuple[str, str]]:
 
 
 def _predicate(call: Any, names: Mapping[str, str]) -> Predicate:
-    """The predicate of a call, built from those of its parts; one that is not understood admits every row."""
+    """The predicate of an expression, built from those of its parts. A part that is not understood admits every row."""
     match call:
         case Call("and_kleene", parts):
             return reduce(Predicate.also, (_predicate(part, names) for part in parts))
@@ -103,7 +105,8 @@ def _other(call: Any, names: Mapping[str, str]) -> Predicate:
 
 
 def _condition(call: Any, names: Mapping[str, str]) -> Predicate:
-    """The predicate of a condition on one column, which admits exactly the numbers that the condition does."""
+    """The predicate of a condition on one column. For a column of numbers it admits exactly the values for which the
+    condition is true, so that it may be negated."""
     match call:
         case Call("if_else", [Call("is_valid"), inner, pa.BooleanScalar(is_valid=False)]):
             return _condition(inner, names)
@@ -124,7 +127,7 @@ def _condition(call: Any, names: Mapping[str, str]) -> Predicate:
     if column == "topic" and comparison == "equal":
         return Predicate(topics=frozenset(literal.as_py() for literal in literals if literal.is_valid))
     if column in ("keys", "uniqKey") and comparison == "equal":
-        # KEYS is split at spaces: each word finds the message.
+        # The property KEYS holds words separated by spaces. The key index has each word, so the first one is enough.
         keys = frozenset(
             text.strip(" ").split(" ")[0] if column == "keys" else text
             for text in (literal.as_py() or "" for literal in literals)
@@ -139,7 +142,8 @@ def _condition(call: Any, names: Mapping[str, str]) -> Predicate:
 
 
 def _bounds(literal: Any, *, is_time: bool) -> tuple[int, int] | None:
-    """The integers, or ms since the epoch, next to a literal: not above, and not below it."""
+    """The two integers next to a literal of a condition, or for a time the two milliseconds since the epoch: the
+    largest not above it and the smallest not below it. None if the literal is of another type."""
     kind = literal.type
     if not literal.is_valid or (pa.types.is_timestamp(kind) and kind.tz is not None) != is_time:
         return None

@@ -42,8 +42,9 @@ class LastRows(NamedTuple):
 
 
 def add_ranges(tree: Any, parse: Callable[[str], Node]) -> bool:
-    """Whether ``tree`` has conditions on ``store_time::DATE``; the ranges of times in which they can be true are beside
-    them then. ``parse`` gives the tree of an expression."""
+    """Add to each WHERE of a statement's tree that has conditions on ``store_time::DATE`` the ranges of ``store_time``
+    in which these can be true, because a range can be passed to the scan. Returns whether any was added. ``parse``
+    makes the tree of an expression."""
     found = False
     for node in list(_nodes(tree)):
         where = node.get("where_clause")
@@ -60,7 +61,8 @@ def _nodes(tree: Any) -> Iterator[Node]:
 
 
 def _ranges(node: Node, parse: Callable[[str], Node], is_true: bool = True) -> Node | None:
-    """What is true of the time wherever the condition is, or is not, true; None if nothing is known."""
+    """A condition on the time alone that is true wherever the condition ``node`` is true; with ``is_true`` False,
+    wherever that is not true. None if nothing follows for the time."""
     match node:
         case {"type": "OPERATOR_NOT", "children": [inner]}:
             return _ranges(inner, parse, not is_true)
@@ -104,7 +106,7 @@ def _ranges(node: Node, parse: Callable[[str], Node], is_true: bool = True) -> N
 
 
 def _time_of(node: Node) -> Node | None:
-    """The column of ``CAST(store_time AS DATE)``; None for another expression."""
+    """The node of the column in ``CAST(store_time AS DATE)``; None for any other expression."""
     match node:
         case {
             "class": "CAST",
@@ -121,7 +123,7 @@ def _joined(kind: str, parts: Sequence[Node]) -> Node:
 
 
 def _filled(node: Any, time: Node, day: Node) -> Any:
-    """The tree ``node`` with others in place of its columns."""
+    """A copy of the tree ``node`` in which ``time`` stands for the column "time" and ``day`` for every other column."""
     match node:
         case {"class": "COLUMN_REF", "column_names": [name]}:
             return time if name == "time" else day
