@@ -27,7 +27,7 @@ from rocketmq_tiered.process.loaded_archive import (
     archived_topic_table,
     keyed_topics,
     open_for_reading,
-    rules_of,
+    rules_in,
 )
 from rocketmq_tiered.process.progress import Progress
 from tiered.archive.rewrite.result import RewriteOptions
@@ -74,7 +74,7 @@ def _pass(options: argparse.Namespace, loaded: LoadedSettings) -> int:
     the compaction log of that broker has, are first copied into the archive."""
     with open_for_reading(options.url, loaded.settings) as archive:
         settings = with_rules_in_force(loaded, archive.state.settings, options.rules)
-        rule_of = rules_of(archive, settings)
+        rule_of = rules_in(archive.store, archive.state, settings)
         is_keyed = keyed_topics(rule_of, settings, options.topic)
         writing = replace(rewrite_options(settings, Path(options.spool)), release=trim)
         copied = _copied(options, archive, settings, writing, is_keyed) if options.from_broker else None

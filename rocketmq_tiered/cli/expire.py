@@ -9,7 +9,7 @@ from rocketmq_tiered.cli.arguments import add_archive, add_json, add_rules, sett
 from rocketmq_tiered.cli.repeated import add_every, once_or_every
 from rocketmq_tiered.maintenance.cost import Prices
 from rocketmq_tiered.maintenance.expire import Erasure, ExpiryPass, ExpiryTask
-from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading, rules_of
+from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading, rules_in
 from tiered.console import counted, print_json, print_lines, size_text
 from tiered.errors import UsageError
 from tiered.settings.load import LoadedSettings
@@ -63,7 +63,7 @@ def _pass(options: argparse.Namespace, loaded: LoadedSettings) -> int:
         task = ExpiryTask(
             archive.store,
             settings,
-            lambda _state: rules_of(archive, settings),
+            lambda _state: rules_in(archive.store, archive.state, settings),
             erase=erase,
             is_unlimited=options.yes,
         )

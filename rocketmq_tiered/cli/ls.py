@@ -17,7 +17,7 @@ from rocketmq_tiered.process.loaded_archive import (
     LoadedArchive,
     open_all_for_reading,
     open_for_reading,
-    rules_of,
+    rules_in,
 )
 from tiered.catalog.deletions import Reason, read_list
 from tiered.catalog.hidden_history import list_histories
@@ -107,7 +107,7 @@ def _print_queues(archive: LoadedArchive, options: argparse.Namespace, loaded: L
             f"{archive.title} has no topic that matches {options.topic}",
             hint="tiered ls without --topic lists all",
         )
-    rules = rules_of(archive, with_rules_in_force(loaded, state.settings, options.rules))
+    rules = rules_in(archive.store, state, with_rules_in_force(loaded, state.settings, options.rules))
     with_oldest = options.due or options.topic != "*"  # of all queues it would take many requests
     columns = Columns(
         rules,

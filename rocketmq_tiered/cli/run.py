@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from rocketmq_tiered.process.metrics import (
     StatusCollector,
 )
 from rocketmq_tiered.process.report import StatusReport, encode_report
-from rocketmq_tiered.process.serving import ServingThread, handlers_with, needs_account, services_of
+from rocketmq_tiered.process.serving import ServingThread, needs_account, open_handlers, services_of
 from rocketmq_tiered.process.serving_metrics import ServingCollector
 from rocketmq_tiered.process.uploader_job import ProcessPins, StandbyWatch, UploaderJob, Writer
 from rocketmq_tiered.server.proxy.proxy_service import ProxyService
@@ -90,7 +91,7 @@ def execute(options: argparse.Namespace) -> int:
     with StateDirectory(Path(directory)) as state:
         metrics = StoreMetrics()
         services = services_of(settings, conf, names)
-        thread = ServingThread(names, settings, services, handlers_with(conf)) if services else None
+        thread = ServingThread(names, settings, services, partial(open_handlers, conf)) if services else None
         current = CurrentSettings(loaded, lambda: loaded_settings(options))
         view = ArchiveView(
             lambda: current.settings,

@@ -92,7 +92,8 @@ class AdminServer:
         host_names: Collection[str] = (),
         pages: Pages | None = None,
     ) -> None:
-        """Bind the port, and serve from a thread of its own from here on."""
+        """Bind the port (0: any free one) and start the thread that serves. Raises UsageError or AccessDeniedError if
+        the port cannot be bound."""
         hosts = _HostCheck({"localhost", host, *host_names})
         handler = type("Handler", (_Handler,), {"source": source, "hosts": hosts, "pages": pages})
         self._pages = pages
@@ -101,13 +102,10 @@ class AdminServer:
         except OSError as error:
             message = f"cannot listen on {host}:{port}: {error.strerror or error}"
             if error.errno in (errno.EACCES, errno.EPERM):
-                raise AccessDeniedError(message, hint="set admin.port") from None
-            is_taken = error.errno == errno.EADDRINUSE
-            hint = (
-                "set admin.port (0: any free port)"
-                if is_taken
-                else "set admin.host to an address of this host"
-            )
+                raise AccessDeniedError(message, hint="set admin.port to a port above 1023") from None
+            hint = "set admin.host to an address of this host"
+            if error.errno == errno.EADDRINUSE:
+                hint = "set admin.port to a free port, or to 0 for any"
             raise UsageError(message, hint=hint) from None
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(POLL_S,), name="admin", daemon=True
@@ -147,7 +145,8 @@ class _BoundedServer(ThreadingHTTPServer):
         TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread; close the connection at once if all others wait for a response."""
+        """Answer a new connection in a thread of its own. It is closed at once if as many as are allowed wait for a
+        response."""
         if not self.slots.take(request):
             self.shutdown_request(request)
             return
@@ -178,20 +177,22 @@ class _Slots:
         self._answering: set[socket.socket] = set()
 
     def take(self, connection: socket.socket) -> bool:
-        """Admit ``connection``; False without a slot."""
+        """Count a new ``connection``, and close the one that has waited longest for its client if there are as many as
+        are allowed. Returns False if none of them waits for its client, so that the new one has to be closed."""
         with self._lock:
             if len(self._idle) + len(self._answering) >= CONNECTIONS_MAX:
                 if not self._idle:
                     return False
-                longest = next(iter(self._idle))
+                longest = next(iter(self._idle))  # in the order in which they began to wait
                 del self._idle[longest]
                 with suppress(OSError):  # it has just ended
-                    longest.shutdown(socket.SHUT_RDWR)  # its thread wakes up
+                    longest.shutdown(socket.SHUT_RDWR)  # its thread wakes up and ends
             self._idle[connection] = None
             return True
 
     def begin_answer(self, connection: socket.socket) -> bool:
-        """The connection waits for a response from now on. False if it was replaced."""
+        """Note that ``connection`` waits for a response, so that no newer one replaces it. Returns False if one already
+        has."""
         with self._lock:
             if connection not in self._idle:
                 return False
@@ -225,7 +226,8 @@ class _HostCheck:
         return not headers or (len(headers) == 1 and self._is_known(headers[0].strip()))
 
     def _is_known(self, header: str) -> bool:
-        """Whether a Host header is an IP address, with brackets if of version 6, or one of the names."""
+        """Whether a Host header, with or without a port, has an IP address (in brackets if it is of version 6) or one
+        of the accepted names."""
         found = _HOST.fullmatch(header)
         if found is None:
             return False
@@ -236,7 +238,8 @@ class _HostCheck:
         return True
 
     def refused(self, client: str, host: str) -> None:
-        """Count and log a refusal."""
+        """Count a refused request from address ``client`` with ``host`` as its Host header. At most once a minute it is
+        logged, with the number of requests refused since."""
         with self._lock:
             self._refused_count += 1
             now_s = time.monotonic()
@@ -244,7 +247,8 @@ class _HostCheck:
                 return
             count, self._refused_count, self._logged_s = self._refused_count, 0, now_s
         logger.warning(
-            "admin request refused: its Host is not accepted (admin.host_names)",
+            "request to the admin address refused, as its Host header is not accepted: if it is right, add it to "
+            "admin.host_names",
             extra={"client": client, "host": host[:HOST_CHARS_MAX], "count": count},
         )
 
@@ -263,7 +267,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        """Answer, unless a newer connection has replaced this one."""
+        """Answer a GET request; a failure is answered too, with code 503 or 500. A connection that a newer one has
+        replaced gets no answer."""
         slots = self.server.slots
         if not slots.begin_answer(self.connection):
             return
@@ -279,13 +284,18 @@ class _Handler(BaseHTTPRequestHandler):
             answer = PageAnswer(503, TEXT, f"{error}\n".encode())
         except Exception:
             # Without a response the process would look dead without a reason.
-            logger.critical("admin request failed", exc_info=True, extra={"path": self.path})
+            logger.critical(
+                "internal error while answering a request to the admin address",
+                exc_info=True,
+                extra={"path": self.path},
+            )
             answer = PageAnswer(500, TEXT, b"internal error: see the log\n")
         slots.end_answer(self.connection)
         self._answer(answer)
 
     def _answer_to(self, path: str) -> PageAnswer:
-        """The answer for a path: those for machines first, then pages."""
+        """The answer to a GET of ``path``: metrics, status, health and readiness, else a page for browsers; code 404 if
+        there is none."""
         if path == "/metrics":
             return PageAnswer(200, METRICS, self.source.metrics())
         if path == "/status.json":

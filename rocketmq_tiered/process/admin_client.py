@@ -37,7 +37,8 @@ def _fetch(admin_url: str, path: str) -> bytes:
         answer = connection.getresponse()
         if answer.status != 200:
             raise UnavailableError(
-                f"{admin_url} returned HTTP {answer.status}", hint="check the instance's log"
+                f"GET {admin_url}{path} returned HTTP status {answer.status}",
+                hint="the log of the instance has the cause",
             )
         return answer.read()
     except (OSError, http.client.HTTPException) as error:
@@ -48,5 +49,6 @@ def _fetch(admin_url: str, path: str) -> bytes:
 
 def _unanswered(admin_url: str, error: Exception) -> UnavailableError:
     return UnavailableError(
-        f"{admin_url} does not answer: {error}", hint="check whether the instance is stuck"
+        f"the instance at {admin_url} does not answer: {error}",
+        hint="see its log, and restart it if it is stuck",
     )

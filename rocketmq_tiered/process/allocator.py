@@ -25,8 +25,9 @@ memory would be returned and faulted in again."""
 
 
 def return_freed_memory(mapped_bytes_min: int = MMAP_THRESHOLD_BYTES, kept_bytes: int = KEPT_BYTES) -> None:
-    """Make the allocator return freed memory beyond ``kept_bytes``; buffers of ``mapped_bytes_min`` are mapped. Called
-    by archiving processes before their threads start; no-op without glibc."""
+    """Make malloc return freed memory to the system: all but ``kept_bytes`` at the end of an arena; buffers of
+    ``mapped_bytes_min`` or more are mapped and returned at once. Called by processes that archive, before their threads
+    start. Does nothing without glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_ARENA_MAX, ARENAS)

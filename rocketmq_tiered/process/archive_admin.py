@@ -28,7 +28,8 @@ class ArchiveAdminSource(EventLoopSource):
         problem: Callable[[], str] = str,
         clock: Clock = MACHINE_CLOCK,
     ) -> None:
-        """``problem``: why the archive's catalog cannot be read; empty if it can."""
+        """``service``: the server that reads messages by ``access``; ``problem`` says why the archive's catalog cannot
+        be read, and is empty if it can."""
         super().__init__(clock, DecodingCollector(), _ArchiveCollector(access, service, problem))
         self._access, self._service, self._problem = access, service, problem
         self.address = ""
@@ -48,7 +49,8 @@ class ArchiveAdminSource(EventLoopSource):
         return bool(self.address)
 
     def readiness(self) -> tuple[bool, str]:
-        """Whether consumers can commit offsets here."""
+        """The answer of /ready: whether this server owns the consumer groups, so that consumers can commit offsets
+        here; and a text with the reason and unreadable messages, if there are any."""
         if not self.address:
             return False, "starting"
         if problem := self._problem():

@@ -55,7 +55,8 @@ class ArchiveTasks:
     def __init__(
         self, store: ObjectStore, writer: CatalogWriter, settings: Settings, load: Callable[[], Load]
     ) -> None:
-        """``load`` returns how busy the uploader and the clients are; tasks yield to them."""
+        """Expiry, and garbage collection unless gc.every_ms is 0; other tasks are added by methods. ``load`` returns
+        how busy uploader and clients are: tasks get less bandwidth then."""
         self._settings, self._writer = settings, writer
         self._stopping = Stopping()
         self._throttle = Throttle(load)
@@ -84,8 +85,9 @@ class ArchiveTasks:
     def add_compaction(
         self, store: ObjectStore, spool: Path, writing: Callable[[Callable[[], float]], Rewrite]
     ) -> None:
-        """``store``: the archive over connections of its own, so that large requests delay no upload. ``spool``: a
-        directory that only this task uses. ``writing``: see CompactionTask."""
+        """Add the task that joins small objects. ``store``: the archive over connections of its own, so that large
+        requests delay no upload; ``spool``: a directory for temporary files, which only this task uses; ``writing``
+        takes a function that gives the present share of bandwidth, and returns the function that writes objects."""
         task = CompactionTask(
             store,
             self._writer,
@@ -103,7 +105,8 @@ class ArchiveTasks:
     def add_key_compaction(
         self, store: ObjectStore, spool: Path, writing: Callable[[Callable[[], float]], Rewrite]
     ) -> None:
-        """Add the compaction of keys, whose outputs are written in a child process as those of ``add_compaction``."""
+        """Add the task of key compaction, which keeps the latest message of each key. ``store``, ``spool`` and
+        ``writing`` as for ``add_compaction``."""
         shutil.rmtree(spool, ignore_errors=True)  # what a killed process left
         settings, throttled = self._settings, self._throttled(store, self._keys_share, self._stopping)
         options = replace(rewrite_options(settings, spool), release=trim, wait=self._stopping.wait)
@@ -125,7 +128,8 @@ class ArchiveTasks:
         make_broker: Callable[[Callable[[], bool]], RemoteTimerBroker],
         read: Callable[[Sequence[Place]], Mapping[Place, Message]],
     ) -> None:
-        """``make_broker`` gets whether to stop; see TimerDelivery."""
+        """Add the task that delivers due timers. ``store``: the archive; ``make_broker`` connects to the broker and
+        gets a function that says whether to stop; ``read`` reads the messages of timers by topic, queue and offset."""
         broker = make_broker(self._stopping.stopped.is_set)
         acl_file = self._settings.serve.acl_file
         judge = SenderRights(Path(acl_file), store) if acl_file else everyone
@@ -134,12 +138,12 @@ class ArchiveTasks:
         self._loops.append(self._timers)
 
     def add_scrub(self, store: ObjectStore, state_dir: Path, log: CommitLog) -> None:
-        """``store``: the archive. ``log``: the broker's, with its pins. The progress is kept in ``state_dir``."""
-        own, path = self._settings.scrub, state_dir / "scrub.json"
-        throttled = self._throttled(store, self._keys_share, self._stopping, own.bytes_per_s)
-        self._scrub = ScrubTask(
-            self._commits(throttled), own, _progress(path, store.url, 2 * own.cycle_ms), log
-        )
+        """Add the task that reads back what is stored in ``store``, the archive, and replaces damaged objects by the
+        messages in ``log``, the broker's. Its progress is kept in ``state_dir``, over restarts."""
+        scrub, path = self._settings.scrub, state_dir / "scrub.json"
+        throttled = self._throttled(store, self._keys_share, self._stopping, scrub.bytes_per_s)
+        progress = _progress(path, store.url, 2 * scrub.cycle_ms)
+        self._scrub = ScrubTask(self._commits(throttled), scrub, progress, log)
         self._loops.append(TaskLoop(self._scrub, self._owned_state))
 
     def _throttled(
@@ -149,13 +153,13 @@ class ArchiveTasks:
         stopping: Stopping | threading.Event,
         bytes_per_s: int = 0,
     ) -> YieldingStore:
-        """The archive for tasks: with ``share`` of the bandwidth and requests that settings allow, until
-        ``stopping``."""
-        own = self._settings.compaction
+        """The archive of ``store`` for a task, which gets ``share`` of the bandwidth and requests that the settings of
+        compaction allow, or of ``bytes_per_s``. Once ``stopping`` is set, requests raise."""
+        limits = self._settings.compaction
         return YieldingStore(
             store,
-            bytes_per_s=bytes_per_s or own.bytes_per_s,
-            requests_per_s=own.requests_per_s,
+            bytes_per_s=bytes_per_s or limits.bytes_per_s,
+            requests_per_s=limits.requests_per_s,
             share=share,
             stopping=stopping,
         )
@@ -164,7 +168,8 @@ class ArchiveTasks:
         return MaintenanceCommit(store, self._writer, MACHINE_CLOCK)
 
     def start(self, drain: threading.Event) -> None:
-        """Call once. ``drain``: compaction begins no request once it is set."""
+        """Start a thread for each task. Call once. ``drain`` is set when the process is about to end: compaction begins
+        no request from then on."""
         self._stopping.drain = drain
         for loop in self._loops:
             thread = threading.Thread(target=loop.run, name=loop.task.name, daemon=True)
@@ -172,7 +177,7 @@ class ArchiveTasks:
             thread.start()
 
     def stop(self) -> None:
-        """Waits for a request in progress."""
+        """End all tasks; waits for up to ten seconds for each one's request in progress."""
         self._stopping.stopped.set()
         for loop in self._loops:
             loop.stop()
@@ -224,8 +229,9 @@ class ArchiveTasks:
         return self._keys_share()
 
     def _timers_state(self) -> CatalogState | None:
-        """The state in which due timers are looked for; None while this process does not own the archive. It may be a
-        minute old, in which a command may have moved a timer: claiming such a timer fails, and is tried again."""
+        """The catalog state in which due timers are looked for; None while this process is not the archive's writer. It
+        may be a minute old: a timer that a command has moved since then fails to be taken for delivery, and is looked
+        for again."""
         state = self._writer.state_or_none if self._writer.is_claimed else None
         if state is None or not state.timers or time.monotonic() - self._refreshed_s < REFRESH_S:
             return state

@@ -26,6 +26,7 @@ DELAY_LEVELS: Final = 18
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 HALF_GROUP: Final = "CID_RMQ_SYS_TRANS"
 REVIVE_TOPIC: Final = "rmq_sys_REVIVE_LOG_"
+ADMIN_HINT: Final = "set broker.credentials_file to a file with an administrator's account"
 
 GroupOffsets = dict[str, dict[int, int]]
 """topic@group -> queue id -> offset."""
@@ -45,12 +46,13 @@ class BrokerControl:
         self._client, self._cluster = client, cluster
 
     def permission(self) -> int:
-        """brokerPermission."""
+        """The broker's brokerPermission: 6 for reading and writing, 4 for reading, 0 for neither. Raises
+        AccessDeniedError if the account may not read the configuration."""
         config = self._client.broker_config()
         if config is None or "brokerPermission" not in config:
             raise AccessDeniedError(
-                "the broker refuses to show its configuration",
-                hint="set broker.credentials_file to an account of an administrator",
+                "the broker refuses to show its configuration, which has brokerPermission",
+                hint=ADMIN_HINT,
             )
         return int(config["brokerPermission"])
 
@@ -59,7 +61,8 @@ class BrokerControl:
         self._done(RequestCode.UPDATE_BROKER_CONFIG, {}, f"brokerPermission={permission}\n".encode())
 
     def produced(self) -> dict[tuple[str, int], int]:
-        """Ends of the queues that producers write."""
+        """The max offset of each queue, by (topic, queue id), of the topics that producers send to,
+        but of no system topics, retry topics and dead letters."""
         system = TopicFilter(cluster=self._cluster)
         topics = self._topics().items()
         return {
@@ -86,7 +89,8 @@ class BrokerControl:
         return int(answer.ext_fields.get("offset", "0")) if answer.code == ResponseCode.SUCCESS else 0
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Set a group's offset."""
+        """Set the offset that a consumer group has committed for a queue. Raises AccessDeniedError or UnavailableError
+        if the broker refuses."""
         fields = {
             "consumerGroup": group,
             "topic": topic,
@@ -96,7 +100,9 @@ class BrokerControl:
         self._done(RequestCode.UPDATE_CONSUMER_OFFSET, fields)
 
     def leftovers(self) -> list[Leftover]:
-        """What it holds for later: timers, delayed messages, half messages, messages to be popped again."""
+        """What the broker has accepted and delivers later: timers, messages with a delay level, transactions that are
+        not decided (half messages), and messages that pop consumers get again. Kinds without messages are skipped."""
+        # A broker notes popped messages by timers too; these are no messages that it delivers.
         timers = int(self._client.runtime_info().get("timerCongestNum", "0") or 0) - self._revive_timers()
         delays = {
             int(level): int(offset) for level, offset in self._table(RequestCode.GET_ALL_DELAY_OFFSET).items()
@@ -129,31 +135,32 @@ class BrokerControl:
         return int(table.get("timingCount", {}).get(f"{REVIVE_TOPIC}{self._cluster}", {}).get("count", 0))
 
     def _to_pop_again(self, offsets: GroupOffsets) -> int:
-        """How many messages wait in retry topics of pop consumers, %RETRY%group_topic and %RETRY%group+topic."""
+        """How many messages wait in retry topics of pop consumers, whose names are %RETRY%group_topic or
+        %RETRY%group+topic; those of other consumers are %RETRY%group. ``offsets``: what groups have committed."""
         groups = {name.rpartition("@")[2] for name in offsets}
         names = [name for name in self._topics() if name.startswith(RETRY_PREFIX)]
         count = 0
         for name in (name for name in names if name.removeprefix(RETRY_PREFIX) not in groups):
-            done = [queues.get(0, 0) for place, queues in offsets.items() if place.startswith(f"{name}@")]
-            count += max(0, self.max_offset(name, 0) - max(done, default=0))
+            consumed = [queues.get(0, 0) for key, queues in offsets.items() if key.startswith(f"{name}@")]
+            count += max(0, self.max_offset(name, 0) - max(consumed, default=0))
         return count
 
     def _table(self, code: RequestCode) -> Mapping[str, Any]:
         try:
             document = fastjson.loads(self._done(code, {}).body or b"{}")
         except CorruptionError as error:
-            raise UnavailableError(f"malformed response of the broker: {error}") from error
+            raise UnavailableError(f"malformed response of the broker to {code.name}: {error}") from error
         table = document.get("offsetTable") if isinstance(document, dict) else None
         return table if isinstance(table, dict) else {}
 
     def _done(self, code: RequestCode, fields: Mapping[str, str], body: bytes = b"") -> RemotingCommand:
-        """The answer of a request that has to succeed; refused for want of rights, the operator has to act, else one
-        may retry."""
+        """Send a request that has to succeed and return its response. Raises AccessDeniedError if the account has no
+        right to it, and UnavailableError for any other failure, which a retry may cure."""
         answer = self._client.call(code, fields, body)
         if is_refusal(answer):
             raise AccessDeniedError(
                 f"the broker refuses {code.name}: {answer.remark or answer.code}",
-                hint="set broker.credentials_file to an account of an administrator",
+                hint=ADMIN_HINT,
             )
         if answer.code != ResponseCode.SUCCESS:
             raise UnavailableError(f"the broker failed on {code.name}: {answer.remark or answer.code}")

@@ -47,7 +47,8 @@ class BrokerOffsetsClient:
         name: str = "",
         connect: Connect = BrokerClient,
     ) -> None:
-        """``connect`` makes the client at the first request, and again after each failure."""
+        """``timeout_s`` limits each request; ``credentials`` sign requests and ``tls`` secures the connection, where
+        the broker requires them. ``connect`` makes the client at the first request, and again after each failure."""
         self.address = address
         self._timeout_s = timeout_s
         self._credentials, self._tls = credentials, tls
@@ -58,6 +59,7 @@ class BrokerOffsetsClient:
         self.silence = "" if address else NO_ADDRESS
         """Why the offsets are unknown; empty while the broker answers."""
         self._config: Mapping[str, str] = {}
+        """The broker's configuration; empty if it is not known, or if the account may not read it."""
 
     @property
     def is_master(self) -> bool:
@@ -66,7 +68,8 @@ class BrokerOffsetsClient:
         return not self.silence and role.endswith("MASTER") and self._config.get("brokerId", "0") == "0"
 
     def ask(self) -> BrokerOffsets | None:
-        """The broker's present offsets; None if it does not answer or has no address, which is logged once."""
+        """The broker's present offsets; None if it does not answer or its address is not known. That is logged once,
+        and ``silence`` has the reason."""
         if not self.address:
             if not self._has_warned:
                 logger.warning(
@@ -79,23 +82,22 @@ class BrokerOffsetsClient:
         except TieredError as error:
             self.close()
             if not self.silence:
-                logger.warning(
-                    "the broker does not answer", extra={"address": self.address, "cause": str(error)}
-                )
+                logger.warning("the broker at %s does not answer: %s", self.address, error)
             self.silence = f"it does not answer at {self.address} ({error.message})"
             return None
         if self.silence:
-            logger.info("the broker answers again", extra={"address": self.address})
+            logger.info("the broker at %s answers again", self.address)
         self.silence = ""
         return offsets
 
     def _read(self) -> BrokerOffsets:
-        """Requests all offsets of one moment; the configuration only once for each connection."""
+        """Request the broker's offsets, and its configuration at the first request of each connection. Raises
+        UnavailableError if it does not answer or has another name than expected."""
         if self._client is None:
             self._client = self._connect(self.address, self._timeout_s, self._credentials, self._tls)
             self._config = self._client.broker_config() or {}
             self._refuse_another(self._config)
-        # First, so that a dead broker costs one timeout.
+        # This request is first, as it also finds out whether the broker answers at all.
         confirm_phys = self._client.confirm_offset()
         try:
             info = self._client.runtime_info()
@@ -114,13 +116,13 @@ class BrokerOffsetsClient:
         )
 
     def _refuse_another(self, config: Mapping[str, str]) -> None:
-        """Raises UnavailableError if the broker has another name. Without the right to read its configuration the
-        name is not checked."""
+        """Raise UnavailableError if the broker has another name than the store: its offsets would belong to another
+        log. Without the right to read the broker's configuration the name is not checked."""
         name = config.get("brokerName", "") if self._name else ""
         if name not in ("", self._name):
             raise UnavailableError(
                 f"the broker at {self.address} is {name}, but the store is that of {self._name}",
-                hint="set broker.address, or brokerIP1 and listenPort of broker.conf",
+                hint="correct broker.address, or brokerIP1 and listenPort of broker.conf",
             )
 
     def close(self) -> None:
@@ -133,11 +135,12 @@ class BrokerOffsetsClient:
 def _is_dispatch_certain(
     config: Mapping[str, str], info: Mapping[str, str], confirm_phys: int | None
 ) -> bool:
-    """Whether the broker's dispatch lag is exact. 5.x counts undispatched bytes from an internal confirm offset
-    (ReputMessageService.behind), which some configurations do not report. ConcurrentReputMessageService advances
-    before consume queues are written."""
+    """Whether the broker's dispatchBehindBytes tells exactly up to where its consume queues are written. A broker of
+    5.x counts from a confirm offset of its own (ReputMessageService.behind), which in some configurations is not the
+    end of the log; with enableBuildConsumeQueueConcurrently it counts records as dispatched before their units are
+    written."""
     if not config:
-        return confirm_phys is None  # only a 5.x reports one
+        return confirm_phys is None  # only a broker of 5.x reports one
     if "enableControllerMode" not in config:
         return True  # 4.9 counts from the end of the log
     uncertain = "enableControllerMode", "duplicationEnable", "enableBuildConsumeQueueConcurrently"
@@ -165,15 +168,12 @@ def checks_clients(conf: BrokerConf | None) -> bool:
 
 
 def missing_rules(settings: Settings, conf: BrokerConf | None) -> UsageError | None:
-    """Why clients cannot be served beside this broker: it judges accounts by rules that this process does not have."""
-    key = (
-        "serve.advertise"
-        if settings.serve.advertise
-        else "slave.advertise"
-        if settings.slave.advertise
-        else ""
-    )
-    if not key or settings.serve.acl_file or not checks_clients(conf):
+    """The error if proxy or slave mode is on but must not serve clients, as the broker checks their accounts by rules
+    (an ACL) that this process does not have; None if they can be served."""
+    if not (settings.serve.advertise or settings.slave.advertise):
+        return None
+    key = "serve.advertise" if settings.serve.advertise else "slave.advertise"
+    if settings.serve.acl_file or not checks_clients(conf):
         return None
     if conf is None:
         return UsageError(
@@ -181,8 +181,9 @@ def missing_rules(settings: Settings, conf: BrokerConf | None) -> UsageError | N
             hint="set broker.conf_path, or serve.acl_file to the broker's rules",
         )
     return UsageError(
-        f"{key} requires serve.acl_file: the broker has access control, and archived messages are read by its rules",
-        hint="set it to a copy of conf/plain_acl.yml (4.9), or of what `tiered config acl-from-broker` prints (5.x)",
+        f"{key} requires serve.acl_file: the broker has access control, whose rules apply to archived messages too",
+        hint="set serve.acl_file to a copy of conf/plain_acl.yml (4.9), or of what `tiered config acl-from-broker` "
+        "prints (5.x)",
     )
 
 
@@ -191,13 +192,14 @@ def _is_on(conf: BrokerConf, name: str) -> bool:
 
 
 def store_path(settings: Settings, conf: BrokerConf | None) -> Path:
-    """The store directory, by the settings or by broker.conf. UsageError when neither names it."""
+    """The broker's store directory: of the settings, else of broker.conf. Raises UsageError if neither names it."""
     if settings.broker.store_path:
         return Path(settings.broker.store_path)
     if conf is not None and conf.store_path is not None:
         return conf.store_path
     raise UsageError(
-        "broker.store_path is not set, and no broker.conf has storePathRootDir",
+        "the broker's store directory is not known: neither broker.store_path nor storePathRootDir of a broker.conf is "
+        "set",
         hint="give --store DIRECTORY or --broker-conf FILE",
     )
 
@@ -205,10 +207,12 @@ def store_path(settings: Settings, conf: BrokerConf | None) -> Path:
 def pin_directories(
     settings: Settings, conf: BrokerConf | None, state_dir: Path
 ) -> tuple[list[Path], list[Path]]:
-    """Where `tiered run` links the broker's files to, and where it did by other settings."""
+    """The directories for hard links to the broker's commitlog files (pins), which must be on the same file system as
+    the store: those to be used, the first that works, and those that `tiered run` may have used before with other
+    settings."""
     store = store_path(settings, conf)
-    usual = [state_dir / "pins", store.with_name(f"{store.name}.tiered-pins")]
-    return ([Path(settings.pins.directory)], usual) if settings.pins.directory else (usual, [])
+    default = [state_dir / "pins", store.with_name(f"{store.name}.tiered-pins")]
+    return ([Path(settings.pins.directory)], default) if settings.pins.directory else (default, [])
 
 
 def open_store_of(
@@ -216,12 +220,14 @@ def open_store_of(
     conf: BrokerConf | None,
     pinned: Callable[[], Iterable[LogFile]] | None = None,
 ) -> BrokerStore:
-    """The broker's store, read-only. Raises what open_broker_store raises."""
+    """Open the broker's store for reading. ``pinned`` returns commitlog files that hard links keep although the broker
+    has deleted them. Raises what open_broker_store raises."""
     return open_broker_store(store_path(settings, conf), conf=conf, pinned=pinned)
 
 
 def names_of(settings: Settings, store: BrokerStore) -> BrokerNames:
-    """Cluster and broker name, by the settings or by the store. Raises UsageError for missing ones."""
+    """The names of cluster and broker: each one of the settings, else as the store's own files have it. Raises
+    UsageError if one is not known."""
     chosen = BrokerNames(settings.archive.cluster, settings.archive.broker)
     if not (chosen.cluster and chosen.broker):
         found = store.names()
@@ -249,7 +255,8 @@ class TlsCache:
         self._kept: ClientTls | None = None
 
     def of(self, settings: Settings) -> ClientTls | None:
-        """The TLS of connections to broker and name servers, or None. Certificates are read again when they change."""
+        """The TLS of connections to broker and name servers; None if broker.tls is off. Certificate files are read when
+        the settings that name them change. Raises UsageError for files that do not load."""
         broker = settings.broker
         options = TlsOptions(
             broker.tls_verify,
@@ -270,7 +277,8 @@ def address_of(settings: Settings, conf: BrokerConf | None) -> str:
     address = settings.broker.address or (conf.address if conf is not None else "")
     if address and host_and_port(address) is None:
         raise UsageError(
-            f"broker.address = {address} is not an address", hint="use host:port, such as 127.0.0.1:10911"
+            f"broker.address = {address} is not an address",
+            hint="set it to host:port, such as 127.0.0.1:10911",
         )
     return address
 

@@ -63,9 +63,10 @@ class _Work:
     in_flight_bytes: int
 
 
-def writing_in_child(place: ChildStore, share: Callable[[], float], metrics: StoreMetrics) -> Rewrite:
-    """A function as rewrite. ``share`` of the budget is called several times a second; it raises StoppedError
-    to end the child. ``metrics`` get the child's requests at its end."""
+def writing_in_child(place: ChildStore, metrics: StoreMetrics, share: Callable[[], float]) -> Rewrite:
+    """A function that writes the outputs of one round of compaction as ``rewrite`` does, but in a child process.
+    ``share`` gives the child's share of bandwidth and requests and is called several times a second; it raises
+    StoppedError to end the child. ``metrics`` get the child's requests at its end."""
 
     def write(
         _store: ObjectStore,
@@ -74,7 +75,8 @@ def writing_in_child(place: ChildStore, share: Callable[[], float], metrics: Sto
         identity: OutputIdentity,
         options: RewriteOptions,
     ) -> RewriteResult:
-        """Have the child write one round, with the signature of ``rewrite``; the child opens the store itself."""
+        """Start a child process, which opens the archive itself, have it write one round and return what it wrote.
+        Raises its error, and UnavailableError if it ends without a result."""
         work = _Work(
             place,
             candidates,
@@ -92,13 +94,14 @@ def writing_in_child(place: ChildStore, share: Callable[[], float], metrics: Sto
         other.close()
         try:
             return _outcome(connection, share, options.announce, metrics)
-        except (EOFError, OSError):
+        except (EOFError, OSError):  # the connection has ended
             child.join(STOP_S)
             if child.exitcode is None:
                 raise
             raise UnavailableError(
-                f"the process that joins objects has ended with exit code {child.exitcode}",
-                hint="the next pass tries again; with -9, lower compaction.memory_bytes or allow more memory",
+                f"the child process that writes compacted objects has ended with exit code {child.exitcode}",
+                hint="it is started again at the next pass; -9 often means that memory ran out: lower "
+                "compaction.memory_bytes or allow more memory",
             ) from None
         finally:
             connection.close()
@@ -117,23 +120,25 @@ def _outcome(
     announce: Callable[[str], object],
     metrics: StoreMetrics,
 ) -> RewriteResult:
-    """Serve the child until it has ended. Raises EOFError or OSError if it ends without a result."""
-    sent: float | None = None
+    """The parent's side of one round: send the child each new ``share``, commit the key of each object that it is about
+    to write by ``announce``, and return its result. Raises the child's error, and EOFError or OSError if it ends
+    without a result."""
+    sent_share: float | None = None
     while True:
         now = share()
-        if now != sent:
+        if now != sent_share:
             connection.send(now)
-            sent = now
+            sent_share = now
         if not connection.poll(POLL_S):
             continue
         message = connection.recv()
-        if isinstance(message, str):
+        if isinstance(message, str):  # a key, which the child uses after the receipt
             announce(message)
             connection.send(None)
         elif isinstance(message, Exception):
             raise message
         else:
-            result, requests = message
+            result, requests = message  # the last message
             metrics.add(requests)
             assert isinstance(result, RewriteResult)
             return result
@@ -143,7 +148,8 @@ def _outcome(
 
 
 def _child(connection: Connection, work: _Work) -> None:
-    """Write one round and send the result, or the error, to the parent; send nothing when the parent stops it."""
+    """What the child process does: write one round of compaction, and send the result or the error to the parent;
+    nothing if the parent stops it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the parent ends it
     _take_idle_time_only()
@@ -157,6 +163,7 @@ def _child(connection: Connection, work: _Work) -> None:
     except StoppedError:
         return
     except TieredError as error:
+        # An UnreadableError cannot be pickled: its constructor takes more than the message.
         message = UnavailableError(str(error)) if isinstance(error, UnreadableError) else error
     except Exception:  # the parent reports it
         message = RuntimeError(traceback.format_exc())
@@ -165,8 +172,8 @@ def _child(connection: Connection, work: _Work) -> None:
 
 
 def _take_idle_time_only() -> None:
-    """A thread of another process that wakes up replaces one of this process at once. With the lowest priority alone
-    it waits for the end of a time slice, up to 3 ms."""
+    """Let this process run only while no other wants the processor. With the lowest priority alone, another process
+    that wakes up would wait for the end of this one's time slice, up to 3 ms."""
     with suppress(OSError):  # a sandbox may refuse it
         os.nice(NICE)
         if hasattr(os, "SCHED_IDLE"):
@@ -174,7 +181,8 @@ def _take_idle_time_only() -> None:
 
 
 def _write(work: _Work, parent: _Parent, metrics: StoreMetrics) -> RewriteResult:
-    """Write the round at the share of bandwidth that the parent sends from time to time."""
+    """Open the archive and write the round of ``work``, at the share of bandwidth and requests that the parent process
+    sends from time to time. ``metrics`` count the requests. Raises StoppedError when the parent stops it."""
     place = work.store
     with closing(open_store(place.url, place.options, metrics=metrics)) as archive:
         store = YieldingStore(
@@ -207,7 +215,8 @@ class _Parent:
         threading.Thread(target=self._receive, daemon=True).start()
 
     def _receive(self) -> None:
-        """Receive until the parent closes or dies: shares of bandwidth, and None as the receipt of an announcement."""
+        """Receive messages of the parent process in a thread, until it closes the connection or dies. A number is this
+        process's new share of bandwidth; None says that the key sent last is committed."""
         with suppress(EOFError, OSError):
             while True:
                 message = self._connection.recv()
@@ -224,7 +233,8 @@ class _Parent:
             self._connection.send(message)
 
     def announce(self, key: str) -> None:
-        """Returns when the parent has committed it."""
+        """Have the parent process commit that an object with this ``key`` will be written, and return once it has, so
+        that the object is known even if this process dies. Raises StoppedError if the parent has ended."""
         self.send(key)
         self._announced.acquire()
         if self.stopped.is_set():

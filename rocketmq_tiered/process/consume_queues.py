@@ -47,7 +47,8 @@ def log_view(log: CommitLog) -> LogView:
 
 
 def store_timestamps(log: CommitLog, phys: NDArray[Any]) -> NDArray[np.int64]:
-    """Store timestamps in ms of the records at ``phys``; 0 outside the log. The records are not checked."""
+    """The store timestamps, in ms since the epoch, of the records that begin at the physical offsets ``phys``; 0 where
+    the log has no bytes. That a record begins there is not checked."""
     wanted = np.asarray(phys, np.int64)
     found = np.zeros(len(wanted), np.int64)
     for file in log.files:
@@ -58,7 +59,8 @@ def store_timestamps(log: CommitLog, phys: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _in_file(file: LogFile, at: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The store timestamps of records at places of one file; an IPv6 born host moves the field."""
+    """The store timestamps of the records that begin ``at`` bytes from the beginning of ``file``. The field is later
+    in a record whose producer (born host) has an IPv6 address, as a flag of the record says."""
     try:
         data = np.memmap(file.path, np.uint8, "r")
     except OSError as error:
@@ -108,7 +110,8 @@ class Written:
 
 
 def plan_of(store: BrokerStore, kind: StoreKind) -> QueuePlan:
-    """Files get the sizes of broker.conf, else of the store's files, else RocketMQ's."""
+    """How to write the consume queues of ``store`` as ``kind``, files or RocksDB. Files get the sizes that broker.conf
+    names or, without one, those of the store's present files; RocketMQ's defaults where there is neither."""
     default = FileSizes()
     if store.conf is None:
         found = (file_bytes_in(store.path / kind.value) for kind in (QueueKind.PLAIN, QueueKind.BATCH))
@@ -123,20 +126,21 @@ def plan_of(store: BrokerStore, kind: StoreKind) -> QueuePlan:
 def build(plan: QueuePlan, observe: Observe) -> Written:
     """Write all queues from the commitlog alone, without those of topics that the topic table does not have."""
     with plan.store.without_broker():
-        return _Rewrite(plan, "build", observe).run(_Rewrite.from_log)
+        return _Rewrite(plan, "build", observe).run()
 
 
 def convert(plan: QueuePlan, observe: Observe) -> Written:
     """Write all queues from the store's own, which are of the other kind."""
     with plan.store.without_broker():
-        return _Rewrite(plan, "convert", observe).run(_Rewrite.from_queues)
+        return _Rewrite(plan, "convert", observe).run()
 
 
 class _Rewrite:
     def __init__(self, plan: QueuePlan, task: str, observe: Observe) -> None:
-        """``task``: "build" or "convert". An interrupted run is continued only by the same task, for the same kind
-        of store."""
+        """``task``: "build" writes the queues from the commitlog, "convert" from the queues of the other kind. What an
+        interrupted command left is continued only by the same task, for the same kind of store."""
         self._plan, self._store, self._observe = plan, plan.store, observe
+        self._is_build = task == "build"
         self._work = plan.store.path / WORK_NAME
         # A broker writes its lock file when it starts: what was written before may be of a log that it truncated.
         started_ns = (plan.store.path / LOCK_NAME).stat().st_mtime_ns
@@ -145,9 +149,9 @@ class _Rewrite:
         self._topics = plan.store.topics()
         self._batch_topics = {name for name, topic in self._topics.items() if is_batch_topic(topic)}
 
-    def run(self, write: Callable[[_Rewrite, ConsumeQueueStore], None]) -> Written:
-        """Write all queues beside the store, then replace the store's; interrupted in the replacing, only that is
-        repeated."""
+    def run(self) -> Written:
+        """Write all queues into a directory of their own, then put them in the place of the store's queues. If an
+        earlier command was interrupted while it replaced them, only that is repeated. Returns what was written."""
         if self._done.replaces is None:
             log = log_view(self._store.commit_log)
             with closing(
@@ -155,7 +159,10 @@ class _Rewrite:
                     self._work, self._plan.kind, log, sizes=self._plan.sizes, batch_topics=self._batch_topics
                 )
             ) as target:
-                write(self, target)
+                if self._is_build:
+                    self._write_from_log(target)
+                else:
+                    self._write_from_queues(target)
                 self._done.queues = len(target.queues())
             self._store.close()
             _give_to_owner(self._work, self._store.path)
@@ -165,7 +172,9 @@ class _Rewrite:
         return self._done
 
     def _unfinished(self, task: str) -> Written:
-        """What an interrupted run of the same task left. One of another task is completed or removed."""
+        """The progress of an interrupted command with the same ``task``, to continue there; nothing done if there is
+        none. What one with another task left is removed; if it was replacing the store's queues, that is completed
+        first."""
         path = self._work / _PROGRESS_NAME
         try:
             done = Written(**json.loads(path.read_bytes()))
@@ -179,11 +188,12 @@ class _Rewrite:
                 _replace(self._store.path, self._work, done.replaces)
             _remove(self._work)
             return Written(task)
-        done.after_queue = done.after_queue and (done.after_queue[0], done.after_queue[1])
+        done.after_queue = done.after_queue and (done.after_queue[0], done.after_queue[1])  # a list in JSON
         return done
 
-    def from_log(self, target: ConsumeQueueStore) -> None:
-        """The units of all records."""
+    def _write_from_log(self, target: ConsumeQueueStore) -> None:
+        """Write into ``target`` the consume-queue units of all records of the commitlog, whose topics still exist; from
+        where an interrupted command had come to, if there was one."""
         begin = self._store.commit_log.broker_min_phys
         ends = {}
         if self._done.phys >= 0:
@@ -195,7 +205,7 @@ class _Rewrite:
         for part in log.parts(begin):
             for queue in part.queues:
                 if self._is_wanted(queue.topic, queue.queue_id):
-                    if queue.is_restart:
+                    if queue.is_restart:  # its offsets restart, as the topic was deleted and created again
                         target.delete_queue(queue.topic, queue.queue_id)
                     target.put(queue.topic, queue.queue_id, queue.units)
                     self._done.units += len(queue.units)
@@ -206,14 +216,15 @@ class _Rewrite:
         self._keep_ends(target)
         target.flush(max(self._done.phys, 0))
 
-    def from_queues(self, target: ConsumeQueueStore) -> None:
-        """The units that the store's queues have, one queue after the other."""
+    def _write_from_queues(self, target: ConsumeQueueStore) -> None:
+        """Copy into ``target`` the units of the store's queues, one queue after the other; after the one to which an
+        interrupted command had come, if there was one."""
         source = self._store.consume_queues()
         own = StoreKind.ROCKSDB if self._store.has_rocksdb_queues else StoreKind.FILE
         if source is None or own is self._plan.kind:
             raise UsageError(
                 f"the consume queues of {self._store.path} are in {self._plan.kind.value} already",
-                hint="tiered consumequeue build writes them again",
+                hint="to write them again all the same, run tiered consumequeue build",
             )
         keys = [queue[:2] for queue in source.queues()]
         left = [key for key in keys if self._done.after_queue is None or key > self._done.after_queue]
@@ -232,10 +243,12 @@ class _Rewrite:
         target.flush(source.frontier_phys())
 
     def _refuse_hole(self, key: tuple[str, int], count: int, places: int) -> None:
-        """LMQs may have holes in RocksDB."""
+        """Raise UsageError if only ``count`` of the ``places`` offsets of a queue have a unit and files are to hold it,
+        whose units are one after the other. A light message queue (LMQ) in RocksDB may lack units."""
         if self._plan.kind is not StoreKind.ROCKSDB and count < places and key[0] not in self._batch_topics:
             raise UsageError(
-                f"consume queue {key[0]}/{key[1]} has no unit at {places - count} of its offsets: files cannot hold it",
+                f"consume queue {key[0]}/{key[1]} has no unit at {places - count} of its offsets, so that it cannot be "
+                "written to files",
                 hint="write the queues from the commitlog: tiered consumequeue build",
             )
 
@@ -245,6 +258,8 @@ class _Rewrite:
         return topic not in self._batch_topics and not is_lmq_in_rocksdb
 
     def _is_wanted(self, topic: str, queue_id: int) -> bool:
+        """Whether a queue is written: its topic was not deleted, and it is no queue of batches (BatchCQ) for RocksDB,
+        which has none: such a queue is noted as skipped."""
         if self._plan.kind is StoreKind.ROCKSDB and topic in self._batch_topics:
             name = f"{topic}/{queue_id}"
             if name not in self._done.skipped:
@@ -253,7 +268,8 @@ class _Rewrite:
         return is_living_topic(topic, self._topics)
 
     def _keep_ends(self, target: ConsumeQueueStore) -> None:
-        """A queue whose messages have all expired continues at its end, which only the old queues know."""
+        """Give each queue that has no messages any more, as they expired, the end that the store's queue has: only that
+        one knows at which offset the next message goes."""
         try:
             for topic, queue_id, end in _ends(self._store.consume_queues()):
                 if end > 0 and target.max_offset(topic, queue_id) == 0 and self._is_wanted(topic, queue_id):
@@ -288,15 +304,16 @@ def has_compaction_logs(store: Path) -> bool:
 
 
 def _replace(store: Path, work: Path, replaces: list[str]) -> None:
-    """Put the new directories in the place of the old ones. May be repeated after a kill at any point."""
+    """Put the directories named ``replaces`` from ``work`` in the place of the queue directories of ``store``, which
+    are removed. May be repeated after a kill at any point."""
     old = work / _OLD_NAME
     try:
         old.mkdir(exist_ok=True)
         for name in _REPLACED:
-            is_done = name in replaces and not (work / name).exists()
-            if not is_done and (store / name).exists():
+            is_moved = name in replaces and not (work / name).exists()
+            if not is_moved and (store / name).exists():
                 (store / name).rename(old / name)
-            if name in replaces and not is_done:
+            if name in replaces and not is_moved:
                 (work / name).rename(store / name)
         sync_directory(store)
     except OSError as error:
@@ -314,7 +331,8 @@ def _remove(directory: Path) -> None:
 
 
 def _give_to_owner(directory: Path, store: Path) -> None:
-    """The broker's user may be another than that of this command."""
+    """Make the owner of ``store``, the user of the broker, the owner of all files in ``directory`` if this command runs
+    as root."""
     status = store.stat()
     if os.geteuid() != 0 or status.st_uid == 0:
         return
@@ -365,11 +383,13 @@ class QueueCheck:
 
 
 def check_queues(store: BrokerStore, observe: Callable[[int, int], None]) -> QueueCheck:
-    """Check all queues. Raises UnavailableError while a broker keeps its queues in RocksDB, where they are hidden."""
+    """Compare the consume queues of ``store`` with its commitlog and return what differs. ``observe`` gets the progress
+    in bytes. Raises UnavailableError while a broker runs on the store."""
     index = store.consume_queues()
     if index is None or not store.liveness().is_dead:
         raise UnavailableError(
-            f"the broker of {store.path} runs", hint="stop it: its queues change while they are checked"
+            f"the broker of {store.path} runs",
+            hint="stop the broker: its queues change while they are checked",
         )
     return _Check(store, index).run(observe)
 
@@ -384,7 +404,8 @@ class _Check:
         self._frontier = index.frontier_phys()
 
     def run(self, observe: Callable[[int, int], None]) -> QueueCheck:
-        """Compare queue by queue as the log is read once, then count units of queues that the log lacks."""
+        """Read the log once and compare the units of its records with those of the queues, then count units whose
+        records the log does not have. ``observe`` gets (bytes done, bytes in all)."""
         log = self._store.commit_log
         begin, total = log.broker_min_phys, log.data_end_phys()
         for part in LogUnits(self._store, self._kind).parts(begin):
@@ -410,8 +431,10 @@ class _Check:
         return self._kind is StoreKind.ROCKSDB and is_batch_topic(self._topics.get(topic))
 
     def _compare(self, topic: str, queue_id: int, units: Table, *, is_restart: bool) -> None:
-        """Count units of one part of a queue that are missing, wrong or extra; units past the dispatch frontier may
-        be missing."""
+        """Compare ``units``, made from records of the log for a range of one queue, with the stored units of that
+        range, and count those that are missing, wrong or have no record. Units may be missing for records above the
+        physical offset up to which the broker had written its queues (the frontier): it adds them when it starts.
+        ``is_restart``: offsets of the queue restart at 0 here, so that what was counted before does not matter."""
         found = self._found.get((topic, queue_id))
         if found is None or is_restart:
             found = QueueProblems(topic, queue_id, begin=int(units["queue_offset"][0]))
@@ -423,6 +446,7 @@ class _Check:
             int(last["queue_offset"] - units["queue_offset"][0]) + 1,
         )
         stored = self._index.units(topic, queue_id, first, places)
+        # A unit of fewer bytes than a record only fills a gap.
         is_of_record = (stored["queue_offset"] <= last["queue_offset"]) & (stored["size"] >= RECORD_BYTES_MIN)
         stored = stored[is_of_record]
         at = np.searchsorted(stored["queue_offset"], units["queue_offset"])
@@ -441,7 +465,8 @@ class _Check:
         found.extra += len(stored) - len(pairs[1])
 
     def _count_extra(self, topic: str, queue_id: int) -> None:
-        """Units outside of the records' offsets. One of fewer bytes than a record marks a gap."""
+        """Count the stored units of a queue below and above the offsets of its records in the log: they have no record.
+        A unit of fewer bytes than a record has only fills a gap and does not count."""
         found = self._found.setdefault((topic, queue_id), QueueProblems(topic, queue_id))
         at = self._index.min_offset(topic, queue_id)
         for end in (found.begin, self._index.max_offset(topic, queue_id)):

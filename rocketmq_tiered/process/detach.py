@@ -65,8 +65,9 @@ class Detachment:
         self._broker, self._waits, self._say, self._clock = broker, waits, say, clock
 
     def close(self, *, force: bool) -> None:
-        """Works until the broker may be stopped. Raises LeftError for what is left unless ``force``, UnavailableError
-        for other waits that took too long."""
+        """Take the broker out of service, step by step, until it may be stopped: it takes no sends, then no reads, and
+        has nothing left that only it can deliver. Raises LeftError if something is left after the wait, unless
+        ``force`` leaves it in the archive, and UnavailableError for other waits that took too long."""
         permission = self._broker.permission()
         if permission == PERM_NONE:
             self._say(DetachStep("read-only", "done before"))
@@ -76,29 +77,36 @@ class Detachment:
             self._say(DetachStep("read-only", "done: brokerPermission = 4; tiered detach --undo reverts it"))
             self._clock.sleep(self._waits.route_s)
             self._say(DetachStep("routes", "done: clients have read them"))
-            self._await_unchanged(self._broker.produced, self._waits.quiet_s, "producers still send to it")
+            self._await_unchanged(
+                self._broker.produced, self._waits.quiet_s, "producers still send to the broker"
+            )
             self._say(DetachStep("log", "done: quiet"))
             self._await_empty("left", self._broker.leftovers, force=force)
             self._broker.set_permission(PERM_NONE)
         self._say(DetachStep("closed", "done: brokerPermission = 0"))
-        self._await_unchanged(self._broker.group_offsets, self._waits.settle_s, "group offsets still change")
+        self._await_unchanged(
+            self._broker.group_offsets,
+            self._waits.settle_s,
+            "offsets of consumer groups still change at the broker",
+        )
         if self._broker.popped():
             self._await_empty("popped", self._broker.popped, force=force)
             self._await_unchanged(
                 self._broker.group_offsets,
                 self._waits.settle_s,
-                "popped messages still become visible again",
+                "popped messages that were not acknowledged still come back to the broker's retry topics",
             )
-        if not force and self._broker.leftovers():  # they did
+        if not force and self._broker.leftovers():  # popped messages came back: let clients read them
             self._broker.set_permission(PERM_READ)
             return self.close(force=force)
         self._say(DetachStep("commits", "done: settled"))
         return None
 
     def _await_empty(self, step: str, read: Callable[[], list[Leftover]], *, force: bool) -> None:
-        """Wait until ``read`` returns nothing, and say each time what is left; with ``force`` it is left in the
-        archive."""
-        ends_s, said = self._clock.monotonic_s() + self._waits.wait_s, ""
+        """Wait until ``read`` returns nothing that the broker still holds, and print what is left when that changes.
+        ``step`` names the step in what is printed. With ``force`` nothing is waited for. Raises LeftError if something
+        is left after the wait."""
+        ends_s, printed = self._clock.monotonic_s() + self._waits.wait_s, ""
         while left := read():
             if force:
                 self._say(DetachStep(step, f"done: {left_text(left)} stay in the archive as they are"))
@@ -106,16 +114,18 @@ class Detachment:
             if self._clock.monotonic_s() >= ends_s:
                 raise LeftError(
                     f"the broker still holds {left_text(left)}",
-                    hint="run tiered detach again later, wait longer (--wait 1h), or leave them archived (--force)",
+                    hint="run tiered detach again later, wait longer (--wait 1h), or leave these messages undelivered "
+                    "in the archive (--force)",
                 )
-            if (text := left_text(left)) != said:
+            if (text := left_text(left)) != printed:
                 self._say(DetachStep(step, f"waits for {text}"))
-                said = text
+                printed = text
             self._clock.sleep(LOOK_S)
         self._say(DetachStep(step, "done: nothing"))
 
-    def _await_unchanged(self, read: Callable[[], object], for_s: float, what: str) -> None:
-        """Waits until ``read`` has returned the same for ``for_s``."""
+    def _await_unchanged(self, read: Callable[[], object], for_s: float, problem: str) -> None:
+        """Wait until ``read`` has returned the same for ``for_s``. Raises UnavailableError with ``problem`` if it still
+        changes after the longest wait."""
         last, since_s = read(), self._clock.monotonic_s()
         ends_s = since_s + for_s + max(self._waits.wait_s, for_s)
         while self._clock.monotonic_s() - since_s < for_s:
@@ -124,7 +134,7 @@ class Detachment:
                 last, since_s = now, self._clock.monotonic_s()
             if self._clock.monotonic_s() >= ends_s:
                 raise UnavailableError(
-                    f"{what}", hint="stop what writes to this broker, then run tiered detach again"
+                    problem, hint="stop the clients that use this broker, then run tiered detach again"
                 )
 
     def undo(self) -> None:

@@ -45,7 +45,8 @@ class EventLoopSource:
         return True
 
     async def beat(self) -> None:
-        """Show that the event loop runs, and log new findings, until cancelled."""
+        """Run on the event loop until cancelled: note each second that the loop runs, which ``health`` looks at from
+        another thread, and log each problem of ``findings`` when it appears."""
         while True:
             self._beaten_s = self._clock.monotonic_s()
             findings = {finding.what: finding for finding in self.findings()}
@@ -55,7 +56,7 @@ class EventLoopSource:
             await asyncio.sleep(BEAT_S)
 
     def health(self) -> tuple[bool, str]:
-        """Whether the event loop runs."""
+        """The answer of /health: whether the event loop has run lately, and a text that says so."""
         silent_s = self._clock.monotonic_s() - self._beaten_s
         if silent_s > STALLED_S:
             return False, f"no request has been served for {silent_s:.0f} s: the event loop is held up"

@@ -56,13 +56,13 @@ class EventQueue(Generic[T]):
             os.write(self._write_fd, b"\0")
 
     def get(self, timeout_s: float | None = None) -> T | None:
-        """The next event, or None when none came in time."""
+        """The next event, or None when none came within ``timeout_s``; None waits without limit."""
         while True:
             with contextlib.suppress(queue.Empty):
                 return self._events.get_nowait()
             if not self._readable.poll(None if timeout_s is None else timeout_s * 1000):
                 return None
-            with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(BlockingIOError):  # a byte may be of an event taken before
                 os.read(self._read_fd, 4096)
 
     def close(self) -> None:

@@ -142,7 +142,8 @@ def word_of(text: str) -> str:
 
 
 def while_running(report: StatusReport, before: Condition, batch_age_ms: int) -> Condition:
-    """The condition of an uploader that runs; ``before`` until it has claimed its archive."""
+    """The state of a running uploader, by its report, with the reason; ``before`` until the uploader has become the
+    archive's writer. It is behind when its oldest message waits for longer than a minute and four batches' age."""
     if report.store_problem:
         return Condition(RunState.BLOCKED, report.store_problem, OBJECT_STORE)
     if not report.epoch:
@@ -177,9 +178,10 @@ def after_failure(
     has_stood_by: bool = False,
     lasts: bool = False,
 ) -> RetryPlan:
-    """The reaction to the ``failures``-th failure in a row (from 1); ``jitter`` in [0, 1). ``has_owned``,
-    ``has_stood_by``: whether this process has owned the archive, or been its standby: then what the object store
-    refuses is retried, and clients are still served. ``lasts``: whether the failure before had the same cause.
+    """The reaction to the ``failures``-th failed uploader in a row (from 1): wait in some state and start another one,
+    or end the process. ``jitter`` in [0, 1) spreads the waits. ``has_owned``, ``has_stood_by``: whether this process
+    has been the archive's writer, or has waited while another was: then refusals of the object store are no wrong
+    settings but an outage, which is waited out. ``lasts``: whether the failure before had the same cause.
     """
     why = str(error)
     if isinstance(error, BrokerRestartedError):
@@ -189,8 +191,8 @@ def after_failure(
             return RetryPlan(Condition(RunState.STOPPED, why), 0, error.exit_code)
         state = RunState.FENCED if has_owned else RunState.STANDBY
         return RetryPlan(Condition(state, why), settings.process.standby_retry_ms / 1000)
-    for state, kind in REFUSED.items():
-        if isinstance(error, kind):  # the log may be put back, or the archive repaired
+    for state, error_type in REFUSED.items():
+        if isinstance(error, error_type):  # the log may be put back, or the archive repaired
             return RetryPlan(Condition(state, error.message, hint=error.hint), RETRY_LOG_S)
     has_worked = has_owned or has_stood_by
     if isinstance(error, EmptyCommitlogError) or (has_worked and isinstance(error, _MISSING_STORE)):
@@ -203,8 +205,9 @@ def after_failure(
 
 
 def _waiting_for(error: BaseException, why: str, *, lasts: bool) -> Condition:
-    """The state shown while a failed job waits to run again; ``lasts``: the cause will not end without the operator."""
-    if isinstance(error, (*_STORE_ERRORS, StoreFullError)):
+    """The state that is shown while a failed uploader waits to be started again: connecting, or blocked by the disk or
+    store of ``error``. ``lasts``: the failure before had the same cause, so that the operator has to act."""
+    if isinstance(error, (*_STORE_ERRORS, StoreFullError)):  # local files are named by absolute paths
         return Condition(RunState.BLOCKED, why, LOCAL_DISK if why.startswith("/") else OBJECT_STORE)
     if isinstance(error, UnreadableError):
         return Condition(RunState.BLOCKED, why, LOCAL_DISK)
@@ -259,12 +262,17 @@ class Finding:
 
 
 def of_report(report: StatusReport) -> list[Finding]:
-    """Findings of `tiered run`."""
+    """What an operator of `tiered run` should look at, by ``report``: each problem with the next step."""
     found = [*_of_the_broker(report), *_of_the_archive(report)]
     if report.pin_note:
         step = "set pins.directory, or free space"
         found.append(
-            Finding("pins", f"commitlog files are not kept by hard links (pins): {report.pin_note}", step)
+            Finding(
+                "pins",
+                "hard links (pins) do not keep all commitlog files until they are archived: "
+                + report.pin_note,
+                step,
+            )
         )
     if report.settings_problem:
         what = f"changed settings are not in effect: {report.settings_problem}"
@@ -277,7 +285,8 @@ def of_report(report: StatusReport) -> list[Finding]:
 
 
 def _of_timers(timers: TimerStatus) -> list[Finding]:
-    """Timers that are late, postponed, refused or dropped."""
+    """Problems of delayed messages (timers) that this process delivers: they are late, the broker refuses them, they
+    cannot be delivered, or their messages are gone."""
     why = f": {timers.problem}" if timers.problem else ""
     due, is_late = duration_text(timers.overdue_seconds), timers.overdue_seconds > TIMER_LATE_S
     found = (
@@ -298,16 +307,17 @@ def _of_timers(timers: TimerStatus) -> list[Finding]:
         ),
         (
             timers.dropped,
-            f"{counted(timers.dropped, 'timer')} dropped, as other messages are at their places{why}",
+            f"{counted(timers.dropped, 'timer')} not delivered, as other messages have their queue offsets{why}",
             "send them again: the log names the last of each batch",
         ),
     )
-    return [Finding("timers", what, step) for is_so, what, step in found if is_so]
+    return [Finding("timers", what, step) for is_present, what, step in found if is_present]
 
 
 def _of_the_broker(report: StatusReport) -> list[Finding]:
-    """A broker that is down, whose clock is wrong, or that soon deletes what is not archived."""
+    """Problems of the broker: it is down, its clock is wrong, or it soon deletes messages that are not archived."""
     found = []
+    # A report without a state is of a process that archives.
     is_archiving = not report.state or word_of(report.state) in {state.value for state in ARCHIVING}
     if report.bound_reason == BoundReason.DEAD.value and is_archiving:
         step = "start the broker; its log is archived to the end, and archiving continues with it"
@@ -358,7 +368,8 @@ TASKS = {
 
 
 def _of_the_archive(report: StatusReport) -> list[Finding]:
-    """What the archive lacks, hides or has not done: damage, gaps, histories, tasks, garbage."""
+    """Problems of the archive: messages that are damaged, lost or hidden, tasks that fail, garbage that is not
+    deleted."""
     found = []
     if report.unreadable:
         found.append(of_unreadable(report.unreadable, report.broker_min_phys))
@@ -403,7 +414,8 @@ def _of_the_archive(report: StatusReport) -> list[Finding]:
 def of_catalog(
     state: CatalogState, now_ms: int, gc_grace_ms: int, unreadable: Sequence[UnreadableRange] = ()
 ) -> list[Finding]:
-    """Findings of an archive, for a process without a report. ``unreadable``: what it could not read."""
+    """What an operator should look at in an archive, by its catalog state alone, for a process that does not write it.
+    ``unreadable``: the messages that the process could not read. Garbage is late a day after its grace period."""
     found = [of_unreadable(unreadable)] if unreadable else []
     found += [_gaps(len(state.gaps))] if len(state.gaps) else []
     if count := set_aside_messages(state):
@@ -415,7 +427,8 @@ def of_catalog(
 
 
 def of_unreadable(ranges: Sequence[UnreadableRange], broker_min_phys: int | None = None) -> Finding:
-    """The finding of ``ranges``, of which there is one or more. ``broker_min_phys``: where the broker's log begins."""
+    """The problem of archived messages that cannot be read, in one or more ``ranges``, and whether the broker still has
+    them. ``broker_min_phys``: where the broker's log begins; None if unknown."""
     first, others = ranges[0], len(ranges) - 1
     more = f" and {counted(others, 'more range')}" if others else ""
     what = (
@@ -441,9 +454,11 @@ def _gaps(count: int) -> Finding:
 
 
 def _set_aside(count: int) -> Finding:
-    """Messages at queue offsets that the broker has used again: it serves others there, so these are not archived."""
+    """The problem of ``count`` messages that are not archived, as the broker has used their queue offsets again and
+    serves other messages there."""
     what = (
-        f"{counted(count, 'message')} set aside: the broker used queue offsets again, and serves others there"
+        f"{counted(count, 'message')} not archived (set aside): the broker used their queue offsets again, and serves "
+        "other messages there"
     )
     step = (
         "tiered ls ARCHIVE_URL lists their queues; only the broker's log has them, until it deletes its files"
@@ -457,14 +472,15 @@ def _late_garbage(late_s: float) -> Finding:
 
 
 def of_relay(relay: RelayStatus) -> list[Finding]:
-    """Findings of proxy or slave mode."""
+    """What an operator of proxy or slave mode should look at: clients without TLS, name servers or a master that do not
+    answer."""
     found = []
     if relay.has_plain_accounts:
-        what = "clients sign requests on connections without TLS"
+        what = "clients send signed requests over connections without TLS"
         found.append(Finding("plain-accounts", what, "set serve.tls_certificate"))
     if isinstance(relay, ProxyStatus) and relay.name_server_problem:
         what = f"no name server answers, so that clients find no route: {relay.name_server_problem}"
-        found.append(Finding("name-servers", what, "start one, or set broker.name_servers"))
+        found.append(Finding("name-servers", what, "start a name server, or correct broker.name_servers"))
     if isinstance(relay, SlaveStatus) and not relay.is_master_available:
         why = f": {relay.master_failure}" if relay.master_failure else ""
         what = f"the master is not available{why}"

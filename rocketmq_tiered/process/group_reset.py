@@ -42,12 +42,13 @@ def _own_place() -> str:
 
 
 def is_gone(owner_name: str) -> bool:
-    """Whether it was a process of this machine and namespace that no longer runs: its lease need not expire."""
+    """Whether ``owner_name``, which ``own_name`` made in some process, is of a process of this machine and container
+    that no longer runs: its lease on consumer groups need not expire first."""
     place, _, pid = owner_name.rpartition(":")
     if place != _own_place() or not pid.isdecimal():
         return False
     try:
-        os.kill(int(pid), 0)
+        os.kill(int(pid), 0)  # sends nothing, but asks whether there is such a process
     except ProcessLookupError:
         return True
     except PermissionError:
@@ -101,7 +102,8 @@ class ArchiveGroups:
         self._archive, self._log, self._lease_ms = archive, log, lease_ms
 
     def knows(self, group: str) -> bool:
-        """Whether the group has offsets here, or had a configuration or offsets at the broker."""
+        """Whether the group exists: it has offsets in the archive, or the broker's archived tables have a configuration
+        or offsets of it."""
         tables = BrokerTables(self._archive.access.store)
         tables.refresh(self._archive.access.state)
         return (
@@ -111,7 +113,8 @@ class ArchiveGroups:
         )
 
     def plan(self, group: str, topic: str, start: Start) -> list[QueueMove]:
-        """The moves of ``move``. Raises NotFoundError for an unknown topic."""
+        """What a reset of ``group`` to ``start`` would do to each queue of ``topic`` in the archive, for ``move``.
+        Raises NotFoundError for an unknown topic."""
         known = self._log.read().get((group, topic), {})
         found = []
         for listing in self._archive.queues(topic):
@@ -119,8 +122,8 @@ class ArchiveGroups:
             by_time = queue.offset_by_time(start.value, Boundary.LOWER) if start.kind is StartKind.TIME else 0
             after = start.within(queue.min_offset, queue.max_offset, by_time)
             before = known.get(self._log.number(topic, queue.queue_id))
-            place = self._archive.access.broker, queue.queue_id, before
-            found.append(QueueMove(*place, after, queue.min_offset, queue.max_offset))
+            bounds = queue.min_offset, queue.max_offset
+            found.append(QueueMove(self._archive.access.broker, queue.queue_id, before, after, *bounds))
         if not found:
             raise NotFoundError(
                 f"{self._archive.title} has no topic {topic}", hint="tiered ls lists the topics"
@@ -128,7 +131,8 @@ class ArchiveGroups:
         return found
 
     def move(self, group: str, topic: str, moves: list[QueueMove]) -> list[QueueMove]:
-        """Write the moves. Raises FencedError while a server owns the groups."""
+        """Set the offsets of ``moves`` for the group in the archive, and return them. Raises FencedError while a server
+        owns the archive's consumer groups."""
         self._log.claim(self._lease_ms)
         offsets = {key: dict(queues) for key, queues in self._log.offsets.items()}
         numbers = {self._log.number(topic, move.queue_id): move.after for move in moves}
@@ -150,7 +154,7 @@ class ServerGroups:
         credentials: Credentials | None = None,
         tls: ClientTls | None = None,
     ) -> None:
-        """Find the brokers of a topic at ``address``, and connect to each when it is first needed."""
+        """``address`` returns the brokers of a topic; each broker is connected to when it is first needed."""
         self._credentials, self._tls = credentials, tls
         self._names = self._client(address)
         self._brokers: dict[str, BrokerClient] = {}
@@ -164,17 +168,19 @@ class ServerGroups:
             client.close()
 
     def knows(self, group: str) -> bool:
-        """Whether the group has members or, in any topic, offsets at the brokers of the plan."""
-        return any(
-            _is_online(client, group)
-            or _document(client, _request(client, RequestCode.GET_CONSUME_STATS, consumerGroup=group)).get(
-                "offsetTable"
-            )
-            for client in self._brokers.values()
-        )
+        """Whether the group exists: it has connected members or, in any topic, offsets at the brokers that ``plan`` has
+        found."""
+        for client in self._brokers.values():
+            if _is_online(client, group):
+                return True
+            answer = _request(client, RequestCode.GET_CONSUME_STATS, consumerGroup=group)
+            if _document(client, answer).get("offsetTable"):
+                return True
+        return False
 
     def plan(self, group: str, topic: str, start: Start) -> list[QueueMove]:
-        """The moves of ``move``. Raises NotFoundError for an unknown topic, UnavailableError."""
+        """What a reset of ``group`` to ``start`` would do to each queue of ``topic`` at its brokers, for ``move``.
+        Raises NotFoundError for an unknown topic, and UnavailableError if a broker does not answer or has no master."""
         route = _document(self._names, _request(self._names, RequestCode.GET_ROUTEINFO_BY_TOPIC, topic=topic))
         addresses = {
             str(data["brokerName"]): str(data["brokerAddrs"]["0"])
@@ -185,7 +191,10 @@ class ServerGroups:
         for data in route.get("queueDatas") or []:
             broker = str(data["brokerName"])
             if broker not in addresses:
-                raise UnavailableError(f"broker {broker} has no master", hint="retry once it is up")
+                raise UnavailableError(
+                    f"broker {broker} of topic {topic} has no master at its name server",
+                    hint="run the command again once the master runs",
+                )
             self._brokers.setdefault(broker, self._client(addresses[broker]))
             found += [
                 self._plan_queue(broker, group, topic, queue_id, start)
@@ -194,7 +203,8 @@ class ServerGroups:
         return found
 
     def _plan_queue(self, broker: str, group: str, topic: str, queue_id: int, start: Start) -> QueueMove:
-        """What a reset to ``start`` would do to one queue; ``start`` is held within the queue's offsets."""
+        """What a reset of ``group`` to ``start`` would do to one queue of ``topic``. The new offset is never below the
+        queue's minimum nor above its maximum."""
         client, queue = self._brokers[broker], {"topic": topic, "queueId": queue_id}
         minimum = max(0, _number(client, RequestCode.GET_MIN_OFFSET, **queue))
         maximum = max(minimum, _number(client, RequestCode.GET_MAX_OFFSET, **queue))
@@ -215,28 +225,31 @@ class ServerGroups:
         return int(_checked(answer, RequestCode.QUERY_CONSUMER_OFFSET).ext_fields["offset"])
 
     def move(self, group: str, topic: str, start: Start, moves: list[QueueMove]) -> list[QueueMove]:
-        """Execute the moves; returns the offsets afterwards. Raises NotMovedError if they differ."""
-        found = []
+        """Execute ``moves``, which ``plan`` has made for ``start``: connected members of the group get a reset, and
+        without members the offsets are committed. Returns the moves with the offsets that the brokers then have. Raises
+        NotMovedError if one is not the planned one."""
+        done = []
         for broker, client in self._brokers.items():
             own = [move for move in moves if move.broker == broker]
             if _is_online(client, group):
-                found += self._reset(client, group, topic, start, own)
+                done += self._reset(client, group, topic, start, own)
             else:
-                found += self._commit(client, broker, group, topic, own)
-        missed = [move for move, got in zip(moves, found, strict=True) if move.after != got.after]
+                done += self._commit(client, broker, group, topic, own)
+        missed = [planned for planned, move in zip(moves, done, strict=True) if planned.after != move.after]
         if missed:
             first = missed[0]
             raise NotMovedError(
-                f"{len(missed)} queues of {group} were not reset, such as {first.broker} queue {first.queue_id} "
-                f"to {first.after}",
-                hint="stop the group's consumers and retry",
+                f"{len(missed)} queues of topic {topic} were not reset for group {group}, such as queue "
+                f"{first.queue_id} of {first.broker} to offset {first.after}",
+                hint="stop the group's consumers and run the command again",
             )
-        return found
+        return done
 
     def _commit(
         self, client: BrokerClient, broker: str, group: str, topic: str, moves: list[QueueMove]
     ) -> list[QueueMove]:
-        """Commit offsets of a group without members, and read them again: ``after`` -1 means it did not take effect."""
+        """Commit the offsets of ``moves`` for a group without connected members, and return the moves with the offsets
+        that the broker then has as ``after``, -1 for none."""
         found = []
         for move in moves:
             fields = {"consumerGroup": group, "topic": topic, "queueId": move.queue_id}
@@ -248,8 +261,10 @@ class ServerGroups:
     def _reset(
         self, client: BrokerClient, group: str, topic: str, start: Start, moves: list[QueueMove]
     ) -> list[QueueMove]:
-        """All queues at once, since a client restarts ten seconds after each reset; then the remaining ones one by
-        one: a broker takes an offset for a single queue only."""
+        """Have the broker send a reset to the connected members of ``group``, and return the moves with the offsets
+        that it reports as ``after``, -1 for none. All queues are reset in one request, as clients stop for ten seconds
+        at each reset; queues that then have another offset than planned are reset one by one, each to its own offset,
+        which a broker takes for a single queue only."""
         is_offset = start.kind is StartKind.OFFSET
         moved = _reset_at(
             client,
@@ -268,7 +283,8 @@ class ServerGroups:
 
 
 def _reset_at(client: BrokerClient, group: str, topic: str, **fields: object) -> dict[int, int]:
-    """Queue id -> new offset; empty if the server refuses."""
+    """Request a reset at one broker (code 222) with the target in ``fields``. Returns the new offset by queue id; empty
+    if the broker refuses the target."""
     code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
     answer = _call(client, code, topic=topic, group=group, isForce="true", **fields)
     if answer.code == ResponseCode.SYSTEM_ERROR:
@@ -296,7 +312,7 @@ def _checked(answer: RemotingCommand, code: RequestCode) -> RemotingCommand:
     remark = answer.remark or f"code {answer.code}"
     if answer.code == ResponseCode.TOPIC_NOT_EXIST:
         raise NotFoundError(remark)
-    raise UnavailableError(f"{code.name} failed: {remark}")
+    raise UnavailableError(f"the server refuses request {code.name}: {remark}")
 
 
 def _number(client: BrokerClient, code: RequestCode, **fields: object) -> int:
@@ -307,5 +323,5 @@ def _document(client: BrokerClient, answer: RemotingCommand) -> dict[str, Any]:
     try:
         found = fastjson.loads(answer.body)
     except CorruptionError as error:
-        raise UnavailableError(f"unreadable response of {client!r}: {error}") from error
+        raise UnavailableError(f"malformed JSON in the response of {client!r}: {error}") from error
     return found if isinstance(found, dict) else {}

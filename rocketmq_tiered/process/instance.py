@@ -40,35 +40,42 @@ class ArchiveMarker:
 
     def __init__(self, state_dir: Path, url: str) -> None:
         self._url = url
+        # A file name for each URL; the URL itself is the file's content.
         self.path = state_dir / f"begun-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
 
     def create(self) -> None:
-        """Mark the archive: it has commits."""
+        """Note in the state directory that this archive has commits, so that a later start does not take an empty
+        bucket for a new archive. A failure is only logged: archiving continues without the note."""
         try:
             if not self.path.exists():
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 replace_whole(self.path, f"{self._url}\n".encode())
-        except OSError as error:  # archiving does not wait for that
+        except OSError as error:
             logger.warning(
-                "the state directory cannot be written: a later start does not know that this archive exists",
-                extra={"problem": str(error)},
+                "%s cannot be written, so a later start will not know that archive %s exists: %s",
+                self.path,
+                self._url,
+                error,
             )
 
     def refuse_empty(self) -> None:
-        """The archive has no commits, nor objects. Raises CatalogLostError if this state directory marks it: its disk
-        may come back. Raises UsageError if it marks another one of the same broker."""
+        """Called when the archive has neither commits nor objects. Raises CatalogLostError if this instance has
+        archived to it before, as its disk may come back, and UsageError if this instance has archived the same broker
+        to another URL, as the new one may be a mistake. Returns if a new archive may begin."""
         try:
-            marked = {path: path.read_text("utf-8").strip() for path in self.path.parent.glob("begun-*")}
+            url_by_marker = {
+                path: path.read_text("utf-8").strip() for path in self.path.parent.glob("begun-*")
+            }
         except OSError as error:
-            raise UnavailableError(f"{self.path}: {error.strerror or error}") from error
-        if self.path in marked:
+            raise UnavailableError(f"cannot read {self.path.parent}: {error.strerror or error}") from error
+        if self.path in url_by_marker:
             raise CatalogLostError(
                 f"{self._url} is empty, without catalog and objects, but this sidecar has archived to it before",
                 hint="mount its disk, correct archive.url, or restore the bucket's earlier versions; there is nothing "
                 f"for tiered repair; {NEW_ARCHIVE}",
             )
-        names = self._url.rsplit("/", 2)[1:]
-        others = sorted(url for url in marked.values() if url.rsplit("/", 2)[1:] == names)
+        names = self._url.rsplit("/", 2)[1:]  # the URL ends in cluster and broker
+        others = sorted(url for url in url_by_marker.values() if url.rsplit("/", 2)[1:] == names)
         if others:
             raise UsageError(
                 f"{self._url} is empty, and this sidecar has archived to {others[0]} before",
@@ -107,14 +114,17 @@ class StateDirectory:
         self._link: Path | None = None
 
     def __enter__(self) -> StateDirectory:
-        """Make the directory and lock it; a second instance there would use the same identity and pins."""
+        """Make the directory, and lock it for this process: a second instance with the same directory would use the
+        same id and the same hard links to commitlog files. Raises UsageError if another process has the lock, and
+        AccessDeniedError if the directory cannot be used."""
         try:
             make_private(self.path, "process.state_dir")
             log_exposed_parent(self.path)
             self._lock_fd = _open_lock(self.path / LOCK_FILE)
         except OSError as error:
             raise AccessDeniedError(
-                f"cannot create state directory {self.path}: {error.strerror}", hint="set process.state_dir"
+                f"cannot create state directory {self.path}: {error.strerror}",
+                hint="set process.state_dir to a directory that this user can write",
             ) from None
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -123,7 +133,7 @@ class StateDirectory:
             self._lock_fd = -1
             raise UsageError(
                 f"another instance uses state directory {self.path}",
-                hint="stop it, or set process.state_dir",
+                hint="stop the other instance, or set process.state_dir to another directory",
             ) from None
         except OSError as error:  # a network file system without locks
             os.close(self._lock_fd)
@@ -136,20 +146,20 @@ class StateDirectory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Remove the description, so that no command finds this instance, and release the lock in any case."""
+        """Remove the description file and its link, so that no command looks for this instance any more. The lock is
+        released in any case."""
         try:
             (self.path / DESCRIPTION_FILE).unlink(missing_ok=True)
             if self._link is not None:
                 self._link.unlink(missing_ok=True)
         except OSError as failure:  # a disk that became read-only; without the lock the file is ignored
-            logger.warning(
-                "the description of this instance, which has ended, cannot be removed: %s", failure
-            )
+            logger.warning("%s cannot be removed at the end of this process: %s", DESCRIPTION_FILE, failure)
         finally:
             os.close(self._lock_fd)
 
     def identity(self) -> str:
-        """This instance's id, stable over restarts."""
+        """The id of this instance, made at its first start and kept in a file of the state directory, so that it is
+        the same after a restart. Raises AccessDeniedError if the file cannot be read or written."""
         path = self.path / IDENTITY_FILE
         try:
             known = path.read_bytes().decode("ascii").strip()
@@ -164,7 +174,8 @@ class StateDirectory:
         return fresh
 
     def describe(self, description: InstanceDescription, root: Path | None = None) -> None:
-        """Publish the description of this instance, with a link below ``root`` for ``running_instances``."""
+        """Write the description of this instance into its state directory, for commands on this host. They search
+        below ``root``; a state directory that is elsewhere gets a symbolic link there."""
         _write_whole(self.path / DESCRIPTION_FILE, orjson.dumps(asdict(description)))
         own = self.path.resolve()
         if root is None or own.is_relative_to(root.resolve()):
@@ -176,7 +187,8 @@ class StateDirectory:
                 link.symlink_to(own)
             self._link = link
         except OSError as error:
-            logger.debug("state directory not listed for other processes: %s", error)  # only a convenience
+            # Commands can still be given the directory.
+            logger.debug("state directory %s is not linked below %s: %s", own, root, error)
 
 
 def backfill_instance(store: str) -> str:
@@ -197,7 +209,8 @@ def state_root(environment: Mapping[str, str]) -> Path:
 
 
 def running_instance(path: Path) -> InstanceDescription:
-    """The description of the instance that holds ``path``. Raises NotFoundError when none runs."""
+    """The description of the running instance whose state directory is ``path``. Raises NotFoundError when none runs
+    there, which the lock file tells: a running instance holds its lock."""
     none_runs = NotFoundError(f"no instance uses state directory {path}", hint="start one with tiered run")
     try:
         with (path / LOCK_FILE).open("rb") as lock:
@@ -208,11 +221,14 @@ def running_instance(path: Path) -> InstanceDescription:
     except (FileNotFoundError, NotADirectoryError):
         raise none_runs from None
     except PermissionError as error:
-        raise AccessDeniedError(f"cannot read {error.filename}", hint="run as the instance's user") from None
+        raise AccessDeniedError(
+            f"cannot read {error.filename}", hint="run this command as the user of the instance"
+        ) from None
 
 
 def running_instances(root: Path) -> list[InstanceDescription]:
-    """All instances of this user whose state directory is below ``root``, or linked there."""
+    """The descriptions of all running instances whose state directory is below ``root`` or linked there, except for
+    those that this user may not read."""
     found = []
     for description in sorted(root.glob(f"*/*/{DESCRIPTION_FILE}")):
         try:
@@ -223,16 +239,20 @@ def running_instances(root: Path) -> list[InstanceDescription]:
 
 
 def _open_lock(path: Path) -> int:
-    """A descriptor of the lock file, which no other user can open. Raises AccessDeniedError and OSError."""
+    """Open the lock file, or create it so that only this user can open it, and return its descriptor. Raises
+    AccessDeniedError if something else is in its place: a link planted by another user could make this process
+    change a file elsewhere. Other failures raise OSError."""
+    # Without O_NONBLOCK opening a named pipe would wait.
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         fd = os.open(path, flags, 0o600)
     except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.EISDIR):
+        if error.errno not in (errno.ELOOP, errno.EISDIR):  # a symbolic link, a directory
             raise
         raise _not_a_lock(path) from None
     status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or not is_own(status):
+    has_other_names = status.st_nlink != 1
+    if not stat.S_ISREG(status.st_mode) or has_other_names or not is_own(status):
         os.close(fd)
         raise _not_a_lock(path)
     os.fchmod(fd, 0o600)
@@ -240,7 +260,9 @@ def _open_lock(path: Path) -> int:
 
 
 def _not_a_lock(path: Path) -> AccessDeniedError:
-    return AccessDeniedError(f"{path} is a link or another user's file", hint="remove it")
+    return AccessDeniedError(
+        f"lock file {path} is a link, no regular file, or another user's file", hint="remove it"
+    )
 
 
 def _can_lock(fd: int) -> bool:

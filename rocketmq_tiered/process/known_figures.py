@@ -54,7 +54,8 @@ class KnownFigures:
     """The last known figures of the archive ``place``: its URL, cluster and broker. Thread-safe."""
 
     def __init__(self, directory: Path, place: tuple[str, str, str], *, clock: Clock = MACHINE_CLOCK) -> None:
-        """Load the figures of an earlier process; a file that is unreadable or of another archive is as none."""
+        """Load the figures that an earlier process left in ``directory``; without any if the file is missing,
+        unreadable or of another archive."""
         self._path, self._clock = directory / FILE, clock
         self._lock = threading.Lock()
         self._last, self._known_ms = StatusReport(), 0
@@ -66,7 +67,8 @@ class KnownFigures:
                 self._last, self._known_ms = found, int(document["knownMs"])
 
     def completed(self, report: StatusReport) -> StatusReport:
-        """``report``, with the last known figures and their age where it has none."""
+        """``report`` as it is if its lag is known: its figures are then the last known ones, saved every half minute.
+        Otherwise ``report`` with the last known figures and their age, if there are any."""
         now_ms = self._clock.wall_ms()
         with self._lock:
             if report.lag_bytes is not None:
@@ -80,7 +82,8 @@ class KnownFigures:
             return replace(report, **self._aged(max(0, now_ms - self._known_ms) / 1000))
 
     def _aged(self, age_s: float) -> dict[str, Any]:
-        """The last figures ``age_s`` later: what was not archived is older, and its deletion nearer."""
+        """The last known members of a report as they are ``age_s`` later: messages that were not archived are older,
+        and the time until the broker deletes them is shorter."""
         found = {name: getattr(self._last, name) for name in KEPT} | {"measured_seconds": age_s}
         if self._last.lag_bytes and self._last.lag_seconds is not None:
             found["lag_seconds"] = self._last.lag_seconds + age_s
@@ -94,4 +97,4 @@ class KnownFigures:
         try:
             replace_whole(self._path, content)
         except OSError as error:  # a full disk: they are known in memory
-            logger.debug("figures not saved: %s", error)
+            logger.debug("the last figures are not saved in %s: %s", self._path, error)

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rocketmq_tiered.process.report import QueueReport
 from tiered.broker_store.commit_log import CommitLog
@@ -40,9 +39,11 @@ CLOCK_OFF_S = 5.0
 def retention_margin_s(
     store: BrokerStore, committed_phys: int, end_phys: int, growth: Sequence[Growth]
 ) -> float | None:
-    """Seconds until the broker deletes unarchived log; None without risk, or if unknown.
+    """Seconds until the broker deletes the first commitlog file with messages that are not archived; None if all are,
+    or if it is not known.
 
-    ``end_phys``: end of the written log. Without a broker.conf, RocketMQ's defaults apply.
+    ``committed_phys``: physical offset up to which messages are archived; ``end_phys``: end of the written log;
+    ``growth``: how fast the log has grown. Without a broker.conf, RocketMQ's default rules of deletion apply.
     """
     if committed_phys >= end_phys:
         return None
@@ -75,7 +76,8 @@ class LogGrowth:
         self._ends: deque[tuple[float, int]] = deque(maxlen=GROWTH_WINDOWS + 1)
 
     def rates(self, now_s: float, end_phys: int) -> list[Growth]:
-        """Given the present end of the log; none until known, or if it does not grow."""
+        """Note the present end of the log, and return how fast it has grown over several past times, each of at least
+        ten seconds. Times over which it did not grow are skipped."""
         if not self._ends or now_s - self._ends[-1][0] >= GROWTH_WINDOW_S:
             self._ends.append((now_s, end_phys))
         return [
@@ -120,8 +122,9 @@ class Lag:
         return min((queue.oldest_ms for queue in self.queues.values() if queue.oldest_ms), default=None)
 
     def ages(self, now_ms: int) -> dict[str, Any]:
-        """Members of a report: the age of the oldest message that is not archived, 0 without lag. One that is stamped
-        in the future has no age: by so much a clock is off."""
+        """Members of a status report: ``lag_seconds`` is the age of the oldest message that is not archived, 0 if all
+        are. If that was stored in the future by this host's clock, the age is None and ``clock_off_seconds`` tells how
+        far."""
         oldest_ms = self.oldest_ms()
         age_s = 0.0 if oldest_ms is None else (now_ms - oldest_ms) / 1000
         if age_s < -CLOCK_OFF_S:
@@ -129,7 +132,8 @@ class Lag:
         return {"lag_seconds": max(0.0, age_s), "clock_off_seconds": 0.0}
 
     def reports(self, now_ms: int) -> tuple[QueueReport, ...]:
-        """One report per queue with lag, by name. Scaled up to an estimate if only a share was counted."""
+        """The lag of each queue that has any, in the order of topics and queue ids. If only a part of a long lag was
+        counted, its messages and bytes are scaled up."""
         share = self.estimated_from
         return tuple(
             QueueReport(
@@ -151,7 +155,9 @@ class Lag:
 
 
 def measure_lag(log: CommitLog, topic_filter: TopicFilter, committed_phys: int, end_phys: int) -> Lag:
-    """Count [committed_phys, end_phys) per queue. What is long, or cannot be read to its end, is estimated."""
+    """Count the messages and bytes of each queue that are not archived: those of the commitlog from ``committed_phys``
+    to ``end_phys``. Of more than 64 MiB, or if the log cannot be read to its end, only the first part is counted, and
+    the result has its share for an estimate."""
     lag = Lag(end_phys=committed_phys)
     if committed_phys >= end_phys:
         return lag
@@ -165,9 +171,13 @@ def measure_lag(log: CommitLog, topic_filter: TopicFilter, committed_phys: int, 
 
 
 def written_end(log: CommitLog, begin_phys: int, end_phys: int) -> int:
-    """About where zeros follow to ``end_phys``: files have their full size before they are written. A page of zeros
-    inside a record can make it too small."""
-    low, high = begin_phys // PAGE_BYTES, -(-end_phys // PAGE_BYTES)  # the end is above low, at most at high
+    """The end of what is written of the log between two physical offsets, to a page: from there on it has zeros, as
+    files have their full size before they are written. It is found by bisection, so that a page of zeros inside a
+    record can make it too small."""
+    low, high = (
+        begin_phys // PAGE_BYTES,
+        -(-end_phys // PAGE_BYTES),
+    )  # pages: the end is above low, at most at high
     if _is_written(log, high - 1):
         return end_phys
     while high - low > 1:
@@ -186,7 +196,8 @@ def _is_written(log: CommitLog, page: int) -> bool:
 def _count_scanned(
     lag: Lag, log: CommitLog, topic_filter: TopicFilter, begin_phys: int, end_phys: int
 ) -> None:
-    """Add to ``lag`` what lies between two physical offsets, and say in it how far the scan came."""
+    """Read the commitlog between two physical offsets, add the messages of each queue to ``lag``, and set its
+    ``end_phys`` to where the scan ended: at ``end_phys``, or before it at what is not a record yet."""
     table = QueueTable()
     feed = LogFeed(log, table, topic_filter, delay_levels_ms=None, accepted_size=partial(stored_size, log))
     bound = FeedBound(end_phys, end_phys - 1)
@@ -197,7 +208,7 @@ def _count_scanned(
         outcome = FeedOutcome.MORE
         while outcome is FeedOutcome.MORE and batch.room:
             outcome = feed.advance(batch, bound, CHUNK_BYTES)
-        if outcome is FeedOutcome.OVERSIZE:
+        if outcome is FeedOutcome.OVERSIZE:  # a record that is larger than the batch
             batch = LogBatch(feed.oversize_bytes)
             continue
         _count_rows(lag, batch, table)
@@ -208,7 +219,8 @@ def _count_scanned(
 
 
 def _count_rows(lag: Lag, batch: LogBatch, table: QueueTable) -> None:
-    """Add the archived queues of a batch; an LMQ entry counts with the size of its parent's record."""
+    """Add the messages of a batch of records to the lag of their queues, except for queues that are not archived. An
+    entry of a light message queue (LMQ) counts with the size of the record that it refers to."""
     columns = batch.columns
     rows, (lmq, _) = columns.rows, resolved_lmq_rows(columns, {})
     parent = columns.lmq_row[lmq]
@@ -216,15 +228,10 @@ def _count_rows(lag: Lag, batch: LogBatch, table: QueueTable) -> None:
     inner = np.concatenate([columns.inner_num[:rows], np.ones(len(lmq), np.int32)])
     size = np.concatenate([columns.size[:rows], columns.size[parent]])
     stamp = np.concatenate([columns.store_timestamp[:rows], columns.store_timestamp[parent]])
-    present, first, group = np.unique(queue, return_index=True, return_inverse=True)
-    messages, sizes = _totals(group, inner, len(present)), _totals(group, size, len(present))
+    present, first, place = np.unique(queue, return_index=True, return_inverse=True)
+    # Sums of floating-point weights are exact here: those of one batch are far below 2**53.
+    messages, sizes = np.bincount(place, inner), np.bincount(place, size)
     for i, ordinal in enumerate(present.tolist()):
-        if table.admitted[ordinal] == 1:
+        if table.admitted[ordinal] == 1:  # the topic filter admits the queue
             counted = QueueLag(int(messages[i]), int(sizes[i]), int(stamp[first[i]]))
             lag.add(table.topic(ordinal), int(table.queue_id[ordinal]), counted)
-
-
-def _totals(group: NDArray[Any], values: NDArray[Any], groups: int) -> NDArray[Any]:
-    total = np.zeros(groups, np.int64)
-    np.add.at(total, group, values)
-    return total

@@ -102,12 +102,13 @@ class UploaderService:
         factory: JobFactory,
         surroundings: Surroundings,
     ) -> None:
-        """``factory`` makes an uploader for the settings of each start; ``surroundings``: what it reads and shows
-        elsewhere."""
+        """``factory`` makes an uploader (a job) for the settings of each start; ``surroundings`` reads the settings
+        and takes part in applying and reporting them."""
         self._settings = loaded.settings
         self._factory = factory
         self._surroundings = surroundings
         self._settings_problem = ""
+        """Why settings that were read again are not in force; empty if they are."""
         self._findings: dict[str, Finding] = {}
         """The findings that were logged last, by what they are about."""
         self._events: EventQueue[tuple[Event, int]] = EventQueue()
@@ -115,13 +116,16 @@ class UploaderService:
         """The condition that is shown until the uploader has claimed its archive."""
         self._is_running = False
         self._has_owned = self._has_stood_by = False
+        """Whether a job of this process has been the archive's writer, or has waited while another process was."""
         self._standby_report: StatusReport | None = None
+        """The last report that knew its lag, shown until a new job knows its own."""
         self._logged = self._condition
         self._logged_s = time.monotonic()
         self._failures = 0
-        self._failed_why = ""
-        """The cause of the last failure."""
+        """Failed jobs in a row."""
+        self._last_failure = ""
         self._retry_at_s: float | None = None
+        """When the next job starts after a failure; None if none is planned."""
         self._started_s = 0.0
         self._job: Job | None = None
         self._job_error: BaseException | None = None
@@ -129,12 +133,13 @@ class UploaderService:
         self._thread: threading.Thread | None = None
         self._jobs_started = 0
         self._restart_when_ended = False
+        """Whether the job is stopped because of a reload: the next one starts as soon as it has ended."""
         self._late_at_s: float | None = None
-        """When a job that drains for a reload will be late; None once logged."""
+        """When a job that finishes its uploads for a reload will be late; None once logged."""
         self._is_built = False
-        """Whether the current job was built."""
-        self._proven: Settings | None = None
-        """The settings of the last job that was built."""
+        """Whether the current job opened its stores with its settings."""
+        self._settings_that_work: Settings | None = None
+        """The settings of the last job that opened its stores: those of a rollback."""
 
     @property
     def condition(self) -> Condition:
@@ -142,7 +147,8 @@ class UploaderService:
         return self._observed()[0]
 
     def handle_signals(self) -> None:
-        """SIGTERM and SIGINT drain; SIGHUP reloads, also one received before. Main thread only."""
+        """Let SIGTERM and SIGINT end the process once uploads in flight are finished, and SIGHUP read the settings
+        again, also one that came before this call. Main thread only."""
         self._events.wake_on_signals()
         signal.signal(signal.SIGTERM, lambda *_: self.post(Event.STOP))
         signal.signal(signal.SIGINT, lambda *_: self.post(Event.STOP))
@@ -154,7 +160,8 @@ class UploaderService:
         self._events.put((event, 0))
 
     def serve(self) -> int:
-        """The main loop; returns the exit code."""
+        """The main loop: start an uploader and react to signals, to its end and to the clock, until the process has to
+        end. Returns the exit code."""
         self._start_job()
         while True:
             event, job_number = self._next_event()
@@ -163,16 +170,17 @@ class UploaderService:
             if event is Event.RELOAD:
                 self._reload()
             elif event is Event.TIMEOUT:
-                self._due()
+                self._act_when_due()
             elif job_number == self._jobs_started and (code := self._job_ended()) is not None:
-                return code
+                return code  # the end of an uploader before the current one needs no reaction
 
     def close(self) -> None:
         """Stop listening to signals, after ``serve``."""
         self._events.close()
 
     def report(self) -> StatusReport:
-        """The uploader's report with the service's state; only the state before the first uploader."""
+        """The uploader's report, with the state of this service and the reason for it. Before the first uploader the
+        report has nothing else."""
         condition, report = self._observed()
         return self._surroundings.extended(
             replace(
@@ -190,29 +198,31 @@ class UploaderService:
         return condition.state is not RunState.STOPPED, f"{condition.text}: {condition.why}"
 
     def readiness(self) -> tuple[bool, str]:
-        """Ready: the uploader archives. One that the object store or a silent broker stops is not ready. The text has
-        the findings too, a line each."""
+        """The answer of /ready: whether messages are being archived, which they are not while the object store or a
+        silent broker holds the uploader up; and a text with the state and each problem to look at, a line each."""
         condition = self.condition
         lines = [condition.line, *(found.text for found in of_report(self.report()))]
         return condition.state in ARCHIVING, "\n".join(lines)
 
     def _observed(self) -> tuple[Condition, StatusReport | None]:
-        """The state and the report to show now. While an uploader runs its own report decides; the main loop knows
-        only how the last one ended."""
-        job, now = self._job, self._condition
-        if now.state in STARTING and (kernel := compiling()):
-            now = Condition(RunState.STARTING, f"compiling {kernel}")
+        """The state to show now, and the report of the uploader, None before the first one. While an uploader runs its
+        report decides the state; otherwise the state is the one that the main loop entered when the last one ended."""
+        job, condition = self._job, self._condition
+        if condition.state in STARTING and (kernel := compiling()):
+            condition = Condition(RunState.STARTING, f"compiling {kernel}")
         report = None if job is None else job.report()
         if report is None:
-            return now, None
+            return condition, None
         if self._is_running and self._is_built:
-            now = while_running(report, now, self._settings.offload.batch_age_ms)
-        if now.state in (RunState.STANDBY, RunState.FENCED) and report.lag_bytes is None:
-            return now, self._standby_report or report  # a new job has not measured the lag yet
+            condition = while_running(report, condition, self._settings.offload.batch_age_ms)
+        if condition.state in (RunState.STANDBY, RunState.FENCED) and report.lag_bytes is None:
+            return condition, self._standby_report or report  # a new job has not measured the lag yet
         self._standby_report = report
-        return now, report
+        return condition, report
 
     def _next_event(self) -> tuple[Event, int]:
+        """Wait for the next event, and return it with the number of the job that it concerns. TIMEOUT comes when
+        something is due, and every few seconds for the log, which shows changes of the state here."""
         self._log_changes()
         due_at_s = self._late_at_s if self._retry_at_s is None else self._retry_at_s
         wait_s = OBSERVE_START_S if self._logged.state in STARTING else OBSERVE_S
@@ -220,19 +230,23 @@ class UploaderService:
             wait_s = min(wait_s, max(0.0, due_at_s - time.monotonic()))
         return self._events.get(wait_s) or (Event.TIMEOUT, 0)
 
-    def _due(self) -> None:
-        """Do what the clock makes due: start the next uploader, or log that the last one drains too long."""
+    def _act_when_due(self) -> None:
+        """Start the next uploader once its wait is over, or log that the present one, stopped for new settings, has
+        not finished its uploads in time. Does nothing before."""
         now_s = time.monotonic()
         if self._retry_at_s is not None:
             if now_s >= self._retry_at_s:
                 self._start_job()
         elif self._late_at_s is not None and now_s >= self._late_at_s:
             self._late_at_s = None
-            logger.error("the uploader has not drained in time: new settings apply once it has")
+            logger.error(
+                "the uploader has not finished its uploads within process.drain_timeout_ms: the reloaded settings are "
+                "in effect once it has"
+            )
 
     def _start_job(self) -> None:
-        """Start an uploader in a thread of its own. Its number goes into the event of its end, which is ignored if a
-        later one has started."""
+        """Start an uploader (a job) in a thread of its own. The event of its end carries its number, so that the main
+        loop can tell it from the end of an earlier one."""
         self._retry_at_s = self._late_at_s = None
         self._started_s = time.monotonic()
         self._job_error = None
@@ -252,17 +266,19 @@ class UploaderService:
         self._thread.start()
 
     def _run_job(self, settings: Settings, stop: threading.Event, number: int) -> None:
-        """The thread of one uploader: however it ends, the main loop gets an event with its number."""
+        """The thread of one uploader: open its stores, then run it. However that ends, the main loop gets an event with
+        the uploader's number, and finds the error, if any, in ``_job_error``."""
         try:
             job = self._factory(settings)
-            self._job, self._proven, self._is_built = job, settings, True
+            self._job, self._settings_that_work, self._is_built = job, settings, True
             job.run(stop)
         except BaseException as error:  # the main loop decides and logs
             self._job_error = error
         self._events.put((Event.JOB_ENDED, number))
 
     def _job_ended(self) -> int | None:
-        """After the uploader's thread has ended: start it again, at once or later, or return the exit code."""
+        """React to the end of the uploader's thread. Returns the exit code if the process has to end; None if another
+        uploader was started, or will be after a wait."""
         if self._thread is None:
             return None
         self._thread.join()
@@ -284,7 +300,7 @@ class UploaderService:
         if time.monotonic() - self._started_s >= SETTLED_S:
             self._failures = 0
         self._failures += 1
-        lasts, self._failed_why = str(error) == self._failed_why, str(error)
+        lasts, self._last_failure = str(error) == self._last_failure, str(error)
         plan = after_failure(
             error,
             self._settings,
@@ -297,7 +313,7 @@ class UploaderService:
         self._has_stood_by = self._has_stood_by or plan.condition.state is RunState.STANDBY
         if plan.exit_code is not None:  # failures that a retry may cure are logged as states
             level = logging.ERROR if isinstance(error, TieredError) else logging.CRITICAL
-            logger.log(level, "the uploader stopped", exc_info=error, extra={"failures": self._failures})
+            logger.log(level, "the uploader has failed", exc_info=error, extra={"failures": self._failures})
         self._enter(plan.condition)
         if plan.exit_code is not None:
             return plan.exit_code
@@ -305,9 +321,9 @@ class UploaderService:
         return None
 
     def _rolls_back(self, error: BaseException) -> bool:
-        """Whether the previous settings were restored, because no job can be built with the reloaded ones. Failures
-        that may pass are retried with the reloaded ones."""
-        before = self._proven
+        """Go back to the previous settings if ``error`` shows that no uploader can start with those of a reload, and
+        start one with them. Returns whether it did: an error that a retry may cure is no reason to."""
+        before = self._settings_that_work
         if self._is_built or before is None or before is self._settings:
             return False
         if after_failure(error, before, 1, 0.0).exit_code is None:
@@ -327,7 +343,8 @@ class UploaderService:
         self._surroundings.apply(settings)
 
     def _reload(self) -> None:
-        """Read the settings again, and restart the uploader if one changed that it cannot take while it runs."""
+        """Read the settings again, as SIGHUP requests, and use those that changed. The uploader is restarted if one
+        changed that it cannot take while it runs; changes that need a new process are only logged."""
         try:
             after = self._surroundings.loaded().settings
         except TieredError as error:
@@ -339,24 +356,28 @@ class UploaderService:
             return
         self._settings_problem = ""
         changed = changed_keys(self._settings, after)
-        late = [key for key in changed if FIELDS[key].rule.restart]
-        if late:
-            logger.warning("restart needed to apply settings", extra={"keys": late})
-        if len(changed) == len(late):
-            logger.info("settings reloaded: nothing to apply")
+        for_next_process = [key for key in changed if FIELDS[key].rule.restart]
+        if for_next_process:
+            logger.warning(
+                "these changed settings are in effect after a restart of tiered run: %s",
+                ", ".join(for_next_process),
+            )
+        now = [key for key in changed if key not in for_next_process]
+        if not now:
+            logger.info("settings reloaded: none changed that this process can apply")
             return
-        after = with_values_of(self._settings, after, late)
-        logger.info("settings reloaded", extra={"keys": [key for key in changed if key not in late]})
-        if all(key in late or FIELDS[key].rule.live for key in changed):
-            if self._proven is self._settings:
-                self._proven = after
-            self._apply(after)
-            return
+        after = with_values_of(self._settings, after, for_next_process)
+        logger.info("settings reloaded", extra={"keys": now})
+        is_live = all(FIELDS[key].rule.live for key in now)
+        if is_live and self._settings_that_work is self._settings:
+            self._settings_that_work = after
         self._apply(after)
-        self._restart_job()
+        if not is_live:
+            self._restart_job()
 
     def _restart_job(self) -> None:
-        """Start a new job once this one has drained. The main loop does not wait: SIGTERM may arrive."""
+        """Let the uploader (the job) finish its uploads and end, and have another one started after it: at once if none
+        runs, else by the event of its end, as the main loop must not miss a SIGTERM."""
         if self._thread is None:
             self._start_job()
             return
@@ -366,13 +387,15 @@ class UploaderService:
             self._late_at_s = time.monotonic() + self._settings.process.drain_timeout_ms / 1000
 
     def _drain(self) -> int:
-        """End the process: let the uploader finish what is in flight, and return the exit code."""
+        """Let the uploader finish what is in flight, and return the exit code for the end of the process: that of a
+        failure in between, that of a state that waits for an operator, or that of uploads that took too long."""
         before = self.condition.state
         self._enter(Condition(RunState.STOPPING, "finishing uploads in flight"))
         was_running = self._thread is not None
         drained = self._stop_job()
-        why = "drained" if drained else "stopped before all uploads in flight were finished"
+        why = "all uploads are finished" if drained else "stopped before all uploads in flight were finished"
         self._enter(Condition(RunState.STOPPED, why))
+        # That another process is the writer is the normal state of a standby, not a failure of the stop.
         is_standby = before in (RunState.STANDBY, RunState.FENCED) and isinstance(
             self._job_error, FencedError
         )
@@ -387,7 +410,8 @@ class UploaderService:
         return 0 if drained else EXIT_NOT_DRAINED
 
     def _stop_job(self) -> bool:
-        """Let the job drain; False if it takes too long."""
+        """Let the uploader (the job) finish its uploads. Returns whether it ended within process.drain_timeout_ms, and
+        True if none ran."""
         if self._thread is None:
             return True
         self._job_stop.set()
@@ -402,7 +426,8 @@ class UploaderService:
         self._log_changes()
 
     def _log_changes(self) -> None:
-        """One line for each entered state, and for each finding that appears or ends."""
+        """Log one line for a changed state, and for each problem that an operator should look at when it appears or
+        ends."""
         self._log_state()
         found = {finding.about: finding for finding in of_report(self.report())}
         for about, finding in found.items():
@@ -414,7 +439,8 @@ class UploaderService:
         self._findings = found
 
     def _log_state(self) -> None:
-        """Log the state once it has changed, with what it was before if that was trouble."""
+        """Log the state of the process if it has changed since the last call, with its reason and next step. If the
+        state before was trouble, the line has it and its duration too."""
         now, before = self.condition, self._logged
         if now.text == before.text:
             return

@@ -22,7 +22,8 @@ _TOPICS: Final = "topics"
 
 
 def archived_topic_table(store: ObjectStore, state: CatalogState) -> Mapping[str, Any]:
-    """The broker's topic table, empty if none was archived. Raises ArchiveDamagedError if it cannot be read."""
+    """The broker's topic table as the archive has it, by topic name; empty if none was archived. Raises
+    ArchiveDamagedError if it is damaged."""
     key = state.state_objects.get(_TOPICS)
     if key is None:
         return {}
@@ -30,26 +31,24 @@ def archived_topic_table(store: ObjectStore, state: CatalogState) -> Mapping[str
     return table if isinstance(table, dict) else {}
 
 
-def rules_of(archive: LoadedArchive, settings: Settings) -> Callable[[str], TopicRule]:
-    """The rule of each topic of ``archive``. Reads the topic table once, and only if it counts."""
-    return rules_in(archive.store, archive.state, settings)
-
-
 def keyed_topics(
-    rule_of: Callable[[str], TopicRule], settings: Settings, topic: str | None = None
+    rule_of: Callable[[str], TopicRule], settings: Settings, only: str | None = None
 ) -> Callable[[str], bool]:
-    """Whether the keys of a topic are compacted here: of all topics, or only ``topic``. Raises UsageError if its keys
-    are not."""
-    if topic is not None and not rule_of(topic).key_compaction:
+    """A predicate of topic names for key compaction, which keeps the latest message of each key: whether it works on
+    the topic. ``only`` restricts it to one topic. Raises UsageError if that one's rule is against key compaction."""
+    if only is not None and not rule_of(only).key_compaction:
         raise UsageError(
-            f"keys of topic {topic} are not compacted",
-            hint='set key_compaction = "on" in a [[topics.rules]] entry of the archive\'s owner',
+            f"the settings do not have the keys of topic {only} compacted",
+            hint='set key_compaction = "on" in a [[topics.rules]] entry of the sidecar that archives the topic',
         )
-    return lambda one: topic in (None, one) and one != settings.timers.topic and rule_of(one).key_compaction
+    return lambda topic: (
+        only in (None, topic) and topic != settings.timers.topic and rule_of(topic).key_compaction
+    )
 
 
 def rules_in(store: ObjectStore, state: CatalogState, settings: Settings) -> Callable[[str], TopicRule]:
-    """``rules_of`` for the archive in ``store``, at ``state``."""
+    """A function from a topic name to the rule (retention, key compaction) in force for it in the archive at
+    ``state``. The broker's topic table is read once, and only if the settings take rules from it."""
     rules = TopicRules.of(settings)
     uses_table = settings.retention.from_broker or settings.key_compaction.from_broker
     table = archived_topic_table(store, state) if uses_table else {}
@@ -74,7 +73,8 @@ class LoadedArchive:
 
 @contextmanager
 def open_all_for_reading(url: str, settings: Settings) -> Iterator[list[LoadedArchive]]:
-    """Every archive below ``url`` that ``settings.archive`` does not exclude, by name.
+    """Open every archive below ``url`` whose cluster and broker are those of ``settings.archive``; an empty name there
+    fits all. They are in the order of their names, each with its newest catalog state.
 
     Raises NotFoundError when there is none.
     """
@@ -82,9 +82,13 @@ def open_all_for_reading(url: str, settings: Settings) -> Iterator[list[LoadedAr
     root = open_store(url, StoreOptions(settings.object_store))
     try:
         names = [] if all(wanted) else [names for names in list_archives(root) if _fits(names, wanted)]
-        every = [open_archive(root, *found) for found in names]
-        every = every or [open_archive(root, *(want or None for want in wanted))]
-        yield [LoadedArchive(url, one.cluster, one.broker, one.store, load(one.store)) for one in every]
+        archives = [open_archive(root, *found) for found in names]
+        # One that is named needs no listing; where none fits, this raises what says so.
+        archives = archives or [open_archive(root, *(want or None for want in wanted))]
+        yield [
+            LoadedArchive(url, found.cluster, found.broker, found.store, load(found.store))
+            for found in archives
+        ]
     finally:
         root.close()
 
@@ -95,7 +99,8 @@ def _fits(names: tuple[str, str], wanted: tuple[str, str]) -> bool:
 
 @contextmanager
 def open_archive_store(url: str, settings: Settings) -> Iterator[Archive]:
-    """The archive that ``settings.archive`` names below ``url``, or the only one there, whose catalog is not read.
+    """Open the archive below ``url`` that ``settings.archive`` names, or the only one there, without reading its
+    catalog.
 
     Raises NotFoundError when there is none, UsageError listing the names when there are several.
     """

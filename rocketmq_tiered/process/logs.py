@@ -17,7 +17,8 @@ class JsonFormatter(logging.Formatter):
     """A record as one JSON line. ``extra`` attributes become members; a trace is one escaped member."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line without line breaks."""
+        """``record`` as one line of JSON, with its extra fields as members, and with name and text of an exception;
+        only a critical record has the stack trace."""
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         document: dict[str, Any] = {
             "time": moment.replace("+00:00", "Z"),
@@ -50,7 +51,7 @@ def log_plain(level: str) -> None:
 
 
 def _install(formatter: logging.Formatter, level: str) -> None:
-    """Make ``formatter`` the only one of the process, on stderr: stdout belongs to data."""
+    """Log records of ``level`` and above to stderr by ``formatter``, and nowhere else: stdout belongs to data."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
     root = logging.getLogger()

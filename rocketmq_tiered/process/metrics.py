@@ -71,7 +71,7 @@ def _state_family(word: str) -> Metric:
 
 
 def attention_family(findings: Iterable[Finding]) -> Metric:
-    """One gauge for each kind of finding."""
+    """A gauge for each kind of problem that an operator should look at: 1 if ``findings`` has it, else 0."""
     meaning = "1 for what an operator should look at; tiered status has the next step."
     family = GaugeMetricFamily(f"{PREFIX}_attention", meaning, labels=[*_MEDIUM, "about"])
     found = {finding.about for finding in findings}
@@ -81,7 +81,7 @@ def attention_family(findings: Iterable[Finding]) -> Metric:
 
 
 def _queue_families(report: StatusReport) -> Iterator[Metric]:
-    """Metrics of single queues; only of those furthest behind, as each one is a time series of its own."""
+    """The lag of single queues: of the thousand with the largest lag, as each queue is a time series of its own."""
     worst = sorted(report.queues, key=lambda queue: queue.lag_messages, reverse=True)[:QUEUES_MAX]
     meanings = {
         "dispatch_behind": "Messages of a queue not archived yet.",
@@ -340,7 +340,8 @@ FIGURES = (
 
 
 def _figure_families(report: StatusReport) -> Iterator[Metric]:
-    """The figures that are known, of the parts that this process has."""
+    """The metrics of FIGURES: each is a member of the report or of one of its parts, such as the status of a task. A
+    figure that is not known has no metric, nor have those of a part that this process does not have."""
     parts = {"": report, "gc": report.task(GARBAGE_COLLECTION), "expiry": report.task(EXPIRY)}
     for part, kind, name, member, meaning in FIGURES:
         source = parts[part] if part in parts else getattr(report, part)
@@ -368,7 +369,8 @@ class ObjectStoreCollector(ScrapeCollector):
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        """All families of one scrape."""
+        """The metrics of all requests to the object store since the start: latency, failures, bytes written and
+        read."""
         snapshot = self._metrics.snapshot()
         latency = HistogramMetricFamily(
             f"{PREFIX}_provider_rpc_latency",

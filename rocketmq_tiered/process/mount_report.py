@@ -103,7 +103,8 @@ def mount_rows(store: ObjectStore) -> list[MountRow]:
 
 
 def rows_of(leases: Iterable[NodeLease], announced: Mapping[BrokerName, int]) -> list[MountRow]:
-    """Rows of what living nodes serve, and of what none serves, by name."""
+    """A row for each broker that a running node of `tiered mount` serves, by its lease, and for each announced archive
+    that none serves, in the order of names. ``announced``: the number of queues of each."""
     late_ms = wall_ms() - LATE_MS
     rows = [
         MountRow(record, lease.node, LATE if lease.renewed_ms < late_ms else _state_of(record))
@@ -123,27 +124,31 @@ def _state_of(record: MountRecord) -> str:
 
 
 def of_mounts(node: MountNode) -> list[Finding]:
-    """Findings of a node of `tiered mount`."""
+    """What an operator of a node of `tiered mount` should look at: its lease is not renewed, objects of others lie
+    among the leases, or a broker is not served or not registered."""
     found = []
     if node.problem:
         step = "check the object store; other nodes serve these brokers until the lease is renewed"
         found.append(
-            Finding("mount-lease", f"the node's lease is not renewed: {node.problem}", step, is_bad=True)
+            Finding("mount-lease", f"this node's lease is not renewed: {node.problem}", step, is_bad=True)
         )
     if strangers := node.member.strangers:
-        what = f"{counted(len(strangers), 'object')} below mount.nodes/ not of the node in its key: {strangers[0]}"
-        step = "find out who wrote it (SECURITY.md narrows who may), then delete it"
+        what = (
+            f"{counted(len(strangers), 'object')} below mount.nodes/ not written by the node that the key names, "
+            f"such as {strangers[0]}"
+        )
+        step = "find out who wrote it (SECURITY.md shows how to narrow who may), then delete it"
         found.append(Finding("mount-lease", what, step, is_bad=True))
     for name, why in sorted(node.failures.items()):
         what = f"{'/'.join(name)} is not mounted here: {why}"
         found.append(
             Finding(
-                "mount", what, "correct the cause; the renewal is tried again every few seconds", is_bad=True
+                "mount", what, "correct the cause; mounting is tried again every few seconds", is_bad=True
             )
         )
     for record in node.records():
         if record.problem:
-            what = f"{record.cluster}/{record.broker} is not registered: {record.problem}"
+            what = f"{record.cluster}/{record.broker} is not registered at the name servers: {record.problem}"
             found.append(Finding("mount", what, "check the name servers (broker.name_servers)", is_bad=True))
     return found
 

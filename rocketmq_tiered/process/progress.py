@@ -29,12 +29,14 @@ class Progress:
         is_terminal: bool | None = None,
         clock: Clock = MACHINE_CLOCK,
     ) -> None:
-        """``unit``: empty for bytes; ``is_terminal``: None finds out whether stderr is one."""
+        """``label`` begins each line; ``quiet`` shows nothing; ``unit`` names what is counted, empty for bytes;
+        ``is_terminal``: whether stderr is a terminal, which gets a bar instead of lines; None finds out."""
         self._label = label
         self._quiet = quiet
         self._clock = clock
         self._started_s = self._line_s = clock.monotonic_s()
         self._parts = {"": (0, total)}
+        """(done, total) of each part of the work that reports separately."""
         self._done, self._total = 0, total
         self._unit = unit
         terminal = sys.stderr.isatty() if is_terminal is None else is_terminal
@@ -53,7 +55,8 @@ class Progress:
             self._bar.close()
 
     def update(self, done: int, total: int, part: str = "") -> None:
-        """Set the progress to ``done`` of ``total``; of one part, if several report. Thread-safe."""
+        """Show that ``done`` of ``total`` is done: of the whole work or, if several threads work, of that named
+        ``part``, whose numbers are added to the others'. Thread-safe."""
         self._parts[part] = done, total
         done, total = map(sum, zip(*list(self._parts.values()), strict=True))
         advanced = done - self._done
@@ -66,8 +69,8 @@ class Progress:
             logger.info("%s", self.line())
 
     def line(self) -> str:
-        """``label 40% 12.0 of 30.0 MiB, 6.0 MiB/s, 3 s left``, or ``label 40% 1,200 of 3,000 messages, 600/s, 3 s
-        left``."""
+        """The progress as a line: ``label 40% 12.0 of 30.0 MiB, 6.0 MiB/s, 3 s left``, or with a unit ``label 40% 1,200
+        of 3,000 messages, 600/s, 3 s left``."""
         elapsed_s = self._clock.monotonic_s() - self._started_s
         rate = self._done / elapsed_s if elapsed_s > 0 else 0.0
         left = (self._total - self._done) / rate if rate > 0 else float("inf")

@@ -150,7 +150,8 @@ class StatusReport:
 
 
 def catalog_figures(state: CatalogState, now_ms: int, gc: GcSettings) -> dict[str, Any]:
-    """The members of a report that ``state`` tells."""
+    """The members of a status report that the catalog state of an archive tells, by name; ``now_ms`` for ages, ``gc``
+    for grace periods."""
     garbage_ms = state.oldest_garbage_ms
     return {
         "gaps": len(state.gaps),
@@ -181,19 +182,24 @@ def decode_report(document: Mapping[str, Any]) -> StatusReport:
     return _decoded(StatusReport, document)
 
 
-def _decoded(kind: type[T], document: Mapping[str, Any]) -> T:
-    hints = get_type_hints(kind)
-    named = {name: camel_name(name) for name in hints}
-    return kind(
-        **{name: _value(hints[name], document[own]) for name, own in named.items() if own in document}
+def _decoded(dataclass_type: type[T], document: Mapping[str, Any]) -> T:
+    hints = get_type_hints(dataclass_type)
+    json_names = {name: camel_name(name) for name in hints}
+    return dataclass_type(
+        **{
+            name: _value(hints[name], document[json_name])
+            for name, json_name in json_names.items()
+            if json_name in document
+        }
     )
 
 
 def _value(hint: Any, value: Any) -> Any:
-    """A member of this type: dataclasses and tuples are rebuilt."""
-    if isinstance(hint, UnionType):
+    """``value``, as JSON has it, as a value of the type ``hint``: JSON objects become dataclasses, lists become
+    tuples."""
+    if isinstance(hint, UnionType):  # such as ScrubStatus | None
         return None if value is None else _value(get_args(hint)[0], value)
     if get_origin(hint) is tuple:
-        first, *_ = get_args(hint)
-        return tuple(_value(first, item) for item in value)
+        member, *_ = get_args(hint)
+        return tuple(_value(member, item) for item in value)
     return _decoded(hint, value) if is_dataclass(hint) and isinstance(hint, type) else value

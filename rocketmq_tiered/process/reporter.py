@@ -46,7 +46,9 @@ class Reporter:
         gc: GcSettings = _GRACES,
         clock: Clock = MACHINE_CLOCK,
     ) -> None:
-        """``view``: a store that no other thread reads; ``gc``: the grace periods, for what they make overdue."""
+        """``head``: the members that never change; ``view``: the broker's store, which nothing else reads;
+        ``topic_filter``: topics whose messages count as lag; ``gc``: the grace periods after which garbage is
+        overdue."""
         self._head = head
         self._view = view
         self._filter = topic_filter
@@ -55,6 +57,7 @@ class Reporter:
         self._lock = threading.Lock()
         self._last = head
         self._cost_s = 0.0
+        """Processor time that the last report took."""
         self._measured_s: float | None = None
         """When the figures of the last report were measured; None: none were."""
         self._due_s: float | None = None
@@ -69,23 +72,25 @@ class Reporter:
         return self._last if age_s <= REPORT_EVERY_S else replace(self._last, measured_seconds=age_s)
 
     def _renew(self, status: Callable[[], OffloadStatus | None]) -> None:
-        """Make a report if the last one is too old, in a thread if the last one took long; one at a time."""
-        if not self._lock.acquire(blocking=self._due_s is None):
+        """Make a new report if the last one is too old: here, or in a thread of its own if the last one took long. Does
+        nothing while another thread makes one."""
+        if not self._lock.acquire(blocking=self._due_s is None):  # the first report is waited for
             return
         if self._is_closed or (self._due_s is not None and self._clock.monotonic_s() < self._due_s):
             self._lock.release()
         elif self._cost_s < COSTLY_S:
             self._make(status)
-        else:  # it has the lock until it is done
+        else:  # the thread releases the lock
             try:
                 threading.Thread(target=self._make, args=(status,), name="report", daemon=True).start()
             except RuntimeError:  # no thread can be started
                 self._make(status)
 
     def _make(self, status: Callable[[], OffloadStatus | None]) -> None:
-        """Makes a report of ``status()`` and notes when the next one is due, later if this one was costly. Releases
-        the lock. After an error the next call makes it at once, and raises."""
-        cost_s, self._cost_s = 0.0, 0.0  # after a failure the next call makes it, and raises
+        """Make a report of ``status()``, keep it as the last one, and note when the next one is due: later if this one
+        took long. Releases the lock, which the caller has taken."""
+        # If this raises in a thread, where it is not seen, the caller of the next report makes it itself.
+        cost_s, self._cost_s = 0.0, 0.0
         try:
             found, began_s = status(), self._clock.cpu_s()
             if found is not None:
@@ -99,7 +104,9 @@ class Reporter:
             self._lock.release()
 
     def stand_by(self, state: CatalogState, log_end_phys: int | None) -> StatusReport:
-        """A report of the lag behind the archive of another writer, whose state is ``state``."""
+        """The report of a process on standby: the lag of its broker's log behind an archive that another process
+        writes, and that is at ``state``. ``log_end_phys``: the end of the log by the broker; None if it does not
+        answer, and the files tell it. The report is the last one from here on."""
         with self._lock:
             figures = catalog_figures(state, self._clock.wall_ms(), self._gc)
             head = replace(self._head, committed_phys=state.cursor.phys, **figures)
@@ -119,7 +126,8 @@ class Reporter:
             self._view.close()
 
     def _fresh(self, status: OffloadStatus) -> StatusReport:
-        """The report of this moment; without a readable store it has all but lag and retention margin."""
+        """A report of the uploader's ``status``, the archive's catalog and the broker's log at this moment. If the
+        broker's store cannot be read, it has neither lag nor retention margin."""
         pins = status.pins if status.pins is not None else PinStatus()
         report = replace(
             self._head,
@@ -144,23 +152,24 @@ class Reporter:
             **catalog_figures(status.catalog, self._clock.wall_ms(), self._gc),
         )
         if not status.bound_reason:
-            return replace(report, bound_phys=None)  # no bound yet
+            return replace(report, bound_phys=None)  # what may be uploaded is not known yet
         try:
             return self._with_lag(report, status.written_phys)
         except (TieredError, OSError) as error:
-            # Without a readable store the lag is unknown.
             return replace(report, last_error=str(error))
 
     def _with_lag(self, report: StatusReport, written_phys: int) -> StatusReport:
-        """Add what the broker's log says: lag, retention margin, the deletion zone."""
+        """``report`` with what the broker's log tells: the lag up to ``written_phys``, and when the broker deletes what
+        is not archived."""
         log = self._view.commit_log
         log.refresh()
-        # Beyond the bound too: what a silent broker excludes is lag as well.
+        # Messages above the bound are lag as well, although a silent broker allows no upload of them.
         committed_phys, bound_phys = report.committed_phys, report.bound_phys
         lag = measure_lag(log, self._filter, committed_phys, written_phys)
         end_phys = lag.end_phys
         if bound_phys is not None and report.bound_reason == BoundReason.DEAD.value:
-            bound_phys = min(bound_phys, max(end_phys, committed_phys))  # it ends where its files do
+            # The log of a stopped broker ends where its records do.
+            bound_phys = min(bound_phys, max(end_phys, committed_phys))
         growth = self._growth.rates(self._clock.monotonic_s(), end_phys)
         now_ms = self._clock.wall_ms()
         return replace(

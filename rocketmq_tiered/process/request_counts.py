@@ -18,8 +18,8 @@ from tiered.errors import NotFoundError, UnavailableError
 def instance_of(
     root: Path, state_dir: str, url: str, cluster: str, broker: str
 ) -> InstanceDescription | None:
-    """The running instance of this host that writes the archive; None if there is none. ``root``: of default state
-    directories."""
+    """The instance on this host that writes the archive of ``cluster`` and ``broker`` below ``url``; None if none runs.
+    Only the one with ``state_dir`` counts, if that is given, else all whose state directories are below ``root``."""
     try:
         running: Iterable[InstanceDescription] = (
             [running_instance(Path(state_dir))] if state_dir else running_instances(root)
@@ -27,13 +27,15 @@ def instance_of(
     except NotFoundError:
         return None
     wanted = (url.rstrip("/"), cluster, broker)
-    return next(
-        (one for one in running if (one.archive_url.rstrip("/"), one.cluster, one.broker) == wanted), None
-    )
+    for instance in running:
+        if (instance.archive_url.rstrip("/"), instance.cluster, instance.broker) == wanted:
+            return instance
+    return None
 
 
 def read_counts(instance: InstanceDescription) -> RequestCounts | None:
-    """Its counters; None if it does not answer."""
+    """How many requests ``instance`` has sent to the object store since its start, by its metrics; None if it does not
+    answer."""
     try:
         text = fetch_metrics(instance.admin_url)
     except UnavailableError:
@@ -42,7 +44,8 @@ def read_counts(instance: InstanceDescription) -> RequestCounts | None:
 
 
 def counts_in(metrics: str, seconds: float) -> RequestCounts:
-    """The counters in ``metrics`` of a process that has run for ``seconds``. Pure."""
+    """The requests and bytes to the object store that ``metrics``, in Prometheus' text format, count for a process that
+    has run for ``seconds``. Pure."""
     by_request: dict[str, float] = {}
     moved = {f"{PREFIX}_provider_upload_bytes_sum": 0.0, f"{PREFIX}_provider_download_bytes_sum": 0.0}
     for family in text_string_to_metric_families(metrics):

@@ -49,12 +49,15 @@ def take_back(
     client: BrokerClient,
     say: Callable[[DetachStep], None],
 ) -> None:
-    """Take back the retired broker at ``client``, whose permission is 0. Resumable: offsets are only raised."""
+    """Put the retired broker that ``client`` is connected to back into service, after it was started with permission 0:
+    it is no longer mounted, its consumer groups continue where they were in the mount, and it gets the retry messages
+    that they have not consumed. ``say`` prints each step. After a failure it may be called again, as offsets are only
+    raised."""
     broker = BrokerControl(client, archive.cluster)
     if broker.permission() == PERM_READ_WRITE and load_snapshot(archive.store).owner_name != PRODUCER:
         raise UnavailableError(
-            "the broker is readable already: its groups repeat what they consumed from the mount",
-            hint="set brokerPermission = 0, restart it, and run tiered detach --undo again",
+            f"broker {archive.broker} is readable already: its groups would repeat what they consumed in the mount",
+            hint="set brokerPermission = 0 in broker.conf, restart the broker, and run tiered detach --undo again",
         )
     withdraw_archive(root, BrokerName(archive.cluster, archive.broker))
     if retired_since(load(archive.store)) is not None:
@@ -69,15 +72,15 @@ def take_back(
     say(DetachStep("permission", "done: clients may read and write again (brokerPermission = 6)"))
     retries = RetryLog(archive.store, PRODUCER)
     sent = _send(client, _unconsumed(retries.claim(), log.offsets))
-    # The next mount begins with what the broker then has.
+    # A later mount begins with what the broker then has: nothing of this one is left.
     retries.write(RetryState().base(retries.version + 1, retries.owner, PRODUCER))
     log.write({}, released=True)
     say(DetachStep("retries", f"done: {sent} retry messages sent to the broker"))
 
 
 def _end_retirement(archive: Archive) -> None:
-    """Commit a claim of another writer: an archive that has had a writer since is no longer that of a retired
-    broker."""
+    """Become the archive's writer for a moment: an archive that has had a writer since the broker retired is no longer
+    that of a retired broker."""
     writer = CatalogWriter(
         archive.store,
         cluster=archive.cluster,
@@ -91,7 +94,8 @@ def _end_retirement(archive: Archive) -> None:
 
 
 def _claim(log: GroupLog) -> None:
-    """Claim the groups once the node that serves them has released them; take them from one that does not."""
+    """Become the owner of the consumer groups' offsets once the node of `tiered mount` that serves them has released
+    them. After a minute they are taken from a node that has not."""
     ends_s = time.monotonic() + RELEASE_S
     while time.monotonic() < ends_s:
         try:
@@ -103,7 +107,9 @@ def _claim(log: GroupLog) -> None:
 
 
 def _commit(broker: BrokerControl, offsets: Offsets) -> int:
-    """Commit the mount's offsets to the broker where they are ahead of its own, and count them."""
+    """Commit ``offsets``, which the groups reached in the mount, to the broker where they are higher than its own.
+    Returns how many were committed. A topic that was deleted and created again has queues of several generations in the
+    archive: only the newest is at the broker."""
     before, count = broker.group_offsets(), 0
     for (group, topic), queues in sorted(offsets.items()):
         known = before.get(f"{topic}@{group}", {})
@@ -120,18 +126,20 @@ def _commit(broker: BrokerControl, offsets: Offsets) -> int:
 
 
 def _unconsumed(state: RetryState, offsets: Offsets) -> Iterable[RetryMessage]:
-    """The retry messages in order that their groups have not consumed in the mount."""
+    """The messages of ``state``, in the order in which they came, that were to be delivered again to groups which have
+    not consumed them in the mount. ``offsets``: those of the groups there."""
     for message in sorted(state.messages.values(), key=lambda message: message.number):
         group = message.topic.removeprefix(RETRY_PREFIX)
         if group == message.topic:
             continue  # a dead letter: it stays in the archive
-        done = offsets.get((group, message.topic), {}).get(0, 0)
-        if message.queue_offset < 0 or message.queue_offset >= done:
+        consumed = offsets.get((group, message.topic), {}).get(0, 0)
+        if message.queue_offset < 0 or message.queue_offset >= consumed:  # -1 while its delay lasts
             yield message
 
 
 def _send(client: BrokerClient, messages: Iterable[RetryMessage]) -> int:
-    """Send retry messages to the broker as new messages of their retry topics, and count them."""
+    """Send each of ``messages`` to the broker as a new message of its retry topic, and return how many there were.
+    Raises UnavailableError if the broker refuses one."""
     sent = 0
     for message in messages:
         record = decode_record(message.data)
@@ -146,6 +154,10 @@ def _send(client: BrokerClient, messages: Iterable[RetryMessage]) -> int:
         request = outgoing.request(PRODUCER, 0)
         answer = client.call(request.code, request.ext_fields, request.body)
         if answer.code != ResponseCode.SUCCESS:
-            raise UnavailableError(f"the broker refuses a retry message: {answer.remark or answer.code}")
+            raise UnavailableError(
+                f"the broker refuses a message of {message.topic}, which is to be delivered again: "
+                f"{answer.remark or answer.code}",
+                hint="correct the cause and run tiered detach --undo again",
+            )
         sent += 1
     return sent

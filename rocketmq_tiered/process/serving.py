@@ -59,7 +59,8 @@ logger = logging.getLogger(__name__)
 
 
 def proxy_config(settings: Settings, conf: BrokerConf | None, broker: str) -> ProxyConfig:
-    """Addresses of proxy mode. Raises UsageError for a missing or impossible one."""
+    """What proxy mode has to know: the addresses of broker, name servers and this process, TLS and accounts for the
+    broker, and the topic for timers, if there is one. Raises UsageError for a missing or impossible address."""
     address, name_servers = _upstream_addresses(settings, conf, "serve")
     timers, serve = settings.timers, settings.serve
     gateway = GatewayConfig(timers.topic, timers.max_delay_ms, timers.ahead_ms, credentials_of(settings))
@@ -75,7 +76,8 @@ def proxy_config(settings: Settings, conf: BrokerConf | None, broker: str) -> Pr
 
 
 def slave_config(settings: Settings, conf: BrokerConf | None, broker: str) -> SlaveConfig:
-    """Addresses of slave mode. Raises UsageError for a missing or impossible one."""
+    """What slave mode has to know: the addresses of master, name servers and this process, its broker id, and TLS.
+    Raises UsageError for an address that is missing or that clients could not reach."""
     slave = settings.slave
     address, name_servers = _upstream_addresses(settings, conf, "slave")
     if slave.advertise == settings.serve.advertise:
@@ -85,7 +87,9 @@ def slave_config(settings: Settings, conf: BrokerConf | None, broker: str) -> Sl
         )
     host, port = parse_address(slave.advertise, "slave.advertise")
     if port == 0:
-        raise UsageError("slave.advertise has port 0", hint="set the port that clients dial")
+        raise UsageError(
+            f"slave.advertise = {slave.advertise} has port 0", hint="set the port that clients dial"
+        )
     others = [parse_address(other, "")[0] for other in (address, *name_servers)]
     if is_loopback(host) and not all(map(is_loopback, others)):
         raise UsageError(
@@ -105,32 +109,35 @@ def slave_config(settings: Settings, conf: BrokerConf | None, broker: str) -> Sl
 def _upstream_addresses(
     settings: Settings, conf: BrokerConf | None, section: str
 ) -> tuple[str, tuple[str, ...]]:
-    """The broker's address and its name servers. ``section``: of the settings that enable the mode."""
+    """The addresses of the broker and of its name servers, checked. ``section``: "serve" for proxy mode, "slave" for
+    slave mode. Raises UsageError for a missing address, and for an advertised one that is not this process's."""
     key, advertise = f"{section}.advertise", getattr(settings, section).advertise
     check_advertised(advertise, section)
     address = address_of(settings, conf)
     if not address:
         raise UsageError(
-            f"{key} requires the broker's address", hint="set broker.address, or brokerIP1 in broker.conf"
+            f"{key} is set, but the broker's address is not known",
+            hint="set broker.address, or brokerIP1 in broker.conf",
         )
     name_servers = name_servers_of(settings, conf)
     if not name_servers:
         raise UsageError(
-            f"{key} requires name servers", hint="set broker.name_servers, or namesrvAddr in broker.conf"
+            f"{key} is set, but the broker's name servers are not known",
+            hint="set broker.name_servers, or namesrvAddr in broker.conf",
         )
     for server in name_servers:
         parse_address(server, "broker.name_servers")
     if advertise in (address, *name_servers):
         raise UsageError(
             f"{key} = {advertise} is the address of the broker or of a name server",
-            hint="set it to an address of this process",
+            hint=f"set {key} to an address of this process",
         )
     return address, name_servers
 
 
 def services_of(settings: Settings, conf: BrokerConf | None, names: BrokerNames) -> list[RelayService[Any]]:
-    """The services that the settings enable, not started. Raises UsageError for impossible addresses, and without the
-    rules of a broker with access control."""
+    """The services for clients that the settings enable, proxy and slave mode, not started. Raises UsageError for
+    impossible addresses, and if the broker has access control but this process does not have its rules."""
     services: list[RelayService[Any]] = []
     if (problem := missing_rules(settings, conf)) is not None:
         raise problem
@@ -152,14 +159,14 @@ def services_of(settings: Settings, conf: BrokerConf | None, names: BrokerNames)
         services.append(SlaveService(options))
     if services and settings.broker.tls and not settings.serve.tls_certificate:
         logger.warning(
-            "clients connect without TLS although the broker uses it: serve.tls_certificate is not set"
+            "clients connect to this process without TLS although the broker uses it: set serve.tls_certificate"
         )
     return services
 
 
 def needs_account(settings: Settings) -> bool:
-    """Whether clients need an account of server or broker, by the settings and the broker.conf of now; assumed if that
-    cannot be read."""
+    """Whether clients need an account of this server or of the broker, by the settings and the broker.conf of this
+    moment. If broker.conf cannot be read, they are assumed to."""
     if settings.serve.acl_file or settings.broker.credentials_file:
         return True
     try:
@@ -180,7 +187,8 @@ FIXED_AT_OPEN = ("object_store", "fetch")
 
 
 class MergedHandlers:
-    """Handlers over archive and broker; those of slave mode with ``redirect``. Belongs to one event loop."""
+    """Handlers of client requests that answer from the archive and the broker's files together, for proxy mode or, with
+    ``redirect``, for slave mode. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -195,14 +203,16 @@ class MergedHandlers:
         redirect: RedirectContext | None,
         key: bytes,
     ) -> None:
-        """``redirect``: None in proxy mode; ``key``: the archive's private key, for recall handles; ``store``: the
-        broker's files."""
+        """``redirect``: how slave mode sends consumers back to the master, None in proxy mode; ``key``: the archive's
+        private key, which signs recall handles of timers; ``store``: the broker's files, which this object closes;
+        ``compacted``: the topics whose keys the broker compacts."""
         self.key = key
         read, serve = settings.read, settings.serve
         self._archive, self._access, self._store = archive, access, store
         self._is_slave = redirect is not None
         self._threads = ThreadPoolExecutor(read.local_threads, thread_name_prefix="broker-files")
         policies, topics = self._policies(settings), self._topics(settings)
+        # The router decides for each request whether the archive or the broker answers.
         self.router = router = ReadRouter(access.catalog, policies, topics, compacted)
         views = BrokerViews(BrokerFiles(store, refresh_s=read.local_refresh_ms / 1000), self._threads)
         context = PullContext(archive, views, clients)
@@ -231,9 +241,11 @@ class MergedHandlers:
         conf: BrokerConf | None,
         redirect: RedirectContext | None = None,
     ) -> MergedHandlers:
-        """Over the archive and the broker's files. Raises what opening the store and reading the archive raise."""
+        """Handlers over the archive of ``access`` and the store of the broker on this host, which it opens in a thread.
+        Raises what opening the store and reading the archive raise."""
         archive = ServedArchive(access)
         await archive.load()
+        # Slave mode takes no timers, so it needs no key for their recall handles.
         key = b"" if redirect is not None else await asyncio.to_thread(private_key, access.store)
         store = await asyncio.to_thread(open_store_of, settings, conf)
         compacted = CompactionTopics(store)
@@ -270,7 +282,8 @@ class MergedHandlers:
 
 
 async def _watch(compacted: CompactionTopics) -> None:
-    """Keep the set of compaction topics up to date; log a failure once, until it is another or none."""
+    """Read the set of topics whose keys the broker compacts again and again, until cancelled. A failure is logged when
+    it begins and when its cause changes; the set stays as it was."""
     logged = ""
     while True:
         await asyncio.sleep(COMPACTION_REFRESH_S)
@@ -280,7 +293,8 @@ async def _watch(compacted: CompactionTopics) -> None:
         except TieredError as error:
             if str(error) != logged:
                 logger.warning(
-                    "new compaction topics are not recognized until the broker's topic table can be read: %s",
+                    "the broker's topic table cannot be read, so that new topics with cleanup.policy=COMPACTION are "
+                    "served like others: %s",
                     error,
                 )
             logged = str(error)
@@ -289,15 +303,13 @@ async def _watch(compacted: CompactionTopics) -> None:
 OpenHandlers = Callable[[ArchiveAccess, RelayService[Any], Settings], Awaitable[MergedHandlers]]
 
 
-def handlers_with(conf: BrokerConf | None) -> OpenHandlers:
-    """Return the function that opens a service's handlers once its archive can be read. ``conf``: the configuration
-    of the broker on this host, if it has one. Only a slave redirects its consumers to the master."""
-
-    async def opened(access: ArchiveAccess, service: RelayService[Any], settings: Settings) -> MergedHandlers:
-        redirect = service.redirect if isinstance(service, SlaveService) else None
-        return await MergedHandlers.opened(access, service.clients, settings, conf, redirect)
-
-    return opened
+async def open_handlers(
+    conf: BrokerConf | None, access: ArchiveAccess, service: RelayService[Any], settings: Settings
+) -> MergedHandlers:
+    """The handlers of ``service`` over the archive of ``access``. ``conf``: the configuration of the broker on this
+    host, if it has one. Only a slave redirects its consumers to the master."""
+    redirect = service.redirect if isinstance(service, SlaveService) else None
+    return await MergedHandlers.opened(access, service.clients, settings, conf, redirect)
 
 
 # -- the thread -----------------------------------------------------------------------------------------------
@@ -313,18 +325,22 @@ class ServingThread:
         services: Sequence[RelayService[Any]],
         open_handlers: OpenHandlers,
     ) -> None:
-        """``open_handlers`` makes the handlers of a service once there is an archive to read."""
+        """``services``: proxy mode, slave mode or both, for the broker of ``names``; ``open_handlers`` makes the
+        request handlers of a service once there is an archive to read."""
         self._names, self._settings = names, settings
         self._services, self._open_handlers = services, open_handlers
         self._started_with = settings
         self._started: Future[list[tuple[str, int]]] = Future()
+        """The bound addresses, or why the ports cannot listen."""
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="serving", daemon=True)
         self._access: ArchiveAccess | None = None
         self._opened_with: Settings | None = None
+        """The settings when the archive was opened; None before."""
         self._handlers: list[MergedHandlers] = []
         self._newest: CatalogState | None = None
+        """The last state that the uploader of this process has committed."""
         self._drain_s = 0.0
 
     def start(self) -> list[tuple[str, int]]:
@@ -343,7 +359,8 @@ class ServingThread:
         return self._access
 
     def adopt(self, state: CatalogState) -> None:
-        """The uploader has committed ``state``."""
+        """Called by the uploader when it has committed ``state``: clients are served from that state, and pulls that
+        wait for messages look again."""
         self._newest = state
         if self._access is not None:
             self._access.catalog.adopt(state)
@@ -355,13 +372,17 @@ class ServingThread:
         self._on_loop(lambda: self._apply(settings))
 
     def _apply(self, settings: Settings) -> None:
-        """Apply what can change while clients are served, and log the settings that need a restart."""
+        """Apply, on the event loop, the settings that can change while clients are served, and log those that are in
+        effect for clients only after a restart of the process."""
         self._settings = settings
         fixed = _fixed_keys(self._started_with, settings, FIXED_AT_START)
         if self._opened_with is not None:
             fixed += _fixed_keys(self._opened_with, settings, FIXED_AT_OPEN)
         if fixed:
-            logger.warning("restart needed to apply these settings to serving", extra={"keys": fixed})
+            logger.warning(
+                "for clients, these changed settings are in effect after a restart of tiered run: %s",
+                ", ".join(fixed),
+            )
         for service in self._services:
             service.apply(ReadPolicies.of(settings))
         for handlers in self._handlers:
@@ -380,7 +401,8 @@ class ServingThread:
                 self._loop.call_soon_threadsafe(call)
 
     def _run(self) -> None:
-        """The thread: an error before the ports listen is raised by ``start``, a later one is logged."""
+        """Run the event loop in the thread until ``close``. An error before the ports listen is raised by ``start``; a
+        later one is logged, as no caller waits for it."""
         try:
             asyncio.run(self._main())
         except BaseException as error:
@@ -388,11 +410,14 @@ class ServingThread:
                 self._started.set_exception(error)
                 return
             logger.critical(
-                "clients are no longer served, because of an error: restart tiered run", exc_info=error
+                "proxy and slave mode have ended with an error, so that their clients are not served: restart tiered "
+                "run",
+                exc_info=error,
             )
 
     async def _main(self) -> None:
-        """Listen, open the archive as soon as there is one, and close everything at the stop."""
+        """The main task of the event loop: listen, open the archive as soon as there is one, wait for ``close``, and
+        close everything."""
         self._stop = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         try:
@@ -411,7 +436,8 @@ class ServingThread:
         await asyncio.gather(*(service.close(self._drain_s) for service in self._services))
 
     async def _open(self, opened: AsyncExitStack) -> None:
-        """Open the archive, with retries."""
+        """Open the archive for clients, and try again after each failure, at growing intervals, until it is open. A
+        failure is logged when it begins and when its cause changes. ``opened`` closes the archive at the end."""
         wait_s, logged = OPEN_RETRY_S, ""
         while True:
             try:
@@ -422,13 +448,16 @@ class ServingThread:
             except TieredError as error:
                 level = logging.WARNING if isinstance(error, UnavailableError) else logging.ERROR
                 if str(error) != logged:
-                    logger.log(level, "archive not opened for clients yet: %s", error)
+                    logger.log(
+                        level, "the archive cannot be opened for clients, which is tried again: %s", error
+                    )
                 logged = str(error)
                 wait_s = min(OPEN_RETRY_MAX_S, wait_s * 2)
             await asyncio.sleep(wait_s)
 
     async def _open_once(self, opened: AsyncExitStack) -> None:
-        """Open the archive for all services, or for none: on an error everything is closed again."""
+        """Open the archive for clients of all services, or of none: on an error everything is closed again. ``opened``
+        closes what stays open. Raises NotFoundError while there is no archive."""
         settings, names = self._settings, self._names
         access = await asyncio.to_thread(
             lambda: open_async_access(
@@ -459,14 +488,15 @@ class ServingThread:
         )
 
 
-def _fixed_keys(before: Settings, after: Settings, places: Collection[str]) -> list[str]:
-    """Changed keys of ``places`` that the uploader applies and serving does not; settings that need a restart of the
-    process are logged elsewhere."""
-    rules = ((key, FIELDS[key]) for key in changed_keys(before, after))
+def _fixed_keys(before: Settings, after: Settings, sections: Collection[str]) -> list[str]:
+    """The keys of ``sections``, which may be single keys as well, that changed and that a restart of the uploader
+    applies while proxy and slave mode keep the old values. Keys that need a new process for the uploader too
+    are not among them: lifecycle.py logs them."""
+    fields = ((key, FIELDS[key]) for key in changed_keys(before, after))
     return [
         key
-        for key, item in rules
-        if (item.section in places or key in places) and not (item.rule.live or item.rule.restart)
+        for key, field in fields
+        if (field.section in sections or key in sections) and not (field.rule.live or field.rule.restart)
     ]
 
 

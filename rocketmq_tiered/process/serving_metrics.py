@@ -32,7 +32,8 @@ class ServingCollector(ScrapeCollector):
 
 
 def _shared(mode: str, broker: str, service: RelayService[Any]) -> Iterator[Metric]:
-    """Metrics that proxy and slave mode have both, with the mode in their names."""
+    """Metrics that proxy and slave mode have in common, with ``mode`` in their names; ``broker`` is the word for the
+    broker in their descriptions."""
     status, counters = service.status(), service.counters
     yield _gauge(f"{mode}_connections", "client connections", status.connections)
     yield _gauge(
@@ -73,7 +74,7 @@ def _proxy(service: ProxyService) -> Iterator[Metric]:
 
 
 def _slave(service: SlaveService) -> Iterator[Metric]:
-    """Metrics of slave mode alone."""
+    """Metrics that only slave mode has: registration, the master, and which broker consumers are sent to."""
     status, counters = service.status(), service.counters
     registered = GaugeMetricFamily(
         f"{PREFIX}_slave_registered", "1 if the name server lists this process", labels=["name_server"]

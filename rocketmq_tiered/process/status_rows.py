@@ -20,7 +20,8 @@ Line = tuple[str, str]
 
 
 def headline(report: StatusReport) -> list[str]:
-    """The first lines: the state, its cause, and the findings."""
+    """The first lines of `tiered status`: the state of the process, its cause and next step, and what an operator
+    should look at."""
     title = f"{report.cluster}/{report.broker} in {report.archive_url}"
     lines = [f"{title}: {report.state}, epoch {report.epoch}"]
     if report.why and report.state != RunState.FOLLOWING.value:
@@ -31,7 +32,8 @@ def headline(report: StatusReport) -> list[str]:
 
 
 def status_lines(report: StatusReport) -> Iterator[Line]:
-    """What follows the headline."""
+    """The lines of `tiered status` below the state: how far the archive is, the lag, and what else the process does. A
+    line is a title and a text. Figures that are not known are called unknown; older ones have their age."""
     bound = "unknown" if report.bound_phys is None else f"{report.bound_phys:,}"
     lag_bytes = "unknown" if report.lag_bytes is None else size_text(report.lag_bytes)
     about = "about " if report.is_lag_estimated and report.lag_messages is not None else ""
@@ -70,6 +72,7 @@ def status_lines(report: StatusReport) -> Iterator[Line]:
 
 
 def _margin(report: StatusReport) -> str:
+    """How long the broker keeps messages that are not archived yet."""
     if report.retention_margin_seconds is None:
         return "unknown" if report.lag_bytes is None else "no unarchived message is about to be deleted"
     zone = f" (deleteWhen in {report.deletion_zone})" if report.deletion_zone else ""
@@ -78,7 +81,7 @@ def _margin(report: StatusReport) -> str:
 
 
 def compaction_text(report: CompactionStatus) -> str:
-    """What was joined, and what is due."""
+    """How many objects compaction has joined to how many, and how many are still to be joined."""
     joined = f"{counted(report.joined_objects, 'object')} joined to {report.made_objects:,}"
     if not report.backlog_objects:
         return joined
@@ -88,6 +91,7 @@ def compaction_text(report: CompactionStatus) -> str:
 
 
 def _timers(report: TimerStatus) -> str:
+    """How many delayed messages wait, and how the others were delivered."""
     due = f", the first due for {duration_text(report.overdue_seconds)}" if report.overdue_seconds else ""
     others = f"{report.postponed:,} refused by the broker, {report.refused:,} not delivered"
     return (
@@ -97,6 +101,8 @@ def _timers(report: TimerStatus) -> str:
 
 
 def _scrub(report: ScrubStatus) -> str:
+    """How many stored objects were read back and found damaged, up to which catalog version, and how far the present
+    cycle over all objects is."""
     healed = f", {report.healed:,} healed" if report.healed else ""
     damaged = f", {report.damaged:,} DAMAGED" if report.damaged else ""
     return (
@@ -106,22 +112,28 @@ def _scrub(report: ScrubStatus) -> str:
 
 
 def behind_rows(report: StatusReport, rows_max: int) -> list[list[Any]]:
-    """The queues with the largest lag, under BEHIND_HEADER."""
+    """The ``rows_max`` queues with the most messages that are not archived, as rows of a table with BEHIND_HEADER."""
     behind = sorted(report.queues, key=lambda queue: queue.lag_messages, reverse=True)[:rows_max]
     return [
-        [one.topic, one.queue_id, one.lag_messages, size_text(one.lag_bytes), f"{one.lag_seconds:.1f}"]
-        for one in behind
+        [
+            queue.topic,
+            queue.queue_id,
+            queue.lag_messages,
+            size_text(queue.lag_bytes),
+            f"{queue.lag_seconds:.1f}",
+        ]
+        for queue in behind
     ]
 
 
 def relay_lines(relay: RelayStatus) -> Iterator[Line]:
-    """Proxy or slave mode."""
+    """The lines of `tiered status` on proxy or slave mode, each a title and a text."""
     connected = f"{relay.connections:,} connected"
     if isinstance(relay, SlaveStatus):
         states = {
             True: "redirects slow consumers here",
             False: "redirects no consumers (slaveReadEnable)",
-            None: "answers",
+            None: "answers",  # its configuration is not known
         }
         silent = f"does not answer: {relay.master_failure}" if relay.master_failure else "does not answer"
         master = states[relay.redirects] if relay.is_master_available else silent

@@ -72,7 +72,7 @@ Progress = tuple[int, int, int]
 
 @dataclass
 class StandbyWatch:
-    """What one process has seen of an archive that another writer owns."""
+    """What a process on standby has seen of an archive that another process writes, and when it takes over."""
 
     lag_ms: int
     _progress: Progress | None = None
@@ -82,8 +82,9 @@ class StandbyWatch:
     _wait_ms: int = field(default=0)
 
     def may_take_over(self, state: CatalogState, *, has_lag: bool, now_ms: float) -> bool:
-        """Whether the owner of ``state`` is to be fenced now. ``has_lag``: whether the master's log has messages that
-        are not archived; ``now_ms``: monotonic."""
+        """Whether this process takes the archive over now from the process that wrote ``state``: that one has made no
+        progress for ``lag_ms`` although there was something to archive. ``has_lag``: whether the master's log has
+        messages that are not archived; ``now_ms``: of a monotonic clock."""
         progress = state.epoch, state.cursor.history, state.cursor.phys
         self._seen_ms = now_ms if has_lag else None
         if progress != self._progress or not has_lag:
@@ -99,20 +100,20 @@ class StandbyWatch:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the owner was silent between the last two looks, although the log here has more."""
+        """Whether the other process archived nothing between the last two looks, although the log here has more."""
         return self._seen_ms is not None and self._seen_ms > self._since_ms
 
     @property
     def plan(self) -> str:
-        """When this process takes over, by what it saw last."""
+        """A clause for messages: when this process takes the archive over, by what it saw last."""
         if not self.lag_ms:
-            return "this one takes over only with --take-over, because process.take_over_lag_ms is 0"
+            return "this process takes over only with --take-over, because process.take_over_lag_ms is 0"
         wait_ms = self._wait_ms or self.lag_ms
         if self._seen_ms is not None:
             left_ms = wait_ms - (self._seen_ms - self._since_ms)
-            return f"this one takes over in {duration_text(left_ms / 1000)} unless the archive advances"
+            return f"this process takes over in {duration_text(left_ms / 1000)} unless the archive advances"
         return (
-            "this one takes over once its broker is the master and has had messages to archive for "
+            "this process takes over once its broker is the master and has had messages to archive for "
             f"{duration_text(wait_ms / 1000)} without any progress of the archive"
         )
 
@@ -136,7 +137,9 @@ class ProcessPins:
         """The pins of the current job."""
 
     def hand_over(self, keeper: PinKeeper | None) -> PinKeeper | None:
-        """``keeper`` of a new job, with the pins of the previous one; None: pins are disabled."""
+        """Make ``keeper`` the holder of the pins, the hard links that keep commitlog files until they are archived. It
+        is of a new uploader and inherits the pins of the previous one; None, as pins are disabled now, closes them.
+        Returns ``keeper``."""
         if self.keeper is not None and keeper is not None:
             keeper.inherit(self.keeper)
         elif self.keeper is not None:
@@ -184,7 +187,8 @@ class UploaderJob:
             self._opened = opened.pop_all()
 
     def _build(self, settings: Settings, writer: Writer, metrics: StoreMetrics, opened: ExitStack) -> None:
-        """Open everything an uploader needs; ``opened`` closes it in reverse order, also after a failure half-way."""
+        """Open what the uploader of this job needs: broker store, archive, connection to the broker, tasks and
+        reporter. ``opened`` closes it in reverse order, also after a failure half-way."""
         conf = read_conf(settings)
         timeout_s = settings.broker.request_timeout_ms / 1000
         tls = writer.tls.of(settings)
@@ -222,7 +226,7 @@ class UploaderJob:
                 settings.index, TopicRules.of(settings), _rules_to_commit(settings, writer), settings.timers
             ),
         )
-        own = PrefixedStore(archive, archive_prefix(names.cluster, names.broker))
+        own = PrefixedStore(archive, archive_prefix(names.cluster, names.broker))  # this broker's objects
         self._own, self._writer = own, writer
         self._batch_bytes, self._reads = settings.offload.batch_bytes, writer.reads
         self._tasks = ArchiveTasks(own, self.offloader.catalog_writer, settings, self._load)
@@ -239,28 +243,27 @@ class UploaderJob:
             writer=writer.instance,
             gc_interval_seconds=self._tasks.expiry.status.interval_seconds,
         )
-        view = open_store_of(settings, conf, pinned)
+        view = open_store_of(settings, conf, pinned)  # the reporter reads in other threads
         self._reporter = Reporter(head, view, topic_filter, gc=settings.gc)
         opened.callback(self._reporter.close)
 
     def _add_compaction(
         self, settings: Settings, writer: Writer, metrics: StoreMetrics, opened: ExitStack
     ) -> None:
-        """Adds the task of object compaction. It works in a process of its own, over connections and with a limit of
-        its own, so that its large requests delay no upload."""
-        in_memory = settings.archive.url.startswith("memory:")
+        """Add the tasks that join small objects and that keep the latest message of each key, unless they are
+        disabled. They write in a process of their own, over connections and with a limit of their own, so that their
+        large requests delay no upload."""
+        in_memory = settings.archive.url.startswith("memory:")  # no other process can open it
         if writer.state_dir is None or not settings.compaction.every_ms or in_memory:
             return
         unlimited = StoreOptions(replace(settings.object_store, upload_bytes_per_s=0))
         archive = open_store(settings.archive.url, unlimited, metrics=metrics)
         opened.callback(archive.close)
         own = PrefixedStore(archive, archive_prefix(self.names.cluster, self.names.broker))
-        spool = writer.state_dir / "compaction"
-        place = ChildStore(own.url, unlimited, settings.compaction, settings.process.log_level)
-        self._tasks.add_compaction(own, spool, lambda share: writing_in_child(place, share, metrics))
-        self._tasks.add_key_compaction(
-            own, spool.with_name("keys"), lambda share: writing_in_child(place, share, metrics)
-        )
+        child_store = ChildStore(own.url, unlimited, settings.compaction, settings.process.log_level)
+        writing = partial(writing_in_child, child_store, metrics)
+        self._tasks.add_compaction(own, writer.state_dir / "compaction", writing)
+        self._tasks.add_key_compaction(own, writer.state_dir / "keys", writing)
 
     def _add_timers(
         self, own: ObjectStore, settings: Settings, tls: ClientTls | None, opened: ExitStack
@@ -279,8 +282,8 @@ class UploaderJob:
         )
 
         def broker(is_stopped: Callable[[], bool]) -> RemoteTimerBroker:
-            """The broker that timers are handed over to: the one whose offsets are read, over a connection of its
-            own."""
+            """The broker that timers are sent to when they are due: the one whose offsets this job reads, over a
+            connection of its own, which is closed at the end of the job."""
             made = RemoteTimerBroker(
                 lambda: offsets.address,
                 lambda address: BrokerClient(address, TIMER_TIMEOUT_S, credentials, tls),
@@ -294,9 +297,11 @@ class UploaderJob:
         self._tasks.add_timers(own, broker, messages.read)
 
     def _load(self) -> Load:
+        """How busy uploader and clients are, for tasks that yield to them. Before the first status the tasks wait, as
+        they do for an object store that blocks uploads."""
         status = self.offloader.status()
         if status is None:
-            return Load(store_problem="starting")
+            return Load(store_problem="the uploader is starting")
         lag_bytes = self.expected_end_phys(status) - status.committed_phys
         return Load(lag_bytes, self._batch_bytes, status.store_problem, self._reads())
 
@@ -306,9 +311,11 @@ class UploaderJob:
         self.offload(stop, follow=True)
 
     def offload(self, stop: threading.Event, *, follow: bool) -> OffloadResult:
-        """Run the uploader, then close all stores. Raises what Offloader.run raises."""
+        """Run the uploader once, until ``stop`` or, without ``follow``, until the log's end is archived; then close all
+        stores. Raises what Offloader.run raises; for a process on standby FencedError says when it takes over."""
         with self._opened:
-            self._begin()
+            if self._writer.new_archive:  # as the operator requested for a lost archive
+                abandon(self._own, (self.names.cluster, self.names.broker), self._writer.abandons, wall_ms())
             try:
                 return self.offloader.run(stop, follow=follow)
             except FencedError as error:
@@ -316,14 +323,10 @@ class UploaderJob:
                     raise
                 raise FencedError(error.message, hint=self._standby.plan) from error
 
-    def _begin(self) -> None:
-        """Abandon the objects of a lost archive, if that was requested."""
-        if self._writer.new_archive:
-            abandon(self._own, (self.names.cluster, self.names.broker), self._writer.abandons, wall_ms())
-
     def _has_standby_lag(self, state: CatalogState, log_end_phys: int | None) -> bool:
-        """Report the lag behind another writer's archive. Whether the master's log has messages that are not archived;
-        False if this is not the master's, or the broker does not answer."""
+        """While another process writes the archive, whose state is ``state``: put the lag behind it into the report,
+        and return whether the log here has messages that are not archived. False if the broker here is not the master
+        or does not answer."""
         report = self._reporter.stand_by(state, log_end_phys)
         return log_end_phys is not None and self._broker_offsets.is_master and bool(report.queues)
 
@@ -336,12 +339,12 @@ class UploaderJob:
         self._opened.close()
 
     def report(self) -> StatusReport:
-        """The full report; from any thread, also before and after the run."""
+        """The status of uploader, lag and tasks, and why the broker is silent, if it is. Callable from any thread, also
+        before and after the run."""
         report = self._reporter.report(self.offloader.status)
-        tasks = (*report.tasks, *self._tasks.statuses)
         report = replace(
             report,
-            tasks=tasks,
+            tasks=(*report.tasks, *self._tasks.statuses),
             compaction=self._tasks.compaction,
             key_compaction=self._tasks.key_compaction,
             timers=self._tasks.timers,
@@ -357,7 +360,8 @@ class UploaderJob:
 
 
 def _rules_to_commit(settings: Settings, writer: Writer) -> dict[str, Any]:
-    """A backfill without rules leaves those of the archive to `tiered run`."""
+    """The topic rules and retention that this writer commits to the archive. A backfill without rules of its own
+    commits none, so that those of `tiered run` stay in force."""
     rules = rules_document(settings)
     return {} if writer.kind == BACKFILL and rules == rules_document(Settings()) else rules
 
@@ -375,26 +379,27 @@ def _log_limits(settings: Settings, writer: Writer) -> LogLimits:
 def _with_standby(
     environment: Environment, writer: Writer, has_lag: Callable[[CatalogState, int | None], bool]
 ) -> Environment:
-    """Let a process on standby take over, and log when the other writer's archive stops advancing."""
+    """``environment`` of an uploader, which takes the archive over from another process when ``writer.standby`` says
+    so, and logs when that process stops archiving; unchanged if there is no standby. ``has_lag``: whether the log here
+    has more than the state it is given."""
     watch = writer.standby
     if watch is None:
         return environment
 
     def may_take_over(state: CatalogState, log_end_phys: int | None) -> bool:
-        """Called with each state read from the archive while another writer owns it."""
+        """Whether to take over now. Called with each state read from the archive while another process is its
+        writer."""
         lags, was_silent = has_lag(state, log_end_phys), watch.is_silent
         may = watch.may_take_over(state, has_lag=lags, now_ms=time.monotonic() * 1000)
+        owner = state.owner
+        host = owner.host if owner is not None else "an unknown host"
         if watch.is_silent and not was_silent:
-            logger.warning("standby: the archive does not advance: %s", watch.plan)
+            logger.warning("the archive's writer on %s archives nothing: %s", host, watch.plan)
         if may:
-            owner = state.owner
             logger.warning(
-                "taking over: the archive has not advanced while the log grew",
-                extra={
-                    "owner": owner and owner.instance,
-                    "host": owner and owner.host,
-                    "lag_ms": watch.lag_ms,
-                },
+                "taking the archive over: its writer on %s archived nothing while the log grew",
+                host,
+                extra={"owner": owner and owner.instance, "lag_ms": watch.lag_ms},
             )
         return may
 
@@ -406,7 +411,8 @@ def _with_standby(
 
 
 def _environment(writer: Writer, archive: ObjectStore, names: BrokerNames) -> Environment:
-    """What the uploader gets from its process. A state directory also has a marker of each archive that existed."""
+    """The functions that the uploader of ``writer`` calls for what it does not do itself, such as logging. With a state
+    directory, whose markers name the archives written before, an empty archive is refused if it was not empty then."""
     own = PrefixedStore(archive, archive_prefix(names.cluster, names.broker))
     environment = Environment(
         log=_log,
@@ -419,6 +425,7 @@ def _environment(writer: Writer, archive: ObjectStore, names: BrokerNames) -> En
     marker = ArchiveMarker(writer.state_dir, own.url)
 
     def refuse_empty() -> None:
+        """Called for an archive without commits: raise if a new one must not begin there."""
         if not writer.new_archive:
             marker.refuse_empty()
         require_exclusive_creates(own)
@@ -428,17 +435,21 @@ def _environment(writer: Writer, archive: ObjectStore, names: BrokerNames) -> En
 
 
 def _pin_keeper(settings: Settings, conf: BrokerConf | None, writer: Writer) -> PinKeeper | None:
-    """None if pins are disabled. Links of an earlier process are released: they occupy the broker's disk."""
+    """What keeps commitlog files by hard links (pins) until they are archived; None if pins are disabled. Links that an
+    earlier process left are then removed, as they occupy the broker's disk."""
     if writer.state_dir is None:
         return None
-    places, former = pin_directories(settings, conf, writer.state_dir)
+    directories, former = pin_directories(settings, conf, writer.state_dir)
     broker = settings.archive.broker or (conf.broker if conf is not None else "")
     owner = f"{broker} in {os.path.realpath(store_path(settings, conf))}"
-    keeper = PinKeeper(places, PinLimits().below_broker(conf or BrokerConf()), owner=owner, former=former)
+    keeper = PinKeeper(
+        directories, PinLimits().below_broker(conf or BrokerConf()), owner=owner, former=former
+    )
     if keeper.problem:
         logger.warning(
-            "commitlog files that an earlier process kept (pins) are not kept any longer",
-            extra={"problem": keeper.problem},
+            "hard links (pins) that an earlier process made are not used, so the broker may delete these commitlog "
+            "files before they are archived: %s",
+            keeper.problem,
         )
     if settings.pins.enabled:
         return keeper
@@ -446,19 +457,19 @@ def _pin_keeper(settings: Settings, conf: BrokerConf | None, writer: Writer) -> 
         keeper.release_all()
     except OSError as error:
         logger.warning(
-            "hard links to commitlog files (pins) that an earlier process made are not removed: delete them, as they "
-            "take disk space",
-            extra={"problem": str(error)},
+            "hard links to commitlog files (pins) in %s cannot be removed: delete them, as they take disk space: %s",
+            ", ".join(map(str, directories)),
+            error,
         )
     return None
 
 
 def _log(message: str, fields: Mapping[str, object]) -> None:
-    """Log an event of the uploader: losses as errors, other events with an error as warnings."""
-    level = logging.INFO
-    if "error" in fields:
-        level = logging.WARNING
+    """Log an event of the uploader with its fields: events that tell of lost messages as errors, others with an
+    ``error`` field as warnings, the rest as information."""
+    level = logging.WARNING if "error" in fields else logging.INFO
     if message in LOSSES:
         level = logging.ERROR
+    # A field named like an attribute of every log record would be refused.
     extra = {f"{name}_" if name in RECORD_ATTRIBUTES else name: value for name, value in fields.items()}
     logger.log(level, message, extra=extra)

@@ -124,7 +124,7 @@ def test_an_abandoned_put_ends_at_once_with_tls_too(
 
 def test_untrusted_certificate(tls_minio: RunningStore) -> None:
     store = open_store("s3://bucket", tls_minio.options())
-    with pytest.raises(RefusedRequestError, match="certificate not trusted; set AWS_CA_BUNDLE"):
+    with pytest.raises(RefusedRequestError, match="certificate is not trusted; set AWS_CA_BUNDLE"):
         store.put_if_absent("k", [b"x"])
     store.close()
 

@@ -178,7 +178,7 @@ def listed(server: ScriptedServer, prefix: str) -> list[str]:
 def test_a_page_of_a_web_server_is_no_empty_listing(server: ScriptedServer, body: bytes) -> None:
     """Else an archive behind a proxy that wants a password would not exist."""
     server.script = lambda _asked: Answer(200, body)
-    with pytest.raises(UnansweredError, match="is an object store"):
+    with pytest.raises(UnansweredError, match="is no listing"):
         listed(server, "a/")
 
 
@@ -202,7 +202,9 @@ def test_a_body_is_not_read_beyond_the_callers_maximum(server: ScriptedServer, i
     """Whatever its headers say: a chunked body ignores Content-Length."""
     server.is_contradictory = not is_async
     server.script = lambda _asked: Answer(200, bytes(MIB), endless=True)
-    with pytest.raises(ObjectTooLargeError, match=r"bucket/k has \d+ bytes, more than the 2097152 allowed"):
+    with pytest.raises(
+        ObjectTooLargeError, match=r"bucket/k has \d+ bytes, more than the 2097152 that may be read"
+    ):
         read(server, "get", 2 * MIB, is_async=is_async)
     assert server.chunks < CHUNKS_MAX
 
@@ -318,7 +320,7 @@ def test_a_denied_object_that_is_not_listed_does_not_exist(
     server.script = denied_get(listing)
     store = S3Store("bucket", options(server))
     for get in (lambda: store.get("p/k"), lambda: store.get_range("p/k", 0, 8), lambda: asyncio.run(read())):
-        with pytest.raises(expected, match="s3://bucket/p/k: ") as raised:
+        with pytest.raises(expected, match="s3://bucket/p/k") as raised:
             get()
         assert expected is NotFoundError or "s3:GetObject" in str(raised.value)
     store.close()
@@ -458,7 +460,7 @@ def test_keys_that_were_replaced_in_their_file_are_used(server: ScriptedServer, 
     with pytest.raises(AccessDeniedError):
         store.get("k")
     write_keys(keys_file, "NEW")
-    with pytest.raises(ThrottledError, match="have changed"):
+    with pytest.raises(ThrottledError, match="have been replaced"):
         store.put_if_absent("k", [b"x"])
     store.put_if_absent("k", [b"x"])
     server.script = only("NEXT")

@@ -90,7 +90,7 @@ def test_what_writes_is_never_repeated(operation: str, act: Callable[[RetryingSt
 def test_an_own_name_that_exists_is_an_upload_without_response() -> None:
     store = filled("a")
     compose_own(store, "k", [ObjectRange("a", 0, 1)])
-    with pytest.raises(UnansweredError, match="sent it twice"):
+    with pytest.raises(UnansweredError, match="sent the request twice"):
         compose_own(store, "k", [b"x"])
 
 

@@ -174,4 +174,4 @@ def test_a_state_directory_that_is_full_keeps_nothing_from_being_archived(
 ) -> None:
     (tmp_path / "state").touch()
     ArchiveMarker(tmp_path / "state", "s3://bucket/c/b").create()
-    assert "the state directory cannot be written" in caplog.text
+    assert "cannot be written, so a later start will not know" in caplog.text

@@ -231,7 +231,7 @@ def test_no_other_user_takes_the_lock_or_reads_what_is_there(tmp_path: Path) -> 
         for name in (LOCK_FILE, IDENTITY_FILE):
             with pytest.raises(PermissionError):
                 os.open(state_dir / name, os.O_RDONLY)
-        with pytest.raises(AccessDeniedError, match="run as the instance's user"):
+        with pytest.raises(AccessDeniedError, match="run this command as the user of the instance"):
             running_instance(state_dir)
         return "locked out"
 

@@ -51,7 +51,7 @@ def test_a_child_writes_the_outputs(tmp_path: Path) -> None:
         Throttle(lambda: load[0]),
         stopping,
         clock=Clock(wall_ms=lambda: NOW_MS + 1000),
-        writing=lambda share: writing_in_child(place, share, metrics),
+        writing=lambda share: writing_in_child(place, metrics, share),
     )
     loop = TaskLoop(task, writer.refresh)
     task._store._share = lambda: 1.0  # its own reads, of pages, do not wait

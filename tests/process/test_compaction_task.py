@@ -334,7 +334,7 @@ def test_a_pass_compacts_what_is_new(tmp_path: Path) -> None:
     tasks = ArchiveTasks(store, table.owner.writer, settings, Load)
     place = ChildStore(store.url, StoreOptions(), settings.compaction, "INFO")
     metrics = StoreMetrics()
-    tasks.add_key_compaction(store, tmp_path / "spool", lambda share: writing_in_child(place, share, metrics))
+    tasks.add_key_compaction(store, tmp_path / "spool", lambda share: writing_in_child(place, metrics, share))
     assert tasks._keys is not None
     loop = tasks._keys
     (tmp_path / "spool").mkdir(exist_ok=True)

@@ -211,7 +211,7 @@ def test_a_running_broker_is_refused(run: Run, tmp_path: Path, broker_runs: Call
         code, _, error = run("consumequeue", arguments[0], str(store), *arguments[1:])
         assert code == 4
         assert "broker" in error
-        assert "stop it" in error
+        assert "stop the broker" in error
     assert not (store / WORK_NAME).exists()
 
 

@@ -125,7 +125,7 @@ def test_what_consumers_gave_back_is_popped_again_before_the_broker_is_closed() 
 
 def test_a_broker_that_takes_messages_is_not_closed() -> None:
     broker = BrokerDouble(growth=10)
-    with pytest.raises(UnavailableError, match="producers still send to it"):
+    with pytest.raises(UnavailableError, match="producers still send to the broker"):
         detachment(broker, wait_s=20)[0].close(force=False)
     assert broker.perm == 4
     found, _, _ = detachment(broker)

@@ -142,7 +142,7 @@ def test_a_good_store_has_no_failure_and_nothing_stays(
 @pytest.mark.parametrize(
     ("store", "expected", "says"),
     [
-        (RacyStore(), "bucket-create-race", "concurrent creates of one key succeeded"),
+        (RacyStore(), "bucket-create-race", "concurrent creates succeeded where only one may"),
         (OverwritingStore(), "bucket-create-again", "two writers would replace"),
         (RangelessStore(), "bucket-range", "a range read returns other bytes"),
         (UnsortedStore(), "bucket-order", "not sorted"),
@@ -441,5 +441,5 @@ def test_a_store_that_lets_two_writers_win_gets_no_commit(
     monkeypatch.setattr(uploader_job, "open_store", lambda url, options, metrics: store)
     code, _, err = run("backfill", real_store("F") / "store", "memory://racy")
     assert code == RefusedRequestError.exit_code
-    assert "concurrent creates of one key succeeded; use a store with atomic conditional PUTs" in err
+    assert "concurrent creates succeeded where only one may; use a store with atomic conditional PUTs" in err
     assert not list(store.list("")), "nothing was written to the archive, and the trial's objects are gone"

@@ -103,7 +103,10 @@ def test_messages_set_aside_are_counted_by_queue(run: Run, tmp_path: Path) -> No
     broker.send(3)
     backfill(broker.path, FileStore(tmp_path / "archive"))
     assert json.loads(run("status", url, "--json")[1])["setAsideMessages"] == 2
-    assert "attention   2 messages set aside: the broker used queue offsets again" in run("status", url)[1]
+    assert (
+        "attention   2 messages not archived (set aside): the broker used their queue offsets again"
+        in run("status", url)[1]
+    )
     assert [queue["setAsideMessages"] for queue in json.loads(run("ls", url, "--json")[1])["queues"]] == [2]
     assert "orders 0 0 2" in " ".join(run("ls", url)[1].partition("set aside in topic")[2].split())
 

@@ -153,7 +153,7 @@ def test_stop_drains() -> None:
     assert harness.service.health()[0]
     assert harness.stop() == 0
     assert drained.is_set()
-    assert harness.service.health() == (False, "stopped: drained")
+    assert harness.service.health() == (False, "stopped: all uploads are finished")
 
 
 def test_an_uploader_that_the_object_store_blocks_is_not_ready() -> None:
@@ -410,12 +410,12 @@ def test_a_reload_that_drains_late_is_reported_and_applies_then(caplog: pytest.L
     harness.next_loaded = _loaded(topics__exclude="noise-*", process__drain_timeout_ms=50)
     harness.service.post(Event.RELOAD)
     harness.service.post(Event.RELOAD)
-    harness.wait_for(lambda: "has not drained in time" in caplog.text)
+    harness.wait_for(lambda: "has not finished its uploads within" in caplog.text)
     assert len(harness.seen) == 1
     drained.set()
     harness.wait_for(lambda: len(harness.seen) == 2)
     assert harness.seen[1].topics.exclude == ("noise-*",)
-    assert harness.stop() == 0 and caplog.text.count("has not drained in time") == 1
+    assert harness.stop() == 0 and caplog.text.count("has not finished its uploads within") == 1
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def test_another_instance_stands_by_or_exits_with_5(home: Path) -> None:
         with _running(home, name="other") as standby:
             standby.wait_until(lambda: standby.state_dir.exists() and "standby" in standby.log.read_text())
             code, text = standby.get("/ready")
-            assert code == 503 and "epoch 1, which has not released it; this one takes over" in text
+            assert code == 503 and "epoch 1, which has not released it; this process takes over" in text
             assert standby.get("/health")[0] == 200
             report = standby.report()
             assert (report["state"], report["lagMessages"]) == ("standby", 0)

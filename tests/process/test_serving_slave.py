@@ -15,7 +15,7 @@ from fetcher.access import ArchiveAccess
 from fetcher.policy.read_policy import ReadPolicies, ReadPolicy
 from rocketmq_tiered.cli import status as status_command
 from rocketmq_tiered.process.report import decode_report, encode_report
-from rocketmq_tiered.process.serving import ServingThread, handlers_with, services_of, slave_config
+from rocketmq_tiered.process.serving import ServingThread, open_handlers, services_of, slave_config
 from rocketmq_tiered.process.serving_metrics import ServingCollector
 from rocketmq_tiered.server.proxy.proxy_service import ProxyService
 from rocketmq_tiered.server.proxy.relay_service import RelayService
@@ -174,7 +174,7 @@ def test_proxy_and_slave_share_one_thread_and_one_archive(
 
         async def opened(access: ArchiveAccess, service: RelayService[Any], opened_with: Settings) -> Any:
             if isinstance(service, SlaveService):
-                return await handlers_with(None)(access, service, opened_with)
+                return await open_handlers(None, access, service, opened_with)
             accesses.append(access)
             return FakeHandlers()
 

@@ -119,7 +119,7 @@ def command(request: Any, tmp_path: Path) -> tuple[str, ...]:
 
 STARTED = {"run": "started", "serve": "serving"}
 ANSWERED = {
-    "run": "settings reloaded: nothing to apply",
+    "run": "settings reloaded: none changed that this process can apply",
     "serve": "SIGHUP has no effect: tiered serve reads its settings at the start",
 }
 

@@ -30,9 +30,11 @@ def test_a_standby_says_when_it_takes_over() -> None:
     for_5m = "has had messages to archive for 5m 00s without any progress"
     assert for_5m in watch.plan and not watch.is_silent
     watch.may_take_over(at(5), has_lag=True, now_ms=0)
-    assert watch.plan == "this one takes over in 5m 00s unless the archive advances" and not watch.is_silent
+    assert (
+        watch.plan == "this process takes over in 5m 00s unless the archive advances" and not watch.is_silent
+    )
     watch.may_take_over(at(5), has_lag=True, now_ms=STEP_MS)
-    assert watch.plan == "this one takes over in 4m 30s unless the archive advances" and watch.is_silent
+    assert watch.plan == "this process takes over in 4m 30s unless the archive advances" and watch.is_silent
     watch.may_take_over(at(6), has_lag=True, now_ms=2 * STEP_MS)
     assert not watch.is_silent
     watch.may_take_over(at(6), has_lag=False, now_ms=3 * STEP_MS)

@@ -75,7 +75,7 @@ def test_a_store_that_was_away_gets_the_request_again_and_one_that_answered_does
     run(factory(settings))
     another_claims(archive)
     with pytest.raises(
-        FencedError, match=r"another host.* on .*; this one takes over once its broker is the master"
+        FencedError, match=r"another host.* on .*; this process takes over once its broker is the master"
     ):
         run(factory(settings))
 

@@ -224,7 +224,7 @@ def test_an_unknown_section_and_variable_are_refused(tmp_path: Path) -> None:
         load_settings(_file(tmp_path, '[archives]\nurl = "x"\n'))
     with pytest.raises(UsageError, match="TIERED_OFFLOAD__BATCH"):
         load_settings(environment={"TIERED_OFFLOAD__BATCH": "1"})
-    with pytest.raises(UsageError, match="not in a section"):
+    with pytest.raises(UsageError, match="stands outside of any section"):
         load_settings(_file(tmp_path, 'url = "x"\n'))
     with pytest.raises(UsageError, match="not supported"):
         load_settings(_file(tmp_path, "[encryption]\n"))

@@ -106,7 +106,7 @@ def broker_locked_out(store_path: Path) -> Iterator[None]:
         os.close(fd)
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise file_error(error, path) from error
-        raise UnavailableError(f"{path} is locked: the broker runs", hint="stop it first") from error
+        raise UnavailableError(f"{path} is locked: the broker runs", hint="stop the broker first") from error
     try:
         yield
     finally:

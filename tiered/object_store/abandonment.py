@@ -25,13 +25,11 @@ class Abandonment:
         self._running: dict[object, Callable[[], None]] = {}
 
     def begin(self, request: object, end: Callable[[], None]) -> None:
-        """``end`` cancels ``request``; it is called at most once, by another thread.
-
-        Raises TimeoutError if already cancelled.
-        """
+        """Called before ``request`` is sent. ``cancel`` then calls ``end``, which ends the request, from another
+        thread, at most once. Raises TimeoutError if ``cancel`` was called before."""
         with self._lock:
             if self._is_cancelled:
-                raise TimeoutError("the request was cancelled")
+                raise TimeoutError("the request was cancelled before it was sent")
             self._running[request] = end
 
     def finish(self, request: object) -> None:

@@ -33,7 +33,8 @@ def as_views(body: Body) -> list[memoryview]:
 
 
 def coalesced(views: list[memoryview]) -> Iterator[Buffer]:
-    """The same bytes in fewer buffers: small neighbours are joined, large ones passed through."""
+    """The bytes of ``views`` in fewer buffers: small neighbouring ones are joined, which copies them; large ones are
+    yielded as they are."""
     pending: list[memoryview] = []
     pending_bytes = 0
     for view in views:
@@ -50,7 +51,8 @@ def coalesced(views: list[memoryview]) -> Iterator[Buffer]:
 
 
 def parts(views: list[memoryview], part_bytes: int) -> Iterator[list[memoryview]]:
-    """Consecutive parts of exactly ``part_bytes``, the last one smaller."""
+    """Divide the bytes of ``views`` into consecutive parts of exactly ``part_bytes``, the last one smaller, each as a
+    list of views. Nothing is copied."""
     part: list[memoryview] = []
     room = part_bytes
     for view in views:
@@ -67,7 +69,7 @@ def parts(views: list[memoryview], part_bytes: int) -> Iterator[list[memoryview]
 
 
 def crc32c_base64(views: list[memoryview]) -> str:
-    """CRC32C of all pieces as S3's checksum headers spell it."""
+    """The CRC32C of the bytes of all ``views``, in base64 as S3's checksum headers have it."""
     from fastcrc import crc32  # loaded by the first upload
 
     crc = 0
@@ -106,7 +108,7 @@ class PieceReader:
         return self._position
 
     def read(self, amount: int = -1) -> bytes:
-        """At most ``amount`` bytes, or all remaining ones."""
+        """The next ``amount`` bytes, fewer at the end; all remaining ones if it is negative or None."""
         wanted = self._size - self._position if amount is None or amount < 0 else amount
         taken: list[memoryview] = []
         start = 0
@@ -115,7 +117,7 @@ class PieceReader:
                 break
             within = self._position - start
             start += view.nbytes
-            if within < view.nbytes:
+            if within < view.nbytes:  # the position is not behind this view
                 taken.append(view[within : within + wanted])
                 wanted -= taken[-1].nbytes
                 self._position += taken[-1].nbytes
@@ -123,7 +125,7 @@ class PieceReader:
 
 
 def read_file_range(piece: FileRange) -> bytes:
-    """Its bytes. Raises CorruptionError when the file is shorter."""
+    """The bytes of a range of a local file. Raises CorruptionError if the file ends before the range does."""
     descriptor = os.open(piece.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         found = os.pread(descriptor, piece.length, piece.offset)
@@ -131,7 +133,8 @@ def read_file_range(piece: FileRange) -> bytes:
             more = os.pread(descriptor, piece.length - len(found), piece.offset + len(found))
             if not more:
                 raise CorruptionError(
-                    f"{piece.path} ends at {piece.offset + len(found)}, wanted {piece.length} bytes from {piece.offset}"
+                    f"{piece.path} ends at byte {piece.offset + len(found)}, before the end of the requested "
+                    f"{piece.length} bytes from byte {piece.offset}"
                 )
             found += more
     finally:

@@ -75,7 +75,8 @@ class BucketProbe:
         return [lifecycle_rule(rule) for rule in answer.get("Rules", ()) if rule.get("Status") == "Enabled"]
 
     def accepts_damaged(self, key: str) -> bool:
-        """Whether the store keeps a body that does not match its CRC32C. The key may exist afterwards."""
+        """Put an object whose body does not match the CRC32C that is sent with it, and return whether the store
+        accepted it, which it should not. The object may exist afterwards."""
         with self._request(key) as (client, bucket):
             sent, meant = b"damaged", crc32c_base64([memoryview(b"correct")])
             try:
@@ -113,7 +114,8 @@ class BucketProbe:
 
     @contextmanager
     def _request(self, key: str) -> Iterator[tuple[Any, dict[str, str]]]:
-        """The client and the bucket's name; errors of the SDK inside are raised as ours."""
+        """The SDK's client, connected at the first request, and the argument that names the bucket, for a request about
+        ``key``, empty for the bucket itself. The SDK's errors in the block are raised as errors of tiered.errors."""
         bucket = self._address.place
         where = f"s3://{bucket}/{self._key(key)}" if key else f"s3://{bucket}"
         try:
@@ -136,7 +138,7 @@ def open_probe(url: str, options: StoreOptions) -> BucketProbe | None:
 
 
 def lifecycle_rule(rule: Mapping[str, Any]) -> LifecycleRule:
-    """A rule of GetBucketLifecycleConfiguration. Pure."""
+    """A lifecycle rule of a bucket, from an entry of the answer to GetBucketLifecycleConfiguration. Pure."""
     condition = rule.get("Filter", {})
     prefix = condition.get("And", condition).get("Prefix", rule.get("Prefix", "")) or ""
     moves = [f"{_period(move)} to {move.get('StorageClass', '')}" for move in rule.get("Transitions", ())]
@@ -151,7 +153,7 @@ def lifecycle_rule(rule: Mapping[str, Any]) -> LifecycleRule:
 
 
 def _period(action: Mapping[str, Any]) -> str:
-    """When an action takes place; empty: never."""
+    """When the action of a bucket's rule takes place, as text: after some days or years, or at a date; empty: never."""
     for name in ("Days", "NoncurrentDays", "DaysAfterInitiation"):
         if name in action:
             return f"{action[name]} days"
@@ -161,7 +163,8 @@ def _period(action: Mapping[str, Any]) -> str:
 
 
 def _unless_absent(request: Any, bucket: dict[str, str]) -> dict[str, Any]:
-    """The answer, or nothing if the bucket has no such configuration."""
+    """The answer to ``request``, which reads a configuration of ``bucket``; empty if the bucket has no such
+    configuration."""
     try:
         answer: dict[str, Any] = request(**bucket)
     except Exception as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -49,10 +49,11 @@ def new_trial() -> str:
 
 
 def require_exclusive_creates(store: ObjectStore, *, rounds: int = ROUNDS) -> None:
-    """Race creates below TRIAL_PREFIX, then remove the objects. ``store`` is below the archive's prefix.
+    """Find out by trying that ``store``, at the archive's prefix, lets exactly one of several concurrent creates of a
+    key succeed, which commits depend on. The objects of the trial are removed.
 
-    Raises RefusedRequestError for a store that lets several writers succeed, and what its requests raise, also for an
-    account that may not read.
+    Raises RefusedRequestError for a store that lets several succeed, and what its requests raise, also for an account
+    that may not read.
     """
     trial = new_trial()
     keys = [f"{trial}race-{number}{TRIAL_SUFFIX}" for number in range(rounds)]
@@ -67,30 +68,39 @@ def require_exclusive_creates(store: ObjectStore, *, rounds: int = ROUNDS) -> No
     try:
         store.delete(keys)
     except TieredError as error:
-        logger.warning("%d objects of this check remain below %s: delete them; %s", len(keys), trial, error)
+        logger.warning(
+            "%d objects that tested conditional writes remain below %s/%s, delete them: %s",
+            len(keys),
+            store.url,
+            trial,
+            error,
+        )
 
 
 def race_creates(store: ObjectStore, key: str, *, racers: int = RACERS) -> None:
-    """Create ``key`` from ``racers`` threads at once, then once more.
+    """Create the object ``key`` from ``racers`` threads at once, each with other content, then once more.
 
-    Raises RefusedRequestError unless exactly one succeeds and its object stays, and what requests raise.
+    Raises RefusedRequestError unless exactly one create succeeds and its object stays, and what requests raise.
     """
     start = threading.Barrier(racers)
     bodies = [f"writer {number}\n".encode().ljust(_BODY_BYTES, b".") for number in range(racers)]
     with ThreadPoolExecutor(racers, thread_name_prefix="create-race") as threads:
-        attempts = list(threads.map(partial(_create, store, key, start.wait), bodies))
+        attempts = list(threads.map(partial(_create, store, key, start), bodies))
     where = f"{store.url}/{key}"
     winner = _winner(where, attempts)
     if _stored(store, key) not in (None, winner):
         raise RefusedRequestError(
-            f"{where}: another writer's create replaced the object of the one that succeeded", hint=_HINT
+            f"{where}: of several concurrent creates, one that the store refused replaced the object of the one that "
+            "succeeded",
+            hint=_HINT,
         )
-    if _create(store, key, lambda: 0, b"late".ljust(_BODY_BYTES, b".")).failure is None:
+    if _create(store, key, threading.Barrier(1), b"late".ljust(_BODY_BYTES, b".")).failure is None:
         raise RefusedRequestError(f"{where}: a second create replaced the object", hint=_HINT)
 
 
-def _create(store: ObjectStore, key: str, wait: Callable[[], int], body: bytes) -> _Attempt:
-    wait()
+def _create(store: ObjectStore, key: str, start: threading.Barrier, body: bytes) -> _Attempt:
+    """Create the object ``key`` once all threads have come to ``start``, and return how that ended."""
+    start.wait()
     try:
         store.put_if_absent(key, [body])
     except TieredError as error:
@@ -107,7 +117,9 @@ def _stored(store: ObjectStore, key: str) -> bytes | None:
 
 
 def _winner(where: str, attempts: Sequence[_Attempt]) -> bytes:
-    """The body of the only create that succeeded."""
+    """The body of the only one of ``attempts`` to create the object at ``where`` that succeeded. Raises
+    RefusedRequestError if several did, and the store's error if none did, or if one failed for another reason than that
+    the object exists or that the store is busy."""
     failures = [attempt.failure for attempt in attempts if attempt.failure is not None]
     for failure in failures:
         if not isinstance(failure, AlreadyExistsError | UnavailableError):
@@ -115,7 +127,8 @@ def _winner(where: str, attempts: Sequence[_Attempt]) -> bytes:
     winners = [attempt.body for attempt in attempts if attempt.failure is None]
     if len(winners) > 1:
         raise RefusedRequestError(
-            f"{where}: {len(winners)} of {len(attempts)} concurrent creates of one key succeeded", hint=_HINT
+            f"{where}: {len(winners)} of {len(attempts)} concurrent creates succeeded where only one may",
+            hint=_HINT,
         )
     if not winners:
         raise next((failure for failure in failures if isinstance(failure, UnavailableError)), failures[0])

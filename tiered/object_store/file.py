@@ -19,9 +19,10 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import cast
 
 from tiered.errors import (
     DENIED_ERRNOS,
@@ -86,7 +87,7 @@ class FileStore:
     it creates, whatever the umask."""
 
     def __init__(self, directory: str | os.PathLike[str], *, readers: str = "owner") -> None:
-        """Touch nothing: the directory is looked for, or made, by the first request."""
+        """No file is touched: the first PUT makes the directory. ``readers``: a key of MODES."""
         self._root = os.path.abspath(directory)
         self._directory_mode, self._file_mode = MODES[readers]
         self._upload_numbers = itertools.count()
@@ -109,51 +110,27 @@ class FileStore:
     # -- writing -----------------------------------------
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
-        """Create an object. The timeout is checked between writes; after it the object is never named."""
-        views = as_views(body)
-
-        def write(descriptor: int, deadline_s: float | None) -> int:
-            _write_all(descriptor, views, deadline_s, key)
-            return sum(view.nbytes for view in views)
-
-        self._create(key, timeout_s, write)
+        self.compose_if_absent(key, body, timeout_s=timeout_s)
 
     def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
-        """Create an object of pieces. The kernel copies ranges; a file system with shared extents copies no bytes."""
-
-        def write(descriptor: int, deadline_s: float | None) -> int:
-            """Write the pieces one after the other; returns the object's size."""
-            for piece in joined_pieces(pieces):
-                if isinstance(piece, ObjectRange):
-                    with self._opened(piece.key) as (source, size):
-                        if piece.offset < 0 or piece.offset + piece.length > size:
-                            raise CorruptionError(
-                                f"{self.url}: {piece.key} has {size} bytes, wanted "
-                                f"[{piece.offset}, {piece.offset + piece.length})"
-                            )
-                        _copy_range(source, descriptor, piece, deadline_s, key)
-                elif isinstance(piece, FileRange):
-                    source = os.open(piece.path, os.O_RDONLY | os.O_CLOEXEC)
-                    try:
-                        _copy_range(source, descriptor, piece, deadline_s, key)
-                    finally:
-                        os.close(source)
-                else:
-                    _write_all(descriptor, as_views([piece]), deadline_s, key)
-            return sum(map(piece_bytes, pieces))
-
-        self._create(key, timeout_s, write)
-
-    def _create(self, key: str, timeout_s: float | None, write: Callable[[int, float | None], int]) -> None:
-        """Create ``key`` with what ``write`` (descriptor, deadline) writes; it returns the length."""
+        """Create an object of bytes and of ranges of objects and files, durably. The timeout is checked between writes;
+        after it the object never gets its name. The kernel copies ranges, without moving bytes if the file system can
+        share them."""
         check_object_key(key)
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._typed_errors(key):
             self._require_root()
             with self._upload_file() as (descriptor, name):
-                written = write(descriptor, deadline_s)
+                for are_bytes, group in itertools.groupby(joined_pieces(pieces), key=_is_buffer):
+                    if are_bytes:
+                        _write_all(descriptor, as_views(cast(Body, list(group))), deadline_s, key)
+                    else:
+                        for piece in group:
+                            self._append_range(
+                                descriptor, cast(ObjectRange | FileRange, piece), deadline_s, key
+                            )
                 os.fsync(descriptor)
-                if written > CACHE_BYTES_MAX:
+                if sum(map(piece_bytes, pieces)) > CACHE_BYTES_MAX:
                     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
                 _refuse_late(deadline_s, key)
                 self._publish(descriptor, name, key)
@@ -166,9 +143,29 @@ class FileStore:
                 # The object has its name, and may or may not keep it.
                 raise UnansweredError(f"{self.url}/{key}: {error.strerror or error}") from error
 
+    def _append_range(
+        self, descriptor: int, piece: ObjectRange | FileRange, deadline_s: float | None, key: str
+    ) -> None:
+        """Append a range of another object or of a local file to the new object ``key``, whose file is open. Raises
+        CorruptionError if the range exceeds its object."""
+        if isinstance(piece, FileRange):
+            source = os.open(piece.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                _copy_range(source, descriptor, piece, deadline_s, key)
+            finally:
+                os.close(source)
+            return
+        with self._opened(piece.key) as (source, size):
+            if piece.offset < 0 or piece.offset + piece.length > size:
+                raise CorruptionError(
+                    f"{self.url}/{piece.key} has {size} bytes, so that there is no range "
+                    f"[{piece.offset}, {piece.offset + piece.length})"
+                )
+            _copy_range(source, descriptor, piece, deadline_s, key)
+
     def _require_root(self) -> None:
-        """Raises ThrottledError when the directory is not the one written before: objects in the mount point of an
-        unmounted disk would be hidden once the disk is back."""
+        """Make the store's directory at the first write. Later raise ThrottledError if another directory is in its
+        place: objects written into the mount point of an unmounted disk would be hidden once the disk is back."""
         if self._identity is None:
             self._make_directory(self._root)
         try:
@@ -181,12 +178,15 @@ class FileStore:
             is_there = status.st_dev == self._identity[0] or status.st_ino == self._identity[1]
         if not is_there:
             raise ThrottledError(
-                f"{self.url} is not the directory written before", hint="check that its disk is mounted"
+                f"{self.url} is missing, or another directory than this process wrote to before",
+                hint="mount its disk again",
             )
 
     @contextmanager
     def _upload_file(self) -> Iterator[tuple[int, str | None]]:
-        """A file without a visible name: (descriptor, None), or (descriptor, private name), removed at the end."""
+        """Open a new file for an object's bytes and yield its descriptor and None, as it has no name until the object
+        is complete. On a file system without such anonymous files it has a private name below ``.uploads/``, which is
+        yielded instead of None and removed at the end."""
         if self.writes_anonymously:
             try:
                 descriptor = self._readable(os.open(self._root, os.O_TMPFILE | os.O_RDWR, 0o600))
@@ -205,7 +205,7 @@ class FileStore:
             name = os.path.join(directory, unique)
             descriptor = self._readable(os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             try:
-                if not self._has_swept:
+                if not self._has_swept:  # what killed processes have left
                     self._has_swept = True
                     _remove_older(directory, os.fstat(descriptor).st_mtime - LEFT_OVER_S)
                 yield descriptor, name
@@ -220,7 +220,8 @@ class FileStore:
         return descriptor
 
     def _publish(self, descriptor: int, name: str | None, key: str) -> None:
-        """Give a complete file its key's name. ``name``: of the file so far, None if it is anonymous."""
+        """Give a complete file the name of the object ``key``, and make the object's directory if needed. ``name``: the
+        file's name so far, None if it has none. Raises FileExistsError if the object exists."""
         source = f"/proc/self/fd/{descriptor}" if name is None else name
         for _ in range(_MKDIR_ATTEMPTS_MAX):
             # A concurrent delete may remove the directory when it becomes empty.
@@ -228,10 +229,15 @@ class FileStore:
                 with self._directory_of(key, is_made=True) as directory:
                     self._name(source, os.path.join(directory, os.path.basename(key)), follow=name is None)
                 return
-        raise UnavailableError(f"{self.url}: the directory of {key} is removed repeatedly")
+        raise UnavailableError(
+            f"{self.url}/{key} cannot be created, as its directory is removed again and again by deletes at the same "
+            "time"
+        )
 
     def _name(self, source: str, target: str, *, follow: bool) -> None:
-        """Name a file, or raise FileExistsError once the existing one's name is durable too."""
+        """Give the file ``source`` the name ``target`` by a hard link, or by a rename where there are none. Raises
+        FileExistsError if there is such a file, once its name is durable too. ``follow``: ``source`` is the link of a
+        descriptor in /proc, as the file has no name."""
         try:
             _link(source, target, follow=follow)
         except FileExistsError:
@@ -255,7 +261,8 @@ class FileStore:
         self._make_entry(parent, os.path.basename(directory))
 
     def _make_entry(self, parent: str, name: str) -> None:
-        """Make a directory that outlives a crash; one that another process made first will do."""
+        """Make the directory ``name`` in ``parent``, with the store's mode, so that it outlives a crash. It may exist
+        already, as another process may have made it."""
         directory = os.path.join(parent, name)
         with suppress(FileExistsError):
             os.mkdir(directory, 0o700)
@@ -265,7 +272,7 @@ class FileStore:
         sync_directory(parent)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects, and the directories that become empty."""
+        """Delete objects, and the directories that become empty. An object that does not exist counts as deleted."""
         directories = set()
         for key in map(check_object_key, keys):
             with self._typed_errors(key), suppress(FileNotFoundError, NotADirectoryError):
@@ -279,7 +286,8 @@ class FileStore:
                 self._remove_empty(directory)
 
     def _remove_empty(self, directory: str) -> None:
-        """Remove ``directory``, below the root, and its empty parents, and sync the first that stays."""
+        """Remove ``directory``, a path below the root, and its parents as far as they are empty, and make the removal
+        durable by syncing the first directory that stays."""
         with suppress(FileNotFoundError):  # a concurrent delete was faster
             while directory:
                 with self._directory_of(directory) as parent:
@@ -304,18 +312,19 @@ class FileStore:
         with self._opened(key) as (descriptor, size):
             if offset < 0 or length < 0 or offset + length > size:
                 raise CorruptionError(
-                    f"{self.url}: {key} has {size} bytes, wanted [{offset}, {offset + length})"
+                    f"{self.url}/{key} has {size} bytes, so that there is no range [{offset}, {offset + length})"
                 )
             return self._read(key, descriptor, offset, length)
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[tuple[int, int]]:
-        """Open an object for reading: its descriptor and size. Links, pipes and devices are refused, not followed."""
+        """Open the object ``key`` for reading inside the block, and yield its descriptor and its size in bytes. Raises
+        NotFoundError if there is none, and RefusedRequestError for a link, pipe or device in its place."""
         check_object_key(key)
         with self._typed_errors(key):
             with self._directory_of(key) as directory:
                 try:
-                    # Without O_NONBLOCK opening a pipe waits for a writer.
+                    # Without O_NONBLOCK opening a pipe would wait for a writer.
                     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
                     descriptor = os.open(os.path.join(directory, os.path.basename(key)), flags)
                 except OSError as error:
@@ -332,12 +341,15 @@ class FileStore:
                 os.close(descriptor)
 
     def _read(self, key: str, descriptor: int, offset: int, length: int) -> bytes:
-        """Read a range that the file's size has; less is damage, as objects never change."""
+        """Read ``length`` bytes at ``offset`` of the open object ``key``, which its size covers. Raises CorruptionError
+        if the file ends before, which is damage, as objects never change."""
         pieces = []
         while length > 0:
             piece = os.pread(descriptor, length, offset)
             if not piece:
-                raise CorruptionError(f"{self.url}: {key} ends at {offset}, {length} bytes early")
+                raise CorruptionError(
+                    f"{self.url}/{key} ends at byte {offset}, {length} bytes before its end"
+                )
             pieces.append(piece)
             offset += len(piece)
             length -= len(piece)
@@ -348,7 +360,9 @@ class FileStore:
         return itertools.islice(self._walk("", prefix, start_after), limit)
 
     def _walk(self, parent: str, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
-        """List objects below ``parent`` in the order of keys, entering only directories that may have some of them."""
+        """List the objects below the directory ``parent`` whose keys begin with ``prefix`` and come after
+        ``start_after``, in the order of keys. Only directories that may have such objects are entered; what is neither
+        a directory nor a regular file is logged and skipped."""
         for name, is_directory in self._entries(parent):
             path = parent + name
             if is_directory is None:
@@ -366,7 +380,8 @@ class FileStore:
                     yield ObjectInfo(path, status.st_size, status.st_mtime_ns // 1_000_000)
 
     def _entries(self, parent: str) -> Sequence[tuple[str, bool | None]]:
-        """The names in a directory, sorted as keys are; none if it is removed at this moment."""
+        """The names in the directory ``parent`` in the order of keys, each with whether it is a directory (None:
+        neither that nor a regular file); none if the directory does not exist."""
         with (
             self._typed_errors(parent),
             suppress(FileNotFoundError, NotADirectoryError),
@@ -382,7 +397,8 @@ class FileStore:
         """Nothing: no upload is ever unfinished."""
 
     def clock_ms(self, prefix: str = "") -> int:
-        """The file system's clock: the timestamp of a new file (a server's, on a network file system)."""
+        """The time of the file system in ms since the epoch: the timestamp of a file made for it. On a network file
+        system that is the server's time."""
         with self._typed_errors(""):
             self._make_directory(self._root)
             with self._upload_file() as (descriptor, _):
@@ -396,8 +412,9 @@ class FileStore:
 
     @contextmanager
     def _directory_of(self, key: str, *, is_made: bool = False) -> Iterator[str]:
-        """A path to the directory of ``key`` that leads through no link, inside the block. Raises RefusedRequestError
-        for a link in its place, and OSError."""
+        """A path to the directory of the object ``key`` for use inside the block. It goes through an open descriptor,
+        so that no symbolic link can lead out of the archive. ``is_made``: make missing directories. Raises
+        RefusedRequestError for a link in the key's path, and OSError."""
         descriptor = os.open(self._root, _DIRECTORY)
         try:
             for part in key.split("/")[:-1]:
@@ -409,8 +426,9 @@ class FileStore:
             os.close(descriptor)
 
     def _entered(self, outer: int, part: str, key: str, *, is_made: bool) -> int:
-        """Open one directory of a key's path, and make it for a PUT. A link is refused: it may lead out of the
-        archive."""
+        """Open the directory ``part`` inside the open directory ``outer`` and return its descriptor; with ``is_made``,
+        make it if it is missing. ``key``: the object whose path it is on. Raises RefusedRequestError for a symbolic
+        link, which may lead out of the archive."""
         try:
             return os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=outer)
         except FileNotFoundError:
@@ -423,7 +441,7 @@ class FileStore:
                 raise
             raise RefusedRequestError(
                 f"{self.url}/{key}: {part} is a symbolic link",
-                hint="replace it with a directory: an archive is not read, listed or deleted through links",
+                hint="replace the link by a directory: an archive is not read, listed or deleted through links",
             ) from None
 
     def _require_regular(self, key: str, status: os.stat_result) -> None:
@@ -431,12 +449,18 @@ class FileStore:
             raise self._irregular(key)
 
     def _irregular(self, key: str) -> RefusedRequestError:
-        return RefusedRequestError(f"{self.url}/{key} is not a regular file", hint="remove it")
+        return RefusedRequestError(
+            f"{self.url}/{key} is not a regular file, so that it cannot be an object", hint="remove it"
+        )
 
     def _log_irregular(self, key: str) -> None:
         if key not in self._named and len(self._named) < _NAMED_MAX:
             self._named.add(key)
-            logger.warning("%s/%s is a link, or no regular file: it is left as it is", self.url, key)
+            logger.warning(
+                "%s/%s is neither a regular file nor a directory: it is neither read nor deleted",
+                self.url,
+                key,
+            )
 
     @contextmanager
     def _typed_errors(self, key: str) -> Iterator[None]:
@@ -449,27 +473,29 @@ class FileStore:
 def check_object_key(key: str) -> str:
     """``key``. Raises UsageError for an invalid one, RefusedRequestError for a reserved one."""
     if check_key(key).split("/", 1)[0] == UPLOADS:
-        raise RefusedRequestError(f"{UPLOADS} is reserved")
+        raise RefusedRequestError(
+            f"key {key} is refused: the store keeps unfinished uploads below {UPLOADS}/"
+        )
     return key
 
 
 def store_file_error(error: OSError, where: str) -> TieredError:
-    """The typed error of a failed system call. ``where`` names the object."""
+    """The error of tiered.errors for a failed system call of a file store; ``where`` is the object's URL. An error that
+    leaves open whether the call had an effect becomes UnansweredError."""
     what = f"{where}: {error.strerror or error}"
     if isinstance(error, FileExistsError):
         return AlreadyExistsError(f"{where} exists")
     if error.errno in FULL_ERRNOS:
         return StoreFullError(what, hint="free space or grow the file system")
     if error.errno in DENIED_ERRNOS:
-        is_mount = error.errno == errno.EROFS
-        hint = "mount the file system for writing" if is_mount else f"give user {os.geteuid()} access"
+        is_read_only = error.errno == errno.EROFS
+        hint = "mount the file system for writing" if is_read_only else f"give user {os.geteuid()} access"
         return AccessDeniedError(what, hint=hint)
     if error.errno in _MISSING:
         return NotFoundError(what)
     if error.errno == errno.EXDEV:
-        # The object was not named.
         return RefusedRequestError(
-            what, hint="an archive must be on one file system, without mounts or links inside it"
+            what, hint="keep the archive on one file system, without mounts or links inside it"
         )
     if error.errno in _REFUSED:
         return RefusedRequestError(what)
@@ -477,7 +503,8 @@ def store_file_error(error: OSError, where: str) -> TieredError:
 
 
 def _write_all(descriptor: int, views: list[memoryview], deadline_s: float | None, key: str) -> None:
-    """Write all pieces in few calls of bounded size, so that the deadline is checked between them."""
+    """Write all bytes of ``views`` to a file, in few calls of bounded size. Raises UnansweredError if ``deadline_s``,
+    of the monotonic clock, passes between two calls; ``key`` names the object in it."""
     pending = [
         view[at : at + WRITE_BYTES_MAX] for view in views for at in range(0, view.nbytes, WRITE_BYTES_MAX)
     ]
@@ -493,7 +520,7 @@ def _write_all(descriptor: int, views: list[memoryview], deadline_s: float | Non
             chunk_bytes += view.nbytes
         written = os.writev(descriptor, chunk)
         for view in chunk:
-            if written < view.nbytes:
+            if written < view.nbytes:  # the call wrote only a part of it
                 pending[first] = view[written:]
                 break
             written -= view.nbytes
@@ -503,7 +530,8 @@ def _write_all(descriptor: int, views: list[memoryview], deadline_s: float | Non
 def _copy_range(
     source: int, target: int, piece: ObjectRange | FileRange, deadline_s: float | None, key: str
 ) -> None:
-    """Append ``piece`` of the open file ``source`` to ``target``."""
+    """Append the range ``piece`` of the open file ``source`` to the open file ``target`` of the object ``key``, in
+    steps between which the deadline is checked. The kernel copies it where it can."""
     offset, end = piece.offset, piece.offset + piece.length
     by_kernel = True
     while offset < end:
@@ -520,15 +548,18 @@ def _copy_range(
         else:
             copied = os.write(target, os.pread(source, length, offset))
         if copied == 0:
-            raise CorruptionError(f"{piece[0]} ends at {offset}, {end - offset} bytes early")
+            raise CorruptionError(
+                f"{piece[0]} ends at byte {offset}, {end - offset} bytes before the range's end"
+            )
         offset += copied
     if piece.length > CACHE_BYTES_MAX:
         os.posix_fadvise(source, piece.offset, piece.length, os.POSIX_FADV_DONTNEED)
 
 
 def _sorted_entries(directory: str, *, hidden: str) -> list[tuple[str, bool | None]]:
-    """(name, is a directory) in the order of keys: a directory sorts as its name and a slash. None: neither a
-    directory nor a regular file."""
+    """The entries of a directory whose names may be parts of keys, except ``hidden``, each with whether it is a
+    directory (None: neither that nor a regular file). They are in the order of keys: a directory sorts like its name
+    and a slash."""
     with os.scandir(directory) as entries:
         found = [
             (entry.name, _is_directory(entry))
@@ -545,7 +576,8 @@ def _is_directory(entry: os.DirEntry[str]) -> bool | None:
 
 
 def _remove_older(directory: str, than_s: float) -> None:
-    """Best effort: leftovers take space but do not block uploads."""
+    """Remove files of ``directory`` that were last written before ``than_s``, seconds since the epoch. Failures are
+    ignored: these files only take space."""
     with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             with suppress(OSError):
@@ -555,11 +587,16 @@ def _remove_older(directory: str, than_s: float) -> None:
 
 def _refuse_late(deadline_s: float | None, key: str) -> None:
     if deadline_s is not None and time.monotonic() > deadline_s:
-        raise UnansweredError(f"writing {key} timed out; the object was not created")
+        raise UnansweredError(f"object {key} was not written in time, so that it was not created")
+
+
+def _is_buffer(piece: Piece) -> bool:
+    return not isinstance(piece, ObjectRange | FileRange)
 
 
 def _link(source: str, target: str, *, follow: bool) -> None:
-    """Name a file by a hard link; ``follow``: the source is the descriptor of an anonymous file."""
+    """Give the file ``source`` the name ``target`` by a hard link. ``follow``: ``source`` is the link of a descriptor
+    in /proc, as the file has no name."""
     if not follow:
         os.link(source, target)
         return
@@ -573,13 +610,15 @@ def _link(source: str, target: str, *, follow: bool) -> None:
 
 
 def _rename_noreplace(source: str, target: str) -> None:
-    """Rename unless the target exists, for file systems without hard links; refuse one that has neither."""
+    """Rename a file on a file system without hard links. Raises FileExistsError if ``target`` exists, and
+    RefusedRequestError if the file system has no rename that fails then."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE) != 0:
         number = ctypes.get_errno()
         if number in _NO_NOREPLACE:
             raise RefusedRequestError(
-                f"{target}: this file system has neither hard links nor renames that replace nothing",
-                hint="two writers could not be kept apart there: use another file system, or a store with S3",
+                f"{target}: this file system has neither hard links nor renames that fail if the name exists, which "
+                "keep two writers from replacing each other's objects",
+                hint="use another file system, or S3",
             )
         raise OSError(number, os.strerror(number), target)

@@ -60,7 +60,7 @@ class ObjectInfo(NamedTuple):
 
 def too_large(byte_count: int, max_bytes: int, where: str) -> ObjectTooLargeError:
     """The error for an object above a caller's maximum."""
-    return ObjectTooLargeError(f"{where} has {byte_count} bytes, more than the {max_bytes} allowed")
+    return ObjectTooLargeError(f"{where} has {byte_count} bytes, more than the {max_bytes} that may be read")
 
 
 def require_size(byte_count: int, max_bytes: int, where: str) -> None:
@@ -176,5 +176,5 @@ def _unanswered_if_there() -> Iterator[None]:
     try:
         yield
     except AlreadyExistsError as error:
-        why = "a proxy may have sent it twice, or it is left of a lost archive"
+        why = "a proxy may have sent the request twice, or the object is left of a lost archive"
         raise UnansweredError(f"{error.message}; {why}") from error

@@ -17,7 +17,8 @@ def check_key(key: str) -> str:
     """``key``, or UsageError: components of ``[A-Za-z0-9._=%-]``, except ``.`` and ``..``. Only exports use = and %."""
     if len(key) > KEY_BYTES_MAX or _KEY.match(key) is None or _DOTS.search(key) is not None:
         raise UsageError(
-            f"key {key[:200]} is invalid", hint="keys are [A-Za-z0-9._=%-] components joined by /"
+            f"object key {key[:200]} is invalid",
+            hint="use components of the characters [A-Za-z0-9._=%-], joined by /",
         )
     return key
 

@@ -45,7 +45,7 @@ class MemoryStore:
         content = b"".join(body)
         with self._lock:
             if key in self._objects:
-                raise AlreadyExistsError(f"{self._url}: {key} exists")
+                raise AlreadyExistsError(f"{self._url}/{key} exists")
             self._objects[check_key(key)] = (content, self._clock.wall_ms())
             insort(self._keys, key)
 
@@ -71,12 +71,12 @@ class MemoryStore:
         content = self.get(key)
         if offset < 0 or length < 0 or offset + length > len(content):
             raise CorruptionError(
-                f"{self._url}: {key} has {len(content)} bytes, wanted [{offset}, {offset + length})"
+                f"{self._url}/{key} has {len(content)} bytes, so that there is no range [{offset}, {offset + length})"
             )
         return content[offset : offset + length]
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
-        """List objects as they are at the call."""
+        """List the objects with ``prefix`` that come after ``start_after``, as they are at the call."""
         with self._lock:
             first = max(bisect_left(self._keys, prefix), bisect_right(self._keys, start_after))
             found: list[ObjectInfo] = []

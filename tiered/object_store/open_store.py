@@ -27,6 +27,9 @@ from tiered.object_store.s3_async import AsyncS3Store
 from tiered.object_store.throttle import ThrottledStore
 
 FORMS = "use file:///directory or s3://bucket/prefix"
+_CREDENTIALS_HINT = (
+    "remove them, and give them where the AWS SDK looks: its environment variables, files or roles"
+)
 
 _BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
 """What the SDK accepts, without ARNs."""
@@ -75,12 +78,13 @@ class StoreAddress:
 
 
 def parse_url(url: str) -> StoreAddress:
-    """The parts of ``url``, or UsageError. Never repeats a URL that may contain a secret."""
+    """The parts of an archive URL. Raises UsageError for an invalid one; the message never repeats a URL that may
+    contain a secret."""
     split = _split(url, "archive URL", FORMS)
     if "@" in split.netloc:
-        raise UsageError("archive URL contains credentials", hint="leave them to the SDK's credential chain")
+        raise UsageError("the archive URL contains credentials", hint=_CREDENTIALS_HINT)
     if split.query or split.fragment:
-        raise UsageError(f"{split.scheme}:// URL contains ? or #", hint=FORMS)
+        raise UsageError(f"the {split.scheme}:// URL of the archive contains ? or #", hint=FORMS)
     path = unquote(split.path, errors="surrogateescape")  # directory names are bytes
     if split.scheme == "file":
         if split.netloc not in ("", "localhost") or not path.startswith("/"):
@@ -113,18 +117,18 @@ def url_of(place: str | os.PathLike[str]) -> str:
 
 
 def check_addresses(url: str, endpoint_url: str) -> StoreAddress:
-    """The parts of ``url``, or UsageError, also if the endpoint contains a secret: both are logged."""
+    """The parts of the archive URL ``url``. Raises UsageError for an invalid one, and if the endpoint contains
+    credentials: both URLs are logged."""
     if "@" in _split(endpoint_url, "object_store.endpoint_url", "use https://host:port").netloc:
-        raise UsageError(
-            "object_store.endpoint_url contains credentials", hint="leave them to the SDK's credential chain"
-        )
+        raise UsageError("object_store.endpoint_url contains credentials", hint=_CREDENTIALS_HINT)
     return parse_url(url)
 
 
 def open_store(
     url: str, options: StoreOptions | None = None, *, metrics: StoreMetrics | None = None
 ) -> ObjectStore:
-    """The store at ``url``. The first request connects."""
+    """The object store at the archive URL ``url``, with retries, counted in ``metrics`` if given, with the limit of
+    upload bandwidth, and with keys relative to the URL's prefix. The first request connects."""
     options = options or StoreOptions()
     address = check_addresses(url, options.settings.endpoint_url)
     store: ObjectStore

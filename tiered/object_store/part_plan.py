@@ -37,7 +37,8 @@ def copied_range(part: Part) -> ObjectRange | None:
 
 
 def plan_parts(pieces: Sequence[Piece], part_bytes: int) -> list[Part]:
-    """The parts of an object made of ``pieces``, in order. Sent parts have at most ``part_bytes`` + PART_BYTES_MIN."""
+    """The parts of a multipart upload that makes an object of ``pieces``, in order. A part is a large range that the
+    store copies, or pieces whose bytes are sent, of at most ``part_bytes`` + PART_BYTES_MIN."""
     planned: list[Part] = []
     pending: Part = []
     pending_bytes = 0
@@ -54,6 +55,7 @@ def plan_parts(pieces: Sequence[Piece], part_bytes: int) -> list[Part]:
             if pending_bytes >= part_bytes or (_is_large(rest) and pending_bytes >= PART_BYTES_MIN):
                 flush()
             if isinstance(rest, ObjectRange):
+                # The bytes that make the pending part large enough to be one are sent, the rest is copied.
                 lacking = max(0, PART_BYTES_MIN - pending_bytes) if pending else 0
                 if left - lacking >= PART_BYTES_MIN:
                     head, rest = _split(rest, lacking)
@@ -70,7 +72,7 @@ def plan_parts(pieces: Sequence[Piece], part_bytes: int) -> list[Part]:
 
 
 def joined_pieces(pieces: Sequence[Piece]) -> list[Piece]:
-    """The same bytes with neighbouring ranges of one source as one range, without empty pieces."""
+    """``pieces`` without empty ones, and with ranges of the same object or file that follow each other as one range."""
     found: list[Piece] = []
     for piece in pieces:
         last = found[-1] if found else None
@@ -92,6 +94,7 @@ def _is_large(piece: Piece) -> bool:
 
 
 def _split(piece: Piece, length: int) -> tuple[Piece, Piece]:
+    """The first ``length`` bytes of a piece, and the rest of it, without copying bytes."""
     if isinstance(piece, ObjectRange | FileRange):
         behind = piece._replace(offset=piece.offset + length, length=piece.length - length)
         return piece._replace(length=length), behind
@@ -100,7 +103,7 @@ def _split(piece: Piece, length: int) -> tuple[Piece, Piece]:
 
 
 def _copies(piece: Piece) -> list[Piece]:
-    """Equal parts of at most COPY_BYTES_MAX."""
+    """Divide a range into as few parts of at most COPY_BYTES_MAX as possible, of about the same size."""
     count = -(-piece_bytes(piece) // COPY_BYTES_MAX)
     parts = []
     for left in range(count, 0, -1):

@@ -36,7 +36,8 @@ class StoreMetrics:
         self._operations: dict[str, OperationStats] = {}
 
     def record(self, operation: str, seconds: float, transferred_bytes: int, failure: str | None) -> None:
-        """Count one finished request; ``failure`` is the error's class name."""
+        """Count one finished request. ``operation``: as in ``snapshot``; ``failure``: the name of the error's class,
+        None if the request succeeded."""
         with self._lock:
             stats = self._operations.setdefault(operation, OperationStats())
             stats.requests += 1
@@ -55,7 +56,7 @@ class StoreMetrics:
             }
 
     def add(self, others: Mapping[str, OperationStats]) -> None:
-        """Count what another process has counted."""
+        """Add the totals of another process, by operation, to those of this one."""
         with self._lock:
             for operation, other in others.items():
                 stats = self._operations.setdefault(operation, OperationStats())
@@ -65,7 +66,7 @@ class StoreMetrics:
                 for failure, count in other.failures.items():
                     stats.failures[failure] = stats.failures.get(failure, 0) + count
                 counts = zip(stats.latency_counts, other.latency_counts, strict=True)
-                stats.latency_counts = [one + more for one, more in counts]
+                stats.latency_counts = [own + added for own, added in counts]
 
     @property
     def requests(self) -> int:
@@ -125,13 +126,14 @@ class MetricsStore(StoreWrapper):
 
     @contextmanager
     def _timed(self, operation: str) -> Iterator[_Timing]:
-        """Count a request when it ends; one whose reader stops early has not failed."""
+        """Count the request in the block when it ends, with its duration, its failure and the bytes that the block sets
+        in the yielded object."""
         timing = _Timing()
         failure: str | None = None
         began_s = self._clock.monotonic_s()
         try:
             yield timing
-        except GeneratorExit:
+        except GeneratorExit:  # the reader of a listing stops early, which is no failure
             raise
         except BaseException as error:
             failure = type(error).__name__

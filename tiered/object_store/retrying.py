@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.errors import UnavailableError
@@ -18,8 +17,6 @@ from tiered.object_store.wrapper import StoreWrapper
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState
-
-T = TypeVar("T")
 
 ATTEMPTS_MAX = 8
 WAIT_FIRST_S = 0.1
@@ -37,7 +34,8 @@ class RetryingStore(StoreWrapper):
         clock: Clock = MACHINE_CLOCK,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """``retry_seconds``: no further attempt begins later than that after the first."""
+        """``retry_seconds``: a request that fails this long after its first attempt is not tried again; ``jitter``, in
+        [0, 1), makes waits longer by up to a half of their maximum."""
         # Loaded here: file:// archives do not retry, and the import costs 50 ms of a command's start.
         from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay
 
@@ -55,17 +53,15 @@ class RetryingStore(StoreWrapper):
         ceiling_s: float = min(WAIT_MAX_S, WAIT_FIRST_S * 2 ** (state.attempt_number - 1))
         return ceiling_s * (0.5 + self._jitter() / 2)
 
-    def _call(self, act: Callable[[], T]) -> T:
-        return self._retrying(act)
-
     def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
-        return self._call(lambda: self._store.get(key, max_bytes))
+        return self._retrying(self._store.get, key, max_bytes)
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
-        return self._call(lambda: self._store.get_range(key, offset, length))
+        return self._retrying(self._store.get_range, key, offset, length)
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
-        """List objects. After a failure the listing continues behind the last key."""
+        """List objects. After a failed request the listing continues behind the last object that was yielded, so that
+        none is missing or doubled."""
         after, left = start_after, limit
         while left is None or left > 0:
             info: ObjectInfo | None = None
@@ -75,9 +71,9 @@ class RetryingStore(StoreWrapper):
                     left = None if left is None else left - 1
                     yield info
             except UnavailableError:
-                if info is not None:
+                if info is not None:  # it made progress
                     continue
-                first = self._call(partial(self._first, prefix, after, left))
+                first = self._retrying(self._first, prefix, after, left)
                 if first is None:
                     return
                 after = first.key
@@ -90,7 +86,7 @@ class RetryingStore(StoreWrapper):
         return next(self._store.list(prefix, start_after=after, limit=left), None)
 
     def delete(self, keys: Sequence[str]) -> None:
-        self._call(lambda: self._store.delete(keys))
+        self._retrying(self._store.delete, keys)
 
     def clock_ms(self, prefix: str = "") -> int:
-        return self._call(lambda: self._store.clock_ms(prefix))
+        return self._retrying(self._store.clock_ms, prefix)

@@ -60,7 +60,8 @@ class S3Store:
     """One bucket. Thread-safe; keys are relative to the bucket's root."""
 
     def __init__(self, bucket: str, options: StoreOptions) -> None:
-        """Make no request: the first one loads the SDK and connects."""
+        """No request is made: the first one loads the SDK and connects. ``options``: the settings, and access keys if
+        they are not those of the SDK's chain."""
         self._bucket = bucket
         self._options = options
         self._settings = options.settings
@@ -88,7 +89,8 @@ class S3Store:
             self._put(key, views, size)
 
     def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
-        """Create an object of pieces. Small objects are one PUT, and small ranges are read for it."""
+        """Create an object of bytes and of ranges of other objects and files. A small object is one PUT, for which its
+        ranges are read; of a large one the store copies ranges of 5 MiB or more, and the rest is sent in parts."""
         size = sum(map(piece_bytes, pieces))
         with self._attempt(key, size, timeout_s):
             if size <= self._settings.multipart_threshold_bytes or is_single_put(key):
@@ -100,7 +102,7 @@ class S3Store:
             self._put_in_parts(key, sources, copies=copies)
 
     def _read_pieces(self, pieces: Sequence[Piece]) -> Views:
-        """The bytes of ``pieces``, which are sent together."""
+        """The bytes of ``pieces``, as those of one request; ranges of objects and files are read."""
         read: list[Buffer] = []
         for piece in pieces:
             if isinstance(piece, ObjectRange):
@@ -111,7 +113,8 @@ class S3Store:
 
     @contextmanager
     def _attempt(self, key: str, size: int, timeout_s: float | None) -> Iterator[None]:
-        """One attempt to create ``key``: its deadline, its errors, and nothing held after a failure."""
+        """The requests in the block are one attempt to create ``key``, an object of ``size`` bytes: they end by the
+        deadline, their errors are raised as errors of tiered.errors, and a failed one keeps no body in memory."""
         check_key(key)
         if timeout_s is None:
             timeout_s = self._settings.read_timeout_ms / 1000 + size / PATIENT_BYTES_PER_S
@@ -125,51 +128,51 @@ class S3Store:
             raise
 
     def _put(self, key: str, views: Views, size: int) -> None:
-        """Put an object whole, or in parts above the threshold; a commit always whole, as only that is refused where
-        one exists. The first such PUT checks that the store does refuse."""
+        """Put the bytes of an object in one request, or in parts above the threshold. Objects of the catalog are always
+        one request, as commits depend on that the store refuses it if the object exists. The first of them finds out
+        whether the store does."""
         if size <= self._settings.multipart_threshold_bytes or is_single_put(key):
-            checksum = crc32c_base64(views)
-            answer = self._connected().put_object(
-                Bucket=self._bucket,
-                Key=key,
-                Body=PieceReader(views),
-                ChecksumCRC32C=checksum,
-                IfNoneMatch="*",
-                **self._encryption,
-            )
-            _require_stored(answer, checksum)
+            self._put_whole(key, views)
             if is_single_put(key) and not self._has_refused:
-                self._require_refusal(key, views, checksum)
+                self._require_refusal(key, views)
         else:
             part_bytes = max(self._settings.multipart_part_bytes, -(-size // PARTS_MAX))
             self._put_in_parts(key, parts(views, part_bytes))
 
-    def _require_refusal(self, key: str, views: Views, checksum: str) -> None:
-        """Put the object again: a store that accepts this would let two writers win one version, and lose commits.
-        Checked once; without a clear response again with the next commit."""
+    def _put_whole(self, key: str, views: Views) -> None:
+        """Put an object in one request, which the store has to refuse if the object exists. Raises the SDK's errors."""
+        checksum = crc32c_base64(views)
+        answer = self._connected().put_object(
+            Bucket=self._bucket,
+            Key=key,
+            Body=PieceReader(views),
+            ChecksumCRC32C=checksum,
+            IfNoneMatch="*",
+            **self._encryption,
+        )
+        _require_stored(answer, checksum)
+
+    def _require_refusal(self, key: str, views: Views) -> None:
+        """Put the object ``key``, which exists, again. Raises RefusedRequestError if the store accepts that: it would
+        let two writers commit the same catalog version, and one's commit would be lost. After another failure, the next
+        commit finds it out."""
         try:
-            self._connected().put_object(
-                Bucket=self._bucket,
-                Key=key,
-                Body=PieceReader(views),
-                ChecksumCRC32C=checksum,
-                IfNoneMatch="*",
-                **self._encryption,
-            )
+            self._put_whole(key, views)
         except Exception as error:
             translated = s3_error(error, f"{self.url}/{key}")
             self._has_refused = isinstance(translated, AlreadyExistsError)
             return
         raise RefusedRequestError(
-            "object store overwrites objects despite If-None-Match: *",
+            f"{self.url}/{key}: the object store overwrites objects despite If-None-Match: *",
             hint="use a store that supports conditional PUTs, such as AWS S3 or MinIO",
         )
 
     def _put_in_parts(
         self, key: str, sources: Iterable[Views | ObjectRange], *, copies: bool = False
     ) -> None:
-        """A multipart upload of parts to send and, if it ``copies``, of ranges to copy: servers return no CRC32C of a
-        copied part, which the completion would need, so that sent parts carry their MD5 then."""
+        """Create an object by a multipart upload. Each of ``sources`` is a part: bytes to send, or a range of another
+        object to copy, if it ``copies`` any. Then sent parts have MD5 checksums: servers return no CRC32C for a copied
+        part, and CRC32Cs would be required of all parts. The upload is aborted after a failure."""
         client = self._connected()
         target = {"Bucket": self._bucket, "Key": key}
         algorithm = {} if copies else {"ChecksumAlgorithm": "CRC32C"}
@@ -193,8 +196,9 @@ class S3Store:
             raise
 
     def _send_part(self, place: dict[str, Any], part: Views, *, with_md5: bool) -> dict[str, str]:
-        """Send one part and return what completing the upload requires of it. ``with_md5``: for uploads that also
-        copy."""
+        """Send the bytes of one part, and return its ETag and checksum, which the completion of the upload requires.
+        ``place`` names bucket, object, upload and part; ``with_md5``: the upload also has copied parts, which have no
+        CRC32C."""
         client = self._connected()
         if with_md5:
             answer = client.upload_part(**place, Body=PieceReader(part), ContentMD5=md5_base64(part))
@@ -206,25 +210,28 @@ class S3Store:
         return {"ETag": answer["ETag"], "ChecksumCRC32C": checksum}
 
     def _copy_part(self, place: dict[str, Any], source: ObjectRange) -> dict[str, str]:
-        """The SDK raises for an error inside a response of status 200, and an incomplete one has no ETag."""
+        """Have the store copy a range of another object as one part, and return the part's ETag, which the completion
+        of the upload requires. ``place`` names bucket, object, upload and part."""
         with self._typed_errors(source.key):
             answer = self._connected().upload_part_copy(
                 **place,
                 CopySource={"Bucket": self._bucket, "Key": check_key(source.key)},
                 CopySourceRange=f"bytes={source.offset}-{source.offset + source.length - 1}",
             )
+            # The SDK raises an error that a response of status 200 contains; an incomplete response has no ETag.
             copied = answer.get("CopyPartResult", {})
             _require_stored(copied, None)
         return {"ETag": copied["ETag"]}
 
     def _abort(self, target: dict[str, str]) -> None:
-        """Best effort: leftover parts are invisible, and a lifecycle rule of the bucket removes them."""
+        """Abort the multipart upload ``target`` after a failure. Another failure is only logged: parts that remain are
+        invisible, and garbage collection removes them."""
         try:
             with deadline(ABORT_TIMEOUT_S), abandonable(None):
                 self._connected().abort_multipart_upload(**target)
         except Exception as error:
             logger.warning(
-                "an unfinished upload could not be aborted, and garbage collection does it later: %s",
+                "an unfinished multipart upload could not be aborted, which garbage collection does later: %s",
                 s3_error(error, f"{self.url}/{target['Key']}"),
             )
 
@@ -249,42 +256,45 @@ class S3Store:
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
         if offset < 0 or length < 0:
-            raise CorruptionError(f"{self.url}/{key}: invalid range [{offset}, {offset + length})")
+            raise CorruptionError(f"{self.url}/{key}: [{offset}, {offset + length}) is no range of an object")
         if length == 0:
             return b""
         content = self._fetch(key, {"Range": f"bytes={offset}-{offset + length - 1}"}, length)
         return exact_range(content, f"{self.url}/{key}", offset, length)
 
-    def _fetch(self, key: str, extra: dict[str, str], max_bytes: int) -> bytes:
-        """Read an object or a range. Denied may mean absent, for accounts that may not list: a LIST of the key
-        decides."""
+    def _fetch(self, key: str, range_header: dict[str, str], max_bytes: int) -> bytes:
+        """Read an object, or the range of it in ``range_header``, of at most ``max_bytes``. To accounts that may not
+        list the whole bucket, S3 answers AccessDenied for a missing object too: then a listing of the key decides."""
         check_key(key)
         try:
             with self._typed_errors(key):
-                answer = self._connected().get_object(Bucket=self._bucket, Key=key, **extra)
-                limit = ResponseLimit(max_bytes, f"{self.url}/{key}", is_range=bool(extra))
+                answer = self._connected().get_object(Bucket=self._bucket, Key=key, **range_header)
+                limit = ResponseLimit(max_bytes, f"{self.url}/{key}", is_range=bool(range_header))
                 return _read_within(limit, answer)
         except AccessDeniedError as error:
             if is_denied(error) and self._is_absent(key):
-                raise NotFoundError(f"{self.url}/{key}: does not exist (denied, and not listed)") from error
+                raise NotFoundError(
+                    f"{self.url}/{key} does not exist: reading it is denied, and a listing does not have it"
+                ) from error
             raise
 
     def _is_absent(self, key: str) -> bool:
-        """Whether listings are allowed there and do not contain ``key``."""
+        """Whether a listing shows that there is no object ``key``; False too if the listing fails."""
         try:
             return next((info.key for info in self.list(key, limit=1)), None) != key
         except TieredError:
             return False
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
-        """List page by page; a page is checked against the request, as some stores ignore its order or limits."""
+        """List objects, one request for each page of up to a thousand. Each page is checked: some stores list in
+        another order or ignore where the page should begin. Raises RefusedRequestError for these."""
         left, after = limit, start_after
-        place = {"StartAfter": start_after}
+        page = {"StartAfter": start_after}  # where the next page begins
         while left is None or left > 0:
             wanted = LIST_KEYS_MAX if left is None else min(LIST_KEYS_MAX, left)
             with self._typed_errors(prefix):
                 answer = self._connected().list_objects_v2(
-                    Bucket=self._bucket, Prefix=prefix, MaxKeys=wanted, **place
+                    Bucket=self._bucket, Prefix=prefix, MaxKeys=wanted, **page
                 )
             found = listed_objects(answer, prefix, after, where=f"{self.url}/{prefix}")
             yield from found
@@ -292,7 +302,7 @@ class S3Store:
             following = next_page(answer, found)
             if following is None:
                 return
-            place = following
+            page = following
             left = None if left is None else left - len(found)
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
@@ -320,12 +330,13 @@ class S3Store:
                 logger.debug("the multipart upload of %s was ended before", upload.key)
 
     def clock_ms(self, prefix: str = "") -> int:
-        """The store's time in seconds, from the Date header of a listing: a policy may allow these by prefix."""
+        """The store's time in ms since the epoch, to the second, from the Date header of a listing below ``prefix``,
+        which the account may list."""
         with self._typed_errors(prefix):
             answer = self._connected().list_objects_v2(Bucket=self._bucket, Prefix=prefix, MaxKeys=1)
         date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
         if date is None:
-            raise UnansweredError(f"{self.url}: response has no Date header")
+            raise UnansweredError(f"{self.url}: the response to a listing has no Date header")
         return int(parsedate_to_datetime(date).timestamp() * 1000)
 
     def close(self) -> None:
@@ -349,8 +360,8 @@ class S3Store:
 
     @contextmanager
     def _typed_errors(self, key: str) -> Iterator[None]:
-        """Raise the SDK's errors as ours, each with the object's URL; one of ours, which code below raised without
-        it, gets the URL. Access denied to keys that have been replaced since becomes an error to retry."""
+        """Raise the SDK's errors in the block as errors of tiered.errors, each with the URL of the object ``key``. A
+        refusal of access keys that have been replaced in their file since becomes an error to retry."""
         client = self._client
         try:
             yield
@@ -363,8 +374,8 @@ class S3Store:
             raise translated from error
 
     def _has_outdated_keys(self, client: Any) -> bool:
-        """Whether ``client`` was or is now replaced because its keys are outdated. Its connections close with their
-        last request."""
+        """Whether other requests than those of ``client`` use new access keys: it is discarded now, as its keys are
+        outdated, or was before. Its connections close with their last request."""
         with self._lock:
             if client is self._client and client is not None and has_outdated_keys(client):
                 self._client = self._transport = None
@@ -372,7 +383,8 @@ class S3Store:
 
 
 def _read_within(limit: ResponseLimit, answer: dict[str, Any]) -> bytes:
-    """Read the body of an answer, but no more than was requested, whatever the server sends."""
+    """Read the body of the SDK's answer to a GET. Raises if it is longer than ``limit`` allows, before it is in memory,
+    whatever the server sends."""
     body = answer["Body"]
     try:
         refusal = limit.refusal(answer)
@@ -387,14 +399,18 @@ def _read_within(limit: ResponseLimit, answer: dict[str, Any]) -> bytes:
 
 
 def _require_stored(answer: dict[str, Any], checksum: str | None) -> None:
-    """A success response without an ETag is not from an object store: any web server can return 200."""
+    """Raise UnansweredError unless ``answer`` to a PUT shows that the bytes with ``checksum`` were stored. A response
+    of success without an ETag is not from an object store: any web server may send one."""
     if not answer.get("ETag"):
         raise UnansweredError(
-            "the response to a PUT has no ETag: check that object_store.endpoint_url is an object store"
+            "the response to a PUT has no ETag, so that it is not from an object store: correct "
+            "object_store.endpoint_url"
         )
     stored = answer.get("ChecksumCRC32C", checksum)
     if checksum is not None and stored != checksum:
-        raise UnansweredError(f"stored with CRC32C {stored} instead of {checksum}")
+        raise UnansweredError(
+            f"the object store reports that it stored bytes with CRC32C {stored} instead of {checksum}"
+        )
 
 
 class _DeleteRefusedError(Exception):
@@ -410,15 +426,17 @@ class _DeleteRefusedError(Exception):
 def exact_range(content: bytes, where: str, offset: int, length: int) -> bytes:
     """``content`` if it is the whole range, else CorruptionError."""
     if len(content) != length:
-        raise CorruptionError(f"{where}: [{offset}, {offset + length}) returned {len(content)} bytes")
+        raise CorruptionError(
+            f"{where}: the object store returned {len(content)} bytes for the range [{offset}, {offset + length})"
+        )
     return content
 
 
 def next_page(answer: dict[str, Any], found: Sequence[ObjectInfo]) -> dict[str, str] | None:
-    """The next page of a listing, as arguments of ListObjectsV2; None at the end.
+    """The arguments of ListObjectsV2 for the page after ``answer``, whose objects are ``found``; None at the end.
 
-    By the last key rather than a token: restartable, and the same on every server. Where a bucket holds very many
-    deleted versions, a page may be empty and not the last: then the token continues.
+    The next page begins after the last key, which works on every server, rather than at the server's token. If a bucket
+    has very many deleted versions, a page may be empty but not the last: only then the token is used.
     """
     if not answer.get("IsTruncated"):
         return None
@@ -429,14 +447,16 @@ def next_page(answer: dict[str, Any], found: Sequence[ObjectInfo]) -> dict[str, 
 
 
 def listed_objects(answer: dict[str, Any], prefix: str, after: str, *, where: str) -> list[ObjectInfo]:
-    """The objects of one page of ListObjectsV2 behind ``after``, in order.
+    """The objects of one page of a listing, the answer to ListObjectsV2 for keys with ``prefix`` after the key
+    ``after``.
 
-    Raises UnansweredError when it is no listing (an empty listing would look like a missing archive),
-    RefusedRequestError when the store lists in another order: finding the newest commit depends on the order.
-    """
+    Raises UnansweredError if the answer is no listing, which would look like an empty archive, and RefusedRequestError
+    if its keys are not in order and after ``after``: finding the newest commit depends on that. ``where``: the URL for
+    messages."""
     if "IsTruncated" not in answer:
         raise UnansweredError(
-            f"{where}: response is not a listing; check that the endpoint is an object store"
+            f"{where}: the answer to a listing request is no listing, so that it is not from an object store: correct "
+            "object_store.endpoint_url"
         )
     found = [
         ObjectInfo(item["Key"], item["Size"], int(item["LastModified"].timestamp() * 1000))
@@ -446,7 +466,7 @@ def listed_objects(answer: dict[str, Any], prefix: str, after: str, *, where: st
     for info in found:
         if info.key <= before or not info.key.startswith(prefix):
             raise RefusedRequestError(
-                f"{where}: object store does not list keys in order or ignores the start key",
+                f"{where}: the object store does not list keys in order, or ignores where a listing should begin",
                 hint="use a general-purpose bucket: directory buckets (S3 Express) and some gateways are not supported",
             )
         before = info.key

@@ -25,7 +25,7 @@ class AsyncS3Store:
     """One bucket below ``prefix``. Bound to the event loop of its first request; close it there."""
 
     def __init__(self, bucket: str, options: StoreOptions, *, prefix: str = "") -> None:
-        """Make no request: the first one connects."""
+        """No request is made before the first call. ``prefix``: of all keys in the bucket."""
         import asyncio  # import takes 0.07 s
 
         self._bucket = bucket
@@ -48,32 +48,34 @@ class AsyncS3Store:
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes:
         if offset < 0 or length < 0:
-            raise CorruptionError(f"{self.url}/{key}: invalid range [{offset}, {offset + length})")
+            raise CorruptionError(f"{self.url}/{key}: [{offset}, {offset + length}) is no range of an object")
         if length == 0:
             return b""
         content = await self._fetch(key, {"Range": f"bytes={offset}-{offset + length - 1}"}, length)
         return exact_range(content, f"{self.url}/{key}", offset, length)
 
-    async def _fetch(self, key: str, extra: dict[str, str], max_bytes: int) -> bytes:
-        """Read an object or a range. Denied may mean absent, for accounts that may not list: a LIST of the key
-        decides."""
+    async def _fetch(self, key: str, range_header: dict[str, str], max_bytes: int) -> bytes:
+        """Read an object, or the range of it in ``range_header``, of at most ``max_bytes``. To accounts that may not
+        list the whole bucket, S3 answers AccessDenied for a missing object too: then a listing of the key decides."""
         check_key(key)
         client = None
         try:
             client = await self._connected()
-            answer = await client.get_object(Bucket=self._bucket, Key=self._prefix + key, **extra)
-            limit = ResponseLimit(max_bytes, f"{self.url}/{key}", is_range=bool(extra))
+            answer = await client.get_object(Bucket=self._bucket, Key=self._prefix + key, **range_header)
+            limit = ResponseLimit(max_bytes, f"{self.url}/{key}", is_range=bool(range_header))
             async with answer["Body"]:
                 return await _read_within(limit, answer)
         except Exception as error:
             translated = await self._typed_error(error, f"{self.url}/{key}", client)
             translated.__cause__ = error
             if is_denied(translated) and await self._is_absent(client, self._prefix + key):
-                translated = NotFoundError(f"{self.url}/{key}: does not exist (denied, and not listed)")
+                translated = NotFoundError(
+                    f"{self.url}/{key} does not exist: reading it is denied, and a listing does not have it"
+                )
             raise translated from error
 
     async def _is_absent(self, client: Any, key: str) -> bool:
-        """Whether listings are allowed there and do not contain ``key``."""
+        """Whether a listing shows that there is no object ``key``; False too if the listing fails."""
         try:
             answer = await client.list_objects_v2(Bucket=self._bucket, Prefix=key, MaxKeys=1)
             found = listed_objects(answer, key, "", where=self.url)
@@ -86,7 +88,9 @@ class AsyncS3Store:
         await self._resources.aclose()
 
     async def _typed_error(self, error: Exception, where: str, client: Any) -> TieredError:
-        """The typed error; after a refusal of replaced keys, later requests use a new client."""
+        """The error of tiered.errors for ``error`` of a request by ``client`` about ``where``. If the store refuses
+        access keys that have been replaced in their file, the client is discarded, so that later requests use the new
+        keys, and the error is one to retry."""
         translated = s3_error(error, where)
         if not isinstance(translated, AccessDeniedError) or client is None:
             return translated
@@ -105,7 +109,7 @@ class AsyncS3Store:
         return self._client
 
     async def _connect(self) -> Any:
-        """Load the SDK and make a client, which ``close`` closes."""
+        """Load the SDK and return a new client of it, which ``close`` closes."""
         import aioboto3  # import takes 0.7 s
         from botocore.config import Config
 
@@ -118,7 +122,8 @@ class AsyncS3Store:
 
 
 async def _read_within(limit: ResponseLimit, answer: dict[str, Any]) -> bytes:
-    """Read the body of an answer, but no more than was requested, whatever the server sends."""
+    """Read the body of the SDK's answer to a GET. Raises if it is longer than ``limit`` allows, before it is in memory,
+    whatever the server sends."""
     body, refusal = answer["Body"], limit.refusal(answer)
     if refusal is not None:
         raise refusal

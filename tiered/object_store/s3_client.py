@@ -23,8 +23,8 @@ _FROM_FILES = frozenset({"shared-credentials-file", "config-file"})
 
 
 def with_endpoint(options: StoreOptions, session: Any) -> StoreOptions:
-    """``options`` with the endpoint of the SDK's environment or file, if the settings name none: signing and
-    addressing depend on the real endpoint."""
+    """``options`` with the S3 endpoint that the environment or the AWS SDK's configuration file names, if the settings
+    name none: how requests are signed and addressed depends on it. ``session``: the SDK's."""
     from botocore.configprovider import ConfiguredEndpointProvider
 
     if options.settings.endpoint_url or session.get_config_variable("ignore_configured_endpoint_urls"):
@@ -57,7 +57,8 @@ def proxy_of(endpoint_url: str) -> str | None:
 
 
 def client_arguments(options: StoreOptions) -> dict[str, Any]:
-    """Arguments of both clients, except Config."""
+    """The arguments for the SDK's clients, blocking and asynchronous, except for Config: endpoint, region, and access
+    keys if the options have some."""
     settings, credentials = options.settings, options.credentials
     arguments: dict[str, Any] = {
         "endpoint_url": settings.endpoint_url or None,
@@ -81,7 +82,8 @@ def encryption_of(settings: ObjectStoreSettings) -> dict[str, str]:
 
 
 def config_arguments(settings: ObjectStoreSettings) -> dict[str, Any]:
-    """Arguments of Config: no retries, no SDK checksums, addressing, payload signing."""
+    """The arguments for the SDK's Config: timeouts, one attempt for each call, no checksums by the SDK, where the
+    bucket's name goes, and whether bodies are signed."""
     style = settings.addressing_style
     if style == "auto" and settings.endpoint_url:
         style = "path"  # custom endpoints seldom have wildcard DNS names
@@ -99,7 +101,7 @@ def config_arguments(settings: ObjectStoreSettings) -> dict[str, Any]:
 
 
 def _is_this_machine(endpoint_url: str) -> bool:
-    """Whether the server is on this machine: bodies need no signature then."""
+    """Whether the endpoint is on this machine, so that bodies need no signature on their way there."""
     host = urlsplit(endpoint_url).hostname or ""
     try:
         return ip_address(host).is_loopback
@@ -114,7 +116,8 @@ def add_content_md5(params: dict[str, Any], **_event: Any) -> None:
 
 
 def has_outdated_keys(client: Any) -> bool:
-    """Whether the file of ``client``'s keys contains others now: the SDK reads it once. It renews expiring keys."""
+    """Whether the access keys of ``client`` are from a file that now contains other keys: the SDK reads such a file
+    only once. It renews keys that expire itself."""
     import boto3  # loaded already: there is a client
 
     used = client._request_signer._credentials
@@ -136,7 +139,7 @@ def quiet_sdk_logs() -> None:
 
 
 def connect(options: StoreOptions) -> tuple[Any, S3Transport]:
-    """A boto3 client whose requests go through our transport."""
+    """A boto3 client for S3 and the S3Transport through which its requests go. Makes no request itself."""
     import boto3  # import takes 0.4 s, and file:// archives do not need it
     from botocore.config import Config
     from botocore.httpsession import get_cert_path

@@ -126,7 +126,8 @@ _CREATING = frozenset({"PutObject", "CreateMultipartUpload"})
 
 
 def s3_error(error: Exception, where: str) -> TieredError:
-    """The typed error of an SDK error. ``where`` is the object's URL, without secrets."""
+    """The error of tiered.errors for an exception of the AWS SDK, by what the caller has to do next. ``where``: the
+    object's URL, without secrets; an error that is of tiered.errors already gets it in its text."""
     if isinstance(error, TieredError):
         return _placed(error, where)
     response: dict[str, Any] | None = getattr(error, "response", None)
@@ -134,34 +135,34 @@ def s3_error(error: Exception, where: str) -> TieredError:
         return _error_of_answer(response, where, getattr(error, "operation_name", ""))
     name = type(error).__name__
     if name in _NO_EFFECT:
-        return ThrottledError(f"{where}: endpoint unreachable")
+        return ThrottledError(f"{where}: the object store's endpoint cannot be reached")
     if name == "CredentialRetrievalError":
         # Its text may contain a secret. It may be temporary: at boot the agent may start later.
-        return ThrottledError(f"{where}: credential provider does not respond", hint=_KEYS)
+        return ThrottledError(f"{where}: the credential provider does not respond", hint=_KEYS)
     if any(word in name for word in _CREDENTIALS):
         return AccessDeniedError(f"{where}: no usable credentials ({name})", hint=_KEYS)
     if name == "ParamValidationError" and "bucket" in str(error).lower():
         return RefusedRequestError(
-            f"{where}: invalid bucket name", hint="check the bucket's name in the archive URL"
+            f"{where}: invalid bucket name", hint="correct the bucket's name in the archive URL"
         )
     if name in ("ParamValidationError", "InvalidRegionError", "NoRegionError", "InvalidProxiesConfigError"):
-        return RefusedRequestError(f"{where}: request refused by the SDK ({name})", hint=_REGION)
+        return RefusedRequestError(f"{where}: the AWS SDK refuses to send the request ({name})", hint=_REGION)
     if isinstance(error, ValueError):  # the SDK's "Invalid endpoint: ..."
         return RefusedRequestError(f"{where}: {error}", hint=_REGION)
-    return UnansweredError(f"{where}: no usable response ({name})")
+    return UnansweredError(f"{where}: no usable response of the object store ({name})")
 
 
 def is_denied(error: TieredError) -> bool:
-    """Whether a policy does not allow the request, or its object does not exist: S3 gives one answer for both to
-    accounts that may not list the whole bucket."""
+    """Whether ``error`` is of the answer AccessDenied: a policy does not allow the request, or its object does not
+    exist, as S3 gives accounts that may not list the bucket the same answer for both."""
     response = getattr(error.__cause__, "response", None)
     return response is not None and response["Error"].get("Code") == _DENIED
 
 
 def with_new_keys(refused: TieredError) -> ThrottledError:
-    """Replaces ``refused`` when its keys have been replaced since."""
-    hint = "later requests use the new keys"
-    return ThrottledError(f"{refused.message} (the access keys have changed since this request)", hint=hint)
+    """The error to raise instead of ``refused`` if the access keys of that request have been replaced since."""
+    message = f"{refused.message} (the access keys have been replaced since this request)"
+    return ThrottledError(message, hint="nothing has to be done: later requests use the new keys")
 
 
 def _placed(error: TieredError, where: str) -> TieredError:
@@ -169,11 +170,13 @@ def _placed(error: TieredError, where: str) -> TieredError:
 
 
 def _error_of_answer(response: dict[str, Any], where: str, operation: str) -> TieredError:
-    """The error of an answer of the store; a denied one names the action that the policy has to allow."""
+    """The error of tiered.errors for an error answer of the object store, by its code or HTTP status. ``where``: the
+    object's URL; ``operation``: the SDK's name of the request. A denied one names the action that the policy has to
+    allow."""
     code = str(response["Error"].get("Code", ""))
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    kind, hint = _BY_CODE.get(code) or _by_status(status, code)
-    said = str(response["Error"].get("Message", "")).rstrip(".")
+    error_type, hint = _BY_CODE.get(code) or _by_status(status, code)
+    explanation = str(response["Error"].get("Message", "")).rstrip(".")
     described = f"{where}: {code}" if code and not code.isdigit() else f"{where}: HTTP {status}"
     if code == _DENIED and operation:
         action = _ACTIONS.get(operation, f"s3:{operation}")
@@ -181,9 +184,9 @@ def _error_of_answer(response: dict[str, Any], where: str, operation: str) -> Ti
         hint = f"allow {action} there in the account's policy and the bucket's"
         if operation in _CREATING:
             hint += f"; {_ENCRYPTION}"
-    if said and said not in ("Forbidden", "Not Found", "Bad Request"):
-        described += f": {said}"
-    return kind(described, hint=hint)
+    if explanation and explanation not in ("Forbidden", "Not Found", "Bad Request"):
+        described += f": {explanation}"
+    return error_type(described, hint=hint)
 
 
 def _by_status(status: int, code: str) -> tuple[type[TieredError], str]:
@@ -194,25 +197,27 @@ def _by_status(status: int, code: str) -> tuple[type[TieredError], str]:
 
 
 def release_frames(error: BaseException) -> None:
-    """Release what the failed calls behind ``error`` and its causes hold: a body, often in a reference cycle.
+    """Free what the failed calls behind ``error`` and its causes still hold, such as the body of a PUT: clear the local
+    variables of their frames.
 
     The SDK's exceptions refer to frames that refer to them. The garbage collector, which counts objects, not bytes,
     would free them late.
     """
-    links: list[BaseException | None] = [error]
+    errors: list[BaseException | None] = [error]
     seen: set[int] = set()
-    while links:
-        link = links.pop()
-        if link is None or id(link) in seen:
+    while errors:
+        current = errors.pop()
+        if current is None or id(current) in seen:
             continue
-        seen.add(id(link))
-        for frame, _line in traceback.walk_tb(link.__traceback__):
+        seen.add(id(current))
+        for frame, _line in traceback.walk_tb(current.__traceback__):
             _clear_with_callers(frame)
-        links += (link.__cause__, link.__context__)
+        errors += (current.__cause__, current.__context__)
 
 
 def _clear_with_callers(frame: FrameType | None) -> None:
-    """Clear ``frame`` and its ended callers; a frame that caught the error is in no traceback."""
+    """Clear the local variables of ``frame`` and of its callers up to the first that still runs. A caller that caught
+    the error is in no traceback, so that it is found this way only."""
     while frame is not None:
         try:
             frame.clear()

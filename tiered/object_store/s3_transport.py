@@ -48,7 +48,7 @@ class _Call:
     def remaining_s(self) -> float:
         remaining = self.deadline_s - time.monotonic()
         if remaining <= 0:
-            raise TimeoutError("request timed out")
+            raise TimeoutError("timed out")
         return remaining
 
     def begin(self, sock: Any) -> None:
@@ -95,12 +95,12 @@ class _DeadlineSend:
     sock: Any
 
     def send(self, data: Any) -> None:
-        """Send with the rest of the call's time for each piece; note that the request may have taken effect before
-        the first."""
+        """Send a part of the request in steps, each with the time that is left until the deadline of the current
+        request. From the first step on the request counts as sent, as it may take effect."""
         call = _call.get()
         if call is None or self.sock is None:
             self.connect()  # type: ignore[attr-defined]
-        if call is None:
+        if call is None:  # no request of S3Transport
             return super().send(data)  # type: ignore[misc,no-any-return]
         call.begin(self.sock)
         view = memoryview(data)
@@ -132,7 +132,8 @@ class _DeadlineSend:
 
 
 def _pool_classes() -> dict[str, Any]:
-    """urllib3's pools with our connections. Imported here, which takes 0.1 s."""
+    """urllib3's connection pools for http and https, with connections that send within a deadline. urllib3 is imported
+    here, as that takes 0.1 s, which file:// archives save."""
     from urllib3.connection import HTTPConnection, HTTPSConnection
     from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
@@ -165,7 +166,7 @@ class S3Transport:
     """Handler of the SDK's ``before-send`` event. Thread-safe."""
 
     def __init__(self, options: TransportOptions) -> None:
-        """``options``: of TLS and the proxy, which one client has for all its requests."""
+        """``options``: timeouts, CA certificates and the proxy, which all requests of a client share."""
         from urllib3 import PoolManager, proxy_from_url
 
         self._options = options
@@ -182,14 +183,16 @@ class S3Transport:
         self._manager.pool_classes_by_scheme = _pool_classes()
 
     def __call__(self, request: Any, **_event: Any) -> Any:
-        """Send one prepared request; returns the response in the SDK's form."""
+        """Send ``request``, which the SDK has prepared and signed, within the caller's deadline, and return the
+        response in the SDK's form. Raises ThrottledError if the request had no effect, UnansweredError if it may have
+        had one."""
         from botocore.awsrequest import AWSResponse  # the SDK is loaded: it is the caller
         from urllib3 import Timeout
         from urllib3.exceptions import HTTPError
 
         read_s = self._options.read_timeout_s
         limit_s = _deadline.get()
-        # Without a caller's deadline each phase is bounded, sending by the read timeout.
+        # Without a deadline of the caller, connecting, sending and reading each have a timeout.
         call = _Call(time.monotonic() + read_s if limit_s is None else limit_s, current_abandonment())
         token = _call.set(call)
         try:
@@ -224,7 +227,8 @@ class S3Transport:
 
 
 def _proxy_headers(proxy_url: str) -> dict[str, str] | None:
-    """Name and password in ``proxy_url``, which urllib3 leaves to its caller."""
+    """The header with the name and the password that ``proxy_url`` has, which urllib3 does not make from it; None if it
+    has none."""
     from urllib3.util import make_headers
 
     place = urlsplit(proxy_url)
@@ -234,31 +238,33 @@ def _proxy_headers(proxy_url: str) -> dict[str, str] | None:
 
 
 def transport_error(error: Exception, *, sent: bool, url: str) -> TieredError:
-    """The typed error of a failed exchange; ``sent``: whether any byte of the request may have arrived."""
+    """The error of tiered.errors for a failed request to ``url``. ``sent``: whether a byte of the request may have
+    arrived, so that it may have had an effect."""
     endpoint = url.split("?", 1)[0].split("//", 1)[-1].split("/", 1)[0]
     reason = _reason(error)
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
-        hint = "set AWS_CA_BUNDLE to a bundle with its CA"
-        return RefusedRequestError(f"{endpoint}: server certificate not trusted", hint=hint)
+        hint = "set AWS_CA_BUNDLE to a file that contains the certificate of its CA"
+        return RefusedRequestError(f"{endpoint}: the server's certificate is not trusted", hint=hint)
     if not sent:
-        return ThrottledError(f"{endpoint} is unreachable: {reason}")
-    return UnansweredError(f"{endpoint} did not answer: {reason}")
+        return ThrottledError(f"object store {endpoint} is unreachable: {reason}")
+    return UnansweredError(f"object store {endpoint} did not answer: {reason}")
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost cause, without the object addresses in urllib3's texts."""
-    seen = error
+    """The text of the innermost cause of a failed request. urllib3 nests errors in the arguments of others, and its
+    texts begin with the addresses of Python objects, which are cut off."""
+    cause = error
     while True:
-        inner = [argument for argument in seen.args if isinstance(argument, BaseException)]
-        following = inner[-1] if inner else seen.__cause__
+        nested = [argument for argument in cause.args if isinstance(argument, BaseException)]
+        following = nested[-1] if nested else cause.__cause__
         if following is None:
             break
-        seen = following
-    if isinstance(seen, OSError) and seen.strerror:
-        return seen.strerror
-    if isinstance(seen, TimeoutError):
+        cause = following
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    if isinstance(cause, TimeoutError):
         return "timed out"
-    return str(seen).rsplit("): ", 1)[-1] or type(seen).__name__
+    return str(cause).rsplit("): ", 1)[-1] or type(cause).__name__
 
 
 def _body_of(request: Any) -> Any:
@@ -267,9 +273,8 @@ def _body_of(request: Any) -> Any:
 
 
 def _headers_of(request: Any) -> dict[str, str]:
-    """The signed headers as text, as urllib3 wants them."""
-    # "Expect: 100-continue" costs a round trip and only helps against early refusals, which send() handles. It
-    # is not signed.
+    """The headers of a signed request as text, as urllib3 expects them, without "Expect: 100-continue": that costs a
+    round trip and only helps against early refusals, which ``send`` handles. It is not signed."""
     return {
         name: value.decode("ascii") if isinstance(value, bytes) else value
         for name, value in request.headers.items()

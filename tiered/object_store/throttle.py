@@ -27,7 +27,8 @@ class TokenBucket:
         self._filled_s = clock.monotonic_s()
 
     def take(self, amount: float) -> float:
-        """Take ``amount`` tokens; returns the seconds to wait before using them."""
+        """Take ``amount`` tokens, and return how many seconds the caller has to wait before it uses them: until what
+        was taken before is earned."""
         with self._lock:
             now_s = self._clock.monotonic_s()
             self._tokens = min(self._burst, self._tokens + (now_s - self._filled_s) * self._rate)
@@ -47,7 +48,7 @@ class ThrottledStore(StoreWrapper):
         *,
         clock: Clock = MACHINE_CLOCK,
     ) -> None:
-        """Up to one second of the bandwidth is saved while nothing is sent."""
+        """While nothing is sent, the bandwidth of up to one second is saved for later."""
         super().__init__(store)
         self._bucket = TokenBucket(bytes_per_s, bytes_per_s, clock=clock)
         self._clock = clock

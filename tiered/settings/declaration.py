@@ -30,7 +30,9 @@ def setting(
     restart: bool = False,
     live: bool = False,
 ) -> Any:
-    """A dataclass field that users can set. The unit is the last word of the field's name."""
+    """A field of a settings dataclass that users can set, with its description (``meaning``) and inclusive limits; the
+    last word of the field's name is its unit. ``restart``: a changed value counts after a restart of the process only;
+    ``live``: it counts at once, while others restart the uploader inside the process."""
     rule = FieldRule(meaning, minimum, maximum, choices, restart, live)
     return field(default=default, metadata={"rule": rule})
 
@@ -52,7 +54,8 @@ class SettingField:
 
 
 def declared(section: str, component: type[Any]) -> list[SettingField]:
-    """The settings of one component, in order of declaration; constants are skipped."""
+    """The settings of the dataclass ``component``, whose section of the settings file is ``section``, in the order of
+    their declaration. Plain fields, which users cannot set, are skipped."""
     types = get_type_hints(component)
     return [
         SettingField(section, item.name, types[item.name], _default_of(item), item.metadata["rule"])

@@ -37,15 +37,16 @@ _ADDRESS = "write host:port, such as 127.0.0.1:10911"
 
 
 def contradictions(settings: Settings) -> list[tuple[str, str]]:
-    """(key, complaint) pairs."""
+    """What is wrong with values that are each within their limits, but do not fit together or have a wrong form: (key,
+    what is wrong) pairs, none if all fit."""
     offload = settings.offload
     found: list[tuple[str, str]] = []
     if offload.memory_budget_bytes < 3 * offload.batch_bytes:
         found.append(
             (
                 "offload.memory_budget_bytes",
-                f"must be at least 3 × offload.batch_bytes = {3 * offload.batch_bytes}: one batch each is read, "
-                "encoded, uploaded",
+                f"must be at least 3 × offload.batch_bytes = {3 * offload.batch_bytes}: while one batch is read, "
+                "another is encoded and a third one uploaded",
             )
         )
     found += [(key, _ADDRESS) for key, text in _addresses(settings) if host_and_port(text) is None]
@@ -62,9 +63,10 @@ def contradictions(settings: Settings) -> list[tuple[str, str]]:
 
 
 def _addresses(settings: Settings) -> list[tuple[str, str]]:
-    """(key, address) of every address that is set."""
+    """The addresses that must have the form host:port, as (key of the setting, address); empty ones are skipped where
+    the setting may be empty."""
     broker, serve, slave = settings.broker, settings.serve, settings.slave
-    if_set = [
+    optional = [
         ("broker.address", broker.address),
         *(("broker.name_servers", text) for text in broker.name_servers),
         ("serve.advertise", serve.advertise),
@@ -73,7 +75,7 @@ def _addresses(settings: Settings) -> list[tuple[str, str]]:
     return [
         ("serve.bind", serve.bind),
         ("slave.bind", slave.bind),
-        *((key, text) for key, text in if_set if text),
+        *((key, text) for key, text in optional if text),
     ]
 
 
@@ -91,30 +93,31 @@ def load_settings(
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, tuple[str, Any]] | None = None,
 ) -> LoadedSettings:
-    """Merge defaults < file < environment < flags.
+    """The settings from the file at ``config_path`` (or at TIERED_CONFIG of ``environment``), overridden by variables
+    of ``environment``, overridden by ``flags``; defaults for the rest.
 
     ``flags`` maps a key to (flag as written, value). Raises UsageError naming key, origin and fix; NotFoundError or
     AccessDeniedError for the file.
     """
     environment = environment or {}
     config_path = config_path or environment.get(CONFIG_VARIABLE) or None
-    raw: dict[str, tuple[str, Any]] = {}
+    written: dict[str, tuple[str, Any]] = {}  # (where it was written, value) by key; later sources override
     if config_path is not None:
-        raw.update(_from_file(Path(config_path)))
-    raw.update(_from_environment(environment))
-    raw.update(flags or {})
+        written.update(_from_file(Path(config_path)))
+    written.update(_from_environment(environment))
+    written.update(flags or {})
     values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-    for key, (origin, value) in raw.items():
-        item = _known(key, origin)
+    for key, (origin, value) in written.items():
+        declared_field = _known(key, origin)
         try:
-            values[item.section][item.name] = parse_value(item, value)
+            values[declared_field.section][declared_field.name] = parse_value(declared_field, value)
         except BadValueError as error:
             raise UsageError(f"{key} = {_shown(value)} ({origin}) is invalid", hint=str(error)) from None
     settings = replace(Settings(), **{name: SECTIONS[name](**chosen) for name, chosen in values.items()})
     for key, complaint in contradictions(settings):
-        origin = raw[key][0] if key in raw else "default"
+        origin = written[key][0] if key in written else "default"
         raise UsageError(f"{key} = {_shown(value_of(settings, key))} ({origin}) is invalid", hint=complaint)
-    return LoadedSettings(settings, {key: origin for key, (origin, _) in raw.items()})
+    return LoadedSettings(settings, {key: origin for key, (origin, _) in written.items()})
 
 
 def value_of(settings: Settings, key: str) -> Any:
@@ -129,7 +132,8 @@ def changed_keys(before: Settings, after: Settings) -> list[str]:
 
 
 def flag_assignments(assignments: list[str]) -> dict[str, tuple[str, Any]]:
-    """``--set section.name=value`` flags as the ``flags`` of load_settings."""
+    """The ``flags`` argument of load_settings for texts such as ``section.name=value``, each given as ``--set``. Raises
+    UsageError for one without a value."""
     flags: dict[str, tuple[str, Any]] = {}
     for text in assignments:
         key, separator, value = text.partition("=")
@@ -146,9 +150,13 @@ def _from_file(path: Path) -> dict[str, tuple[str, Any]]:
         with path.open("rb") as file:
             document = tomllib.load(file)
     except FileNotFoundError:
-        raise NotFoundError(f"configuration file {path} does not exist", hint="check --config") from None
+        raise NotFoundError(
+            f"configuration file {path} does not exist", hint="correct --config or TIERED_CONFIG"
+        ) from None
     except (PermissionError, IsADirectoryError) as error:
-        raise AccessDeniedError(f"cannot read {path}: {error.strerror}", hint="check --config") from None
+        raise AccessDeniedError(
+            f"cannot read {path}: {error.strerror}", hint="correct --config or TIERED_CONFIG"
+        ) from None
     except OSError as error:
         raise UnavailableError(f"cannot read {path}: {error.strerror or error}", hint="try again") from None
     except (ValueError, RecursionError) as error:  # TOML syntax, encoding, or excessive nesting
@@ -156,7 +164,7 @@ def _from_file(path: Path) -> dict[str, tuple[str, Any]]:
     found: dict[str, tuple[str, Any]] = {}
     for section, content in document.items():
         if not isinstance(content, dict):
-            raise UsageError(f"{section} in {path} is not in a section", hint=_suggestion(section))
+            raise UsageError(f"{section} in {path} stands outside of any section", hint=_suggestion(section))
         if section not in SECTIONS:
             _known(f"{section}.{next(iter(content), '')}".rstrip("."), str(path))
         for name, value in content.items():
@@ -174,16 +182,20 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, An
             key = variable[len(ENVIRONMENT_PREFIX) :].lower().replace("__", ".", 1)
             found[key] = (variable, value)
         elif variable in _MISSPELT and not value.startswith(_INJECTED):
-            raise UsageError(f"{variable} is not read", hint=f"write {_MISSPELT[variable]}")
+            raise UsageError(
+                f"environment variable {variable} is not read", hint=f"write {_MISSPELT[variable]}"
+            )
     return found
 
 
 def _known(key: str, origin: str) -> SettingField:
+    """The declaration of the setting ``key``. Raises UsageError if there is none; ``origin``: where the key was
+    written."""
     if key in FIELDS:
         return FIELDS[key]
-    for reserved, truth in UNSUPPORTED.items():
+    for reserved, reason in UNSUPPORTED.items():
         if key == reserved or key.startswith((f"{reserved}.", f"{reserved}_")):
-            raise UsageError(f"{key} ({origin}) is not supported: {truth}", hint="remove it")
+            raise UsageError(f"{key} ({origin}) is not supported: {reason}", hint="remove it")
     raise UsageError(f"{key} ({origin}) is not a setting", hint=_suggestion(key))
 
 
@@ -192,8 +204,8 @@ def _shown(value: Any) -> str:
 
 
 def _suggestion(key: str) -> str:
-    """The hint for an unknown setting: a setting of the same or a similar name, the names in its section, or the
-    sections."""
+    """The hint for an unknown setting ``key``: a setting of the same name in another section, else one with a similar
+    name, else the names in its section, else the sections."""
     section, _, name = key.partition(".")
     same_name = [known for known, item in FIELDS.items() if item.name == (name or section)]
     close = same_name or difflib.get_close_matches(key, FIELDS, n=1, cutoff=0.6)

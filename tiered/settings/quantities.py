@@ -52,7 +52,8 @@ def whole_amount(text: str, units: dict[str, int]) -> int | None:
 
 
 def duration_ms(text: str) -> int | None:
-    """A time to live with its unit; None for ``forever``. Raises BadValueError."""
+    """The milliseconds of a time to live such as ``7d``; None for ``forever``. Raises BadValueError for any other text,
+    also for a number without a unit."""
     wanted = text.strip().lower()
     if wanted == FOREVER:
         return None
@@ -63,8 +64,8 @@ def duration_ms(text: str) -> int | None:
 
 
 def written_duration(milliseconds: int | None, gap: str = "") -> str:
-    """The duration in the largest unit that gives a whole number, in the form that ``duration_ms`` parses. ``gap``
-    stands between number and unit."""
+    """``milliseconds`` as text in the largest unit that gives a whole number, such as ``7d``; ``forever`` for None.
+    ``gap``: text between number and unit. Without one, ``duration_ms`` parses the text."""
     if milliseconds is None:
         return FOREVER
     for unit in ("d", "h", "m", "s"):

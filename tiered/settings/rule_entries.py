@@ -42,16 +42,17 @@ def read_policy_name(value: object) -> str | None:
     return text if text in READ_POLICIES else None
 
 
-def parse_rules(raw: Any) -> tuple[RuleEntry, ...]:
-    """The entries of a TOML array of tables, or of JSON text. Raises BadValueError."""
-    if isinstance(raw, str):
+def parse_rules(written: Any) -> tuple[RuleEntry, ...]:
+    """The rules of topics that a user has ``written``: an array of tables of a TOML file, or JSON text. Raises
+    BadValueError for anything else, and for a wrong entry."""
+    if isinstance(written, str):
         try:
-            raw = json.loads(raw)
+            written = json.loads(written)
         except (ValueError, RecursionError):
             raise BadValueError(_EXPECTATION) from None
-    if not isinstance(raw, list | tuple):
+    if not isinstance(written, list | tuple):
         raise BadValueError(_EXPECTATION)
-    return tuple(_entry(number, value) for number, value in enumerate(raw, 1))
+    return tuple(_entry(number, value) for number, value in enumerate(written, 1))
 
 
 _EXPECTATION = (
@@ -60,8 +61,8 @@ _EXPECTATION = (
 
 
 def _entry(number: int, value: Any) -> RuleEntry:
-    """Parses one table of ``topics.rules``. Raises BadValueError, which names the rule by ``number``, counted as
-    users do."""
+    """The rule that one table of ``topics.rules`` has. Raises BadValueError, which names the rule by its ``number``,
+    counted from 1."""
     if isinstance(value, RuleEntry):
         return value
     if not isinstance(value, Mapping):
@@ -70,7 +71,7 @@ def _entry(number: int, value: Any) -> RuleEntry:
         if name not in _NAMES:
             close = difflib.get_close_matches(str(name), _NAMES, n=1)
             known = f"did you mean {close[0]}?" if close else f"a rule has {', '.join(_NAMES)}"
-            raise BadValueError(f"rule {number}: {name} is not known; {known}")
+            raise BadValueError(f"rule {number}: {name} is no member of a rule; {known}")
     pattern = value.get("pattern")
     if not isinstance(pattern, str) or not pattern.strip():
         raise BadValueError(f"rule {number}: set pattern to topic names, such as orders-*")

@@ -36,10 +36,11 @@ def rules_document(settings: Settings) -> dict[str, Any]:
 def with_rules_in_force(
     loaded: LoadedSettings, archive_settings: Mapping[str, Any], rules_path: str | None = None
 ) -> Settings:
-    """The settings of a command with the rules that ``archive_settings`` have in force, if any.
+    """The settings of a command on an archive, with the rules that the archive's owner, `tiered run`, has committed;
+    ``archive_settings`` has them, if any.
 
-    ``rules_path``: a settings file whose rules count instead. Raises UsageError if a rule is set here and differs from
-    the one in force, and CorruptionError for a document that does not parse.
+    ``rules_path``: a settings file whose rules count instead. Raises UsageError if the command's own settings set a
+    rule that differs from the committed one, and CorruptionError for committed rules that do not parse.
     """
     if rules_path is not None:
         chosen = load_settings(rules_path).settings
@@ -52,16 +53,17 @@ def with_rules_in_force(
     if differing:
         raise UsageError(
             "; ".join(differing),
-            hint="commands use the rules that the archive's owner has committed: remove the setting here, change the "
-            "owner's, or give --rules FILE to use other rules this time",
+            hint="commands use the rules that tiered run has committed to the archive: remove the setting here, change "
+            "it for tiered run, or give --rules FILE to this command to use other rules",
         )
-    kept = {key for key in GRACE_KEYS if key in loaded.origins}
+    set_here = {key for key in GRACE_KEYS if key in loaded.origins}
     in_force = _in_force(archive_settings).items()
-    return _applied(loaded.settings, {key: value for key, value in in_force if key not in kept})
+    return _applied(loaded.settings, {key: value for key, value in in_force if key not in set_here})
 
 
 def grace_in_force(loaded: LoadedSettings, archive_settings: Mapping[str, Any]) -> GcSettings:
-    """The section [gc] with the grace periods in force, except those that are set here."""
+    """The section [gc] of a command's settings, with the grace periods that the archive's owner has committed where the
+    command's own settings set none."""
     own = {
         key.removeprefix("gc."): value
         for key, value in _in_force(archive_settings).items()
@@ -71,7 +73,8 @@ def grace_in_force(loaded: LoadedSettings, archive_settings: Mapping[str, Any]) 
 
 
 def differences(loaded: LoadedSettings, archive_settings: Mapping[str, Any]) -> list[str]:
-    """Rules that are set here, and differ from those in force, as text."""
+    """A text for each rule that the command's own settings set to another value than the archive's owner has
+    committed."""
     in_force = _in_force(archive_settings)
     return [
         _difference(key, loaded, in_force[key])
@@ -98,10 +101,11 @@ def _plain(value: Any) -> Any:
 
 
 def _in_force(archive_settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by key; empty if no owner has committed rules. Keys of later versions are ignored."""
+    """The committed rules in ``archive_settings``, by the setting's key; empty if none were committed. Keys that only
+    a later version knows are ignored. Raises CorruptionError if the rules do not parse."""
     document = archive_settings.get(RULES, {})
     if not isinstance(document, Mapping):
-        raise CorruptionError("the archive's rules do not parse")
+        raise CorruptionError("the rules that tiered run has committed to the archive do not parse")
     try:
         return {
             key: parse_value(FIELDS[key], value)
@@ -109,7 +113,9 @@ def _in_force(archive_settings: Mapping[str, Any]) -> dict[str, Any]:
             if key in (*RETENTION_KEYS, *GRACE_KEYS)
         }
     except BadValueError as error:
-        raise CorruptionError(f"the archive's rules do not parse: {error}") from None
+        raise CorruptionError(
+            f"the rules that tiered run has committed to the archive do not parse: {error}"
+        ) from None
 
 
 def _applied(settings: Settings, values: Mapping[str, Any]) -> Settings:

@@ -37,11 +37,14 @@ class CompactionSettings:
     )
     min_age_ms: int = setting(
         DAY_MS,
-        "younger commits stay as they are: most truncations are of the newest part of a log",
+        "messages are joined no earlier than this after their upload: if a broker loses the end of its log, it is "
+        "mostly the newest part",
         minimum=0,
     )
     memory_bytes: int = setting(
-        128 * MIB, "memory for messages, tables of runs, reads in progress", minimum=16 * MIB
+        128 * MIB,
+        "memory of a compaction: for messages, the tables that describe them, and reads in progress",
+        minimum=16 * MIB,
     )
     spool_bytes: int = 4096 * MIB
     """Disk for objects that are being made, of `tiered run` in its state directory: two rounds of the default memory
@@ -69,10 +72,14 @@ class KeyCompactionSettings:
     )
     min_age_ms: int = setting(
         3 * DAY_MS,
-        "younger commits stay as they are: how long consumers may lag, and a log may be truncated",
+        "messages are dropped no earlier than this after their upload: consumers that lag less see every message",
         minimum=0,
     )
-    keyless: str = setting("drop", "messages without KEYS: drop, as a broker does, or keep", choices=KEYLESS)
+    keyless: str = setting(
+        "drop",
+        "what key compaction does with messages without KEYS: drop, as a broker does, or keep",
+        choices=KEYLESS,
+    )
     memory_bytes: int = 256 * MIB
     """Memory for keys: about ten million of them; more are kept in a file."""
 
@@ -82,7 +89,9 @@ class GcSettings:
     """Garbage collection."""
 
     grace_ms: int = setting(
-        72 * HOUR_MS, "grace period: how long garbage is kept before gc deletes it", minimum=0
+        72 * HOUR_MS,
+        "grace period: how long objects that are no longer needed are kept before gc deletes them",
+        minimum=0,
     )
     diverged_grace_ms: int = setting(
         30 * 24 * HOUR_MS,
@@ -91,8 +100,8 @@ class GcSettings:
     )
     every_ms: int = setting(
         24 * HOUR_MS,
-        "how often `tiered run` expires messages, and collects garbage if its account may delete; 0: it expires daily "
-        "and never collects",
+        "how often `tiered run` expires messages, and deletes objects that are no longer needed if its account may; 0: "
+        "it expires messages once a day and deletes no objects",
         minimum=0,
     )
     deletes_per_s: int = 1000
@@ -106,7 +115,9 @@ class ScrubSettings:
     every_ms: int = 60_000
     """How often `tiered run` reads new objects back, while it owns the archive."""
     cycle_ms: int = setting(
-        30 * 24 * HOUR_MS, "time in which everything is read back once; 0: nothing is read back", minimum=0
+        30 * 24 * HOUR_MS,
+        "time in which `tiered run` reads every object of the archive back once; 0: nothing is read back",
+        minimum=0,
     )
     bytes_per_s: int = 16 << 20
     """Bytes a second that `tiered run` reads for it: a quarter of it while it uploads or clients read, none while it
@@ -127,12 +138,16 @@ class RetentionSettings:
         "of the time to live and 72h",
     )
     max_share: float = setting(
-        0.2, "a pass that would expire a larger share of the archive stops", minimum=0.0, maximum=1.0
+        0.2,
+        "the largest share of the archive's messages that may expire at once; if more would, nothing does until an "
+        "operator confirms it (`tiered expire`)",
+        minimum=0.0,
+        maximum=1.0,
     )
 
     @property
     def ttl_ms(self) -> int | None:
-        """None: forever. Raises BadValueError unless checked."""
+        """The default time to live; None: forever. Raises BadValueError for a value that was not checked."""
         return duration_ms(self.ttl)
 
     def min_archived_ms(self, ttl_ms: int | None) -> int:
@@ -142,7 +157,7 @@ class RetentionSettings:
         return MIN_ARCHIVED_MS if ttl_ms is None else min(ttl_ms, MIN_ARCHIVED_MS)
 
     def complaints(self) -> list[tuple[str, str]]:
-        """(key, complaint) pairs, as in ``contradictions``."""
+        """What is wrong with the two times, as (key of the setting, what to write) pairs; none if both are valid."""
         found = []
         try:
             duration_ms(self.ttl)
@@ -163,20 +178,21 @@ class TimerSettings:
 
     topic: str = setting(
         "TIERED_TIMERS",
-        "the gateway topic: its messages are delivered later, to another topic; empty: no timers",
+        "the gateway topic, to which producers send messages that are delivered to another topic at a later time; "
+        "empty: none",
     )
     max_delay_ms: int = 2 * 365 * 24 * HOUR_MS
     """A timer farther ahead than two years is refused: it is a mistaken unit."""
     ahead_ms: int = setting(
         HOUR_MS,
-        "how long before its time a timer is handed over to a 5.x broker, as a timer of the broker's; a 4.9 broker "
-        "gets each at its time",
+        "how long before its time a timer is sent to a broker of 5.x, which then delivers it by its own timers; a "
+        "broker of 4.9 gets each timer at its time",
         minimum=0,
     )
     refused_ttl_ms: int = setting(
         7 * 24 * HOUR_MS,
-        "how long after its time a timer that the broker refuses is sent again, every ten minutes, and how long "
-        "`tiered timers ls --refused` has messages that are not delivered",
+        "how long after its time a timer that the broker refuses is sent again, every ten minutes, and for how long "
+        "`tiered timers ls --refused` lists messages that are not delivered",
         minimum=HOUR_MS,
     )
     rate_per_s: int = 10_000
@@ -194,15 +210,21 @@ class MountSettings:
     name servers those of `[broker]`."""
 
     node: str = setting(
-        "", "name of this node among those that share the brokers; empty: the host's", restart=True
+        "",
+        "name of this node among those that share the retired brokers; empty: the host's name",
+        restart=True,
     )
     advertise: str = setting(
-        "", "host in routes, to which clients connect; empty: this machine's", restart=True
+        "",
+        "host name or IP address that clients find in routes and connect to; empty: this machine's",
+        restart=True,
     )
-    bind: str = setting("127.0.0.1", "host to listen on; 0.0.0.0: all of this machine", restart=True)
+    bind: str = setting(
+        "127.0.0.1", "IP address to listen on; 0.0.0.0: all addresses of this machine", restart=True
+    )
     first_port: int = setting(
         10_940,
-        "first of up to 500 ports, one for each mounted broker; 0: any free ones",
+        "first of up to 500 consecutive ports, one for each mounted broker; 0: any free ports",
         minimum=0,
         maximum=65_535,
         restart=True,
@@ -215,8 +237,11 @@ class MountSettings:
 class BrokerSettings:
     """The broker whose log is archived."""
 
-    store_path: str = setting("", "storePathRootDir of the broker", restart=True)
-    conf_path: str = setting("", "broker.conf of the broker: names, paths, disk thresholds, delay levels")
+    store_path: str = setting("", "store directory of the broker (its storePathRootDir)", restart=True)
+    conf_path: str = setting(
+        "",
+        "path of the broker's broker.conf, from which names, paths, disk thresholds and delay levels are read",
+    )
     address: str = setting(
         "", "host:port of the broker's remoting port; empty: brokerIP1:listenPort of broker.conf"
     )
@@ -240,8 +265,8 @@ class BrokerSettings:
     )
     tls_verify: str = setting(
         "full",
-        "verification of server certificates. full: chain, validity and host name; ca: no host name; none: no "
-        "verification, open to man-in-the-middle attacks",
+        "what is verified of the server's certificate. full: chain, validity and host name; ca: chain and validity; "
+        "none: nothing, so that man-in-the-middle attacks are possible",
         choices=("full", "ca", "none"),
         restart=True,
     )
@@ -256,7 +281,8 @@ class BrokerSettings:
     )
 
     def complaints(self) -> list[tuple[str, str]]:
-        """TLS settings without effect: a user who sets them expects TLS."""
+        """The TLS settings that are set without another one that they need, as (key, what it requires) pairs: a user
+        who sets them expects TLS."""
         requirements = [
             ("tls_key", "broker.tls_certificate"),
             ("tls_key_password_file", "broker.tls_certificate"),
@@ -277,7 +303,8 @@ class ArchiveSettings:
     cluster: str = setting("", "cluster name; empty: from broker.conf or the store", restart=True)
     broker: str = setting("", "broker name; empty: from broker.conf or the store", restart=True)
     take_over: bool = setting(
-        False, "claim the archive at start even if another instance owns it; that instance is fenced"
+        False,
+        "become the archive's writer at the start even if another instance is; that instance then stops writing",
     )
     new_archive: bool = setting(
         False,
@@ -285,13 +312,14 @@ class ArchiveSettings:
     )
     replace_log: bool = setting(
         False,
-        "continue with a log that does not continue the archive (another broker's, an older copy, a truncated log); "
-        "hides archived messages missing from this log",
+        "archive from a commitlog that does not continue the archive (another broker's, an older copy, a truncated "
+        "log); archived messages that this log lacks are hidden from readers",
     )
     same_broker: bool = setting(
         False,
-        "continue with a log that begins above the archive's end although it does not fit (topics recreated, another "
-        "address, while nothing was archived); hides archived messages of recreated topics, as an earlier generation",
+        "archive from a commitlog that begins above the archive's end although it does not fit (topics were recreated "
+        "or the broker's address changed while nothing was archived); archived messages of recreated topics are "
+        "hidden from readers, as an earlier generation",
     )
 
 
@@ -321,29 +349,40 @@ class OffloadSettings:
     """Uploading: batches, encoding, timeouts, memory."""
 
     batch_bytes: int = setting(
-        32 * MIB, "commitlog bytes at which a cycle closes", minimum=64 * KIB, maximum=1 * GIB
+        32 * MIB,
+        "bytes of the commitlog that are uploaded and committed together (a cycle)",
+        minimum=64 * KIB,
+        maximum=1 * GIB,
     )
     batch_age_ms: int = setting(
         5_000,
-        "age of the oldest byte at which a cycle closes; what cycles cost: tiered cost in CLI.md",
+        "how long messages wait for others to be uploaded together with (in a cycle); `tiered cost` tells what this "
+        "costs in requests",
         minimum=1,
         maximum=HOUR_MS,
     )
     split_bytes: int = setting(
-        16 * MIB, "a queue's run of at least this size becomes an object of its own", minimum=64 * KIB
+        16 * MIB,
+        "if a queue has at least this many bytes of messages in a cycle, they become an object of their own; smaller "
+        "ones share an object with those of other queues",
+        minimum=64 * KIB,
     )
     block_bytes: int = 512 * KIB
     """Uncompressed size of a block, the unit of reading: a larger one costs each lookup more, a smaller one compresses
     worse."""
     compression_level: int = 1
     """Level of zstd: level 3 takes twice the processor time for a few percent of the bytes."""
-    upload_threads: int = setting(4, "concurrent uploads", minimum=1, maximum=64)
+    upload_threads: int = setting(4, "number of concurrent uploads", minimum=1, maximum=64)
     attempt_timeout_ms: int = setting(
-        30_000, "an upload without an answer is abandoned after this", minimum=100, maximum=HOUR_MS
+        30_000,
+        "an upload that is not answered within this time is abandoned, and its messages are uploaded again",
+        minimum=100,
+        maximum=HOUR_MS,
     )
     memory_budget_bytes: int = setting(
         384 * MIB,
-        "limit of all buffers together; message keys add 8 bytes each where messages have thousands",
+        "memory for all buffers of the uploader together; message keys need 8 bytes each in addition where messages "
+        "have thousands of them",
         minimum=32 * MIB,
     )
     tables_every_ms: int = 5_000
@@ -364,15 +403,21 @@ class ObjectStoreSettings:
     """Access to the object store. Credentials are not settings: the SDK's credential chain finds them."""
 
     endpoint_url: str = setting("", "S3 endpoint other than AWS, such as http://127.0.0.1:9000")
-    region: str = setting("", "region; empty: from the SDK's configuration")
-    addressing_style: str = setting("auto", "bucket addressing", choices=("auto", "path", "virtual"))
+    region: str = setting("", "region of the bucket; empty: as the AWS SDK's configuration has it")
+    addressing_style: str = setting(
+        "auto",
+        "whether the bucket's name is in the URL's path or (virtual) in its host name; auto: path if endpoint_url is "
+        "set",
+        choices=("auto", "path", "virtual"),
+    )
     server_side_encryption: str = setting(
         "",
-        "encryption header of new objects, which some buckets demand; empty: none, the bucket's default applies",
+        "encryption header sent for new objects, which some buckets demand; empty: no header, so that the bucket's "
+        "default encryption applies",
         choices=("", "AES256", "aws:kms"),
     )
     kms_key: str = setting(
-        "", "id or ARN of the key for aws:kms; empty: the bucket's, or the account's default key"
+        "", "id or ARN of the KMS key for aws:kms; empty: the bucket's key, else the account's default key"
     )
     multipart_threshold_bytes: int = 64 * MIB
     """Larger objects are uploaded in parts: a failure costs a part."""
@@ -380,21 +425,24 @@ class ObjectStoreSettings:
     """Connect timeout: room for two repeated SYNs, after 1 and 3 s."""
     read_timeout_ms: int = 30_000
     """Timeout of a read request, half of the SDK's: the request is then sent again."""
-    upload_bytes_per_s: int = setting(0, "upload bandwidth limit; 0: none", minimum=0)
+    upload_bytes_per_s: int = setting(0, "limit of the bandwidth of uploads; 0: no limit", minimum=0)
     trusted_network: bool = setting(
-        False, "send bodies unsigned over plain HTTP as well: saves CPU on a private network"
+        False,
+        "send object bodies without a signature over plain HTTP too, which saves CPU on a private network; over HTTPS "
+        "they never have one",
     )
     file_readers: str = setting(
         "owner",
-        "who may read a new file:// archive besides root. Files and directories it creates have mode 0600 and 0700 "
-        "(owner), 0640 and 0750 (group), or 0644 and 0755 (all users of the host)",
+        "who may read what is written to a file:// archive, besides root. New files and directories have mode 0600 and "
+        "0700 (owner), 0640 and 0750 (group), or 0644 and 0755 (all users of the host)",
         choices=("owner", "group", "all"),
     )
     multipart_part_bytes: int = 16 * MIB
     """A part of a multipart upload; larger where an object would have more than 10,000 parts."""
 
     def complaints(self) -> list[tuple[str, str]]:
-        """A key without its kind of encryption."""
+        """What is wrong if an encryption key is set without the encryption that uses it: a (key, what it requires)
+        pair, else none."""
         if self.kms_key and self.server_side_encryption != "aws:kms":
             return [("object_store.kms_key", 'requires object_store.server_side_encryption = "aws:kms"')]
         return []
@@ -404,10 +452,14 @@ class ObjectStoreSettings:
 class PinSettings:
     """Hard links that keep commitlog files readable until they are archived."""
 
-    enabled: bool = setting(True, "pin unarchived files")
+    enabled: bool = setting(
+        True,
+        "keep commitlog files that are not archived yet by hard links (pins), which the broker cannot delete",
+    )
     directory: str = setting(
         "",
-        "directory of the links, one per broker, on the commitlog's disk; empty: state directory or beside the store",
+        "directory for these links, one per broker, on the same disk as the commitlog; empty: in the state directory "
+        "or beside the store",
     )
 
 
@@ -416,17 +468,20 @@ class AdminSettings:
     """The admin HTTP server of `tiered run` and `tiered serve`: a page for browsers ([ADMIN-PAGE.md](ADMIN-PAGE.md)),
     /metrics, /health, /ready, /status.json."""
 
-    host: str = setting("127.0.0.1", "address to listen on", restart=True)
-    port: int = setting(10919, "port; 0: any free one", minimum=0, maximum=65_535, restart=True)
+    host: str = setting("127.0.0.1", "address that the admin server listens on", restart=True)
+    port: int = setting(
+        10919, "port of the admin server; 0: any free port", minimum=0, maximum=65_535, restart=True
+    )
     host_names: tuple[str, ...] = setting(
         (),
-        "names that clients may use besides host, localhost and IP addresses; others are refused",
+        "names of this host that clients may use in URLs of the admin server, besides admin.host, localhost and IP "
+        "addresses; others are refused",
         restart=True,
     )
     token_file: str = setting(
         "",
-        "file whose first line is the token of the page, of 16 characters or more; empty: the page needs none on a "
-        "loopback address, and is not served on another",
+        "file whose first line is the token that users of the admin page enter, of 16 characters or more; empty: on a "
+        "loopback address the page needs no token, and on another address it is not served",
         restart=True,
     )
 
@@ -436,14 +491,20 @@ class ProcessSettings:
     """The process."""
 
     state_dir: str = setting(
-        "", "lock, admin address, pins; empty: $XDG_STATE_HOME/rocketmq-tiered/<broker>", restart=True
+        "",
+        "directory for what this process needs on its host: its lock, its identity, links to commitlog files; empty: "
+        "$XDG_STATE_HOME/rocketmq-tiered/CLUSTER/BROKER",
+        restart=True,
     )
     drain_timeout_ms: int = setting(
-        30_000, "time to finish uploads after SIGTERM", minimum=0, maximum=10 * 60_000
+        30_000,
+        "how long the process may take to finish its uploads after SIGTERM",
+        minimum=0,
+        maximum=10 * 60_000,
     )
     when_fenced: str = setting(
         "standby",
-        "when another writer owns the archive: wait as its standby, or exit with code 5",
+        "what to do when another process is the archive's writer: wait as a standby, or exit with code 5",
         choices=("standby", "exit"),
     )
     log_level: str = setting("info", "log level", choices=("debug", "info", "warning", "error"))
@@ -451,8 +512,8 @@ class ProcessSettings:
     """Interval at which a standby checks whether it may take over: a tenth of take_over_lag_ms."""
     take_over_lag_ms: int = setting(
         300_000,
-        "a standby beside the master takes over when its log has been ahead of the archive, and the archive has not "
-        "advanced, for so long; 0: never",
+        "a standby beside the master becomes the archive's writer after its log has had messages to archive for this "
+        "time without any progress of the archive; 0: never",
         minimum=0,
     )
 
@@ -466,7 +527,9 @@ class IndexSettings:
     unindexed_objects_max: int = 64
     """Unindexed segments at which a new index file is built: until then a query reads the key section of each."""
     after_backfill: bool = setting(
-        False, "index every segment at the end of a backfill, even where a query would read few"
+        False,
+        "build the message index for all objects at the end of a backfill, even if few are not in it, which queries by "
+        "key would read directly",
     )
     memory_bytes: int = 64 * MIB
     """Memory for building and merging index files, in addition to 8 bytes for each key of one object."""
@@ -496,7 +559,7 @@ class ReadSettings:
         return read_policy_name(self.policy) or self.policy
 
     def complaints(self) -> list[tuple[str, str]]:
-        """(key, complaint) pairs, as in ``contradictions``."""
+        """What is wrong with the policy, as a (key, what to write) pair; none if it is known."""
         known = read_policy_name(self.policy) is not None
         return [] if known else [("read.policy", f"use one of {', '.join(READ_POLICIES)}")]
 
@@ -506,12 +569,14 @@ class ServeSettings:
     """Serving RocketMQ clients."""
 
     bind: str = setting(
-        "127.0.0.1:9876", "address to listen on, as host:port; port 0: any free one", restart=True
+        "127.0.0.1:9876",
+        "address that clients' requests are listened for on, as host:port; port 0: any free port",
+        restart=True,
     )
     advertise: str = setting(
         "",
-        "host:port in routes, to which clients connect. tiered run serves clients only if it is set; tiered serve: "
-        "empty for the bound address, or this machine's where that is 0.0.0.0",
+        "host:port that clients find in routes and connect to. `tiered run` serves clients only if it is set; for "
+        "`tiered serve`, empty: the address in serve.bind, or this machine's if that is 0.0.0.0",
         restart=True,
     )
     refresh_ms: int = 1_000
@@ -528,11 +593,14 @@ class ServeSettings:
         minimum=160 * MIB,
         restart=True,
     )
-    connections_max: int = setting(10_000, "open connections", minimum=1, maximum=1_000_000, restart=True)
+    connections_max: int = setting(
+        10_000, "largest number of open connections of clients", minimum=1, maximum=1_000_000, restart=True
+    )
     connections_per_address_max: int = setting(
         0,
-        "open connections of one client address (of a /64 network of IPv6); 0: a fourth of serve.connections_max, at "
-        "least 100. Behind load balancers in serve.proxy_from the clients' own addresses count",
+        "largest number of open connections of one client address (of a /64 network for IPv6); 0: a fourth of "
+        "serve.connections_max, at least 100. Behind load balancers in serve.proxy_from the clients' own addresses "
+        "count",
         maximum=1_000_000,
         restart=True,
     )
@@ -548,34 +616,36 @@ class ServeSettings:
         restart=True,
     )
     tls_certificate: str = setting(
-        "", "PEM file of the server certificate chain; empty: no TLS", restart=True
+        "", "PEM file of this server's certificate chain; empty: no TLS", restart=True
     )
-    tls_key: str = setting("", "PEM file of the server key", restart=True)
+    tls_key: str = setting("", "PEM file of this server's private key", restart=True)
     tls_key_password_file: str = setting(
         "",
         "file whose first line is the password of the server key; empty: the key is not encrypted",
         restart=True,
     )
     tls_client_ca: str = setting(
-        "", "PEM file of the CAs of client certificates; empty: none are requested", restart=True
+        "", "PEM file of the CAs of client certificates; empty: clients need no certificates", restart=True
     )
     tls_client_required: bool = setting(
         True,
-        "refuse clients without a certificate of serve.tls_client_ca, which requires serve.tls_only; without effect "
-        "if that file is not set",
+        "refuse clients that have no certificate of a CA in serve.tls_client_ca, if that is set; requires "
+        "serve.tls_only",
         restart=True,
     )
     tls_only: bool = setting(False, "refuse connections without TLS", restart=True)
     acl_file: str = setting(
         "",
-        "access rules: plain_acl.yml (ACL 1.0) or users and acls (5.x); read again when the file changes",
+        "file with the access rules for clients: plain_acl.yml (ACL 1.0), or users and acls (5.x); it is read again "
+        "when it changes",
         restart=True,
     )
     audit_interval_ms: int = 60_000
     """Interval of the audit log: one line for each reader of a queue, so that its size follows readers, not reads."""
 
     def complaints(self) -> list[tuple[str, str]]:
-        """(key, complaint) pairs, as in ``contradictions``: settings without the protection that their user expects."""
+        """What is wrong with the settings for TLS and load balancers, as (key, what it requires) pairs: mostly a
+        setting without another one that it needs, so that clients would lack the protection that its user expects."""
         names = ("tls_key", "tls_key_password_file", "tls_client_ca", "tls_only")
         if not self.tls_certificate:
             found = [
@@ -609,18 +679,25 @@ class SlaveSettings:
 
     broker_id: int = setting(
         0,
-        "broker id for the name servers, unused and larger than that of every real slave; 0: not registered",
+        "broker id under which this process registers as a slave, larger than that of every real slave; 0: slave mode "
+        "is off",
         minimum=0,
         maximum=(1 << 31) - 1,
         restart=True,
     )
-    advertise: str = setting("", "host:port in routes, to which clients connect", restart=True)
-    bind: str = setting("127.0.0.1:10931", "address to listen on, as host:port", restart=True)
+    advertise: str = setting("", "host:port that clients find in routes and connect to", restart=True)
+    bind: str = setting(
+        "127.0.0.1:10931",
+        "address that requests of redirected consumers are listened for on, as host:port",
+        restart=True,
+    )
 
     def complaints(self) -> list[tuple[str, str]]:
-        """(key, complaint) pairs, as in ``contradictions``."""
+        """What is wrong if only one of the two settings that slave mode needs is set: a (key, what to do) pair."""
         if self.advertise and self.broker_id == 0:
-            return [("slave.broker_id", "0 is the master: use an unused id larger than that of every slave")]
+            return [
+                ("slave.broker_id", "0 is the master's: set an unused id, larger than that of every slave")
+            ]
         if self.broker_id and not self.advertise:
             return [("slave.advertise", "required by slave.broker_id: clients need an address")]
         return []
@@ -653,8 +730,8 @@ class FetchSettings:
 
     memory_bytes: int = setting(
         256 * MIB,
-        "limit of caches, requests in flight and buffered blocks together; and of the memory that decoding one object "
-        "of the catalog, of the broker's tables or of groups may take",
+        "memory for reading: caches, requests in progress and blocks for readers together; also the most that decoding "
+        "one object of the catalog, of the broker's tables or of consumer groups may take",
         minimum=8 * MIB,
     )
     cache_bytes: int = DERIVED
@@ -663,13 +740,13 @@ class FetchSettings:
     """Cache of object tails: an eighth of memory_bytes."""
     query_cache_bytes: int = DERIVED
     """Cache of index files and key sections for queries by key and id: an eighth of memory_bytes."""
-    disk_cache_path: str = setting("", "directory of the disk cache; empty: none", restart=True)
+    disk_cache_path: str = setting("", "directory of the cache on disk; empty: no such cache", restart=True)
     disk_cache_bytes: int = setting(1 * GIB, "size of the disk cache", minimum=0)
     user_requests: int = 16
     """Concurrent requests of waiting readers: one connection does not fill a network."""
     prefetch_requests: int = 8
     """Concurrent requests of prefetching: waiting readers have twice as many."""
-    bytes_per_s: int = setting(0, "bandwidth limit of all reads together; 0: none", minimum=0)
+    bytes_per_s: int = setting(0, "limit of the bandwidth of all reads together; 0: no limit", minimum=0)
     background_requests: int = 2
     """Concurrent requests of maintenance."""
     unread_expiry_ms: int = 180_000

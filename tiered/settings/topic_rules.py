@@ -82,16 +82,18 @@ class TopicRules:
         )
 
     def of_topic(self, topic: str, table: Mapping[str, Any] | None = None) -> TopicRule:
-        """The rule of ``topic``. ``table``: the broker's topic table, as archived; None: unknown."""
+        """The rule in force for ``topic``: each value from the first entry of topics.rules that matches, else from the
+        topic's attributes at the broker, else from the defaults. ``table``: the broker's topic table as archived; None:
+        unknown."""
         number, entry = next(
             (found for found in enumerate(self.entries, 1) if fnmatchcase(topic, found[1].pattern)),
-            (0, RuleEntry(topic)),
+            (0, RuleEntry(topic)),  # an entry that sets nothing
         )
         rule = f"rule {number}: {entry.pattern}"
         ttl_ms, ttl_from = self.retention.ttl_ms, TTL_KEY
         hours = reserve_hours(topic, table or {}) if self.retention.from_broker else None
-        by_broker = self.compacts_broker_topics and is_compacted((table or {}).get(topic))
-        key_compaction = by_broker if entry.key_compaction is None else entry.key_compaction == "on"
+        compacted_by_broker = self.compacts_broker_topics and is_compacted((table or {}).get(topic))
+        key_compaction = compacted_by_broker if entry.key_compaction is None else entry.key_compaction == "on"
         if key_compaction and entry.ttl is None:
             ttl_ms, ttl_from = None, KEYS_FOREVER
         elif entry.ttl is not None:
@@ -119,7 +121,8 @@ def is_compacted(config: object) -> bool:
 
 
 def reserve_hours(topic: str, table: Mapping[str, Any]) -> int | None:
-    """``reserve.time`` of ``topic`` in the broker's topic table; None if it is unset or not a positive number."""
+    """How many hours the messages of ``topic`` stay by its attribute ``reserve.time`` in the broker's topic table; None
+    if it is unset or not a positive number."""
     config = table.get(topic)
     attributes = config.get("attributes") if isinstance(config, Mapping) else None
     value = attributes.get(RESERVE_TIME) if isinstance(attributes, Mapping) else None

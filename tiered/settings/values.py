@@ -20,18 +20,20 @@ _TRUE = frozenset({"true", "yes", "on", "1"})
 _FALSE = frozenset({"false", "no", "off", "0"})
 
 
-def parse_value(item: SettingField, raw: Any) -> Any:
-    """``raw`` (from TOML, or text) as the setting's type and within its limits. Raises BadValueError."""
-    return _checked(item, _CONVERTERS[item.type](item, raw))
+def parse_value(item: SettingField, written: Any) -> Any:
+    """The value of the setting ``item`` that a user has ``written``, in TOML or as text, in the setting's type. Raises
+    BadValueError for a value that is no such type or outside of its limits."""
+    return _checked(item, _CONVERTERS[item.type](item, written))
 
 
-def _integer(item: SettingField, raw: Any) -> int:
-    """A whole number, or text with a unit, as the setting's base unit. Raises BadValueError."""
-    if isinstance(raw, bool) or not isinstance(raw, int | str):
+def _integer(item: SettingField, written: Any) -> int:
+    """The value of a whole number, such as 5000, or of text with a unit, such as "5s", in the unit that the setting's
+    name ends in. Raises BadValueError for anything else."""
+    if isinstance(written, bool) or not isinstance(written, int | str):
         raise BadValueError(_expectation(item))
-    if isinstance(raw, int):
-        return raw
-    amount = whole_amount(raw, _units_of(item.name))
+    if isinstance(written, int):
+        return written
+    amount = whole_amount(written, _units_of(item.name))
     if amount is None:
         raise BadValueError(_expectation(item))
     return amount
@@ -43,43 +45,45 @@ def _units_of(name: str) -> dict[str, int]:
     return TIME_UNITS_MS if name.endswith("_ms") else {"": 1}
 
 
-def _number(item: SettingField, raw: Any) -> float:
-    if isinstance(raw, bool):
+def _number(item: SettingField, written: Any) -> float:
+    """The value of a setting that is a fraction, from a number or its text. Raises BadValueError for anything else."""
+    if isinstance(written, bool):
         raise BadValueError(_expectation(item))
     try:
-        return float(raw)
+        return float(written)
     except (TypeError, ValueError, OverflowError):
         raise BadValueError(_expectation(item)) from None
 
 
-def _boolean(item: SettingField, raw: Any) -> bool:
-    if isinstance(raw, bool):
-        return raw
-    text = raw.strip().lower() if isinstance(raw, str) else ""
+def _boolean(item: SettingField, written: Any) -> bool:
+    if isinstance(written, bool):
+        return written
+    text = written.strip().lower() if isinstance(written, str) else ""
     if text not in _TRUE | _FALSE:
         raise BadValueError(_expectation(item))
     return text in _TRUE
 
 
-def _text(item: SettingField, raw: Any) -> str:
-    if not isinstance(raw, str):
+def _text(item: SettingField, written: Any) -> str:
+    if not isinstance(written, str):
         raise BadValueError(_expectation(item))
-    return raw
+    return written
 
 
-def _texts(item: SettingField, raw: Any) -> tuple[str, ...]:
-    if isinstance(raw, str):
-        raw = _split_list(item, raw)
-    if not isinstance(raw, list | tuple) or not all(isinstance(part, str) for part in raw):
+def _texts(item: SettingField, written: Any) -> tuple[str, ...]:
+    texts = _split_list(item, written) if isinstance(written, str) else written
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         raise BadValueError(_expectation(item))
-    return tuple(raw)
+    return tuple(texts)
 
 
-def _split_list(item: SettingField, raw: str) -> Any:
-    if not raw.lstrip().startswith("["):
-        return [part.strip() for part in raw.split(",") if part.strip()]
+def _split_list(item: SettingField, written: str) -> Any:
+    """A list that was written as one text, of an environment variable or a flag: JSON, or values with commas between
+    them. Raises BadValueError for invalid JSON."""
+    if not written.lstrip().startswith("["):
+        return [text.strip() for text in written.split(",") if text.strip()]
     try:
-        return json.loads(raw)
+        return json.loads(written)
     except (ValueError, RecursionError):
         raise BadValueError(_expectation(item)) from None
 
@@ -90,7 +94,7 @@ _CONVERTERS: dict[Any, Any] = {
     bool: _boolean,
     str: _text,
     tuple[str, ...]: _texts,
-    tuple[RuleEntry, ...]: lambda _, raw: parse_rules(raw),
+    tuple[RuleEntry, ...]: lambda _, written: parse_rules(written),
 }
 
 
@@ -104,18 +108,15 @@ def _checked(item: SettingField, value: Any) -> Any:
         too_large = rule.maximum is not None and not value <= rule.maximum  # refuses NaN
         if too_small or too_large:
             raise BadValueError(f"use {limits(item)}")
-        if isinstance(value, int) and value > (most := _whole_max(item.name)):
+        most = TIME_MS_MAX if item.name.endswith("_ms") else WHOLE_MAX
+        if isinstance(value, int) and value > most:
             raise BadValueError(f"use a value of at most {most}")
     return value
 
 
-def _whole_max(name: str) -> int:
-    """The largest integer of this unit."""
-    return TIME_MS_MAX if name.endswith("_ms") else WHOLE_MAX
-
-
 def limits(item: SettingField) -> str:
-    """The allowed range in words; empty without limits."""
+    """The values that the setting ``item`` may have, in words; empty if it has no limits. Also for its
+    documentation."""
     low, high = item.rule.minimum, item.rule.maximum
     if low is not None and high is not None:
         return (
@@ -127,7 +128,7 @@ def limits(item: SettingField) -> str:
 
 
 def _expectation(item: SettingField) -> str:
-    """What a value of the setting looks like, for the hint of an error."""
+    """What to write as the value of the setting ``item``, for the hint of an error."""
     if item.type is int:
         if _units_of(item.name) is SIZE_UNITS:
             return 'use a whole number of bytes, or text such as "32MiB"'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from rocketmq_tiered.cli.arguments import add_rules, print_result, settings_of
-from rocketmq_tiered.process.loaded_archive import keyed_topics, open_for_reading, rules_of
+from rocketmq_tiered.process.loaded_archive import keyed_topics, open_for_reading, rules_in
 from rocketmq_tiered.process.progress import Progress
 from rocketmq_tiered.spark.cli.arguments import add_compaction, session_of
 from rocketmq_tiered.spark.jobs.compact import compact_keys
@@ -31,7 +31,7 @@ def execute(options: argparse.Namespace) -> int:
                 lambda: session_of(options, "compact-keys"),
                 archive,
                 settings,
-                keyed_topics(rules_of(archive, settings), settings, options.topic),
+                keyed_topics(rules_in(archive.store, archive.state, settings), settings, options.topic),
                 apply=options.apply,
                 spool=options.spool,
                 report=lambda what, done, total: progress.update(done, total, what),
