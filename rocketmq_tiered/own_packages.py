@@ -13,7 +13,8 @@ NAMES = ("tiered", "uploader", "fetcher")
 
 
 def check_own_packages() -> None:
-    """Raise ImportError if another file comes before one of the packages on ``sys.path``."""
+    """Raise ImportError if one of the packages that are installed with this one is missing, or if a file of the user's
+    of the same name comes before it on ``sys.path``."""
     root = Path(__file__).parents[1]
     for name in NAMES:
         found = _origin(name)
@@ -21,7 +22,7 @@ def check_own_packages() -> None:
             raise ImportError(f"package {name} is missing: install rocketmq-tiered again")
         if Path(found) != root / name / "__init__.py":
             raise ImportError(
-                f"{found} hides package {name} of rocketmq-tiered: rename it", name=name, path=found
+                f"{found} hides package {name} of rocketmq-tiered: rename that file", name=name, path=found
             )
 
 

@@ -45,7 +45,9 @@ def test_a_module_that_hides_a_package_is_one_error(name: str, is_loaded: bool, 
     done = _run(tmp_path, f"import {name}; {READ}" if is_loaded else READ)
     assert done.returncode == 1 and done.stdout == ""
     last = done.stderr.strip().splitlines()[-1]
-    assert last == f"ImportError: {tmp_path}/{name}.py hides package {name} of rocketmq-tiered: rename it"
+    assert (
+        last == f"ImportError: {tmp_path}/{name}.py hides package {name} of rocketmq-tiered: rename that file"
+    )
 
 
 @pytest.mark.parametrize("package", [rocketmq_tiered, rocketmq_tiered.spark])

@@ -31,8 +31,8 @@ _UNPRINTABLE_IN_JSON = re.compile(f"[{_HIDDEN}]")
 
 
 def printable(text: str) -> str:
-    """``text`` with characters that act on a terminal, break the line or hide text escaped, as in Python: ``\\x1b``,
-    ``\\u202e``. For people: a backslash in ``text`` stays as it is."""
+    """``text`` for people at a terminal: characters that act on a terminal, break the line or hide text are escaped as
+    in Python, such as ``\\x1b``. A backslash in ``text`` stays as it is."""
     return _UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], text)
 
 
@@ -59,7 +59,8 @@ _MARKS = {True: ("\u2714", "32", "ok  "), False: ("\u2718", "31", "FAIL"), None:
 
 
 def print_marked(is_good: bool | None, line: str) -> None:
-    """``line`` behind a mark: green or red on a terminal, a word elsewhere. None: neither good nor bad."""
+    """Print ``line`` behind a mark for its result: green or red on a terminal, a word elsewhere. ``is_good`` None: the
+    result is neither good nor bad."""
     mark, color, word = _MARKS[is_good]
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
         print(f"\033[{color}m{mark}\033[0m {printable(line)}", flush=True)
@@ -106,7 +107,7 @@ def print_json_line(document: Any) -> None:
 
 
 def _print_json(document: Any, option: int) -> None:
-    """Prints a document as JSON with the options of orjson, escaped for terminals."""
+    """Print ``document`` as JSON to stdout, with an option of orjson; characters that act on a terminal are escaped."""
     # As bytes: JSON is UTF-8 even if the terminal is not.
     try:
         text = orjson.dumps(document, option=option | orjson.OPT_APPEND_NEWLINE)
@@ -132,7 +133,7 @@ def camel_name(name: str) -> str:
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """A table with aligned columns, numbers to the right."""
+    """Print a table with aligned columns; columns of integers are aligned to the right."""
     texts = [[_cell(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *texts, strict=True)]
     numeric = [bool(rows) and all(_is_number(row[i]) for row in rows) for i in range(len(header))]
@@ -167,7 +168,7 @@ def size_text(size_bytes: float) -> str:
 
 
 def duration_text(duration_s: float | None) -> str:
-    """``3m 20s``; ``-`` when unknown."""
+    """A duration in its two largest units, such as ``3m 20s``; ``-`` for None, which is unknown."""
     if duration_s is None:
         return "-"
     if duration_s < 60:
@@ -180,7 +181,8 @@ def duration_text(duration_s: float | None) -> str:
 
 
 def time_text(timestamp_ms: int) -> str:
-    """UTC to the second; ``-`` for none. After the year 9999, as in damaged records, the number."""
+    """A time in ms since the epoch as text in UTC, to the second; ``-`` for 0. A time after the year 9999, as damaged
+    records have, is shown as the number."""
     if timestamp_ms <= 0:
         return "-"
     if timestamp_ms > DATES_END_MS:

@@ -23,8 +23,9 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def make_private(directory: Path, setting: str) -> None:
-    """Make ``directory`` and missing parents with mode 0700, or give an existing one this mode. ``setting``: where
-    another can be chosen. Raises AccessDeniedError for one that is not private, and OSError."""
+    """Make ``directory`` so that only this user can use it (mode 0700), with missing parents; an existing one of this
+    user gets this mode. Raises AccessDeniedError if another user owns it or may write to it, naming the ``setting``
+    that chooses another, and OSError."""
     _make(directory)
     fd = _open_checked(directory, setting)
     try:
@@ -48,15 +49,16 @@ def private_temporary(parent: Path, prefix: str) -> tempfile.TemporaryDirectory[
 
 
 def check_files(directory: Path, setting: str) -> None:
-    """Everything in a private directory was put there by this user or root, also before it was private. Raises
-    AccessDeniedError and OSError."""
+    """Check that all files below a private ``directory`` are of this user or root: others may have put files there
+    before it was private. Raises AccessDeniedError for one that is not, and OSError."""
     for parent, directories, files in os.walk(directory):
         for name in (*directories, *files):
             path = Path(parent, name)
             with suppress(FileNotFoundError):  # another process replaces it
                 if not is_own(path.lstat()):
                     raise AccessDeniedError(
-                        f"{path} may belong to another user", hint=f"remove {directory}, or set {setting}"
+                        f"{path} may be written by another user, so that it is not used",
+                        hint=f"remove {directory}, or set {setting} to another directory",
                     )
 
 
@@ -70,21 +72,32 @@ def check_trusted_file(path: Path, setting: str, *, is_secret: bool = True) -> N
     logged. Raises UsageError for one that they can write, or that is not a regular file, and OSError."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
-        raise UsageError(f"{setting} = {path} is not a regular file", hint=f"set {setting}")
+        raise UsageError(f"{setting} = {path} is not a regular file", hint=f"set {setting} to a file")
     mode = f"mode {stat.S_IMODE(status.st_mode):04o}"
     if status.st_mode & stat.S_IWOTH:
         raise UsageError(
             f"{setting} = {path} can be written by other users ({mode})",
-            hint=f"check its content, then chmod 600 {path}",
+            hint=f"check its content, then run chmod 600 {path}",
         )
     if is_secret and status.st_mode & stat.S_IROTH:
-        logger.warning("%s = %s can be read by other users (%s): chmod 600 %s", setting, path, mode, path)
+        logger.warning(
+            "the secret file %s = %s can be read by other users (%s): run chmod 600 %s",
+            setting,
+            path,
+            mode,
+            path,
+        )
 
 
 def log_exposed_parent(directory: Path) -> None:
-    """Log the parent in which another user could replace ``directory``: its next opening is refused then."""
+    """Log it if another user could replace ``directory``, as a directory above it is open to others. If one does, its
+    next opening is refused."""
     if exposed := exposed_parent(directory):
-        logger.warning("%s can be renamed or replaced by other users, who can change %s", directory, exposed)
+        logger.warning(
+            "other users can write to %s, and so replace %s below it: forbid that, or use another directory",
+            exposed,
+            directory,
+        )
 
 
 def exposed_parent(directory: Path) -> Path | None:
@@ -100,7 +113,7 @@ def _keeps_entries(status: os.stat_result) -> bool:
 
 
 def _make(directory: Path) -> None:
-    """Makes a directory and those above it that do not exist, with access for this user only."""
+    """Make ``directory`` and those above it that do not exist, each with access for this user only."""
     try:
         os.mkdir(directory, PRIVATE)
     except FileNotFoundError:
@@ -112,12 +125,14 @@ def _make(directory: Path) -> None:
 
 
 def _open_checked(directory: Path, setting: str) -> int:
-    """A descriptor of the directory, which is private. Raises AccessDeniedError and OSError."""
+    """Open ``directory`` and return its descriptor. Raises AccessDeniedError if another user owns it, may write to it,
+    or has made a symbolic link on its path, naming the ``setting`` that chooses another directory; and OSError."""
     user = os.geteuid()
     for step in (directory, *directory.parents):
         if step.is_symlink() and (owner := step.lstat().st_uid) not in (0, user):
             raise AccessDeniedError(
-                f"{step} is a symbolic link of user {owner}", hint=f"remove it, or set {setting}"
+                f"{step} is a symbolic link of user {owner}, who can make it lead elsewhere",
+                hint=f"remove the link, or set {setting} to another directory",
             )
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     refusal = _refusal(directory, os.fstat(fd), user, setting)
@@ -133,11 +148,11 @@ def _refusal(directory: Path, status: os.stat_result, user: int, setting: str) -
     if status.st_uid not in (0, user):
         return AccessDeniedError(
             f"{directory} belongs to user {status.st_uid}, who can change the files in it",
-            hint=f"check its files, then chown {user} {directory}, or set {setting}",
+            hint=f"check its files, then run chown {user} {directory}, or set {setting} to another directory",
         )
     if status.st_mode & _WRITABLE_BY_OTHERS:
         return AccessDeniedError(
             f"{directory} can be written by other users (mode {stat.S_IMODE(status.st_mode):04o})",
-            hint=f"check its files, then chmod 700 {directory}, or set {setting}",
+            hint=f"check its files, then run chmod 700 {directory}, or set {setting} to another directory",
         )
     return None

@@ -61,6 +61,7 @@ class ResidentPages:
     """Finds the resident pages of one open file. Maps the file but touches no page of it."""
 
     def __init__(self, fd: int, size_bytes: int) -> None:
+        """Map the open file ``fd`` of ``size_bytes`` into memory, without reading it. Raises OSError."""
         self._size_bytes = size_bytes
         self._address: int | None = None
         if size_bytes > 0:
@@ -70,7 +71,8 @@ class ResidentPages:
             self._address = address
 
     def query(self, begin_byte: int, end_byte: int) -> NDArray[np.bool_]:
-        """Whether each page that [begin, end) touches is resident, first page first."""
+        """For each page of the file that the bytes [begin_byte, end_byte) touch, whether it is in the page cache, as an
+        array of booleans."""
         first = begin_byte // PAGE_BYTES * PAGE_BYTES
         length = min(end_byte, self._size_bytes) - first
         if self._address is None or length <= 0:
@@ -91,7 +93,8 @@ class ColdReadFile:
     """One broker file, read without changing the page cache. Not thread-safe."""
 
     def __init__(self, path: Path, *, probe: ResidencyProbe | None = None) -> None:
-        """Raises NotFoundError, AccessDeniedError or UnavailableError, all naming ``path``."""
+        """Open the file. ``probe``: how to find out which pages are in the page cache; None: the best way for this
+        process. Raises NotFoundError, AccessDeniedError or UnavailableError, all naming ``path``."""
         self.path = path
         self._pages: ResidentPages | None = None
         try:
@@ -141,14 +144,15 @@ class ColdReadFile:
             return self.size_bytes
 
     def is_given_in_part(self) -> bool:
-        """Whether any of a few places is readable now: then the disk works, and an unreadable place is lost.
+        """Whether the file can be read at one of a few positions: then the disk works, and bytes that cannot be read
+        are lost.
 
-        The file's pages in the cache are dropped first, as they would hide a missing disk: only for a file that its
-        broker has deleted.
+        The file's pages are dropped from the page cache first, as they would hide a missing disk; so this is only for a
+        file that the broker has deleted.
         """
         self._advise(0, 0, os.POSIX_FADV_DONTNEED)
-        for place in range(SAMPLED_PLACES):
-            offset = self.size_bytes * place // SAMPLED_PLACES // PAGE_BYTES * PAGE_BYTES
+        for sample in range(SAMPLED_PLACES):
+            offset = self.size_bytes * sample // SAMPLED_PLACES // PAGE_BYTES * PAGE_BYTES
             try:
                 if self.read_into(memoryview(bytearray(PAGE_BYTES)), offset):
                     return True
@@ -157,7 +161,7 @@ class ColdReadFile:
         return False
 
     def close(self) -> None:
-        """Close the descriptor; further reads are an error."""
+        """Close the file, which cannot be read any more then."""
         if self._pages is not None:
             self._pages.close()
             self._pages = None
@@ -174,7 +178,7 @@ class ColdReadFile:
         self.close()
 
     def _read_fully(self, dest: memoryview, offset: int) -> int:
-        """Reads until ``dest`` is full or the file ends. Returns the number of bytes."""
+        """Read from ``offset`` until ``dest`` is full or the file ends. Returns the number of bytes."""
         filled = 0
         while filled < len(dest):
             got = os.preadv(self._fd, [dest[filled:]], offset + filled)
@@ -184,8 +188,9 @@ class ColdReadFile:
         return filled
 
     def _read_by_strides(self, dest: memoryview, offset: int) -> int:
-        """Reads what the page cache has of each stride, then the rest of it from the disk, and drops the pages which
-        that loaded. Returns the number of bytes read: fewer than requested at the end of the file."""
+        """Fill ``dest`` from ``offset`` in steps of some pages: of each step what the page cache has, then the rest
+        from the disk, whose pages are dropped from the page cache again. Returns the number of bytes: fewer than
+        requested at the end of the file."""
         filled = 0
         while filled < len(dest):
             position = offset + filled
@@ -203,8 +208,8 @@ class ColdReadFile:
         return filled
 
     def _read_nowait(self, dest: memoryview, offset: int) -> int:
-        """Reads what the page cache has at ``offset``. Where the file system does not know RWF_NOWAIT, reads all, and
-        does so from then on."""
+        """Read into ``dest`` what the page cache has from ``offset`` on, and return the number of bytes. On a file
+        system without RWF_NOWAIT it reads from the disk too, and later reads do not distinguish any more."""
         try:
             return os.preadv(self._fd, [dest], offset, os.RWF_NOWAIT)
         except BlockingIOError:
@@ -216,6 +221,7 @@ class ColdReadFile:
             return self._read_fully(dest, offset)
 
     def _drop_pages(self, cold: NDArray[np.bool_], first_page: int) -> None:
+        """Drop those pages from ``first_page`` on from the page cache for which ``cold`` is true."""
         if not cold.any():
             return
         edges = np.flatnonzero(np.diff(np.concatenate([[False], cold, [False]]).astype(np.int8)))
@@ -238,7 +244,7 @@ class ColdReadFile:
 
 
 def open_failure(path: Path, error: OSError) -> MissingBrokerFileError | AccessDeniedError | UnavailableError:
-    """The typed error for a failed open or read of a broker's file."""
+    """The error of tiered.errors for a failed open or read of the broker's file ``path``."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
         return MissingBrokerFileError(f"{path} does not exist")
     if error.errno in (errno.EACCES, errno.EPERM):
@@ -248,14 +254,14 @@ def open_failure(path: Path, error: OSError) -> MissingBrokerFileError | AccessD
         )
     if error.errno == errno.EIO:
         return UnreadableError(
-            path, f"{path} cannot be read: {os.strerror(errno.EIO)}", hint="check the disk"
+            path, f"{path} cannot be read: {os.strerror(errno.EIO)}", hint="check the disk for bad sectors"
         )
     return UnavailableError(f"{path} cannot be read: {os.strerror(error.errno or 0)}")
 
 
 def best_probe(fd: int) -> ResidencyProbe:
-    """The method for this process: mincore reports all pages as resident to users who neither own the file nor may
-    write it (Linux 5.2)."""
+    """How this process finds out which pages of the open file are in the page cache. Mincore is best, but since Linux
+    5.2 it tells the truth only to users who own the file or may write to it."""
     status: Any = os.fstat(fd)
     if os.geteuid() in (0, status.st_uid) or os.access(f"/proc/self/fd/{fd}", os.W_OK, effective_ids=True):
         return ResidencyProbe.MINCORE

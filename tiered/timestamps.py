@@ -21,9 +21,9 @@ _FORMS = "use milliseconds since 1970, 2026-11-21T07:00:00Z, 2026-11-21, or -1h"
 
 
 def milliseconds(time: TimePoint) -> int:
-    """``time`` as ms since the epoch, rounded down. Accepts any integer type, such as numpy's.
+    """``time``, an integer of any type or a datetime, as ms since the epoch, rounded down.
 
-    Raises UsageError, also for an integer that is in seconds.
+    Raises UsageError for anything else, and for an integer that is a time in seconds.
     """
     if not isinstance(time, datetime):
         try:
@@ -31,7 +31,7 @@ def milliseconds(time: TimePoint) -> int:
             return _plausible(found) if found * 1000 in PLAUSIBLE_MS else found
         except TypeError as error:
             raise UsageError(
-                f"{time} is not a time", hint="use integer milliseconds since 1970, or a datetime"
+                f"{time!r} is not a time", hint="use integer milliseconds since 1970, or a datetime"
             ) from error
     moment = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
     # Integers: a float has no room for the milliseconds of far years.
@@ -57,8 +57,8 @@ def parse_instant(text: str) -> int:
 
 
 def _plausible(time_ms: int) -> int:
-    """Returns ``time_ms``. Raises UsageError for a time that is out of reach, such as one in seconds, and says what
-    was probably meant."""
+    """``time_ms`` if it is 0 or a time of the years 2000 to 2099. Raises UsageError otherwise, as the number may be in
+    seconds; the message says which time it would be."""
     if time_ms == 0 or time_ms in PLAUSIBLE_MS:
         return time_ms
     readings = [f"{time_ms} milliseconds since 1970 is {_moment(time_ms)}, which is implausible"]

@@ -18,7 +18,8 @@ from tiered.errors import (
 
 
 def replace_whole(path: Path, content: bytes | memoryview) -> None:
-    """Write and sync ``content`` beside ``path``, then rename it. Raises OSError."""
+    """Replace the file ``path`` by ``content``, durably: it is written to another file, which is then renamed, so that
+    readers never see a part of it. Raises OSError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)  # of a crashed process with this id; never opened: it may be a link
     with temporary.open("xb") as file:
@@ -38,7 +39,8 @@ def save_whole(path: Path, content: bytes | memoryview) -> None:
 
 
 def writer_of(path: Path) -> Callable[[bytes], None]:
-    """A function that replaces ``path`` as a whole. It raises UnavailableError."""
+    """A function that replaces the file ``path`` by the content that it is given. It raises UnavailableError if that
+    fails."""
 
     def write(content: bytes) -> None:
         try:
@@ -59,12 +61,12 @@ def sync_directory(directory: str | Path) -> None:
 
 
 def file_error(error: OSError, path: Path) -> TieredError:
-    """The error of a failed write to ``path``."""
+    """The error of tiered.errors for a failed write to the local file or directory ``path``, with what to do."""
     what = f"{path} cannot be written: {error.strerror}"
     if error.errno in FULL_ERRNOS:
         return StoreFullError(what, hint=f"free space on the disk of {path}")
     if error.errno in DENIED_ERRNOS:
-        return AccessDeniedError(what, hint=f"give user {os.geteuid()} permission to write it")
+        return AccessDeniedError(what, hint=f"give user {os.geteuid()} permission to write there")
     if isinstance(error, FileExistsError | NotADirectoryError | FileNotFoundError):
-        return UsageError(what, hint="name a new directory")
+        return UsageError(what, hint="name another directory, which is new or empty")
     return UnavailableError(what)

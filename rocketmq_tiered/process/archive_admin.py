@@ -61,7 +61,7 @@ class ArchiveAdminSource(EventLoopSource):
         return True, f"serving, and owner of the consumer groups{finding}"
 
     def status_json(self) -> bytes:
-        """The status of server and archive as JSON."""
+        """The answer of /status.json: how `tiered serve` and its archive are, as JSON."""
         status, access = self._service.status(), self._access
         document = {
             "archive": access.title,
@@ -82,7 +82,7 @@ class _ArchiveCollector(ScrapeCollector):
         self._access, self._service, self._problem = access, service, problem
 
     def collect(self) -> Iterator[Metric]:
-        """All families of one scrape."""
+        """The metrics of `tiered serve` at this moment, one family for each name."""
         status = self._service.status()
         gauges = {
             "connections": ("client connections", status.connections),

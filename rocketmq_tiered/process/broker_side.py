@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tiered.broker_store.bound import BrokerOffsets
 from tiered.broker_store.commit_log import LogFile
-from tiered.broker_store.conf import BrokerConf, BrokerNames, read_broker_conf, require_names
+from tiered.broker_store.conf import BrokerConf, BrokerNames, is_true, read_broker_conf, require_names
 from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.errors import TieredError, UnavailableError, UsageError
 from tiered.model.address import host_and_port
@@ -164,7 +164,8 @@ def checks_clients(conf: BrokerConf | None) -> bool:
     """Whether the broker has access control; assumed if there is no configuration file."""
     if conf is None:
         return True
-    return any(_is_on(conf, name) for name in ("aclEnable", "authenticationEnabled", "authorizationEnabled"))
+    switches = ("aclEnable", "authenticationEnabled", "authorizationEnabled")
+    return any(is_true(conf.properties, name) for name in switches)
 
 
 def missing_rules(settings: Settings, conf: BrokerConf | None) -> UsageError | None:
@@ -185,10 +186,6 @@ def missing_rules(settings: Settings, conf: BrokerConf | None) -> UsageError | N
         hint="set serve.acl_file to a copy of conf/plain_acl.yml (4.9), or of what `tiered config acl-from-broker` "
         "prints (5.x)",
     )
-
-
-def _is_on(conf: BrokerConf, name: str) -> bool:
-    return conf.properties.get(name, "").strip().lower() == "true"
 
 
 def store_path(settings: Settings, conf: BrokerConf | None) -> Path:

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -271,9 +271,12 @@ class _Rewrite:
         """Give each queue that has no messages any more, as they expired, the end that the store's queue has: only that
         one knows at which offset the next message goes."""
         try:
-            for topic, queue_id, end in _ends(self._store.consume_queues()):
-                if end > 0 and target.max_offset(topic, queue_id) == 0 and self._is_wanted(topic, queue_id):
-                    target.put_empty_queue(topic, queue_id, end)
+            source = self._store.consume_queues()
+            for queue in source.queues() if source is not None else ():
+                key = queue.topic, queue.queue_id
+                end = source.max_offset(*key) if source is not None else 0
+                if end > 0 and target.max_offset(*key) == 0 and self._is_wanted(*key):
+                    target.put_empty_queue(*key, end)
         except TieredError as error:
             self._done.unknown_ends = error.message
 
@@ -285,11 +288,6 @@ class _Rewrite:
 
     def _save(self) -> None:
         save_whole(self._work / _PROGRESS_NAME, json.dumps(asdict(self._done)).encode())
-
-
-def _ends(source: ConsumeQueueIndex | None) -> Iterator[tuple[str, int, int]]:
-    for queue in source.queues() if source is not None else ():
-        yield queue.topic, queue.queue_id, source.max_offset(queue.topic, queue.queue_id) if source else 0
 
 
 def has_tables_in_rocksdb(store: Path) -> bool:

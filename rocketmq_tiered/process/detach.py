@@ -61,7 +61,8 @@ class Detachment:
         say: Callable[[DetachStep], None],
         clock: Clock,
     ) -> None:
-        """``waits``: how long each step waits, for clients to act or to have seen a change."""
+        """``broker``: requests to the broker that is taken out of service; ``waits``: how long each step waits for
+        clients to act or to have seen a change; ``say`` prints a step."""
         self._broker, self._waits, self._say, self._clock = broker, waits, say, clock
 
     def close(self, *, force: bool) -> None:
@@ -76,7 +77,7 @@ class Detachment:
                 self._broker.set_permission(PERM_READ)
             self._say(DetachStep("read-only", "done: brokerPermission = 4; tiered detach --undo reverts it"))
             self._clock.sleep(self._waits.route_s)
-            self._say(DetachStep("routes", "done: clients have read them"))
+            self._say(DetachStep("routes", "done: clients have read that the broker takes no messages"))
             self._await_unchanged(
                 self._broker.produced, self._waits.quiet_s, "producers still send to the broker"
             )
@@ -109,7 +110,9 @@ class Detachment:
         ends_s, printed = self._clock.monotonic_s() + self._waits.wait_s, ""
         while left := read():
             if force:
-                self._say(DetachStep(step, f"done: {left_text(left)} stay in the archive as they are"))
+                self._say(
+                    DetachStep(step, f"done: {left_text(left)} are not delivered and stay in the archive")
+                )
                 return
             if self._clock.monotonic_s() >= ends_s:
                 raise LeftError(

@@ -26,7 +26,7 @@ class EventLoopSource:
     """The admin pages of an event loop. ``beat`` runs on the event loop, the pages in the admin server's threads."""
 
     def __init__(self, clock: Clock, *collectors: ScrapeCollector) -> None:
-        """``collectors``: metrics besides the process's own."""
+        """``collectors``: metrics of the server, which are shown beside those of the process (memory, CPU)."""
         self._clock = clock
         self._beaten_s = clock.monotonic_s()
         self._logged: set[str] = set()

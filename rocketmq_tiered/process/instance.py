@@ -28,7 +28,7 @@ from tiered.errors import (
     UsageError,
 )
 from tiered.private_directory import is_own, log_exposed_parent, make_private
-from tiered.whole_file import file_error, replace_whole
+from tiered.whole_file import replace_whole, save_whole
 
 NEW_ARCHIVE = "to begin a new archive there, start once with --new-archive"
 
@@ -170,13 +170,13 @@ class StateDirectory:
         if known and known.isprintable():  # a file system that lost power may leave zeros
             return known
         fresh = secrets.token_hex(8)
-        _write_whole(path, fresh.encode())
+        save_whole(path, fresh.encode())
         return fresh
 
     def describe(self, description: InstanceDescription, root: Path | None = None) -> None:
         """Write the description of this instance into its state directory, for commands on this host. They search
         below ``root``; a state directory that is elsewhere gets a symbolic link there."""
-        _write_whole(self.path / DESCRIPTION_FILE, orjson.dumps(asdict(description)))
+        save_whole(self.path / DESCRIPTION_FILE, orjson.dumps(asdict(description)))
         own = self.path.resolve()
         if root is None or own.is_relative_to(root.resolve()):
             return
@@ -271,13 +271,6 @@ def _can_lock(fd: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    try:
-        replace_whole(path, content)
-    except OSError as error:
-        raise file_error(error, path) from None
 
 
 def _path_component(name: str) -> str:

@@ -51,7 +51,8 @@ class StatusCollector(ScrapeCollector):
         self._report = report
 
     def collect(self) -> Iterator[Metric]:
-        """All families of one scrape."""
+        """The metrics of the current status report, one family for each name. Before the archive is known they are only
+        whether the process works, and its state."""
         report = self._report()
         word = word_of(report.state)
         meaning = "1 while an uploader archives, or stands by."

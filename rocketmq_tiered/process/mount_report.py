@@ -71,7 +71,7 @@ class MountRow(NamedTuple):
         return round(PRICES.storage(self.record.stored_bytes), 2)
 
     def document(self) -> dict[str, Any]:
-        """The row as a JSON object."""
+        """The row as `tiered mount ls --json` prints it."""
         return {
             **vars(self.record),
             "node": self.node,
@@ -80,7 +80,7 @@ class MountRow(NamedTuple):
         }
 
     def cells(self) -> list[str | int]:
-        """The row's cells in a table with HEADER."""
+        """The row as `tiered mount ls` prints it, under HEADER; ``-`` for what is not known."""
         record = self.record
         return [
             "/".join(record.name),
@@ -176,7 +176,7 @@ class MountAdminSource(EventLoopSource):
         return [row for member in members for row in rows_of(member.leases.values(), member.announced)]
 
     def status_json(self) -> bytes:
-        """The nodes and their brokers as JSON."""
+        """The answer of /status.json: the nodes of `tiered mount` in this process and their brokers, as JSON."""
         document = {
             "nodes": [
                 {
@@ -202,7 +202,7 @@ class _MountCollector(ScrapeCollector):
         self._source = source
 
     def collect(self) -> Iterator[Metric]:
-        """All families of one scrape."""
+        """The metrics of the nodes of `tiered mount` in this process at this moment, one family for each name."""
         nodes = self._source.nodes
         records = [record for node in nodes for record in node.records()]
         gauges = {

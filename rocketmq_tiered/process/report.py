@@ -183,6 +183,8 @@ def decode_report(document: Mapping[str, Any]) -> StatusReport:
 
 
 def _decoded(dataclass_type: type[T], document: Mapping[str, Any]) -> T:
+    """A ``dataclass_type`` from the JSON object that it was encoded to. Members that it has not are ignored; those that
+    the object lacks get their default."""
     hints = get_type_hints(dataclass_type)
     json_names = {name: camel_name(name) for name in hints}
     return dataclass_type(

@@ -83,7 +83,7 @@ def slave_config(settings: Settings, conf: BrokerConf | None, broker: str) -> Sl
     if slave.advertise == settings.serve.advertise:
         raise UsageError(
             f"slave.advertise = {slave.advertise} is the same as serve.advertise",
-            hint="set a different port for each",
+            hint="set another port in one of the two",
         )
     host, port = parse_address(slave.advertise, "slave.advertise")
     if port == 0:
@@ -101,7 +101,7 @@ def slave_config(settings: Settings, conf: BrokerConf | None, broker: str) -> Sl
         # Consumers that the master redirects to an unreachable port wait forever.
         raise UsageError(
             f"slave.bind = {bind} is a loopback address: clients cannot reach slave.advertise = {slave.advertise}",
-            hint="bind to an address of the host, such as 0.0.0.0:10931",
+            hint="set slave.bind to an address of this host that clients reach, such as 0.0.0.0:10931",
         )
     return SlaveConfig(broker, address, name_servers, slave.advertise, slave.broker_id, tls_of(settings))
 

@@ -21,7 +21,7 @@ class ServingCollector(ScrapeCollector):
         self._service = service
 
     def collect(self) -> Iterator[Metric]:
-        """All families of one scrape."""
+        """The metrics of proxy or slave mode at this moment, one family for each name."""
         service = self._service
         if isinstance(service, SlaveService):
             yield from _shared("slave", "master", service)

@@ -429,7 +429,7 @@ def _environment(writer: Writer, archive: ObjectStore, names: BrokerNames) -> En
         if not writer.new_archive:
             marker.refuse_empty()
         require_exclusive_creates(own)
-        logger.info("beginning a new archive", extra={"archive": own.url})
+        logger.info("a new archive begins at %s", own.url)
 
     return replace(environment, archive_exists=marker.create, refuse_empty=refuse_empty)
 

@@ -80,7 +80,7 @@ def test_broken_file_and_broken_backup_name_file_and_position(config: Path) -> N
     (config / "consumerOffset.json").write_text('{"offsetTable":{"t@g":{0:5}}}')
     found = state(config)
     assert found.damaged.keys() == {"topics"} and found.consumer_offsets == {"t@g": {0: 5}}
-    with pytest.raises(CorruptionError, match=r"config/topics\.json: bad JSON at character 20"):
+    with pytest.raises(CorruptionError, match=r"config/topics\.json: invalid JSON at character 20"):
         read_topics(config.parent)
 
 

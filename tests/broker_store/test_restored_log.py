@@ -63,14 +63,14 @@ def test_a_compact_log_has_the_same_records_at_other_places(tmp_path: Path, has_
 def test_a_record_across_two_files_names_the_setting(tmp_path: Path) -> None:
     log = RestoredLog(tmp_path, 1000)
     piece = Piece(np.zeros(200, np.uint8), np.array([0]), np.array([200], np.int32), np.array([900]))
-    with pytest.raises(UsageError, match="crosses the end of a file of 1000 bytes") as caught:
+    with pytest.raises(UsageError, match="crosses the end of a file, which has 1000 bytes") as caught:
         log.write([piece])
     assert "--broker-conf" in caught.value.hint
 
 
 def test_a_hole_too_small_for_a_filler_is_refused(tmp_path: Path) -> None:
     log, kept, _ = scattered(tmp_path, random.Random(1), begin_file=0, files=1, empty_file=9, has_crc=False)
-    with pytest.raises(CorruptionError, match="fewer than a filler"):
+    with pytest.raises(CorruptionError, match="smaller than a filler"):
         log.seal(0, max(kept) + len(kept[max(kept)]) + 50, 1)
 
 

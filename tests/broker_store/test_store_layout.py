@@ -61,7 +61,7 @@ def test_dledger_is_refused(store: Path, how: str) -> None:
 
 def test_unknown_log_is_refused(store: Path) -> None:
     log_file(store / "commitlog", 0, b"some other program's data " * 10, 4096)
-    with pytest.raises(StoreLayoutError, match=r"0{20} contains no commitlog records"):
+    with pytest.raises(StoreLayoutError, match=r"0{20} contains no records of a RocketMQ commitlog"):
         open_broker_store(store)
 
 
@@ -76,7 +76,10 @@ def test_directories_that_are_no_stores_are_refused(store: Path, tmp_path: Path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(StoreLayoutError, match="has no commitlog directory"):
         open_broker_store(tmp_path / "empty")
-    with pytest.raises(StoreLayoutError, match=f"is a commitlog directory; use the store directory: {store}"):
+    with pytest.raises(
+        StoreLayoutError,
+        match=f"use the store directory: {store}",
+    ):
         open_broker_store(store / "commitlog")
     with pytest.raises(StoreLayoutError, match="is a file"):
         open_broker_store(store / "commitlog" / f"{0:020d}")

@@ -62,7 +62,7 @@ def test_reads_what_fastjson_writes(text: str | bytes, value: Any) -> None:
     ],
 )
 def test_refuses_what_is_not_json_and_says_where(text: str) -> None:
-    with pytest.raises(FastjsonError, match=r"bad JSON at character \d+") as caught:
+    with pytest.raises(FastjsonError, match=r"invalid JSON at character \d+") as caught:
         loads(text)
     assert 0 <= caught.value.position <= len(text) + 1
 
@@ -98,7 +98,7 @@ def test_any_text_gives_a_value_or_a_typed_error(text: str) -> None:
 
 
 def test_objects_as_keys_within_keys_are_refused_as_each_would_double_the_one_before() -> None:
-    with pytest.raises(FastjsonError, match="inside a key"):
+    with pytest.raises(FastjsonError, match="inside of another key"):
         loads("{" * 60 + '"a":1' + "}:1" * 59 + "}")  # 2^60 backslashes otherwise
     assert loads('{{"a":1}:{{"b":2}:3}}') == {'{"a":1}': {'{"b":2}': 3}}
 
@@ -128,5 +128,5 @@ def test_what_is_no_json_is_found_out_in_time_proportional_to_its_length(text: s
 def test_the_dialect_may_be_bounded_where_strict_json_is_not() -> None:
     assert loads(json.dumps(["x" * 100]), dialect_max=10) == ["x" * 100]
     assert loads("{1:22222}", dialect_max=9) == {"1": 22222}
-    with pytest.raises(FastjsonError, match="not strict JSON; at most 9"):
+    with pytest.raises(FastjsonError, match=r"not strict JSON, and with .* longer than the 9 of"):
         loads("{1:222222}", dialect_max=9)

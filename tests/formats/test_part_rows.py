@@ -129,7 +129,7 @@ def test_what_the_rows_of_a_part_contradict(name: str) -> None:
     for column, value in (("ordinal", len(index)), ("first_row", 1), ("rows", 10_000)):
         wrong = parts.copy()
         wrong[column][0] = value
-        with pytest.raises(CorruptionError, match="not in it"):
+        with pytest.raises(CorruptionError, match="that it does not have"):
             in_object_order(index, wrong)
 
 

@@ -410,7 +410,7 @@ def test_an_acl_enabled_broker_is_followed_and_relieved(guarded_slave: Slave, tm
     sidecar = guarded_slave.sidecar
     sidecar.start()
     wait_for(sidecar.log, "broker.credentials_file")
-    assert "refuses the request" in sidecar.log.read_text()
+    assert "refuses to report its offsets" in sidecar.log.read_text()
     assert sidecar.stop() == 0
     assert load(sidecar.open_archive()).cursor.phys == 0, "it does not know how far the log may be read"
     account = tmp_path / "tools.yml"

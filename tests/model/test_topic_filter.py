@@ -44,7 +44,7 @@ def test_a_system_topic_is_archived_if_it_is_named() -> None:
             "it is a system topic: add its name to topics.include, or set topics.include_system",
         ),
         ("broker-a", "it is a system topic: add its name to topics.include, or set topics.include_system"),
-        ("orders-test", "topics.exclude has *-test"),
+        ("orders-test", "the pattern *-test of topics.exclude matches it"),
         ("payments", "no pattern of topics.include matches it"),
     ],
 )

@@ -163,7 +163,7 @@ def test_it_is_dialled_as_the_settings_say(tmp_path: Path) -> None:
 
 def test_a_file_for_tls_that_is_not_there_ends_the_start() -> None:
     flags = {"broker.tls": ("flag", True), "broker.tls_ca": ("flag", "/nowhere.pem")}
-    with pytest.raises(UsageError, match=r"broker\.tls_ca = /nowhere.pem does not load: No such file"):
+    with pytest.raises(UsageError, match=r"broker\.tls_ca = /nowhere.pem cannot be loaded: No such file"):
         tls_of(load_settings(flags=flags).settings)
 
 

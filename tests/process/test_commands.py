@@ -188,7 +188,7 @@ def test_config_check_says_why_a_topic_is_not_archived(run: Run, archive: str) -
     for topic, places, archived, why in (
         ("RMQ_SYS_TRACE_TOPIC", (), "yes", "topics.include"),
         ("OFFSET_MOVED_EVENT", (), "no", "it is a system topic"),
-        ("t_k_one", (), "no", "topics.exclude has t_k_*"),
+        ("t_k_one", (), "no", "the pattern t_k_* of topics.exclude matches it"),
         ("payments", (), "no", "no pattern of topics.include matches it"),
         ("fx-a", ("--url", archive), "no", "it is a system topic"),
     ):

@@ -87,6 +87,8 @@ def test_a_refusal_names_what_to_set(code: int, remark: str) -> None:
 
     with peer(refused) as address:
         client = BrokerClient(address, 5)
-        with pytest.raises(UnavailableError, match=r"refuses the request.*broker\.credentials_file"):
+        with pytest.raises(
+            UnavailableError, match=r"refuses to report its offsets.*broker\.credentials_file"
+        ):
             client.runtime_info()
         client.close()

@@ -33,5 +33,5 @@ def test_a_table_of_another_name_is_refused() -> None:
     archive = BrokerStateArchive(store, lambda: {"offsets": {}})
     archive.refresh(1, 1)
     (key,) = archive.pending().values()
-    with pytest.raises(CorruptionError, match="holds the table offsets, not topics"):
+    with pytest.raises(CorruptionError, match="holds the broker's table offsets instead of topics"):
         decode_state(store.get(key), "topics", source=key)

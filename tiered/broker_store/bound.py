@@ -82,10 +82,12 @@ class BoundFacts:
 
 
 def decide_bound(facts: BoundFacts) -> Bound:
-    """The bound that ``facts`` allow."""
-    said = _reported_phys(facts.offsets)
-    if said is not None:
-        bound = _bound_by_word(facts, said)
+    """The bound that ``facts`` allow: the physical offset below which the log may be uploaded. By the broker's offsets
+    if it reports some; by its log if it is proven dead; else the bound before, as the broker runs but does not
+    answer."""
+    reported = _reported_phys(facts.offsets)
+    if reported is not None:
+        bound = _bound_by_broker(facts, reported)
     elif facts.liveness is Liveness.DEAD:
         bound = Bound(facts.log_end_phys, min(facts.proven_phys, facts.log_end_phys), BoundReason.DEAD)
     else:
@@ -94,23 +96,25 @@ def decide_bound(facts: BoundFacts) -> Bound:
         facts.previous is not None and not _was_scan(facts.previous) and bound.phys < facts.previous.phys
     )
     # Everything read was below an earlier bound: a log that ends below the read position was truncated.
-    cut = (
+    is_truncated = (
         facts.offsets is not None
         and facts.offsets.max_phys is not None
         and facts.offsets.max_phys < facts.cursor_phys
     )
-    return Bound(bound.phys, bound.proven_phys, bound.why, has_retreated=retreated or cut)
+    return Bound(bound.phys, bound.proven_phys, bound.why, has_retreated=retreated or is_truncated)
 
 
 def _reported_phys(offsets: BrokerOffsets | None) -> int | None:
     if offsets is None:
         return None
-    said = [phys for phys in (offsets.max_phys, offsets.confirm_phys) if phys is not None and phys >= 0]
-    return min(said) if said else None
+    reported = [phys for phys in (offsets.max_phys, offsets.confirm_phys) if phys is not None and phys >= 0]
+    return min(reported) if reported else None
 
 
-def _bound_by_word(facts: BoundFacts, said: int) -> Bound:
-    limits = [(said, BoundReason.BROKER), (facts.log_end_phys, BoundReason.LOG_END)]
+def _bound_by_broker(facts: BoundFacts, reported: int) -> Bound:
+    """The smallest of the offset that the broker has ``reported``, the end of the log files, and the physical offset up
+    to which consume queues are written, if that is known."""
+    limits = [(reported, BoundReason.BROKER), (facts.log_end_phys, BoundReason.LOG_END)]
     frontier = _frontier(facts)
     if frontier is not None:
         limits.append((frontier, BoundReason.CONSUME_QUEUE))
@@ -119,22 +123,24 @@ def _bound_by_word(facts: BoundFacts, said: int) -> Bound:
 
 
 def _frontier(facts: BoundFacts) -> int | None:
-    """End of what consume queues contain: by the broker's dispatch lag, else seen there.
+    """The physical offset up to which records are in the consume queues: by the dispatch lag that the broker reports,
+    else as its queue files show; None if neither is known.
 
-    The lag also covers last records of a log that belong to no queue (half messages, deleted topics).
+    The lag also counts last records of a log that belong to no queue (half messages, deleted topics).
     """
-    offsets, said = facts.offsets, _reported_phys(facts.offsets)
-    if offsets is None or said is None or offsets.dispatch_behind_bytes is None:
+    offsets, reported = facts.offsets, _reported_phys(facts.offsets)
+    if offsets is None or reported is None or offsets.dispatch_behind_bytes is None:
         return facts.frontier_phys
     if facts.frontier_phys is not None and not offsets.is_dispatch_certain:
         return facts.frontier_phys
     # The lag may have grown since the end was counted: what was dispatched before is dispatched now.
     previous = facts.previous
-    dispatched = 0 if previous is None or _was_scan(previous) else min(previous.phys, said)
-    return max(said - offsets.dispatch_behind_bytes, dispatched)
+    dispatched = 0 if previous is None or _was_scan(previous) else min(previous.phys, reported)
+    return max(reported - offsets.dispatch_behind_bytes, dispatched)
 
 
 def _frozen(facts: BoundFacts) -> Bound:
+    """The bound of a running broker that does not answer: the one before, or the read position if there is none."""
     previous = facts.previous
     if previous is None or _was_scan(previous):
         # A dead broker's scan reached the end of a file that the restarted broker now writes: stay at the

@@ -71,7 +71,8 @@ class CommitLog:
     def __init__(
         self, dirs: Sequence[Path], *, pinned: Callable[[], Iterable[LogFile]] | None = None
     ) -> None:
-        """``pinned`` names files kept after the broker deleted them. Raises like ``refresh``."""
+        """``dirs``: the directories of the log's files; ``pinned`` returns files that hard links or open descriptors
+        keep although the broker has deleted them. Lists the files, and raises as ``refresh``."""
         self.dirs = tuple(dirs)
         self._pinned = pinned or (lambda: ())
         self._lock = threading.Lock()
@@ -131,7 +132,8 @@ class CommitLog:
         return any(os.path.lexists(directory / name) for directory in self.dirs)
 
     def refresh(self) -> None:
-        """List the directories. Raises NotFoundError or AccessDeniedError naming a directory."""
+        """List the files of the log again: those in its directories, and pinned ones that the broker has deleted.
+        Raises NotFoundError or AccessDeniedError naming a directory."""
         found: dict[int, LogFile] = {}
         empty_dirs = []
         for directory in reversed(self.dirs):
@@ -162,11 +164,11 @@ class CommitLog:
         return files[i] if i >= 0 and phys < files[i].end_phys else None
 
     def read_into(self, dest: memoryview, phys: int) -> int:
-        """Read bytes from ``phys`` into ``dest``, never across the end of a file; returns how many.
+        """Read bytes from physical offset ``phys`` into ``dest``, at most to the end of the file there, and return how
+        many.
 
-        0 when no file contains ``phys``; if one did, the list is refreshed. Raises AccessDeniedError or
-        UnavailableError naming the file.
-        """
+        Returns 0 if no file contains ``phys``. A file that the broker has deleted since the last listing is read from
+        its pin, if it has one. Raises AccessDeniedError or UnavailableError naming the file."""
         file = self.file_at(phys)
         if file is None:
             return 0
@@ -179,8 +181,9 @@ class CommitLog:
             return self._read_file(file, dest, phys) if file is not None else 0
 
     def read_readable_part(self, dest: memoryview, phys: int) -> tuple[int, UnreadableError | None]:
-        """Like ``read_into``, but at an unreadable place: the bytes before it and the error. Reads page by page after
-        an error, so that the unreadable place is read only once more."""
+        """Read bytes from physical offset ``phys`` into ``dest`` up to the first that the disk cannot read. Returns how
+        many, and the disk's error, None without one. After an error it reads page by page, so that the unreadable page
+        is read only once more."""
         file = self.file_at(phys)
         try:
             return self.read_into(dest, phys), None
@@ -200,8 +203,8 @@ class CommitLog:
         return filled, None
 
     def is_broken_pin(self, file: LogFile) -> bool:
-        """Whether an unreadable place of ``file`` is lost for good: only its pin exists, after a new listing, and
-        other places of it are readable. If none is, the disk may be gone temporarily."""
+        """Whether bytes of ``file`` that could not be read are lost for good: the broker has deleted the file, so that
+        only its pin is left, and other bytes of it are readable. If none are, the disk may be away for a time only."""
         self.refresh()
         if not file.is_pinned or file not in self._files:
             return False
@@ -233,9 +236,9 @@ class CommitLog:
         return _SIZE_MAGIC.unpack(header) == (file.end_phys - phys, BLANK_MAGIC)
 
     def is_blank_from(self, phys: int) -> bool:
-        """Whether nothing was ever written at or above ``phys``, by the holes of the files.
+        """Whether nothing was ever written at or above physical offset ``phys``, as the holes of the files show.
 
-        False also if that is expensive to check: a file without holes. Raises what reading raises.
+        False also if that would be expensive to find out, as a file has no holes. Raises what reading raises.
         """
         return all(
             self._is_blank(file, max(phys, file.begin_phys)) for file in self._files if file.end_phys > phys
@@ -255,7 +258,8 @@ class CommitLog:
                 opened.close()
 
     def _is_blank(self, file: LogFile, phys: int) -> bool:
-        """Whether ``file`` has only zeros from ``phys`` on: one short allocated piece, then a hole to the end."""
+        """Whether ``file`` has nothing but zeros from physical offset ``phys`` on: at most a few allocated bytes, which
+        are read, then a hole to its end. False for more allocated bytes, which would be expensive to check."""
         offset = phys - file.begin_phys
         try:
             fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -274,7 +278,8 @@ class CommitLog:
         return self.read(phys, allocated_bytes).count(0) == allocated_bytes
 
     def _read_file(self, file: LogFile, dest: memoryview, phys: int) -> int:
-        """Read up to the end of a file, which stays open for the next read; the oldest of too many is closed."""
+        """Read bytes of ``file`` from physical offset ``phys`` into ``dest``, at most to the file's end, and return how
+        many. The file stays open for the next read; if too many are open, the oldest is closed."""
         room = dest[: file.end_phys - phys]
         with self._lock:
             opened = self._open.get(file)
@@ -286,7 +291,8 @@ class CommitLog:
 
 
 def _data_end(file: LogFile) -> int:
-    """Bytes of ``file`` before its trailing hole."""
+    """How many bytes ``file`` has before the hole at its end; its size if it has none, or if that cannot be found
+    out."""
     try:
         fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -303,18 +309,19 @@ def _data_end(file: LogFile) -> int:
 
 
 def _has_data(fd: int, offset: int) -> bool:
-    """Whether a file has bytes at or above an offset that are not a hole."""
+    """Whether an open file has bytes at or above ``offset`` that are not in a hole."""
     try:
         os.lseek(fd, offset, os.SEEK_DATA)
     except OSError as error:
-        if error.errno == errno.ENXIO:
+        if error.errno == errno.ENXIO:  # no data up to the end
             return False
         raise
     return True
 
 
 def _list_files(directory: Path) -> list[LogFile]:
-    """The commitlog files in a directory; an empty one is not begun yet."""
+    """The commitlog files in ``directory``, named by physical offsets; empty ones, which the broker is making, are
+    skipped. Raises NotFoundError or AccessDeniedError if it cannot be listed."""
     found = []
     try:
         with os.scandir(directory) as entries:

@@ -99,14 +99,15 @@ class BrokerConf:
 
 
 def read_broker_conf(path: Path) -> BrokerConf:
-    """Read one broker.conf. Raises NotFoundError, AccessDeniedError or UsageError naming file and key."""
+    """Read the broker's configuration from the file ``path``. Raises NotFoundError or AccessDeniedError if it cannot be
+    read, and UsageError naming file and key for a wrong value."""
     try:
         # As java.util.Properties reads a stream: a comment may be in any encoding.
         text = path.read_text("latin-1")
     except FileNotFoundError as error:
-        raise NotFoundError(f"{path} does not exist") from error
+        raise NotFoundError(f"broker configuration {path} does not exist") from error
     except OSError as error:
-        raise AccessDeniedError(f"{path} cannot be read: {error.strerror}") from error
+        raise AccessDeniedError(f"broker configuration {path} cannot be read: {error.strerror}") from error
     try:
         return broker_conf(parse_java_properties(text))
     except UsageError as error:
@@ -114,7 +115,8 @@ def read_broker_conf(path: Path) -> BrokerConf:
 
 
 def broker_conf(properties: Mapping[str, str]) -> BrokerConf:
-    """The configuration from ``properties``, with the broker's defaults. Raises UsageError naming the key."""
+    """The configuration that the ``properties`` of a broker.conf make, with the broker's own defaults for the rest.
+    Raises UsageError naming the key of a wrong value."""
     store_path = _path(properties, "storePathRootDir")
     commitlog = properties.get("storePathCommitLog", "").strip()
     read_only = properties.get("readOnlyCommitLogStorePaths", "").strip()
@@ -146,15 +148,16 @@ def is_true(properties: Mapping[str, str], name: str) -> bool:
 
 
 def parse_java_properties(text: str) -> dict[str, str]:
-    """Parse ``java.util.Properties``: comments, continued lines, escapes; the last of equal keys counts."""
+    """The keys and values of ``text`` in the format of java.util.Properties: with comments, lines that continue behind
+    a backslash, and escapes. The last of equal keys counts."""
     found: dict[str, str] = {}
     pending = ""
-    for raw in re.split(r"\r\n|\r|\n", text):
-        line = pending + raw.lstrip(" \t\f")
+    for written_line in re.split(r"\r\n|\r|\n", text):
+        line = pending + written_line.lstrip(" \t\f")
         if not pending and (not line or line[0] in "#!"):
             continue
         backslashes = len(line) - len(line.rstrip("\\"))
-        if backslashes % 2:
+        if backslashes % 2:  # two are an escaped one
             pending = line[:-1]
             continue
         pending = ""
@@ -165,13 +168,15 @@ def parse_java_properties(text: str) -> dict[str, str]:
 
 
 def parse_delay_levels(levels: str) -> NDArray[np.int64]:
-    """Delays of ``messageDelayLevel`` ("1s 5s 10s …") in ms, level 1 first. Raises UsageError."""
+    """The delays in ms that ``levels``, a value of messageDelayLevel such as "1s 5s 10s", gives the delay levels, level
+    1 first. Raises UsageError for a wrong one."""
     delays = []
     for part in levels.split():
         unit, number = part[-1], part[:-1]
         if unit not in _UNIT_MS or not number.isdecimal():
             raise UsageError(
-                f"messageDelayLevel contains {part}", hint="use a number and a unit s, m, h or d, such as 30s"
+                f"messageDelayLevel of broker.conf contains {part}, which is no time",
+                hint="use a number and a unit s, m, h or d, such as 30s",
             )
         delays.append(int(number) * _UNIT_MS[unit])
     return np.array(delays, np.int64)
@@ -197,7 +202,8 @@ def _path(properties: Mapping[str, str], key: str) -> Path | None:
 
 
 def integer_property(properties: Mapping[str, str], key: str, default: int) -> int:
-    """An integer of broker.conf, as the broker reads it. Raises UsageError naming the key."""
+    """The integer ``key`` of broker.conf as the broker reads it; ``default`` if it is not set. Raises UsageError naming
+    the key if it is no integer."""
     value = properties.get(key, "")
     if not value.strip():
         return default
@@ -206,7 +212,7 @@ def integer_property(properties: Mapping[str, str], key: str, default: int) -> i
         # A trailing blank makes the broker ignore the value and use its default (MixAll.properties2Object).
         return number if value == value.strip() else default
     except ValueError as error:
-        raise UsageError(f"{key} = {value} is not an integer") from error
+        raise UsageError(f"{key} = {value} of broker.conf is not an integer") from error
 
 
 def _percent(properties: Mapping[str, str], key: str, default: int, least: int, most: int) -> float:
@@ -215,7 +221,8 @@ def _percent(properties: Mapping[str, str], key: str, default: int, least: int, 
 
 
 def _hours(properties: Mapping[str, str]) -> tuple[int, ...]:
-    """The hours of ``deleteWhen``, 4 if it is not set. Raises UsageError."""
+    """The hours of the day at which the broker deletes files, of ``deleteWhen``; 4 o'clock if it is not set. Raises
+    UsageError for anything that is no list of hours."""
     value = properties.get("deleteWhen", "04").strip() or "04"
     hours = [part.strip() for part in value.split(";") if part.strip()]
     if not all(hour.isdecimal() and int(hour) < 24 for hour in hours):
@@ -253,7 +260,8 @@ def find_names(conf: BrokerConf | None, topics: Mapping[str, Mapping[str, Any]])
 
 
 def require_names(names: BrokerNames, store: str) -> BrokerNames:
-    """``names`` if both are known. Raises UsageError with the missing flags."""
+    """``names`` if both are known; ``store`` is where they were searched. Raises UsageError, with the flags to give, if
+    one is missing."""
     missing = [name for name, value in (("cluster", names.cluster), ("broker", names.broker)) if not value]
     if missing:
         raise UsageError(
@@ -270,7 +278,8 @@ def _cluster(topics: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _broker(topics: Mapping[str, Mapping[str, Any]], cluster: str) -> str:
-    """The broker's name by the topics that it makes for itself; empty if none tells."""
+    """The broker's name, which topics that the broker makes for itself contain; empty if none or several names are
+    found. ``cluster``: the cluster's name, whose topic looks alike."""
     members = [
         name.removeprefix(SYNC_MEMBER_PREFIX) for name in topics if name.startswith(SYNC_MEMBER_PREFIX)
     ]

@@ -64,10 +64,11 @@ class BrokerState:
 
 
 def read_broker_state(store_path: Path, *, is_broker_dead: bool = False) -> BrokerState:
-    """Read all parts, each on its own. A part without a file is empty, as at a fresh broker; one whose file and
-    ``.bak`` are both broken is ``damaged``.
+    """Read the broker's tables (topics, groups, offsets) from its files. A table without a file is empty, as at a fresh
+    broker; one whose file and ``.bak`` are both broken is named in ``damaged`` of the result. ``is_broker_dead``:
+    RocksDB files may be linked instead of copied, as no broker changes them.
 
-    Raises AccessDeniedError, UnavailableError.
+    Raises AccessDeniedError or UnavailableError for a file that cannot be read.
     """
     config = store_path / "config"
     source: dict[str, str] = {}
@@ -108,17 +109,19 @@ def topics_fingerprint(store_path: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 def topic_names_backup(store_path: Path) -> frozenset[str]:
-    """Topics in the ``.bak`` of the topic table, whose deletion is not proven yet. Empty without a ``.bak``."""
+    """The topics in the ``.bak`` file of the topic table: a topic that is missing in the table but not there may not be
+    deleted. Empty without such a file, and if the table is in RocksDB."""
     config = store_path / "config"
     if _rocksdb_of(config, TOPICS, "topics.json") is not None:
-        return frozenset()  # from before the table moved to RocksDB, no longer written
+        return frozenset()  # a file from before the table moved to RocksDB tells nothing
     path = config / "topics.json.bak"
     document, _ = _read_one(path) or ({}, path)
     return frozenset(_as_map(document.get("topicConfigTable"), path))
 
 
 def state_fingerprint(store_path: Path) -> tuple[tuple[str, int, int], ...]:
-    """(file, size, mtime in ns) of each configuration file: changes whenever the broker writes one."""
+    """(path, size in bytes, time of the last change in ns) of each file with a table of the broker: another result than
+    before shows that the broker has written one."""
     config = store_path / "config"
     paths = [config / name for name in _JSON_FILES]
     for name in (*_FAMILIES, _UNIFIED):
@@ -136,7 +139,8 @@ def state_fingerprint(store_path: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 def refuse_unknown_configuration(store_path: Path) -> None:
-    """Raises StoreLayoutError for RocksDB configuration version 2, which is not supported."""
+    """Raise StoreLayoutError if the broker keeps its tables in RocksDB of version 2 (configManagerVersion), which is
+    not supported."""
     config = store_path / "config"
     if is_rocksdb(config / "rdb"):
         # Version 2 neither imports nor removes version 1: the one written last counts.
@@ -145,8 +149,8 @@ def refuse_unknown_configuration(store_path: Path) -> None:
         if _last_change_ns(config / "rdb") < max(others):
             return
         raise StoreLayoutError(
-            f"{config / 'rdb'} holds RocksDB configuration version 2, which is not supported",
-            hint="set configManagerVersion=v1 in broker.conf",
+            f"{config / 'rdb'} holds the broker's tables in RocksDB of version 2, which is not supported",
+            hint="set configManagerVersion=v1 in broker.conf and restart the broker",
         )
 
 
@@ -176,7 +180,9 @@ def _topic_queue_mappings(config: Path, _: bool, source: dict[str, str]) -> dict
 def _table(
     config: Path, database: str, file: str, key: str, is_broker_dead: bool, source: dict[str, str]
 ) -> dict[str, Document]:
-    """One of the broker's tables, from RocksDB if that is newer, else from JSON; ``source`` gets its path."""
+    """A table of the broker: from RocksDB (``database``: its directory) if that was written last, else from the JSON
+    ``file``, where it is the member ``key``. Its path is put into ``source``. ``is_broker_dead`` as for
+    read_broker_state."""
     place = _rocksdb_of(config, database, file)
     if place is not None:
         directory, family = place
@@ -193,7 +199,8 @@ def _table(
 def _consumer_offsets(
     config: Path, is_broker_dead: bool, source: dict[str, str]
 ) -> dict[str, dict[int, int]]:
-    """Committed offsets by group and topic; those of LMQs, which have one queue, are there as queue 0."""
+    """The committed offsets by "topic@group" and queue id, from RocksDB or JSON, whichever was written last; those of
+    light message queues (LMQs), which have one queue, are there as queue 0. The path is put into ``source``."""
     place = _rocksdb_of(config, CONSUMER_OFFSETS, "consumerOffset.json", "lmqConsumerOffset.json")
     if place is not None:
         directory, family = place
@@ -215,8 +222,8 @@ def _consumer_offsets(
 
 
 def _rocksdb_of(config: Path, database: str, *files: str) -> tuple[Path, str] | None:
-    """Directory and family of the table written last; None if a JSON file is newer, because the broker was switched
-    back."""
+    """Where RocksDB has the table ``database``: its directory and column family; None if there is none, or if one of
+    the JSON ``files`` is newer, as the broker was switched back to them."""
     places = [(config / database, "default"), (config / _UNIFIED, _FAMILIES[database])]
     written = [(_last_change_ns(place[0]), place) for place in places if is_rocksdb(place[0])]
     if not written:
@@ -230,19 +237,24 @@ def _last_change_ns(directory: Path) -> int:
 
 
 def _entries(directory: Path, family: str, is_broker_dead: bool) -> list[tuple[str, Any]]:
-    """All names and documents of a table in RocksDB."""
+    """The names and JSON documents of a table in RocksDB at ``directory``. Raises CorruptionError for a document that
+    does not parse."""
     found = []
     with RocksdbCopy(directory, link_tables=is_broker_dead) as database:
         for key, value in database.items(family):
             try:
                 found.append((key.decode("utf-8"), loads(value)))
             except FastjsonError as error:
-                raise CorruptionError(f"{directory}: value of {key!r}: {error.message}") from error
+                raise CorruptionError(
+                    f"{directory}: the value of {key!r} is not JSON: {error.message}"
+                ) from error
     return found
 
 
 def _read_json(path: Path) -> tuple[Document, Path | None]:
-    """The document of ``path``, else of its ``.bak``, and the file read; empty when neither exists."""
+    """The JSON document in the file ``path`` or, if that is missing, empty or broken, in its ``.bak``; and which of
+    them it is from. An empty document and None if neither exists. Raises CorruptionError if none is readable but one is
+    broken."""
     problem: CorruptionError | None = None
     for candidate in (path, path.with_name(f"{path.name}.bak")):
         try:
@@ -258,7 +270,8 @@ def _read_json(path: Path) -> tuple[Document, Path | None]:
 
 
 def _read_one(path: Path) -> tuple[Document, Path] | None:
-    """The document, or None when the file is missing or empty (the broker is replacing it)."""
+    """The JSON document in the file ``path``, and the path; None if the file is missing, or empty as the broker is
+    replacing it. Raises CorruptionError for anything that is no JSON object."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -285,7 +298,7 @@ def _int_map(value: Any, where: Path) -> dict[int, int]:
     try:
         return {int(key): _integer(number, where) for key, number in _as_map(value, where).items()}
     except ValueError as error:
-        raise CorruptionError(f"{where}: expected integer keys: {error}") from error
+        raise CorruptionError(f"{where}: expected integer keys, found another one: {error}") from error
 
 
 def _integer(value: Any, where: Path) -> int:

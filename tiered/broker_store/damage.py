@@ -41,9 +41,11 @@ _STORE_HOST_V6: Final = 0x20
 def find_next_record(
     log: CommitLog, damaged_phys: int, limit_phys: int, *, index: ConsumeQueueIndex | None = None
 ) -> int | None:
-    """Physical offset of the first provable record in (damaged_phys, limit_phys), or None when there is none.
+    """Physical offset of the first valid record after the damaged one at ``damaged_phys`` that ends at or below
+    ``limit_phys``; None if there is none.
 
-    A record counts only if it ends at or below ``limit_phys``. Raises what reading the log raises.
+    If the consume queues are known (``index``), one of them has to have a unit of it, or of a record that follows it
+    without a gap: bytes alone may remain from an earlier use of the file. Raises what reading the log raises.
     """
     for phys in _header_candidates(log, damaged_phys + 1, limit_phys):
         size = record_size(log, phys)
@@ -54,8 +56,9 @@ def find_next_record(
 
 
 def find_cut_record(log: CommitLog, damaged_phys: int, limit_phys: int) -> int | None:
-    """Physical offset of the first record in (damaged_phys, limit_phys) that ends above ``limit_phys``, by its header
-    alone: the rest may not be written yet. None when there is none. Raises what reading the log raises."""
+    """Physical offset of the first record after the damaged one at ``damaged_phys`` that begins below ``limit_phys``
+    and ends above it, so that its rest may not be written yet: only its header is checked. None if there is none.
+    Raises what reading the log raises."""
     for phys in _header_candidates(log, damaged_phys + 1, limit_phys):
         size, file = log.record_size_at(phys), log.file_at(phys)
         if size is not None and file is not None and limit_phys - phys < size <= file.end_phys - phys:
@@ -64,7 +67,8 @@ def find_cut_record(log: CommitLog, damaged_phys: int, limit_phys: int) -> int |
 
 
 def record_size(log: CommitLog, phys: int) -> int | None:
-    """Size in bytes of the record at ``phys`` if it is complete and valid, else None."""
+    """Size in bytes of the record at physical offset ``phys`` if it is complete and all its checks hold; None if
+    not."""
     size = log.record_size_at(phys)
     file = log.file_at(phys)
     if size is None or file is None or not RECORD_BYTES_MIN <= size <= file.end_phys - phys:
@@ -74,12 +78,12 @@ def record_size(log: CommitLog, phys: int) -> int | None:
 
 
 def accepted_size(log: CommitLog, phys: int, *, index: ConsumeQueueIndex | None) -> int | None:
-    """Size in bytes of the record at ``phys`` if only its ``__CRC32#`` is wrong and the broker accepted it, else None.
+    """Size in bytes of the record at physical offset ``phys`` if everything but the checksum in its property
+    ``__CRC32#`` is valid, and the broker accepted it; None if the record counts as damaged.
 
-    A broker that does not append such checksums keeps the one of a copied message. So the record is not damaged if a
-    consume queue contains it and the next record has no valid checksum: a broker that appends checksums replaces the
-    copied one (CommitLog.asyncPutMessage).
-    """
+    A broker that does not append such checksums keeps the one of a copied message, which is then wrong. So the record
+    is not damaged if a consume queue (``index``) has a unit of it and the next record has no valid checksum: a broker
+    that appends checksums replaces the copied one (CommitLog.asyncPutMessage)."""
     size = stored_size(log, phys)
     if index is None or size is None:
         return None
@@ -99,8 +103,8 @@ def stored_size(log: CommitLog, phys: int) -> int | None:
 
 
 def do_lengths_add_up(log: CommitLog, phys: int, size: int) -> bool:
-    """Whether the lengths of body, topic and properties of the record at ``phys`` match ``size``. Few small reads for
-    any size; bytes that are not written yet do not match."""
+    """Whether the lengths of body, topic and properties of the record at physical offset ``phys`` add up to its
+    ``size``. Only the bytes with these lengths are read. Bytes that are not written yet do not add up."""
     head = log.read(phys, HEADER_BYTES)
     if len(head) < HEADER_BYTES:
         return False
@@ -111,8 +115,9 @@ def do_lengths_add_up(log: CommitLog, phys: int, size: int) -> bool:
 def _body_span(
     read: Callable[[int, int], bytes], magic: int, sys_flag: int, size: int
 ) -> tuple[int, int] | None:
-    """Begin and end of the body in its record if the lengths of all parts match ``size``, else None. ``read``: up to
-    so many bytes at a position of the record."""
+    """Begin and end of the body inside a record, if the lengths of its parts add up to ``size``; else None. ``read``
+    returns up to a number of bytes at a position of the record; ``magic`` and ``sys_flag``, of its header, decide how
+    long some parts are."""
 
     def length_at(at: int, length_bytes: int) -> int | None:
         data = read(at, length_bytes)
@@ -142,7 +147,8 @@ def is_record(data: bytes, phys: int) -> bool:
 
 
 def _is_stored(data: bytes, phys: int) -> bool:
-    """``is_record`` without the record's own checksum, which may be of an earlier copy of the message."""
+    """Whether ``data`` is exactly one record stored at ``phys``, by magic, size, position, lengths and the body's
+    checksum. The record's own checksum is not checked: it may be of an earlier copy of the message."""
     if len(data) < RECORD_BYTES_MIN:
         return False
     size, magic, body_crc, _, _, queue_offset, stored_phys, sys_flag = _HEADER.unpack_from(data)
@@ -167,11 +173,12 @@ def _is_record_crc_right(data: bytes) -> bool:
 
 
 def proven_phys(log: CommitLog, index: ConsumeQueueIndex) -> int:
-    """Approximate physical end of the last record that is in a consume queue and complete in the log; 0 if none.
+    """Physical end of the last record that a consume queue has a unit of and that is complete in the log,
+    approximately; 0 if there is none. Below it the log is damaged where it has no valid record; above it the log may
+    end. For a broker that is proven not to run.
 
-    Units above it may remain from before a truncation, or their records were lost with the end of the log: then
-    earlier units of a bounded number of queues are checked. For a broker proven dead.
-    """
+    The last units of queues may be of records that were lost with the end of the log: then earlier units are checked,
+    of a limited number of queues."""
     proven, torn = 0, list[tuple[str, int]]()
     lasts = sorted(((*record, queue) for queue, record in index.last_records().items()), reverse=True)
     for phys, size, queue in lasts:
@@ -186,23 +193,23 @@ def proven_phys(log: CommitLog, index: ConsumeQueueIndex) -> int:
 
 
 def _last_whole(log: CommitLog, index: ConsumeQueueIndex, queue: tuple[str, int], proven: int) -> int:
-    """Approximate physical end of the last complete record above ``proven`` in ``queue``; ``proven`` if there is none.
+    """Physical end of the last complete record of ``queue`` above ``proven``, approximately; ``proven`` if it has none.
 
-    Searches backward from the end by doubling, then by bisection. Each step checks several units, to skip isolated
-    damage.
+    The last unit whose record is complete is searched backward from the queue's end in steps that double, then by
+    bisection. Each step checks several units, so that single damaged records do not mislead it.
     """
-    first, torn, step = index.min_offset(*queue), index.max_offset(*queue), 1
-    held, is_found = first - 1, False
-    while torn - held > 1:
-        offset = (held + torn) // 2 if is_found else max(torn - step, first)
+    first, lost_from, step = index.min_offset(*queue), index.max_offset(*queue), 1
+    whole_to, is_found = first - 1, False  # the last queue offset known to have its record
+    while lost_from - whole_to > 1:
+        offset = (whole_to + lost_from) // 2 if is_found else max(lost_from - step, first)
         units = index.units(*queue, offset, TORN_UNITS)
-        below = units[units["queue_offset"] < torn][::-1]
-        for phys, size, base in zip(*(below[name].tolist() for name in _UNIT_PLACE), strict=True):
+        newest_first = units[units["queue_offset"] < lost_from][::-1]
+        for phys, size, base in zip(*(newest_first[name].tolist() for name in _UNIT_PLACE), strict=True):
             if phys + size <= proven or record_size(log, phys) == size:
-                proven, held, is_found = max(proven, phys + size), max(offset, base), True
+                proven, whole_to, is_found = max(proven, phys + size), max(offset, base), True
                 break
         else:
-            torn, step = offset, 2 * step
+            lost_from, step = offset, 2 * step
     return proven
 
 
@@ -214,7 +221,8 @@ def _header_candidates(log: CommitLog, begin: int, limit: int) -> Iterator[int]:
 
 
 def _candidates_in_file(log: CommitLog, file: LogFile, begin: int, end: int) -> Iterator[int]:
-    """Positions in [begin, end) where a magic stands and the header's PHYSICALOFFSET is that position."""
+    """The physical offsets in [begin, end) of one ``file`` at which a record may begin: the bytes there have a record's
+    magic, and their PHYSICALOFFSET is where they are. Raises UnreadableError at bytes that the disk cannot read."""
     while begin < end:
         buffer = memoryview(bytearray(min(SEARCH_BYTES + HEADER_BYTES, file.end_phys - begin)))
         got, failure = log.read_readable_part(buffer, begin)
@@ -232,7 +240,8 @@ def _candidates_in_file(log: CommitLog, file: LogFile, begin: int, end: int) -> 
 
 
 def _is_known(log: CommitLog, index: ConsumeQueueIndex, phys: int, limit: int) -> bool:
-    """Whether a consume queue has a unit at ``phys``, or at a record that an unbroken chain leads to."""
+    """Whether the consume queues confirm the record at ``phys``: one has a unit of it, or of one of the records that
+    follow it without a gap below ``limit``. If no unit lies in that range, a second valid record confirms it."""
     chain = [phys]
     with contextlib.suppress(UnreadableError):  # the chain ends at an unreadable place
         while len(chain) < CHAIN_RECORDS_MAX and (size := record_size(log, chain[-1])) is not None:

@@ -27,7 +27,8 @@ def file_bytes_in(directory: Path) -> int:
 
 
 def _sizes(root: Path) -> Iterator[int]:
-    """The sizes of numbered files below a directory; ends early where it cannot be read."""
+    """The sizes in bytes of the files below ``root`` whose names are numbers. A directory that cannot be read ends
+    them."""
     try:
         for directory, folders, names in os.walk(root):
             folders.sort()

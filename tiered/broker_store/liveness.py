@@ -54,7 +54,8 @@ class LivenessReport:
 
 
 def ask_liveness(store_path: Path) -> LivenessReport:
-    """Check once. Takes no lock and writes nothing."""
+    """Whether a broker runs on the store, with the reason, by the lock that a running one has. Takes no lock and writes
+    nothing."""
     is_abort_present = os.path.lexists(store_path / ABORT_NAME)
     lock_path = store_path / LOCK_NAME
     try:
@@ -63,7 +64,7 @@ def ask_liveness(store_path: Path) -> LivenessReport:
         # The broker creates the file first and never removes it.
         if is_abort_present:
             return LivenessReport(
-                Liveness.UNKNOWN, 0, True, f"{lock_path} is missing but an abort file exists"
+                Liveness.UNKNOWN, 0, True, f"{lock_path} is missing, but an abort file of a broker exists"
             )
         return LivenessReport(
             Liveness.DEAD, 0, False, f"{lock_path} does not exist: no broker runs on this copy"
@@ -87,11 +88,11 @@ def ask_liveness(store_path: Path) -> LivenessReport:
 
 @contextmanager
 def broker_locked_out(store_path: Path) -> Iterator[None]:
-    """Hold the broker's lock, without which it does not start. Raises UnavailableError while it runs.
+    """Hold the lock of the store inside the block, so that no broker starts on it. Raises UnavailableError while one
+    runs.
 
-    The lock belongs to the open file: ``ask_liveness`` in this process would close another one of the process and
-    release that, and reports this one as a broker.
-    """
+    It is a lock of the open file (F_OFD_SETLK), not of the process: ``ask_liveness`` in this process does not release
+    it by closing the file, and reports a broker while it is held."""
     path = store_path / LOCK_NAME
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -106,7 +107,9 @@ def broker_locked_out(store_path: Path) -> Iterator[None]:
         os.close(fd)
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise file_error(error, path) from error
-        raise UnavailableError(f"{path} is locked: the broker runs", hint="stop the broker first") from error
+        raise UnavailableError(
+            f"{path} is locked by a running broker", hint="stop the broker first"
+        ) from error
     try:
         yield
     finally:

@@ -109,13 +109,15 @@ def plan_pins(
     used_ratio: float,
     limits: PinLimits,
 ) -> PinPlan:
-    """Decide for one disk. ``files``: the broker's files there; ``archived_phys``: everything below is archived."""
+    """Decide, for one disk, which pins (hard links or open descriptors that keep commitlog files) to release and which
+    files to pin. ``files``: the broker's files there; ``archived_phys``: everything below is archived; ``used_ratio``:
+    how full the disk is. A pin is released when its file is archived, or when the broker has replaced the file."""
     oldest_first = sorted(pins, key=lambda pin: pin.begin_phys)
     if used_ratio > limits.release_above_ratio:
         return PinPlan(tuple(oldest_first), ())
     present = {file.begin_phys: identity for file, identity in files.items()}
     last = max(present, default=None)
-    release = [
+    release = [  # archived, replaced by another file, or above a log that was truncated
         pin
         for pin in oldest_first
         if pin.end_phys <= archived_phys
@@ -130,7 +132,7 @@ def plan_pins(
 
 
 def measure_disk(path: Path) -> DiskUse:
-    """Usage of the disk of ``path`` as the broker computes it (UtilAll.getDiskPartitionSpaceUsedPercent)."""
+    """How full the disk of ``path`` is, computed as the broker does (UtilAll.getDiskPartitionSpaceUsedPercent)."""
     status = os.statvfs(path)
     used = status.f_blocks - status.f_bfree
     entire = used + status.f_bavail
@@ -154,6 +156,7 @@ class PinKeeper:
     owner: str = ""
     former: Sequence[Path] = ()
     _pins: dict[int, Pin] = field(default_factory=dict, init=False)
+    """By the physical offset at which the file begins; so are the descriptors."""
     _descriptors: dict[int, int] = field(default_factory=dict, init=False)
     _unlisted: dict[Path, str] = field(default_factory=dict, init=False)
     """Directories that could not be listed, and why: links of an earlier process there are unknown."""
@@ -176,7 +179,9 @@ class PinKeeper:
         self.step(files, 0, may_create=False)
 
     def step(self, files: Iterable[LogFile], archived_phys: int, *, may_create: bool = True) -> PinStatus:
-        """Update the pins to the broker's ``files`` and disk usage. Idempotent."""
+        """Pin those of the broker's ``files`` that are not archived yet, and release pins that are no longer needed, or
+        all of them if the disk is too full. ``archived_phys``: everything below is archived; ``may_create``: False only
+        releases. Returns what is pinned then. Calling it again changes nothing."""
         self._take_up(list(self._unlisted))
         identities = _identities(files)
         disks = {identity.device for identity in identities.values()}
@@ -185,8 +190,8 @@ class PinKeeper:
         for disk in disks:
             on_disk = {file: identity for file, identity in identities.items() if identity.device == disk}
             pins = [pin for pin in self._pins.values() if pin.identity.device == disk]
-            place = next(iter(on_disk)).path.parent if on_disk else pins[0].path
-            used_ratio = max(used_ratio, used := self.disk_use(place).used_ratio)
+            path = next(iter(on_disk)).path.parent if on_disk else pins[0].path
+            used_ratio = max(used_ratio, used := self.disk_use(path).used_ratio)
             plan = plan_pins(on_disk, pins, archived_phys, used, self.limits)
             for pin in plan.release:
                 self._release(pin)
@@ -204,7 +209,8 @@ class PinKeeper:
             self._release(self._pins[begin_phys])
 
     def inherit(self, before: PinKeeper) -> None:
-        """Take over the pins of ``before`` that this one lacks; ``before`` is no longer used."""
+        """Take over the pins of ``before``, the keeper of an earlier uploader in this process, which is no longer used.
+        Where both have a pin at the same offset, this one's is kept and the other one released."""
         for begin_phys, pin in list(before._pins.items()):
             if self._pins.get(begin_phys, pin) == pin:
                 self._pins[begin_phys] = before._pins.pop(begin_phys)
@@ -219,8 +225,8 @@ class PinKeeper:
             self._release(self._pins[begin_phys])
 
     def _take_up(self, directories: Iterable[Path]) -> None:
-        """Adopt the links in ``directories``. A failing disk does not stop archiving: the error is logged and the
-        directory is listed again later, as its links take disk space."""
+        """Count the links of an earlier process in ``directories`` as pins of this one. A directory that cannot be read
+        is noted as a problem and tried again at the next step: its links take disk space."""
         for directory in directories:
             self._unlisted.pop(directory, None)
             try:
@@ -235,10 +241,11 @@ class PinKeeper:
             except OSError as error:
                 self._unlisted[directory] = f"pins in {directory} cannot be listed: {error.strerror or error}"
             except AccessDeniedError as error:
-                self._unlisted[directory] = f"pins are not used: {error}"
+                self._unlisted[directory] = f"pins in {directory} are not used: {error}"
 
     def _create(self, file: LogFile, identity: FileIdentity) -> str:
-        """Pin a file by a link, else by an open descriptor. Returns why it is not a link, empty if it is."""
+        """Pin ``file``, whose device and inode are ``identity``, by a hard link in the first directory where that
+        works, else by an open descriptor. Returns why it is not a link, empty if it is."""
         refusal = "no pin directory on this disk"
         for directory in self.directories:
             try:
@@ -259,7 +266,10 @@ class PinKeeper:
                 refusal = str(error)
                 continue
             return self._keep(file, PinMethod.LINK, path, path.stat())
-        return self._hold_descriptor(file) or f"pinned by open descriptors, not links ({refusal})"
+        return (
+            self._hold_descriptor(file)
+            or f"files are pinned by open descriptors, which end with this process, not by hard links ({refusal})"
+        )
 
     def _may_use(self, directory: Path) -> bool:
         """Whether ``directory`` belongs to this store; an unowned one does from now on."""
@@ -269,9 +279,10 @@ class PinKeeper:
             return True  # no links in a directory without write access
 
     def _hold_descriptor(self, file: LogFile) -> str:
-        """Pin a file by an open descriptor, as long as this process lives. Returns why not, empty if it did."""
+        """Pin ``file`` by an open descriptor, which keeps it as long as this process lives. Returns why it cannot be
+        pinned, empty if it is."""
         if len(self._descriptors) >= DESCRIPTORS_MAX:
-            return f"{file.path} is not pinned: more than {DESCRIPTORS_MAX} open descriptors needed"
+            return f"{file.path} is not pinned, as {DESCRIPTORS_MAX} open descriptors pin others already"
         try:
             fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -294,7 +305,8 @@ class PinKeeper:
 
 
 def _owner_of(directory: Path, newcomer: str) -> str:
-    """Owner of a directory of links: ``newcomer`` if it had none. Raises OSError."""
+    """The store that a directory of links belongs to, by its owner file; without one it belongs to ``newcomer`` from
+    now on. Raises OSError."""
     marker = directory / OWNER_FILE
     if not marker.exists():
         with tempfile.NamedTemporaryFile(dir=directory, prefix=f".{OWNER_FILE}.") as file:
@@ -307,7 +319,8 @@ def _owner_of(directory: Path, newcomer: str) -> str:
 
 
 def _identities(files: Iterable[LogFile]) -> dict[LogFile, FileIdentity]:
-    """Device and inode of each file that is not read from a pin; without those that the broker has just deleted."""
+    """Device and inode of each of the broker's own files: those read from a pin, and those that the broker has just
+    deleted, are skipped."""
     found = {}
     for file in files:
         with contextlib.suppress(FileNotFoundError):
@@ -318,7 +331,8 @@ def _identities(files: Iterable[LogFile]) -> dict[LogFile, FileIdentity]:
 
 
 def _load_links(directory: Path) -> list[Pin]:
-    """Raises OSError."""
+    """The pins that an earlier process left as links in ``directory``, by the physical offsets in their names; none if
+    there is no such directory. Raises OSError."""
     found = []
     try:
         for path in sorted(directory.iterdir()):

@@ -69,15 +69,19 @@ def filler_bytes_min(*, has_crc: bool) -> int:
 
 
 def filled(begin_phys: int, end_phys: int, stored_ms: int, *, has_crc: bool) -> Iterator[Patch]:
-    """Fillers that cover [begin_phys, end_phys) of one file. Raises ValueError for fewer bytes than a filler has."""
+    """The bytes of fillers, records without a message that a broker reads over, for [begin_phys, end_phys) of one file
+    of a restored commitlog. ``has_crc``: they end in a checksum, as the log's records do. Raises ValueError for fewer
+    bytes than a filler has."""
     least = filler_bytes_min(has_crc=has_crc)
     while begin_phys < end_phys:
         left = end_phys - begin_phys
         size = min(left, FILLER_BYTES_MAX)
-        if 0 < left - size < least:
+        if 0 < left - size < least:  # leave enough for one more
             size -= least
         if size < least:
-            raise ValueError(f"{size} bytes at {begin_phys} are fewer than a filler has")
+            raise ValueError(
+                f"the gap of {size} bytes at commitlog offset {begin_phys} is smaller than a filler"
+            )
         yield from _filler(begin_phys, size, stored_ms, has_crc=has_crc)
         begin_phys += size
 
@@ -85,17 +89,23 @@ def filled(begin_phys: int, end_phys: int, stored_ms: int, *, has_crc: bool) -> 
 def ended(
     begin_phys: int, end_phys: int, stored_ms: int, *, is_empty: bool, has_crc: bool
 ) -> Iterator[Patch]:
-    """The end of a file from ``begin_phys`` on. ``is_empty``: the file begins there."""
+    """The bytes that end a commitlog file after its last record, at ``begin_phys``: the broker's mark that the rest of
+    the file is blank. A file without records (``is_empty``) gets a filler before it, as a file begins with a record.
+    Raises ValueError if there is too little room."""
     if is_empty:
         yield from _filler(begin_phys, FIRST_BYTES, stored_ms, has_crc=has_crc)
         begin_phys += FIRST_BYTES
     if end_phys - begin_phys < END_OF_FILE_BYTES:
-        raise ValueError(f"{end_phys - begin_phys} bytes at {begin_phys} are too few for the end of a file")
+        raise ValueError(
+            f"the {end_phys - begin_phys} bytes at commitlog offset {begin_phys} are too few for the mark of a file's "
+            "end"
+        )
     yield Patch(begin_phys, _BLANK.pack(end_phys - begin_phys, BLANK_MAGIC))
 
 
 def _filler(phys: int, size: int, stored_ms: int, *, has_crc: bool) -> Iterator[Patch]:
-    """The writes that make one filler record of exactly ``size`` bytes; its body is a hole in the file."""
+    """The writes that make one filler, a record of a system topic of exactly ``size`` bytes at ``phys``. Its body is
+    zeros, which are not written: they are a hole in the file."""
     topic = FILLER_TOPIC.encode()
     body = size - filler_bytes_min(has_crc=has_crc)
     tail = bytes((len(topic),)) + topic + (RESERVED_CRC_BYTES if has_crc else 0).to_bytes(2, "big")
@@ -169,7 +179,8 @@ class RestoredLog:
     """The files of a commitlog below ``directory``. ``write`` from any thread."""
 
     def __init__(self, directory: Path, file_bytes: int) -> None:
-        """Continue what an interrupted restore has left in ``directory``."""
+        """Make ``directory`` if it is missing; files that an interrupted restore has left there are continued.
+        ``file_bytes``: the size of each file, as at the broker."""
         self.directory, self.file_bytes = directory, file_bytes
         self.has_crc = False
         """Whether records end in ``__CRC32#``: then fillers do."""
@@ -187,8 +198,9 @@ class RestoredLog:
         return sorted(int(path.name) for path in self.directory.iterdir())
 
     def write(self, pieces: Sequence[Piece]) -> None:
-        """Write the records of ``pieces`` at their physical offsets. Raises StoreFullError, or UsageError for a record
-        that crosses the end of a file."""
+        """Write the records of ``pieces`` to the log's files at their physical offsets. Raises StoreFullError if the
+        disk is full, and UsageError for a record that crosses the end of a file, as files of the broker have another
+        size."""
         pieces = [piece for piece in pieces if len(piece.sizes)]
         if not pieces:
             return
@@ -199,14 +211,15 @@ class RestoredLog:
         crossing = np.flatnonzero((phys + sizes + END_OF_FILE_BYTES - 1) // self.file_bytes != number)
         if len(crossing):
             raise UsageError(
-                f"the record at {int(phys[crossing[0]])} crosses the end of a file of {self.file_bytes} bytes",
-                hint="name the broker.conf with its mappedFileSizeCommitLog: --broker-conf",
+                f"the record at commitlog offset {int(phys[crossing[0]])} crosses the end of a file, which has "
+                f"{self.file_bytes} bytes",
+                hint="give --broker-conf FILE with the mappedFileSizeCommitLog of the broker that wrote it",
             )
         self.has_crc = self.has_crc or _has_crc(pieces[-1])
-        for one in np.unique(number).tolist():
-            mine, begin = number == one, one * self.file_bytes
+        for file_number in np.unique(number).tolist():
+            in_file, begin = number == file_number, file_number * self.file_bytes
             with self._opened(begin) as file:
-                _write_all(file, addresses[mine], sizes[mine], phys[mine] - begin)
+                _write_all(file, addresses[in_file], sizes[in_file], phys[in_file] - begin)
             with self._lock:
                 self._unsynced.add(begin)
 
@@ -225,12 +238,12 @@ class RestoredLog:
         empty_ms: int,
         sealed: Callable[[int], object] = lambda phys: None,
     ) -> int:
-        """Fill what has no record in [``begin_phys``, ``end_phys``), which begins with a file, and sync everything.
+        """Complete the log from ``begin_phys``, where a file begins, to ``end_phys``: where it has no records, write
+        fillers, which a broker reads over, and make everything durable.
 
-        ``empty_ms``: the time of fillers if there is no record. ``sealed`` is called with the end of each file. Returns
-        the last record's store timestamp. Raises CorruptionError for a place too small for a filler, and
-        StoreFullError.
-        """
+        ``empty_ms``: store timestamp of fillers if the log has no record at all; ``sealed`` is called with the end of
+        each completed file, for progress. Returns the last record's store timestamp. Raises CorruptionError for a gap
+        that is too small for a filler, and StoreFullError."""
         stored_ms = next(
             (found.first_ms for begin in self.begins() for found in self.extents(begin)), empty_ms
         )
@@ -265,14 +278,16 @@ class RestoredLog:
             )
 
     def _seal_file(self, begin: int, end_phys: int, stored_ms: int) -> int:
-        """Fill what records leave free in one file, up to ``end_phys``; returns the newest store time so far, which
-        later fillers have."""
+        """Complete the file that begins at physical offset ``begin``, up to ``end_phys``: write fillers into the gaps
+        between its records, and the mark of its end. ``stored_ms``: store timestamp of the last record before it.
+        Returns that of the last record in or before it."""
         file_end, has_crc = begin + self.file_bytes, self.has_crc
         with self._opened(begin) as file:
             phys = begin
 
             def put(patches: Iterator[Patch]) -> None:
-                """Write fillers; room too small for one is an error that another layout avoids."""
+                """Write the bytes of fillers or of the end mark. Raises CorruptionError for a gap that is too small for
+                them, which a layout without gaps does not have."""
                 try:
                     for patch in patches:
                         os.pwrite(file, patch.data, patch.phys - begin)
@@ -296,7 +311,8 @@ class RestoredLog:
 
     @contextmanager
     def _opened(self, begin_phys: int) -> Iterator[int]:
-        """Open the file that begins at an offset, at its full size, and make it if needed."""
+        """Open the log's file that begins at ``begin_phys`` inside the block, and yield its descriptor. It is made if
+        it is missing, and has its full size."""
         path = self.path(begin_phys)
         try:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -318,10 +334,11 @@ def _has_crc(piece: Piece) -> bool:
 def _write_all(
     file: int, addresses: NDArray[np.int64], sizes: NDArray[np.int32], at: NDArray[np.int64]
 ) -> None:
-    """Write records at their places; a failed write is repeated from Python, which raises its reason."""
+    """Write the records in memory at ``addresses``, of ``sizes`` bytes, to the open ``file`` at the positions
+    ``at``."""
     done = 0
     while (done := write_rows(file, 0, addresses, sizes, at, done)) < len(sizes):
-        # The kernel's write failed: this one raises why, or it was only cut short.
+        # The write inside write_rows failed or was partial: this one raises the reason, or completes it.
         data = memoryview(ctypes.string_at(int(addresses[done]), int(sizes[done])))
         written = 0
         while written < len(data):
@@ -330,7 +347,8 @@ def _write_all(
 
 
 def _extents(file: int, begin_phys: int, file_bytes: int) -> Iterator[Extent]:
-    """The parts of a file that are full of records, read in windows past the holes between them."""
+    """The extents of records, each without a gap inside, of the open commitlog ``file`` that begins at ``begin_phys``.
+    The file is read in windows of some MiB, and holes are skipped."""
     window = np.empty(min(WINDOW_BYTES, file_bytes), np.uint8)
     address, extent = window.ctypes.data, None
     at: int | None = 0
@@ -339,7 +357,7 @@ def _extents(file: int, begin_phys: int, file_bytes: int) -> Iterator[Extent]:
         while position + HEAD_BYTES <= length:
             phys = begin_phys + at
             end, last_ms = end_of_records(address, length, phys, position)
-            if end == position:
+            if end == position:  # no record there
                 if extent is not None:
                     yield extent
                 extent, position = None, next_record(address, length, phys, position)
@@ -355,7 +373,8 @@ def _extents(file: int, begin_phys: int, file_bytes: int) -> Iterator[Extent]:
 
 
 def _batches(file: int, begin_phys: int, extent: Extent) -> Iterator[RecordBatch]:
-    """The records of one extent, as many at a time as fit into a window."""
+    """The records of ``extent`` in the open commitlog ``file`` that begins at ``begin_phys``, as many at a time as fit
+    into a window of some MiB."""
     phys, length = extent.begin_phys, WINDOW_BYTES
     while phys < extent.end_phys:
         data = np.empty(min(length, extent.end_phys - phys), np.uint8)
@@ -371,7 +390,7 @@ def _batches(file: int, begin_phys: int, extent: Extent) -> Iterator[RecordBatch
 
 
 def _next_data(file: int, at: int) -> int | None:
-    """The next place at or after ``at`` where the file is not a hole."""
+    """The first position at or after ``at`` of the open ``file`` that is not in a hole; None if there is none."""
     try:
         return os.lseek(file, at, os.SEEK_DATA)
     except OSError as error:

@@ -57,15 +57,18 @@ def deletion_margin(
     now_ms: int,
     zone: tzinfo = UTC,
 ) -> DeletionMargin:
-    """``files``: the broker's files with their mtime in ms, oldest first. ``zone``: the broker's time zone."""
+    """When the broker may delete the first commitlog file with records that are not archived, and why: at the hour of
+    ``deleteWhen`` after it is old enough, or when the disk is full. ``files``: the broker's files with the time of
+    their last change in ms, oldest first; ``archived_phys``: everything below is archived; ``zone``: the broker's time
+    zone."""
     at_risk = next(((file, mtime) for file, mtime in files[:-1] if file.end_phys > archived_phys), None)
     if at_risk is None:
         return DeletionMargin(None, None, "all files except the last are archived")
     file, mtime_ms = at_risk
     if disk.used_ratio > disk_limit(conf):
-        return DeletionMargin(0.0, file, "disk usage so high that the broker deletes files of any age")
+        return DeletionMargin(0.0, file, "the disk is so full that the broker deletes files of any age")
     due_ms = max(now_ms, mtime_ms + conf.file_reserved_hours * _HOUR_MS)
-    why = f"age: fileReservedTime={conf.file_reserved_hours}"
+    why = f"the file's age: fileReservedTime={conf.file_reserved_hours}"
     if disk.used_ratio <= conf.disk_max_used_ratio:
         due_ms = _next_deletion_hour_ms(due_ms, conf.delete_when_hours, zone)
     seconds = (due_ms - now_ms) / 1000
@@ -89,6 +92,8 @@ def disk_limit(conf: BrokerConf) -> float:
 
 
 def _next_deletion_hour_ms(from_ms: int, hours: Sequence[int], zone: tzinfo) -> int:
+    """``from_ms`` if its hour of the day in ``zone`` is one of ``hours`` (or if there are none), else the beginning of
+    the next such hour; in ms since the epoch."""
     moment = datetime.fromtimestamp(from_ms / 1000, zone)
     if not hours or moment.hour in hours:
         return from_ms

@@ -70,8 +70,8 @@ class BrokerStore:
         return self.conf is None or self.conf.reads_rocksdb_queues or not self._has_queue_files()
 
     def shown_queues(self) -> set[tuple[str, int]]:
-        """(topic, queue id) of the queues with a unit, of any kind: a broker may write both, LMQs perhaps to one only.
-        Requires a broker proven dead."""
+        """(topic, queue id) of all consume queues that have a unit, in files or in RocksDB: a broker may write both,
+        and light message queues (LMQs) to one only. Requires that no broker runs."""
         directory = self._rocksdb_dir()
         index = self.consume_queues()
         found = index.shown() if index is not None else set()
@@ -86,8 +86,8 @@ class BrokerStore:
 
     @property
     def has_rocksdb_lmqs(self) -> bool:
-        """Whether LMQs are in RocksDB, if perhaps they alone (5.5: combineCQUseRocksdbForLmq). Where there are
-        no consume queues at all the configuration says."""
+        """Whether light message queues (LMQs) are in RocksDB, where 5.5 may keep them alone
+        (combineCQUseRocksdbForLmq). If the store has no consume queues yet, the configuration decides."""
         if self.conf is not None and self.conf.keeps_lmqs_in_rocksdb:
             return True
         if self._rocksdb_dir() is not None:
@@ -104,19 +104,20 @@ class BrokerStore:
         return directory.is_dir() and any(entry.is_dir() for entry in directory.iterdir())
 
     def liveness(self) -> LivenessReport:
-        """Check whether the broker runs."""
+        """Whether a broker runs on the store, with the reason; none does while this process holds the store's lock."""
         if self._is_locked:
             return LivenessReport(
                 Liveness.DEAD,
                 0,
                 False,
-                f"this process holds {self.path / LOCK_NAME}, so that no broker starts",
+                f"this process holds {self.path / LOCK_NAME}, so that no broker can start",
             )
         return ask_liveness(self.path)
 
     @contextmanager
     def without_broker(self) -> Iterator[None]:
-        """Keep the broker from starting. Raises UnavailableError while it runs."""
+        """Keep any broker from starting on this store inside the block, by holding its lock. Raises UnavailableError
+        while one runs."""
         with broker_locked_out(self.path):
             self._is_locked = True
             try:
@@ -139,9 +140,10 @@ class BrokerStore:
         return find_names(self.conf, self.topics())
 
     def consume_queues(self) -> ConsumeQueueIndex | None:
-        """The consume queues; None where they are invisible (RocksDB, unless the broker is proven dead).
+        """The consume queues of the store; None if they are in RocksDB and a broker may run, as another process does
+        not see what it writes there.
 
-        Opened once; call its ``refresh`` for new queues. Raises what opening raises.
+        They are opened once; their ``refresh`` finds new queues. Raises what opening them raises.
         """
         is_hidden = self.has_rocksdb_queues and not self.liveness().is_dead
         with self._lock:
@@ -190,10 +192,10 @@ def open_broker_store(
     commitlog_dirs: Sequence[Path] | None = None,
     pinned: Callable[[], Iterable[LogFile]] | None = None,
 ) -> BrokerStore:
-    """Open a store directory for reading.
+    """Open the store directory of a broker at ``path`` for reading.
 
-    The commitlog directories are ``commitlog_dirs``, else those of ``conf``, else ``path``/commitlog. ``pinned`` names
-    files that the broker deleted.
+    The commitlog directories are ``commitlog_dirs``, else those of ``conf``, else ``path``/commitlog. ``pinned``
+    returns commitlog files that hard links keep although the broker has deleted them.
 
     Raises StoreLayoutError for DLedger or an unknown layout, MissingBrokerFileError,
     AccessDeniedError.
@@ -217,8 +219,8 @@ def _list_names(path: Path) -> set[str]:
 
 
 def _refuse_foreign_layout(path: Path, names: set[str], conf: BrokerConf | None) -> None:
-    """Refuse a directory that is no store directory, or whose log we do not read, before anything is looked for in
-    it."""
+    """Raise StoreLayoutError if ``path``, with entries ``names``, is no store directory of a broker, or one of DLedger,
+    whose log is not supported."""
     is_dledger = conf is not None and conf.is_dledger
     if is_dledger or any(name.startswith(_DLEDGER_PREFIX) for name in names):
         raise StoreLayoutError(
@@ -227,13 +229,14 @@ def _refuse_foreign_layout(path: Path, names: set[str], conf: BrokerConf | None)
         )
     if any(len(name) == NAME_DIGITS and name.isdecimal() for name in names):
         raise StoreLayoutError(
-            f"{path} is a commitlog directory", hint=f"use the store directory: {path.parent}"
+            f"{path} is a commitlog directory, not a store directory",
+            hint=f"use the store directory: {path.parent}",
         )
 
 
 def _commitlog_dirs(path: Path, conf: BrokerConf | None) -> tuple[Path, ...]:
-    """The commitlog's directories, by broker.conf or beside the rest. A missing one may be a disk that is not
-    mounted: an error, never an empty log."""
+    """The directories of the commitlog: those of broker.conf, else ``commitlog`` in the store at ``path``. Raises an
+    error for a missing one, as its disk may not be mounted: the log must not look empty."""
     configured = conf.commitlog_paths if conf is not None else ()
     dirs = tuple(
         _moved(directory, path, conf.store_path if conf is not None else None) for directory in configured
@@ -246,11 +249,12 @@ def _commitlog_dirs(path: Path, conf: BrokerConf | None) -> tuple[Path, ...]:
     if configured:
         raise MissingBrokerFileError(
             f"commitlog directory {missing[0]} of broker.conf does not exist",
-            hint="mount its disk, or give --broker-conf a copy of broker.conf with another storePathCommitLog",
+            hint="mount its disk, or give --broker-conf with a copy of broker.conf that has the right "
+            "storePathCommitLog",
         )
     raise StoreLayoutError(
         f"{path} has no commitlog directory",
-        hint="mount its disk, or use the broker's storePathRootDir; for a separate commitlog add --broker-conf",
+        hint="mount its disk, or give the broker's storePathRootDir; for a commitlog elsewhere add --broker-conf",
     )
 
 
@@ -262,8 +266,9 @@ def _moved(directory: Path, path: Path, configured_root: Path | None) -> Path:
 
 
 def _refuse_foreign_log(log: CommitLog) -> None:
-    """The first file must contain a record near its begin, or nothing. One with an unreadable begin is skipped: a bad
-    sector there does not condemn the log. Raises UnreadableError when no file is readable."""
+    """Raise StoreLayoutError if the log's first file has bytes but no record of a commitlog near its beginning. A file
+    whose beginning the disk cannot read is skipped, as the next one shows as much. Raises UnreadableError if none of
+    the first files is readable."""
     failure = None
     for file in log.files[:_PROBE_FILES_MAX]:
         head = bytearray(min(file.size_bytes, _PROBE_BYTES))
@@ -280,7 +285,7 @@ def _refuse_foreign_file(file: LogFile, head: bytes, *, is_whole: bool) -> None:
         raise StoreLayoutError(f"{file.path} contains DLedger entries, which are not supported")
     known = (magic.to_bytes(4, "big") for magic in (*RECORD_MAGICS, BLANK_MAGIC))
     if is_whole and head.strip(b"\0") and not any(magic in head for magic in known):
-        raise StoreLayoutError(f"{file.path} contains no commitlog records: unknown layout")
+        raise StoreLayoutError(f"{file.path} contains no records of a RocketMQ commitlog")
 
 
 _BEGIN = struct.Struct(">q")
@@ -303,20 +308,22 @@ class BrokerZone:
 
 
 def broker_zone(store: Path) -> BrokerZone:
-    """The time zone in which the broker of this store deletes files (deleteWhen): as its index files show, or this
-    host's. An index file is named after its creation in the broker's local time, just after the message whose store
-    time begins it (org.apache.rocketmq.store.index.IndexService)."""
+    """The time zone of the broker of this store, whose hours decide when it deletes files (deleteWhen): as its index
+    files show, else this host's. An index file is named after the broker's local time when it was made, which is just
+    after the time of the message that begins it (org.apache.rocketmq.store.index.IndexService)."""
     shown = _zone_of_index_files(store / "index")
     if shown is not None:
         return BrokerZone(shown, "by the broker's index files")
     here = timezone(timedelta(seconds=time.localtime().tm_gmtoff))
     return BrokerZone(
-        here, "assumed to be this host's; set the environment variable TZ if the broker has another"
+        here,
+        "which is this host's; if the broker's is another, set the environment variable TZ of this process to it",
     )
 
 
 def _zone_of_index_files(directory: Path) -> timezone | None:
-    """The zone that the newest files agree on."""
+    """The time zone that the names of the newest index files in ``directory`` show; None if there are none, or if they
+    differ."""
     with suppress(OSError):
         names = sorted((path.name for path in directory.iterdir() if path.name.isdecimal()), reverse=True)
         offsets = {_offset_ms(directory / name) for name in names[:_FILES_READ]} - {None}
@@ -326,7 +333,9 @@ def _zone_of_index_files(directory: Path) -> timezone | None:
 
 
 def _offset_ms(path: Path) -> int | None:
-    """The offset from UTC in whole quarters of an hour; None if the name is not from just after the begin."""
+    """The offset from UTC in ms, in whole quarters of an hour, that the broker had when it made the index file
+    ``path``: the file's name has its local time, and the file begins with a time in UTC from shortly before. None if
+    the two are not that close, as the file was made again later."""
     try:
         local = datetime.strptime(path.name[:14], "%Y%m%d%H%M%S").replace(tzinfo=UTC)
         with path.open("rb") as file:

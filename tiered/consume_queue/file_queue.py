@@ -32,7 +32,8 @@ _UNIT_BYTES_MIN: Final = 20
 
 
 def resolve_tags_codes(tags_codes: Table, directory: Path, open_files: OpenFiles) -> Table:
-    """``tags_codes`` (i8) of one queue with addresses resolved in ``directory``."""
+    """``tags_codes`` of one queue, as 64-bit integers, with the true codes where the broker moved a code to a file of
+    consumequeue_ext, in ``directory``, and left its address. An address without a code there stays."""
     addressed = np.flatnonzero(tags_codes <= ADDRESS_MAX)
     if len(addressed) == 0:
         return tags_codes
@@ -50,7 +51,8 @@ def resolve_tags_codes(tags_codes: Table, directory: Path, open_files: OpenFiles
 
 
 def _files(directory: Path) -> list[tuple[int, Path]]:
-    """The files of a queue by the offset in their names; none where there is no directory."""
+    """The files of consumequeue_ext in ``directory``, each with the offset in its name, in their order; none if there
+    is no directory."""
     try:
         names = [n for n in os.listdir(directory) if len(n) == NAME_DIGITS and n.isdecimal()]
     except (FileNotFoundError, NotADirectoryError):
@@ -61,7 +63,7 @@ def _files(directory: Path) -> list[tuple[int, Path]]:
 
 
 def _read_code(open_files: OpenFiles, path: Path, offset: int) -> int | None:
-    """The tags code at a place of consumequeue_ext; None if there is no unit."""
+    """The tags code at ``offset`` of the file ``path`` of consumequeue_ext; None if there is no unit."""
     head = bytearray(_HEAD.size)
     try:
         got = open_files.get(path).read_into(memoryview(head), offset)
@@ -94,7 +96,8 @@ class FileQueue:
         self._open_files = open_files
 
     def read(self, first: int, count: int) -> Table:
-        """Units by index, as UNIT_DTYPE."""
+        """The valid units of the ``count`` from index ``first`` on, as a table of UNIT_DTYPE, whichever kind of queue
+        it is."""
         stored, indices = self.files.read(first, count)
         units = np.zeros(len(stored), UNIT_DTYPE)
         units["phys"], units["size"] = stored["phys"], stored["size"]
@@ -110,7 +113,7 @@ class FileQueue:
         return units
 
     def stored(self, units: Table) -> Table:
-        """``units`` (UNIT_DTYPE) as they are in the files."""
+        """``units``, a table of UNIT_DTYPE, in the form in which files of this kind of queue store them."""
         stored = np.zeros(len(units), STORED_DTYPES[self.kind])
         for name in ("phys", "size", "tags_code"):
             stored[name] = units[name]
@@ -159,7 +162,8 @@ class FileQueue:
         return int(unit["queue_offset"][0]) if len(unit) else self.max_offset()
 
     def index_of(self, queue_offset: int) -> int:
-        """Index of the unit that holds ``queue_offset``, or of the first after it."""
+        """The index of the unit that contains ``queue_offset``, or of the first one after it. A unit of a BatchCQ
+        contains several offsets."""
         if self.kind is QueueKind.PLAIN:
             return max(queue_offset, self.files.first)
         after = self.files.lower_bound("base_offset", queue_offset + 1)

@@ -47,11 +47,12 @@ class DirectoryChanges:
         self._seen: dict[Path, _Token] = {}
 
     def has_changed(self, directory: Path) -> bool:
-        """Whether it may have changed since the last call; True on the first. A directory missing both times has not
-        changed."""
+        """Whether entries of ``directory`` may have been added or removed since the last call for it; True at the first
+        call. A directory that was missing and still is has not changed."""
         token = _token(directory)
         is_known = directory in self._seen and self._seen[directory] == token
         if token is not None and self._now_ns() - token[2] < QUIET_NS:
+            # Another change within the resolution of its timestamp would not be seen.
             self._seen.pop(directory, None)
         else:
             self._seen[directory] = token
@@ -91,7 +92,8 @@ class FileConsumeQueues:
         *,
         clock: Clock = MACHINE_CLOCK,
     ) -> None:
-        """List the queues once; units are read when they are needed."""
+        """List the queues of the store at ``store_path``; units are read when they are needed. ``min_phys``: as in the
+        class."""
         self._roots = {kind: store_path / kind.value for kind in (QueueKind.PLAIN, QueueKind.BATCH)}
         self._ext_root = store_path / "consumequeue_ext"
         self._min_phys = min_phys
@@ -106,11 +108,13 @@ class FileConsumeQueues:
         self._unreadable: dict[_Key, float] = {}  # excluded from the frontier until then
         self._recent: dict[_Key, None] = {}  # the queue that changed last is at the end
         self._queue_turn = self._topic_turn = self._frontier = self._asked = 0
+        """Of the search for the frontier, the physical end of the newest unit: how many queues and topics it has looked
+        at, what it has found, and what was requested last."""
         self.refresh()
 
     def refresh(self) -> None:
-        """Takes in what was written since the last call. Costs a stat per topic and queue; lists only directories
-        that changed."""
+        """Find topics, queues and files that were added or removed since the last call. Only directories that have
+        changed are listed."""
         with self._lock:
             for kind, topic in self._list_topics():
                 self._list_queues(kind, topic)
@@ -147,8 +151,8 @@ class FileConsumeQueues:
             return queue.last() if queue is not None else empty_units()
 
     def last_records(self) -> dict[_Key, tuple[int, int]]:
-        """The last record of each queue, read for all plain queues at once, and by a search where that did not find
-        it."""
+        """(phys, size) of the last record of each queue that has one. The end of a queue's last file mostly shows it,
+        which is read for all queues at once; the others are searched."""
         with self._lock:
             tails = [
                 tail for kind, stored in STORED_DTYPES.items() for tail in self._quick_tails(kind, stored)
@@ -160,8 +164,8 @@ class FileConsumeQueues:
         return {key: record for key, record in found.items() if record is not None}
 
     def that_end_elsewhere(self, ends: Mapping[_Key, int]) -> list[_Key]:
-        """The queues that do not end at the given offset: two units tell for most plain queues, a search for the
-        others."""
+        """The queues of ``ends`` whose maximum is another than given there. Two units tell for most plain queues; the
+        others are searched."""
         with self._lock:
             asked = [(key, self._queues[key], end) for key, end in ends.items() if key in self._queues]
             plain = [(queue.files.directory, end) for _, queue, end in asked if queue.kind is QueueKind.PLAIN]
@@ -189,8 +193,9 @@ class FileConsumeQueues:
         return ((key, queue, unit) for (key, queue), unit in zip(queues, units, strict=True))
 
     def frontier_phys(self, at_least: int | None = None) -> int:
-        """How far the broker has dispatched. With ``at_least`` one call checks a bounded number of queues: those that
-        changed last, and some of the others in turn. Later calls check the rest."""
+        """The physical end of the newest record that has a unit in any queue: up to there the broker has written its
+        queues. With ``at_least`` one call looks at a limited number of queues, those that changed last and some of the
+        others in turn, until one reaches it; later calls look at the rest."""
         with self._lock:
             if at_least is None or at_least < self._asked:
                 self._frontier = 0  # search again: the log may have been truncated
@@ -202,8 +207,9 @@ class FileConsumeQueues:
             return self._frontier
 
     def _advance_frontier(self, keys: Iterable[_Key], enough: int) -> None:
-        """Raise the frontier to the ends of these queues until it has ``enough``; a queue that raised it is looked
-        at first next time."""
+        """Raise the frontier, the physical end of the newest record with a unit, to the ends of the queues ``keys``
+        until it is at ``enough``. A queue that raised it is looked at first next time; an unreadable one is left alone
+        for a minute."""
         for key in keys:
             if self._frontier >= enough:
                 break
@@ -220,13 +226,15 @@ class FileConsumeQueues:
     def _ask(
         self, key: _Key, queue: FileQueue, question: Callable[[FileQueue], _Answer], if_unreadable: _Answer
     ) -> _Answer:
-        """The result of ``question`` on the queue's files; ``if_unreadable``, logged once, if they are unreadable."""
+        """The result of ``question``, a method of FileQueue, for the files of ``queue``; ``if_unreadable`` if these
+        cannot be read, which is logged once."""
         try:
             answer = question(queue)
         except (UnreadableError, AccessDeniedError) as error:
             if key not in self._unreadable:
                 logger.warning(
-                    "the broker's consume queue %s/%d is unreadable, and the upload bound is found without it: %s",
+                    "the broker's consume queue %s/%d cannot be read, so that how far uploads may go is found out "
+                    "without it: %s",
                     *key,
                     error,
                 )
@@ -236,6 +244,8 @@ class FileConsumeQueues:
         return answer
 
     def _to_look_at(self, look_at_all: bool) -> list[_Key]:
+        """The queues to search for the newest record: those that changed last, then all others or, unless
+        ``look_at_all``, the next ones in turn."""
         recent = list(reversed(self._recent))
         if look_at_all:
             return recent + self._order
@@ -244,7 +254,8 @@ class FileConsumeQueues:
         return recent + others
 
     def _look_for_new_queues(self) -> list[_Key]:
-        """New queues of some of the topics, in turn."""
+        """The queues that were added since the last look to some of the topics: each call looks at the next ones in
+        turn."""
         before = set(self._queues)
         topics = _turn(self._list_topics(), self._topic_turn, SEARCH_TOPICS_MAX)
         self._topic_turn += len(topics)
@@ -254,7 +265,8 @@ class FileConsumeQueues:
         return [key for key in self._order if key not in before]
 
     def _look_for_queue(self, topic: str, queue_id: int) -> FileQueue | None:
-        """A queue, also one created since the last listing. Its name may be anything that a record contains."""
+        """The queue of this name, also if it was created since the last listing; None if there is none. ``topic`` may
+        be any text that a record contains."""
         known = self._queues.get((topic, queue_id))
         if known is not None:
             return known
@@ -267,7 +279,8 @@ class FileConsumeQueues:
         return self._queues.get((topic, queue_id))
 
     def _list_topics(self) -> list[tuple[QueueKind, str]]:
-        """All topics, the new ones of each kind first: they are looked at before the search ends."""
+        """All topics with their kind of queue, new ones of each kind first, so that searches look at them at once. A
+        directory that has not changed is not listed again."""
         for kind, topics in self._topics.items():
             root = self._roots[kind]
             if self._changes.has_changed(root):
@@ -282,7 +295,8 @@ class FileConsumeQueues:
         return [(kind, topic) for kind, topics in self._topics.items() for topic in topics]
 
     def _list_queues(self, kind: QueueKind, topic: str) -> None:
-        """List a topic's queues again if its directory has changed; known queues stay as they are."""
+        """Find queues that were added to or removed from ``topic``, if its directory has changed. Queues that are known
+        already keep what was read of them."""
         directory = self._roots[kind] / topic
         if not self._changes.has_changed(directory):
             return
@@ -296,7 +310,7 @@ class FileConsumeQueues:
         self._by_topic[kind, topic] = found
 
     def _gather(self) -> None:
-        """Make the table of all queues from those of each topic, and forget what was noted of queues that are gone."""
+        """Make the table of all queues from those of each topic, and discard what was noted of queues that are gone."""
         found: dict[_Key, FileQueue] = {}
         for kind in (QueueKind.PLAIN, QueueKind.BATCH):
             for topic in self._topics[kind]:
@@ -310,7 +324,8 @@ class FileConsumeQueues:
         self._unreadable = {key: until_s for key, until_s in self._unreadable.items() if key in found}
 
     def units_between(self, begin_phys: int, end_phys: int) -> dict[_Key, Table]:
-        """The units of each queue whose records begin in a range of the commitlog."""
+        """The units whose records begin in [begin_phys, end_phys) of the commitlog, by queue; queues without any are
+        skipped."""
         found = {}
         with self._lock:
             keys = sorted(self._queues)
@@ -334,7 +349,8 @@ class FileConsumeQueues:
 
 
 def _turn(items: list[_Item], turn: int, count: int) -> list[_Item]:
-    """``count`` of ``items``; increasing ``turn`` passes through all of them."""
+    """``count`` of ``items`` from index ``turn`` on, and from the first again behind the last; all if there are fewer.
+    The caller raises ``turn``, so that each item has its turn."""
     if len(items) <= count:
         return items
     begin = turn % len(items)

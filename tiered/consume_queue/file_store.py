@@ -60,7 +60,8 @@ class FileQueueStore:
         sizes: FileSizes | None = None,
         batch_topics: Collection[str] = (),
     ) -> None:
-        """Continue the queues that ``store_path`` has; ``sizes``: of the files to be made."""
+        """Continue the queues that are in ``store_path``. ``log``: the commitlog whose records the units refer to;
+        ``sizes``: of new files; ``batch_topics``: whose new queues are BatchCQ."""
         self._path = store_path
         self._log = log
         self._sizes = sizes or FileSizes()
@@ -92,7 +93,7 @@ class FileQueueStore:
         return queue.read(queue.index_of(from_offset), count)
 
     def put(self, topic: str, queue_id: int, units: Table) -> None:
-        """Write units at their offsets; those between runs of a plain queue stay holes."""
+        """Write ``units`` at their queue offsets. Where offsets are missing between them, a plain queue has holes."""
         if len(units) == 0:
             return
         refuse_disorder(topic, queue_id, units)
@@ -110,9 +111,8 @@ class FileQueueStore:
             self._write(queue, int(units["queue_offset"][row]), run)
 
     def put_empty_queue(self, topic: str, queue_id: int, end_offset: int) -> None:
-        """Create a queue without messages that ends at ``end_offset``.
-
-        Its last unit names no record: the broker would skip new units behind a filler."""
+        """Create a queue without messages that ends at ``end_offset``. Its only unit names no record; a filler would
+        not do, as the broker would skip new units behind it."""
         last = np.zeros(1, UNIT_DTYPE)
         last["phys"] = last["size"] = ENDED_PHYS
         last["queue_offset"], last["inner_num"] = end_offset - 1, 1
@@ -126,7 +126,8 @@ class FileQueueStore:
             self._remove(queue.files.directory, self._path / "consumequeue_ext" / topic / str(queue_id))
 
     def truncate(self, phys: int) -> None:
-        """Remove all units of records at or above ``phys``; a queue without any other keeps its next offset."""
+        """Remove the units of all records that begin at or above physical offset ``phys``. A queue that has no others,
+        and did not begin at 0, becomes an empty queue whose next message gets the first removed offset."""
         for (topic, queue_id), queue in list(self._queues.items()):
             end = queue.files.end()
             kept = _first_at_or_above(queue, phys)
@@ -141,7 +142,8 @@ class FileQueueStore:
                 self.delete_queue(topic, queue_id)
 
     def flush(self, dispatched_phys: int) -> None:
-        """Sync the files. They do not record how far they are dispatched."""
+        """Make what was written durable. Files do not record ``dispatched_phys``, up to where all records have
+        units."""
         del dispatched_phys
         paths = {path for file in self._unsynced for path in (file, *list(file.parents)[:3])}
         if len(self._unsynced) > SYNCED_FILES_MAX:
@@ -168,12 +170,13 @@ class FileQueueStore:
     def _create(self, topic: str, queue_id: int) -> FileQueue:
         if "/" in topic or topic in ("", ".", ".."):
             raise UsageError(
-                f"topic {topic!r} can have no consume queue in files: no directory can have its name",
-                hint="write the consume queues in RocksDB",
+                f"topic {topic!r} can have no consume queue in files, as no directory can have its name",
+                hint="write the consume queues into RocksDB: --to rocksdb",
             )
         return self._add(QueueKind.BATCH if topic in self._batch_topics else QueueKind.PLAIN, topic, queue_id)
 
     def _write(self, queue: FileQueue, index: int, stored: Table) -> None:
+        """Write ``stored`` units of ``queue`` from ``index`` on, into as many files as they extend over."""
         per_file = self._sizes.units(queue.kind)
         while len(stored):
             begin = index // per_file * per_file
@@ -182,7 +185,8 @@ class FileQueueStore:
             index += len(part)
 
     def _write_in_file(self, queue: FileQueue, begin: int, index: int, units: Table) -> None:
-        """Units from ``index`` on in the file that begins at ``begin``. A new file has fillers before them."""
+        """Write ``units`` of ``queue`` from ``index`` on into the file whose first unit has the index ``begin``. A new
+        file has its whole size, and fillers before the first unit. Raises UsageError if the file has another size."""
         unit_bytes = units.dtype.itemsize
         file_bytes = self._sizes.units(queue.kind) * unit_bytes
         path = queue.files.directory / f"{begin * unit_bytes:0{NAME_DIGITS}d}"
@@ -190,7 +194,8 @@ class FileQueueStore:
             size_bytes = os.fstat(fd).st_size
             if size_bytes not in (0, file_bytes):
                 raise UsageError(
-                    f"{path} has {size_bytes} bytes, not {file_bytes}", hint="give the broker's broker.conf"
+                    f"{path} has {size_bytes} bytes, but files of this consume queue have {file_bytes}",
+                    hint="give --broker-conf FILE with the file size that the broker uses",
                 )
             if size_bytes == 0:
                 os.ftruncate(fd, file_bytes)
@@ -203,7 +208,8 @@ class FileQueueStore:
             queue.files.refresh()
 
     def _cut(self, queue: FileQueue, index: int) -> None:
-        """Remove the units of ``queue`` from ``index`` on: later files first, so that no hole remains."""
+        """Remove the units of ``queue`` from ``index`` on. Later files go first, so that an interruption leaves no
+        hole."""
         for file in reversed(queue.files.listed):
             if file.first >= index:
                 with _errors_of(file.path):
@@ -226,14 +232,14 @@ class FileQueueStore:
 
 
 def _first_at_or_above(queue: FileQueue, phys: int) -> int:
-    """Index of the first of the last units of ``queue`` whose records begin at or above ``phys``; its end if there
-    are none. Units of gaps, which name bytes below, may lie between."""
+    """The index of the first unit of ``queue`` whose record begins at or above physical offset ``phys``; the queue's
+    end if there is none. It searches backward from the end, as these are the last units."""
     end = found = queue.files.end()
     while end > queue.files.first:
         begin = max(queue.files.first, end - TRUNCATED_UNITS)
         stored, indices = queue.files.read(begin, end - begin)
         above = indices[stored["phys"] >= phys]
-        if len(above) == 0:
+        if len(above) == 0:  # all units before are below too
             break
         found, end = int(above[0]), begin
     return found
@@ -248,7 +254,8 @@ def _subdirectories(directory: Path) -> list[Path]:
 
 @contextmanager
 def _opened(path: Path, flags: int) -> Iterator[int]:
-    """Open a file, and make it and its directory if ``flags`` say so; errors are ours, with the path."""
+    """Open the file ``path`` inside the block, and yield its descriptor; with O_CREAT in ``flags``, it and its
+    directory are made if they are missing. OSError becomes an error of tiered.errors that names the path."""
     with _errors_of(path):
         try:
             fd = os.open(path, flags | os.O_CLOEXEC, 0o644)

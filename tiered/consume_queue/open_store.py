@@ -72,9 +72,11 @@ def open_for_writing(
     sizes: FileSizes | None = None,
     batch_topics: Collection[str] = (),
 ) -> ConsumeQueueStore:
-    """The consume queues of the store directory ``store_path``; what is missing is created. No broker may run.
+    """Open the consume queues of the store directory ``store_path`` for writing, in files, in RocksDB or in both; what
+    is missing is created. No broker may run.
 
-    ``sizes`` and ``batch_topics`` (topics of queue.type=BatchCQ) are of files: RocksDB has no BatchCQ.
+    ``log``: the commitlog whose records they index; ``sizes``: of new files; ``batch_topics``: topics with
+    queue.type=BatchCQ, which only files can have.
     """
     if kind is StoreKind.ROCKSDB:
         return RocksdbQueueStore(store_path / "consumequeue", log)

@@ -30,8 +30,9 @@ class RocksdbCopy:
     """A broker's RocksDB, read-only, as of now. Close it to remove the private directory."""
 
     def __init__(self, directory: Path, *, link_tables: bool) -> None:
-        """``link_tables``: no broker runs, so table files stay. Raises AccessDeniedError, or UnavailableError when the
-        database changes faster than it can be copied."""
+        """Copy the database in ``directory`` to a private directory and open the copy. ``link_tables``: link its table
+        files instead, which stay as no broker runs. Raises AccessDeniedError, and UnavailableError if the database
+        changes faster than it can be copied."""
         self.directory = directory
         self._private = tempfile.TemporaryDirectory(prefix="tiered-rocksdb-")
         try:
@@ -60,7 +61,8 @@ class RocksdbCopy:
         self.close()
 
     def _open(self, link_tables: bool) -> tuple[Any, dict[str, Any]]:
-        """Copy and open the database; copy again if the broker removed a file while it was copied."""
+        """Copy the database and open the copy, which is repeated if the broker has removed a file while it was copied.
+        Returns the database and its column families by name."""
         problem = ""
         for attempt in range(ATTEMPTS_MAX):
             target = Path(self._private.name) / str(attempt)
@@ -68,18 +70,20 @@ class RocksdbCopy:
                 _copy(self.directory, target, link_tables)
                 return _open_read_only(target)
             except FileNotFoundError as error:
-                problem = f"{error.filename} was removed"
+                problem = f"its file {error.filename} was removed while it was copied"
             except OSError as error:
                 raise open_failure(self.directory, error) from error
             except Exception as error:  # the library raises plain Exception
                 problem = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UnavailableError(
-            f"RocksDB {self.directory} cannot be opened: {problem}", hint="try again under less load"
+            f"RocksDB {self.directory} cannot be opened: {problem}",
+            hint="try again while the broker is less busy",
         )
 
 
 def _copy(source: Path, target: Path, link_tables: bool) -> None:
-    """Copy what belongs to the database, without its lock and logs."""
+    """Copy the files of the RocksDB in ``source`` to ``target``, except for its lock and logs. ``link_tables``: make
+    links to its table files instead of copying them."""
     target.mkdir()
     # The manifest first: it names the tables, which must still exist when copied.
     for path in sorted(source.iterdir(), key=lambda path: path.suffix == _TABLE_SUFFIX):
@@ -92,7 +96,8 @@ def _copy(source: Path, target: Path, link_tables: bool) -> None:
 
 
 def _open_read_only(directory: Path) -> tuple[Any, dict[str, Any]]:
-    """Open a copy with all its column families, whose names differ between versions of the broker."""
+    """Open the RocksDB in ``directory`` for reading. Returns it and all its column families by name: the names differ
+    between versions of the broker."""
     # Slow to import, and most stores do not need it.
     from rocksdict import AccessType, Options, Rdict
 

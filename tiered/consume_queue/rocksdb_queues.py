@@ -43,7 +43,8 @@ class RocksdbConsumeQueues(RocksdbUnits):
         return set(self.last_records())
 
     def frontier_phys(self, at_least: int | None = None) -> int:
-        """The end of the newest record that any queue has; ends early at ``at_least``."""
+        """The physical end of the newest record of any queue; 0 without units. The search ends as soon as ``at_least``
+        is reached, if it is given."""
         frontier = 0
         for key in self.last:
             last = self.last_unit(*key)
@@ -64,7 +65,7 @@ class RocksdbConsumeQueues(RocksdbUnits):
     def units_of_records(self, topic: str, queue_id: int, begin_phys: int, end_phys: int) -> Table:
         first = self.lower_bound(topic, queue_id, begin_phys)
         units = self.units(topic, queue_id, first, self.lower_bound(topic, queue_id, end_phys) - first)
-        below: Table = units[units["phys"] < end_phys]  # LMQs have holes
+        below: Table = units[units["phys"] < end_phys]  # an LMQ lacks units, so that later ones are read
         return below
 
     def close(self) -> None:

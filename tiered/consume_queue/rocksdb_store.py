@@ -44,7 +44,8 @@ class RocksdbQueueStore(RocksdbUnits):
     """ConsumeQueueStore over the RocksDB ``directory``, which is created. Not thread-safe."""
 
     def __init__(self, directory: Path, log: LogView) -> None:
-        """``log``: the log whose records the units refer to."""
+        """Open the database, or create it. ``log``: the commitlog whose records the units refer to. Raises
+        UnavailableError if it cannot be written."""
         from rocksdict import WriteOptions  # slow to import, and most commands do not need it
 
         self._log = log
@@ -66,7 +67,8 @@ class RocksdbQueueStore(RocksdbUnits):
         return found
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """The minimum of a queue, stored at the first request, and again once its record has expired."""
+        """The offset of the first unit of a queue whose record is still in the commitlog. It is stored in the database,
+        as brokers do, and is searched again only when that record has expired."""
         key = offset_key(topic, queue_id, MIN)
         self._commit()
         stored = self._families["offset"].get(key)
@@ -82,7 +84,8 @@ class RocksdbQueueStore(RocksdbUnits):
         return found
 
     def put(self, topic: str, queue_id: int, units: Table) -> None:
-        """Append units. Those without a store timestamp get that of their records."""
+        """Write ``units`` at their queue offsets. Those without a store timestamp get that of their records. They are
+        written to the database in batches; ``flush`` makes them durable."""
         if len(units) == 0:
             return
         refuse_disorder(topic, queue_id, units)
@@ -116,10 +119,11 @@ class RocksdbQueueStore(RocksdbUnits):
         self._max.pop((topic, queue_id), None)
 
     def truncate(self, phys: int) -> None:
-        """Remove all units of records at or above ``phys``; a queue without any other keeps its next offset."""
+        """Remove the units of all records that begin at or above physical offset ``phys``. A queue that has no others,
+        and did not begin at 0, becomes an empty queue whose next message gets the first removed offset."""
         for topic, queue_id in list(self.last):
             first = self.lower_bound(topic, queue_id, phys)
-            if len(self.units(topic, queue_id, first, 1)) == 0:
+            if len(self.units(topic, queue_id, first, 1)) == 0:  # nothing to remove
                 continue
             begin = self.units(topic, queue_id, 0, 1)
             prefix = unit_prefix(topic, queue_id)
@@ -135,7 +139,8 @@ class RocksdbQueueStore(RocksdbUnits):
             self._put_last(topic, queue_id, int(kept["phys"][0]), int(kept["queue_offset"][0]))
 
     def flush(self, dispatched_phys: int) -> None:
-        """Write what is pending: the units first, then the maxima and how far the log is dispatched."""
+        """Make everything durable: the units first, then the maximum of each queue and, as brokers store it, the
+        physical offset up to which all records have their units."""
         self._commit()
         with self._errors(self.directory):
             self._families["default"].flush()
@@ -171,9 +176,10 @@ class RocksdbQueueStore(RocksdbUnits):
         self._max[topic, queue_id] = phys, last
 
     def _commit(self) -> None:
-        """Write the open batch: a group commit."""
-        for key, place in self._max.items():
-            self._batch.put(offset_key(*key, MAX), OFFSETS.pack(*place), self._offset_family)
+        """Write the open batch to the database, with the new maximum of each queue that has units in it, and open
+        another one."""
+        for key, phys_and_offset in self._max.items():
+            self._batch.put(offset_key(*key, MAX), OFFSETS.pack(*phys_and_offset), self._offset_family)
         self._max.clear()
         if self._batch.is_empty():
             return
@@ -188,19 +194,20 @@ class RocksdbQueueStore(RocksdbUnits):
 
     @contextmanager
     def _errors(self, directory: Path) -> Iterator[None]:
-        """The library raises plain Exception."""
+        """Raise UnavailableError for any exception in the block: the library raises plain Exception. ``directory``: of
+        the database."""
         try:
             yield
         except Exception as error:
             what = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UnavailableError(
                 f"RocksDB {directory} cannot be written: {what}",
-                hint="check its free space and permissions",
+                hint="check free space and permissions of its directory",
             ) from error
 
 
 def _open(directory: Path) -> Any:
-    """Open or create the database with the options of the broker, which continues it."""
+    """Open the database in ``directory``, or create it, with the options that brokers use, as a broker continues it."""
     from rocksdict import BlockBasedOptions, DBCompressionType, Options, Rdict
 
     table = BlockBasedOptions()

@@ -52,7 +52,8 @@ class RocksdbUnits(ABC):
         """Keys and values of a family from ``from_key`` on, in key order."""
 
     def read_offsets(self) -> None:
-        """Read the last offset of all queues again."""
+        """Read the last offset of each queue again, from the entries of family ``offset``. Raises CorruptionError for
+        an entry that is none."""
         self.last = {}
         for key, value in self.items("offset", b""):
             length = int.from_bytes(key[:4], "big")
@@ -60,7 +61,9 @@ class RocksdbUnits(ABC):
             if topic == DISPATCHED_TOPIC.encode():
                 continue
             if len(tail) != _OFFSET_TAIL_BYTES or len(value) < OFFSETS.size:
-                raise CorruptionError(f"{self.directory}: an entry of family offset has {len(key)} bytes")
+                raise CorruptionError(
+                    f"RocksDB {self.directory}: an entry of column family offset has a key of {len(key)} bytes"
+                )
             if tail[1:4] == MAX:
                 self.last[topic.decode("utf-8"), int.from_bytes(tail[5:], "big")] = OFFSETS.unpack_from(
                     value
@@ -79,14 +82,17 @@ class RocksdbUnits(ABC):
         return self.last.get((topic, queue_id), -1) + 1
 
     def units(self, topic: str, queue_id: int, from_offset: int, count: int) -> Table:
-        """Up to ``count`` units of a queue from an offset on; there may be holes between them."""
+        """Up to ``count`` units of a queue whose offsets are at or above ``from_offset``, as a table of UNIT_DTYPE. The
+        queue may have none at some offsets between them. Raises CorruptionError for an entry that is no unit."""
         prefix = unit_prefix(topic, queue_id)
         first = prefix + max(from_offset, 0).to_bytes(_OFFSET_BYTES, "big")
         found = takewhile(lambda item: item[0].startswith(prefix), self.items("default", first))
         keys, values = list[bytes](), list[bytes]()
         for key, value in islice(found, max(count, 0)):
             if len(value) < VALUE_DTYPE.itemsize or len(key) != len(prefix) + _OFFSET_BYTES:
-                raise CorruptionError(f"{self.directory}: unit of {topic}/{queue_id} has {len(value)} bytes")
+                raise CorruptionError(
+                    f"RocksDB {self.directory}: a consume-queue unit of {topic}/{queue_id} has {len(value)} bytes"
+                )
             keys.append(key[-_OFFSET_BYTES:])
             values.append(value[: VALUE_DTYPE.itemsize])
         units = np.zeros(len(keys), UNIT_DTYPE)
@@ -102,7 +108,8 @@ class RocksdbUnits(ABC):
         return self.units(topic, queue_id, last, 1) if last is not None else empty_units()
 
     def lower_bound(self, topic: str, queue_id: int, phys: int) -> int:
-        """First offset whose record begins at or above ``phys``; the maximum when there is none."""
+        """The first offset of a queue whose record begins at or above physical offset ``phys``; the queue's maximum if
+        there is none. By bisection, in which missing units count as later ones."""
         low, high = 0, self.max_offset(topic, queue_id)
         while low < high:
             middle = (low + high) // 2

@@ -95,7 +95,9 @@ class ConsumeQueueStore(QueueReader, Protocol):
 
 
 def copy_queue(key: tuple[str, int], source: QueueReader, target: ConsumeQueueStore, begin: int) -> int:
-    """Copy the living units of ``key`` from offset ``begin`` on, and its end if none lives; returns how many."""
+    """Copy the units of the queue ``key`` = (topic, queue id), from offset ``begin`` on, whose records are still in the
+    commitlog, from ``source`` to ``target``; if there are none, only where the queue ends. Returns the number of
+    units."""
     at, end, count = max(begin, source.min_offset(*key)), source.max_offset(*key), 0
     if at >= end > target.max_offset(*key):
         target.put_empty_queue(*key, end)
@@ -110,4 +112,6 @@ def refuse_disorder(topic: str, queue_id: int, units: Table) -> None:
     """Raises UsageError if queue offsets of ``units`` do not ascend."""
     ends = units["queue_offset"] + units["inner_num"]
     if units["queue_offset"][0] < 0 or (units["queue_offset"][1:] < ends[:-1]).any():
-        raise UsageError(f"units of {topic}/{queue_id} are not in the order of their queue offsets")
+        raise UsageError(
+            f"consume-queue units of {topic}/{queue_id} are not in the order of their queue offsets"
+        )

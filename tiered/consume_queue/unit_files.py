@@ -70,12 +70,14 @@ class UnitFiles:
     """The files of one queue. ``dtype`` is the big-endian unit and has fields ``phys`` and ``size``."""
 
     def __init__(self, directory: Path, dtype: np.dtype[Any], open_files: OpenFiles) -> None:
-        """List no files yet; ``open_files`` bounds how many are open over all queues."""
+        """``dtype``: the type of a unit as it is stored; ``open_files`` limits how many files of all queues are open.
+        The directory is listed when it is first needed."""
         self.directory = directory
         self._dtype = dtype
         self._open_files = open_files
         self._listed: list[UnitFile] | None = None
         self._end = 0
+        """One past the last valid unit at the last look, where the next one begins to search."""
         self._listed_end = 0
         """The known end of these files; 0 before the first search."""
 
@@ -99,7 +101,8 @@ class UnitFiles:
         self._listed_end = 0
 
     def _list(self) -> list[UnitFile]:
-        """A missing directory is an empty queue."""
+        """The files in the queue's directory, by first unit; none if there is no directory. Raises an error naming it
+        if it cannot be listed."""
         unit_bytes = self._dtype.itemsize
         found = []
         try:
@@ -134,7 +137,8 @@ class UnitFiles:
         return self.tail()[0]
 
     def tail(self) -> tuple[int, Table]:
-        """One past the last valid unit, and that unit; no unit when there is none."""
+        """One past the index of the last valid unit, and that unit; an empty table if there is none. It looks at first
+        where the end was at the last call, as little has changed since then."""
         last = self._follow(self._end - 1) if self._end > self.first else self._none()
         if len(last) == 0:
             # Not searched yet, empty, or truncated and rewritten.
@@ -143,7 +147,9 @@ class UnitFiles:
         return self._end, last
 
     def _follow(self, index: int) -> Table:
-        """Advance ``_end`` past the valid units from ``index``; returns the last of them, or none."""
+        """Read valid units from ``index`` on, in steps that double, and set ``_end`` behind them. Returns the last of
+        them; an empty table if the one at ``index`` is not valid. A file that the broker has made since the listing is
+        found."""
         last, count = self._none(), GALLOP_UNITS
         while len(units := self._valid(index, count)):
             index += len(units)
@@ -157,7 +163,8 @@ class UnitFiles:
         return last
 
     def _add_next_file(self, first: int) -> None:
-        """Add the file after the last, if the broker has created it."""
+        """Add the file whose first unit has the index ``first``, behind the last known one, if the broker has made
+        it."""
         path = self.directory / f"{first * self._dtype.itemsize:0{NAME_DIGITS}d}"
         try:
             units = path.stat().st_size // self._dtype.itemsize
@@ -168,8 +175,8 @@ class UnitFiles:
             self._files.append(UnitFile(first, units, path))
 
     def read(self, first: int, count: int) -> tuple[Table, Table]:
-        """Reads the valid ones of the ``count`` units from index ``first`` on. Returns them and their indices; holes
-        are skipped."""
+        """Read the ``count`` units from index ``first`` on. Returns those that are valid and no fillers, and their
+        indices."""
         indices, parts = [], []
         last = first + count
         if last > self._listed_end:
@@ -187,8 +194,8 @@ class UnitFiles:
         return np.concatenate(parts), np.concatenate(indices)
 
     def lower_bound(self, field: str, value: int) -> int:
-        """Index of the first valid unit whose ``field``, which never decreases, is at least ``value``; or
-        ``end``."""
+        """The index of the first valid unit whose ``field`` is at least ``value``, by bisection, as the field never
+        decreases; the queue's end if there is none."""
         end = self.end()
         files = [file for file in self._files if file.first < end]
         # Bisect over files by their first real unit, then inside the file before.
@@ -214,8 +221,8 @@ class UnitFiles:
         return self.first, self._none()
 
     def _search_tail_in(self, file: UnitFile) -> tuple[int, Table]:
-        """One past the last valid unit of ``file``, and that unit: before its first hole if that helps, else by
-        bisection."""
+        """One past the index of the last valid unit of ``file``, and that unit; its first index and an empty table if
+        it has none. The last unit is mostly just before the file's first hole; otherwise it is found by bisection."""
         unit_bytes = self._dtype.itemsize
         try:
             hole = self._open_files.get(file.path).first_hole()
@@ -223,9 +230,9 @@ class UnitFiles:
             return file.first, self._none()
         written = min(file.units, -(-hole // unit_bytes))
         first = file.first + max(written - HOLE_UNITS, 0)
-        near = self._leading_valid(self._raw(file, first, file.first + written - first))
-        if len(near) or first == file.first:
-            return first + len(near), near[-1:]
+        before_hole = self._leading_valid(self._raw(file, first, file.first + written - first))
+        if len(before_hole) or first == file.first:
+            return first + len(before_hole), before_hole[-1:]
         inside = range(file.first, first)
         end = file.first + bisect_left(inside, True, key=partial(self._is_blank, file))
         return end, self._raw(file, end - 1, 1) if end > file.first else self._none()
@@ -259,7 +266,8 @@ class UnitFiles:
         return file.first + file.units if file is not None else index
 
     def _raw(self, file: UnitFile, first: int, count: int) -> Table:
-        """The units at places of a file, valid or not; none if the file is gone, fewer where it ends."""
+        """The ``count`` units of ``file`` from index ``first`` on, valid or not; fewer at the file's end, and none if
+        the broker has deleted it."""
         unit_bytes = self._dtype.itemsize
         data = bytearray(count * unit_bytes)
         try:

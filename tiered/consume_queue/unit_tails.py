@@ -10,6 +10,7 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -33,33 +34,34 @@ _Found = TypeVar("_Found")
 
 def last_valid_units(directories: Sequence[Path], dtype: np.dtype[Any]) -> list[Table | None]:
     """Per directory its last valid unit (one row of ``dtype``); None where a search is needed."""
-    return _side_by_side(lambda chunk: _tails(chunk, dtype), directories)
+    return _in_threads(lambda chunk: _tails(chunk, dtype), directories)
 
 
 def may_end_elsewhere(places: Sequence[tuple[Path, int]]) -> list[bool]:
-    """Per (directory, index) of a plain queue, whether a unit is there or none before it; True also where a search is
-    needed.
+    """For each (directory, index) of a plain queue, whether the queue may end elsewhere than at that index: the unit
+    before it is not there, or one is at it. True also if two units cannot tell, and a search is needed.
 
-    One small read each if the queue's files have the default size, or there is only one.
+    This is one small read for each queue whose files have the default size, or that has only one file.
     """
-    return _side_by_side(lambda chunk: [_may_end_elsewhere(*place) for place in chunk], places)
+    return _in_threads(lambda chunk: [_may_end_elsewhere(*place) for place in chunk], places)
 
 
-def _side_by_side(look: Callable[[Sequence[_Asked]], list[_Found]], asked: Sequence[_Asked]) -> list[_Found]:
+def _in_threads(look: Callable[[Sequence[_Asked]], list[_Found]], asked: Sequence[_Asked]) -> list[_Found]:
+    """The results of ``look`` for all of ``asked``, in their order; many are divided among threads."""
     if len(asked) < THREADS_FROM_QUEUES:
         return look(asked)
     chunks = [asked[at : at + CHUNK_QUEUES] for at in range(0, len(asked), CHUNK_QUEUES)]
     with ThreadPoolExecutor(THREADS, thread_name_prefix="queue-tails") as pool:
-        return [one for found in pool.map(look, chunks) for one in found]
+        return list(chain.from_iterable(pool.map(look, chunks)))
 
 
 def surely_written(directory: Path) -> bool:
-    """Whether the queue's files contain units, as far as the file system knows without reading.
+    """Whether files of the queue in ``directory`` contain units for certain, as the file system tells without reading
+    them: a file with both data and a hole was written.
 
-    A file with both holes and data was written. False where only the bytes can tell: nothing is written, or the file
-    has no hole because it is full, was copied, or the file system has no holes. The filler before a queue's first unit
-    counts as well: a broker that died between the two shows the queue after its recovery.
-    """
+    False if only the bytes can tell: nothing is written, or the file has no hole, as it is full, was copied, or the
+    file system has no holes. The filler before a queue's first unit counts as a unit: a broker that died between the
+    two shows the queue after its recovery."""
     if _has_data_and_holes(f"{directory}/{FIRST_FILE}"):
         return True  # most queues have one file: one call instead of many
     fd = _open_last(str(directory))
@@ -82,7 +84,8 @@ def _has_data_and_holes(path: str) -> bool:
 
 
 def _may_end_elsewhere(directory: Path, index: int) -> bool:
-    """Whether the two units at a queue's presumed end do not prove it: the last one valid, the next one not."""
+    """Whether the plain queue in ``directory`` may end elsewhere than at ``index``: False only if the unit before it is
+    valid and the one at it is not."""
     if index == 0:
         return True
     at = (index - 1) * PLAIN_UNIT.size
@@ -107,6 +110,7 @@ def _tails(directories: Iterable[Path], dtype: np.dtype[Any]) -> list[Table | No
 
 
 def _last_valid(data: bytes, dtype: np.dtype[Any]) -> Table | None:
+    """The last of the valid units that ``data`` begins with, as a table of one row; None if the first is not valid."""
     units = np.frombuffer(data, dtype, len(data) // dtype.itemsize)
     valid = (units["phys"] >= 0) & (units["size"] > 0)
     count = len(units) if valid.all() else int(np.argmin(valid))
@@ -115,7 +119,8 @@ def _last_valid(data: bytes, dtype: np.dtype[Any]) -> Table | None:
 
 
 def _bytes_before_hole(directory: str, unit_bytes: int) -> bytes:
-    """Whole units before the first hole of the last file; empty if unavailable."""
+    """The last page of whole units before the first hole of a queue's last file; empty if there is none or it cannot be
+    read, which a search then reports."""
     fd = _open_last(directory)
     if fd is None:
         return b""
@@ -139,7 +144,8 @@ def _open_last(directory: str) -> int | None:
 
 
 def _read(fd: int, begin: int, length: int) -> bytes:
-    """Read without leaving in the page cache what was not there: the broker's own pages must stay."""
+    """Read ``length`` bytes at ``begin`` of an open file; fewer at its end. What was not in the page cache is dropped
+    from it afterwards, so that the broker's own pages stay there."""
     buffer = bytearray(length)
     try:
         got = os.preadv(fd, [buffer], begin, os.RWF_NOWAIT)

@@ -27,7 +27,8 @@ def _is_of_integers(dtype: np.dtype[Any]) -> bool:
 
 
 def encode(table: Table) -> bytes:
-    """The planes of ``table``, whose columns are integers."""
+    """The bytes of ``table``, whose columns are integers, in the form that compresses best: differences between rows,
+    as 64-bit numbers, all lowest bytes first, then all second ones, and so on."""
     names = table.dtype.names or ()
     numbers = np.empty((len(names), len(table)), np.int64)
     for index, name in enumerate(names):
@@ -40,8 +41,8 @@ def encode(table: Table) -> bytes:
 
 
 def decode(data: bytes, position: int, rows: int, dtype: np.dtype[Any]) -> Table:
-    """The table of ``rows`` rows in ``data`` from ``position`` on. Raises ValueError if ``data`` is too short or a
-    column is not of integers."""
+    """The table with ``rows`` rows of ``dtype`` that ``encode`` has written into ``data`` at ``position``. Raises
+    ValueError if the data are too short, or if a column is not of integers."""
     if not _is_of_integers(dtype):
         raise ValueError("a column is not of integers")
     names, table = dtype.names or (), np.empty(rows, dtype)

@@ -48,14 +48,16 @@ def encode_page(
     min_phys: NDArray[np.int64],
     *columns: NDArray[Any],
 ) -> bytes:
-    """The page of all rows of ``columns``. Run i has rows [first_row[i], first_row[i + 1]), at least one."""
+    """The bytes of a page with all rows of ``columns``, the consume-queue columns of several runs of rows: run i has
+    rows [first_row[i], first_row[i + 1]), at least one. The other arguments have a value for each run. Each column
+    becomes a stream of small integers: differences to the row before."""
     size, tags_code, store_timestamp, phys, inner_num, parent, parent_offset = columns
     begins, rows_of_run = first_row[:-1], np.diff(first_row)
     sizes = size.astype(np.int64)
     size_steps = _steps(sizes, sizes, begins, 0)
     time_steps = _steps(store_timestamp, store_timestamp, begins, min_store_timestamp)
     phys_steps = _steps(phys, phys + sizes, begins, min_phys)
-    signed = [_zigzag(one) for one in (size_steps, tags_code, time_steps, phys_steps)]
+    signed = [_zigzag(steps) for steps in (size_steps, tags_code, time_steps, phys_steps)]
     batch_rows = np.flatnonzero(np.repeat((kind == _BATCH) | (kind == _SPARSE), rows_of_run))
     lmq_rows = np.flatnonzero(np.repeat(kind == _LMQ, rows_of_run))
     lmq_begins = np.searchsorted(lmq_rows, begins[kind == _LMQ])
@@ -80,9 +82,11 @@ def decode_page(
     min_phys: NDArray[np.int64],
     *columns: NDArray[Any],
 ) -> bool:
-    """Fill ``columns`` with rows [first, end) of the page, the first of them in ``run``; False if it is malformed.
+    """Fill ``columns`` with the rows of a page, ``data``, which are rows [first, end) of the object; the first of them
+    is in the run number ``run``. ``first_row`` tells where each run of the object begins; the next arguments have a
+    value for each run. Returns False if the page is malformed.
 
-    Rows without a parent get -1 there.
+    Rows that do not refer to another queue's record (a parent) get -1 there.
     """
     size, tags_code, store_timestamp, phys, inner_num, parent, parent_offset = columns
     last_run = int(np.searchsorted(first_row, end, side="left"))
@@ -117,7 +121,8 @@ def decode_page(
 def _steps(
     values: NDArray[Any], ends: NDArray[Any], begins: NDArray[Any], at_begins: NDArray[Any] | int
 ) -> NDArray[np.int64]:
-    """Differences of ``values`` to the ``ends`` of the rows before; at ``begins``, to ``at_begins``. They wrap."""
+    """The differences of ``values`` to the ``ends`` of the rows before them; for rows at ``begins``, to ``at_begins``.
+    They wrap around at 64 bits."""
     before = np.empty(len(values), np.int64)
     before[1:] = ends[:-1]
     before[begins] = at_begins
@@ -131,7 +136,8 @@ def _zigzag(values: NDArray[np.int64]) -> NDArray[np.uint64]:
 
 
 def _stream(words: NDArray[np.uint64]) -> bytes:
-    """Integers of 7 bits a byte, lowest first."""
+    """``words`` as varints: each integer in groups of 7 bits, one a byte, the lowest first; the highest bit of a byte
+    says that more follow."""
     longest = max(1, -(-int(words.max(initial=0)).bit_length() // 7))
     if longest == 1:
         return words.astype(np.uint8).tobytes()
@@ -155,7 +161,8 @@ def _stream(words: NDArray[np.uint64]) -> bytes:
 
 
 def _streams(data: NDArray[np.uint8], counts: tuple[int, ...]) -> list[NDArray[np.uint64]] | None:
-    """The integers of every stream, or None unless each holds exactly so many."""
+    """The integers of each stream of the page ``data``, which begins with their lengths; None unless the streams fill
+    it and have exactly ``counts`` integers."""
     if len(data) < LENGTHS_BYTES:
         return None
     lengths = data[:LENGTHS_BYTES].view("<u4").astype(np.int64)
@@ -172,7 +179,8 @@ def _streams(data: NDArray[np.uint8], counts: tuple[int, ...]) -> list[NDArray[n
 
 
 def _integers(stream: NDArray[np.uint8], count: int) -> NDArray[np.uint64] | None:
-    """Exactly ``count`` integers of 7 bits a byte, lowest first, that fill ``stream``; else None."""
+    """The ``count`` varints (7 bits in each byte, the lowest first) that fill ``stream``; None if it has another number
+    of them, or one is too long."""
     last = np.flatnonzero(stream < 0x80)
     if len(last) != count or (int(last[-1]) + 1 if count else 0) != len(stream):
         return None
@@ -204,7 +212,7 @@ def _signed(zigzag: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 def _sums(values: NDArray[np.int64], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Running sums that restart at every bound; they wrap at 64 bits."""
+    """Running sums of ``values`` that restart at each of ``bounds``. They wrap around at 64 bits."""
     sums: NDArray[np.int64] = np.cumsum(values)
     if len(bounds) > 2:
         before = np.concatenate([_FIRST, sums])[bounds[:-1]]

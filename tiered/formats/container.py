@@ -93,8 +93,9 @@ class Container:
     memory: MemoryBound = field(compare=False)
 
     def table(self, name: str, dtype: np.dtype[Any]) -> Table:
-        """A table as this program's ``dtype``: columns of a newer minor format are dropped, missing ones are zero.
-        Raises KeyError, or ValueError above the memory bound."""
+        """The table ``name`` with the columns of ``dtype``: those that only a newer minor format has are dropped, those
+        that an older one lacks are zero. Raises KeyError if there is no such table, and ValueError if it takes too much
+        memory."""
         found = self.tables[name]
         if found.dtype == dtype:
             return found
@@ -118,8 +119,10 @@ def encode_container(
     is_packed: bool = False,
     level: int = 0,
 ) -> bytes:
-    """The bytes of a container; equal input gives equal bytes, so that a CRC identifies the content. ``level``
-    of zstd; 0: the usual one."""
+    """The bytes of a container, the form of commits, catalog pages and footers: a fixed header with checksums, then the
+    JSON ``header`` and the ``tables``, compressed. Equal input gives equal bytes. ``kind``: eight bytes that name what
+    it is; ``is_packed``: tables of integers are stored as differences by bytes, which compresses better; ``level`` of
+    zstd, 0 for the usual one."""
     assert len(kind) == 8
     head = json.dumps(header, separators=(",", ":"), sort_keys=True).encode()
     parts = [struct.pack("<I", len(head)), head, struct.pack("<I", len(tables))]
@@ -150,14 +153,14 @@ def encode_container(
 
 
 def check_header(data: bytes | memoryview, source: str) -> bytes:
-    """The kind of the container that begins with ``data``. Raises CorruptionError, or UnsupportedFormatError for
-    another major version."""
+    """The kind, eight bytes, of the container that ``data`` begins with. Raises CorruptionError if its header is
+    damaged, and UnsupportedFormatError for another major version. ``source`` names the object in messages."""
     if len(data) < HEADER.size:
-        raise CorruptionError(f"{source}: {len(data)} bytes are too few for a container header")
+        raise CorruptionError(f"{source} is damaged: it has only {len(data)} bytes, less than its header")
     kind: bytes
     kind, major, minor, _, _, _, _, header_crc = HEADER.unpack_from(data)
     if fastcrc.crc32.iscsi(bytes(data[: _FIELDS.size])) != header_crc:
-        raise CorruptionError(f"{source}: is damaged: its header fails its CRC32C")
+        raise CorruptionError(f"{source} is damaged: its header does not match its CRC32C checksum")
     require_major(major, minor, f"{source}: {_text(kind)} container")
     return kind
 
@@ -165,25 +168,27 @@ def check_header(data: bytes | memoryview, source: str) -> bytes:
 def decode_container(
     data: bytes | memoryview, kind: bytes, *, source: str, allowance: Allowance = SMALL
 ) -> Container:
-    """Check and parse, within the memory that ``allowance`` gives. ``source``, an object key and range, is in every
-    error.
+    """Check and decode a container, within the memory that ``allowance`` gives for its size. ``kind``: what it has to
+    be; ``source``: the object key and range, for messages.
 
-    Raises CorruptionError, OutOfMemoryError, or UnsupportedFormatError.
+    Raises CorruptionError for damage or another kind, OutOfMemoryError, and UnsupportedFormatError.
     """
     found = check_header(data, source)
     if found != kind:
-        raise CorruptionError(f"{source}: is a {_text(found)} container, not {_text(kind)}")
+        raise CorruptionError(f"{source} is damaged: it has the kind {_text(found)} instead of {_text(kind)}")
     _, _, _, flags, raw_length, stored_length, crc, _ = HEADER.unpack_from(data)
     if flags & ~(_FLAG_ZSTD | _FLAG_PACKED):
         raise UnsupportedFormatError(
-            f"{source}: has flags {flags:#x}, which this program does not support",
-            hint="upgrade this program",
+            f"{source} has format flags {flags:#x}, which this version of rocketmq-tiered does not know",
+            hint="use a newer version of rocketmq-tiered",
         )
     if len(data) - HEADER.size < stored_length or raw_length > PAYLOAD_BYTES_MAX:
-        raise CorruptionError(f"{source}: container is cut short or has an impossible length")
+        raise CorruptionError(
+            f"{source} is damaged: it is shorter than its header says, or has an impossible length"
+        )
     stored = memoryview(data)[HEADER.size : HEADER.size + stored_length]
     if fastcrc.crc32.iscsi(stored) != crc:
-        raise CorruptionError(f"{source}: is damaged: its bytes fail their CRC32C")
+        raise CorruptionError(f"{source} is damaged: its bytes do not match their CRC32C checksum")
     try:
         memory = MemoryBound(stored_length, allowance, source)
         memory.charge(2 * raw_length, "payload")  # once inflated, once as tables
@@ -193,7 +198,7 @@ def decode_container(
     except MemoryError:
         raise out_of_memory(source) from None
     except (zstandard.ZstdError, struct.error, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise CorruptionError(f"{source}: its content is damaged: {error}") from error
+        raise CorruptionError(f"{source} is damaged: its content does not decode: {error}") from error
 
 
 def _text(kind: bytes) -> str:
@@ -201,19 +206,20 @@ def _text(kind: bytes) -> str:
 
 
 def _inflated(stored: memoryview, raw_length: int, *, is_packed: bool) -> bytes:
-    """The payload. Nothing is allocated for a frame whose length differs from the header's."""
+    """The decompressed content of a container. Raises ValueError if its length is not ``raw_length``, before memory for
+    it is allocated. ``is_packed``: as it was encoded."""
     if zstandard.frame_content_size(stored) != raw_length:
-        raise ValueError("payload does not have the length recorded")
+        raise ValueError("the content does not have the length that the header says")
     decompressor = zstandard.ZstdDecompressor(dict_data=_DICTIONARY if is_packed else None)
     raw: bytes = decompressor.decompress(stored, max_output_size=raw_length)
     return raw
 
 
 def _parse_payload(raw: bytes, raw_length: int, memory: MemoryBound, *, is_packed: bool) -> Container:
-    """Decodes header and tables of a decompressed payload; ``is_packed``: the tables are stored as byte planes.
-    Raises ValueError if a length does not fit, and what ``memory`` raises when they take more than it allows."""
+    """Decode the header and the tables in ``raw``, the decompressed content of a container. ``is_packed``: as it was
+    encoded. Raises ValueError if a length does not fit, and what ``memory`` raises if they take more than it allows."""
     if len(raw) != raw_length:
-        raise ValueError(f"payload has {len(raw)} bytes, not {raw_length}")
+        raise ValueError(f"the content has {len(raw)} bytes instead of {raw_length}")
     (head_length,) = struct.unpack_from("<I", raw)
     position = 4 + head_length
     text = raw[4:position]
@@ -224,7 +230,7 @@ def _parse_payload(raw: bytes, raw_length: int, memory: MemoryBound, *, is_packe
     (count,) = struct.unpack_from("<I", raw, position)
     position += 4
     if count > TABLES_MAX:
-        raise ValueError(f"{count} tables")
+        raise ValueError(f"it claims to have {count} tables")
     tables: dict[str, Table] = {}
     for _ in range(count):
         name, position = _short_text(raw, position)

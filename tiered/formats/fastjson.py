@@ -58,15 +58,17 @@ class FastjsonError(CorruptionError):
     """The text is not JSON in any dialect fastjson writes. ``position``: the character at which parsing fails."""
 
     def __init__(self, what: str, position: int) -> None:
-        super().__init__(f"bad JSON at character {position}: {what}")
+        super().__init__(f"invalid JSON at character {position}: {what}")
         self.position = position
 
 
 def loads(text: str | bytes, *, dialect_max: int | None = None, values: Allowance = VALUES) -> Any:
-    """The value of ``text``. Keys of objects are strings; an object used as a key becomes its compact JSON.
+    """The value of ``text``, which is strict JSON or in the dialect that fastjson, RocketMQ's JSON library, writes:
+    with bare keys, or objects as keys, which become their JSON text.
 
-    ``dialect_max``: characters (of ``bytes``: bytes) that a text may have unless it is strict JSON. ``values``: the
-    memory allowed for values. Of two equal keys the last wins, as in a Java map. Raises FastjsonError.
+    ``dialect_max``: how many characters (of ``bytes``: bytes) a text in the dialect may have, as it is slow to parse;
+    ``values``: how much memory its values may take. Of two equal keys the last wins, as in a Java map. Raises
+    FastjsonError.
     """
     if len(text) * JSON_BYTE_COST_MAX > values.free_bytes:
         _check_values(text, values)
@@ -75,7 +77,10 @@ def loads(text: str | bytes, *, dialect_max: int | None = None, values: Allowanc
     except orjson.JSONDecodeError:
         pass  # parsed as the dialect
     if dialect_max is not None and len(text) > dialect_max:
-        raise FastjsonError(f"{len(text)} characters, not strict JSON; at most {dialect_max} are parsed", 0)
+        raise FastjsonError(
+            f"it is not strict JSON, and with {len(text)} characters longer than the {dialect_max} of other forms",
+            0,
+        )
     if isinstance(text, bytes):
         try:
             text = text.decode("utf-8")
@@ -110,7 +115,7 @@ class _Parser:
     def document(self) -> Any:
         value = self._value(0)
         if self._peek():
-            raise self._error("text after the end of the document")
+            raise self._error("there is text after the end of the value")
         return value
 
     def _error(self, what: str) -> FastjsonError:
@@ -123,8 +128,9 @@ class _Parser:
         return self._text[self._position : self._position + 1]
 
     def _value(self, depth: int) -> Any:
-        """Parses the value at the position: object, array, string, number, or a word such as ``null``. Raises
-        FastjsonError for anything else, and for values that are nested more than DEPTH_MAX times."""
+        """Parse the value at the parser's position: an object, array, string, number, or a word such as ``null``.
+        Raises FastjsonError for anything else, and for values that are nested more than DEPTH_MAX times; ``depth``: how
+        often this one is."""
         if depth > DEPTH_MAX:
             raise self._error("nested too deeply")
         first = self._peek()
@@ -144,8 +150,8 @@ class _Parser:
         raise self._error("a value is missing" if first else "the text ends too early")
 
     def _number(self, number: re.Match[str]) -> int | float:
-        """The value of a matched number: an int if it has no fraction or exponent. A suffix of Java literals, such as
-        ``L``, is skipped."""
+        """The value of a number that was matched at the parser's position: an int if it has no fraction or exponent. A
+        suffix of Java literals behind it, such as ``L``, is skipped."""
         suffix = _NUMBER_SUFFIX.match(self._text, number.end())
         if suffix is None:
             raise self._error("not a number")
@@ -156,7 +162,8 @@ class _Parser:
             return float(number[0])
 
     def _object(self, depth: int) -> dict[str, Any]:
-        """Parses an object from its brace on. Stray commas are skipped; of equal keys the last one counts."""
+        """Parse an object, whose opening brace is at the parser's position; ``depth``: how deeply it is nested. Extra
+        commas are skipped; of equal keys the last one counts."""
         self._position += 1
         found: dict[str, Any] = {}
         while True:
@@ -176,8 +183,8 @@ class _Parser:
                     raise self._error("',' or '}' is missing")
 
     def _key(self, first: str, depth: int) -> str:
-        """Parses a key that begins with ``first``: in quotes, bare, a number, or an object or array, which becomes
-        its JSON text."""
+        """Parse a key of an object, which begins with the character ``first``: in quotes, a bare word, a number, or an
+        object or array, which becomes its JSON text."""
         if first in ("{", "["):
             return self._document_key(depth)
         if first in ('"', "'") and first:
@@ -189,9 +196,10 @@ class _Parser:
         return bare[0]
 
     def _document_key(self, depth: int) -> str:
-        """A map's key that is an object. They are not nested: each level doubles the quoting inside it."""
+        """Parse a key that is itself an object or array, and return its JSON text. Raises FastjsonError if it contains
+        another such key: each level would double the length of the quotes inside."""
         if self._is_in_key:
-            raise self._error("an object used as a key inside a key")
+            raise self._error("an object is a key inside of another key")
         self._is_in_key = True
         try:
             return orjson.dumps(self._value(depth + 1)).decode("utf-8")
@@ -201,7 +209,8 @@ class _Parser:
             self._is_in_key = False
 
     def _array(self, depth: int) -> list[Any]:
-        """Parses an array from its bracket on. Stray commas are skipped."""
+        """Parse an array, whose opening bracket is at the parser's position; ``depth``: how deeply it is nested. Extra
+        commas are skipped."""
         self._position += 1
         found: list[Any] = []
         while True:
@@ -217,7 +226,8 @@ class _Parser:
                     raise self._error("',' or ']' is missing")
 
     def _string(self, quote: str) -> str:
-        """Parses a string from its opening ``quote`` on. A surrogate pair of two escapes becomes one character."""
+        """Parse a string, whose opening ``quote`` is at the parser's position. Two escapes that are a surrogate pair
+        become one character."""
         self._position += 1
         parts: list[str] = []
         while True:
@@ -235,16 +245,16 @@ class _Parser:
             parts.append(self._escape())
 
     def _escape(self) -> str:
-        """Parses what follows a backslash: ``u`` with four hexadecimal digits, ``x`` with two, or one letter of
-        _ESCAPES."""
+        """Parse what follows a backslash in a string, and return the character: ``u`` with four hexadecimal digits,
+        ``x`` with two, or a letter such as ``n``."""
         letter = self._text[self._position : self._position + 1]
         self._position += 1
         if letter in ("u", "x"):
             digits = self._text[self._position : self._position + (4 if letter == "u" else 2)]
             if len(digits) != (4 if letter == "u" else 2) or not _HEX.fullmatch(digits):
-                raise self._error("a bad escape")
+                raise self._error("an escape has too few hexadecimal digits")
             self._position += len(digits)
             return chr(int(digits, 16))
         if letter not in _ESCAPES:
-            raise self._error("a bad escape")
+            raise self._error("a backslash is before a character that is no escape")
         return _ESCAPES[letter]

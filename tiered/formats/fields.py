@@ -27,8 +27,8 @@ class Field:
 
 FIELD_TABLE: tuple[Field, ...] = (
     Field("topic", "string", "topic of the queue the message was read from"),
-    Field("queueId", "int32", "id of that queue"),
-    Field("queueOffset", "int64", "offset in that queue"),
+    Field("queueId", "int32", "id of the queue the message was read from"),
+    Field("queueOffset", "int64", "queue offset of the message there"),
     Field("commitLogOffset", "int64", "physical offset in the broker's commitlog"),
     Field("storeSize", "int32", "bytes of the stored record"),
     Field("storeTimestamp", "int64", "when the broker stored it, ms since the epoch"),
@@ -58,10 +58,20 @@ FIELD_TABLE: tuple[Field, ...] = (
     Field("wireBodyLen", "int32", "bytes of the stored body, if compressed", optional=True),
     Field("wireBodySha256", "hex", "SHA-256 of the stored body, if compressed", optional=True),
     Field("bodyDecompressedByClient", "bool", "true if the stored body is compressed", optional=True),
-    Field("recTopic", "string", "the record's own topic, if another (LMQs)", optional=True),
-    Field("recQueueId", "int32", "the record's own queue id, if another", optional=True),
-    Field("recQueueOffset", "int64", "the record's own queue offset, if another", optional=True),
-    Field("nonConsecutive", "bool", "true if offsets are the records' own and may jump", optional=True),
+    Field("recTopic", "string", "the record's own topic, if it differs from topic (LMQs)", optional=True),
+    Field("recQueueId", "int32", "the record's own queue id, if it differs from queueId", optional=True),
+    Field(
+        "recQueueOffset",
+        "int64",
+        "the record's own queue offset, if it differs from queueOffset",
+        optional=True,
+    ),
+    Field(
+        "nonConsecutive",
+        "bool",
+        "true if queue offsets are those in the records and need not be consecutive",
+        optional=True,
+    ),
     Field("inner", "array<object>", "messages of an inner batch", optional=True),
 )
 """A message; see ``tiered.formats.record.record_to_json``."""

@@ -91,11 +91,11 @@ class SetKeyParts(NamedTuple):
 
 
 def escape(name: str) -> str:
-    """``name`` in ``[A-Za-z0-9._-]``, at most 234 characters, never ``.`` or ``..``.
+    """The form of ``name``, which may be any text, in object keys: up to 234 of the characters ``[A-Za-z0-9._-]``,
+    never ``.`` or ``..``. No two names have the same form.
 
-    Bytes outside ``[A-Za-z0-9_-]`` become a dot and two hex digits. An escape above ESCAPED_CHARACTERS_MAX
-    is cut and closed with two dots and half a SHA-256 of the whole name; two dots occur in no other escape.
-    """
+    Bytes outside ``[A-Za-z0-9_-]`` become a dot and two hex digits. A form that is longer than ESCAPED_CHARACTERS_MAX
+    is cut, and ends in two dots and half a SHA-256 of the whole name; two dots occur in no other form."""
     if not name:
         return _EMPTY
     encoded = name.encode("utf-8", "surrogateescape")
@@ -112,7 +112,8 @@ def escape(name: str) -> str:
 
 
 def unescape(escaped: str) -> str | None:
-    """The name whose escape this is; None for a cut one (the object's footer has it).
+    """The name for which ``escape`` returns ``escaped``; None if the escape was too long and therefore cut: then only
+    the object's footer has the name.
 
     Raises UsageError for text that ``escape`` never returns.
     """
@@ -121,11 +122,11 @@ def unescape(escaped: str) -> str | None:
     if _CUT in escaped:
         return None
     if _ESCAPED.match(escaped) is None:
-        raise UsageError(f"not an escaped name: {escaped[:200]!r}")
-    raw = re.sub(rb"\.([0-9a-f]{2})", lambda found: bytes([int(found[1], 16)]), escaped.encode("ascii"))
-    name = raw.decode("utf-8", "surrogateescape")
+        raise UsageError(f"{escaped[:200]!r} is not the form of a name in object keys")
+    encoded = re.sub(rb"\.([0-9a-f]{2})", lambda found: bytes([int(found[1], 16)]), escaped.encode("ascii"))
+    name = encoded.decode("utf-8", "surrogateescape")
     if escape(name) != escaped:
-        raise UsageError(f"not an escaped name: {escaped[:200]!r}")
+        raise UsageError(f"{escaped[:200]!r} is not the form of a name in object keys")
     return name
 
 
@@ -164,7 +165,8 @@ def queue_prefix(queue: QueueKey, base_queue_offset: int) -> str:
 
 
 def parse_data_key(key: str) -> DataKeyParts | None:
-    """The parts of a stream object's key; None for other keys."""
+    """What the key of a stream object (one queue's messages) tells: topic, queue, offset, epoch, attempt; None for
+    other keys."""
     found = _DATA_KEY.match(key)
     if found is None or not is_escape(found["topic"]):
         return None
@@ -188,7 +190,7 @@ def set_key(batch_id: str, epoch: int, attempt: int) -> str:
 def set_prefix(batch_id: str) -> str:
     """How the keys of all attempts at a stream set object begin."""
     if _BATCH_ID.match(batch_id) is None:
-        raise UsageError(f"not a batch id: {batch_id[:200]!r}")
+        raise UsageError(f"{batch_id[:200]!r} is not the batch id of a stream set object")
     return f"{SETS_PREFIX}{_spread(batch_id)}/{batch_id}-"
 
 
@@ -278,7 +280,8 @@ def _spread(identity: str) -> str:
 
 
 def epoch_of(key: str) -> int | None:
-    """The epoch in ``key``; None for keys without one (commits, foreign objects)."""
+    """The epoch in the key of a data object, page, table, index file or object of timers: the number of the writer that
+    made it. None for keys without one, such as those of commits and foreign objects."""
     data = parse_data_key(key)
     if data is not None:
         return data.epoch

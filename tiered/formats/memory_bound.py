@@ -79,12 +79,14 @@ def stored_bytes_max() -> int:
 
 
 def require_stored_bytes(byte_count: int, source: str) -> None:
-    """Check before a part of ``byte_count`` bytes is read whole. Raises ObjectTooLargeError or CorruptionError."""
+    """Check that a part of an object, of ``byte_count`` bytes, may be read into memory as a whole. ``source`` names it
+    in messages. Raises ObjectTooLargeError if it is too large, and CorruptionError for a negative length."""
     if byte_count < 0:
-        raise CorruptionError(f"{source}: a length of {byte_count} bytes is impossible")
+        raise CorruptionError(f"{source} is damaged: it has a length of {byte_count} bytes")
     if byte_count > LIMIT.limit_bytes:
         raise ObjectTooLargeError(
-            f"{source} has {byte_count} bytes, more than the {LIMIT.limit_bytes} allowed", hint=LIMIT.hint
+            f"{source} has {byte_count} bytes, more than the {LIMIT.limit_bytes} that may be read at once",
+            hint=LIMIT.hint,
         )
 
 
@@ -99,7 +101,9 @@ class MemoryBound:
         self._source = source
 
     def charge(self, byte_count: int, what: str) -> None:
-        """Charge ``what`` before it is allocated. Raises ValueError, ObjectTooLargeError above the process's limit."""
+        """Count ``byte_count`` bytes of memory for ``what``, before it is allocated. Raises ValueError if the object,
+        by its stored size, may not take as much, so that it is damaged; and ObjectTooLargeError above the process's
+        limit."""
         self._left_bytes -= byte_count
         self._room_bytes -= byte_count
         if self._left_bytes < 0:
@@ -108,8 +112,8 @@ class MemoryBound:
             )
         if self._room_bytes < 0:
             raise ObjectTooLargeError(
-                f"{self._source}: {what} takes {byte_count} bytes of memory, more than is left of "
-                f"{LIMIT.limit_bytes}",
+                f"{self._source}: decoding its {what} takes {byte_count} bytes of memory, more than is left of the "
+                f"{LIMIT.limit_bytes} for one object",
                 hint=LIMIT.hint,
             )
 
@@ -137,9 +141,11 @@ def memory_contained(source: str) -> Iterator[None]:
 
 
 def out_of_memory(source: str) -> OutOfMemoryError:
-    """The error for an object that memory does not suffice to decode; counted and logged."""
+    """The error for an object, named ``source``, that cannot be decoded as the machine has no memory left. It is
+    counted for a metric, and logged."""
     SHORTAGES.count += 1
-    logger.warning("not enough memory to decode %s", source)
+    logger.warning("the machine has not enough memory to decode %s", source)
     return OutOfMemoryError(
-        f"{source}: not enough memory to decode it", hint="reduce the memory settings or add memory"
+        f"{source} cannot be decoded, as the machine has not enough memory",
+        hint="lower the memory settings, or give the process more memory",
     )

@@ -44,7 +44,8 @@ class PageCache:
         return len(self._pages)
 
     def number_of(self, owner: object) -> int:
-        """A unique number for ``owner``, an index. Its pages are dropped some time after it is deleted."""
+        """A unique number for ``owner``, a decoded object index, whose pages are cached under it. They are dropped some
+        time after the owner was deleted."""
         if len(self._gone) >= GONE_MAX:
             with self._lock:
                 self._forget_gone()
@@ -53,7 +54,8 @@ class PageCache:
         return number
 
     def get(self, number: int, page: int, decode: Callable[[int], Columns]) -> Columns:
-        """The page, decoded unless cached. A page above the cache's bound is not cached."""
+        """The columns of the page ``page`` of the owner ``number``: from the cache, else from ``decode``, which gets
+        the page's number. A page that is larger than the cache is not kept."""
         key = number, page
         with self._lock:
             found = self._pages.get(key)

@@ -28,6 +28,7 @@ class PageDecoder:
     """Called as ``column_pages.decode_page``. Thread-safe; no call waits for the kernel."""
 
     def __init__(self, pages_by_numpy: int = PAGES_BY_NUMPY) -> None:
+        """``pages_by_numpy``: after so many pages the compiled kernel is loaded, as it pays off only for many."""
         self._left = pages_by_numpy
         self._is_loaded = False
         self.may_load = True
@@ -37,7 +38,9 @@ class PageDecoder:
         """Loads the kernel; started by the page after ``pages_by_numpy``, by the first one if numba is imported."""
 
     def __call__(self, data: NDArray[np.uint8], *arguments: Any) -> bool:
-        """False if the page is malformed."""
+        """Decode a page of column values into the arrays among ``arguments``, which are those of
+        ``column_pages.decode_page``, by the compiled kernel once it is loaded, else by numpy. Returns False if the page
+        is malformed."""
         if self._is_loaded:
             return decode_page(data, *arguments)
         with self._lock:
@@ -49,7 +52,8 @@ class PageDecoder:
         return decode_by_numpy(data, *arguments)
 
     def load(self) -> None:
-        """Compile the kernel or load it from the cache. Logs a failure."""
+        """Compile the kernel that decodes pages, or load it from numba's cache. A failure is only logged, as numpy
+        decodes them too."""
         columns: list[Any] = [np.empty(0, kind) for kind in COLUMN_KINDS]
         no_ints, no_longs = np.zeros(0, np.int32), np.zeros(0, np.int64)
         # numba compiles for types, and what was read is read-only.
@@ -57,7 +61,10 @@ class PageDecoder:
         try:
             decode_page(page, 0, 0, 0, np.zeros(1, np.int64), no_ints, no_longs, no_longs, *columns)
         except Exception as error:
-            logger.warning("column pages are decoded without their kernel, which does not load: %r", error)
+            logger.warning(
+                "the compiled function that decodes column pages cannot be loaded, so that reading takes more CPU: %r",
+                error,
+            )
         else:
             self._is_loaded = True
 

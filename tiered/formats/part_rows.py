@@ -46,7 +46,8 @@ class PartRows(NamedTuple):
 
 
 def is_inside(part: Table, whole: Table) -> NDArray[np.bool_]:
-    """Whether each run of the catalog is a part of the object's."""
+    """For each run of rows in the catalog's table ``part``, whether it can be a part of the object's run in the same
+    row of ``whole``: by kind, rows, bytes and queue offsets."""
     skipped = part["base_byte"] - whole["base_byte"]
     found = (part["kind"] == whole["kind"]) & (part["first_row"] >= 0) & (part["rows"] > 0)
     found &= part["first_row"] + part["rows"] <= whole["rows"]
@@ -62,8 +63,9 @@ def is_inside(part: Table, whole: Table) -> NDArray[np.bool_]:
 
 
 def in_object_order(index: SegmentIndex, parts: Table, queues: Sequence[QueueKey] | None = None) -> Table:
-    """``parts`` (RUN_DTYPE) as their rows lie in the object. Raises CorruptionError unless it has all of them; with
-    ``queues``, which ``parts["queue"]`` numbers, unless they are what the catalog says."""
+    """``parts``, runs of rows that the catalog names in an object (RUN_DTYPE), in the order in which their rows lie
+    there. Raises CorruptionError unless the object, by its ``index``, has all of them. With ``queues``, to which
+    ``parts["queue"]`` refers, they also have to be of these queues."""
     ordinal, first_row = parts["ordinal"], parts["first_row"]
     is_there = ordinal < len(index)
     stored = picked(index.runs, np.where(is_there, ordinal, 0))
@@ -74,13 +76,14 @@ def in_object_order(index: SegmentIndex, parts: Table, queues: Sequence[QueueKey
         numbers = zip(names, parts["queue"].tolist(), strict=True)
         is_there &= [queues[number] == (index.topics[topic], *rest) for (topic, *rest), number in numbers]
     if not is_there.all():
-        raise CorruptionError(f"{index.key}: the catalog names runs that are not in it")
+        raise CorruptionError(f"{index.key}: the catalog names messages in this object that it does not have")
     return picked(parts, np.lexsort((first_row, ordinal)))
 
 
 def rows_of_parts(index: SegmentIndex, parts: Table, ends: Sequence[int] | None = None) -> Iterator[PartRows]:
-    """All rows of ``parts`` (RUN_DTYPE, ``in_object_order``), up to each of ``ends`` at a time, which count the rows of
-    all parts; the last of them is their number. Raises CorruptionError where ``SegmentIndex.row_columns`` does."""
+    """All rows of ``parts``, runs of rows in the order of ``in_object_order``, some at a time: up to each of ``ends``,
+    which count the rows of all parts; the last of them is the number of all rows. Raises CorruptionError if rows do not
+    agree with what the catalog says of their part."""
     first = begins(parts["rows"])
     if ends is None:
         ends = [*range(ROWS_AT_ONCE, int(first[-1]), ROWS_AT_ONCE), int(first[-1])]
@@ -92,7 +95,9 @@ def rows_of_parts(index: SegmentIndex, parts: Table, ends: Sequence[int] | None 
 
 
 def ends_by_blocks(index: SegmentIndex, parts: Table, raw_bytes_max: int) -> list[int]:
-    """Ends for ``rows_of_parts`` of ``parts`` that have bytes: with blocks, of at most so many raw bytes or one."""
+    """Where ``rows_of_parts`` should pause, so that the rows between two ends have as many whole blocks (records that
+    were compressed together) as ``raw_bytes_max`` decompressed bytes allow, or a single larger one. ``parts`` have
+    bytes of their own, as LMQs have not."""
     raw, cuts = index.bounds.block_raw, [0]
     while cuts[-1] < len(index.blocks):
         fitting = int(np.searchsorted(raw, raw[cuts[-1]] + raw_bytes_max, side="right")) - 1
@@ -112,13 +117,13 @@ class _Window:
     """Follows the offsets of batches and sparse rows, and sums up what must agree with each part."""
 
     def __init__(self, index: SegmentIndex, parts: Table, first: NDArray[np.int64]) -> None:
-        """Computes for each of ``parts`` where its rows begin in the object, and the queue offset of its first row.
+        """Find out for each of ``parts`` where its rows begin in the object, and the queue offset of its first row.
         ``first``: where each part begins among the rows of all parts."""
         self._index, self._parts, self._first = index, parts, first
         self._object_row = index.first_row[parts["ordinal"]] + parts["first_row"] - first[:-1]
         kind = index.runs["kind"][parts["ordinal"]]
         self._is_lmq, self._is_sparse = kind == RunKind.LMQ, kind == RunKind.SPARSE
-        # The catalog's part of a sparse run begins with a hole that the object does not have.
+        # In a sparse run key compaction dropped rows: the catalog's part may begin at an offset that has none.
         own = index.runs["base_queue_offset"][parts["ordinal"]]
         self._offset = np.where(self._is_sparse, own, parts["base_queue_offset"])
         for cut in np.flatnonzero(self._is_sparse & (parts["first_row"] > 0)).tolist():
@@ -126,7 +131,8 @@ class _Window:
         self._bytes = np.zeros(len(parts), np.int64)
 
     def rows(self, begin: int, end: int) -> PartRows:
-        """Rows [begin, end) of all parts."""
+        """Rows [begin, end) of the rows of all parts, which follow those of the last call, with their queue offsets and
+        positions. Raises CorruptionError for a part that they contradict."""
         low = int(np.searchsorted(self._first, begin, side="right")) - 1
         high = int(np.searchsorted(self._first, end, side="left"))
         mine = slice(low, high)
@@ -154,7 +160,8 @@ class _Window:
         return found
 
     def _check(self, low: int, done: int, at: NDArray[np.int64], found: PartRows) -> None:
-        """Parts from ``low`` on, which begin ``at`` these rows; those before ``done`` have ended."""
+        """Raise CorruptionError if the rows ``found`` contradict what the catalog says of their parts. Part ``low`` and
+        those after it have rows here, which begin ``at`` these of them; parts before ``done`` end here."""
         parts, ended = self._parts, np.arange(low, low + len(at)) < done
         some = slice(low, low + len(at))
         is_lmq, is_sparse = self._is_lmq[some], self._is_sparse[some]

@@ -12,7 +12,8 @@ from tiered.model.tables import QUEUE_DTYPE, Table
 
 
 def queue_table(queues: Sequence[QueueKey]) -> tuple[list[str], Table]:
-    """Topics, each once in order of appearance, and the QUEUE_DTYPE table that refers to them."""
+    """The topics of ``queues``, each once in order of appearance, and a QUEUE_DTYPE table of the queues, whose
+    ``topic`` is an index into these topics."""
     if isinstance(queues, QueueSelection):
         return queues.table()
     table = np.zeros(len(queues), QUEUE_DTYPE)

@@ -129,17 +129,17 @@ def decode_record(data: bytes | bytearray | memoryview) -> Record:
     try:
         return _decode(data)
     except (struct.error, IndexError, ValueError) as error:
-        raise CorruptionError(f"record of {len(data)} bytes does not decode: {error}") from error
+        raise CorruptionError(f"a record of {len(data)} bytes is damaged: {error}") from error
 
 
 def _decode(data: bytes) -> Record:
-    """Decodes a record field by field, with either magic. Raises ValueError or struct.error unless ``data`` is
+    """The record that ``data`` is, in either of RocketMQ's two formats. Raises ValueError or struct.error unless it is
     exactly one record."""
     size, magic, body_crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born = _HEAD.unpack_from(
         data
     )
     if magic not in (MAGIC_V1, MAGIC_V2):
-        raise ValueError(f"magic {magic:08x}")
+        raise ValueError(f"its magic is {magic:08x}")
     born_address, at = _take(data, _HEAD.size, 20 if sys_flag & SYS_BORN_HOST_V6 else 8)
     (stored,) = struct.unpack_from(">q", data, at)
     store_address, at = _take(data, at + 8, 20 if sys_flag & SYS_STORE_HOST_V6 else 8)
@@ -153,7 +153,7 @@ def _decode(data: bytes) -> Record:
     (length,) = struct.unpack_from(">h", data, at)
     properties, at = _take(data, at + 2, length)
     if not at == size == len(data):
-        raise ValueError(f"lengths add up to {at}, TOTALSIZE is {size}")
+        raise ValueError(f"the lengths of its parts add up to {at} bytes, but its TOTALSIZE is {size}")
     return Record(
         data=data,
         magic=magic,
@@ -177,7 +177,7 @@ def _decode(data: bytes) -> Record:
 
 def _take(data: bytes, at: int, length: int) -> tuple[bytes, int]:
     if length < 0 or at + length > len(data):
-        raise ValueError(f"a length of {length} at byte {at} does not fit")
+        raise ValueError(f"the part at byte {at} has a length of {length}, which does not fit")
     return data[at : at + length], at + length
 
 
@@ -189,7 +189,7 @@ def store_host_text(data: bytes) -> str:
 
 
 def host_text(stored: bytes) -> str:
-    """``address:port`` as Java prints it, of the 8 or 20 bytes in a record."""
+    """``address:port`` as Java prints it. ``stored``: the host in a record, 8 bytes for IPv4 or 20 for IPv6."""
     (port,) = struct.unpack(">i", stored[-4:])
     if len(stored) == 20 and not stored.startswith(_MAPPED):  # Java turns a mapped address into an IPv4 one
         groups = struct.unpack_from(">8H", stored)
@@ -207,7 +207,8 @@ def decode_text(encoded: bytes) -> str:
 
 
 def parse_properties(encoded: bytes) -> dict[str, str]:
-    """``name 0x01 value 0x02 …``: a pair without name or value is ignored, the last of equal names wins."""
+    """The properties of a message from their stored form, ``name 0x01 value 0x02 …``. A pair without name or value is
+    ignored, and the last of equal names counts, as at the broker."""
     properties: dict[str, str] = {}
     for pair in decode_text(encoded).split("\x02"):
         name, _, value = pair.partition("\x01")
@@ -217,19 +218,23 @@ def parse_properties(encoded: bytes) -> dict[str, str]:
 
 
 def encode_properties(properties: Mapping[str, str]) -> str:
-    """The opposite of ``parse_properties``. Raises UsageError for a name or value that would become several."""
+    """The stored form of a message's properties, which ``parse_properties`` reads. Raises UsageError for a name or
+    value with a character that separates properties there."""
     for name, value in properties.items():
         if "\x01" in name or "\x02" in name or "\x02" in value:
-            raise UsageError(f"property {ascii(name)[1:41]} has a character that separates properties")
+            raise UsageError(
+                f"the message property {ascii(name)[1:41]} contains U+0001 or U+0002, which RocketMQ puts between "
+                "properties"
+            )
     return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
 
 
 def decompress_body(stored: bytes, sys_flag: int, max_bytes: int, *, source: str) -> bytes:
-    """Decompress by the type in ``sys_flag``: zlib (also the default of old clients), LZ4 frames or zstd frames.
+    """The decompressed body of a message. ``sys_flag`` of its record tells how it is compressed: zlib (old clients set
+    no type), LZ4 frames or zstd frames. ``source`` names the message in errors.
 
-    Like Java's streams, reads all frames of a body and ignores bytes behind a zlib stream. Raises CorruptionError,
-    naming ``source``, for damage, an unknown type, or more than ``max_bytes``.
-    """
+    Like Java's streams, it reads all frames of a body and ignores bytes behind a zlib stream. Raises CorruptionError
+    for damage, an unknown type, or more than ``max_bytes``."""
     kind = sys_flag & _COMPRESSION_MASK
     try:
         if kind in (0, _COMPRESSION_ZLIB):
@@ -240,20 +245,21 @@ def decompress_body(stored: bytes, sys_flag: int, max_bytes: int, *, source: str
         elif kind == _COMPRESSION_ZSTD:
             body, finished = _decompress_zstd(stored, max_bytes)
         else:
-            raise CorruptionError(f"{source}: unknown compression type {kind >> 8}")
+            raise CorruptionError(f"{source} has the unknown compression type {kind >> 8}")
     except (zlib.error, zstandard.ZstdError, RuntimeError, EOFError) as error:
-        raise CorruptionError(f"{source} does not decompress: {error}") from error
+        raise CorruptionError(f"{source} is damaged, as it does not decompress: {error}") from error
     except MemoryError:
         raise out_of_memory(source) from None
     if len(body) > max_bytes:
         raise CorruptionError(f"{source} decompresses to more than {max_bytes} bytes")
     if not finished:
-        raise CorruptionError(f"{source} is cut short")
+        raise CorruptionError(f"{source} is damaged: its compressed data end too early")
     return bytes(body)
 
 
 def _decompress_lz4(stored: bytes, max_bytes: int) -> tuple[bytes, bool]:
-    """(body, whether its last frame ends)."""
+    """The body in the LZ4 frames of ``stored``, of which a little more than ``max_bytes`` are decompressed at most; and
+    whether its last frame is complete."""
     parts, total = list[bytes](), 0
     rest, finished = stored, True
     while (rest or not parts) and finished and total <= max_bytes:
@@ -265,9 +271,10 @@ def _decompress_lz4(stored: bytes, max_bytes: int) -> tuple[bytes, bool]:
 
 
 def _decompress_zstd(stored: bytes, max_bytes: int) -> tuple[bytes, bool]:
-    """(body, whether its last frame ends).
+    """The body in the zstd frames of ``stored``, of which not much more than ``max_bytes`` are decompressed; and
+    whether its last frame is complete.
 
-    Fed in pieces, as the library limits only its input: 1 KiB gives at most 32 MiB.
+    The library gets small pieces, as it cannot limit what it returns: 1 KiB gives 32 MiB at most.
     """
     parts, total = list[bytes](), 0
     at, finished = 0, True
@@ -285,7 +292,8 @@ def _decompress_zstd(stored: bytes, max_bytes: int) -> tuple[bytes, bool]:
 
 
 def inner_messages(record: Record) -> Iterator[InnerMessage]:
-    """Messages of an inner batch, in order; nothing for any other record (MessageDecoder.decodeMessages)."""
+    """The messages inside a record that holds a batch of them (an inner batch), in order; none for any other record.
+    Raises CorruptionError for a damaged one."""
     if not record.sys_flag & (SYS_INNER_BATCH | SYS_NEED_UNWRAP):
         return
     data, at = record.body(), 0
@@ -298,20 +306,19 @@ def inner_messages(record: Record) -> Iterator[InnerMessage]:
             yield InnerMessage(flag, body, parse_properties(properties))
     except (struct.error, ValueError) as error:
         raise CorruptionError(
-            f"inner batch of {record.topic} at physical offset {record.physical_offset}: {error}"
+            f"the inner batch of {record.topic} at physical offset {record.physical_offset} is damaged: {error}"
         ) from error
 
 
 def record_to_json(
     record: Record, *, queue: QueueKey, queue_offset: int, is_own_offset: bool = False
 ) -> dict[str, Any]:
-    """The record as one JSON object, with the names of ``FIELD_TABLE`` in its order.
+    """The record as a JSON object, with the fields that FIELD_TABLE describes, in their order.
 
-    ``queue`` and ``queue_offset``: where it was read, as an LMQ and its parent show the same record.
-    ``is_own_offset`` marks offsets that are the records' own and need not be consecutive (BatchCQ, compacted topics).
-    Fields of a body that does not decompress, or of an inner batch that does not decode, are null: the producer may
-    have sent them so, and the record is whole.
-    """
+    ``queue`` and ``queue_offset``: where it was read, as a light message queue (LMQ) and its parent have the same
+    record. ``is_own_offset``: the offsets of this queue are those in its records and need not be consecutive (BatchCQ,
+    compacted topics). Fields of a body that does not decompress, or of an inner batch that does not decode, are null:
+    the producer may have sent them so, and the record is whole."""
     body = _decoded(record.body)
     row: dict[str, Any] = {
         "topic": queue.topic,
@@ -367,7 +374,8 @@ def _inner(record: Record) -> list[dict[str, Any]]:
 
 
 def _inner_to_json(record: Record, index: int, item: InnerMessage) -> dict[str, Any]:
-    """The JSON form of message ``index`` of an inner batch; the record has the offset of the first."""
+    """The JSON object for ``item``, the message at ``index`` of the batch inside ``record``, whose queue offset is that
+    of the first."""
     return {
         "queueOffset": record.queue_offset + index,
         "tags": item.properties.get("TAGS"),

@@ -46,7 +46,7 @@ class CatalogRun(NamedTuple):
 
     @classmethod
     def of(cls, run: np.void) -> CatalogRun:
-        """``run`` is a row of RUN_DTYPE."""
+        """The part of an object's run of rows that ``run``, a row of the catalog's table of runs (RUN_DTYPE), names."""
         return cls(
             int(run["ordinal"]),
             int(run["first_row"]),

@@ -17,8 +17,11 @@ def encode_state(name: str, document: Any) -> bytes:
 
 
 def decode_state(data: bytes, name: str, *, source: str) -> Any:
-    """The table ``name`` from its object. Raises CorruptionError, also for another table, or UnsupportedFormatError."""
+    """The document that the object with the broker's table ``name`` holds. ``source`` names the object in messages.
+    Raises CorruptionError if it is damaged or has another table, and UnsupportedFormatError."""
     header = decode_container(data, STATE_KIND, source=source, allowance=LARGE).header
     if header.get("name") != name or "document" not in header:
-        raise CorruptionError(f"{source}: holds the table {header.get('name')}, not {name}")
+        raise CorruptionError(
+            f"{source} is damaged: it holds the broker's table {header.get('name')} instead of {name}"
+        )
     return header["document"]

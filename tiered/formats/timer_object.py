@@ -79,7 +79,8 @@ class TimerFooter:
 
 
 def sorted_entries(entries: Table, sort: Callable[[Table], Table] = np.argsort) -> Table:
-    """The entries in the order that they have in an object. ``sort`` returns the indexes that sort times."""
+    """``entries`` of timers in the order that they have in an object: by delivery time, then by their order and key.
+    ``sort`` returns the indices that sort an array of times."""
     deliver_ms = np.ascontiguousarray(entries["deliver_ms"])
     order = sort(deliver_ms)
     is_equal = deliver_ms[order[1:]] == deliver_ms[order[:-1]]
@@ -93,7 +94,8 @@ def sorted_entries(entries: Table, sort: Callable[[Table], Table] = np.argsort) 
 
 
 def united(parts: Sequence[Rows]) -> Rows:
-    """A copy of ``parts``, one behind the other; queues and topics that they have, each once."""
+    """The entries of all ``parts`` in one table, a copy, with the queues and the topics that they refer to, each once.
+    The numbers of queues and topics in the entries are changed to those of the result."""
     table, every, end = (
         concatenated((part[0] for part in parts), ENTRY_DTYPE),
         (dict[Any, int](), dict[Any, int]()),
@@ -112,7 +114,8 @@ def united(parts: Sequence[Rows]) -> Rows:
 
 
 def encode_timers(parts: Iterator[Rows]) -> EncodedTimers:
-    """An object of ``parts``, of at least one entry, which come in order."""
+    """The object that holds the timers of ``parts``, which come in order and have one entry or more: pages of entries,
+    then a footer that tells what each page and each hour has."""
     body: list[bytes] = []
     pages: list[tuple[int, int, int, int]] = []
     hours: list[Table] = []
@@ -161,7 +164,7 @@ def joined_hours(tables: Sequence[Table]) -> Table:
 
 
 def _runs(hours: Table, rows: Table, others: Table) -> Table:
-    """Sorted ``hours``, each once, with the sums of ``rows`` and ``others``."""
+    """A HOUR_DTYPE table with each of the sorted ``hours`` once, and the sums of ``rows`` and ``others`` for it."""
     first = np.flatnonzero(np.diff(hours, prepend=-1))
     found = np.empty(len(first), HOUR_DTYPE)
     found["hour"] = hours[first]
@@ -173,7 +176,7 @@ def _runs(hours: Table, rows: Table, others: Table) -> Table:
 
 
 def _pages(parts: Iterator[Rows]) -> Iterator[Rows]:
-    """``parts`` with PAGE_ROWS each, as copies."""
+    """The entries of ``parts``, divided again: PAGE_ROWS in each but the last, as copies."""
     left: Rows = np.zeros(0, ENTRY_DTYPE), (), ()
     for part in parts:
         left = united([left, part]) if len(left[0]) else part
@@ -185,7 +188,8 @@ def _pages(parts: Iterator[Rows]) -> Iterator[Rows]:
 
 
 def decode_footer(data: bytes, *, source: str, entries: int, pages_bytes: int) -> TimerFooter:
-    """Check and parse the footer of an object with ``entries`` in ``pages_bytes``. Raises CorruptionError."""
+    """Decode the footer of an object of timers that, by the catalog, has ``entries`` in pages of ``pages_bytes``
+    together. ``source`` names it in messages. Raises CorruptionError if it is damaged, or if it has something else."""
     container = decode_container(data, FOOTER_KIND, source=source)
     try:
         container.charge_queues()
@@ -196,22 +200,27 @@ def decode_footer(data: bytes, *, source: str, entries: int, pages_bytes: int) -
         hours, pages = container.table("hours", HOUR_DTYPE), container.table("pages", PAGE_DTYPE)
         least = container.table("offsets", OFFSET_DTYPE)["min_queue_offset"]
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise CorruptionError(f"{source}: the footer of this file of timers is damaged: {error!r}") from error
+        raise CorruptionError(
+            f"{source}: the footer of this object of timers is damaged: {error!r}"
+        ) from error
     page_row, page_at = begins(pages["rows"]), begins(pages["stored_bytes"])
     wanted = (entries, entries, pages_bytes, len(queues))
     if (int(page_row[-1]), int(hours["rows"].sum()), int(page_at[-1]), len(least)) != wanted:
-        raise CorruptionError(f"{source}: footer of timers has other entries than the catalog")
+        raise CorruptionError(
+            f"{source}: the footer of this object of timers does not have the entries that the catalog says"
+        )
     return TimerFooter(queues, least, hours, pages, page_row, page_at)
 
 
 def decode_page(data: bytes, *, source: str, rows: int, queues: Sequence[QueueKey]) -> Rows:
-    """Entries of a page of an object with ``queues``. Raises CorruptionError."""
+    """The entries of a page of an object of timers, whose footer says that the page has ``rows`` entries and the object
+    ``queues``; with these queues and the page's topics, to which entries refer. Raises CorruptionError."""
     container = decode_container(data, PAGE_KIND, source=source)
     try:
         entries, topics = container.table("entries", ENTRY_DTYPE), [*map(str, container.header["topics"])]
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptionError(f"{source}: a page of this file of timers is damaged: {error!r}") from error
+        raise CorruptionError(f"{source}: this page of timers is damaged: {error!r}") from error
     last = [int(entries[field].max(initial=0)) for field in ("queue", "topic")]
     if len(entries) != rows or last[0] >= len(queues) or last[1] >= len(topics):
-        raise CorruptionError(f"{source}: page of timers does not match its footer")
+        raise CorruptionError(f"{source}: this page of timers does not match the footer of its object")
     return entries, queues, topics

@@ -12,7 +12,8 @@ FORMAT_MINOR = 0
 
 
 def require_major(major: int, minor: int, what: str) -> None:
-    """Raises UnsupportedFormatError unless this program reads the version. ``what``: an object, its kind."""
+    """Raise UnsupportedFormatError if this program does not read format ``major``. ``what`` names the object and what
+    it is, for the message."""
     if major != FORMAT_MAJOR:
         raise UnsupportedFormatError(
             f"{what} has format {major}.{minor}, and this program reads {FORMAT_MAJOR}.x",

@@ -24,11 +24,14 @@ class Lru(Generic[K, V]):
     to bound their number. An entry as heavy as ``bytes_max`` stays alone, a heavier one is not kept."""
 
     def __init__(self, bytes_max: int, *, resists_floods: bool = False) -> None:
+        """``resists_floods``: keep entries that were used once apart, so that many new keys evict only one another."""
         self.bytes_max = bytes_max
         self.held_bytes = 0
         self._again: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        """Value and weight of entries that were used again since they were added; the least recently used is first."""
         self._once: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._new = self._once if resists_floods else self._again
+        """The table to which new entries go."""
         self._once_bytes = 0
 
     def __len__(self) -> int:
@@ -48,7 +51,7 @@ class Lru(Generic[K, V]):
         return None if found is None else found[0]
 
     def get(self, key: K) -> V | None:
-        """The value of ``key``, which is used again."""
+        """The value of ``key``, which thereby becomes the most recently used; None if there is none."""
         found = self._again.get(key)
         if found is not None:
             self._again.move_to_end(key)
@@ -61,7 +64,8 @@ class Lru(Generic[K, V]):
         return found[0]
 
     def add(self, key: K, value: V, byte_count: int = 1) -> list[V]:
-        """Add a new entry; returns the values evicted for it, itself included if it has no room."""
+        """Add an entry of the weight ``byte_count`` for a new ``key``. Returns the values that were evicted to make
+        room, its own included if it is too large."""
         self._new[key] = value, byte_count
         if self._new is self._once:
             self._once_bytes += byte_count
@@ -69,7 +73,8 @@ class Lru(Generic[K, V]):
         return self.evict(self.held_bytes - self.bytes_max)
 
     def put(self, key: K, value: V, byte_count: int = 1) -> list[V]:
-        """Add ``key``, or replace its value and weight and count a use; returns the values evicted for it."""
+        """Add an entry for ``key``, or replace its value and weight, which counts as a use. Returns the values that
+        were evicted to make room."""
         if self.get(key) is None:
             return self.add(key, value, byte_count)
         self.held_bytes += byte_count - self._again[key][1]
@@ -77,7 +82,7 @@ class Lru(Generic[K, V]):
         return self.evict(self.held_bytes - self.bytes_max)
 
     def pop(self, key: K) -> V | None:
-        """Forget this one; returns its value, if it is known."""
+        """Remove the entry of ``key`` and return its value; None if there is none."""
         entry = self._again.pop(key, None)
         if entry is None:
             entry = self._once.pop(key, None)
@@ -88,7 +93,8 @@ class Lru(Generic[K, V]):
         return entry[0]
 
     def evict(self, byte_count: int) -> list[V]:
-        """Forget so many bytes, as far as there are any; returns what they were of."""
+        """Remove the least recently used entries until ``byte_count`` bytes are free, or none is left, and return their
+        values. Entries used once go first, unless they have less than their share."""
         evicted, left_bytes = [], self.held_bytes - byte_count
         while self.held_bytes > left_bytes and (self._once or self._again):
             takes_once = bool(self._once) and (

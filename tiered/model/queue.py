@@ -60,7 +60,8 @@ class TopicFilter:
     timer_topic: str = ""
 
     def is_system(self, topic: str) -> bool:
-        """Whether the topic is the broker's own, as are ``<cluster>_REPLY_TOPIC`` and the names of both."""
+        """Whether RocketMQ uses the topic itself: one of its fixed names, the name of the cluster or the broker,
+        ``<cluster>_REPLY_TOPIC``, or the trace topic."""
         return (
             not topic.strip()
             or topic in SYSTEM_TOPICS
@@ -74,12 +75,12 @@ class TopicFilter:
         return not self.refusal(topic)
 
     def refusal(self, topic: str) -> str:
-        """Why messages of ``topic`` are not archived; empty if they are."""
+        """Why messages of ``topic`` are not archived, as a clause that names the setting; empty if they are."""
         if topic and topic == self.timer_topic:
             return ""
         excluding = next((pattern for pattern in self.exclude if fnmatch.fnmatchcase(topic, pattern)), None)
         if excluding is not None:
-            return f"topics.exclude has {excluding}"
+            return f"the pattern {excluding} of topics.exclude matches it"
         if topic in self.include:
             return ""
         if not self.include_system and self.is_system(topic):

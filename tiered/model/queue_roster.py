@@ -24,10 +24,13 @@ class QueueRoster:
     """Queues numbered from 0 in order of appearance. Append-only; one thread adds at a time, any may read."""
 
     def __init__(self, keys: Sequence[QueueKey] = ()) -> None:
+        """A roster of ``keys``, to which others may be added."""
         self.keys: list[QueueKey] = []
+        """The queues by number."""
         self.topics: list[str] = []
         self._topic_numbers: dict[str, int] = {}
         self._columns = np.zeros(_CAPACITY_MIN, QUEUE_DTYPE)
+        """The queues by number, as a table with room for more."""
         self._topic_rank: Ints = np.empty(0, np.int64)
         for key in keys:
             self.add(key)
@@ -36,12 +39,13 @@ class QueueRoster:
         return len(self.keys)
 
     def add(self, key: QueueKey) -> int:
-        """Number of a queue that is not in the roster yet. Raises OverflowError when tables cannot hold the number."""
+        """Add a queue that is not in the roster yet, and return its number. Raises OverflowError for a value that
+        tables cannot hold."""
         number = len(self.keys)
         topic = self._topic_numbers.setdefault(key.topic, len(self.topics))
         if topic == len(self.topics):
             self.topics.append(key.topic)
-        if number == len(self._columns):
+        if number == len(self._columns):  # double the capacity
             self._columns = np.concatenate([self._columns, np.zeros(number, QUEUE_DTYPE)])
         self._columns[number] = (topic, key.queue_id, key.generation)
         self.keys.append(key)
@@ -57,7 +61,8 @@ class QueueRoster:
         return QueueSelection(self, np.arange(count))
 
     def topic_rank(self) -> Ints:
-        """Place of every topic in their order by name; sorted again only after topics were added."""
+        """For each topic, by number, its position in the order of names. It is sorted again only after topics were
+        added."""
         rank, count = self._topic_rank, len(self.topics)
         if len(rank) != count:
             rank = np.empty(count, np.int64)
@@ -106,7 +111,8 @@ class QueueSelection(Sequence[QueueKey]):
         return order
 
     def table(self) -> tuple[list[str], Table]:
-        """Topics, each once in order of appearance, and the QUEUE_DTYPE table that refers to them."""
+        """The topics of the queues, each once in order of appearance, and a QUEUE_DTYPE table of the queues, whose
+        ``topic`` is an index into these topics."""
         rows = self.roster.columns(self.numbers)
         present, first, number = np.unique(rows["topic"], return_index=True, return_inverse=True)
         by_appearance = np.argsort(first)
@@ -137,7 +143,8 @@ def sorted_order(queues: Sequence[QueueKey]) -> Ints:
 
 
 def united(lists: Sequence[Sequence[QueueKey]]) -> tuple[Sequence[QueueKey], list[Ints]]:
-    """All queues of ``lists``, each once in order of appearance, and for each list the places of its queues there."""
+    """All queues of ``lists``, each once in order of appearance; and for each of the lists, at which positions of the
+    result its queues are. Selections of one roster are joined by their numbers, which is much faster than by names."""
     selections = [queues for queues in lists if isinstance(queues, QueueSelection)]
     rosters = {id(queues.roster) for queues in selections}
     if len(selections) == len(lists) == 1:

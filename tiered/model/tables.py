@@ -131,13 +131,13 @@ queue table, i4) and ``parent_queue_offset`` (i8)."""
 
 
 def concatenated(tables: Iterable[Table], dtype: np.dtype[Any]) -> Table:
-    """All rows of ``tables``, which must have exactly ``dtype``; raises TypeError.
+    """One table with all rows of ``tables``. Raises TypeError if one of them has another type than ``dtype``.
 
-    ``np.concatenate`` compares the fields of each two tables in Python: slow when there are many small ones."""
+    ``np.concatenate`` would compare the fields of each two tables in Python, which is slow for many small ones."""
     parts = []
     for table in tables:
         if table.dtype != dtype:
-            raise TypeError(f"a table of {table.dtype}, not {dtype}")
+            raise TypeError(f"a table has the type {table.dtype} instead of {dtype}")
         parts.append(np.ascontiguousarray(table).data)
     return np.frombuffer(bytearray().join(parts), dtype)
 

@@ -107,8 +107,8 @@ def place_of(text: str) -> TimerPlace | None:
 def cancel_properties(
     topic: str, deliver_ms: int, unique_key: str, place: TimerPlace | None = None
 ) -> dict[str, str]:
-    """The properties of a message that cancels the timers of ``topic`` with this time and unique key, or only the one
-    at ``place``."""
+    """The properties of a message that cancels the timers of ``topic`` with the delivery time ``deliver_ms`` and the
+    unique key, or only the one whose own message is at ``place``."""
     found = {TOPIC: topic, CANCEL: f"{deliver_ms} {unique_key}"}
     return found if place is None else {**found, CANCEL_PLACE: place.text}
 
@@ -137,7 +137,9 @@ class TimerRequest(NamedTuple):
 def timer_of(
     properties: Mapping[str, str], *, stored_ms: int, sys_flag: int, max_delay_ms: int
 ) -> TimerRequest:
-    """What a message with ``properties``, stored at ``stored_ms``, asks for. One that is refused does nothing."""
+    """What a message of the gateway topic with ``properties``, stored at ``stored_ms``, requests: to deliver a timer,
+    to cancel others, or both. A request with a refusal has no effect; of several reasons it has the first.
+    ``sys_flag``: of the record; ``max_delay_ms``: how far ahead a timer may be."""
     topic, deliver, unique_key = (properties.get(name, "") for name in (TOPIC, DELIVER_MS, UNIQUE_KEY))
     cancel, place, queue = (properties.get(name, "") for name in (CANCEL, CANCEL_PLACE, QUEUE))
     found, at, deliver_ms = _CANCEL.match(cancel), place_of(place), 0
@@ -188,7 +190,8 @@ def sealed(key: bytes, sender: str, properties: Mapping[str, str], body: bytes) 
 
 
 def sender_of(key: bytes, properties: Mapping[str, str], body: bytes) -> str | None:
-    """Who sent the timer; None: proxy mode has not sealed it, or not with this content."""
+    """The account and host that sent a timer, as proxy mode noted them in its ``properties``; None if the code that
+    protects them, made with the archive's ``key``, is missing or does not match."""
     right = _seal(key, properties, body)
     is_right = hmac.compare_digest(right.encode(), properties.get(SEAL, "").encode())
     return properties.get(SENDER) if is_right else None
@@ -209,7 +212,8 @@ class Handle(NamedTuple):
         return " ".join((_HANDLE_VERSION, self.topic, self.broker, str(recall_ms), self.unique_key))
 
     def text(self, key: bytes) -> str:
-        """A broker's, with the exact time, the place and a code behind it, which clients do not read."""
+        """The handle as clients get it: as a broker's, and behind that the exact time, the place and a code made with
+        the archive's ``key``, which clients do not read."""
         words = f"{self.brokers_text()} {self.deliver_ms} {self.place.text}"
         return encoded_handle(f"{words} {_code(key, 'handle', words.encode())}")
 
@@ -220,7 +224,7 @@ def encoded_handle(text: str) -> str:
 
 
 def handle_words(text: str) -> list[str] | None:
-    """The words of a handle, which brokers read; None: it is not one."""
+    """The words of a recall handle in the form that clients have; None if ``text`` is no handle."""
     try:
         words = base64.urlsafe_b64decode(text.encode() + b"=" * (-len(text) % 4)).decode().split(" ")
     except ValueError:
@@ -229,7 +233,8 @@ def handle_words(text: str) -> list[str] | None:
 
 
 def own_handle(key: bytes, words: list[str]) -> Handle | None:
-    """A handle that was made with ``key``; None: another one, or a changed one."""
+    """The recall handle that ``words`` make if it was made with ``key``, the private key of the archive; None if it is
+    of another archive or was changed."""
     *signed, code = words
     is_right = hmac.compare_digest(_code(key, "handle", " ".join(signed).encode()).encode(), code.encode())
     if not is_right:

@@ -19,14 +19,15 @@ _RESERVED = {
 def invalid_name(name: str) -> str | None:
     """Why a broker refuses ``name`` for a topic or group (TopicValidator.validateTopic); None: it takes it."""
     if len(name) > NAME_CHARS_MAX:
-        return f"{shortened(name)} has {len(name):,} characters: at most {NAME_CHARS_MAX}"
+        return f"{shortened(name)} has {len(name):,} characters, more than the {NAME_CHARS_MAX} of a name"
     if not _NAME.match(name):
         return f"{shortened(name)!r} has characters other than letters, digits, %, |, - and _"
     return None
 
 
 def refused_target(topic: str, gateway_topic: str = "") -> str | None:
-    """Why no timer may be sent to ``topic``; None: it may."""
+    """Why a message with a delivery time (a timer) may not be sent to ``topic``, as a clause; None: it may.
+    ``gateway_topic``: the topic that takes timers, to which none is delivered."""
     if (why := invalid_name(topic)) is not None:
         return why
     if topic in SYSTEM_TOPICS or topic.endswith("_REPLY_TOPIC"):

@@ -38,7 +38,7 @@ class Abandonment:
             self._running.pop(request, None)
 
     def cancel(self) -> None:
-        """Cancel all running and later requests. Does not wait."""
+        """Cancel all requests that were begun and have not ended, and all later ones. Does not wait for their end."""
         with self._lock:
             self._is_cancelled = True
             for end in self._running.values():

@@ -59,7 +59,8 @@ class BucketProbe:
             return str(client.get_bucket_versioning(**bucket).get("Status", ""))
 
     def object_lock(self) -> LockRule | None:
-        """The bucket's Object Lock; None: disabled."""
+        """For how long the bucket keeps new objects from being deleted (Object Lock), if at all; None: Object Lock is
+        disabled."""
         with self._request("") as (client, bucket):
             answer = _unless_absent(client.get_object_lock_configuration, bucket)
         configuration = answer.get("ObjectLockConfiguration", {})
@@ -89,7 +90,8 @@ class BucketProbe:
                     **encryption_of(self._options.settings),
                 )
             except client.exceptions.ClientError as error:
-                if 400 <= _status(error) < 500 and _status(error) != 403:
+                status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+                if 400 <= status < 500 and status != 403:  # 403: the account may not put objects
                     return False
                 raise
         return True
@@ -172,7 +174,3 @@ def _unless_absent(request: Any, bucket: dict[str, str]) -> dict[str, Any]:
             return {}
         raise
     return answer
-
-
-def _status(error: Any) -> int:
-    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))

@@ -252,7 +252,7 @@ class FileStore:
             _rename_noreplace(source, target)
 
     def _make_directory(self, directory: str) -> None:
-        """Create the root ``directory`` and its parents durably."""
+        """Create ``directory`` and its missing parents, so that they outlive a crash."""
         if os.path.isdir(directory):
             return
         parent = os.path.dirname(directory)
@@ -454,6 +454,7 @@ class FileStore:
         )
 
     def _log_irregular(self, key: str) -> None:
+        """Log once that there is something else than an object at ``key``, of up to a hundred keys."""
         if key not in self._named and len(self._named) < _NAMED_MAX:
             self._named.add(key)
             logger.warning(

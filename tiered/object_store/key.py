@@ -14,7 +14,8 @@ _SINGLE_PUT = frozenset({"catalog", "pages"})
 
 
 def check_key(key: str) -> str:
-    """``key``, or UsageError: components of ``[A-Za-z0-9._=%-]``, except ``.`` and ``..``. Only exports use = and %."""
+    """``key`` if it is a valid object key: components of the characters ``[A-Za-z0-9._=%-]``, joined by slashes, but
+    not ``.`` or ``..``. Raises UsageError for any other. Only exports use = and %."""
     if len(key) > KEY_BYTES_MAX or _KEY.match(key) is None or _DOTS.search(key) is not None:
         raise UsageError(
             f"object key {key[:200]} is invalid",

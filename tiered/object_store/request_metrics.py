@@ -75,10 +75,6 @@ class StoreMetrics:
             return sum(stats.requests for stats in self._operations.values())
 
 
-class _Timing:
-    transferred_bytes = 0
-
-
 class MetricsStore(StoreWrapper):
     """``store`` with every request counted. Inside retries, so each attempt counts."""
 
@@ -89,26 +85,26 @@ class MetricsStore(StoreWrapper):
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
         """Create an object. Bytes count on success."""
-        with self._timed("put") as timing:
+        with self._timed("put") as request:
             self._store.put_if_absent(key, body, timeout_s=timeout_s)
-            timing.transferred_bytes = size_bytes(body)
+            request.bytes = size_bytes(body)
 
     def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
         """Create an object of pieces. Bytes count on success, except those copied inside the store."""
-        with self._timed("compose") as timing:
+        with self._timed("compose") as request:
             self._store.compose_if_absent(key, pieces, timeout_s=timeout_s)
-            timing.transferred_bytes = sent_bytes(pieces)
+            request.bytes = sent_bytes(pieces)
 
     def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
-        with self._timed("get") as timing:
+        with self._timed("get") as request:
             content = self._store.get(key, max_bytes)
-            timing.transferred_bytes = len(content)
+            request.bytes = len(content)
         return content
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
-        with self._timed("get_range") as timing:
+        with self._timed("get_range") as request:
             content = self._store.get_range(key, offset, length)
-            timing.transferred_bytes = len(content)
+            request.bytes = len(content)
         return content
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
@@ -125,14 +121,14 @@ class MetricsStore(StoreWrapper):
             return self._store.clock_ms(prefix)
 
     @contextmanager
-    def _timed(self, operation: str) -> Iterator[_Timing]:
+    def _timed(self, operation: str) -> Iterator[OperationStats]:
         """Count the request in the block when it ends, with its duration, its failure and the bytes that the block sets
         in the yielded object."""
-        timing = _Timing()
+        request = OperationStats()
         failure: str | None = None
         began_s = self._clock.monotonic_s()
         try:
-            yield timing
+            yield request
         except GeneratorExit:  # the reader of a listing stops early, which is no failure
             raise
         except BaseException as error:
@@ -140,4 +136,4 @@ class MetricsStore(StoreWrapper):
             raise
         finally:
             elapsed_s = self._clock.monotonic_s() - began_s
-            self._metrics.record(operation, elapsed_s, timing.transferred_bytes, failure)
+            self._metrics.record(operation, elapsed_s, request.bytes, failure)

@@ -37,7 +37,8 @@ class BrokerClient:
         credentials: Credentials | None = None,
         tls: ClientTls | None = None,
     ) -> None:
-        """``timeout_s``: of a whole call, connecting included."""
+        """``address``: ``host:port`` of the broker; ``timeout_s``: of a whole call, connecting included. No connection
+        is made before the first call."""
         host, _, port = address.rpartition(":")
         self._address = address
         self._endpoint = (host.strip("[]"), int(port))
@@ -58,8 +59,9 @@ class BrokerClient:
     def call(
         self, code: int, ext_fields: Mapping[str, str] | None = None, body: bytes = b""
     ) -> RemotingCommand:
-        """One request and its response, of any code. Raises UnavailableError, and UsageError where either side refuses
-        TLS for good."""
+        """Send the request ``code`` with its fields and body, and return the response, whatever its code. Raises
+        UnavailableError if there is none in time, and UsageError if one side refuses TLS, so that a retry cannot
+        help."""
         answers: list[RemotingCommand] = []
         request = RemotingCommand(code, 0, ext_fields=ext_fields or {}, body=body)
         self.call_many(
@@ -73,9 +75,12 @@ class BrokerClient:
         answered: Callable[[int, RemotingCommand], None],
         deadline_s: float,
     ) -> None:
-        """Send ``requests`` in order, many before the first is answered; ``answered`` gets the place and the response
-        of each. Raises as ``call``, by ``deadline_s`` (monotonic)."""
-        waiting: dict[int, int] = {}
+        """Send ``requests`` in their order without waiting for each response. ``answered`` is called with each
+        request's index and its response, in any order. Raises as ``call``, also if responses are missing at
+        ``deadline_s`` of the monotonic clock."""
+        waiting: dict[
+            int, int
+        ] = {}  # the index of each unanswered request by the number that its response repeats
         sent = 0
         try:
             connection = self._connected(deadline_s)
@@ -86,10 +91,10 @@ class BrokerClient:
                     self._send(connection, b"".join(frames), deadline_s)
                 else:
                     for answer in self._received(connection, deadline_s):
-                        place = waiting.pop(answer.opaque, None)
-                        if place is not None:
+                        index = waiting.pop(answer.opaque, None)
+                        if index is not None:
                             self._has_answered = True
-                            answered(place, answer)
+                            answered(index, answer)
         except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
             self.close()
             raise self._error_of_call(error) from error
@@ -100,23 +105,25 @@ class BrokerClient:
     def _frames(
         self, requests: Sequence[RemotingCommand], first: int, waiting: dict[int, int]
     ) -> list[bytes]:
-        """The requests from ``first`` on that are sent together; they are added to ``waiting``."""
+        """The encoded and signed requests from the index ``first`` on that are sent together, as far as their number
+        and bytes allow. They are added to ``waiting``, the index of each unanswered request by its number."""
         frames: list[bytes] = []
         byte_count = 0
-        for place in range(first, min(len(requests), first + IN_FLIGHT - len(waiting))):
-            request, opaque = requests[place], next(self._opaques) & 0x7FFFFFFF
+        for index in range(first, min(len(requests), first + IN_FLIGHT - len(waiting))):
+            request, opaque = requests[index], next(self._opaques) & 0x7FFFFFFF
             fields = request.ext_fields
             if self._credentials is not None:
                 fields = self._credentials.signed(fields, request.body)
             frames.append(encode(replace(request, opaque=opaque, ext_fields=fields)))
-            waiting[opaque] = place
+            waiting[opaque] = index
             byte_count += len(frames[-1])
             if byte_count >= WRITE_BYTES:
                 break
         return frames
 
     def _connected(self, deadline_s: float) -> socket.socket:
-        """The connection, opened in what is left of the call's time."""
+        """The connection to the broker, which is opened if there is none, with TLS if that is configured. Raises
+        OSError, also if it is not open at ``deadline_s``."""
         if self._socket is None:
             self._decoder, self._has_answered = FrameDecoder(), False
             connection = socket.create_connection(self._endpoint, _left(deadline_s))
@@ -135,7 +142,7 @@ class BrokerClient:
             raise
 
     def _send(self, connection: socket.socket, frame: bytes, deadline_s: float) -> None:
-        """Send a frame. A TLS server may close at once and say why: then reading raises its reason."""
+        """Send ``frame``. Raises OSError; if a TLS server has closed a new connection, with the server's reason."""
         connection.settimeout(_left(deadline_s))
         try:
             connection.sendall(frame)
@@ -146,8 +153,8 @@ class BrokerClient:
             raise
 
     def _error_of_call(self, error: OSError | UnicodeError) -> UnavailableError | UsageError:
-        """The error of a failed call. Before the first answer of a connection TLS is a likely cause, which the hint
-        then names; only one that a retry will not cure is a UsageError."""
+        """The error to raise for a call that ended with ``error``. Before the first response of a connection TLS is a
+        likely cause, which the hint then names. It is a UsageError only if a retry cannot help."""
         words = f"broker {self._address} does not answer: {error}"
         if self._has_answered:
             return UnavailableError(words)
@@ -157,11 +164,12 @@ class BrokerClient:
         failure = self._tls.explain(error, self._endpoint[0])
         if failure is None:
             return UnavailableError(words)
-        kind = UsageError if failure.is_lasting else UnavailableError
-        return kind(f"broker {self._address} is unreachable: {failure.words}", hint=failure.hint)
+        error_type = UsageError if failure.is_lasting else UnavailableError
+        return error_type(f"broker {self._address} is unreachable: {failure.words}", hint=failure.hint)
 
     def _received(self, connection: socket.socket, deadline_s: float) -> Iterator[RemotingCommand]:
-        """The responses of one read."""
+        """Wait for bytes of the broker and return the responses that are complete then. Raises UnavailableError if it
+        has closed the connection, and OSError at ``deadline_s``."""
         connection.settimeout(_left(deadline_s))
         data = connection.recv(_RECEIVE_BYTES)
         if not data:
@@ -175,26 +183,27 @@ class BrokerClient:
             return closed(self._tls.options).hint
         return TLS_WANTED
 
-    # -- questions --------------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------
 
     def runtime_info(self) -> dict[str, str]:
-        """Runtime information, such as commitLogMaxOffset, commitLogMinOffset, dispatchBehindBytes. Raises
-        UnavailableError also where the broker fails to build it."""
+        """The broker's runtime information as text by name, such as commitLogMaxOffset, commitLogMinOffset,
+        dispatchBehindBytes. Raises UnavailableError also if the broker refuses the request or fails on it."""
         answer = self.call(RequestCode.GET_BROKER_RUNTIME_INFO)
         if is_refusal(answer):
             raise UnavailableError(
-                f"broker {self._address} refuses the request: {answer.remark or answer.code}",
+                f"broker {self._address} refuses to report its offsets: {answer.remark or answer.code}",
                 hint="set broker.credentials_file to a file with an account of the broker",
             )
         if answer.code != ResponseCode.SUCCESS:
             raise UnavailableError(
-                f"broker {self._address} has no runtime information: {answer.remark or answer.code}"
+                f"broker {self._address} failed to report its offsets: {answer.remark or answer.code}"
             )
         table = _part(_document(answer), "table") or {}
         return {str(name): str(value) for name, value in table.items()}
 
     def confirm_offset(self) -> int | None:
-        """Lowest physical offset of the master and all in-sync replicas; None from brokers before 5.x."""
+        """The lowest physical offset that the master and all its in-sync replicas have; None if the broker is no
+        master, or older than 5.x. Raises UnavailableError for a malformed response."""
         status = self._ask(RequestCode.GET_BROKER_HA_STATUS)
         if status is None or not status.get("master", True):
             return None
@@ -250,7 +259,8 @@ def _left(deadline_s: float) -> float:
 
 
 def _lowest_offset(status: Mapping[str, Any]) -> int | None:
-    """Lowest offset of the master and of every in-sync replica that has acknowledged any."""
+    """The lowest offset in ``status``, the broker's report on its replicas, of the master and of every in-sync replica
+    that has acknowledged any; None if it has none."""
     known = [status.get("masterCommitLogMaxOffset")]
     known += [
         replica.get("slaveAckOffset")

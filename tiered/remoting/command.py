@@ -326,7 +326,8 @@ def encode(command: RemotingCommand) -> bytes:
 
 
 def encode_head(command: RemotingCommand, body_bytes: int) -> bytes:
-    """The frame without its body of ``body_bytes``. Raises as ``encode``."""
+    """The bytes of the frame of ``command`` up to its body, which has ``body_bytes``. Raises ValueError for values that
+    the encoding does not support, or if the frame is too large."""
     if command.serialize_type != _JSON:
         return _framed(_binary_header(command), body_bytes, _ROCKETMQ)
     header = _json_header(
@@ -349,7 +350,8 @@ def encode_answer(
     ext_fields: Mapping[str, str],
     body_bytes: int,
 ) -> bytes:
-    """``encode_head`` of the response to ``request``, without making a command: the hot path of servers."""
+    """The bytes, up to the body of ``body_bytes``, of the frame of a response to ``request``. It has the encoding of
+    the request. No RemotingCommand is made for the common encoding: servers spend much of their time here."""
     if request.serialize_type == _JSON:
         header = _json_header(code, _RESPONSE, "PYTHON", request.opaque, version, remark, ext_fields)
         return _framed(header, body_bytes, _JSON)
@@ -360,10 +362,13 @@ def encode_answer(
 
 
 def _framed(header: bytes, body_bytes: int, kind: SerializeType) -> bytes:
+    """The lengths that begin a frame, and the header. Raises ValueError if the frame with its body is too large."""
     header_bytes = len(header)
     length = 4 + header_bytes + body_bytes
     if length + 4 > FRAME_BYTES_MAX or header_bytes >= 1 << 24:
-        raise ValueError(f"frame of {length + 4} bytes exceeds {FRAME_BYTES_MAX}")
+        raise ValueError(
+            f"the frame has {length + 4} bytes, more than the {FRAME_BYTES_MAX} that clients accept"
+        )
     return _HEAD.pack(length, kind << 24 | header_bytes) + header
 
 
@@ -381,10 +386,8 @@ class FrameDecoder:
         return len(self._data) - self._at
 
     def feed(self, data: bytes) -> Iterator[RemotingCommand]:
-        """Add received bytes; yields the complete commands, to be consumed before the next call.
-
-        Raises ProtocolError at an invalid frame, after the commands before it.
-        """
+        """Add received bytes, and return an iterator over the commands that are complete now. It must be consumed
+        before the next call. It raises ProtocolError at an invalid frame, after the commands before it."""
         self.push(data)
         return iter(self.pop, None)
 
@@ -393,20 +396,21 @@ class FrameDecoder:
         self._data, self._at = b"", 0
 
     def push(self, data: bytes) -> None:
-        """Add received bytes."""
-        held = self._data
-        if self._at == len(held):
+        """Add received ``data`` behind the bytes that are not decoded yet. If there are none, nothing is copied."""
+        buffered = self._data
+        if self._at == len(buffered):
             self._data = data
         else:
-            if not isinstance(held, bytearray):
-                held = self._data = bytearray(held)
-            del held[: self._at]
-            held += data
+            if not isinstance(buffered, bytearray):
+                buffered = self._data = bytearray(buffered)
+            del buffered[: self._at]
+            buffered += data
         self._at = 0
 
     def only(self, data: bytes) -> RemotingCommand | None:
-        """The command of ``data`` if it is exactly one frame and nothing is buffered; else None, without effect. The
-        common case of clients that wait for responses. Raises ProtocolError."""
+        """The command of ``data`` if that is exactly one frame and no bytes are buffered, as from clients that wait for
+        each response. Otherwise returns None, and ``data`` has to be added by ``push``. Raises ProtocolError for an
+        invalid frame."""
         if self._at != len(self._data) or len(data) < 8:
             return None
         (length,) = _LENGTH.unpack_from(data)
@@ -415,14 +419,15 @@ class FrameDecoder:
         return decode(data[4:])
 
     def pop(self) -> RemotingCommand | None:
-        """The next complete command, or None. Raises ProtocolError."""
+        """Take the next command out of the buffered bytes; None if none is complete. Raises ProtocolError for an
+        invalid frame."""
         data, at = self._data, self._at
         left = len(data) - at
         if left < 4:
             return None
         (length,) = _LENGTH.unpack_from(data, at)
         if not 4 <= length <= self._max - 4:
-            raise ProtocolError(f"frame length {length} is not in 4 to {self._max - 4}")
+            raise ProtocolError(f"the frame's length, {length}, is not between 4 and {self._max - 4}")
         if left < 4 + length:
             return None
         end = self._at = at + 4 + length
@@ -433,15 +438,15 @@ class FrameDecoder:
 
 
 def decode(frame: bytes) -> RemotingCommand:
-    """A command from a frame without its length field. Raises ProtocolError."""
+    """The command that ``frame`` contains, without its length field. Raises ProtocolError for an invalid one."""
     if len(frame) < 4:
-        raise ProtocolError(f"frame of {len(frame)} bytes has no header length")
+        raise ProtocolError(f"a frame of {len(frame)} bytes has no header length")
     (lengths,) = _LENGTHS.unpack_from(frame)
     kind, header_end = lengths >> 24, 4 + (lengths & 0xFFFFFF)
     if header_end > len(frame):
-        raise ProtocolError(f"header of {header_end - 4} bytes in a frame of {len(frame)}")
+        raise ProtocolError(f"a header of {header_end - 4} bytes is longer than its frame of {len(frame)}")
     if header_end - 4 > HEADER_BYTES_MAX:
-        raise ProtocolError(f"header of {header_end - 4} bytes exceeds {HEADER_BYTES_MAX}")
+        raise ProtocolError(f"a header of {header_end - 4} bytes exceeds the limit of {HEADER_BYTES_MAX}")
     header, body = frame[4:header_end], frame[header_end:]
     try:
         if kind == _JSON:
@@ -458,14 +463,14 @@ def decode(frame: bytes) -> RemotingCommand:
         RecursionError,
         CorruptionError,
     ) as error:
-        raise ProtocolError(f"malformed header: {error}") from error
-    raise ProtocolError(f"serialize type {kind} is unknown")
+        raise ProtocolError(f"the frame's header is malformed: {error}") from error
+    raise ProtocolError(f"the frame's serialize type, {kind}, is unknown")
 
 
 def parse_json(text: bytes, values_max: int) -> Any:
     """The value of a received header or body of at most ``values_max`` values. Raises CorruptionError."""
     if len(text) > values_max and text.count(b",") >= values_max:
-        raise CorruptionError(f"JSON of more than {values_max} values")
+        raise CorruptionError(f"the JSON has more than {values_max} values")
     return fastjson.loads(text, dialect_max=DIALECT_BYTES_MAX)
 
 
@@ -478,8 +483,8 @@ def _json_header(
     remark: str | None,
     fields: Mapping[str, str],
 ) -> bytes:
-    """The header as JSON, in the order that RocketMQ's parser reads fastest."""
-    # Sorted by name, as fastjson writes them: its parser is fastest then.
+    """A command's header as JSON. Its members are sorted by name, as fastjson, RocketMQ's library, writes them: its
+    parser is fastest then."""
     document: dict[str, Any] = {"code": code}
     if fields:
         document["extFields"] = fields if type(fields) is dict else dict(fields)
@@ -494,8 +499,9 @@ def _json_header(
 
 
 def _from_json(header: bytes, body: bytes, frame_bytes: int) -> RemotingCommand:
-    """A command from its JSON header. Refuses names that occur twice, as the last one would win here and perhaps the
-    first elsewhere."""
+    """The command that a JSON ``header`` and ``body`` make; ``frame_bytes``: the size of its frame. Raises ValueError
+    for an invalid header, also for one that has a name twice: one reader would take the first value, another the
+    last."""
     document = parse_json(header, HEADER_VALUES_MAX)
     if not isinstance(document, dict):
         raise ValueError("the header is not a JSON object")
@@ -504,11 +510,12 @@ def _from_json(header: bytes, body: bytes, frame_bytes: int) -> RemotingCommand:
     if not isinstance(fields, dict):
         raise ValueError("extFields is not a JSON object")
     if len(fields) > HEADER_FIELDS_MAX:
-        raise ValueError(f"{len(fields)} fields")
+        raise ValueError(f"the header has {len(fields)} fields, more than {HEADER_FIELDS_MAX}")
     texts = [value for part in (document, fields) for value in part.values() if type(value) is str]
+    # A name that is there twice is once in the parsed document: then quotes are left over.
     quotes = header.count(b'"') - 2 * (len(document) + len(fields) + len(texts))
     if quotes > 0 and quotes > sum(text.count('"') for text in (*document, *fields, *texts)):
-        raise ValueError("a name is there twice")
+        raise ValueError("a field's name occurs twice")
     for value in fields.values():
         if type(value) is not str:
             fields = {name: _text(other) for name, other in fields.items() if other is not None}
@@ -531,9 +538,10 @@ def _from_json(header: bytes, body: bytes, frame_bytes: int) -> RemotingCommand:
 
 
 def _binary_header(command: RemotingCommand) -> bytes:
-    """The header in RocketMQ's binary form, whose numbers are narrower than those of JSON."""
+    """The header of ``command`` in RocketMQ's binary form. Raises ValueError for values that JSON has but this form has
+    not."""
     if not -0x8000 <= command.code <= 0x7FFF:
-        raise ValueError(f"code {command.code} does not fit the binary header")
+        raise ValueError(f"code {command.code} does not fit into the 16 bits of the binary header")
     language = _LANGUAGE_CODES.get(command.language)
     if language is None:
         raise ValueError(f"language {command.language} is unknown")
@@ -548,7 +556,8 @@ def _binary_header(command: RemotingCommand) -> bytes:
 
 
 def _from_binary(header: bytes, body: bytes, frame_bytes: int) -> RemotingCommand:
-    """A command from its binary header."""
+    """The command that a ``header`` in RocketMQ's binary form and ``body`` make; ``frame_bytes``: the size of its
+    frame. Raises ValueError or struct.error for an invalid header."""
     code, language, version, opaque, flag = _FIXED.unpack_from(header)
     remark, position = _piece(header, _FIXED.size)
     fields, _ = _piece(header, position)
@@ -567,7 +576,8 @@ def _from_binary(header: bytes, body: bytes, frame_bytes: int) -> RemotingComman
 
 
 def _binary_fields(fields: bytes) -> dict[str, str]:
-    """The fields of a binary header; an empty value is as none, as RocketMQ reads it."""
+    """The fields of a binary header by name. A field with an empty value is left away, as RocketMQ reads it as none.
+    Raises ValueError for lengths that do not fit, too many fields, and a name that occurs twice."""
     found: dict[bytes, bytes] = {}
     size, position, count = len(fields), 0, 0
     while position < size:
@@ -575,24 +585,26 @@ def _binary_fields(fields: bytes) -> dict[str, str]:
         position += 2
         end = position + length
         if length < 0 or end > size:
-            raise ValueError(f"key of {length} bytes, {size - position} left")
+            raise ValueError(f"a field's name has {length} bytes, but only {size - position} are left")
         key = fields[position:end]
         value, position = _piece(fields, end)
         count += 1
         if count > HEADER_FIELDS_MAX:
-            raise ValueError(f"more than {HEADER_FIELDS_MAX} fields")
+            raise ValueError(f"the header has more than {HEADER_FIELDS_MAX} fields")
         if key in found:
-            raise ValueError("a name is there twice")
+            raise ValueError("a field's name occurs twice")
         found[key] = value
     return {key.decode(): value.decode() for key, value in found.items() if value}
 
 
 def _piece(data: bytes, position: int) -> tuple[bytes, int]:
+    """The value at ``position``, which begins with its length, and where it ends. Raises ValueError if the data are
+    shorter."""
     (length,) = _LENGTH.unpack_from(data, position)
     begin = position + 4
     end = begin + length
     if length < 0 or end > len(data):
-        raise ValueError(f"value of {length} bytes, {len(data) - begin} left")
+        raise ValueError(f"a value has {length} bytes, but only {len(data) - begin} are left")
     return data[begin:end], end
 
 

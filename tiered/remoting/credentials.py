@@ -37,7 +37,7 @@ class Credentials:
     security_token: str = field(default="", repr=False)
 
     def signed(self, fields: Mapping[str, str], body: bytes = b"") -> dict[str, str]:
-        """``fields`` with access key and signature."""
+        """``fields`` of a request with ``body``, and the account's access key and signature in addition."""
         found = {**fields, ACCESS_KEY: self.access_key}
         if self.security_token:
             found[SECURITY_TOKEN] = self.security_token
@@ -46,8 +46,8 @@ class Credentials:
 
 
 def read_credentials(path: Path) -> Credentials:
-    """The account in a file like mqadmin's ``conf/tools.yml``: accessKey and secretKey. Raises UsageError without any
-    content of the file."""
+    """The account in a YAML file with accessKey and secretKey, like mqadmin's ``conf/tools.yml``. Raises UsageError for
+    an unusable file; the message contains nothing of the file, which is secret."""
     import yaml  # import takes 0.03 s
 
     hint = "set broker.credentials_file to YAML with accessKey and secretKey, like mqadmin's conf/tools.yml"
@@ -55,11 +55,11 @@ def read_credentials(path: Path) -> Credentials:
         check_trusted_file(path, "broker.credentials_file")
         document = yaml.safe_load(path.read_bytes())
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", hint=hint) from error
+        raise UsageError(f"credentials file {path} cannot be read: {error.strerror}", hint=hint) from error
     except (yaml.YAMLError, ValueError, RecursionError):
-        raise UsageError(f"{path} is not YAML", hint=hint) from None
+        raise UsageError(f"credentials file {path} is not YAML", hint=hint) from None
     found = document if isinstance(document, dict) else {}
-    words = [found.get(name) for name in ("accessKey", "secretKey")]
-    if not all(isinstance(word, str | int) and str(word).strip() for word in words):
-        raise UsageError(f"{path} has no accessKey and secretKey", hint=hint)
-    return Credentials(str(words[0]).strip(), str(words[1]).strip(), str(found.get("securityToken") or ""))
+    keys = [found.get(name) for name in ("accessKey", "secretKey")]
+    if not all(isinstance(key, str | int) and str(key).strip() for key in keys):
+        raise UsageError(f"credentials file {path} has no accessKey and secretKey", hint=hint)
+    return Credentials(str(keys[0]).strip(), str(keys[1]).strip(), str(found.get("securityToken") or ""))

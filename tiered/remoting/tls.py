@@ -39,14 +39,16 @@ class TlsContextCache(Generic[Context]):
         purpose: str,
         on_reload: Callable[[bool], None] = lambda _: None,
     ) -> None:
-        """Load the context now, so that wrong files are an error at the start."""
+        """Load the context at once, so that wrong files are an error at the start. ``paths``, ``load``, ``purpose`` and
+        ``on_reload`` are those of the class."""
         self._paths = [Path(path) for path in paths if path]
         self._load, self._purpose, self._on_reload = load, purpose, on_reload
         self._seen = self._stamps()
         self._context = load()
 
     def now(self) -> Context:
-        """The context for a connection that is made now."""
+        """The context for a connection that is made now: loaded again if a file has changed. If changed files do not
+        load, that is logged and the context stays as it was."""
         stamps = self._stamps()
         if stamps != self._seen:
             self._seen = stamps
@@ -54,9 +56,9 @@ class TlsContextCache(Generic[Context]):
                 self._context = self._load()
             except UsageError as error:
                 logger.warning(
-                    "changed certificates for %s do not load: the old ones stay in use",
+                    "changed certificate files for %s cannot be loaded, so that the old ones stay in use: %s",
                     self._purpose,
-                    extra={"cause": str(error)},
+                    error,
                 )
                 self._on_reload(False)
             else:
@@ -135,26 +137,29 @@ class ClientTls:
         self._logged: dict[str, str] = {}
 
     def explain(self, error: BaseException, host: str) -> TlsFailure | None:
-        """The meaning of ``error`` of a connection to ``host``, during the handshake or before any response; None if
-        unrelated to TLS."""
+        """What is wrong with TLS if ``error`` ended a connection to ``host`` during the handshake or before any
+        response; None if the error is not about TLS."""
         return explained(error, self.options, host)
 
     def note_failure(self, address: str, failure: TlsFailure) -> None:
-        """Log a failure of ``address``, once until it changes or ends."""
+        """Log why a connection to ``address`` failed, unless the same was logged and no connection has worked since."""
         if self._logged.get(address) != str(failure):
             self._logged[address] = str(failure)
             logger.warning(
-                "a TLS connection to the broker failed", extra={"address": address, "cause": str(failure)}
+                "a TLS connection to %s failed: %s",
+                address,
+                failure,
             )
 
     def note_success(self, address: str) -> None:
         """Log that ``address`` has responded, if a failure of it was logged."""
         if self._logged.pop(address, None) is not None:
-            logger.info("TLS connections to the broker work again", extra={"address": address})
+            logger.info("TLS connections to %s work again", address)
 
 
 def explained(error: BaseException, options: TlsOptions, host: str) -> TlsFailure | None:
-    """What is wrong with TLS when ``error`` ended a connection to ``host``; None if it was something else."""
+    """What is wrong with TLS, and what to do, if ``error`` ended a new connection to ``host`` that was made with
+    ``options``; None if the error is not about TLS."""
     import ssl
 
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -167,62 +172,65 @@ def explained(error: BaseException, options: TlsOptions, host: str) -> TlsFailur
 
 
 def closed(options: TlsOptions) -> TlsFailure:
-    """The peer closed the connection before any response."""
+    """The failure of a connection that the peer closed before any response: it may not support TLS, or refuse or miss
+    the certificate of this side."""
     ours = (
         f"rejects the certificate in {options.certificate}"
         if options.certificate
         else "requires a client certificate (broker.tls_certificate)"
     )
     return TlsFailure(
-        "it closed the connection",
+        "the peer closed the connection before it answered",
         f"the peer may not support TLS (tls.server.mode=disabled), or it {ours}",
         is_lasting=False,
     )
 
 
 def _certificate_failure(error: ssl.SSLCertVerificationError, options: TlsOptions, host: str) -> TlsFailure:
-    """What a broker's certificate lacks that this side wants."""
+    """Why the server's certificate is not accepted, by the code of OpenSSL in ``error``, and what to do."""
     code = error.verify_code
     if code == _EXPIRED:
-        return TlsFailure("its certificate, or that of its CA, has expired", "renew the certificate")
+        return TlsFailure("the server's certificate, or that of its CA, has expired", "renew the certificate")
     if code == _NOT_YET:
-        return TlsFailure("its certificate is not valid yet", "compare the clocks")
+        return TlsFailure("the server's certificate is not valid yet", "compare the clocks of both hosts")
     if code in (_OTHER_HOST, _OTHER_ADDRESS):
         return TlsFailure(
-            f"its certificate is not for {host}", 'broker.tls_verify = "ca" skips the host name'
+            f"the server's certificate is not for {host}", 'to ignore the name, set broker.tls_verify = "ca"'
         )
     if code in _UNKNOWN_SIGNERS:
         signers = f"a CA in {options.ca}" if options.ca else "a CA of this system"
         return TlsFailure(
-            f"its certificate is not signed by {signers}",
-            "add its CA, or the certificate itself, to broker.tls_ca",
+            f"the server's certificate is not signed by {signers}",
+            "add its CA, or the certificate itself, to the file in broker.tls_ca",
         )
-    return TlsFailure(f"its certificate is invalid: {error.verify_message}", "check broker.tls_ca")
+    return TlsFailure(f"the server's certificate is invalid: {error.verify_message}", "check broker.tls_ca")
 
 
 def _handshake_failure(reason: str, options: TlsOptions) -> TlsFailure:
-    """What a failed handshake means, by the alert that the broker sent or by the bytes that were no TLS."""
+    """Why a TLS handshake failed, and what to do, by OpenSSL's ``reason``: it names the alert that the server sent, or
+    tells that the server's bytes were no TLS."""
     if any(word in reason for word in _TOO_OLD):
-        return TlsFailure("it does not support TLS 1.2", "update its Java")
+        return TlsFailure("the server does not support TLS 1.2", "update the server's Java")
     if "ALERT" in reason and options.certificate:
         return TlsFailure(
-            f"it rejects the certificate in {options.certificate} ({reason})",
-            "check that it is valid and signed by a CA that the peer trusts",
+            f"the server rejects the certificate in {options.certificate} ({reason})",
+            "check that the certificate is valid and signed by a CA that the server trusts",
         )
     if "ALERT" in reason and "CERTIFICATE" in reason:
-        return TlsFailure("it requires a client certificate", "set broker.tls_certificate")
+        return TlsFailure("the server requires a client certificate", "set broker.tls_certificate")
     if "ALERT" in reason:
         return TlsFailure(
-            f"it refuses the connection ({reason})",
-            "it may require a client certificate: set broker.tls_certificate",
+            f"the server refuses the connection ({reason})",
+            "the server may require a client certificate: set broker.tls_certificate",
         )
     if any(word in reason for word in _NOT_TLS):
-        return TlsFailure("it does not support TLS", "check the port and broker.tls")
-    return TlsFailure(f"TLS fails: {reason}")
+        return TlsFailure("the server does not support TLS", "check the port and broker.tls")
+    return TlsFailure(f"the TLS handshake fails: {reason}")
 
 
 def _load_context(options: TlsOptions) -> ssl.SSLContext:
-    """The context of connections to brokers, from the files in the settings."""
+    """A TLS context for connections to brokers and name servers, from the files that ``options`` name. Raises
+    UsageError for files that do not load."""
     import ssl  # import takes 0.005 s
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -241,7 +249,8 @@ def _load_context(options: TlsOptions) -> ssl.SSLContext:
 
 
 def _trust(context: ssl.SSLContext, ca: str) -> None:
-    """Trust the CAs of ``broker.tls_ca``, or those of the system."""
+    """Trust the CA and server certificates in the file ``ca``, or those of the system if it is empty. Raises UsageError
+    for a file that does not load."""
     if not ca:
         context.load_default_certs()
         return
@@ -250,12 +259,13 @@ def _trust(context: ssl.SSLContext, ca: str) -> None:
         context.load_verify_locations(ca)
     except OSError as error:  # ssl.SSLError is one
         raise UsageError(
-            f"broker.tls_ca = {ca} does not load: {_why(error)}", hint="use a PEM file"
+            f"broker.tls_ca = {ca} cannot be loaded: {_why(error)}", hint="use a file in PEM format"
         ) from error
 
 
 def _load_certificate(context: ssl.SSLContext, options: TlsOptions) -> None:
-    """Load the certificate that this side shows to brokers that require one."""
+    """Load the client certificate, which servers may require, with its key. Raises UsageError for files that do not
+    load."""
     password = password_in(options.key_password, "broker.tls_key_password_file")
     try:
         check_trusted_file(Path(options.key or options.certificate), "broker.tls_key")
@@ -265,8 +275,8 @@ def _load_certificate(context: ssl.SSLContext, options: TlsOptions) -> None:
         if options.key:
             files += f" with broker.tls_key = {options.key}"
         raise UsageError(
-            f"{files} does not load: {_why(error)}",
-            hint="use PEM files; set broker.tls_key_password_file if the key is encrypted",
+            f"{files} cannot be loaded: {_why(error)}",
+            hint="use files in PEM format; if the key is encrypted, set broker.tls_key_password_file",
         ) from error
 
 

@@ -144,8 +144,9 @@ def flag_assignments(assignments: list[str]) -> dict[str, tuple[str, Any]]:
 
 
 def _from_file(path: Path) -> dict[str, tuple[str, Any]]:
-    """Reads a TOML file into a map from ``section.name`` to (path, value). Values, and names in known sections, are
-    not checked yet. Raises a TieredError if the file cannot be read, is no TOML, or has an unknown section."""
+    """The values that the TOML file at ``path`` has, as (path, value) by ``section.name``. Values, and names in known
+    sections, are not checked here. Raises a TieredError if the file cannot be read, is no TOML, or has an unknown
+    section."""
     try:
         with path.open("rb") as file:
             document = tomllib.load(file)
@@ -173,8 +174,8 @@ def _from_file(path: Path) -> dict[str, tuple[str, Any]]:
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
-    """Settings of variables ``TIERED_SECTION__NAME``: name -> (variable, text). Raises UsageError for a variable that
-    lacks one of its two underscores."""
+    """The values that variables ``TIERED_SECTION__NAME`` of ``environment`` set, as (variable, text) by
+    ``section.name``. Raises UsageError for a variable that names a setting but lacks one of the two underscores."""
     found: dict[str, tuple[str, Any]] = {}
     for variable, value in environment.items():
         # Settings have a double underscore: orchestrators inject variables such as TIERED_PORT.

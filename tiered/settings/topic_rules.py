@@ -50,7 +50,7 @@ class TopicRule:
         return written_duration(self.ttl_ms)
 
     def to_json(self) -> dict[str, Any]:
-        """Fields of a queue in `tiered ls --json`. A time to live of null is forever."""
+        """The rule as `tiered ls --json` prints it for each queue. A time to live of null is forever."""
         return {
             "ttlMs": self.ttl_ms,
             "ttlFrom": self.ttl_from,
@@ -73,7 +73,7 @@ class TopicRules:
 
     @staticmethod
     def of(settings: Settings) -> TopicRules:
-        """The rules of checked settings."""
+        """The rules that ``settings``, which were checked, give topics."""
         return TopicRules(
             settings.topics.rules,
             settings.retention,

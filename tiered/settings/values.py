@@ -99,7 +99,7 @@ _CONVERTERS: dict[Any, Any] = {
 
 
 def _checked(item: SettingField, value: Any) -> Any:
-    """Returns ``value``. Raises BadValueError if the setting does not allow it, by its choices or its limits."""
+    """``value`` if the setting ``item`` may have it. Raises BadValueError if its choices or limits do not allow it."""
     rule = item.rule
     if rule.choices and value not in rule.choices:
         raise BadValueError(f"use one of {', '.join(rule.choices)}")
