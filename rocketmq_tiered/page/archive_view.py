@@ -60,11 +60,14 @@ class TopicNumbers:
         self._of_row: list[int] = []
 
     def of_rows(self, state: CatalogState) -> NDArray[np.int64]:
-        """The topic's number of each row of ``state``; ``names`` has their names."""
-        if self._directory is not state.directory:
+        """Return for each row of the queue table of ``state`` the number of the queue's topic, an index of
+        ``names``."""
+        if self._directory is not state.directory:  # another directory numbers its rows differently
             self._directory = state.directory
             self.names, self._numbers, self._of_row = [], {}, []
-        for key in state.directory.keys[len(self._of_row) : state.queue_count]:
+        for key in state.directory.keys[
+            len(self._of_row) : state.queue_count
+        ]:  # rows that came since the last call
             number = self._numbers.setdefault(key.topic, len(self.names))
             if number == len(self.names):
                 self.names.append(key.topic)
@@ -98,7 +101,7 @@ class TopicSummary:
     hidden: int
 
     def row(self, i: int) -> TopicRow:
-        """The topic at ``i``."""
+        """Return the figures of the topic with index ``i`` of the arrays, as Python numbers."""
         return TopicRow(
             self.names[i],
             int(self.queues[i]),
@@ -109,13 +112,14 @@ class TopicSummary:
         )
 
     def chosen(self, pattern: str, order: str) -> list[int]:
-        """The topics whose name contains ``pattern``, in any case: by name, or the largest value first."""
+        """Return the indexes of the topics whose name contains ``pattern``, in upper or lower case. ``order``, one of
+        ORDERS, is "topic" for the order of names, or names the figure whose largest value comes first."""
         wanted = pattern.casefold()
-        numbers: Iterable[int] = range(len(self.names))
-        if order in ORDERS[1:]:
+        indexes: Iterable[int] = range(len(self.names))
+        if order != "topic":
             column: NDArray[Any] = self.newest_ms if order == "newest" else getattr(self, order)
-            numbers = np.argsort(-column, kind="stable").tolist()
-        return [i for i in numbers if wanted in self.names[i].casefold()]
+            indexes = np.argsort(-column, kind="stable").tolist()
+        return [i for i in indexes if wanted in self.names[i].casefold()]
 
     def message_bytes(self) -> dict[str, tuple[int, int]]:
         """Topic to messages and their bytes before compression, as maintenance.cost.topic_costs takes them."""
@@ -125,41 +129,38 @@ class TopicSummary:
 def summarize(
     state: CatalogState, numbers: TopicNumbers, expired_bytes: NDArray[np.int64] | int = 0
 ) -> TopicSummary:
-    """The topics of ``state``, by name. Deleted ones and earlier generations are not included. ``expired_bytes``: by
-    row of the table, message bytes that are not counted."""
-    of_row, table = numbers.of_rows(state), state.table
+    """Sum up the queues of ``state`` by topic, in order of the topics' names. Deleted topics and earlier generations of
+    recreated ones are not included, but for the number of their messages. ``expired_bytes``: for each row of the queue
+    table the message bytes that expiry has hidden, which are not counted."""
+    topic_of_row, table = numbers.of_rows(state), state.table
+    # A row of a batch queue holds several messages, so that offsets count them; key compaction leaves holes in others.
     is_batch = (table["flags"] & QUEUE_BATCH) != 0
     offsets = table["end_queue_offset"] - table["min_queue_offset"]
     messages = np.where(is_batch, offsets, table["row_count"])
     living_bytes = table["end_byte"] - expired_bytes
+    # Messages that another log history superseded are hidden as well, and are counted elsewhere.
     is_deleted = table["flags"] & (QUEUE_HIDDEN | QUEUE_SUPERSEDED) == QUEUE_HIDDEN
-    shown = np.flatnonzero((table["flags"] & QUEUE_HIDDEN) == 0)
-    rows, topics = table[shown], of_row[shown]
-    count = len(numbers.names)
-    newest = np.zeros(count, np.int64)
-    np.maximum.at(newest, topics, rows["max_store_timestamp"])
-    queues = np.bincount(topics, minlength=count)
-    is_shown = np.zeros(state.queue_count, np.bool_)
-    is_shown[shown] = True
-    with_gap = state.gaps["queue"][is_shown[state.gaps["queue"]]]
-    gaps = np.bincount(of_row[with_gap], minlength=count)
+    is_shown = (table["flags"] & QUEUE_HIDDEN) == 0
+    topics = topic_of_row[is_shown]
+    topic_count = len(numbers.names)
+    newest_ms, message_sums, byte_sums = np.zeros((3, topic_count), np.int64)
+    np.maximum.at(newest_ms, topics, table["max_store_timestamp"][is_shown])
+    np.add.at(message_sums, topics, messages[is_shown])
+    np.add.at(byte_sums, topics, living_bytes[is_shown])
+    queues = np.bincount(topics, minlength=topic_count)
+    queues_with_gap = state.gaps["queue"][is_shown[state.gaps["queue"]]]
+    gaps = np.bincount(topic_of_row[queues_with_gap], minlength=topic_count)
     present = sorted(np.flatnonzero(queues).tolist(), key=lambda number: numbers.names[number])
     order = np.array(present, np.int64)
     return TopicSummary(
         tuple(numbers.names[number] for number in present),
         queues[order],
-        _sums(topics, messages[shown], count)[order],
-        _sums(topics, living_bytes[shown], count)[order],
-        newest[order],
+        message_sums[order],
+        byte_sums[order],
+        newest_ms[order],
         gaps[order],
         int(messages[is_deleted].sum()),
     )
-
-
-def _sums(topics: NDArray[np.int64], values: NDArray[Any], count: int) -> NDArray[np.int64]:
-    total = np.zeros(count, np.int64)
-    np.add.at(total, topics, values)
-    return total
 
 
 logger = logging.getLogger(__name__)
@@ -215,30 +216,37 @@ class ArchiveView:
         shared: Callable[[], ArchiveAccess | None],
         metrics: StoreMetrics | None = None,
     ) -> None:
-        """Opens nothing. ``names``: cluster and broker of the archive."""
+        """Open nothing yet. ``settings`` returns the settings in effect; ``names``: cluster and broker of the archive;
+        ``shared`` returns the archive that this process serves clients from, None until it is open; ``metrics`` counts
+        this process's requests to the object store."""
         self._settings, self._names, self._shared, self._metrics = settings, names, shared, metrics
         self._started_s = time.monotonic()
         self._lock = threading.Lock()
         self._own: ArchiveAccess | None = None
+        """The archive that was opened for the pages, if there is no shared one."""
         self._adopted: tuple[float, CatalogState] | None = None
+        """When this process committed last, and the state of the catalog since then."""
         self._numbers = TopicNumbers()
         self._last: Contents | None = None
         self._is_expired_known = True
+        """Whether there was time to find the expired bytes of all queues for ``_last``."""
         self._oldest: dict[QueueKey, tuple[int, int | None]] = {}
+        """Minimum offset of a queue, and when the message there was stored."""
         self._is_searching = threading.Lock()
         self._rules: tuple[object, Callable[[str], TopicRule]] | None = None
+        """The rules of topics, and what they were read from."""
         self._is_closed = False
-        self._contents = WorkerValue("catalog", self._read_contents, lambda _: CATALOG_KEPT_S)
-        self._cost = WorkerValue("cost", self._measure_cost, _kept_s)
-        self._histories = WorkerValue("log histories", self._read_histories, lambda _: HISTORIES_KEPT_S)
-        self._timers = WorkerValue("timers", self._read_timers, lambda _: TIMERS_KEPT_S)
+        self._contents = WorkerValue("catalog", self._read_contents, CATALOG_KEPT_S)
+        self._cost = WorkerValue("cost", self._measure_cost, COST_KEPT_S)
+        self._histories = WorkerValue("log histories", self._read_histories, HISTORIES_KEPT_S)
+        self._timers = WorkerValue("timers", self._read_timers, TIMERS_KEPT_S)
         self._timer_files: tuple[ObjectStore, TimerFiles] | None = None
         self._index: RunIndex | None = None
         self._expired: dict[QueueKey, tuple[int, int]] = {}
         """Minimum offset, and expired bytes in front of it."""
 
     def adopt(self, state: CatalogState) -> None:
-        """This process has committed ``state``."""
+        """Take ``state``, which this process has just committed, instead of reading the catalog again."""
         self._adopted = time.monotonic(), state
         if self._own is not None:
             self._own.catalog.adopt(state)
@@ -260,13 +268,14 @@ class ArchiveView:
         return self._timers.get(FIRST_WAIT_S, NEWER_WAIT_S)
 
     def access(self) -> ArchiveAccess:
-        """The archive. Raises what opening it raises."""
+        """Return the archive: the one that clients are served from, else one that is opened now for the pages alone.
+        Raises UnavailableError once this process stops, and the errors of opening an archive."""
         shared = self._shared()
         if shared is not None:
             return shared
         with self._lock:
             if self._is_closed:
-                raise UnavailableError("this process is stopping")
+                raise UnavailableError("this process is stopping, and reads the archive no longer")
             if self._own is None:
                 cluster, broker = self._names
                 settings = _small(self._settings())
@@ -283,25 +292,32 @@ class ArchiveView:
         return list_queues(access.state, hidden=False, topic=topic, index=self._run_index(access))
 
     def oldest_ms(self, contents: Contents, topics: Sequence[str]) -> dict[str, int | None]:
-        """When the first message of each topic was stored, as far as it is known: others follow at later calls."""
-        wanted = {topic: self._shown_queues(contents.state, topic) for topic in topics}
-        missing = [found for queues in wanted.values() for found in queues if not self._knows(*found)]
-        if missing and self._is_searching.acquire(blocking=False):
+        """Return when the first message of each topic was stored, None for a topic without messages. A topic with
+        queues that were not read yet is missing: a thread reads them, and a later call returns it."""
+        queues_of = {topic: self._shown_queues(contents.state, topic) for topic in topics}
+        missing = [
+            (key, min_offset)
+            for queues in queues_of.values()
+            for key, min_offset in queues
+            if self._oldest.get(key, (None,))[0] != min_offset
+        ]
+        if missing and self._is_searching.acquire(blocking=False):  # one such thread at a time
             searched = threading.Event()
             threading.Thread(
                 target=self._find_oldest, args=(missing, searched), name="page-oldest", daemon=True
             ).start()
             searched.wait(OLDEST_WAIT_S)
-        found: dict[str, int | None] = {}
-        for topic, queues in wanted.items():
+        oldest_ms: dict[str, int | None] = {}
+        for topic, queues in queues_of.items():
             known = [self._oldest.get(key) for key, _ in queues]
-            times = [one[1] for one in known if one is not None and one[1] is not None]
+            times = [first[1] for first in known if first is not None and first[1] is not None]
             if None not in known:
-                found[topic] = min(times, default=None)
-        return found
+                oldest_ms[topic] = min(times, default=None)
+        return oldest_ms
 
     def close(self) -> None:
-        """Close the archive that was opened here, without waiting for the object store."""
+        """Close the archive that was opened for the pages. Requests to the object store are waited for, but no longer
+        than two seconds."""
         with self._lock:
             self._is_closed = True
             own, self._own = self._own, None
@@ -313,8 +329,9 @@ class ArchiveView:
     # -- made by threads ----------------------------------------------------------------------------------------
 
     def _read_contents(self) -> Contents:
-        """Summarizes the newest catalog state, which is read unless this process committed one in the last ADOPTED_S.
-        The last summary is returned while state and rules are the same."""
+        """Return a summary of the newest catalog state, which is read from the object store unless this process
+        committed one in the last ADOPTED_S. The last summary is returned again while state and rules are the same and
+        complete."""
         access, adopted = self.access(), self._adopted
         if adopted is None or time.monotonic() - adopted[0] > ADOPTED_S:
             run_sync(access.catalog.recent())
@@ -331,20 +348,21 @@ class ArchiveView:
         return self._index
 
     def _expired_bytes(self, access: ArchiveAccess) -> NDArray[np.int64]:
-        """The expired bytes at the begin of each queue, by row of the queue table, as far as EXPIRED_WORK_S suffices
-        to find them."""
+        """Return for each row of the queue table how many message bytes at the queue's begin expiry has hidden. They
+        are looked up for EXPIRED_WORK_S at most; queues that are left then have the value of an earlier call, or 0."""
         state, index, until_s = access.state, self._run_index(access), time.monotonic() + EXPIRED_WORK_S
         table, self._is_expired_known = state.table, True
-        found = np.zeros(state.queue_count, np.int64)
+        byte_counts = np.zeros(state.queue_count, np.int64)
         for row in np.flatnonzero(table["flags"] & QUEUE_EXPIRED).tolist():
-            key, low = state.key_of(row), int(table["min_queue_offset"][row])
+            key, min_offset = state.key_of(row), int(table["min_queue_offset"][row])
             known = self._expired.get(key, (-1, 0))
-            if known[0] != low and time.monotonic() < until_s:
+            if known[0] != min_offset and time.monotonic() < until_s:
+                # An object that cannot be read now is tried again with the next call.
                 with contextlib.suppress(TieredError):
-                    known = self._expired[key] = low, expired_bytes(state, row, index)
-            self._is_expired_known = self._is_expired_known and known[0] == low
-            found[row] = known[1]
-        return found
+                    known = self._expired[key] = min_offset, expired_bytes(state, row, index)
+            self._is_expired_known = self._is_expired_known and known[0] == min_offset
+            byte_counts[row] = known[1]
+        return byte_counts
 
     def _read_histories(self) -> list[HistoryListing]:
         access = self.access()
@@ -357,20 +375,23 @@ class ArchiveView:
         return self._timer_files[1].counts(access.state)
 
     def _rules_at(self, store: ObjectStore, state: CatalogState) -> Callable[[str], TopicRule]:
-        """The rules of topics; the archived topic table is read again only if there is a new one."""
+        """Return a function that gives the rule of a topic. The archived topic table is read only if the catalog names
+        a new one or the settings have changed since the last call."""
         settings = self._settings()
-        of = dict(state.state_objects), settings
-        if self._rules is None or self._rules[0] != of:
-            self._rules = of, rules_in(store, state, settings)
+        read_from = dict(state.state_objects), settings
+        if self._rules is None or self._rules[0] != read_from:
+            self._rules = read_from, rules_in(store, state, settings)
         return self._rules[1]
 
     def _measure_cost(self) -> ArchiveCost:
-        """Lists all objects of the archive, and computes its cost of a month and that of each topic, at the prices of
-        Prices()."""
+        """List all objects of the archive, and return what it and each topic cost a month at the default prices. An
+        archive in a directory has sizes, but no price."""
         access = self.access()
         settings = self._settings().object_store
         parts = PartSizes(settings.multipart_threshold_bytes, settings.multipart_part_bytes)
         use = measure(_listing(access.store), access.store.clock_ms(), parts)
+        # Listing a large archive again takes long: its cost is kept for longer.
+        self._cost.keep_s = min(COST_KEPT_MAX_S, COST_KEPT_S * (1 + use.stored_objects // 1000))
         prices = Prices()
         messages = summarize(access.state, TopicNumbers(), self._expired_bytes(access)).message_bytes()
         topics = {cost.topic: cost for cost in topic_costs(use, messages, prices)}
@@ -378,20 +399,22 @@ class ArchiveView:
         return ArchiveCost(use, month, prices, topics, time.time(), is_priced)
 
     def _counts(self) -> RequestCounts | None:
-        """Requests and bytes of this process so far, for the cost of a month; None if they are not counted."""
+        """Return the requests and bytes of this process since it started, from which the cost of a month is estimated;
+        None if they are not counted."""
         if self._metrics is None:
             return None
-        found = self._metrics.snapshot()
-        requests = {name: float(stats.requests) for name, stats in found.items()}
-        uploaded = sum(stats.bytes for name, stats in found.items() if name in ("put", "compose"))
-        downloaded = sum(stats.bytes for name, stats in found.items() if name.startswith("get"))
+        by_operation = self._metrics.snapshot()
+        requests = {name: float(stats.requests) for name, stats in by_operation.items()}
+        uploaded = sum(stats.bytes for name, stats in by_operation.items() if name in ("put", "compose"))
+        downloaded = sum(stats.bytes for name, stats in by_operation.items() if name.startswith("get"))
         return RequestCounts(time.monotonic() - self._started_s, requests, uploaded, downloaded)
 
     # -- the oldest message -------------------------------------------------------------------------------------
 
     @staticmethod
     def _shown_queues(state: CatalogState, topic: str) -> list[tuple[QueueKey, int]]:
-        """Queues of ``topic`` with their minimum offsets."""
+        """Return the queues of ``topic`` with their minimum offsets, without those of deleted and earlier
+        generations."""
         rows = state.directory.rows_of_topic(topic, state.queue_count)
         return [
             (state.key_of(row), int(state.table["min_queue_offset"][row]))
@@ -399,43 +422,38 @@ class ArchiveView:
             if not int(state.table["flags"][row]) & QUEUE_HIDDEN
         ]
 
-    def _knows(self, key: QueueKey, min_offset: int) -> bool:
-        found = self._oldest.get(key)
-        return found is not None and found[0] == min_offset
-
     def _find_oldest(self, queues: Sequence[tuple[QueueKey, int]], searched: threading.Event) -> None:
-        """Reads when the oldest message of each queue was stored, for at most OLDEST_WORK_S; then sets ``searched``."""
+        """Read when the message at the minimum offset of each queue was stored, for at most OLDEST_WORK_S, and then set
+        ``searched``. Runs in a thread, which holds ``_is_searching`` and releases it."""
         until_s = time.monotonic() + OLDEST_WORK_S
         try:
             access = self.access()
             for key, min_offset in itertools.takewhile(lambda _: time.monotonic() < until_s, queues):
                 self._oldest[key] = min_offset, run_sync(access.while_open(access.earliest_time(key)))
         except (TieredError, RuntimeError) as error:
-            logger.debug("the oldest messages are not known: %s", error)
+            logger.debug("the admin page cannot show the times of the oldest messages: %s", error)
         finally:
-            if len(self._oldest) > OLDEST_MAX:
+            if len(self._oldest) > OLDEST_MAX:  # queues that are gone do not take memory for ever
                 self._oldest.clear()
             self._is_searching.release()
             searched.set()
 
 
-def _kept_s(cost: ArchiveCost) -> float:
-    return min(COST_KEPT_MAX_S, COST_KEPT_S * (1 + cost.use.stored_objects // 1000))
-
-
 def _listing(store: ObjectStore) -> Iterator[ObjectInfo]:
-    """All objects of the archive. Raises ObjectTooLargeError for more than OBJECTS_MAX."""
+    """Yield all objects of the archive in ``store``. Raises ObjectTooLargeError for more than OBJECTS_MAX, as the
+    listing would take too long for a page."""
     for number, info in enumerate(store.list("")):
         if number == OBJECTS_MAX:
             raise ObjectTooLargeError(
-                f"the page does not list more than {OBJECTS_MAX:,} objects, and the archive has more",
-                hint="tiered cost lists them all",
+                f"the admin page shows no cost, as the archive has more than {OBJECTS_MAX:,} objects",
+                hint="tiered cost lists them all and prints the cost",
             )
         yield info
 
 
 def _small(settings: Settings) -> Settings:
-    """Settings with small caches, for an archive that only the page reads."""
+    """Return ``settings`` with small caches, few requests at a time and no prefetch, for an archive that is opened only
+    for the pages."""
     fetch = replace(
         settings.fetch,
         cache_bytes=min(settings.fetch.cache_bytes, SMALL_CACHE_BYTES),

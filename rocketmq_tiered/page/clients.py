@@ -32,18 +32,19 @@ class ReadFigures:
 def render_clients(
     relays: Sequence[RelayStatus], served: ArchiveStatus | None, figures: ReadFigures | None
 ) -> Markup:
-    """The page. ``served``: archive mode; ``figures`` None: the archive is not open yet."""
+    """Return the page of clients: a table of consumer groups for each of ``relays``, the proxy or slave modes that this
+    process serves, and one for archive mode if ``served`` is given. ``figures`` None: the archive is not open yet."""
     groups = [_relayed(relay) for relay in relays]
     if served is not None:
         owner = "committed here" if served.owns_groups else "another server owns the groups"
-        head = [("Connections", count_text(served.connections)), ("Offsets", owner)]
+        facts = [("Connections", count_text(served.connections)), ("Offsets", owner)]
         rows = [(name, count_text(members)) for name, members in served.groups]
-        groups.append(("served", "Consumer groups", ("Group", "Members"), rows, head))
+        groups.append(("served", "Consumer groups", ("Group", "Members"), rows, facts))
     return render("clients", groups_of=groups, figures=figures)
 
 
 def _relayed(relay: RelayStatus) -> GroupTable:
     name = "slave" if isinstance(relay, SlaveStatus) else "proxy"
-    head = [(about.capitalize(), text) for about, text in relay_lines(relay)]
+    facts = [(about.capitalize(), text) for about, text in relay_lines(relay)]
     rows = [(cells[0], *map(count_text, cells[1:])) for cells in group_rows(relay)]
-    return name, f"Consumer groups in {name} mode", GROUP_HEADER, rows, head
+    return name, f"Consumer groups in {name} mode", GROUP_HEADER, rows, facts

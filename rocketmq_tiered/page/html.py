@@ -54,8 +54,9 @@ def render(template: str, **values: Any) -> Markup:
 
 @cache
 def _templates() -> Environment:
-    """The templates with the filters that write counts, sizes, times and costs."""
-    found = Environment(
+    """Return Jinja's environment, which loads the templates, with our filters that write counts, sizes, times and
+    costs. A value that a template names and does not get is an error."""
+    environment = Environment(
         loader=FileSystemLoader(STATIC.with_name("templates")),
         autoescape=True,
         finalize=_shown,
@@ -63,7 +64,7 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {
+    environment.filters |= {
         "count": count_text,
         "counted": counted,
         "date": date_text,
@@ -75,8 +76,8 @@ def _templates() -> Environment:
         "share": share_text,
         "size": bytes_text,
     }
-    found.globals |= {"message_path": message_path}
-    return found
+    environment.globals |= {"message_path": message_path}
+    return environment
 
 
 def _shown(value: Any) -> Any:
@@ -104,7 +105,7 @@ def failure(error: TieredError) -> Markup:
 
 
 def message_path(queue: QueueKey, offset: int, **others: object) -> str:
-    """The page of one message."""
+    """Return the path of the page that shows the message at ``offset`` of ``queue``. ``others``: more query fields."""
     fields = {
         "by": "offset",
         "topic": queue.topic,
@@ -164,24 +165,25 @@ Point = tuple[float, float]
 def sparkline(
     name: str, points: Sequence[Point], text_of: Callable[[float], str], present: float | None = None
 ) -> Markup:
-    """A small chart of ``points``, which are in order from old to new, and of the ``present`` value, from zero to the
-    largest one. It spans the age of the oldest point, at least SPAN_MIN_S."""
+    """Return a small chart of the figure ``name``, drawn from zero to its largest value. ``points`` are (age in
+    seconds, value) from old to new; ``present`` is the value now. The chart spans the age of the oldest point, and at
+    least SPAN_MIN_S. ``text_of`` writes a value."""
     points = points if present is None else [*points, (0.0, present)]
     if not points:
-        return Markup('<p class="spark none">no measurement yet</p>')
+        return Markup('<p class="spark none">This figure was not measured yet.</p>')
     span_s = max(SPAN_MIN_S, points[0][0])
-    top = max(value for _, value in points)
-    scale = top or 1.0
-    placed = [
+    highest = max(value for _, value in points)
+    scale = highest or 1.0  # all values may be 0
+    coordinates = [
         (WIDTH * (1 - age_s / span_s), (HEIGHT - 2) * (1 - max(0.0, value) / scale) + 1)
         for age_s, value in points
     ]
-    drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
-    area = f"{placed[0][0]:.1f},{HEIGHT} {drawn} {placed[-1][0]:.1f},{HEIGHT}"
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in coordinates)
+    area = f"{coordinates[0][0]:.1f},{HEIGHT} {line} {coordinates[-1][0]:.1f},{HEIGHT}"
     minutes = round(span_s / 60)
-    highest = f"{minutes} min, highest {text_of(top)}"
+    caption = f"{minutes} min, highest {text_of(highest)}"
     return Markup(
         '<div class="spark"><svg viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" '
         'aria-label="{}, last {} min: now {}, highest {}"><polygon points="{}"></polygon>'
         '<polyline points="{}"></polyline></svg><p aria-hidden="true">{}</p></div>'
-    ).format(WIDTH, HEIGHT, name, minutes, text_of(points[-1][1]), text_of(top), area, drawn, highest)
+    ).format(WIDTH, HEIGHT, name, minutes, text_of(points[-1][1]), text_of(highest), area, line, caption)

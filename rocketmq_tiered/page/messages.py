@@ -50,18 +50,15 @@ class Search:
     generation: int | None = None
     is_whole: bool = False
 
-    @property
-    def is_given(self) -> bool:
-        """Whether there is something to search for."""
-        return bool(self.value)
-
 
 def parse_search(query: Mapping[str, str]) -> Search:
-    """The search of a form's fields. Raises UsageError."""
+    """Return the search that the fields of the form describe. Raises UsageError for an impossible one."""
     form = query.get("by", "key")
     if form not in FORMS:
-        raise UsageError(f"cannot search by {form}", hint=f"use one of {', '.join(FORMS)}")
-    found = Search(
+        raise UsageError(
+            f"messages cannot be searched by {form}", hint=f"search by one of {', '.join(FORMS)}"
+        )
+    search = Search(
         form,
         query.get("topic", ""),
         query.get("value", "").strip(),
@@ -69,23 +66,26 @@ def parse_search(query: Mapping[str, str]) -> Search:
         _number(query, "generation"),
         query.get("whole") == "1",
     )
-    if found.is_given and form != "id" and not found.topic:
-        raise UsageError(f"a search by {form} needs a topic", hint="choose one")
-    return found
+    if search.value and form != "id" and not search.topic:
+        raise UsageError(f"a search by {form} needs a topic", hint="choose a topic")
+    return search
 
 
 def _number(query: Mapping[str, str], name: str) -> int | None:
+    """Return the number in field ``name`` of a form; None if the field is empty. Raises UsageError for anything
+    else."""
     text = query.get(name, "").strip()
     if not text:
         return None
     if not re.fullmatch(r"\d{1,19}", text):
-        raise UsageError(f"{name} {text} is not a number", hint="count from 0")
+        raise UsageError(f"field {name}: {text} is not a number", hint="enter a whole number, counted from 0")
     return int(text)
 
 
 def find_messages(access: ArchiveAccess, search: Search) -> list[Message]:
-    """At most MESSAGES_MAX messages: by key the newest first, by time the oldest first. Raises NotFoundError without
-    any, UsageError for a wrong search, or what reading raises."""
+    """Return the messages that ``search`` finds, at most MESSAGES_MAX: by key the newest first, by time the oldest
+    first. Raises NotFoundError if there are none, UsageError for an impossible search, and UnavailableError or
+    CorruptionError if the archive cannot be read."""
     if search.form == "key":
         found = _by_key(access, search, KeyKind.ANY)
     elif search.form == "id":
@@ -95,13 +95,13 @@ def find_messages(access: ArchiveAccess, search: Search) -> list[Message]:
     else:
         found = _by_offset(access, search)
     if not found:
-        raise NotFoundError(*_not_found(search))
+        raise NotFoundError(_not_found_text(search))
     return found
 
 
-def _not_found(search: Search) -> tuple[str]:
-    """The line that says which search found nothing, and that older messages were not searched."""
-    where = f" in {search.topic}" if search.topic else ""
+def _not_found_text(search: Search) -> str:
+    """Return the sentence that says which search found nothing, and whether older messages were not searched."""
+    where = f" in topic {search.topic}" if search.topic else ""
     words = {
         "key": "with key",
         "id": "with id",
@@ -109,27 +109,30 @@ def _not_found(search: Search) -> tuple[str]:
         "offset": "at offset",
     }[search.form]
     days = KEY_RANGE_MS // 86_400_000
-    hint = f": the newest {days} days were searched" if search.form == "key" and not search.is_whole else ""
-    return (f"the archive has no message {words} {search.value}{where}{hint}",)
+    is_partial = search.form == "key" and not search.is_whole
+    period = f" among those of the newest {days} days" if is_partial else ""
+    return f"the archive has no message {words} {search.value}{where}{period}"
 
 
 def _by_key(access: ArchiveAccess, search: Search, kind: KeyKind) -> list[Message]:
-    """Messages with the key or unique key; by key those of the newest KEY_RANGE_MS, unless the whole archive is
-    searched."""
-    since = None
+    """Return messages whose key is the searched value. A search by key or unique key (KeyKind.ANY) covers the newest
+    KEY_RANGE_MS, unless the whole archive is to be searched; one by unique key alone covers everything."""
+    since_ms = None
     if kind is KeyKind.ANY and not search.is_whole:
         # A message from the future (flipped bit, wrong clock) must not hide all others.
         newest = min(newest_ms(access.state), wall_ms())
-        since = max(0, newest - KEY_RANGE_MS)
+        since_ms = max(0, newest - KEY_RANGE_MS)
     finding = access.find_by_key(
-        search.topic, search.value, kind, since, None, MESSAGES_MAX, MESSAGES_BYTES_MAX
+        search.topic, search.value, kind, since_ms, None, MESSAGES_MAX, MESSAGES_BYTES_MAX
     )
     found = run_sync(access.while_open(finding))
-    return [one for one in found if search.queue_id in (None, one.queue_id)]
+    return [message for message in found if search.queue_id in (None, message.queue_id)]
 
 
 def _by_id(access: ArchiveAccess, search: Search) -> list[Message]:
-    """Messages with an id of the broker (offsetMsgId) or of the producer's client (UNIQ_KEY): both may look alike."""
+    """Return the messages with an id, which is either the broker's (offsetMsgId, a place in its log) or that of the
+    producer's client (UNIQ_KEY, a property). Both may look alike; the client's needs a topic, or UsageError is
+    raised."""
     is_broker_id = _OFFSET_MSG_ID.fullmatch(search.value) is not None
     if is_broker_id:
         found = run_sync(access.while_open(access.find_by_id(search.value)))
@@ -139,45 +142,58 @@ def _by_id(access: ArchiveAccess, search: Search) -> list[Message]:
         return _by_key(access, search, KeyKind.UNIQUE)
     if is_broker_id:
         return []
-    raise UsageError("a search by unique key needs a topic", hint="choose one")
+    raise UsageError("a search by unique key needs a topic", hint="choose a topic")
 
 
 def _by_time(access: ArchiveAccess, search: Search, time_ms: int) -> list[Message]:
-    """The first MESSAGES_MAX messages stored at or after ``time_ms`` in the topic or the chosen queue, by time.
-    Raises UsageError for a topic with more than QUEUES_MAX queues."""
+    """Return the first MESSAGES_MAX messages stored at or after ``time_ms`` in the topic or the chosen queue, in order
+    of time. Raises UsageError for a topic with more than QUEUES_MAX queues, each of which would have to be read."""
     queues = [
         queue.key
         for queue in access.queues(search.topic, hidden=False)
         if search.queue_id in (None, queue.queue_id)
     ]
     if len(queues) > QUEUES_MAX:
-        raise UsageError(f"{search.topic} has {len(queues):,} queues", hint="choose one queue")
+        raise UsageError(
+            f"topic {search.topic} has {len(queues):,} queues, too many for a search by time",
+            hint="choose one queue",
+        )
 
-    async def first(queue: QueueKey) -> list[Message]:
+    async def first_messages(queue: QueueKey) -> list[Message]:
         offset = await access.offset_by_time(queue, time_ms, Boundary.LOWER)
         return await _from(access, queue, offset, MESSAGES_MAX)
 
-    async def all_of() -> list[list[Message]]:
-        return await gather([first(queue) for queue in queues])
+    async def all_first_messages() -> list[list[Message]]:
+        return await gather([first_messages(queue) for queue in queues])
 
-    found = [message for part in run_sync(access.while_open(all_of())) for message in part]
-    late = [message for message in found if message.store_timestamp >= time_ms]
-    return sorted(late, key=lambda one: (one.store_timestamp, one.queue, one.queue_offset))[:MESSAGES_MAX]
+    by_queue = run_sync(access.while_open(all_first_messages()))
+    # Times within a queue need not be in order, so that earlier messages may follow.
+    found = [message for messages in by_queue for message in messages if message.store_timestamp >= time_ms]
+    found.sort(key=lambda message: (message.store_timestamp, message.queue, message.queue_offset))
+    return found[:MESSAGES_MAX]
 
 
 def _by_offset(access: ArchiveAccess, search: Search) -> list[Message]:
-    """The message at the offset of the chosen queue, or the batch that spans it. Raises UsageError without a queue."""
+    """Return the message at the searched offset of the chosen queue, or the batch of messages that spans it; an empty
+    list if there is none. Raises UsageError if no queue was chosen."""
     if search.queue_id is None:
-        raise UsageError("a search by offset needs a queue", hint="choose one")
+        raise UsageError("a search by offset needs a queue", hint="choose a queue")
     offset = _number({"offset": search.value}, "offset")
     assert offset is not None
     queue = access.queue_key(search.topic, search.queue_id, search.generation)
     found = run_sync(access.while_open(_from(access, queue, offset, 1)))
-    return [one for one in found if one.queue_offset <= offset < one.queue_offset + max(1, one.inner_num)]
+    # The next message behind a gap is not the one that was searched.
+    return [
+        message
+        for message in found
+        if message.queue_offset <= offset < message.queue_offset + max(1, message.inner_num)
+    ]
 
 
 async def _from(access: ArchiveAccess, queue: QueueKey, offset: int, count: int) -> list[Message]:
-    """The next messages of ``queue``, behind gaps too."""
+    """Return at most ``count`` messages of ``queue``: those at ``offset`` or the next ones behind it, as offsets may be
+    missing or expired."""
+    # A search by time reads several queues at the same time.
     size = MESSAGES_BYTES_MAX // (8 if count > 1 else 1)
     request = PullRequest(
         queue.topic, queue.queue_id, offset, count, size, GROUP, generation=queue.generation
@@ -185,26 +201,14 @@ async def _from(access: ArchiveAccess, queue: QueueKey, offset: int, count: int)
     for _ in range(STEPS_MAX):
         result = await access.fetcher.pull(request)
         if result.status is PullStatus.FOUND:
-            is_batch = access.is_batch(queue)
-            messages = messages_of(result.batch, queue, is_batch=is_batch)
-            # Copied: a message must not keep its whole batch in memory.
-            return [_own(message) for message in messages]
+            messages = list(messages_of(result.batch, queue, is_batch=access.is_batch(queue)))
+            for message in messages:  # a copy of its bytes does not keep the whole batch in memory
+                message.data = memoryview(bytes(message.data))
+            return messages
         if result.status not in (PullStatus.NO_MATCHED_MESSAGE, PullStatus.OFFSET_TOO_SMALL):
             return []
         request = replace(request, offset=result.next_offset)
     return []
-
-
-def _own(message: Message) -> Message:
-    """``message`` with its bytes copied out of the batch that it came in."""
-    return Message(
-        message.queue,
-        message.queue_offset,
-        memoryview(bytes(message.data)),
-        message.store_timestamp,
-        inner_num=message.inner_num,
-        is_in_batch_queue=message.is_in_batch_queue,
-    )
 
 
 BODY_ONE_BYTES, BODY_MANY_BYTES = 64 << 10, 4 << 10
@@ -252,7 +256,8 @@ class ShownMessage:
 def render_messages(
     search: Search, topics: Sequence[str], found: Sequence[Message], problem: Markup, body_form: str
 ) -> Markup:
-    """The page: the form, and what was found or why nothing was."""
+    """Return the page of messages: the search form, and the messages found, or in ``problem`` why there are none.
+    ``body_form``: "text" or "hex"."""
     return render(
         "messages",
         search=search,
@@ -265,7 +270,8 @@ def render_messages(
 
 
 def _decoded(message: Message, body_form: str, *, is_only: bool) -> ShownMessage:
-    """Keys, properties, body and inner batch of a message to show, or why it cannot be decoded."""
+    """Return a message with its keys, properties, body and, if it is a batch, the messages inside; or with the reason
+    why it cannot be decoded. A message that is the only one has more of its body shown."""
     try:
         return ShownMessage(
             message,
@@ -280,8 +286,8 @@ def _decoded(message: Message, body_form: str, *, is_only: bool) -> ShownMessage
 
 
 def _body(message: Message, form: str, bytes_max: int) -> ShownBody:
-    """The first ``bytes_max`` bytes of a body, as text if it is text, else as a hex dump; with the path to the other
-    form."""
+    """Return the first ``bytes_max`` bytes of a message's body, as text if it is text and ``form`` is not "hex", else
+    as a hex dump; with the path of the page that shows the other form."""
     try:
         body = message.body
     except CorruptionError as error:
@@ -293,31 +299,33 @@ def _body(message: Message, form: str, bytes_max: int) -> ShownBody:
 
 
 def body_text_of(body: bytes, bytes_max: int) -> str | None:
-    """The first ``bytes_max`` of ``body`` as text; None if it is not text."""
-    part = body[:bytes_max]
+    """Return the first ``bytes_max`` bytes of ``body`` as text. None: it is not text, as it is not UTF-8 or more than a
+    twentieth of it are control characters."""
+    shown = body[:bytes_max]
     try:
-        text = part.decode("utf-8")
+        text = shown.decode("utf-8")
     except UnicodeDecodeError as error:
-        # The cut may be inside a character.
-        if len(body) <= bytes_max or error.start < len(part) - 3:
+        # The end of what is shown may lie inside a character of up to four bytes.
+        if len(body) <= bytes_max or error.start < len(shown) - 3:
             return None
-        text = part[: error.start].decode("utf-8")
-    acting = sum(unicodedata.category(character) == "Cc" for character in text if character not in "\n\r\t")
-    return None if acting * 20 > len(text) else text
+        text = shown[: error.start].decode("utf-8")
+    controls = sum(unicodedata.category(character) == "Cc" for character in text if character not in "\n\r\t")
+    return None if controls * 20 > len(text) else text
 
 
 def hex_dump(data: bytes) -> str:
-    """Offset, sixteen bytes in hex, and the ASCII characters among them, line by line."""
+    """Return ``data`` as lines of offset, sixteen bytes in hex, and the ASCII characters among them."""
     rows = []
-    for at in range(0, len(data), HEX_ROW):
-        row = data[at : at + HEX_ROW]
+    for offset in range(0, len(data), HEX_ROW):
+        row = data[offset : offset + HEX_ROW]
         text = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in row)
-        rows.append(f"{at:08x}  {row.hex(' '):<{3 * HEX_ROW}} {text}")
+        rows.append(f"{offset:08x}  {row.hex(' '):<{3 * HEX_ROW}} {text}")
     return "\n".join(rows)
 
 
 def _inner(message: Message) -> ShownInner:
-    """The first INNER_SHOWN messages of an inner batch: offset, key, size and begin of the body."""
+    """Return the first INNER_SHOWN messages of the batch that a message may be: queue offset, key, size and begin of
+    the body of each. For a message that is no batch the list is empty."""
     try:
         inner = message.inner or ()
     except CorruptionError as error:

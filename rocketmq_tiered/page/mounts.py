@@ -16,7 +16,8 @@ class MountPages:
         self._source = source
 
     def answer(self, target: str, headers: Message, client: str) -> PageAnswer | None:
-        """The page or file that ``target`` names, or None."""
+        """Return the page of brokers, or a file of the pages, for a request of the path ``target``; None if there is no
+        such page. ``headers`` and ``client`` are those of the request, as all pages get them."""
         path = target.partition("?")[0]
         name = path.removeprefix("/page/")
         if name != path and name in STATIC_TYPES:

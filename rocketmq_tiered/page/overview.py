@@ -73,7 +73,8 @@ class Overview:
 
 
 def render_overview(shown: Overview) -> Markup:
-    """The content of the page."""
+    """Return the content of the first page. Without a broker (``shown.report`` None) it has no lag, and without a
+    catalog that was read no figures of the archive."""
     report, contents = shown.report, shown.contents.value
     return render(
         "overview",
@@ -95,22 +96,24 @@ def render_overview(shown: Overview) -> Markup:
 
 
 def severity_of(state: str, *, is_ready: bool, findings: Sequence[Finding] = ()) -> str:
-    """good, warn or bad: the colour of a state. Never good with ``findings``."""
-    word = state.partition(":")[0]
+    """Return the colour of a process's state on the page: good, warn, bad, or wait while it is not ready yet. It is
+    never good with ``findings``."""
+    state_name = state.partition(":")[0]
     if is_ready and any(finding.is_bad for finding in findings):
         return "bad"
     if is_ready:
-        return "warn" if findings or word == "behind" else "good"
-    return "wait" if word in QUIET_STATES else "bad"
+        return "warn" if findings or state_name == "behind" else "good"
+    return "wait" if state_name in QUIET_STATES else "bad"
 
 
 def rates_of(points: Sequence[Point]) -> list[Point]:
-    """The rate of a counter between its measurements; it starts again at 0 with a new uploader."""
-    found = []
+    """Return the rate, per second, at which a counter grew between each two measurements. Where the counter fell, as a
+    new uploader starts again at 0, there is no rate."""
+    rates = []
     for (age_s, before), (newer_age_s, after) in itertools.pairwise(points):
         if age_s > newer_age_s and after >= before:
-            found.append((newer_age_s, (after - before) / (age_s - newer_age_s)))
-    return found
+            rates.append((newer_age_s, (after - before) / (age_s - newer_age_s)))
+    return rates
 
 
 class Hidden(NamedTuple):
@@ -121,17 +124,19 @@ class Hidden(NamedTuple):
 
 
 def _hidden(deleted: int, histories: Sequence[ShownHistory]) -> Hidden | None:
-    """How many messages the archive keeps without showing them, and why; None if there are none."""
-    replaced = sum(one.listing.messages for one in histories)
-    found = [(deleted, "of deleted topics and earlier generations"), (replaced, "of earlier log histories")]
-    parts = [(count, text) for count, text in found if count]
-    if not parts:
+    """Return how many messages the archive keeps without showing them, and a note that says of what they are; None if
+    there are none."""
+    replaced = sum(history.listing.messages for history in histories)
+    counts = [(deleted, "of deleted topics and earlier generations"), (replaced, "of earlier log histories")]
+    present = [(count, text) for count, text in counts if count]
+    if not present:
         return None
-    note = parts[0][1] if len(parts) == 1 else ", ".join(f"{count:,} {text}" for count, text in parts)
+    note = present[0][1] if len(present) == 1 else ", ".join(f"{count:,} {text}" for count, text in present)
     return Hidden(deleted + replaced, note)
 
 
 def _archive_facts(contents: Contents, report: StatusReport | None) -> list[tuple[str, str]]:
+    """Return names and values of the facts that the first page shows of the archive."""
     state = contents.state
     return [
         *_upkeep(state, report),
@@ -143,15 +148,17 @@ def _archive_facts(contents: Contents, report: StatusReport | None) -> list[tupl
 
 
 def _upkeep(state: CatalogState, report: StatusReport | None) -> list[tuple[str, str]]:
-    """When each task ran last, and what is left to delete."""
-    found: list[tuple[str, str]] = []
+    """Return when each maintenance task ran last and with what result, and how many objects are still to be deleted, by
+    the reason for it."""
+    facts: list[tuple[str, str]] = []
     for task in () if report is None else report.tasks:
         if task.last_ms is not None:
-            found.append((f"Last {task.name}", f"{date_text(task.last_ms)}, {task.problem or 'done'}"))
+            facts.append((f"Last {task.name}", f"{date_text(task.last_ms)}, {task.problem or 'done'}"))
+    # A commit names a few objects to delete itself, and many by lists in objects of their own.
     counts = Counter(pending.reason for pending in state.pending_deletions.values())
-    for listed in state.deletion_lists:
-        counts[listed.reason] += listed.entries
+    for deletion_list in state.deletion_lists:
+        counts[deletion_list.reason] += deletion_list.entries
     reasons = ", ".join(
         f"{count:,} {REASONS.get(reason, 'others')}" for reason, count in sorted(counts.items())
     )
-    return found + ([("To be deleted", reasons)] if reasons else [])
+    return facts + ([("To be deleted", reasons)] if reasons else [])

@@ -31,7 +31,7 @@ from rocketmq_tiered.page.html import (
     render,
     static_file,
 )
-from rocketmq_tiered.page.kept_values import History, Measurement, Reading, Sampler
+from rocketmq_tiered.page.kept_values import History, Measurement, Reading
 from rocketmq_tiered.page.messages import Search, find_messages, parse_search, render_messages
 from rocketmq_tiered.page.overview import Overview, ShownHistory, render_overview
 from rocketmq_tiered.page.settings_table import CurrentSettings, render_settings
@@ -62,10 +62,11 @@ CHALLENGE = 'Basic realm="rocketmq-tiered", charset="UTF-8"'
 
 
 def read_token(path: str) -> str:
-    """The first line of the file; empty if no file is set. Raises UsageError without any content of the file."""
+    """Return the token in the first line of the file that admin.token_file names; empty if no file is set. Raises
+    UsageError for a file that cannot be read or has no token; the error shows nothing of the file's content."""
     if not path:
         return ""
-    hint = f"write a line of {CHARS_MIN} characters or more to it, such as the output of openssl rand -hex 24"
+    hint = f"write a line of {CHARS_MIN} characters or more to this file, such as the output of openssl rand -hex 24"
     try:
         check_trusted_file(Path(path), "admin.token_file")
         with Path(path).open(encoding="utf-8") as file:
@@ -74,7 +75,10 @@ def read_token(path: str) -> str:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UsageError(f"admin.token_file = {path} cannot be read: {why}", hint=hint) from None
     if len(token) < CHARS_MIN:
-        raise UsageError(f"admin.token_file = {path} has no token of {CHARS_MIN} characters", hint=hint)
+        raise UsageError(
+            f"admin.token_file = {path}: the file's first line has fewer than {CHARS_MIN} characters",
+            hint=hint,
+        )
     return token
 
 
@@ -87,7 +91,8 @@ class AccessToken:
         self._failed, self._logged_s = 0, float("-inf")
 
     def is_in(self, authorization: str | None, client: str) -> bool:
-        """Whether the header Authorization has the token. Wrong ones are counted, and logged with ``client``."""
+        """Return whether ``authorization``, the header of a request, has the token; None: there was no such header.
+        Wrong tokens are counted, and logged with the address ``client``."""
         if authorization is None:
             return False
         if hmac.compare_digest(_password_in(authorization), self._token):
@@ -96,18 +101,22 @@ class AccessToken:
         return False
 
     def _log_failure(self, client: str) -> None:
-        """Counts a refused request, and logs the count at most every FAILURES_LOGGED_EVERY_S."""
+        """Count a request with a wrong token, and log how many there were at most every FAILURES_LOGGED_EVERY_S."""
         with self._lock:
             self._failed += 1
             now_s = time.monotonic()
             if now_s - self._logged_s < FAILURES_LOGGED_EVERY_S:
                 return
             count, self._failed, self._logged_s = self._failed, 0, now_s
-        logger.warning("admin page refused: wrong token", extra={"client": client, "count": count})
+        logger.warning(
+            "a request for the admin page was refused, as its token is wrong",
+            extra={"client": client, "count": count},
+        )
 
 
 def _password_in(authorization: str) -> bytes:
-    """The password of Basic, or the token of Bearer; empty in anything else."""
+    """Return the token that a header Authorization carries: the password of the scheme Basic, or all of Bearer. It is
+    empty for other schemes and for a header that does not parse."""
     scheme, _, value = authorization.partition(" ")
     if scheme.lower() == "bearer":
         return value.strip().encode("utf-8", "replace")
@@ -131,7 +140,7 @@ _STATIC = "/page/"
 _HIDDEN_MESSAGES = (
     "Clients need an account here, so messages are shown only with a token: set admin.token_file."
 )
-_BUSY = "all pages wait for the object store: try again"
+_BUSY = "the pages that were requested before are still waiting for the object store: try again later"
 
 
 @dataclass(frozen=True)
@@ -165,18 +174,19 @@ class AdminPages:
     for an unusable token file."""
 
     def __init__(self, process: Process, settings: CurrentSettings, archive: ArchiveView) -> None:
-        """Makes the routes; a process without clients or without a gateway topic has no page of them."""
+        """``process``: what the pages show; ``archive``: how they read the archive. A process that serves no clients
+        has no page of them, and one without a gateway topic has none of timers."""
         admin = settings.settings.admin
         token = read_token(admin.token_file)
         self._token = AccessToken(token) if token else None
-        self._is_open = is_loopback(admin.host)
+        self._is_open = is_loopback(admin.host)  # without a token, only users of this machine see the pages
         self._process, self._settings, self._archive = process, settings, archive
         self._started_ms = wall_ms()
         self._admitted = threading.BoundedSemaphore(PAGES_AT_ONCE + PAGES_WAITING)
         self._rendering = threading.BoundedSemaphore(PAGES_AT_ONCE)
         self._searching = threading.BoundedSemaphore(SEARCHES_AT_ONCE)
-        self._history = History()
-        self._sampler = Sampler(self._history, self._measured)
+        self._history = History(self._measured)
+        self._history.start()
         self._routes: dict[str, tuple[str, Callable[[Mapping[str, str]], _Page]]] = {
             "/": ("Overview", self._overview),
             "/topics": ("Topics", self._topics),
@@ -193,14 +203,15 @@ class AdminPages:
 
     def close(self) -> None:
         """Stop measuring, and close the archive."""
-        self._sampler.close()
+        self._history.close()
         self._archive.close()
 
     # -- requests -----------------------------------------------------------------------------------------------
 
     def answer(self, target: str, headers: Headers, client: str) -> PageAnswer | None:
-        """The page or static file at ``target``, a path with its query, or the refusal to show it; None if there is
-        none. ``client``: the browser's address."""
+        """Return the page or static file at ``target``, a path with its query, or the refusal to show it; None if there
+        is none. ``client``: the browser's address. A page waits while others are being made, and is refused with 503 if
+        too many wait already."""
         path, _, query = target.partition("?")
         name = path.removeprefix(_STATIC)
         if path not in self._routes and not (path.startswith(_STATIC) and name in STATIC_TYPES):
@@ -211,11 +222,11 @@ class AdminPages:
         if path.startswith(_STATIC):
             return PageAnswer(200, STATIC_TYPES[name], static_file(name), SECURITY_HEADERS)
         if len(target) > TARGET_CHARS_MAX:
-            return _text(414, "the address is too long")
+            return _text(414, f"the address of this page is longer than {TARGET_CHARS_MAX:,} characters")
         try:
             fields = dict(parse_qsl(query, max_num_fields=FIELDS_MAX))
         except ValueError:
-            return _text(400, f"more than {FIELDS_MAX} fields")
+            return _text(400, f"the query of this address has more than {FIELDS_MAX} fields")
         if not self._admitted.acquire(blocking=False):
             return _text(503, _BUSY)
         try:
@@ -229,26 +240,33 @@ class AdminPages:
             self._admitted.release()
 
     def _refusal(self, headers: Headers, client: str) -> PageAnswer | None:
-        """The refusal of requests without the token, and of those that other sites' pages make."""
+        """Return the refusal of a request without the token, or of one that a page of another site makes; None: the
+        request may see the page."""
+        # Following a link from another site is no such request.
         if headers.get("Sec-Fetch-Site") == "cross-site" and headers.get("Sec-Fetch-Mode") != "navigate":
-            return _text(403, "pages of other sites may not read this one")
+            return _text(403, "a page of another site may not read the admin page")
         if self._token is not None:
             if self._token.is_in(headers.get("Authorization"), client):
                 return None
             answer = _text(
-                401, "this page needs the token in admin.token_file as password, with any user name"
+                401, "the admin page needs the token in admin.token_file as password, with any user name"
             )
             return answer._replace(headers={**answer.headers, "WWW-Authenticate": CHALLENGE})
         if not self._is_open:
-            return _text(403, "this page needs a token on an address beyond loopback: set admin.token_file")
+            return _text(
+                403,
+                "the admin page listens on an address that others can reach, so it needs a token: set"
+                " admin.token_file",
+            )
         return None
 
     def _rendered(self, path: str, fields: Mapping[str, str]) -> PageAnswer:
-        """The page at ``path`` in the frame that all pages have."""
+        """Return the page at ``path`` for the fields of its query, in the frame with title and links that all pages
+        have."""
         page = self._routes[path][1](fields)
         process = self._process
-        links = [(place, text) for place, (text, _) in self._routes.items() if text]
-        here = "/topics" if path == "/queues" else path
+        links = [(link_path, text) for link_path, (text, _) in self._routes.items() if text]
+        here = "/topics" if path == "/queues" else path  # the link that is marked as the present page
         body = render(
             "base",
             title=page.title,
@@ -263,27 +281,28 @@ class AdminPages:
     # -- pages --------------------------------------------------------------------------------------------------
 
     def _measured(self) -> Measurement:
-        """The archive's lag and the number of connections at present, for the charts; nothing of a part that this
-        process does not run."""
-        process, found = self._process, dict[str, float | None]()
+        """Return the present figures for the charts: the archive's lag and its messages if this process archives, and
+        the number of connections if it serves clients."""
+        process, figures = self._process, dict[str, float | None]()
         report = process.report()
         if report is not None:
             names = ("lag_messages", "lag_bytes", "lag_seconds", "messages")
-            found = {name: getattr(report, name) for name in names}
+            figures = {name: getattr(report, name) for name in names}
         served = process.served()
         if served is not None:
-            found["connections"] = served.connections
-        return found
+            figures["connections"] = served.connections
+        return figures
 
     def _overview(self, _fields: Mapping[str, str]) -> _Page:
         """The first page: state of the process with cause and next step, charts, contents and cost of the archive,
         and findings."""
         process = self._process
         report, served = process.report(), process.served()
-        (is_alive, alive), (is_ready, why) = process.health(), process.readiness()
+        (is_alive, health_text), (is_ready, why) = process.health(), process.readiness()
+        # A readiness text reads "STATE, …" or "STATE: CAUSE. Next: STEP".
         state = report.state if report is not None else why.partition(",")[0].partition(":")[0]
         if not is_alive:
-            state, why = "not working", alive
+            state, why = "not working", health_text
         contents = self._archive.contents(SHORT_WAIT_S)
         cost = self._archive.cost(0.0 if contents.is_pending else SHORT_WAIT_S)
         findings = [] if report is None else of_report(report)
@@ -313,21 +332,26 @@ class AdminPages:
         return _Page("Overview", render_overview(shown))
 
     def _histories(self, contents: Reading[Contents]) -> list[ShownHistory]:
-        """The log histories that were replaced, each with the time until which its messages are kept."""
+        """Return the log histories that were replaced by another log of the broker, each with the time until which its
+        messages are kept, or None: without end."""
         if contents.value is None or not contents.value.state.log_histories:
             return []
         grace_ms = self._settings.settings.gc.diverged_grace_ms
         return [
-            ShownHistory(one, None if one.since_ms is None or one.is_kept else one.since_ms + grace_ms)
-            for one in self._archive.histories().value or ()
+            ShownHistory(
+                history,
+                None if history.since_ms is None or history.is_kept else history.since_ms + grace_ms,
+            )
+            for history in self._archive.histories().value or ()
         ]
 
     def _topics(self, fields: Mapping[str, str]) -> _Page:
-        """A page of topics that match a pattern, in a chosen order: rule, oldest message, cost and lag of each."""
-        choice, found = parse_choice(fields), self._archive.contents()
-        contents = found.value
+        """Return the page of topics: those that match a pattern, in a chosen order, with rule, oldest message, cost and
+        lag of each. Until the catalog was read it says so instead."""
+        choice, reading = parse_choice(fields), self._archive.contents()
+        contents = reading.value
         if contents is None:
-            return _Page("Topics", render("unread", found=found))
+            return _Page("Topics", render("unread", found=reading))
         chosen = contents.topics.chosen(choice.pattern, choice.order)
         first = choice.page * TOPICS_A_PAGE
         rows = [contents.topics.row(i) for i in chosen[first : first + TOPICS_A_PAGE]]
@@ -346,16 +370,17 @@ class AdminPages:
             )
             for row in rows
         ]
-        return _Page("Topics", render_topics(choice, shown, len(chosen), found))
+        return _Page("Topics", render_topics(choice, shown, len(chosen), reading))
 
     def _queues(self, fields: Mapping[str, str]) -> _Page:
-        """The queues of one topic with their offsets and lag; 404 if it has none."""
-        topic, found = fields.get("topic", ""), self._archive.contents()
-        if found.value is None:
-            return _Page("Queues", render("unread", found=found))
+        """Return the page of one topic's queues with their offsets and lag; with code 404 if it has none. Until the
+        catalog was read it says so instead."""
+        topic, reading = fields.get("topic", ""), self._archive.contents()
+        if reading.value is None:
+            return _Page("Queues", render("unread", found=reading))
         lag = {queue.queue_id: queue.lag_messages for queue in self._lag() if queue.topic == topic}
         queues = self._archive.queues(topic)
-        page = render_queues(topic, queues, lag, page_number(fields.get("page", "")), found)
+        page = render_queues(topic, queues, lag, page_number(fields.get("page", "")), reading)
         return _Page(topic or "Queues", page, 200 if queues else 404)
 
     def _lag(self) -> Sequence[QueueReport]:
@@ -363,7 +388,8 @@ class AdminPages:
         return () if report is None else report.queues
 
     def _messages(self, fields: Mapping[str, str]) -> _Page:
-        """The search for messages, with its results. 403 if the broker has accounts and no token protects the pages."""
+        """Return the page with the search for messages and its results. Where clients need an account and no token
+        protects the pages, it shows no messages, with code 403."""
         if self._token is None and self._process.has_accounts():
             return _Page("Messages", notice(_HIDDEN_MESSAGES, is_problem=False), 403)
         contents = self._archive.contents().value
@@ -371,7 +397,7 @@ class AdminPages:
         found: list[Message] = []
         try:
             search = parse_search(fields)
-            if search.is_given:
+            if search.value:
                 found = self._searched(lambda: find_messages(self._archive.access(), search))
         except TieredError as error:
             problem, code = failure(error), _code_of(error)
@@ -380,7 +406,8 @@ class AdminPages:
         return _Page("Messages", render_messages(search, topics, found, problem, form), code)
 
     def _timers(self, fields: Mapping[str, str]) -> _Page:
-        """The pending timers, and those with the unique key that was entered. 403 for a key as for messages."""
+        """Return the page of timers: how many are pending, and those with the unique key that was entered. Where
+        clients need an account and no token protects the pages, it shows none, with code 403, as they are messages."""
         key, code, found = fields.get("key", "").strip(), 200, list[ShownTimer]()
         problem, counts = render("unread", found=self._archive.contents()), self._archive.timers()
         try:
@@ -395,15 +422,21 @@ class AdminPages:
         return _Page("Timers", render_timers(counts.value, now_ms, key, found, problem), code)
 
     def _searched(self, search: Callable[[], list[T]]) -> list[T]:
+        """Return what ``search`` finds, once fewer than SEARCHES_AT_ONCE others run. Raises UnavailableError after
+        WAIT_S."""
         if not self._searching.acquire(timeout=WAIT_S):
-            raise UnavailableError("other searches are running", hint="try again")
+            raise UnavailableError(
+                f"{SEARCHES_AT_ONCE} other searches are running, and did not end in time",
+                hint="try again later",
+            )
         try:
             return search()
         finally:
             self._searching.release()
 
     def _clients(self, _fields: Mapping[str, str]) -> _Page:
-        """The connected clients, what was relayed and served, and the figures of reading."""
+        """Return the page of clients: consumer groups and what was relayed and served for them, and, once the archive
+        is open, the figures of prefetching, caches and memory."""
         process, access = self._process, self._process.serving()
         figures = None
         if access is not None:

@@ -15,20 +15,15 @@ from tiered.settings.sections import SECTIONS, Settings
 
 
 class CurrentSettings:
-    """``read``: loads the settings again."""
+    """The settings in effect. ``read``: loads the settings again."""
 
     def __init__(self, loaded: LoadedSettings, read: Callable[[], LoadedSettings] | None = None) -> None:
-        self._loaded, self._read, self._newest = loaded, read, loaded
-
-    @property
-    def loaded(self) -> LoadedSettings:
-        """The settings in effect."""
-        return self._loaded
+        self.loaded, self._read, self._newest = loaded, read, loaded
 
     @property
     def settings(self) -> Settings:
-        """Their values."""
-        return self._loaded.settings
+        """The values of the settings in effect."""
+        return self.loaded.settings
 
     def reload(self) -> LoadedSettings:
         """Load again; they are in effect once ``apply`` is called. Raises what loading raises."""
@@ -38,11 +33,11 @@ class CurrentSettings:
 
     def apply(self, settings: Settings) -> None:
         """``settings`` are in effect: those loaded last, but for the ones that need a restart."""
-        self._loaded = LoadedSettings(settings, self._newest.origins)
+        self.loaded = LoadedSettings(settings, self._newest.origins)
 
 
 def render_settings(loaded: LoadedSettings) -> Markup:
-    """The page: first what is not the default, then all by section."""
+    """Return the page of settings: first those that differ from the default, then all by section."""
     by_section = [(name, [item for item in FIELDS.values() if item.section == name]) for name in SECTIONS]
     return render(
         "settings",
@@ -60,7 +55,8 @@ def _meaning(markdown: str) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """A setting's value in one line: lists with commas, and a word for an empty list or text."""
+    """Return a setting's value in one line: lists with commas, a word for an empty list or text, and JSON for a value
+    with fields."""
     if isinstance(value, tuple):
         return ", ".join(map(_text, value)) or "none"
     if isinstance(value, bool):

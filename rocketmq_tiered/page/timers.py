@@ -31,39 +31,41 @@ class ShownTimer:
 
 
 def find_timers(access: ArchiveAccess, gateway_topic: str, unique_key: str) -> list[ShownTimer]:
-    """The newest first. Raises what find_messages raises."""
+    """Return the messages of the gateway topic with a unique key, newest first, each with what became of its timer.
+    Raises NotFoundError if there are none, and UnavailableError or CorruptionError if the archive cannot be read."""
     files, state = TimerFiles(access.store), access.state
-    found = []
+    shown = []
     for message in find_messages(access, Search("id", gateway_topic, unique_key, is_whole=True)):
         properties = message.properties
-        asked = timer_of(
+        timer = timer_of(
             properties,
             stored_ms=message.store_timestamp,
             sys_flag=message.record.sys_flag,
-            max_delay_ms=1 << 62,
+            max_delay_ms=1 << 62,  # the limit that was valid when the message arrived is not known
         )
-        if asked.refusal:
-            outcome = f"refused: {asked.refusal.text}"
-        elif not asked.deliver_ms:
+        if timer.refusal:
+            outcome = f"refused: {timer.refusal.text}"
+        elif not timer.deliver_ms:
             outcome = f"cancels {properties.get(CANCEL, '')}"
         else:
-            outcome = _outcome(files, state, message, asked.deliver_ms)
-        found.append(ShownTimer(message, asked.topic, asked.deliver_ms, outcome))
-    return found
+            outcome = _outcome(files, state, message, timer.deliver_ms)
+        shown.append(ShownTimer(message, timer.topic, timer.deliver_ms, outcome))
+    return shown
 
 
 def _outcome(files: TimerFiles, state: CatalogState, message: Message, deliver_ms: int) -> str:
-    """What became of the timer in ``message``, by the pending entries of its time of delivery."""
+    """Return what became of the timer that ``message`` set, in words. The archive lists timers by time of delivery: the
+    entry made of this message has its queue and queue offset."""
     entries = joined(list(files.pending(state, deliver_ms, deliver_ms + 1)))
-    found = sort_out(entries)
+    sorted_out = sort_out(entries)
 
     def is_among(table: Table) -> bool:
-        own = table[table["queue_offset"] == message.queue_offset]
-        return any(entries.queues[queue] == message.queue for queue in own["queue"].tolist())
+        same_offset = table[table["queue_offset"] == message.queue_offset]
+        return any(entries.queues[queue] == message.queue for queue in same_offset["queue"].tolist())
 
-    if is_among(found.timers):
+    if is_among(sorted_out.timers):
         return "pending"
-    return "cancelled or moved" if is_among(found.cancelled) else "handed over to the broker"
+    return "cancelled or moved" if is_among(sorted_out.cancelled) else "handed over to the broker"
 
 
 @dataclass(frozen=True)
@@ -86,30 +88,31 @@ def render_timers(
     return render("timers", unique_key=unique_key, found=found, problem=problem, pending=pending)
 
 
-def _pending(counts: TimerCounts, now: int) -> PendingTimers:
-    """Pending timers by hour for the next HOURS_SHOWN, and by day after that. ``now``: in hours since the epoch."""
+def _pending(counts: TimerCounts, now_hour: int) -> PendingTimers:
+    """Return the numbers of pending timers by hour of delivery for the next HOURS_SHOWN, and by day after that.
+    ``now_hour``: the present hour, counted since the epoch."""
     hours = counts.hours
-    others = ("Refused by the broker", counts.postponed), ("Not delivered", counts.refused)
-    more = [(name, count_text(count)) for name, count in others if count]
+    refused = ("Refused by the broker", counts.postponed), ("Not delivered", counts.refused)
+    refused_facts = [(name, count_text(count)) for name, count in refused if count]
     if not hours:
-        return PendingTimers(0, more)
+        return PendingTimers(0, refused_facts)
     total = sum(hours.values())
     facts = [
         ("Pending", count_text(total)),
         ("Hours", count_text(len(hours))),
         ("First", date_text(min(hours) * HOUR_MS)),
         ("Last", date_text(max(hours) * HOUR_MS)),
-        *more,
+        *refused_facts,
     ]
     near = [
-        (date_text(hour * HOUR_MS)[:16], count, hour < now)
+        (date_text(hour * HOUR_MS)[:16], count, hour < now_hour)
         for hour, count in hours.items()
-        if hour < now + HOURS_SHOWN
+        if hour < now_hour + HOURS_SHOWN
     ]
     days: Counter[str] = Counter()
     for hour, count in hours.items():
-        if hour >= now + HOURS_SHOWN:
-            days[date_text(hour * HOUR_MS)[:10]] += count
+        if hour >= now_hour + HOURS_SHOWN:
+            days[date_text(hour * HOUR_MS)[:10]] += count  # the first ten characters are the date
     shown = [(day, count, False) for day, count in days.items()][:DAYS_SHOWN]
     note = f"the first {DAYS_SHOWN} of {len(days)} days with any" if len(days) > DAYS_SHOWN else None
     return PendingTimers(total, facts, near, shown, note)

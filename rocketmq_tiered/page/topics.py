@@ -58,7 +58,8 @@ def page_number(text: str) -> int:
 def render_topics(
     choice: TopicChoice, topics: Sequence[ShownTopic], total: int, found: Reading[Contents]
 ) -> Markup:
-    """The page: a form, and the topics of ``choice`` out of ``total`` that match."""
+    """Return the page of topics: a form, and the ``topics`` on the page that ``choice`` asks, of ``total`` that match.
+    ``found``: the catalog that they were read from."""
     return render(
         "topics",
         choice=choice,
@@ -75,7 +76,8 @@ def render_topics(
 def render_queues(
     topic: str, queues: Sequence[QueueListing], lag: Mapping[int, int], page: int, found: Reading[Contents]
 ) -> Markup:
-    """The page of one topic. ``lag``: queue id to messages."""
+    """Return the page of one topic: its queues, a page of them at a time, and all its gaps. ``lag``: queue id to
+    messages that are not archived yet; ``found``: the catalog that the queues were read from."""
     gaps = [
         (queue.queue_id, queue.generation, f"{gap.begin_offset:,}", f"{gap.end_offset - 1:,}", gap.reason)
         for queue in queues

@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from rocketmq_tiered.server.retries.retry_log import RETRY_PREFIX
 from tiered.errors import AccessDeniedError, CorruptionError, UnavailableError
 from tiered.formats import fastjson
-from tiered.model.queue import SCHEDULE_TOPIC, TopicFilter
+from tiered.model.queue import RETRY_PREFIX, SCHEDULE_TOPIC, TopicFilter
 from tiered.remoting.client import BrokerClient, is_refusal
 from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
 

@@ -17,7 +17,7 @@ from rocketmq_tiered.process.detach import DetachStep
 from rocketmq_tiered.sending.outgoing import OutgoingMessage, kept_properties
 from rocketmq_tiered.server.groups.group_state import GENERATION_SHIFT, GroupLog, Offsets, load_snapshot
 from rocketmq_tiered.server.mount.node_lease import BrokerName, lapsed_leases, withdraw_archive
-from rocketmq_tiered.server.retries.retry_log import RETRY_PREFIX, RetryLog, RetryMessage, RetryState
+from rocketmq_tiered.server.retries.retry_log import RetryLog, RetryMessage, RetryState
 from tiered.catalog.archives import Archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
@@ -26,6 +26,7 @@ from tiered.catalog.state import CatalogState
 from tiered.clock import MACHINE_CLOCK
 from tiered.errors import FencedError, UnavailableError
 from tiered.formats.record import decode_record
+from tiered.model.queue import RETRY_PREFIX
 from tiered.object_store.interface import ObjectStore
 from tiered.remoting.client import BrokerClient
 from tiered.remoting.command import ResponseCode

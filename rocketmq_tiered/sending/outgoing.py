@@ -14,14 +14,13 @@ from tiered.formats.record import (
     SYS_COMPRESSED,
     SYS_INNER_BATCH,
     SYS_NEED_UNWRAP,
-    Record,
     encode_properties,
     inner_messages,
 )
+from tiered.model.queue import RETRY_PREFIX
 from tiered.model.timer import PLACE
 from tiered.remoting.command import RemotingCommand, RequestCode
 
-RETRY_PREFIX = "%RETRY%"
 _MULTI_TAGS = 0x2
 _COMPRESSION_TYPE = 0x700
 KEPT_FLAGS = SYS_COMPRESSED | _MULTI_TAGS | _COMPRESSION_TYPE
@@ -85,8 +84,8 @@ class OutgoingMessage:
     born_timestamp: int = 0
 
     def request(self, group: str, queue_id: int) -> RemotingCommand:
-        """The request that stores it in a queue, from a producer ``group``. A message without a body goes as a batch of
-        one: 5.x brokers fail on it otherwise."""
+        """Return the send request that stores this message in queue ``queue_id``, for producer group ``group``. A
+        message without a body is sent as a batch of one message: 5.x brokers fail on it otherwise."""
         properties = encode_properties(self.properties)
         body, is_batch = self.body, not self.body
         if is_batch:
@@ -94,7 +93,8 @@ class OutgoingMessage:
             size = _ITEM.size + _SHORT.size + len(encoded)
             body = _ITEM.pack(size, 0, 0, self.flag, 0) + _SHORT.pack(len(encoded)) + encoded
         fields = {
-            # c, the topic that a missing one is made like: itself, so none is made.
+            # SendMessageRequestHeaderV2 has one letter for each name. "c" is the topic whose settings the broker copies
+            # when it creates a missing topic "b": naming "b" itself prevents that it creates one.
             "a": group,
             "b": self.topic,
             "c": self.topic,
@@ -113,7 +113,8 @@ class OutgoingMessage:
 
 
 def outgoing_messages(message: Message, topic: str) -> Iterator[tuple[int, OutgoingMessage]]:
-    """An archived message for ``topic``, with its queue offset; several of an inner batch. Raises CorruptionError."""
+    """Yield each message to send to ``topic`` for one archived message, with its queue offset: one, or for a record
+    that holds a batch each message inside. Raises CorruptionError for a damaged record."""
     record = message.record
     if record.sys_flag & (SYS_INNER_BATCH | SYS_NEED_UNWRAP):
         for number, inner in enumerate(inner_messages(record)):
@@ -123,18 +124,11 @@ def outgoing_messages(message: Message, topic: str) -> Iterator[tuple[int, Outgo
                 OutgoingMessage(topic, inner.body, properties, 0, inner.flag, record.born_timestamp),
             )
         return
-    yield message.queue_offset, _outgoing(record, topic)
-
-
-def _outgoing(record: Record, topic: str) -> OutgoingMessage:
-    """What an archived record becomes when it is sent to ``topic``."""
-    return OutgoingMessage(
-        topic,
-        record.stored_body,
-        kept_properties(record.properties, topic),
-        record.sys_flag & KEPT_FLAGS,
-        record.flag,
-        record.born_timestamp,
+    properties = kept_properties(record.properties, topic)
+    sys_flag = record.sys_flag & KEPT_FLAGS
+    yield (
+        message.queue_offset,
+        OutgoingMessage(topic, record.stored_body, properties, sys_flag, record.flag, record.born_timestamp),
     )
 
 

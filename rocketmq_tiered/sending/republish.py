@@ -30,7 +30,7 @@ from rocketmq_tiered.sending.target import Target, TargetQueue
 from tiered.archive.unreadable import UnreadableMessagesError
 from tiered.console import counted
 from tiered.errors import CorruptionError, NotFoundError, UsageError
-from tiered.model.queue import LMQ_PREFIX, QueueKey, TopicFilter
+from tiered.model.queue import DEAD_PREFIX, LMQ_PREFIX, RETRY_PREFIX, QueueKey, TopicFilter
 from tiered.model.tables import Table
 from tiered.model.timer import CANCEL, CANCEL_PLACE, DELIVER_MS
 
@@ -41,7 +41,7 @@ BATCH_MESSAGES, BATCH_BYTES = 512, 1024 * 1024
 SAVE_EVERY_S = 1.0
 STOP_S = 3.0
 """Time for what is in flight when the run ends early."""
-_NAMED_ONLY = ("%RETRY%", "%DLQ%", LMQ_PREFIX)
+_NAMED_ONLY = (RETRY_PREFIX, DEAD_PREFIX, LMQ_PREFIX)
 
 
 @dataclass(frozen=True)
@@ -85,50 +85,59 @@ class Report:
 
 
 def chosen_queues(access: ArchiveAccess, selection: Selection) -> list[QueueListing]:
-    """The queues to send. System topics, retry topics, dead letters and LMQs only if named. Raises NotFoundError and
-    UsageError."""
-    names = TopicFilter(cluster=access.cluster, broker=access.broker)
+    """Return the archived queues to send: those of topics that ``selection`` names or whose names match its patterns.
+    Raises NotFoundError for a topic that is not archived, and UsageError if a topic to rename is not selected."""
+    topic_filter = TopicFilter(cluster=access.cluster, broker=access.broker)
     listed = access.queues(None, hidden=False)
     archived = {queue.topic for queue in listed}
 
     def is_chosen(topic: str) -> bool:
         if topic in selection.topics:
             return True
-        is_ordinary = not names.is_system(topic) and not topic.startswith(_NAMED_ONLY)
+        # A pattern such as * does not mean system topics, retry topics, dead letters and LMQs: these must be named.
+        is_ordinary = not topic_filter.is_system(topic) and not topic.startswith(_NAMED_ONLY)
         return is_ordinary and any(fnmatch.fnmatchcase(topic, pattern) for pattern in selection.topics)
 
     chosen = {topic for topic in archived if is_chosen(topic)}
     for pattern in selection.topics:
         if pattern not in archived and not any(fnmatch.fnmatchcase(topic, pattern) for topic in chosen):
-            raise NotFoundError(f"{access.title} has no topic {pattern}", hint="tiered ls lists the topics")
+            raise NotFoundError(
+                f"the archive {access.title} has no topic {pattern}",
+                hint="tiered ls lists the topics of an archive",
+            )
     for name in selection.names:
         if name not in chosen:
-            raise UsageError(f"--topic-map {name}=…: --topics does not choose {name}")
+            raise UsageError(f"--topic-map {name}=…: topic {name} is not among those that --topics selects")
     return [queue for queue in listed if queue.topic in chosen]
 
 
 def jobs_for(
     access: ArchiveAccess, queues: Sequence[QueueListing], names: Mapping[str, str], target: Target
 ) -> list[SendingJob]:
-    """Where each queue goes: queue n of a topic to the (n modulo their number)th queue of its target topic. Raises
-    NotFoundError and UsageError for a topic that cannot take them."""
-    counts: Counter[str] = Counter()
+    """Return a job for each archived queue, which says where its messages go: those of queue n to queue n of the target
+    topic, counted modulo its number of queues. ``names`` gives archived topics other names at the target. Raises
+    NotFoundError and UsageError for a target topic that cannot take messages."""
+    queue_counts: Counter[str] = Counter()
     for queue in queues:
-        counts[queue.topic] = max(counts[queue.topic], queue.queue_id + 1)
-    places: dict[str, list[TargetQueue]] = {}
-    for topic, count in counts.items():
-        to = names.get(topic, topic)
-        own = [one for one in target.brokers if (one.cluster, one.name) == (access.cluster, access.broker)]
-        if own and to == topic:
+        queue_counts[queue.topic] = max(queue_counts[queue.topic], queue.queue_id + 1)
+    own = [
+        broker
+        for broker in target.brokers
+        if (broker.cluster, broker.name) == (access.cluster, access.broker)
+    ]
+    target_queues: dict[str, list[TargetQueue]] = {}
+    for topic, queue_count in queue_counts.items():
+        target_topic = names.get(topic, topic)
+        if own and target_topic == topic:  # the sidecar there would archive these messages once more
             raise UsageError(
-                f"{topic} would be sent to the broker that it was archived from, {own[0].address}",
+                f"topic {topic} would be sent to the broker that it was archived from, {own[0].address}",
                 hint=f"name another topic: --topic-map {topic}=NEW",
             )
-        places[topic] = target.queues(to, count)
+        target_queues[topic] = target.queues(target_topic, queue_count)
     return [
         SendingJob(
             Sending(queue.key, names.get(queue.topic, queue.topic)),
-            places[queue.topic][queue.queue_id % len(places[queue.topic])],
+            target_queues[queue.topic][queue.queue_id % len(target_queues[queue.topic])],
         )
         for queue in queues
     ]
@@ -144,18 +153,21 @@ class Republish:
         selection: Selection,
         progress: Callable[[int, int], object] = lambda _done, _total: None,
     ) -> None:
-        """``selection``: which messages are sent; ``progress`` gets the messages sent and the number in all."""
+        """``position``: the file that says how far each queue was sent; ``selection``: which messages are sent;
+        ``progress`` is called with the number of messages sent so far and an estimate of all."""
         self._access, self._position, self._selection = access, position, selection
         self._progress = progress
         self._total = 0
         self._left: list[SendingJob] = []
-        self._stop, self._due = asyncio.Event(), asyncio.Event()
+        self._stop = asyncio.Event()
+        self._is_save_due = asyncio.Event()
         self._saved = asyncio.Condition()
         self._is_over = False
         self.report = Report()
 
     async def prepare(self, jobs: Sequence[SendingJob], listed: Mapping[QueueKey, QueueListing]) -> None:
-        """Find where each queue starts, and about how many messages are left. Raises what reading raises."""
+        """Find for each queue the offset to start at, and an estimate of the messages to send from there. ``listed``
+        has the archived queues by name. Raises UnavailableError and CorruptionError if the archive cannot be read."""
         for job in jobs:
             queue, until_ms = job.sending.queue, self._selection.until_ms
             walk = await self._walk(queue)
@@ -164,17 +176,19 @@ class Republish:
                 end = await run_async(self._access.offset_by_time(queue, until_ms, Boundary.LOWER))
             job.start = self._position.begin(job.sending, walk.offset)
             job.messages = max(0, end - job.start)
-            if listed[queue].messages < listed[queue].max_offset - first:  # gaps, compacted keys
+            # Gaps and key compaction leave fewer messages than offsets.
+            if listed[queue].messages < listed[queue].max_offset - first:
                 job.messages = min(job.messages, listed[queue].messages)
             if (pending := self._selection.pending.get(queue)) is not None:
                 job.messages = int(np.count_nonzero(pending["queue_offset"] >= job.start))
         self._total = sum(job.messages for job in jobs)
-        self._left = list(reversed(jobs))
+        self._left = list(reversed(jobs))  # the end is popped first
 
     async def run(self, sender: Sender) -> Report:
-        """Send until all is sent or ``stop``. Raises what sending and reading raise, with the position written."""
+        """Send the prepared queues until all is sent or ``stop`` is called, and return what was done. The first failure
+        of sending or reading ends the run and is raised, after the position file was written."""
         begun_s = time.monotonic()
-        await self._save()
+        await self._save()  # a file that cannot be written is found out before anything is sent
         saving = asyncio.create_task(self._keep_saving())
         workers = [asyncio.create_task(self._work(sender)) for _ in range(min(QUEUES_MAX, len(self._left)))]
         stopped = asyncio.create_task(self._stop.wait())
@@ -184,10 +198,11 @@ class Republish:
             self._stop.set()
             if workers:
                 await asyncio.wait(workers, timeout=STOP_S)
+            # cancel() is true for a worker that was still sending: the broker may have stored its message.
             interrupted = [worker for worker in workers if worker.cancel()]
             self._is_over = True
-            self._due.set()
-            # The write in progress is not cancelled: its thread would run beside the last one.
+            self._is_save_due.set()
+            # ``saving`` is not cancelled: its thread would write the file beside the last write below.
             ended = await asyncio.gather(*workers, saving, stopped, return_exceptions=True)
             await self._save(is_exact=not interrupted)
             self.report.unanswered, self.report.elapsed_s = sender.unanswered, time.monotonic() - begun_s
@@ -203,7 +218,8 @@ class Republish:
     async def _first_end(
         self, workers: list[asyncio.Task[None]], saving: asyncio.Task[None], stopped: asyncio.Task[bool]
     ) -> None:
-        """Waits until all workers have ended, or anything failed or stopped the run."""
+        """Wait until all workers have ended, which makes the run complete, or until one of the tasks failed or the run
+        was stopped. ``saving`` ends early only by a failure; ``stopped`` ends when ``stop`` is called."""
         pending: set[asyncio.Task[None]] = set(workers)
         while pending:
             done, _ = await asyncio.wait({*pending, saving, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -217,7 +233,8 @@ class Republish:
             await self._send_queue(self._left.pop(), sender)
 
     async def _send_queue(self, job: SendingJob, sender: Sender) -> None:
-        """Send one queue in order from its position. Unreadable messages are counted and skipped."""
+        """Send one queue in order of its offsets, from ``job.start`` on. Unreadable messages are counted, logged and
+        skipped. Of a queue of timers only the pending ones are sent, each with its time of delivery."""
         walk = await self._walk(job.sending.queue)
         walk.offset = max(walk.offset, job.start)
         is_batch = self._access.is_batch(job.sending.queue)
@@ -233,9 +250,9 @@ class Republish:
             if batch is None:
                 return
             for message in messages_of(batch, job.sending.queue, is_batch=is_batch):
-                time_ms = None if pending is None else _time_of(pending, message.queue_offset)
-                if pending is None or time_ms is not None:
-                    await self._send(message, job, sender, time_ms)
+                deliver_ms = None if pending is None else _time_of(pending, message.queue_offset)
+                if pending is None or deliver_ms is not None:
+                    await self._send(message, job, sender, deliver_ms)
                 if self._stop.is_set():
                     return
 
@@ -244,56 +261,64 @@ class Republish:
         span = Span(None, chosen.since_ms, None, BATCH_MESSAGES, BATCH_BYTES, chosen.until_ms)
         return await run_async(self._access.walk(queue, span, None))
 
-    async def _send(self, message: Message, job: SendingJob, sender: Sender, time_ms: int | None) -> None:
-        """``time_ms``: of a timer, its time, to which it may have been moved."""
+    async def _send(self, message: Message, job: SendingJob, sender: Sender, deliver_ms: int | None) -> None:
+        """Send one archived message, or each message of the batch that it holds, and note in the position what was
+        sent. ``deliver_ms``: the time of delivery of a timer, which may have been moved since it was sent; None: no
+        timer."""
         try:
-            found = list(outgoing_messages(message, job.sending.to))
+            numbered = list(outgoing_messages(message, job.sending.to))
         except CorruptionError as error:
             self.report.unreadable += 1
-            logger.error("%s offset %d: %s", job.sending.queue, message.queue_offset, error)
+            logger.error(
+                "%s offset %d is damaged and is not sent: %s", job.sending.queue, message.queue_offset, error
+            )
             return
-        for offset, outgoing in found:
-            if offset < job.start:  # sent before, of a batch that was cut
+        for offset, outgoing in numbered:
+            if offset < job.start:  # an earlier run was interrupted within this batch
                 continue
-            if time_ms is not None:
-                outgoing.properties[DELIVER_MS] = str(time_ms)
-                for name in (CANCEL, CANCEL_PLACE):  # of a timer that is not there
+            if deliver_ms is not None:
+                outgoing.properties[DELIVER_MS] = str(deliver_ms)
+                # These properties name a timer to cancel, which the target does not have.
+                for name in (CANCEL, CANCEL_PLACE):
                     outgoing.properties.pop(name, None)
-            await self._room(job)
+            await self._wait_for_saving(job.sending)
             try:
                 await sender.send(job.to, outgoing)
             except RefusedMessageError as error:
-                said = f"{job.sending.queue} offset {offset} is refused: {error.message}"
+                refusal = f"{job.sending.queue} offset {offset} is refused: {error.message}"
                 if not self._selection.skip_refused:
                     raise RefusedMessageError(
-                        said, hint=error.hint or "--skip-refused skips such messages"
+                        refusal, hint=error.hint or "--skip-refused skips such messages"
                     ) from error
-                logger.error("%s", said)
+                logger.error("%s", refusal)
                 self.report.refused += 1
             else:
                 self.report.sent[job.sending.to] += 1
             if self._position.sent(job.sending, offset + 1) >= REPEATS_MAX // 2:
-                self._due.set()
+                self._is_save_due.set()
             if self._stop.is_set():
                 return
 
-    async def _room(self, job: SendingJob) -> None:
-        """Waits until the saved position covers all but a bounded number of this queue's messages."""
-        if self._position.unsaved(job.sending) >= REPEATS_MAX - 1:
-            async with self._saved:
-                await self._saved.wait_for(lambda: self._position.unsaved(job.sending) < REPEATS_MAX - 1)
+    async def _wait_for_saving(self, sending: Sending) -> None:
+        """Wait until all but REPEATS_MAX sent messages of a queue are noted in the position file: after a crash no more
+        than these are sent twice."""
+        async with self._saved:
+            await self._saved.wait_for(lambda: self._position.unsaved(sending) < REPEATS_MAX - 1)
 
     async def _keep_saving(self) -> None:
-        """Save the position after each interval, and when so much was sent that senders wait for it."""
+        """Write the position file after each interval, or earlier when senders will soon have to wait for that, until
+        the run is over."""
         while not self._is_over:
             with suppress(TimeoutError):
                 async with asyncio.timeout(SAVE_EVERY_S):
-                    await self._due.wait()
-            self._due.clear()
+                    await self._is_save_due.wait()
+            self._is_save_due.clear()
             await self._save()
             self._progress(self.report.count, max(self._total, self.report.count))
 
     async def _save(self, *, is_exact: bool = False) -> None:
+        """Write the position file in a thread, and wake the senders that wait for it. ``is_exact``: nothing is sent any
+        more, so that the file will say exactly what was sent."""
         snapshot, document = self._position.snapshot(), self._position.document(is_exact=is_exact)
         await asyncio.to_thread(self._position.write, document)
         self._position.written(snapshot)
@@ -308,10 +333,10 @@ def _time_of(pending: Table, offset: int) -> int | None:
 
 
 def repeats_text(position: Position) -> str:
-    """What a run that continues at ``position`` may send again."""
+    """Return a sentence on which messages a run that continues at ``position`` may send a second time."""
     if position.is_exact:
-        return f"continues at {position.path}: nothing is sent twice"
+        return f"continues where {position.path} says: nothing is sent twice"
     return (
-        f"continues at {position.path} after an interruption: of each queue up to {counted(REPEATS_MAX, 'message')} "
-        "behind the position may be sent again, with the same UNIQ_KEY"
+        f"continues where {position.path} says, after an interruption: of each queue up to"
+        f" {counted(REPEATS_MAX, 'message')} may be sent again, with the same UNIQ_KEY"
     )

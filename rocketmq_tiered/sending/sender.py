@@ -76,12 +76,14 @@ class Sender:
         group: str,
         rate: float = 0,
     ) -> None:
-        """``credentials``: None sends requests unsigned."""
+        """``connect`` opens a connection to an address; ``credentials``: None sends requests unsigned; ``group``: the
+        producer group; ``rate``: messages a second, 0 means no limit."""
         self._connect, self._credentials, self._group = connect, credentials, group
         self._interval_s = 1 / rate if rate else 0.0
         self._next_s = 0.0
         self._connections: dict[str, SendingConnection] = {}
         self._problem_s: float | None = None
+        """When a broker stopped taking messages; None: it takes them."""
         self._logged_s = -LOG_EVERY_S
         self.unanswered = 0
         """Sends without an answer, which were repeated: these messages may be stored twice."""
@@ -92,32 +94,38 @@ class Sender:
             connection.close()
 
     async def send(self, queue: TargetQueue, message: OutgoingMessage) -> None:
-        """Returns once the broker has stored it: waits for its turn, and for a broker that is away or busy.
+        """Send a message, and return once the broker has stored it: the call waits as the rate demands, and while the
+        broker is away or busy.
 
-        Raises RefusedMessageError for a message, NotFoundError and UsageError for a topic, that the broker does not
-        take, and BrokerFailedError."""
+        Raises RefusedMessageError for a message and NotFoundError or UsageError for a topic that the broker does not
+        take, and BrokerFailedError when it fails with the message for a minute."""
         request = send_request(queue, message, self._group)
         if self._credentials is not None:
             request = replace(request, ext_fields=self._credentials.signed(request.ext_fields, request.body))
         if self._interval_s:
-            await self._turn()
+            await self._wait_for_rate()
         try:
             await self._attempt(queue.broker, request)
         except UnavailableError:
-            await self._again(queue.broker, request)
+            await self._repeat(queue.broker, request)
         if self._problem_s is not None:
-            logger.info("the broker takes messages again, after %.0f s", time.monotonic() - self._problem_s)
+            logger.info(
+                "broker %s takes messages again, after %.0f s",
+                queue.broker.name,
+                time.monotonic() - self._problem_s,
+            )
             self._problem_s, self._logged_s = None, -LOG_EVERY_S
 
-    async def _turn(self) -> None:
+    async def _wait_for_rate(self) -> None:
+        """Wait until the rate allows the next message; after a pause, those of BURST_S may be sent at once."""
         now_s = time.monotonic()
         self._next_s = max(self._next_s, now_s - BURST_S) + self._interval_s
         if self._next_s > now_s:
             await asyncio.sleep(self._next_s - now_s)
 
     async def _attempt(self, broker: TargetBroker, request: RemotingCommand) -> None:
-        """Send once. Raises what the broker's answer means; a send without an answer is counted, as it may be
-        stored."""
+        """Send a request once. Raises the error that the broker's answer means. A request without an answer is counted,
+        as the broker may have stored its message."""
         connection = self._connections.get(broker.address)
         if connection is None:
             connection = self._connections[broker.address] = self._connect(broker.address)
@@ -129,26 +137,29 @@ class Sender:
         if (failure := send_failure(answer, broker, request.ext_fields["b"])) is not None:
             raise failure
 
-    async def _again(self, broker: TargetBroker, request: RemotingCommand) -> None:
-        """Send until the broker takes the message, or has failed for too long; only what may succeed later is
-        repeated."""
+    async def _repeat(self, broker: TargetBroker, request: RemotingCommand) -> None:
+        """Send a request again and again until the broker has stored its message, or has failed with it for FAILED_S.
+        Only an UnavailableError is followed by another attempt; others are raised at once."""
         from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
         retrying = AsyncRetrying(
             wait=wait_random_exponential(multiplier=BACKOFF_FIRST_S, max=BACKOFF_MAX_S),
             retry=retry_if_exception_type(UnavailableError),
             stop=_FailedTooLong(),
-            before_sleep=self._waiting,
+            before_sleep=self._log_problem,
             reraise=True,
         )
         await retrying(self._attempt, broker, request)
 
-    def _waiting(self, state: RetryCallState) -> None:
+    def _log_problem(self, state: RetryCallState) -> None:
+        """Log at most once a minute why a message has to be sent again."""
         now_s = time.monotonic()
         self._problem_s = self._problem_s or now_s
         if now_s - self._logged_s >= LOG_EVERY_S and state.outcome is not None:
             self._logged_s = now_s
-            logger.warning("%s: sending waits, and tries again", state.outcome.exception())
+            logger.warning(
+                "no message is sent for now, the next attempt follows: %s", state.outcome.exception()
+            )
 
 
 class _FailedTooLong:
@@ -158,6 +169,8 @@ class _FailedTooLong:
         self._since_s: float | None = None
 
     def __call__(self, state: RetryCallState) -> bool:
+        """Return whether tenacity is to stop: since FAILED_S every attempt has ended with the broker's SYSTEM_ERROR. A
+        broker that is only away or busy is waited for without end."""
         if state.outcome is None or not isinstance(state.outcome.exception(), BrokerFailedError):
             self._since_s = None
             return False
@@ -166,32 +179,37 @@ class _FailedTooLong:
 
 
 def send_request(queue: TargetQueue, message: OutgoingMessage, group: str) -> RemotingCommand:
-    """The request that stores ``message``. Raises RefusedMessageError: no request holds it."""
+    """Return the request that stores ``message`` in ``queue``, from producer group ``group``. Raises
+    RefusedMessageError if the message is larger than the broker or the protocol allows."""
     request, broker = message.request(group, queue.queue_id), queue.broker
+    # A frame holds the header of the request as well as the body.
     body_bytes_max = min(broker.max_body_bytes, FRAME_BYTES_MAX - HEADER_BYTES_MAX)
     if len(message.body) > body_bytes_max:
         raise RefusedMessageError(
-            f"its body has {len(message.body):,} bytes, and broker {broker.name} takes {body_bytes_max:,}",
-            hint="raise maxMessageSize in its broker.conf",
+            f"the message's body has {len(message.body):,} bytes, and broker {broker.name} takes {body_bytes_max:,}",
+            hint=f"raise maxMessageSize in the broker.conf of {broker.name}",
         )
-    if len(request.ext_fields["i"]) > PROPERTIES_MAX:
-        raise RefusedMessageError(f"its properties have more than {PROPERTIES_MAX:,} characters")
+    if len(request.ext_fields["i"]) > PROPERTIES_MAX:  # "i" holds the properties
+        raise RefusedMessageError(
+            f"the message's properties have more than {PROPERTIES_MAX:,} characters, which no request can hold"
+        )
     return request
 
 
 def send_failure(
     answer: RemotingCommand, broker: TargetBroker, topic: str
 ) -> UnavailableError | NotFoundError | UsageError | None:
-    """Why a message was not stored; None: it was."""
+    """Return the error that the broker's answer to a send means, or None if it has stored the message. ``topic``: where
+    the message was sent to."""
     if answer.code in _STORED:
         return None
     said = f"broker {broker.name} ({broker.address}): {answer.remark or f'code {answer.code}'}"
     if answer.code in (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE):
         return ThrottledError(said)
     if is_refusal(answer):
-        return UsageError(said, hint=f"the account in broker.credentials_file needs PUB on {topic}")
+        return UsageError(said, hint=f"give the account in broker.credentials_file PUB on topic {topic}")
     if answer.code == ResponseCode.SYSTEM_ERROR:
         return BrokerFailedError(said)
     if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-        return NotFoundError(said, hint=f"create {topic} with mqadmin updateTopic")
+        return NotFoundError(said, hint=f"create topic {topic} with mqadmin updateTopic")
     return RefusedMessageError(said) if answer.code == _MESSAGE_ILLEGAL else UsageError(said)

@@ -56,8 +56,9 @@ class Target:
     brokers: tuple[TargetBroker, ...]
 
     def queues(self, topic: str, wanted_count: int) -> list[TargetQueue]:
-        """The queues of ``topic``, by broker name and number. Raises NotFoundError and UsageError that say how to get
-        ``wanted_count``."""
+        """Return the queues of ``topic`` that take messages, by broker name and queue id. If there are none, raises
+        NotFoundError or UsageError with the mqadmin command that creates the topic with ``wanted_count`` queues, or
+        makes it writable."""
         queues = [
             TargetQueue(broker, queue_id)
             for broker in self.brokers
@@ -65,15 +66,18 @@ class Target:
         ]
         if queues:
             return queues
-        place = f"-b {self.brokers[0].address}" if len(self.brokers) == 1 else "-c CLUSTER"
-        create = f"mqadmin updateTopic {place} -t {topic} -r {wanted_count} -w {wanted_count}"
+        where = f"-b {self.brokers[0].address}" if len(self.brokers) == 1 else "-c CLUSTER"
+        create = f"mqadmin updateTopic {where} -t {topic} -r {wanted_count} -w {wanted_count}"
         if not any(topic in broker.topics for broker in self.brokers):
             raise NotFoundError(f"topic {topic} does not exist at {self.name}", hint=f"create it: {create}")
-        raise UsageError(f"topic {topic} at {self.name} is not writable", hint=f"allow it: {create} -p 6")
+        raise UsageError(
+            f"topic {topic} at {self.name} is not writable", hint=f"make it writable: {create} -p 6"
+        )
 
 
 def find_target(address: str, connect: Connect) -> Target:
-    """The broker at ``address``, or all of the name server there. Raises UsageError and UnavailableError."""
+    """Return the broker at ``address``, or all master brokers that the name server at ``address`` lists. Raises
+    UsageError for an address that is none, and UnavailableError if a server does not answer as it should."""
     if host_and_port(address) is None:
         raise UsageError(
             f"--to {address} is not an address",
@@ -81,17 +85,19 @@ def find_target(address: str, connect: Connect) -> Target:
         )
     client = connect(address)
     try:
-        # What a broker does not know: name servers of 4.9 never answer what they do not know.
+        # Brokers refuse this request of name servers. The other way round would not do: name servers of 4.9 leave
+        # requests that they do not know without an answer.
         answer = client.call(RequestCode.GET_BROKER_CLUSTER_INFO)
         if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            only = _broker(client, address, client.call(RequestCode.GET_ALL_TOPIC_CONFIG))
-            return Target(f"{only.cluster}/{only.name}", (only,))
+            broker = _broker(client, address, client.call(RequestCode.GET_ALL_TOPIC_CONFIG))
+            return Target(f"{broker.cluster}/{broker.name}", (broker,))
         addresses = _masters(answer)
     finally:
         client.close()
     if not addresses:
         raise UnavailableError(
-            f"name server {address} has no master broker", hint="retry once one is registered"
+            f"name server {address} lists no master broker",
+            hint="run the command again once a master is registered there",
         )
     brokers = tuple(_connected(addresses[name], connect) for name in sorted(addresses))
     return Target(", ".join(sorted({broker.cluster for broker in brokers})), brokers)
@@ -106,12 +112,14 @@ def _connected(address: str, connect: Connect) -> TargetBroker:
 
 
 def _broker(client: BrokerClient, address: str, topics: RemotingCommand) -> TargetBroker:
-    """A broker by its own configuration and topic table, or an error that says which rights are missing."""
+    """Return the broker at ``address``, as its own configuration and its topic table describe it. ``topics``: its
+    answer to a request for that table. Raises UnavailableError if the broker did not give out one of both."""
     config = client.broker_config() or {}
     if topics.code != ResponseCode.SUCCESS or "brokerName" not in config:
         hint = "set broker.credentials_file to an account of that broker" if is_refusal(topics) else ""
         raise UnavailableError(
-            f"broker {address} does not list its topics: {topics.remark or topics.code}", hint=hint
+            f"broker {address} does not return its topics and configuration: {topics.remark or topics.code}",
+            hint=hint,
         )
     return TargetBroker(
         config.get("brokerClusterName", ""),
@@ -124,7 +132,8 @@ def _broker(client: BrokerClient, address: str, topics: RemotingCommand) -> Targ
 
 
 def _masters(answer: RemotingCommand) -> dict[str, str]:
-    """Broker name -> address of its master."""
+    """Return the master's address of each broker by name, from a name server's answer: in its list, id 0 is the master.
+    Raises UnavailableError if the name server refused to answer."""
     if answer.code != ResponseCode.SUCCESS:
         raise UnavailableError(f"the name server does not list its brokers: {answer.remark or answer.code}")
     table = _document(answer).get("brokerAddrTable") or {}
@@ -136,8 +145,12 @@ def _masters(answer: RemotingCommand) -> dict[str, str]:
 
 
 def _document(answer: RemotingCommand) -> dict[str, Any]:
+    """Return the JSON object in the body of an answer; an empty one if the body is other JSON. Raises UnavailableError
+    for a body that is no JSON."""
     try:
         found = fastjson.loads(answer.body)
     except (CorruptionError, RecursionError) as error:
-        raise UnavailableError(f"malformed response of the broker: {error}") from error
+        raise UnavailableError(
+            f"the body of a response of the broker or name server is not JSON: {error}"
+        ) from error
     return found if isinstance(found, dict) else {}

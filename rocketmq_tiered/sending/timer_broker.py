@@ -26,14 +26,14 @@ WHEEL_TOPIC = "rmq_sys_wheel_timer"
 FACTS_S = 30.0
 """What the broker can do, and its topics, are requested again after this."""
 GROUP = "tiered_timers"
-PART, PART_S = 512, 0.05
+BATCH_MESSAGES, BATCH_S = 512, 0.05
 """Messages that are sent before the next look at the rate, and their time at a low rate."""
 ANSWERS_MAX = 32
 SEARCH_SLACK_MS = 120_000
 """A timer may be handed over so much earlier than timers.ahead_ms before its time, by the broker's clock."""
 _PULL = {
     "consumerGroup": "TOOLS_CONSUMER",  # brokers have it
-    "maxMsgNums": str(PART),
+    "maxMsgNums": str(BATCH_MESSAGES),
     "sysFlag": "4",  # with a subscription
     "commitOffset": "0",
     "suspendTimeoutMillis": "0",
@@ -43,7 +43,7 @@ _PULL = {
 
 
 class RemoteTimerBroker:
-    """The broker at ``address()``, empty: unknown. Methods raise UnavailableError while it is away."""
+    """The broker that timers are handed over to. Methods raise UnavailableError while it is away."""
 
     answers_few = 10
     """If a key query returns so many messages, there may be more."""
@@ -55,14 +55,17 @@ class RemoteTimerBroker:
         is_stopped: Callable[[], bool],
         settings: TimerSettings,
     ) -> None:
-        """``is_stopped`` ends the waits between sends."""
+        """``address`` returns the broker's address, which may change, or an empty text while it is unknown; ``connect``
+        opens a connection to an address; ``is_stopped`` says that this process stops: then nothing more is sent."""
         self._address, self._connect, self._is_stopped = address, connect, is_stopped
         self._rate, self._ahead_ms = settings.rate_per_s, settings.ahead_ms
         self._turns = TokenBucket(self._rate, 0)
         self._places: dict[tuple[str, str], set[str]] = {}
-        """What was found since ``is_settled``: topic and key, empty for all of the topic -> places of timers."""
+        """Searches since the last call of ``is_settled``: topic and unique key -> places of the timers found. An empty
+        key stands for all messages of the topic."""
         self._client: BrokerClient | None = None
         self._known: tuple[float, TargetBroker, int] | None = None
+        """When the broker was queried, itself with its topics, and the longest delay in ms that it takes."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -71,48 +74,54 @@ class RemoteTimerBroker:
 
     def longest_ms(self) -> int:
         """The longest timer that it takes; 0: none, as 4.9, or they are off."""
-        return self._facts()[1]
+        return self._capabilities()[1]
 
     def is_settled(self) -> bool:
         """Whether all that it has stored can be found."""
         self._places.clear()
-        return self._asked().runtime_info().get("dispatchBehindBytes") == "0"
+        return self._connected().runtime_info().get("dispatchBehindBytes") == "0"
 
     def has(self, send: TimerSend) -> bool:
-        """Whether it has a message of this topic and place, pending or delivered."""
+        """Return whether the broker has the message of ``send``, as a pending timer or delivered to its topic. The
+        place identifies it: queue id and queue offset of the message that set the timer, which the message carries."""
+        # A broker without timers of its own has no topic with pending ones.
         topics = (WHEEL_TOPIC, send.message.topic)[not self.longest_ms() :]
-        return any(send.place in self._found(topic, send) for topic in topics)
+        return any(send.place in self._places_found(topic, send) for topic in topics)
 
-    def _found(self, topic: str, send: TimerSend) -> set[str]:
-        """Places of timers in ``topic``, among them that of ``send`` if it is there. The key narrows the search, unless
-        so many messages have it that the broker does not return all."""
-        known = self._places.get((topic, send.key))
-        if known is None:
-            found = list(self._with_key(topic, send.key))
-            known = self._places[topic, send.key] = set(found)
+    def _places_found(self, topic: str, send: TimerSend) -> set[str]:
+        """Return the places of timers that the broker has in ``topic``, among them that of ``send`` if the broker has
+        it. They are searched by the unique key of ``send``; if so many messages have this key that the broker may not
+        return all, by reading the topic from the time on at which ``send`` may have been sent first."""
+        places = self._places.get((topic, send.key))
+        if places is None:
+            found = list(self._places_with_key(topic, send.key))
+            places = self._places[topic, send.key] = set(found)
             if len(found) >= self.answers_few:
                 if (topic, "") not in self._places:
                     since_ms = send.deliver_ms - self._ahead_ms - SEARCH_SLACK_MS
-                    self._places[topic, ""] = set(self._since(topic, since_ms))
-                known |= self._places[topic, ""]
-        return known
+                    self._places[topic, ""] = set(self._places_since(topic, since_ms))
+                places |= self._places[topic, ""]
+        return places
 
-    def _with_key(self, topic: str, unique_key: str) -> Iterator[str]:
-        """The places of the timers among the broker's messages with this unique key."""
+    def _places_with_key(self, topic: str, unique_key: str) -> Iterator[str]:
+        """Return the places of the timers among the broker's messages that have this unique key. A place is the text
+        that says which message set the timer; it is empty for a message that is no timer of the archive."""
         fields = {
             "topic": topic,
             "key": unique_key,
             "maxNum": str(ANSWERS_MAX),
             "beginTimestamp": "0",
+            # A day ahead, as the broker's clock may differ.
             "endTimestamp": str(wall_ms() + 86_400_000),
             "_UNIQUE_KEY_QUERY": "true",
         }
-        answer = self._asked().call(RequestCode.QUERY_MESSAGE, fields)
+        answer = self._connected().call(RequestCode.QUERY_MESSAGE, fields)
         return _places(answer.body) if answer.code == ResponseCode.SUCCESS else iter(())
 
-    def _since(self, topic: str, since_ms: int) -> Iterator[str]:
-        """The places of all messages that arrived in ``topic`` since a time."""
-        broker = self._facts()[0]
+    def _places_since(self, topic: str, since_ms: int) -> Iterator[str]:
+        """Read all messages that arrived in ``topic`` since ``since_ms``, and yield their places: the text that says
+        which message set a timer, empty for other messages. Raises StoppedError when this process stops."""
+        broker = self._capabilities()[0]
         for queue_id in range(1 if topic == WHEEL_TOPIC else broker.queue_count(topic)):
             fields = {"topic": topic, "queueId": str(queue_id), "timestamp": str(since_ms)}
             offset = self._offset(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, fields)
@@ -121,20 +130,20 @@ class RemoteTimerBroker:
                 if self._is_stopped():
                     raise StoppedError
                 pull = {**fields, **_PULL, "queueOffset": str(offset)}
-                answer = self._asked().call(RequestCode.PULL_MESSAGE, pull)
-                following = int(answer.ext_fields.get("nextBeginOffset", offset))
-                if following <= offset:
+                answer = self._connected().call(RequestCode.PULL_MESSAGE, pull)
+                next_offset = int(answer.ext_fields.get("nextBeginOffset", offset))
+                if next_offset <= offset:  # the same pull would be repeated without end
                     raise _unreadable(topic, answer)
                 yield from _places(answer.body)
-                offset = following
+                offset = next_offset
 
     def _offset(self, code: RequestCode, fields: Mapping[str, str]) -> int:
-        answer = self._asked().call(code, fields)
+        answer = self._connected().call(code, fields)
         if answer.code != ResponseCode.SUCCESS:
             raise _unreadable(fields["topic"], answer)
         return int(answer.ext_fields["offset"])
 
-    def _asked(self) -> BrokerClient:
+    def _connected(self) -> BrokerClient:
         if self._client is None:
             self._client = self._connect(self._where())
         return self._client
@@ -142,11 +151,15 @@ class RemoteTimerBroker:
     def _where(self) -> str:
         address = self._address()
         if not address:
-            raise UnavailableError("the broker's address is unknown", hint="set broker.address")
+            raise UnavailableError(
+                "timers are not delivered, as the broker's address is unknown", hint="set broker.address"
+            )
         return address
 
-    def _facts(self) -> tuple[TargetBroker, int]:
-        """The broker, and the longest delay that it takes itself; read again now and then, on a new connection."""
+    def _capabilities(self) -> tuple[TargetBroker, int]:
+        """Return the broker with its topics, and the longest delay in ms that its own timers take, 0 if it has none.
+        Both are read again every FACTS_S on a new connection. Raises UnavailableError if the broker is away or a
+        slave."""
         now_s = time.monotonic()
         if self._known is None or now_s - self._known[0] > FACTS_S:
             self._known = None
@@ -154,11 +167,11 @@ class RemoteTimerBroker:
                 self._client.close()
                 self._client = None
             target = find_target(self._where(), self._connect).brokers[0]
-            config = self._asked().broker_config() or {}
+            config = self._connected().broker_config() or {}
             if config.get("brokerRole") == "SLAVE":
                 raise UnavailableError(
                     f"broker {target.address} is a slave, which takes no messages",
-                    hint="timers are delivered beside the master, or with broker.address set to it",
+                    hint="set broker.address to the master, or deliver timers beside the master",
                 )
             has_wheel = config.get("timerWheelEnable") == "true"
             longest_ms = int(config.get("timerMaxDelaySec") or 259_200) * 1000 if has_wheel else 0
@@ -170,49 +183,49 @@ class RemoteTimerBroker:
     def send(
         self, sends: Sequence[TimerSend], sent: Callable[[TimerSend], None], until_s: float
     ) -> Mapping[int, str]:
-        """Send all, in order as far as possible, and call ``sent`` for each; position -> why the broker refuses it.
-        Raises UnavailableError if any is in doubt, and after ``until_s`` (monotonic)."""
+        """Send the messages of ``sends``, in order as far as possible, and call ``sent`` for each that the broker has
+        stored. Returns index in ``sends`` -> reason for those that the broker refuses. Raises UnavailableError if a
+        message got no answer, so that the broker may have stored it, and when the monotonic clock reaches
+        ``until_s``."""
         refused: dict[int, str] = {}
         left, pause_s = list(enumerate(sends)), BACKOFF_FIRST_S
-        size = min(PART, int(self._rate * PART_S) + 1) if self._rate else PART
+        size = min(BATCH_MESSAGES, int(self._rate * BATCH_S) + 1) if self._rate else BATCH_MESSAGES
         while left:
             if self._is_stopped():
                 raise StoppedError
-            part, left = left[:size], left[size:]
-            self._wait_for_turn(len(part))
-            if busy := self._send_part(part, sent, refused, until_s):
+            batch, left = left[:size], left[size:]
+            if self._rate:
+                time.sleep(self._turns.take(len(batch)))
+            if busy := self._send_batch(batch, sent, refused, until_s):
                 left = sorted(busy) + left
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, BACKOFF_MAX_S)
         return refused
 
-    def _wait_for_turn(self, count: int) -> None:
-        if self._rate:
-            time.sleep(self._turns.take(count))
-
-    def _send_part(
+    def _send_batch(
         self,
-        part: Sequence[tuple[int, TimerSend]],
+        batch: Sequence[tuple[int, TimerSend]],
         sent: Callable[[TimerSend], None],
         refused: dict[int, str],
         until_s: float,
     ) -> list[tuple[int, TimerSend]]:
-        """What the broker was too busy for."""
+        """Send the numbered messages of ``batch`` at once, and return those that the broker was too busy for. ``sent``
+        is called for each that the broker has stored; the reasons of refused ones are added to ``refused`` by
+        number."""
         requests: list[RemotingCommand] = []
         numbered: list[tuple[int, TimerSend]] = []
         busy: list[tuple[int, TimerSend]] = []
-        broker = self._facts()[0]
-        for number, send in part:
+        broker = self._capabilities()[0]
+        for number, send in batch:
             try:
                 requests.append(send_request(_queue_of(broker, send), send.message, GROUP))
                 numbered.append((number, send))
             except UsageError as error:
                 refused[number] = error.message
 
-        def answered(place: int, answer: RemotingCommand) -> None:
-            """Sort an answer: sent, to be repeated, or refused; a topic that is not there makes the broker's table
-            be read again."""
-            number, send = numbered[place]
+        def on_answer(index: int, answer: RemotingCommand) -> None:
+            """Note what the broker answered to ``requests[index]``: stored, too busy, or refused."""
+            number, send = numbered[index]
             failure = send_failure(answer, broker, send.message.topic)
             if failure is None:
                 sent(send)
@@ -220,38 +233,43 @@ class RemoteTimerBroker:
                 busy.append((number, send))
             else:
                 refused[number] = failure.message
-                self._known = None if isinstance(failure, NotFoundError) else self._known
+                if isinstance(
+                    failure, NotFoundError
+                ):  # the topic was deleted: read the broker's topics again
+                    self._known = None
 
-        self._asked().call_many(requests, answered, until_s)
+        self._connected().call_many(requests, on_answer, until_s)
         return busy
 
 
 def _queue_of(broker: TargetBroker, send: TimerSend) -> TargetQueue:
-    """The queue that a timer goes to. UsageError: it can never be sent there as it is."""
+    """Return the queue of ``broker`` that a timer's message goes to. Raises UsageError if its sender may not send to
+    that topic, or if the topic has no queue that takes messages."""
     topic = send.message.topic
     if send.refusal:
         raise UsageError(send.refusal)
     count = broker.queue_count(topic)
     if not count:
-        raise UsageError(f"topic {topic} does not exist at {broker.name}, or is not writable")
+        raise UsageError(f"topic {topic} does not exist at broker {broker.name}, or is not writable")
     return TargetQueue(broker, send.queue % count)
 
 
 def _unreadable(topic: str, answer: RemotingCommand) -> UnavailableError:
     return UnavailableError(
-        f"the broker does not return messages of {topic}: {answer.remark or answer.code}",
-        hint="allow this account to pull them: a timer whose delivery is in doubt is looked up in its topic",
+        f"the broker does not return messages of topic {topic}: {answer.remark or answer.code}",
+        hint="allow the account in broker.credentials_file to pull them: so it is found out whether a timer was"
+        " delivered already",
     )
 
 
 def _places(body: bytes) -> Iterator[str]:
-    """The place of each timer in the records of the broker's reply; empty for a record that is no timer of the
-    archive."""
-    view, at = memoryview(body), 0
+    """Yield for each record in ``body``, the broker's reply, the property that says which message set the timer; empty
+    for a record that is no timer of the archive. The rest of a reply that does not parse is ignored."""
+    view, position = memoryview(body), 0
     with suppress(ValueError):
-        while at + 4 <= len(view):
-            size = int.from_bytes(view[at : at + 4], "big")
+        while position + 4 <= len(view):
+            size = int.from_bytes(view[position : position + 4], "big")  # a record begins with its size
             if size < 4:
                 return
-            yield decode_record(view[at : at + size]).properties.get(PLACE, "")
-            at += size
+            yield decode_record(view[position : position + size]).properties.get(PLACE, "")
+            position += size

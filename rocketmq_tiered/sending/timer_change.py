@@ -21,21 +21,24 @@ ATTEMPTS = 10
 def change_timers(
     commits: MaintenanceCommit, name: TimerName | TimerPlace, *, at_ms: int | None = None
 ) -> list[int]:
-    """Cancel all timers that ``name`` names, or deliver them at ``at_ms``; returns the time of each so far.
+    """Cancel all pending timers that ``name`` names, or move them to ``at_ms``. Returns the times of delivery, in ms,
+    that they had until now.
 
     Raises NotFoundError if none is pending, and UnavailableError if others commit all the time.
     """
     for _ in range(ATTEMPTS):
         state = commits.refresh()
         timers, queues, topics, _ = TimerFiles(commits.store).find(state, name)
-        changed = np.concatenate([timers] if at_ms is None else [timers, timers])
-        changed["order"] += 1
-        changed["late_hours"], changed["kind"] = 0, EntryKind.TIMER
-        changed["kind"][: len(timers)] = EntryKind.CANCEL_PLACE
+        # One entry cancels each timer; to move it, a second one sets it again at the new time. ``order`` decides which
+        # entries come after which.
+        changes = np.concatenate([timers] if at_ms is None else [timers, timers])
+        changes["order"] += 1
+        changes["late_hours"], changes["kind"] = 0, EntryKind.TIMER
+        changes["kind"][: len(timers)] = EntryKind.CANCEL_PLACE
         if at_ms is not None:
-            changed["deliver_ms"][len(timers) :] = at_ms
-        new = put_timers(commits, [(changed, queues, topics)], state.epoch)
-        if _commit(commits, state, new, timers["deliver_ms"]):
+            changes["deliver_ms"][len(timers) :] = at_ms
+        changes_ref = put_timers(commits, [(changes, queues, topics)], state.epoch)
+        if _commit(commits, state, changes_ref, timers["deliver_ms"]):
             return [int(ms) for ms in timers["deliver_ms"]]
     raise UnavailableError(
         f"the archive's timers changed during each of {ATTEMPTS} attempts; nothing was changed by this command",
@@ -43,14 +46,19 @@ def change_timers(
     )
 
 
-def _commit(commits: MaintenanceCommit, state: CatalogState, new: TimerRef, times: Table) -> bool:
-    """Unless a timer of these times may have been handed over, or changed, since ``state``."""
-    first_ms, last_ms = int(times.min()), int(times.max())
+def _commit(
+    commits: MaintenanceCommit, state: CatalogState, changes_ref: TimerRef, deliver_ms: Table
+) -> bool:
+    """Commit the object ``changes_ref``, which changes the timers of the times ``deliver_ms``. Returns False, and
+    commits nothing, if these may have been handed over or changed since ``state``."""
+    first_ms, last_ms = int(deliver_ms.min()), int(deliver_ms.max())
 
-    def near(one: CatalogState) -> set[TimerRef]:
-        return {ref for ref in one.timers if ref.begin_ms <= last_ms and first_ms <= ref.end_ms}
+    def objects_of_these_times(catalog_state: CatalogState) -> set[TimerRef]:
+        return {ref for ref in catalog_state.timers if ref.begin_ms <= last_ms and first_ms <= ref.end_ms}
 
-    draft = CommitDraft(CommitKind.MAINTENANCE, timers=[new])
+    draft = CommitDraft(CommitKind.MAINTENANCE, timers=[changes_ref])
+    expected = objects_of_these_times(state)
     return commits.commit(
-        lambda newest: draft if near(newest) == near(state) else None, Requirements(epoch=state.epoch)
+        lambda newest: draft if objects_of_these_times(newest) == expected else None,
+        Requirements(epoch=state.epoch),
     )

@@ -72,20 +72,23 @@ RETRY_S = 600.0
 
 
 def horizon_ms(now_ms: int, ahead_ms: int, longest_ms: int) -> int:
-    """Timers before this time are handed over now: in steps, so that one commit covers many; to a broker that takes no
-    timers (``longest_ms`` 0) those that are due."""
+    """Return the time of delivery, in ms, before which timers are handed over to the broker now: ``ahead_ms`` ahead of
+    their time, if the broker's own timers, which take delays up to ``longest_ms``, allow it. A broker without timers
+    (``longest_ms`` 0) gets those that are due."""
     ahead_ms = min(ahead_ms, longest_ms * 9 // 10)
-    step_ms = max(1, min(STEP_MS, ahead_ms // 4))
+    step_ms = max(1, min(STEP_MS, ahead_ms // 4))  # in steps, so that one commit covers many timers
     return max(now_ms + 1, (now_ms + ahead_ms) // step_ms * step_ms)
 
 
 def to_merge(refs: Sequence[TimerRef]) -> list[TimerRef]:
-    """FAN_IN objects of about one size, or one of which most is over: they become one. Empty: nothing to merge."""
-    idle = [ref for ref in refs if ref.done == ref.claimed]
+    """Return the timer objects to be replaced by one: FAN_IN of about one size, or a large one most of whose entries
+    are finished. Empty: none is to be replaced."""
+    idle = [ref for ref in refs if ref.done == ref.claimed]  # no delivery is at work on its entries
     by_size: dict[int, list[TimerRef]] = {}
     for ref in idle:
         if 2 * ref.done > ref.entries > FAN_IN**3:
             return [ref]
+        # Sizes differ by less than the factor 16 within a class: the power of 16 below the number of entries.
         by_size.setdefault((ref.entries.bit_length() - 1) // 4, []).append(ref)
     for size in sorted(by_size):
         group = by_size[size][:FAN_IN]
@@ -96,8 +99,8 @@ def to_merge(refs: Sequence[TimerRef]) -> list[TimerRef]:
 
 @dataclass(frozen=True)
 class TimerPlan:
-    """``doubt``: rows that may have been sent. ``merge``: objects that become one. Otherwise rows to hand over, none:
-    only what is over is committed."""
+    """What the next step does: merge the objects ``merge`` into one; hand over ``entries``, which another process may
+    have handed over already if ``is_doubt``; or, without both, commit which entries are finished."""
 
     entries: Entries | None = None
     is_doubt: bool = False
@@ -121,33 +124,40 @@ class TimerDelivery:
         *,
         clock: Clock = MACHINE_CLOCK,
     ) -> None:
-        """``commits``: of the archive's owner; ``judge`` says which timers their senders may have delivered."""
+        """``commits``: of the archive's owner; ``read`` returns the messages that set timers, by queue and queue
+        offset; ``judge`` says why a sender may not have its timer delivered, or None."""
         self._commits, self._settings, self._broker, self._read = commits, settings, broker, read
         self._judge = judge
         self._clock = clock
         self.files = TimerFiles(commits.store)
         self.counts = TimerStatus()
-        """What is counted as it happens; ``status`` has the rest."""
+        """What is counted as it happens; ``status`` adds figures of what is pending."""
         self._lateness_ms = deque[int](maxlen=LATE_SAMPLES)
-        self._due_ms, self._count_s, self._counting_s = NEVER_MS, 0.0, 0.0
-        self._pending, self._objects = TimerCounts(), 0
         self.problem = ""
+        self._due_ms = NEVER_MS
+        """Time of delivery of the first timer that is not handed over."""
+        # Pending timers are counted in short turns: the count in progress, the time it took until now, when the next
+        # one begins, and the result of the last one.
         self._counting: Iterator[TimerCounts | None] | None = None
-        self._over: dict[str, TimerRef] = {}
-        """Rows that are over, which no commit says yet: objects as the next commit has them."""
+        self._counting_s, self._count_s = 0.0, 0.0
+        self._pending, self._objects = TimerCounts(), 0
+        self._finished: dict[str, TimerRef] = {}
+        """Entries that were dealt with, which the next commit is to say: the references it is to have, by object
+        key."""
         self._postponed = _NONE
+        """Entries that the broker refused, which the next commit puts into an object of their own."""
         self._held: set[str] = set()
-        """Objects that are not read before ``_retry_s``. After a restart all are read at once."""
+        """Keys of objects with refused entries, which are not read before ``_retry_s``. A restart reads all at once."""
         self._retry_s = 0.0
         self._settled_s: float | None = None
-        """When the broker can be queried about rows in doubt."""
-        self._ahead: dict[Place, Message | None] = {}
-        """Messages of this claim and the next ones; None: it is not in the archive."""
-        self._ahead_max = AHEAD_FIRST
+        """When the broker can be queried about entries that another process may have handed over."""
+        self._messages: dict[Place, Message | None] = {}
+        """Messages that set the next timers; None: the archive does not have it."""
+        self._messages_max = AHEAD_FIRST
         self._claim_s: float
-        """When the present claim was begun."""
+        """When the entries that are being handed over were claimed by a commit."""
         self._sent: set[str] = set()
-        """Places of the rows in doubt that were answered for."""
+        """Places of the entries in doubt that the broker has."""
         self._batch = (
             min(BATCH, max(1, int(settings.rate_per_s * CLAIM_S / 4))) if settings.rate_per_s else BATCH
         )
@@ -155,43 +165,47 @@ class TimerDelivery:
     # -- plan -------------------------------------------------------------------------------------------------
 
     def plan(self, state: CatalogState) -> TimerPlan | None:
-        """What is next, None: nothing is due."""
-        refs = [self._over.get(ref.key, ref) for ref in state.timers]
+        """Decide what the next step does with the timers of ``state``. None: nothing is due. An object's entries are in
+        order of delivery: the first ``done`` are finished, those up to ``claimed`` are being handed over."""
+        refs = [self._finished.get(ref.key, ref) for ref in state.timers]
         self._note_pending(state)
-        doubt = [Slice(ref, ref.done, ref.claimed) for ref in refs if ref.done < ref.claimed]
-        if doubt:
-            return TimerPlan(joined(list(self.files.merged(doubt))), is_doubt=True)
+        in_doubt = [Slice(ref, ref.done, ref.claimed) for ref in refs if ref.done < ref.claimed]
+        if in_doubt:  # a process claimed these and ended, or got no answer
+            return TimerPlan(joined(list(self.files.merged(in_doubt))), is_doubt=True)
         self._settled_s = None
         self._sent.clear()
         if len(self._postponed.table):
-            return TimerPlan()
+            return TimerPlan()  # commit them before others are handed over
         if self._clock.monotonic_s() >= self._retry_s:
             self._held.clear()
         held = [ref for ref in refs if ref.key in self._held]
         refs = [ref for ref in refs if ref.key not in self._held]
         due_ms = self._due_ms = min(map(self.files.next_ms, refs), default=NEVER_MS)
+        # The broker is only queried for its longest delay when a timer may have to be handed over.
         if due_ms < self._clock.wall_ms() + self._settings.ahead_ms + 1:
             before_ms = horizon_ms(self._clock.wall_ms(), self._settings.ahead_ms, self._broker.longest_ms())
             if due_ms < before_ms:
                 return TimerPlan(self._next(refs, before_ms))
-        if self._over:
+        if self._finished:
             return TimerPlan()
         group = to_merge(refs) or to_merge(held)
         return TimerPlan(merge=group) if group else None
 
     def _next(self, refs: Sequence[TimerRef], before_ms: int) -> Entries:
-        """The first entries before a time that no delivery has claimed yet, about a batch of them."""
-        parts: list[Entries] = []
-        for some in self.files.merged([Slice(ref, ref.claimed, ref.entries) for ref in refs], before_ms):
-            parts.append(some)
-            if sum(len(part.table) for part in parts) >= self._batch:
+        """Return the first entries of the objects ``refs`` that are delivered before a time and not claimed yet: about
+        as many as one commit is to claim."""
+        pages: list[Entries] = []
+        for page in self.files.merged([Slice(ref, ref.claimed, ref.entries) for ref in refs], before_ms):
+            pages.append(page)
+            if sum(len(read.table) for read in pages) >= self._batch:
                 break
-        return joined(parts)
+        return joined(pages)
 
     # -- steps ------------------------------------------------------------------------------------------------
 
     def step(self, state: CatalogState, plan: TimerPlan) -> bool:
-        """Carry it out. Raises UnavailableError while the broker is away."""
+        """Carry out ``plan``: entries are claimed by a commit before they are handed over. Returns whether to plan
+        again at once. Raises UnavailableError while the broker is away."""
         if plan.merge:
             return self._merge(plan.merge)
         if plan.entries is None:
@@ -206,7 +220,7 @@ class TimerDelivery:
             postponed = self._hand_over(plan.entries, claims, is_doubt=plan.is_doubt)
         finally:
             self._settled_s = self._clock.monotonic_s() + SETTLE_S
-        self._over = {ref.key: ref.moved(ref.claimed, ref.claimed) for ref in claims}
+        self._finished = {ref.key: ref.moved(ref.claimed, ref.claimed) for ref in claims}
         self._postponed = postponed
         return True
 
@@ -216,7 +230,8 @@ class TimerDelivery:
         return last_ms <= self._clock.wall_ms() or self._broker.longest_ms() > 0
 
     def _is_settled(self) -> bool:
-        """Whether the broker can be queried about rows in doubt: what others had sent is stored by now."""
+        """Return whether the broker can be queried about entries that another process may have handed over: what was
+        sent has been stored by now and can be found."""
         now_s = self._clock.monotonic_s()
         if self._settled_s is None:  # another process claimed them: it may send until its claim ends
             self._settled_s = now_s + CLAIM_S + SETTLE_S
@@ -225,96 +240,110 @@ class TimerDelivery:
     def _commit(
         self, state: CatalogState, claims: Sequence[TimerRef], entries: Entries | None = None
     ) -> bool:
-        """Commit ``claims``, and what is over. False: timers are not those of ``state`` any more, or there are others
-        among ``entries``, such as a cancellation."""
+        """Commit which entries are claimed (``claims``, objects whose ``entries`` are handed over next), finished and
+        refused. Returns False and commits nothing if timer objects of ``state`` were changed, or new ones have an entry
+        of the same times, such as a cancellation."""
         last_ms = -1 if entries is None or not len(entries.table) else int(entries.table["deliver_ms"][-1])
         known = set(state.timers)
-        changed = {**self._over, **{ref.key: ref for ref in claims}}
-        again = (
-            [put_timers(self._commits, [self._postponed[:3]], state.epoch)]
-            if len(self._postponed.table)
-            else []
-        )
+        changed = {**self._finished, **{ref.key: ref for ref in claims}}
+        refused: list[TimerRef] = []
+        if len(self._postponed.table):
+            refused.append(put_timers(self._commits, [self._postponed[:3]], state.epoch))
 
         def change(newest: CatalogState) -> CommitDraft | None:
             new = set(newest.timers) - known
             if known - set(newest.timers) or any(ref.begin_ms <= last_ms for ref in new):
                 return None
-            return CommitDraft(CommitKind.MAINTENANCE, timers=[*changed.values(), *again])
+            return CommitDraft(CommitKind.MAINTENANCE, timers=[*changed.values(), *refused])
 
         is_committed = self._commits.commit(change, Requirements(epoch=state.epoch))
         if is_committed:
-            self._over.clear()
+            self._finished.clear()
             self._postponed = _NONE
-            self._hold(again)
+            self._hold(refused)
         return is_committed
 
     def _hold(self, refs: Sequence[TimerRef]) -> None:
+        """Do not read these objects until all that hold refused timers are read again together, RETRY_S after the
+        first."""
         if not self._held:
             self._retry_s = self._clock.monotonic_s() + RETRY_S
         self._held.update(ref.key for ref in refs)
 
     def _renew(self, claims: Sequence[TimerRef]) -> None:
-        """Commit ``claims`` again before they end: sending takes long."""
+        """Commit ``claims`` again once half of CLAIM_S is over: after that time this process may not send the claimed
+        timers any more, as another one may. Raises UnavailableError if another writer owns the archive."""
         now_s = self._clock.monotonic_s()
         if now_s - self._claim_s < CLAIM_S / 2:
             return
         draft = CommitDraft(CommitKind.MAINTENANCE, timers=claims)
         if not self._commits.commit(lambda _newest: draft, Requirements(epoch=self._commits.state.epoch)):
-            raise UnavailableError("no timer is delivered here: another writer owns the archive")
+            raise UnavailableError(
+                "this process stops delivering timers, as another writer now owns the archive and delivers them"
+            )
         self._claim_s = now_s
 
     def _merge(self, group: Sequence[TimerRef]) -> bool:
-        """Replace small timer objects by one, without the rows that are over. False if another commit changed one of
-        them first."""
+        """Replace the timer objects ``group`` by one object without the finished entries. Returns False if another
+        commit changed one of them first."""
         epoch = self._commits.state.epoch
         merged = self.files.merged([Slice(ref, ref.done, ref.entries) for ref in group])
-        ref = put_timers(self._commits, (some[:3] for some in merged), epoch)
+        ref = put_timers(self._commits, (page[:3] for page in merged), epoch)
 
         def change(newest: CatalogState) -> CommitDraft | None:
             if not set(group) <= set(newest.timers):
                 return None
-            return CommitDraft(CommitKind.MAINTENANCE, timers=[*(one.over for one in group), ref])
+            return CommitDraft(CommitKind.MAINTENANCE, timers=[*(replaced.over for replaced in group), ref])
 
         is_committed = self._commits.commit(change, Requirements(epoch=epoch))
-        if is_committed and group[0].key in self._held:
+        if is_committed and group[0].key in self._held:  # the new object holds refused timers as well
             self._held.add(ref.key)
         return is_committed
 
     # -- messages ---------------------------------------------------------------------------------------------
 
     def _hand_over(self, entries: Entries, claims: Sequence[TimerRef], *, is_doubt: bool) -> Entries:
-        """Send what is to be sent; what the broker refuses. Raises UnavailableError."""
-        found, postponed, fresh, size, at = sort_out(entries), list[Table](), 0, 64, 0
-        every, before = _places(entries, found.timers), replace(self.counts)
-        while at < len(found.timers):
+        """Send the timers of ``entries`` that are not cancelled to the broker, in chunks that take about CHUNK_S, and
+        return the entries to be tried again: those that the broker refuses, and cancellations of such ones.
+        ``is_doubt``: the broker may have them already. Raises UnavailableError while the broker is away."""
+        sorted_out, postponed, refused_count, size, begin = sort_out(entries), list[Table](), 0, 64, 0
+        every_place, before = _places(entries, sorted_out.timers), replace(self.counts)
+        while begin < len(sorted_out.timers):
             self._renew(claims)
             begun_s = self._clock.monotonic_s()
-            size = min(size, self._ahead_max)
-            rows, places = found.timers[at : at + size], every[at : at + size]
-            if not self._ahead.keys() >= set(places):
-                self._read_next(every[at:], 0 if is_doubt else int(entries.table["deliver_ms"][-1]) + STEP_MS)
-            sends, chosen = self._sends(rows, places, entries.topics, is_doubt=is_doubt)
+            size = min(size, self._messages_max)
+            rows, places = sorted_out.timers[begin : begin + size], every_place[begin : begin + size]
+            if not self._messages.keys() >= set(places):
+                before_ms = 0 if is_doubt else int(entries.table["deliver_ms"][-1]) + STEP_MS
+                self._read_next(every_place[begin:], before_ms)
+            sends, send_rows = self._sends(rows, places, entries.topics, is_doubt=is_doubt)
             refused = self._broker.send(sends, self._note, self._claim_s + CLAIM_S)
-            fresh += sum(rows["kind"][chosen[number]] == EntryKind.TIMER for number in refused)
+            refused_count += sum(rows["kind"][send_rows[number]] == EntryKind.TIMER for number in refused)
             postponed += [
-                self._postpone(rows[chosen[number]], why, places[chosen[number]])
+                self._postpone(rows[send_rows[number]], why, places[send_rows[number]])
                 for number, why in refused.items()
             ]
-            at += len(rows)
+            begin += len(rows)
             seconds = max(self._clock.monotonic_s() - begun_s, 0.001)
             size = max(16, min(DOUBT_CHUNK if is_doubt else CHUNK_MAX, int(len(rows) * CHUNK_S / seconds)))
-        if fresh:
+        postponed += self._cancels_of_refused(sorted_out.cancels)
+        self.counts.cancelled += len(sorted_out.cancelled)
+        self._log_results(refused_count, before)
+        return entries._replace(table=concatenated(postponed, ENTRY_DTYPE))
+
+    def _log_results(self, refused_count: int, before: TimerStatus) -> None:
+        """Log what an operator should know of a hand-over: timers that the broker refused for the first time, those
+        whose messages were lost, and those that are late. ``before``: the counts when it began."""
+        if refused_count:
             logger.warning(
                 "the broker refuses %d timers, which are sent again every ten minutes; the last refusal: %s",
-                fresh,
+                refused_count,
                 self.counts.problem,
             )
-        postponed += self._holding(found.cancels)
-        self.counts.cancelled += len(found.cancelled)
         if dropped := self.counts.dropped - before.dropped:
             logger.error(
-                "%d timers are dropped, as other messages are at their places: send them again; the last: %s",
+                "%d timers will not be delivered, as the archive no longer has their messages: send them again; the"
+                " last one: %s",
                 dropped,
                 self.counts.problem,
             )
@@ -325,46 +354,50 @@ class TimerDelivery:
                 sent,
                 late_ms // 1000,
             )
-        return entries._replace(table=concatenated(postponed, ENTRY_DTYPE))
 
     def _postpone(self, row: np.void, why: str, place: Place) -> Table:
-        """The entry of a timer that the broker refused: it is sent again, or only listed if that took too long."""
-        found, now_ms = np.array([row], ENTRY_DTYPE), self._clock.wall_ms()
+        """Return the new entry of a timer that the broker refused because of ``why``. It says that the timer is sent
+        again, or, once the broker has refused it for refused_ttl_ms, that it is only listed. ``row``: its present
+        entry."""
+        entry, now_ms = np.array([row], ENTRY_DTYPE), self._clock.wall_ms()
         self.counts.problem = f"{_name(place)}: {why}"[:PROBLEM_CHARS]
         late_ms = now_ms - int(row["deliver_ms"])
-        if row["kind"] == EntryKind.TIMER:
-            found["kind"] = EntryKind.POSTPONED
-            found["late_hours"] = -(-max(late_ms, 0) // HOUR_MS)
+        if row["kind"] == EntryKind.TIMER:  # refused for the first time: so many hours late, rounded up
+            entry["kind"] = EntryKind.POSTPONED
+            entry["late_hours"] = -(-max(late_ms, 0) // HOUR_MS)
         elif late_ms - int(row["late_hours"]) * HOUR_MS >= self._settings.refused_ttl_ms:
-            found["kind"], found["key_hash"] = EntryKind.REFUSED, Refusal.BROKER
-            found["deliver_ms"], found["late_hours"] = now_ms + self._settings.listed_ms, 0
-        return found
+            entry["kind"], entry["key_hash"] = EntryKind.REFUSED, Refusal.BROKER
+            entry["deliver_ms"], entry["late_hours"] = now_ms + self._settings.listed_ms, 0
+        return entry
 
     def _read_next(self, places: Sequence[Place], before_ms: int) -> None:
-        """The messages of ``places``, and of what comes before a time after the claims, as memory allows."""
-        self._ahead = {}  # not beside the new ones
+        """Read the messages at ``places``, the queue offsets where timers were set, and of unclaimed timers that are
+        delivered before ``before_ms``, as many as fit into AHEAD_BYTES. ``before_ms`` 0: only those at ``places``."""
+        self._messages = {}  # old messages do not take memory beside the new ones
         refs = [ref for ref in self._commits.state.timers if ref.key not in self._held and before_ms]
         later = self.files.merged([Slice(ref, ref.claimed, ref.entries) for ref in refs], before_ms)
-        every = chain(places, chain.from_iterable(_places(some, sort_out(some).timers) for some in later))
-        wanted = list(islice(every, self._ahead_max))
+        every = chain(places, chain.from_iterable(_places(page, sort_out(page).timers) for page in later))
+        wanted = list(islice(every, self._messages_max))
         found = self._read(wanted)
-        self._ahead = {**dict.fromkeys(wanted), **found}
+        self._messages = {**dict.fromkeys(wanted), **found}
         byte_count = sum(len(message.data) + MESSAGE_BYTES for message in found.values())
-        self._ahead_max = max(16, len(found) * AHEAD_BYTES // byte_count) if found else AHEAD_FIRST
+        self._messages_max = max(16, len(found) * AHEAD_BYTES // byte_count) if found else AHEAD_FIRST
 
     def _sends(
         self, timers: Table, places: Sequence[Place], topics: Sequence[str], *, is_doubt: bool
     ) -> tuple[list[TimerSend], list[int]]:
-        """What to send, without what the broker has, and the row of each."""
+        """Return what to send for ``timers``, whose messages are at ``places``, and for each send its row in
+        ``timers``. Timers whose message the archive no longer has are counted and skipped, and so are those that the
+        broker already has, if ``is_doubt`` says that it may."""
         sends: list[TimerSend] = []
         rows: list[int] = []
         has_timers = self._broker.longest_ms() > 0
         for row, (place, timer) in enumerate(zip(places, timers, strict=True)):
-            message, deliver_ms = self._ahead[place], int(timer["deliver_ms"])
-            made_of = int(timer["order"]), int(timer["key_hash"]), topics[timer["topic"]]
-            if message is None or not is_entry_of(message, deliver_ms, *made_of):
+            message, deliver_ms = self._messages[place], int(timer["deliver_ms"])
+            entry = int(timer["order"]), int(timer["key_hash"]), topics[timer["topic"]]
+            if message is None or not is_entry_of(message, deliver_ms, *entry):
                 self.counts.dropped += 1
-                self.counts.problem = f"{_name(place)} is not in the archive any more"
+                self.counts.problem = f"{_name(place)}: the archive no longer has this timer's message"
                 continue
             send = timer_send(message, deliver_ms, self._judge, has_timers=has_timers)
             if not (is_doubt and self._was_sent(send)):
@@ -373,7 +406,8 @@ class TimerDelivery:
         return sends, rows
 
     def _was_sent(self, send: TimerSend) -> bool:
-        """Whether a timer in doubt was handed over before: the broker has it."""
+        """Return whether the broker already has a timer that another process may have handed over. Such a timer is
+        counted once as delivered."""
         if send.place in self._sent:
             return True
         if not self._broker.has(send):
@@ -388,22 +422,24 @@ class TimerDelivery:
         self.counts.delivered += 1
         self._lateness_ms.append(max(0, self._clock.wall_ms() - send.deliver_ms))
 
-    def _holding(self, cancels: Table) -> Iterator[Table]:
-        """Cancellations of timers that wait, as the broker had refused them, perhaps to another process."""
+    def _cancels_of_refused(self, cancels: Table) -> Iterator[Table]:
+        """Yield those of ``cancels`` that must be kept: of timers that the broker refused, perhaps to another process,
+        and that wait in other objects to be sent again. The cancellation and its timer are later read together."""
         first_ms = {ref: self.files.next_ms(ref) for ref in self._commits.state.timers if len(cancels)}
         for row in cancels:
-            at_ms = int(row["deliver_ms"])
-            waiting = [ref for ref, begin_ms in first_ms.items() if begin_ms <= at_ms <= ref.end_ms]
+            deliver_ms = int(row["deliver_ms"])
+            waiting = [ref for ref, begin_ms in first_ms.items() if begin_ms <= deliver_ms <= ref.end_ms]
             slices = [Slice(ref, ref.claimed, ref.entries) for ref in waiting]
-            for some in self.files.merged(slices, at_ms + 1):
-                is_same = (some.table["deliver_ms"] == at_ms) & (some.table["key_hash"] == row["key_hash"])
-                if is_same.any():
+            for page in self.files.merged(slices, deliver_ms + 1):
+                table = page.table
+                if ((table["deliver_ms"] == deliver_ms) & (table["key_hash"] == row["key_hash"])).any():
                     self._hold(waiting)
                     yield np.array([row], ENTRY_DTYPE)
                     break
 
     def _note_pending(self, state: CatalogState) -> None:
-        """Count what is pending: a part at a time, so that no timer is late."""
+        """Count pending timers for the status, for COUNT_PART_S at a time so that no timer is delivered late because of
+        it. The next count begins after COUNT_SHARE times as long as the last one took."""
         begun_s = time.perf_counter()
         if self._counting is None:
             if self._clock.monotonic_s() < self._count_s:
@@ -422,20 +458,22 @@ class TimerDelivery:
             self._count_s = self._clock.monotonic_s() + max(PENDING_EVERY_S, COUNT_SHARE * self._counting_s)
             if counts.refused > refused:
                 logger.warning(
-                    "%d messages are not delivered: see tiered timers ls --refused", counts.refused
+                    "%d timers are refused for good and are not delivered: tiered timers ls --refused lists them",
+                    counts.refused,
                 )
 
     def status(self, problem: str = "") -> TimerStatus:
-        """Figures, from any thread. ``problem``: of the last pass."""
+        """Return the figures of the delivery; may be called from any thread. ``problem``: why the last pass failed; if
+        it did not, the status names the last problem of a single timer."""
         counts, pending, now_ms = self.counts, self._pending, self._clock.wall_ms()
-        last = now_ms // HOUR_MS + 1
+        next_hour = now_ms // HOUR_MS + 1
         late_ms = sorted(self._lateness_ms.copy())
         return replace(
             counts,
             pending=pending.pending,
             postponed=pending.postponed,
             refused=pending.refused,
-            next_hour=sum(count for hour, count in pending.hours.items() if hour <= last),
+            next_hour=sum(count for hour, count in pending.hours.items() if hour <= next_hour),
             objects=self._objects,
             overdue_seconds=max(0, now_ms - self._due_ms) / 1000,
             late_p99_seconds=late_ms[int(0.99 * len(late_ms))] / 1000 if late_ms else 0.0,
@@ -443,9 +481,10 @@ class TimerDelivery:
         )
 
 
-def put_timers(commits: MaintenanceCommit, parts: Iterable[Rows], epoch: int) -> TimerRef:
-    """Put an object of ``parts``, each in any order, for the next commit."""
-    encoded = encode_timers((sorted_entries(table), *names) for table, *names in parts)  # type: ignore[misc]
+def put_timers(commits: MaintenanceCommit, tables: Iterable[Rows], epoch: int) -> TimerRef:
+    """Put a timer object with the entries of ``tables`` into the store, and return its reference, which becomes visible
+    with the next commit that names it. The entries of a table may be in any order."""
+    encoded = encode_timers((sorted_entries(table), *names) for table, *names in tables)  # type: ignore[misc]
     ref = TimerRef.of(encoded, epoch, secrets.randbits(40) | 1 << 40)
     commits.put(ref.key, encoded.body)
     return ref
@@ -462,5 +501,6 @@ def _name(place: Place) -> str:
 
 
 def _claims(entries: Entries, *, is_doubt: bool) -> list[TimerRef]:
-    """The objects with the rows of ``entries`` claimed; rows in doubt are."""
+    """Return the references of the objects that hold ``entries``, with these entries claimed. Entries in doubt have
+    been claimed before."""
     return [ref if is_doubt else ref.moved(ref.done, end) for ref, end in entries.ends.items()]

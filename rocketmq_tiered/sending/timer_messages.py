@@ -30,7 +30,8 @@ class TimerMessages:
             self._access.close()
 
     def read(self, places: Sequence[Place]) -> Mapping[Place, Message]:
-        """Those that exist, without what lies beside them. Raises what reading raises."""
+        """Return the messages at ``places``, pairs of queue and queue offset, as far as the archive has them. Raises
+        UnavailableError and CorruptionError if the archive cannot be read."""
         if self._access is None:
             self._access = self._open()
         access, found = self._access, dict[Place, Message]()
@@ -41,13 +42,16 @@ class TimerMessages:
         for queue, offsets in by_queue.items():
             if access.state.queue(queue) is None:
                 continue
-            every, is_batch = np.unique(np.array(offsets, np.int64)), access.is_batch(queue)
-            for near in np.split(every, np.flatnonzero(np.diff(every) > NEAR) + 1):
-                first, last = int(near[0]), int(near[-1])
+            sorted_offsets, is_batch = np.unique(np.array(offsets, np.int64)), access.is_batch(queue)
+            # Offsets that lie close together are read at once, with the messages between them.
+            for close in np.split(sorted_offsets, np.flatnonzero(np.diff(sorted_offsets) > NEAR) + 1):
+                first, last = int(close[0]), int(close[-1])
                 walk = run_sync(access.walk(queue, Span(first, None, last - first + 1), None))
                 while walk.offset <= last and (batch := run_sync(walk.next_batch())) is not None:
-                    wanted = batch.select(np.isin(batch.queue_offsets, near))
+                    wanted = batch.select(np.isin(batch.queue_offsets, close))
                     for message in messages_of(wanted, queue, is_batch=is_batch):
-                        message.data = memoryview(bytes(message.data))
+                        message.data = memoryview(
+                            bytes(message.data)
+                        )  # a copy, which does not keep the block
                         found[queue, message.queue_offset] = message
         return found

@@ -39,27 +39,32 @@ def everyone(_properties: Mapping[str, str], _body: bytes) -> None:
 
 
 def timer_send(message: Message, deliver_ms: int, judge: Judge = everyone, *, has_timers: bool) -> TimerSend:
-    """What a message of the gateway topic becomes at ``deliver_ms``. One without a unique key gets one, as at a broker.
-    Raises CorruptionError."""
+    """Return what is sent at ``deliver_ms`` for ``message``, which set a timer by its arrival in the gateway topic.
+    ``judge`` says why its sender may not send to the timer's topic, or None; ``has_timers``: the broker keeps the
+    message until its time. Raises CorruptionError for a damaged record."""
     properties, record = message.properties, message.record
     topic, queue = properties.get(TOPIC, ""), properties.get(QUEUE, "")
     _, outgoing = next(outgoing_messages(message, topic))
-    kept, at = outgoing.properties, TimerPlace(message.queue.queue_id, message.queue_offset)
-    for name in PROPERTIES:
-        kept.pop(name, None)
-    kept[PLACE] = f"{at.text}:{record.physical_offset}"  # which tells apart topics and generations
-    kept.setdefault(UNIQUE_KEY, f"{at.queue_id:04X}{at.queue_offset:012X}{record.physical_offset:016X}")
+    sent_properties, place = outgoing.properties, TimerPlace(message.queue.queue_id, message.queue_offset)
+    for name in PROPERTIES:  # those that set the timer
+        sent_properties.pop(name, None)
+    # The physical offset tells apart generations of the gateway topic, in which queue offsets repeat.
+    sent_properties[PLACE] = f"{place.text}:{record.physical_offset}"
+    # A broker, too, adds a unique key where a producer has set none.
+    unique_key = f"{place.queue_id:04X}{place.queue_offset:012X}{record.physical_offset:016X}"
+    sent_properties.setdefault(UNIQUE_KEY, unique_key)
     if has_timers:
-        kept["TIMER_DELIVER_MS"] = str(deliver_ms)
+        sent_properties["TIMER_DELIVER_MS"] = str(deliver_ms)
     refusal = refused_target(topic, message.queue.topic) or judge(properties, record.stored_body) or ""
-    return TimerSend(
-        outgoing, kept[PLACE], int(queue) if queue.isdecimal() else at.queue_offset, deliver_ms, refusal
-    )
+    queue_number = int(queue) if queue.isdecimal() else place.queue_offset
+    return TimerSend(outgoing, sent_properties[PLACE], queue_number, deliver_ms, refusal)
 
 
 def is_entry_of(message: Message, deliver_ms: int, order: int, key_hash: int, topic: str) -> bool:
-    """Whether an entry of ``topic`` was made of ``message``: another log history may have another one at its place. A
-    moved timer has a higher ``order``, and another time."""
+    """Return whether ``message`` is the one that set a timer: after a loss of the end of the broker's log, another
+    message may have got its queue offset. The other arguments are what the archive's list of timers says: the time of
+    delivery, the hash of the unique key and the topic; ``order`` is the physical offset, or a higher number once the
+    timer was moved to another time."""
     properties, physical_offset = message.properties, message.record.physical_offset
     key, is_moved = properties.get(UNIQUE_KEY, ""), physical_offset < order
     return (

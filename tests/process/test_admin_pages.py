@@ -285,8 +285,8 @@ def test_with_a_token_every_page_needs_it(
             ):
                 answer = scene.answer("/", Authorization=wrong)
                 assert answer is not None and answer.code == 401
-        assert caplog.text.count("wrong token") == 1 and TOKEN not in caplog.text
-        (entry,) = [found for found in caplog.records if "wrong token" in found.message]
+        assert caplog.text.count("its token is wrong") == 1 and TOKEN not in caplog.text
+        (entry,) = [found for found in caplog.records if "its token is wrong" in found.message]
         assert vars(entry)["client"] == "192.0.2.7"
         answer = scene.answer("/settings", Authorization=basic(TOKEN))
         assert answer is not None and TOKEN.encode() not in answer.body
@@ -296,7 +296,7 @@ def test_with_a_token_every_page_needs_it(
 
 @pytest.mark.parametrize("text", ["", "short\n", " \n" + TOKEN])
 def test_a_short_token_is_refused(archive: str, tmp_path: Path, text: str) -> None:
-    with pytest.raises(UsageError, match="no token of 16 characters"):
+    with pytest.raises(UsageError, match="fewer than 16 characters"):
         PageScene(archive, admin=token_file(tmp_path, text))
     with pytest.raises(UsageError, match="cannot be read"):
         PageScene(archive, admin=AdminSettings(token_file=str(tmp_path / "none")))
@@ -441,7 +441,7 @@ def test_a_timer_is_found_by_its_unique_key(timer_scene: PageScene, key: str, wo
 
 
 def test_an_unknown_key_is_said(timer_scene: PageScene) -> None:
-    assert "no message with id unknown in TIERED_TIMERS" in timer_scene.html("/timers?key=unknown", 404)
+    assert "no message with id unknown in topic TIERED_TIMERS" in timer_scene.html("/timers?key=unknown", 404)
 
 
 def test_hours_have_their_counts(timer_scene: PageScene) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from rocketmq_tiered.cli.rendering import BodyForm, is_charset, jsonl_line
 from rocketmq_tiered.page.archive_view import TopicNumbers, summarize
-from rocketmq_tiered.page.kept_values import History, Sampler
+from rocketmq_tiered.page.kept_values import History
 from rocketmq_tiered.page.messages import body_text_of, hex_dump
 from rocketmq_tiered.page.overview import _upkeep, severity_of
 from rocketmq_tiered.process.findings import Finding, of_catalog, of_relay, of_report
@@ -45,17 +45,17 @@ def test_bodies_are_text_or_hex() -> None:
 
 def test_history_keeps_an_hour_and_goes_over_failures() -> None:
     now_s = 0.0
-    history = History(Clock(monotonic_s=lambda: now_s))
-    for now_s in (0.0, 3000.0, 3700.0):
-        history.add({"lag": now_s, "other": None})
-    assert history.points("lag") == [(700.0, 3000.0), (0.0, 3700.0)] and not history.points("other")
 
-    def fail() -> dict[str, float | None]:
-        raise UnavailableError("stopping")
+    def measure() -> dict[str, float | None]:
+        if now_s == 3701.0:
+            raise UnavailableError("stopping")
+        return {"lag": now_s, "other": None}
 
-    sampler = Sampler(history, fail)
-    sampler._sample()
-    sampler.close()
+    history = History(measure, Clock(monotonic_s=lambda: now_s))
+    for at_s in (0.0, 3000.0, 3700.0, 3701.0):
+        now_s = at_s
+        history.sample()
+    assert history.points("lag") == [(701.0, 3000.0), (1.0, 3700.0)] and not history.points("other")
 
 
 def test_a_state_with_findings_is_not_green() -> None:

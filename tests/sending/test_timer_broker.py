@@ -77,9 +77,9 @@ def test_what_the_broker_refuses_is_said_by_place() -> None:
     with beside(scene) as broker:
         refused = broker.send(sends, lambda _: None, soon())
     assert {place: why.split(",")[0] for place, why in refused.items()} == {
-        1: "topic missing does not exist at target-a",
+        1: "topic missing does not exist at broker target-a",
         2: f"broker target-a ({scene.address}): code 13",
-        3: "its body has 100 bytes",
+        3: "the message's body has 100 bytes",
     }
     assert keys_in(scene) == ["K0", "K4"]
 

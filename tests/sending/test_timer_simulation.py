@@ -83,7 +83,7 @@ def progress_before_the_send(right: Any) -> Any:
 def by_key(right: Any) -> Any:
     """A message with the key, in the topic, is the timer."""
     return lambda self, send: any(
-        True for topic in (WHEEL_TOPIC, send.message.topic) for _ in self._with_key(topic, send.key)
+        True for topic in (WHEEL_TOPIC, send.message.topic) for _ in self._places_with_key(topic, send.key)
     )
 
 
@@ -161,18 +161,18 @@ DEFECTS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     ),
     "the wheel topic is not searched": (
         RemoteTimerBroker,
-        "_found",
+        "_places_found",
         is_found(lambda topic: topic != WHEEL_TOPIC),
     ),
     "the real topic is not searched": (
         RemoteTimerBroker,
-        "_found",
+        "_places_found",
         is_found(lambda topic: topic == WHEEL_TOPIC),
     ),
     "identity by key": (RemoteTimerBroker, "has", by_key),
     "the answer to a key is all": (
         timer_simulation.ModelBroker,
-        "_since",
+        "_places_since",
         lambda right: lambda self, topic, since_ms: iter(()),
     ),
     "sent keys instead of places": (TimerDelivery, "_was_sent", sent_keys),

@@ -152,7 +152,7 @@ class ModelBroker(RemoteTimerBroker):
         self._check()
         return self.max_delay_ms
 
-    def _asked(self) -> Any:
+    def _connected(self) -> Any:
         self._check()
         return self
 
@@ -161,13 +161,13 @@ class ModelBroker(RemoteTimerBroker):
         now_s = self._world.clock.s
         return {"dispatchBehindBytes": str(sum(now_s < one.indexed_s for one in self.stored))}
 
-    def _with_key(self, topic: str, unique_key: str) -> Iterator[str]:
+    def _places_with_key(self, topic: str, unique_key: str) -> Iterator[str]:
         """The newest."""
         self._world.step("has")
         found = [one.place for one in self._visible(topic) if one.key == unique_key]
         return iter(found[-self.answers_few :])
 
-    def _since(self, topic: str, since_ms: int) -> Iterator[str]:
+    def _places_since(self, topic: str, since_ms: int) -> Iterator[str]:
         self._world.step("has")
         return (one.place for one in self._visible(topic) if (one.wheel_ms or one.stored_ms) >= since_ms)
 

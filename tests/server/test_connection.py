@@ -103,7 +103,7 @@ def test_unknown_codes_and_failures_are_answered_and_the_connection_stays() -> N
         assert (await client.ask(RemotingCommand(BUSY, 3))).code == 2
         made.gate.set()
         lacking = await client.ask(RemotingCommand(SLOW, 4))
-        assert (lacking.code, lacking.remark) == (1, "request has no field n")
+        assert (lacking.code, lacking.remark) == (1, "the request lacks the field n")
         assert (await client.ask(RemotingCommand(ECHO, 5))).opaque == 5
 
     play(story)

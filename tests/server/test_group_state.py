@@ -217,7 +217,7 @@ def test_an_owner_whose_clock_was_ahead_is_gone_when_nothing_was_heard_of_it_for
     owner.claim(LEASE_MS)
     for renewals in range(3):  # as long as it is there
         owner.write({("g", "t"): {0: renewals}})
-        with pytest.raises(FencedError, match="served by ahead, seen 0 s ago"):
+        with pytest.raises(FencedError, match="served by ahead, which wrote their offsets 0 s ago"):
             waiting.claim(LEASE_MS)
         clock.now_ms += LEASE_MS - 1
         with pytest.raises(FencedError, match="served by ahead"):

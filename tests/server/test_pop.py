@@ -27,8 +27,8 @@ from rocketmq_tiered.server.pop.pop_delivery import (
     UNACKED_MAX,
     PopQueue,
     Unacked,
-    handle_of,
     offset_fields,
+    popped_ms_of,
     records,
 )
 from rocketmq_tiered.server.pop.pop_handlers import (
@@ -130,7 +130,7 @@ def test_records_come_apart_with_their_offsets(offsets: list[int]) -> None:
 
 
 def test_records_that_cannot_be_popped() -> None:
-    with pytest.raises(UsageError, match="inner batches"):
+    with pytest.raises(UsageError, match="hold batches of messages"):
         list(records([message(1, sys_flag=0x80)], "t"))
     with pytest.raises(CorruptionError):
         list(records([message(1)[:-1]], "t"))
@@ -141,11 +141,10 @@ def test_records_that_cannot_be_popped() -> None:
 
 
 def test_receipts_and_offsets_as_java_writes_them() -> None:
-    found = handle_of("10 1700000000000 60000 0 0 broker-a 3 12")
-    assert (found.popped_ms, found.queue_id, found.offset) == (1_700_000_000_000, 3, 12)
+    assert popped_ms_of("10 1700000000000 60000 0 0 broker-a 3 12") == 1_700_000_000_000
     for text in ("", "a b c d e f g h", "1 2 3"):
         with pytest.raises(UsageError):
-            handle_of(text)
+            popped_ms_of(text)
     assert offset_fields({1: [4, 5], 0: [9]}) == {
         "startOffsetInfo": "0 1 4;0 0 9",
         "msgOffsetInfo": "0 1 4,5;0 0 9",

@@ -414,7 +414,7 @@ def test_a_changed_file_is_read_and_a_bad_one_is_not_taken(
     for step, bad in enumerate((changed.replace("DENY", "DENNY"), f"accounts: [{SECRET}: {{", "{}", ""), 2):
         write(bad, step)
         assert authorizer.refusal(asked(11, "RocketMQ", SECRET, **pull)) is None
-        assert "access rules not reloaded" in caplog.text
+        assert "the changed access rules are not used" in caplog.text
     path.unlink()
     clock[0] += 2
     assert authorizer.refusal(asked(11, "RocketMQ", SECRET, **pull)) is None

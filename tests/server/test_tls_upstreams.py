@@ -203,7 +203,7 @@ def test_routes_never_name_every_address(
 
 
 def test_a_port_on_every_address_of_a_machine_without_one_is_refused_before_groups_are_claimed() -> None:
-    with pytest.raises(UsageError, match="is a wildcard") as refused:
+    with pytest.raises(UsageError, match="stands for all addresses") as refused:
         advertised_host("0.0.0.0", own=lambda _: None)
     assert "--advertise" in (refused.value.hint or "")
     assert advertised_host("10.0.0.9", own=lambda _: None) == "10.0.0.9"

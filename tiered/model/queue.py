@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-LMQ_PREFIX = "%LMQ%"
+LMQ_PREFIX, RETRY_PREFIX, DEAD_PREFIX = "%LMQ%", "%RETRY%", "%DLQ%"
+"""Of the names of LMQs, of groups' retry topics, and of their dead letters."""
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 
 # org.apache.rocketmq.common.topic.TopicValidator, plus the topics brokers name after themselves.

@@ -50,7 +50,8 @@ class ArchiveService(Service):
     def __init__(
         self, archive: Backend, offsets: GroupOffsets, retries: RetryQueues, settings: ServeSettings
     ) -> None:
-        """``offsets`` and ``retries``: those of the archive's groups, which ``start`` claims."""
+        """``archive``: what is served; ``offsets`` and ``retries``: the offsets and retry messages of its consumer
+        groups. One server at a time owns these; ``start`` claims them for this one."""
         super().__init__(settings, HandlerTable())
         self.created: dict[str, TopicConfig] = {}
         """Topics created here, in memory."""
@@ -62,7 +63,7 @@ class ArchiveService(Service):
         self.earliest_ms: Callable[[], int] = lambda: 0
         """When the oldest message of the archive was stored, for routes."""
         self._group_tasks: list[asyncio.Task[None]] = []
-        self.heard: Callable[[], None] = lambda: None
+        self.on_group_change: Callable[[], None] = lambda: None
         """Called after a heartbeat that changed a group."""
         self.locks_from_s = 0.0
         """Locks are granted from then on, by the monotonic clock."""
@@ -76,8 +77,8 @@ class ArchiveService(Service):
         return self.offsets.holds_lease and self._clock.monotonic_s() >= self.locks_from_s
 
     async def start(self) -> str:
-        """Listen and serve; returns the advertised address. Raises OSError when the port is taken, UsageError for an
-        address that clients cannot dial."""
+        """Claim the consumer groups, listen and serve. Returns the address that clients are given in routes. Raises
+        OSError when the port is taken, and UsageError for an address that clients cannot dial."""
         settings = self._settings
         options = server_options(settings, self.clients.names_group)
         if settings.advertise:
@@ -88,20 +89,21 @@ class ArchiveService(Service):
         self._locks.restore(self.offsets.claimed_locks or ())
         try:
             await self.retries.claim()
-        except TieredError as error:  # claimed again every second; reads do not need it
+        except TieredError as error:  # claimed again every second; reads do not need them
             logger.error(
-                "retry messages cannot be read, and this is tried again; until then none is delivered or taken: %s",
+                "the retry messages of the archive cannot be read, and until this succeeds none is delivered or"
+                " stored: %s",
                 error,
             )
         bound_host, bound_port = await self._listen(options)
         if not is_wildcard(bound_host):
             host = bound_host
         address = settings.advertise or f"{f'[{host}]' if ':' in host else host}:{bound_port}"
-        if address.endswith(":0"):
+        if address.endswith(":0"):  # serve.advertise with port 0 means the port that the system chose
             address = f"{address[:-1]}{bound_port}"
         if not settings.advertise and is_wildcard(bound_host):
             logger.warning(
-                "serve.advertise is not set: routes name this machine's address",
+                "serve.advertise is not set: clients are given an address of this machine, which may be the wrong one",
                 extra={"address": address, "bound": bound_host},
             )
         assert isinstance(options.authorizer, RulesAuthorizer)
@@ -111,8 +113,9 @@ class ArchiveService(Service):
         return address
 
     async def release_groups(self) -> None:
-        """Write pending group offsets and release the groups with their locks; reads continue. Idempotent."""
-        # Until then clients may trust locks of an earlier owner.
+        """Write pending group offsets, and release the consumer groups with their queue locks for another server; reads
+        continue here. May be called again."""
+        # Before that time clients may trust locks of an earlier owner, which this server does not know.
         knows_locks = self._clock.monotonic_s() >= self.locks_from_s
         self.locks_from_s = math.inf
         tasks, self._group_tasks = self._group_tasks, []
@@ -127,7 +130,8 @@ class ArchiveService(Service):
         return ArchiveStatus(self._connection_count, self._group_sizes(), self.offsets.holds_lease)
 
     def _register(self, routes: RouteTable, authorizer: RulesAuthorizer) -> None:
-        """Enter all handlers; they share the routes and one memory budget."""
+        """Enter the handlers of all requests into the table. ``routes``: topics and queues that are served;
+        ``authorizer``: the access rules, which retry messages are checked with again."""
         settings, table, archive = self._settings, self.table, self._archive
         limits = PullLimits(
             count_max=settings.pull_messages_max,
@@ -135,7 +139,7 @@ class ArchiveService(Service):
             stale_s=settings.refresh_ms / 1000 + 0.2,
         )
         RouteHandlers(routes).register(table)
-        register_client_handlers(table, self.clients, self.heard)
+        register_client_handlers(table, self.clients, self.on_group_change)
         register_lock_handlers(
             table,
             self._locks,

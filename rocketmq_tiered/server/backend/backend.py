@@ -45,7 +45,7 @@ class TopicConfig:
     attributes: dict[str, str] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
-        """The JSON object that RocketMQ's TopicConfig is written as."""
+        """Return the JSON object that RocketMQ's class TopicConfig is written as."""
         return {
             "attributes": self.attributes,
             "order": self.order,

@@ -43,8 +43,8 @@ class LookupHandlers:
         self._archive, self._routes = archive, routes
 
     def register(self, table: HandlerTable) -> None:
-        """Registers the handlers of searches by time, bounds, messages by id and key, queue rows and statistics, and
-        the refusal of writes."""
+        """Enter into ``table`` the handlers of searches by time, of offsets' bounds, of messages by id and key, of
+        consume-queue entries and of statistics, and the refusal of writes."""
         table.register(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)(self.search)
         table.register(RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)(self.bound)
         table.register(RequestCode.GET_EARLIEST_MSG_STORETIME)(self.earliest)
@@ -56,6 +56,8 @@ class LookupHandlers:
         table.register(*REFUSED)(self.refuse)
 
     async def search(self, request: Request) -> Response:
+        """SEARCH_OFFSET_BY_TIMESTAMP: the first offset stored at or after a time; 0 for a queue that is not
+        archived."""
         topic, queue_id = request.text("topic"), request.number("queueId")
         if self._archive.bounds(topic, queue_id) is None:
             return Response(ext={"offset": "0"})
@@ -90,7 +92,8 @@ class LookupHandlers:
         return Response(ext=ext, body=records)
 
     async def topic_stats(self, request: Request) -> Response:
-        """GET_TOPIC_STATS_INFO: bounds and newest time of every queue."""
+        """GET_TOPIC_STATS_INFO: minimum and maximum offset of every queue of a topic, and when its newest message was
+        stored."""
         topic = request.text("topic")
         config = self._routes.find(topic)
         if config is None:
@@ -108,7 +111,7 @@ class LookupHandlers:
         return Response(body=(queue_map(table, {"topicPutTps": 0.0}),))
 
     async def rows(self, request: Request) -> Response:
-        """Consume-queue entries, for ``mqadmin queryCq``."""
+        """QUERY_CONSUME_QUEUE, for ``mqadmin queryCq``: consume-queue entries of a queue, from an offset on."""
         topic, queue_id = request.text("topic"), request.number("queueId")
         bounds = self._archive.bounds(topic, queue_id)
         if bounds is None:
@@ -124,20 +127,21 @@ class LookupHandlers:
                 "queueData": [
                     {
                         "eval": False,  # whether a group's filter matched; a broker without one says false
-                        "physicOffset": one.phys,
-                        "physicSize": one.size,
-                        "tagsCode": one.tags_code,
+                        "physicOffset": unit.phys,
+                        "physicSize": unit.size,
+                        "tagsCode": unit.tags_code,
                     }
-                    for one in units
+                    for unit in units
                 ],
             }
         )
 
     async def check_client(self, request: Request) -> Response:
-        """CHECK_CLIENT_CONFIG: a consumer checks its filter before it starts."""
+        """CHECK_CLIENT_CONFIG: reply whether the filter expression of a consumer, which sends it before it starts, can
+        be parsed."""
         data = request.document().get("subscriptionData") or {}
         if not isinstance(data, dict):
-            raise BadRequestError("the body's subscriptionData is not a JSON object")
+            raise BadRequestError("subscriptionData in the body of the request is not a JSON object")
         try:
             filter_of(str(data.get("subString") or "*"), str(data.get("expressionType") or TAG))
         except UsageError as error:
@@ -164,7 +168,7 @@ def key_count(request: Request) -> int:
 
 
 async def records_by_key(archive: Backend, request: Request) -> list[bytes]:
-    """The archived records that a QUERY_MESSAGE matches."""
+    """Return the archived records that the request QUERY_MESSAGE searches, by key or unique key."""
     is_unique = is_unique_key(request)
     # mqadmin's queryMsgById searches three days by a unique key. A message in an archive is usually older.
     begin_ms = 0 if is_unique else request.number("beginTimestamp", 0)

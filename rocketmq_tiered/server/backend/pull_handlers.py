@@ -48,7 +48,8 @@ class PullLimits:
 
 
 def response_code(status: PullStatus, *, is_pull_api: bool) -> int | None:
-    """The code for a pull's status; None: hold the request, then return 19. Pure."""
+    """Return the response code for the status of a pull, None if the request is to wait for messages.
+    ``is_pull_api``: the client uses the pull API and handles PULL_OFFSET_MOVED; a push consumer may not."""
     if status is PullStatus.FOUND:
         return ResponseCode.SUCCESS
     if status is PullStatus.NO_MATCHED_MESSAGE:
@@ -75,6 +76,7 @@ class PullService:
         self._archive, self._routes = archive, routes
         self._clients, self._offsets = clients, offsets
         self._limits = limits or PullLimits()
+        # A client repeats the fields of a pull but for the offset, so that they need not be parsed again.
         self._plain = lru_cache(PLAIN_CACHED)(self._parse_plain)
 
     def register(self, table: HandlerTable) -> None:
@@ -83,7 +85,8 @@ class PullService:
         table.register(*codes, is_prompt=True, at_once=self.pull_from_memory)(self.pull)
 
     def pull_from_memory(self, request: Request) -> Response | None:
-        """The response to a plain pull, the most frequent request, from memory; None: call ``pull``."""
+        """Return the response to a pull without a filter, the most frequent request, if memory has its messages. None:
+        anything is unusual, or would have to be read or waited for, and ``pull`` is to be called."""
         get = request.command.ext_fields.get
         try:
             plain = self._plain(
@@ -102,7 +105,7 @@ class PullService:
             return None
         pull, flags, version = plain
         topic, group, queue_id = pull.topic, pull.group, pull.queue_id
-        if flags & SUBSCRIPTION:
+        if flags & SUBSCRIPTION:  # the request has a filter expression; else the client's heartbeat had it
             expression: str | None = get("subscription", ANY_TAG)
         else:
             known = self._clients.subscription(group, topic, request.peer.id)
@@ -115,16 +118,20 @@ class PullService:
         result = self._archive.pull_from_memory(pull.at(offset)) if offset >= 0 else None
         if result is None or result.status is not PullStatus.FOUND:
             return None
-        if flags & COMMIT_OFFSET and (committed := request.number("commitOffset", -1)) >= 0:
-            place = group, topic, queue_id
-            if not self._offsets.is_earlier_generation(*place, committed, result.max_offset):
-                self._offsets.note(*place, committed, request.account)
+        committed = request.number("commitOffset", -1) if flags & COMMIT_OFFSET else -1
+        queue_of_group = group, topic, queue_id
+        # Members of a group that has not yet moved to the new generation keep committing their old offset.
+        if committed >= 0 and not self._offsets.is_earlier_generation(
+            *queue_of_group, committed, result.max_offset
+        ):
+            self._offsets.note(*queue_of_group, committed, request.account)
         return pull_response(
             SUCCESS, result.next_offset, result.min_offset, result.max_offset, _FOUND_NAME, result.body
         )
 
     async def pull(self, request: Request) -> Response:
-        """The response to one pull, after at most as long as the client offered to wait."""
+        """Return the response to one pull. Without messages it waits until there are some, but no longer than the
+        client offered to wait."""
         flags = request.number("sysFlag", 0)
         refusal = self._refusal(request)
         if refusal is not None:
@@ -132,19 +139,22 @@ class PullService:
         pull = pull_request_of(request, self._clients, self._limits)
         if pull is None:
             return unknown_subscription()
-        place = pull.group, pull.topic, pull.queue_id
-        was_new = self._offsets.is_new_generation(*place)
+        queue_of_group = pull.group, pull.topic, pull.queue_id
+        # The topic was deleted and created again, and the group has not yet consumed of the new generation.
+        was_new = self._offsets.is_new_generation(*queue_of_group)
         if flags & COMMIT_OFFSET and (committed := request.number("commitOffset", -1)) >= 0:
-            bounds = self._archive.bounds(*place[1:]) if was_new else None
-            if bounds is None or not self._offsets.is_earlier_generation(*place, committed, bounds.maximum):
-                self._offsets.note(*place, committed, request.account)
-        is_pull_api = bool(flags & SUBSCRIPTION)
+            bounds = self._archive.bounds(pull.topic, pull.queue_id) if was_new else None
+            if bounds is None or not self._offsets.is_earlier_generation(
+                *queue_of_group, committed, bounds.maximum
+            ):
+                self._offsets.note(*queue_of_group, committed, request.account)
+        is_pull_api = bool(flags & SUBSCRIPTION)  # push consumers send their filter by heartbeat alone
         try:
             result = await self._archive.pull(pull)
         except UsageError as error:
             return Response(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
-        is_over = result.status is PullStatus.OFFSET_OVERFLOW_BADLY
-        if is_over and (is_pull_api or self._is_earlier(pull, result)):
+        is_beyond_end = result.status is PullStatus.OFFSET_OVERFLOW_BADLY
+        if is_beyond_end and (is_pull_api or self._is_earlier(pull, result)):
             # Behind a load balancer the client may have read this far from another server: wait before moving it back.
             await self._archive.changed(self._limits.stale_s)
             result = await self._archive.pull(pull)
@@ -159,19 +169,20 @@ class PullService:
                 break
             await self._archive.changed(left_s)
             result = await self._archive.pull(pull)
-        is_found = code == ResponseCode.SUCCESS
         return pull_response(
             ResponseCode.PULL_NOT_FOUND if code is None else code,
             pull.offset if code is None else result.next_offset,
             result.min_offset,
             result.max_offset,
             result.status.name,
-            result.body if is_found else (),
+            result.body if code == ResponseCode.SUCCESS else (),
         )
 
     def _moved(self, pull: PullRequest, result: PullResult, *, was_new: bool) -> Response | None:
-        """The new generation's minimum, for a consumer of an earlier one: it would skip messages. Unless the generation
-        is new since the pull began (not ``was_new``), its offset is only compared with the end."""
+        """Return the response that moves a consumer to the first message of a topic that was deleted and created again
+        while it read the earlier generation; None if it did not. ``was_new``: the new generation was known when the
+        pull began: then an offset within it is the consumer's own, and only one beyond the end is of the earlier
+        one."""
         if result.status is PullStatus.OFFSET_OVERFLOW_BADLY:
             is_moved = self._is_earlier(pull, result)
         else:
@@ -188,7 +199,8 @@ class PullService:
         return is_recreated or self._offsets.is_new_generation(pull.group, pull.topic, pull.queue_id)
 
     def _refusal(self, request: Request) -> Response | None:
-        """Why a pull is refused before anything is read, in a broker's codes; None if it is not."""
+        """Return the refusal of a pull that needs no reading, with the code that a broker has for it; None: the group,
+        the queue and the offset are possible ones."""
         topic, queue_id = request.text("topic"), request.number("queueId")
         if (refusal := self._routes.group_refusal(request.text("consumerGroup"))) is not None:
             return refusal
@@ -215,8 +227,8 @@ class PullService:
         expression_type: str | None,
         version: str | None,
     ) -> _PlainPull | None:
-        """The fields a client repeats with each pull of a queue; None where one is unusual. Raises _TooLongError for
-        text too long to cache."""
+        """Parse the fields that a client repeats with each pull of a queue, whose result is cached. Returns None where
+        one is missing, wrong or unusual. Raises _TooLongError for fields that are too long to be cached."""
         fields = topic, group, queue_id, flags, count, max_bytes, expression_type, version
         if sum(len(text) for text in fields if text is not None) > PLAIN_CHARS_MAX:
             raise _TooLongError
@@ -234,6 +246,7 @@ class PullService:
         queue, flag, most, size, sub_version = map(int, numbers)
         limits = self._limits
         size = limits.bytes_default if max_bytes is None else max(1, size)
+        # Each pull sets its own offset.
         pull = PullRequest(
             topic, queue, 0, min(max(1, most), limits.count_max), min(size, limits.bytes_max), group
         )
@@ -261,7 +274,8 @@ class Subscriptions(Protocol):
 
 
 def pull_request_of(request: Request, subscriptions: Subscriptions, limits: PullLimits) -> PullRequest | None:
-    """The pull of a request; None if its expression is needed and unknown. Raises BadRequestError."""
+    """Return the pull that ``request`` describes. None: its filter is an SQL92 expression, which the request does not
+    have and no heartbeat has sent yet. Raises BadRequestError for a missing or wrong field."""
     group, topic = request.name("consumerGroup"), request.name("topic")
     expression_type = request.text("expressionType", TAG) or TAG
     if request.number("sysFlag", 0) & SUBSCRIPTION:
@@ -298,7 +312,8 @@ def unknown_subscription() -> Response:
 def pull_response(
     code: int, next_offset: int, min_offset: int, max_offset: int, remark: str, body: Sequence[Buffer] = ()
 ) -> Response:
-    """The response to a pull. Java decodes it only with all four numbers."""
+    """Return the response to a pull, with the offset to continue at and the bounds of the queue. Java clients decode it
+    only with all four fields."""
     ext = {
         "suggestWhichBrokerId": "0",
         "nextBeginOffset": str(next_offset),

@@ -13,11 +13,10 @@ from typing import Any
 from rocketmq_tiered.server.backend.backend import Backend, TopicConfig
 from rocketmq_tiered.server.groups.client_table import GROUP_CHARS_MAX, is_legal_group
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response, json_response
-from tiered.model.queue import LMQ_PREFIX, TopicFilter
+from tiered.model.queue import LMQ_PREFIX, RETRY_PREFIX, TopicFilter
 from tiered.remoting.command import RequestCode, ResponseCode
 from tiered.timestamps import wall_ms
 
-RETRY_PREFIX = "%RETRY%"
 PERM_READ = 4
 PERM_READ_WRITE = 6
 PROXY_TOPIC = "DefaultHeartBeatSyncerTopic"
@@ -73,7 +72,7 @@ class RouteTable:
         return is_routed or self.archive.bounds(topic, queue_id) is not None
 
     def queue_refusal(self, topic: str, queue_id: int) -> Response | None:
-        """The reply about a queue that the archive does not have, or None."""
+        """Return the refusal of a request about a queue that the archive does not have; None if it has the queue."""
         if self.has_queue(topic, queue_id):
             return None
         return Response(
@@ -85,7 +84,8 @@ class RouteTable:
         return is_legal_group(name) or name in self.archive.subscription_groups()
 
     def group_refusal(self, name: str) -> Response | None:
-        """A broker's reply for an impossible group name, or None."""
+        """Return the refusal, worded as a broker's, of a request with an impossible group name; None if it is
+        possible."""
         if self.has_group(name):
             return None
         shown = name if len(name) <= GROUP_CHARS_MAX else f"{name[:40]}…"
@@ -94,7 +94,7 @@ class RouteTable:
         )
 
     def broker_data(self) -> dict[str, Any]:
-        """BrokerData: one broker, id 0."""
+        """Return RocketMQ's BrokerData of this server, which takes the archived broker's place as its master (id 0)."""
         return {
             "brokerAddrs": {"0": self.address},
             "brokerName": self.archive.broker,
@@ -102,8 +102,9 @@ class RouteTable:
         }
 
     def route(self, topic: str) -> dict[str, Any] | None:
-        """TopicRouteData, or None for an unknown topic. A proxy asks for cluster and broker names as topics."""
+        """Return RocketMQ's TopicRouteData of a topic; None if there is no such topic."""
         config = self.find(topic)
+        # A RocketMQ 5 proxy looks up cluster and broker names as topics.
         if config is None and topic in (self.archive.cluster, self.archive.broker):
             config = TopicConfig(topic, 1, 0, PERM_READ)
         if config is None:
@@ -118,7 +119,8 @@ class RouteTable:
         return {"brokerDatas": [self.broker_data()], "filterServerTable": {}, "queueDatas": [queue_data]}
 
     def group_config(self, group: str) -> dict[str, Any]:
-        """The archived configuration of a group, which may always read the archive, or a default one."""
+        """Return the configuration of a group: the archived one, without settings that are about the live broker, or
+        the default. Every group may read the archive."""
         default = {
             "brokerId": 0,
             "consumeBroadcastEnable": True,
@@ -146,7 +148,7 @@ class RouteHandlers:
         self._routes = routes
 
     def register(self, table: HandlerTable) -> None:
-        """Enter the handlers of these codes."""
+        """Enter into ``table`` the handlers of requests about routes, topics, groups and the broker itself."""
         table.register(RequestCode.GET_ROUTEINFO_BY_TOPIC)(self.route)
         table.register(RequestCode.GET_BROKER_CLUSTER_INFO)(self.cluster)
         table.register(RequestCode.GET_KV_CONFIG)(self.kv_config)
@@ -169,7 +171,7 @@ class RouteHandlers:
         return json_response(found)
 
     async def cluster(self, request: Request) -> Response:
-        """GET_BROKER_CLUSTER_INFO: one broker."""
+        """GET_BROKER_CLUSTER_INFO: the archived broker, at this server's address, is the only one of its cluster."""
         archive = self._routes.archive
         return json_response(
             {
@@ -192,7 +194,8 @@ class RouteHandlers:
         return json_response({"topicList": sorted(filter(system.is_system, self._routes.topics()))})
 
     async def make_topic(self, request: Request) -> Response:
-        """UPDATE_AND_CREATE_TOPIC: refused, except for the topic a proxy needs."""
+        """UPDATE_AND_CREATE_TOPIC: refused, except for the topic that a RocketMQ 5 proxy needs, which is kept in
+        memory."""
         name = request.text("topic")
         if name != PROXY_TOPIC:
             return Response(ResponseCode.NO_PERMISSION, remark=READ_ONLY)
@@ -208,7 +211,8 @@ class RouteHandlers:
         return json_response({"dataVersion": _data_version(self._routes), "topicConfigTable": topics})
 
     async def all_groups(self, request: Request) -> Response:
-        """All group configurations, for mqadmin and for RocketMQ 5 proxies."""
+        """GET_ALL_SUBSCRIPTIONGROUP_CONFIG: the configurations of all archived groups, for mqadmin and RocketMQ 5
+        proxies."""
         routes = self._routes
         groups = {name: routes.group_config(name) for name in routes.archive.subscription_groups()}
         return json_response(
@@ -230,7 +234,7 @@ class RouteHandlers:
         return json_response(self._routes.group_config(request.text("group")))
 
     async def broker_config(self, request: Request) -> Response:
-        """GET_BROKER_CONFIG, as lines of text."""
+        """GET_BROKER_CONFIG: the settings that clients and tools read of a broker, as lines of text."""
         archive = self._routes.archive
         lines = {
             "brokerClusterName": archive.cluster,
@@ -251,8 +255,9 @@ def _data_version(routes: RouteTable) -> dict[str, int]:
 
 
 def runtime_table(started_ms: int, earliest_ms: int = 0) -> dict[str, str]:
-    """Fields that clusterList and brokerStatus read; mostly zero, as no messages are accepted. clusterList shows the
-    hours since the earliest message."""
+    """Return the fields that mqadmin clusterList and brokerStatus read of a broker; most are zero, as no messages are
+    taken. clusterList shows the hours since ``earliest_ms``, when the first message was stored (0: unknown);
+    ``started_ms``: when this server started."""
     rates = ("putTps", "getTransferedTps", "getTransferredTps", "getFoundTps", "getMissTps", "getTotalTps")
     zeros = (
         "sendThreadPoolQueueSize",

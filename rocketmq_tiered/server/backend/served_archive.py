@@ -51,7 +51,7 @@ class Consumed:
 
     @classmethod
     def of(cls, offsets: Mapping[str, Any]) -> Consumed:
-        """``offsets``: keys are ``topic@group``, as in consumerOffset.json."""
+        """Return the topics and groups of ``offsets``, whose keys are ``topic@group`` as in consumerOffset.json."""
         topics: dict[str, list[str]] = {}
         groups: dict[str, list[str]] = {}
         for name in offsets:
@@ -74,7 +74,8 @@ class BrokerTables:
         """How often tables were read."""
 
     def refresh(self, state: CatalogState) -> None:
-        """Read the tables of ``state`` that changed. Blocking. Raises what the store raises."""
+        """Read the broker's tables that ``state`` names and that were not read before. Blocks the thread. Raises the
+        errors of the object store."""
         for name, key in state.state_objects.items():
             if self._keys.get(name) != key:
                 self._documents[name] = broker_table(self._store, key, name) or {}
@@ -102,12 +103,13 @@ class ServedArchive:
     """The Backend of one open archive. The caller closes ``access``."""
 
     def __init__(self, access: ArchiveAccess) -> None:
-        """Read nothing before ``load``."""
+        """``access``: the open archive. Nothing is read before ``load``."""
         self.cluster, self.broker = access.cluster, access.broker
         self._access = access
         self._catalog = access.catalog
         self._tables = BrokerTables(access.store)
         self._topics: tuple[tuple[int, int], dict[str, TopicConfig]] = (-1, -1), {}
+        """The topics, and the catalog version and number of table readings that they were made of."""
         self._grown = asyncio.Event()
         self.problem = ""
         """Why the catalog cannot be read; empty if it can."""
@@ -121,7 +123,8 @@ class ServedArchive:
         await asyncio.to_thread(self._tables.refresh, self._catalog.state)
 
     async def watch(self, every_s: float) -> None:
-        """Check for new commits until cancelled, and wake waiting requests."""
+        """Check every ``every_s`` for new commits, until cancelled, and wake the requests that wait for them. While the
+        catalog cannot be read, clients are served from the last version."""
         announced = self._catalog.state.version  # pulls refresh the catalog, too
         while True:
             await asyncio.sleep(every_s)
@@ -132,13 +135,15 @@ class ServedArchive:
             except TieredError as error:  # a refusal may pass too: credentials are renewed, clocks corrected
                 if not self.problem:
                     logger.warning(
-                        "the catalog cannot be read, and clients are served by the last version read: %s",
+                        "the catalog of %s/%s cannot be read, and clients are served from the version read last: %s",
+                        self.cluster,
+                        self.broker,
                         error,
                     )
                 self.problem = str(error)
                 continue
             if self.problem:
-                logger.info("the catalog can be read again")
+                logger.info("the catalog of %s/%s can be read again", self.cluster, self.broker)
                 self.problem = ""
             if state.version != announced:
                 announced = state.version
@@ -164,19 +169,19 @@ class ServedArchive:
         return self._topics[1]
 
     def _make_topics(self, state: CatalogState) -> dict[str, TopicConfig]:
-        """The topics to serve: those of the broker's table, and those whose messages are here, with as many queues
-        as either has."""
-        queues: dict[str, int] = {}
+        """Return the topics to serve: those of the broker's archived topic table, and those with archived messages,
+        each with as many queues as one of both says."""
+        queue_counts: dict[str, int] = {}
         for key, row in state.queues():
             if not int(row["flags"]) & QUEUE_HIDDEN:
-                queues[key.topic] = max(queues.get(key.topic, 0), key.queue_id + 1)
+                queue_counts[key.topic] = max(queue_counts.get(key.topic, 0), key.queue_id + 1)
         table = self._tables.table("topics")
-        found = {}
-        for topic in queues.keys() | table.keys():
-            count, config = queues.get(topic, 0), table.get(topic)
+        topics = {}
+        for topic in queue_counts.keys() | table.keys():
+            count, config = queue_counts.get(topic, 0), table.get(topic)
             config = config if isinstance(config, dict) else {}
             attributes = config.get("attributes")
-            found[topic] = TopicConfig(
+            topics[topic] = TopicConfig(
                 topic,
                 max(count, int(config.get("readQueueNums") or 0)),
                 max(count, int(config.get("writeQueueNums") or 0)),
@@ -184,7 +189,7 @@ class ServedArchive:
                 order=bool(config.get("order", False)),
                 attributes=dict(attributes) if isinstance(attributes, dict) else {},
             )
-        return found
+        return topics
 
     def subscription_groups(self) -> dict[str, dict[str, Any]]:
         return {
@@ -194,12 +199,14 @@ class ServedArchive:
         }
 
     def archived_offset(self, group: str, topic: str, queue_id: int) -> int | None:
-        found = _offset_in(self._tables.table("consumer_offsets").get(f"{topic}@{group}"), queue_id)
-        view = None if found is None else self._view(topic, queue_id)
-        if found is None or view is None or found <= view.max_offset:
-            return found
+        """Return the offset that the broker's archived table has for a group and a queue; None if it has none. One that
+        lies within an earlier generation of a recreated topic is replaced by the first offset of the new one."""
+        offset = _offset_in(self._tables.table("consumer_offsets").get(f"{topic}@{group}"), queue_id)
+        view = None if offset is None else self._view(topic, queue_id)
+        if offset is None or view is None or offset <= view.max_offset:
+            return offset
         # The table may be slightly ahead of the archive, or 4.9 kept the offset of a deleted topic.
-        return view.min_offset if found <= earlier_end(view.state, view.queue) else found
+        return view.min_offset if offset <= earlier_end(view.state, view.queue) else offset
 
     def archived_topics(self, group: str) -> Iterable[str]:
         return self._tables.consumed().topics.get(group, ())
@@ -217,7 +224,8 @@ class ServedArchive:
         return None if view is None else Bounds(view.min_offset, view.max_offset)
 
     def earliest_stored_ms(self) -> int:
-        """When the first message was stored, by the catalog's pages, which may have expired ones; 0 without any."""
+        """Return when the first message of the archive was stored, or 0 if there is none. The time comes from the
+        catalog alone, which may still count expired messages."""
         state = self._catalog.state
         stored_ms = [page.min_ms for page in state.pages]
         stored_ms += [
@@ -242,20 +250,22 @@ class ServedArchive:
     # -- messages ---------------------------------------------------------------------------------------------
 
     async def pull(self, request: PullRequest) -> PullResult:
-        """Read messages. A filtered pull may examine many for few, so such pulls are limited in number and take
-        turns."""
+        """Read the messages that ``request`` pulls. With a filter many may have to be examined for a few, so that such
+        pulls are limited in number and take turns."""
         view = self._catalog.view(self._catalog.state, (request.topic, request.queue_id, None))
         if view is not None and view.is_hidden:
             return PullResult(PullStatus.NO_MATCHED_LOGIC_QUEUE, request.offset)
         request.filter = await self._filters.find(request)
         if request.filter is None:
             result = await run_async(self._access.fetcher.pull(request))
-            return self._moved(request, result)
+            return self._with_generation(request, result)
         async with self._filtered.slot(request.client):
             request.pace = SlicePace(partial(self._turns.turn, request.client))
-            return self._moved(request, await run_async(self._access.fetcher.pull(request)))
+            return self._with_generation(request, await run_async(self._access.fetcher.pull(request)))
 
-    def _moved(self, request: PullRequest, result: PullResult) -> PullResult:
+    def _with_generation(self, request: PullRequest, result: PullResult) -> PullResult:
+        """Return ``result``, but for a pull beyond the end whose offset lies within an earlier generation of a
+        recreated topic with the first offset of the new one as the next."""
         if result.status is not PullStatus.OFFSET_OVERFLOW_BADLY:
             return result
         view = self._view(request.topic, request.queue_id)
@@ -279,7 +289,7 @@ class ServedArchive:
         return -1 if found is None else found
 
     async def units(self, topic: str, queue_id: int, offset: int, count: int) -> list[Unit]:
-        """Consume-queue entries from an offset on."""
+        """Return at most ``count`` consume-queue entries from ``offset`` on, of messages of UNITS_BYTES_MAX in all."""
         batch = (await self.pull(PullRequest(topic, queue_id, offset, count, UNITS_BYTES_MAX))).batch
         return [
             Unit(phys, size, code)
@@ -295,7 +305,8 @@ class ServedArchive:
     async def messages_by_key(
         self, topic: str, key: str, *, is_unique: bool, count: int, begin_ms: int, end_ms: int
     ) -> list[bytes]:
-        """The records with a key; a bounded number of such queries runs at once."""
+        """Return the records with a key that were stored between two times. No more than QUERIES_MAX such queries run
+        at once; others wait."""
         kind = KeyKind.UNIQUE if is_unique else KeyKind.ANY
         async with self._queries:
             found = await run_async(

@@ -53,13 +53,13 @@ class ChangeNotices:
             self._send()
 
     def _send(self) -> None:
-        """Notify as many connections as one period allows, and come again for the rest."""
+        """Notify as many connections of changed groups as PERIOD_S allows, and set a timer for the rest."""
         self._timer = None
         now_s = time.monotonic()
         if now_s - self._period >= PERIOD_S:
             self._left, self._period = NOTICES_MAX, now_s
         while self._left and (self._peers or self._changed):
-            if not self._peers:
+            if not self._peers:  # all of one group were notified: take the next group
                 self._group = next(iter(self._changed))
                 del self._changed[self._group]
                 self._peers = list(self._peers_of(self._group))
@@ -106,7 +106,8 @@ class Subscription:
         return ENTRY_BYTES + CHAR_BYTES * (len(self.topic) + len(self.expression))
 
     def document(self) -> dict[str, Any]:
-        """SubscriptionData as Java writes it, without fields derived from the expression."""
+        """Return the JSON object that RocketMQ's SubscriptionData is written as. Its code set is empty: clients compute
+        it from the tags."""
         tags = (
             [] if self.expression in ("", "*") or self.expression_type != TAG else self.expression.split("||")
         )
@@ -167,13 +168,13 @@ class ConsumerGroup:
 
     @property
     def subscriptions(self) -> dict[str, Subscription]:
-        """The newest of all members by topic, for display."""
-        found: dict[str, Subscription] = {}
+        """Return for each topic the newest subscription that any member has sent, to show it."""
+        newest: dict[str, Subscription] = {}
         for member in self.members.values():
             for topic, subscription in member.subscriptions.items():
-                if topic not in found or found[topic].version < subscription.version:
-                    found[topic] = subscription
-        return found
+                if topic not in newest or newest[topic].version < subscription.version:
+                    newest[topic] = subscription
+        return newest
 
     @property
     def nbytes(self) -> int:
@@ -193,7 +194,8 @@ class ClientTable:
     together, because clients choose them freely."""
 
     def __init__(self, clock: Clock, *, bytes_max: int = BYTES_MAX) -> None:
-        """Groups appear with their first heartbeat and go with their last member."""
+        """``bytes_max``: of memory for all names, which clients choose freely. A group appears with its first heartbeat
+        and goes with its last member."""
         self._clock = clock
         self._bytes_max = bytes_max
         self._groups: dict[str, ConsumerGroup] = {}
@@ -231,113 +233,121 @@ class ClientTable:
         return None if sent is None else sent.subscriptions.get(topic)
 
     def heartbeat(self, request: Request) -> bool:
-        """Apply a heartbeat; returns whether members or subscriptions of a group changed. Raises BadRequestError if it
-        does not parse or exceeds ``bytes_max``."""
+        """Take the consumer groups that a client names in a heartbeat. Returns whether the members or subscriptions of
+        a group changed. Raises BadRequestError for a heartbeat that does not parse, or whose names need more memory
+        than there is."""
         try:
-            return self._heartbeat(request)
+            document = request.document()
+            client_id = _name(document.get("clientID", ""), "clientID")
+            # A client may send its subscriptions once, and then only that it is alive.
+            has_subscriptions = not document.get("withoutSub", False)
+            data_set = document.get("consumerDataSet") or []
+            if len(data_set) > HEARTBEAT_GROUPS_MAX:
+                raise BadRequestError(
+                    f"the heartbeat names {len(data_set)} consumer groups, at most {HEARTBEAT_GROUPS_MAX} are taken"
+                )
+            changes = [
+                self._take_group(request, client_id, data, has_subscriptions=has_subscriptions)
+                for data in data_set
+                if data.get("groupName", "")
+            ]
         except (AttributeError, TypeError, ValueError) as error:
-            raise BadRequestError(f"body is not a heartbeat: {error}") from error
+            raise BadRequestError(f"the body of the request is not a heartbeat: {error}") from error
+        return any(changes)
 
-    def _heartbeat(self, request: Request) -> bool:
-        """Take the groups of one heartbeat; returns whether something changed that others may want to know."""
-        document = request.document()
-        client_id = _name(document.get("clientID", ""), "clientID")
-        without_subscriptions = bool(document.get("withoutSub", False))
-        changed = False
-        data_set = document.get("consumerDataSet") or []
-        if len(data_set) > HEARTBEAT_GROUPS_MAX:
-            raise BadRequestError(f"{len(data_set)} groups in one heartbeat, at most {HEARTBEAT_GROUPS_MAX}")
-        for data in data_set:
-            name = _name(data.get("groupName", ""), "groupName")
-            if not name:
-                continue
-            before = self._sent.get(request.peer.id, _NOTHING).get(name)
-            known = {} if before is None else before.subscriptions
-            subscriptions = known
-            if not without_subscriptions:
-                subscriptions = _merged(known, data.get("subscriptionDataSet") or [])
-            member = Member(
-                client_id,
-                request.peer,
-                request.command.language[:16],
-                request.command.version,
-                self._clock.monotonic_s(),
-                subscriptions,
-            )
-            group = self._groups.get(name) or ConsumerGroup(name)
-            consume_type = _named(data, "consumeType", group.consume_type, CONSUME_TYPES)
-            message_model = _named(data, "messageModel", group.message_model, MESSAGE_MODELS)
-            consume_from = _named(data, "consumeFromWhere", group.consume_from, CONSUME_FROM)
-            nbytes = ENTRY_BYTES + CHAR_BYTES * len(name) + _bytes_of(subscriptions)
-            sent = _Sent(subscriptions, nbytes)
-            self._reserve(group, member, before, sent)
-            self._sent.setdefault(request.peer.id, {})[name] = sent
-            changed |= subscriptions is not known
-            group.consume_type, group.message_model, group.consume_from = (
-                consume_type,
-                message_model,
-                consume_from,
-            )
-            earlier = group.members.get(client_id)
-            is_new = earlier is None
-            if earlier is None or earlier.peer is not member.peer:
-                if earlier is not None:
-                    self._end_membership(earlier, name)
-                self._memberships.setdefault(member.peer.id, set()).add((name, client_id))
-            changed |= is_new
-            group.add(member)
-            self._groups[name] = group
-            if is_new:
-                self._notify(group.name)
-        return changed
+    def _take_group(
+        self, request: Request, client_id: str, data: dict[str, Any], *, has_subscriptions: bool
+    ) -> bool:
+        """Take one group of a heartbeat: its client becomes a member, or is alive still. ``data``: RocketMQ's
+        ConsumerData. Returns whether the members or the subscriptions changed."""
+        name = _name(data["groupName"], "groupName")
+        before = self._sent.get(request.peer.id, _NOTHING).get(name)
+        known = {} if before is None else before.subscriptions
+        subscriptions = known
+        if has_subscriptions:
+            subscriptions = _merged(known, data.get("subscriptionDataSet") or [])
+        member = Member(
+            client_id,
+            request.peer,
+            request.command.language[:16],
+            request.command.version,
+            self._clock.monotonic_s(),
+            subscriptions,
+        )
+        group = self._groups.get(name) or ConsumerGroup(name)
+        # All fields are checked before the group changes.
+        kinds = (
+            _enum_name(data, "consumeType", group.consume_type, CONSUME_TYPES),
+            _enum_name(data, "messageModel", group.message_model, MESSAGE_MODELS),
+            _enum_name(data, "consumeFromWhere", group.consume_from, CONSUME_FROM),
+        )
+        nbytes = ENTRY_BYTES + CHAR_BYTES * len(name) + sum(each.nbytes for each in subscriptions.values())
+        sent = _Sent(subscriptions, nbytes)
+        self._reserve(group, member, before, sent)
+        self._sent.setdefault(request.peer.id, {})[name] = sent
+        group.consume_type, group.message_model, group.consume_from = kinds
+        earlier = group.members.get(client_id)
+        if earlier is None or earlier.peer is not member.peer:
+            if earlier is not None:  # the client has connected again
+                self._end_membership(earlier, name)
+            self._memberships.setdefault(member.peer.id, set()).add((name, client_id))
+        group.add(member)
+        self._groups[name] = group
+        if earlier is None:
+            self._notify(name)
+        return earlier is None or subscriptions is not known
 
     def _reserve(self, group: ConsumerGroup, member: Member, before: _Sent | None, sent: _Sent) -> None:
-        """Count new memory. Raises BadRequestError above the limit."""
+        """Count the memory that a member of ``group`` adds with the subscriptions in ``sent``, in place of those in
+        ``before``. Raises BadRequestError if all names of heartbeats would then take more than the limit."""
         more_bytes = sent.nbytes - (0 if before is None else before.nbytes)
         known = group.members.get(member.client_id)
         more_bytes += member.nbytes - (0 if known is None else known.nbytes)
         more_bytes += 0 if group.name in self._groups else group.nbytes
         if more_bytes > 0 and self.held_bytes + more_bytes > self._bytes_max:
             raise BadRequestError(
-                f"names in heartbeats take {self.held_bytes} bytes, limit {self._bytes_max} (serve.memory_bytes)"
+                f"consumer groups, members and subscriptions take {self.held_bytes} bytes, and {self._bytes_max} are"
+                " allowed: raise serve.memory_bytes"
             )
         self.held_bytes += more_bytes
 
     def leave(self, client_id: str, group_name: str, peer: Peer) -> None:
-        """A client leaves a group. A member with the same id on another connection stays."""
+        """Remove a client that leaves a group over the connection ``peer``. A member with the same id on another
+        connection stays: the client has connected again."""
         if group_name in self._sent.get(peer.id, _NOTHING):
             self._last_left[peer.id] = group_name
         group = self._groups.get(group_name)
         member = None if group is None else group.members.get(client_id)
         if group is not None and member is not None and member.peer is peer:
-            self._forget(group, client_id)
-            self._left(group)
+            self._remove_member(group, client_id)
+            self._announce_departure(group)
         elif not self.has_member(group_name, peer):
             self._unsubscribe(peer.id, group_name)
 
     def closed(self, peer: Peer) -> None:
-        """A connection closed: its members leave."""
+        """Remove all members and subscriptions of the connection ``peer``, which has closed."""
         self._last_left.pop(peer.id, None)
         groups = {}
         for name, client_id in list(self._memberships.get(peer.id, ())):
             groups[name] = self._groups[name]
-            self._forget(groups[name], client_id)
+            self._remove_member(groups[name], client_id)
         for group in groups.values():
-            self._left(group)
+            self._announce_departure(group)
         for group_name in list(self._sent.get(peer.id, ())):
             self._unsubscribe(peer.id, group_name)
 
     def expire(self) -> None:
-        """Remove members without a heartbeat for EXPIRY_S."""
+        """Remove the members that have sent no heartbeat for EXPIRY_S."""
         limit_s = self._clock.monotonic_s() - EXPIRY_S
         for group in list(self._groups.values()):
-            gone = [name for name, member in group.members.items() if member.seen_s < limit_s]
-            for name in gone:
-                self._forget(group, name)
+            gone = [client_id for client_id, member in group.members.items() if member.seen_s < limit_s]
+            for client_id in gone:
+                self._remove_member(group, client_id)
             if gone:
-                self._left(group)
+                self._announce_departure(group)
 
-    def _forget(self, group: ConsumerGroup, client_id: str) -> None:
+    def _remove_member(self, group: ConsumerGroup, client_id: str) -> None:
+        """Remove a member, and the subscriptions of its connection if no other member of the group uses that."""
         member = group.remove(client_id)
         self.held_bytes -= member.nbytes
         if member.peer.id not in group.member_counts:
@@ -360,7 +370,7 @@ class ClientTable:
         if not memberships:
             del self._memberships[member.peer.id]
 
-    def _left(self, group: ConsumerGroup) -> None:
+    def _announce_departure(self, group: ConsumerGroup) -> None:
         if group.members:
             self._notify(group.name)
         else:
@@ -368,27 +378,30 @@ class ClientTable:
             self.held_bytes -= group.nbytes
 
     def _peers(self, group_name: str) -> list[Peer]:
-        """Each once: a client may be several members."""
+        """Return the connections of a group's members, each once: one connection may have several members."""
         group = self._groups.get(group_name)
-        return (
-            []
-            if group is None
-            else list({member.peer.id: member.peer for member in group.members.values()}.values())
-        )
+        members = () if group is None else group.members.values()
+        return list({member.peer.id: member.peer for member in members}.values())
 
 
 _NOTHING: Mapping[str, _Sent] = {}
 
 
 def _name(value: Any, field_name: str) -> str:
+    """Return the name in a field of a heartbeat as text. Raises BadRequestError for one that is longer than servers,
+    which cache names, take."""
     name = str(value)
     if len(name) > NAME_CHARS_MAX:
-        raise BadRequestError(f"{field_name} has {len(name)} characters, a name has at most {NAME_CHARS_MAX}")
+        raise BadRequestError(
+            f"field {field_name} of the heartbeat has {len(name)} characters, and a name may have"
+            f" {NAME_CHARS_MAX}"
+        )
     return name
 
 
-def _named(data: dict[str, Any], field_name: str, default: str, names: Sequence[str]) -> str:
-    """The name of a Java enum member. C++ clients send its number."""
+def _enum_name(data: dict[str, Any], field_name: str, default: str, names: Sequence[str]) -> str:
+    """Return the name of a Java enum's member in a field of a heartbeat. C++ clients send its number, an index of
+    ``names``."""
     value = data.get(field_name, default)
     if type(value) is int and 0 <= value < len(names):
         return names[value]
@@ -396,29 +409,27 @@ def _named(data: dict[str, Any], field_name: str, default: str, names: Sequence[
 
 
 def _merged(known: dict[str, Subscription], documents: list[dict[str, Any]]) -> dict[str, Subscription]:
-    """``known`` updated from a heartbeat; the same object if nothing changed."""
-    wanted: dict[str, Subscription] = {}
+    """Return the subscriptions of a heartbeat by topic, but for those of which ``known`` has a newer version. If
+    nothing has changed, this is ``known`` itself."""
+    merged: dict[str, Subscription] = {}
     for document in documents:
         expression_type = _name(document.get("expressionType") or TAG, "expressionType")
-        found = Subscription(
+        sent = Subscription(
             _name(document.get("topic", ""), "topic"),
             str(document.get("subString") or ("*" if expression_type == TAG else "")),
             expression_type,
             int(document.get("subVersion") or 0),
         )
-        before = known.get(found.topic)
-        wanted[found.topic] = before if before is not None and before.version > found.version else found
-    return known if wanted == known else wanted
-
-
-def _bytes_of(subscriptions: dict[str, Subscription]) -> int:
-    return sum(one.nbytes for one in subscriptions.values())
+        before = known.get(sent.topic)
+        merged[sent.topic] = before if before is not None and before.version > sent.version else sent
+    return known if merged == known else merged
 
 
 def register_client_handlers(
     table: HandlerTable, clients: ClientTable, changed_group: Callable[[], None] = lambda: None
 ) -> None:
-    """Heartbeats, unregistering, member lists. ``changed_group``: called after a heartbeat that changed a group."""
+    """Enter into ``table`` the handlers of heartbeats, of clients that leave, and of questions about a group's members.
+    ``changed_group`` is called after a heartbeat that changed a group."""
 
     @table.register(RequestCode.HEART_BEAT)
     async def heartbeat(request: Request) -> Response:
@@ -444,7 +455,7 @@ def register_client_handlers(
 
     @table.register(RequestCode.GET_CONSUMER_CONNECTION_LIST)
     async def connections(request: Request) -> Response:
-        """The members of a group, for ``mqadmin consumerConnection``."""
+        """GET_CONSUMER_CONNECTION_LIST, for ``mqadmin consumerConnection``: a group's members and subscriptions."""
         name = request.text("consumerGroup")
         group = clients.group(name)
         if group is None:

@@ -44,9 +44,11 @@ class GroupOffsets:
         clock: Clock = MACHINE_CLOCK,
         node_holds: Callable[[], bool] | None = None,
     ) -> None:
-        """``bytes_max``: of all offsets in memory. Above it new groups and queues are refused; clients choose names
-        freely. ``node_holds``: whether the lease of this node, which keeps the groups,
-        has not ended; None: snapshots renew a lease of their own, and lost groups are claimed again."""
+        """``log``: the snapshots of offsets in the object store; ``lease_ms``: how long this server owns the groups
+        after each snapshot; ``take_over``: claim them even from a server that is alive; ``bytes_max``: of all offsets
+        in memory, above which new groups and queues are refused, as clients choose names freely. ``node_holds``:
+        whether the lease of this node, which includes the groups, has not ended; None: the groups have a lease of their
+        own, which each snapshot renews, and lost groups are claimed again."""
         self._node_holds = node_holds
         self._log, self._clock = log, clock
         self._renewed_s = -math.inf
@@ -60,6 +62,7 @@ class GroupOffsets:
         self._offsets: Offsets = {}
         self._changed = asyncio.Event()
         self._flushed: asyncio.Future[None] | None = None
+        """What commits wait for that are in the next snapshot; None: no commit waits."""
         self._writing: asyncio.Task[None] | None = None
         """A snapshot being written; shielded from cancellation."""
         self.is_owner = False
@@ -78,14 +81,15 @@ class GroupOffsets:
         return self.is_owner if self._node_holds is None else self.holds_lease
 
     async def claim(self) -> bool:
-        """Try to own the groups; returns whether this server owns them. Raises what the store raises."""
+        """Try to become the owner of the consumer groups, and read their offsets. Returns whether this server owns
+        them. Raises the errors of the object store, but for a refusal to write: then offsets can be read."""
         began_s = self._clock.monotonic_s()
         try:
             await asyncio.to_thread(self._log.claim, self._lease_ms, take_over=self._take_over)
         except FencedError as error:
-            logger.warning("%s; consumers can read, commits are refused", error)
+            logger.warning("consumers can read here, but their commits of offsets are refused: %s", error)
         except AccessDeniedError as error:
-            logger.warning("group offsets cannot be written: %s", error)
+            logger.warning("the object store does not let this server write group offsets: %s", error)
         else:
             self.is_owner, self._take_over, self._renewed_s = True, False, began_s
         self._offsets = {key: dict(queues) for key, queues in self._log.offsets.items()}
@@ -145,7 +149,8 @@ class GroupOffsets:
             self._take(group, topic, number, offset, account)
 
     def _take(self, group: str, topic: str, number: int, offset: int, account: str) -> None:
-        """Take one offset into memory, to be written with the next snapshot."""
+        """Take an offset that ``account`` commits into memory, to be written with the next snapshot. ``number``: the
+        queue's id and generation as one number."""
         more_bytes = self._more_bytes(group, topic, number)
         self._held_bytes += more_bytes
         self._group_bytes[group] += more_bytes
@@ -166,6 +171,8 @@ class GroupOffsets:
         return 0 if number in queues else QUEUE_BYTES
 
     def _has_room(self, group: str, topic: str, number: int, account: str) -> bool:
+        """Return whether an offset fits into the memory for all, for its group, and for ``account`` (empty: of none).
+        ``number``: the queue's id and generation as one number."""
         more_bytes, limit_bytes = self._more_bytes(group, topic, number), self._bytes_max
         return not more_bytes or (
             self._held_bytes + more_bytes <= limit_bytes
@@ -174,11 +181,15 @@ class GroupOffsets:
         )
 
     async def commit(self, group: str, topic: str, queue_id: int, offset: int, account: str = "") -> None:
-        """Record an offset and return once it is durable. Raises FencedError if another server owns the groups,
-        BadRequestError for a new group or queue at a memory limit: of all, of its group, of ``account``."""
+        """Take an offset that ``account`` commits, and return once it is durable. Raises FencedError if another server
+        owns the groups, and BadRequestError for a new group or queue at a memory limit: of all, of its group, of
+        ``account``."""
         if not self.is_owner:
-            raise FencedError("offset not committed: another server has the consumer groups of this archive")
+            raise FencedError(
+                "the offset is not committed, as another server owns the consumer groups of this archive"
+            )
         number = self._log.number(topic, queue_id)
+        # The same offset is written already, and no later commit is on its way.
         if (
             self._offsets.get((group, topic), {}).get(number) == offset
             and self._log.offsets.get((group, topic), {}).get(number) == offset
@@ -188,8 +199,8 @@ class GroupOffsets:
             return
         if not self._has_room(group, topic, number, account):
             raise BadRequestError(
-                f"group offsets take {self._held_bytes} bytes, {self._group_bytes[group]} of them this group's: no new "
-                "ones fit (serve.memory_bytes)"
+                f"group offsets take {self._held_bytes} bytes, {self._group_bytes[group]} of them those of this group:"
+                " there is no memory for more (serve.memory_bytes)"
             )
         self._take(group, topic, number, offset, account)
         self._changed.set()
@@ -198,12 +209,13 @@ class GroupOffsets:
         await asyncio.shield(self._flushed)
 
     async def run(self) -> None:
-        """Write changes, renew the lease, and claim the groups if another server owns them; until cancelled."""
+        """Write changed offsets, renew the lease in time, and try to claim the groups while another server owns them;
+        until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(self._renew_after_s()):
                     await self._changed.wait()
-                await asyncio.sleep(FLUSH_EVERY_S)
+                await asyncio.sleep(FLUSH_EVERY_S)  # more commits join the same snapshot
             except TimeoutError:
                 pass  # nothing changed: the snapshot renews the lease
             try:
@@ -212,7 +224,10 @@ class GroupOffsets:
                 else:
                     self._changed.clear()
             except TieredError as error:
-                logger.warning("the consumer groups cannot be claimed, and this is tried again: %s", error)
+                logger.warning(
+                    "this server cannot claim the consumer groups of its archive now, and tries again: %s",
+                    error,
+                )
 
     def _renew_after_s(self) -> float | None:
         if self._node_holds is not None:
@@ -221,8 +236,9 @@ class GroupOffsets:
         return wait_s if self.is_owner else min(wait_s, CLAIM_RETRY_S)
 
     async def _flush(self, *, released: bool = False) -> None:
-        """Write all offsets, again and again while the store is away, and then answer the waiting commits. After
-        another server's claim they fail, and later ones are refused."""
+        """Write all offsets in a snapshot, repeated until the object store takes it, and then answer the commits that
+        wait for it. If another server has claimed the groups, these fail, and later ones are refused. ``released``:
+        this server owns the groups no longer after that."""
         waiters, self._flushed = self._flushed, None
         self._changed.clear()
         copied = {key: dict(queues) for key, queues in self._offsets.items()}
@@ -232,7 +248,8 @@ class GroupOffsets:
                 break
             except FencedError as error:
                 logger.error(
-                    "%s: this server refuses commits of offsets until it has the groups again", error
+                    "this server refuses commits of offsets until it owns the consumer groups again: %s",
+                    error,
                 )
                 self.is_owner = False
                 # Commits during this write are in no snapshot either.
@@ -242,7 +259,10 @@ class GroupOffsets:
                         refused.set_exception(error)
                 return
             except TieredError as error:
-                logger.warning("group offsets could not be written, and are tried again: %s", error)
+                logger.warning(
+                    "group offsets could not be written, and their commits wait for the next attempt: %s",
+                    error,
+                )
                 await asyncio.sleep(RETRY_S)
         if waiters is not None:
             waiters.set_result(None)
@@ -255,8 +275,9 @@ class GroupOffsets:
         self._renewed_s = began_s
 
     async def close(self, locks: tuple[HeldLock, ...] | None = None) -> None:
-        """Finish the write in progress, write pending offsets and release the groups with their ``locks``. If the store
-        does not answer for CLOSE_S, the lease runs out instead."""
+        """Finish the write in progress, write pending offsets and release the groups with their queue locks (``locks``;
+        None: unknown), so that another server can own them at once. If the object store does not answer for CLOSE_S,
+        the lease runs out instead."""
         try:
             async with asyncio.timeout(CLOSE_S):
                 if self._writing is not None:
@@ -267,8 +288,8 @@ class GroupOffsets:
                     self.is_owner = False
         except TimeoutError:
             logger.error(
-                "offsets whose commits were not acknowledged are lost, as the object store does not answer: clients "
-                "commit them again"
+                "the last group offsets could not be written, as the object store does not answer: their commits"
+                " were not acknowledged, and clients repeat them"
             )
 
 

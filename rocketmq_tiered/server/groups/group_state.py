@@ -21,12 +21,13 @@ from tiered.errors import AlreadyExistsError, CorruptionError, FencedError, NotF
 from tiered.formats.container import decode_container, encode_container
 from tiered.formats.keys import SERVE_PREFIX, is_version_name
 from tiered.formats.memory_bound import LARGE, stored_bytes_max
+from tiered.model.queue import DEAD_PREFIX, RETRY_PREFIX
 from tiered.object_store.interface import ObjectStore
 
 KIND: Final = b"RMQTSERV"
 VERSIONS_KEPT: Final = 8
 GENERATION_SHIFT: Final = 32
-_OWN_TOPICS: Final = ("%RETRY%", "%DLQ%")
+_OWN_TOPICS: Final = (RETRY_PREFIX, DEAD_PREFIX)
 """Prefixes of topics that continue here, whatever generation was archived."""
 _VERSION_MAX: Final = 10**20 - 1
 
@@ -80,7 +81,7 @@ def snapshot_key(version: int) -> str:
 
 
 def encode_snapshot(snapshot: GroupSnapshot) -> bytes:
-    """The object's bytes."""
+    """Return the bytes of the object that ``snapshot`` is stored as."""
     rows = [
         [group, topic, sorted(queues.items())] for (group, topic), queues in sorted(snapshot.offsets.items())
     ]
@@ -99,7 +100,8 @@ def encode_snapshot(snapshot: GroupSnapshot) -> bytes:
 
 
 def decode_snapshot(data: bytes, *, source: str) -> GroupSnapshot:
-    """Raises CorruptionError or UnsupportedFormatError naming ``source``."""
+    """Return the snapshot in an object's bytes. Raises CorruptionError or UnsupportedFormatError with the object's
+    address ``source``."""
     header = decode_container(data, KIND, source=source, allowance=LARGE).header
     try:
         offsets = {
@@ -123,11 +125,13 @@ def decode_snapshot(data: bytes, *, source: str) -> GroupSnapshot:
             ),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptionError(f"{source}: this snapshot of consumer groups is damaged: {error!r}") from error
+        raise CorruptionError(
+            f"{source}: this snapshot of the consumer groups' offsets is damaged: {error!r}"
+        ) from error
 
 
 def load_snapshot(store: ObjectStore) -> GroupSnapshot:
-    """The newest version, or version 0 if there is none."""
+    """Return the newest snapshot in ``store``, or an empty one of version 0 if there is none."""
     key = newest_key(store)
     if key is None:
         return GroupSnapshot()
@@ -138,10 +142,10 @@ def load_snapshot(store: ObjectStore) -> GroupSnapshot:
 
 
 def newest_key(store: ObjectStore) -> str | None:
-    """Key of the newest version. Other objects are skipped, as in the catalog: bucket browsers leave one named like the
-    folder, which sorts first."""
+    """Return the key of the newest snapshot, None without any. Its key sorts first; other objects are skipped, as
+    bucket browsers leave one that is named like the folder."""
     after = ""
-    for limit in (1, None):
+    for limit in (1, None):  # mostly one listed key is enough
         for info in store.list(SERVE_PREFIX, start_after=after, limit=limit):
             if is_version_name(info.key.removeprefix(SERVE_PREFIX)):
                 return info.key
@@ -165,9 +169,10 @@ class GroupLog:
         lease: str = "",
         has_lapsed: Callable[[str], bool] = lambda lease: False,
     ) -> None:
-        """``is_gone``: whether the server of this name has certainly ended. ``lease``: see GroupSnapshot;
-        ``has_lapsed``: whether a lease has ended; called
-        after a snapshot that names it was read."""
+        """``owner_name``: this server, for messages. ``is_gone``: whether the server of a name has certainly ended;
+        ``generation_of``: the served generation of a queue. ``lease``: the lease of the node of `tiered mount` that
+        keeps the groups, empty for a server alone; ``has_lapsed``: whether such a lease, which a snapshot names, has
+        ended."""
         self._lease, self._has_lapsed = lease, has_lapsed
         self._store = store
         self._generation_of = generation_of
@@ -205,33 +210,40 @@ class GroupLog:
         )
 
     def claim(self, lease_ms: int, *, take_over: bool = False) -> None:
-        """Become the owner. Raises FencedError while another owner renewed its lease within ``lease_ms``, or its node's
-        lease has not ended."""
-        found = self._last = load_snapshot(self._store)
+        """Become the server that owns the consumer groups, by writing the next snapshot. Raises FencedError while
+        another owner's lease lasts: it was renewed within ``lease_ms``, or is that of a node and has not ended.
+        ``take_over``: claim the groups all the same."""
+        newest = self._last = load_snapshot(self._store)
         now_ms = self._clock.wall_ms()
-        if self._seen[0] != found.version:
-            self._seen = found.version, now_ms
+        if self._seen[0] != newest.version:
+            self._seen = newest.version, now_ms
         # The owner's clock may be ahead: without a new version for that long it has ended.
-        age_ms = max(now_ms - found.renewed_ms, now_ms - self._seen[1])
+        age_ms = max(now_ms - newest.renewed_ms, now_ms - self._seen[1])
         # Our own id: the reply to an earlier claim was lost.
-        has_ended = found.released or found.owner in ("", self._owner) or self._is_gone(found.owner_name)
-        if not has_ended and not take_over and not self._is_expired(found, age_ms >= lease_ms):
+        has_ended = newest.released or newest.owner in ("", self._owner) or self._is_gone(newest.owner_name)
+        if not has_ended and not take_over and not self._is_expired(newest, age_ms >= lease_ms):
             raise FencedError(
-                f"consumer groups of this archive are served by {found.owner_name}, seen {age_ms // 1000} s ago",
-                hint="go through it (tiered reset-offset --serve), stop it, or give tiered serve --take-over-groups",
+                f"the consumer groups of this archive are served by {newest.owner_name}, which wrote their offsets"
+                f" {age_ms // 1000} s ago",
+                hint="reset offsets through that server (tiered reset-offset --serve), stop it, or start tiered"
+                " serve with --take-over-groups",
             )
-        if found.owner != self._owner:
-            self.locks = found.locks
-        self._first_version = found.version + (0 if has_ended else 1)
-        self.write(found.offsets)
-        self._check_newest()
-        oldest = max(found.first_version, found.version - VERSIONS_KEPT)
-        # An owner that may wake up writes the found version again if it was its own and the reply was lost.
-        self._remove(range(oldest + 1, found.version + has_ended))
+        if newest.owner != self._owner:
+            self.locks = newest.locks
+        self._first_version = newest.version + (0 if has_ended else 1)
+        self.write(newest.offsets)
+        # If this process slept, a successor may have written this version and removed it. Ours stays: an owner that
+        # sleeps since before must find it.
+        if newest_key(self._store) not in (None, snapshot_key(self._last.version)):
+            raise FencedError("another server has taken over the consumer groups of this archive")
+        oldest = max(newest.first_version, newest.version - VERSIONS_KEPT)
+        # An owner that may wake up writes this version again if it was its own and the reply was lost: it stays.
+        self._remove(range(oldest + 1, newest.version + has_ended))
 
     def write(self, offsets: Mapping[tuple[str, str], Mapping[int, int]], *, released: bool = False) -> None:
-        """Write ``offsets`` as the next version, with ``locks`` if ``released``. Raises FencedError if another server
-        wrote it. After other errors it may or may not exist: the next write resolves that."""
+        """Write ``offsets`` as the next snapshot; with the queue locks if it releases the groups for other servers.
+        Raises FencedError if another server wrote a snapshot of this version. After other errors ours may or may not
+        exist: the next write finds that out."""
         version = self._last.version + 1
         copied = {key: dict(queues) for key, queues in offsets.items()}
         snapshot = GroupSnapshot(
@@ -253,7 +265,9 @@ class GroupLog:
                 self._store.get(key, stored_bytes_max()), source=f"{self._store.url}/{key}"
             )
             if winner.owner != self._owner:
-                raise FencedError(f"{winner.owner_name} has taken over the consumer groups") from None
+                raise FencedError(
+                    f"the server {winner.owner_name} has taken over the consumer groups of this archive"
+                ) from None
             # Our own, whose reply was lost. It is older than ``offsets``: write again.
             self._last = winner
             return self.write(offsets, released=released)
@@ -267,12 +281,6 @@ class GroupLog:
             return is_old
         # One of our own: the reply to a claim by an earlier object was lost.
         return found.lease == self._lease or self._has_lapsed(found.lease)
-
-    def _check_newest(self) -> None:
-        key = snapshot_key(self._last.version)
-        if newest_key(self._store) not in (None, key):
-            # Its version stays: an owner that sleeps since before must find it.
-            raise FencedError("another server has taken over the consumer groups of this archive")
 
     def _remove(self, versions: Sequence[int]) -> None:
         if versions:

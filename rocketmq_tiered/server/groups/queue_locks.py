@@ -45,7 +45,7 @@ class MessageQueue(NamedTuple):
     queue_id: int
 
     def document(self) -> dict[str, Any]:
-        """The JSON object that RocketMQ's MessageQueue is written as."""
+        """Return the JSON object that RocketMQ's class MessageQueue is written as."""
         return {"brokerName": self.broker, "queueId": self.queue_id, "topic": self.topic}
 
 
@@ -60,7 +60,7 @@ class LockTable:
     """Locks by group and queue."""
 
     def __init__(self, clock: Clock, *, bytes_max: int = BYTES_MAX) -> None:
-        """``bytes_max``: memory of all locks; a group or account may have a part of it."""
+        """``bytes_max``: memory of all locks; one group may have GROUP_PART of it, and one account ACCOUNT_PART."""
         self._clock = clock
         self._bytes_max = bytes_max
         self._locks: dict[tuple[str, MessageQueue], _Lock] = {}
@@ -72,20 +72,22 @@ class LockTable:
     def lock(
         self, group: str, client_id: str, queues: list[MessageQueue], account: str = "", for_s: float = LOCK_S
     ) -> list[MessageQueue]:
-        """Lock ``queues`` ``for_s``; returns those the client holds. Raises BadRequestError at a memory limit: of all,
-        of the group, of the ``account``."""
+        """Lock ``queues`` for a client of an orderly group, for ``for_s``, and return those that it holds now: others
+        are locked by another client. Raises BadRequestError if there is no memory for them, for all locks, those of the
+        group or those of the ``account``."""
         if not self._has_room(group, client_id, queues, account):
             self.expire()
             if not self._has_room(group, client_id, queues, account):
                 raise BadRequestError(
-                    f"{len(self._locks)} queues are locked, the limit is {self._bytes_max} bytes"
+                    f"{len(self._locks)} queues are locked: there is no memory for more locks of this group or"
+                    f" account, of {self._bytes_max} bytes for all"
                 )
         now_s = self._clock.monotonic_s()
         held = []
         for queue in queues:
-            found = self._locks.get((group, queue))
-            if found is None or found.client_id == client_id or found.until_s <= now_s:
-                self._forget(group, queue)
+            present = self._locks.get((group, queue))
+            if present is None or present.client_id == client_id or present.until_s <= now_s:
+                self._remove(group, queue)
                 byte_count = _bytes_of(group, client_id, queue)
                 self._locks[group, queue] = _Lock(client_id, now_s + for_s, byte_count, account)
                 self._count(group, account, byte_count)
@@ -100,21 +102,22 @@ class LockTable:
                 del counter[name]
 
     def _has_room(self, group: str, client_id: str, queues: list[MessageQueue], account: str) -> bool:
-        """Whether these locks fit into the memory of all, of their group and of their account."""
+        """Return whether locks of ``queues`` for a client fit into the memory of all locks, and into the parts of it
+        that one group and one account may have."""
         more_bytes = 0
         for queue in queues:
-            found = self._locks.get((group, queue))
-            more_bytes += _bytes_of(group, client_id, queue) - (0 if found is None else found.nbytes)
+            present = self._locks.get((group, queue))
+            more_bytes += _bytes_of(group, client_id, queue) - (0 if present is None else present.nbytes)
         return more_bytes <= 0 or (
             self.held_bytes + more_bytes <= self._bytes_max
             and self._group_bytes[group] + more_bytes <= self._bytes_max // GROUP_PART
             and (not account or self._account_bytes[account] + more_bytes <= self._bytes_max // ACCOUNT_PART)
         )
 
-    def _forget(self, group: str, queue: MessageQueue) -> None:
-        found = self._locks.pop((group, queue), None)
-        if found is not None:
-            self._count(group, found.account, -found.nbytes)
+    def _remove(self, group: str, queue: MessageQueue) -> None:
+        lock = self._locks.pop((group, queue), None)
+        if lock is not None:
+            self._count(group, lock.account, -lock.nbytes)
 
     def held(self) -> tuple[HeldLock, ...]:
         """All, for the next owner."""
@@ -131,12 +134,12 @@ class LockTable:
     def unlock(self, group: str, client_id: str, queues: list[MessageQueue]) -> None:
         """Release those of ``queues`` that the client holds."""
         for queue in queues:
-            found = self._locks.get((group, queue))
-            if found is not None and found.client_id == client_id:
-                self._forget(group, queue)
+            lock = self._locks.get((group, queue))
+            if lock is not None and lock.client_id == client_id:
+                self._remove(group, queue)
 
     def expire(self) -> None:
-        """Remove expired locks."""
+        """Remove the locks that were not renewed in time, and count the memory of the others again."""
         now_s = self._clock.monotonic_s()
         kept = {key: lock for key, lock in self._locks.items() if lock.until_s > now_s}
         self._locks, self.held_bytes = kept, 0
@@ -155,26 +158,27 @@ def register_lock_handlers(
     owns_groups: Callable[[], bool],
     has_queue: Callable[[MessageQueue], bool] = lambda _: True,
 ) -> None:
-    """LOCK_BATCH_MQ and UNLOCK_BATCH_MQ. ``owns_groups``: whether this server certainly owns the consumer groups.
-    ``has_queue``: others are not locked."""
+    """Enter into ``table`` the handlers of LOCK_BATCH_MQ and UNLOCK_BATCH_MQ. ``owns_groups``: whether this server
+    certainly owns the consumer groups, else it grants no lock; ``has_queue``: whether a queue is one to be locked."""
 
     @table.register(RequestCode.LOCK_BATCH_MQ)
     async def lock(request: Request) -> Response:
         if not owns_groups():
             remark = "this server does not own the consumer groups of this archive"
             return Response(ResponseCode.NO_PERMISSION, remark=remark)
-        group, client_id, queues = _wanted(request)
+        group, client_id, queues = _lock_request(request)
         held = locks.lock(group, client_id, list(filter(has_queue, queues)), request.account)
         return json_response({"lockOKMQSet": [queue.document() for queue in held]})
 
     @table.register(RequestCode.UNLOCK_BATCH_MQ)
     async def unlock(request: Request) -> Response:
-        locks.unlock(*_wanted(request))
+        locks.unlock(*_lock_request(request))
         return Response()
 
 
-def _wanted(request: Request) -> tuple[str, str, list[MessageQueue]]:
-    """Group, client and queues of a request to lock or unlock."""
+def _lock_request(request: Request) -> tuple[str, str, list[MessageQueue]]:
+    """Return group, client id and queues of a request to lock or unlock. Raises BadRequestError if one is missing or a
+    name too long."""
     document = request.document()
     try:
         queues = [
@@ -183,10 +187,14 @@ def _wanted(request: Request) -> tuple[str, str, list[MessageQueue]]:
         ]
         group, client_id = str(document["consumerGroup"]), str(document["clientId"])
     except (KeyError, TypeError, ValueError) as error:
-        raise BadRequestError(f"body has no consumerGroup, clientId or valid mqSet: {error}") from error
+        raise BadRequestError(
+            f"the body of the request has no consumerGroup, no clientId or no valid mqSet: {error}"
+        ) from error
     names = group, client_id, *(name for queue in queues for name in queue[:2])
     if max(map(len, names)) > NAME_CHARS_MAX:
-        raise BadRequestError(f"a name has more than {NAME_CHARS_MAX} characters")
+        raise BadRequestError(
+            f"a group, client id, broker or topic in the body has more than {NAME_CHARS_MAX} characters"
+        )
     return group, client_id, queues
 
 

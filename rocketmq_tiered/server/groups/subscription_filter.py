@@ -19,7 +19,8 @@ FILTER_CHARS: Final = 32
 
 
 def filter_of(expression: str, expression_type: str) -> MessageFilter | None:
-    """None if every message matches. Raises UsageError for an expression that does not parse or is too long."""
+    """Return the filter of an expression, None if every message matches it. Raises UsageError for an expression that
+    does not parse or is too long, and for an expression type other than TAG and SQL92."""
     if expression_type == SQL92 and expression != ANY_TAG:
         return Sql92Filter(expression, ignore_rest=True)
     if expression_type not in (TAG, SQL92):
@@ -41,17 +42,19 @@ class CompiledFilters:
         return self._filters.held_bytes
 
     async def find(self, request: PullRequest) -> MessageFilter | None:
-        """The filter of a pull; compiled in a turn of its client. Raises UsageError."""
-        expression, kind = request.expression, request.expression_type
-        if kind == TAG and expression in ("", ANY_TAG):
+        """Return the compiled filter of a pull, None if every message matches. One that is not known yet is compiled
+        when it is the client's turn, so that no client occupies the server with filters. Raises UsageError for an
+        expression that does not parse."""
+        expression, expression_type = request.expression, request.expression_type
+        if expression_type == TAG and expression in ("", ANY_TAG):
             return None
-        key = expression, kind
+        key = expression, expression_type
         if key not in self._filters:
             if len(expression) > EXPRESSION_CHARS_MAX:
-                return filter_of(expression, kind)  # raises: the text is not read
+                return filter_of(expression, expression_type)  # raises at once, without reading the text
             await asyncio.wrap_future(self._turns.turn(request.client))
-            if key not in self._filters:
-                compiled = filter_of(expression, kind)
+            if key not in self._filters:  # another pull may have compiled it while this one waited
+                compiled = filter_of(expression, expression_type)
                 self._filters.add(key, compiled, FILTER_CHARS + len(expression))
                 return compiled
         return self._filters.get(key)

@@ -57,10 +57,11 @@ def server_options(
     *,
     keeps_bodies: bool = False,
 ) -> ServerOptions:
-    """Options of the port. Reads the certificate and the access rules. ``is_member``: whether a group has a client.
-    ``keeps_bodies``: see RulesAuthorizer."""
+    """Return the options of the port that ``settings`` describe; the certificate and the access rules are read. Raises
+    UsageError with the setting that is wrong. ``is_member``: whether the client at a connection is in a consumer group;
+    ``keeps_bodies``: the authorizer leaves parsed bodies to the handlers."""
     for key, complaint in settings.complaints():
-        raise UsageError(f"{key}: these settings would not protect clients as they say", hint=complaint)
+        raise UsageError(f"{key}: the settings of serve contradict each other", hint=complaint)
     host, port = parse_address(settings.bind, "serve.bind")
     events = AuditEvents(is_member)
     rules = RulesFile(Path(settings.acl_file), events.reloaded) if settings.acl_file else None
@@ -80,7 +81,7 @@ def server_options(
 
 
 def connection_limits(settings: ServeSettings) -> ConnectionLimits:
-    """Limits of each connection, and of all together."""
+    """Return the limits of memory that ``serve.memory_bytes`` sets for all connections together."""
     memory = MemoryShares(settings.memory_bytes)
     return ConnectionLimits(
         unread_bytes_max=memory.unread_replies,
@@ -93,15 +94,16 @@ def parse_address(text: str, key: str) -> tuple[str, int]:
     """Host and port of ``host:port``. Raises UsageError naming the setting ``key``."""
     found = host_and_port(text)
     if found is None:
-        raise UsageError(f"{key} = {text} is not host:port", hint="for example 0.0.0.0:9876")
+        raise UsageError(f"{key} = {text} is not host:port", hint="write for example 0.0.0.0:9876")
     return found
 
 
 def kept_tls(
     settings: ServeSettings, on_reload: Callable[[bool], None] = lambda _: None
 ) -> Callable[[], ssl.SSLContext | None] | None:
-    """A function that returns the TLS context, reloaded after a certificate was renewed; None: no TLS. Raises as
-    ``tls_context``."""
+    """Return a function that returns the present TLS context: the files are loaded again after one was renewed, and
+    ``on_reload`` is called with the success. None: the port has no TLS. Raises UsageError if a file does not load
+    now."""
     paths = (
         settings.tls_certificate,
         settings.tls_key,
@@ -113,7 +115,8 @@ def kept_tls(
 
 
 def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
-    """The TLS context, or None. Raises UsageError if a file does not load."""
+    """Return the TLS context of the port with certificate, key and clients' CA of ``settings``; None without a
+    certificate. Raises UsageError if a file cannot be read or does not load."""
     if not settings.tls_certificate:
         return None
     password = password_in(settings.tls_key_password_file, "serve.tls_key_password_file")
@@ -128,7 +131,9 @@ def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
             is_required = settings.tls_client_required
             context.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
     except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"TLS certificate, key or CA cannot be loaded: {error}") from error
+        raise UsageError(
+            f"one of serve.tls_certificate, serve.tls_key and serve.tls_client_ca cannot be loaded: {error}"
+        ) from error
     return context
 
 
@@ -146,28 +151,32 @@ def is_wildcard(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` is this machine for itself only."""
+    """Return whether only clients on this machine can reach ``host``, an address or "localhost"."""
     try:
-        found = ipaddress.ip_address(host.strip("[]"))
+        address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return host.lower() == "localhost"
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return (mapped or found).is_loopback
+    # ::ffff:127.0.0.1 is an IPv4 address in IPv6 form.
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 def check_advertised(advertise: str, section: str) -> None:
-    """Raises UsageError for an address no client can dial. ``section``: of the settings, named in the error."""
+    """Raise UsageError if ``advertise``, the setting of that name in ``section``, is an address that no client can
+    dial: a wildcard such as 0.0.0.0 is only one to listen on."""
     key = f"{section}.advertise"
     if is_wildcard(parse_address(advertise, key)[0]):
         raise UsageError(
             f"{key} = {advertise} is not an address that clients can dial",
-            hint=f"set it to this host as clients see it; {section}.bind is the address to listen on",
+            hint=f"set {key} to this host as clients see it; {section}.bind is the address to listen on",
         )
 
 
 def outgoing_address(family: int) -> str | None:
-    """This machine's address of a family as other hosts see it; None without a route."""
+    """Return this machine's IPv4 or IPv6 address (``family``: AF_INET or AF_INET6) from which packets to other hosts
+    leave; None if none can leave."""
     try:
+        # No packet is sent: connect of a datagram socket only chooses the route.
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((_ELSEWHERE[socket.AddressFamily(family)], _PORT))
             host = str(probe.getsockname()[0])
@@ -180,14 +189,17 @@ def outgoing_address(family: int) -> str | None:
 def advertised_host(
     bound_host: str, *, setting: str = "serve.advertise", own: Callable[[int], str | None] = outgoing_address
 ) -> str:
-    """The host that clients dial for a port on ``bound_host``. Raises UsageError if it cannot be determined."""
+    """Return the host that clients dial for a port on ``bound_host``: this one, or for a wildcard an address of this
+    machine, which ``own`` returns by address family. Raises UsageError, with ``setting`` to set instead, if there is
+    none."""
     if not is_wildcard(bound_host):
         return bound_host
     families = [socket.AF_INET] if "." in bound_host else [socket.AF_INET, socket.AF_INET6]
-    found = next((host for family in families if (host := own(family)) is not None), None)
-    if found is None:
+    dialled = next((host for family in families if (host := own(family)) is not None), None)
+    if dialled is None:
         raise UsageError(
-            f"no address found that clients can dial: {bound_host} is a wildcard",
+            f"the address that clients dial is not known: {bound_host} stands for all addresses of this machine,"
+            " and none of them reaches other hosts",
             hint=f"set {setting} (--advertise HOST:PORT) to this host as clients see it",
         )
-    return found
+    return dialled

@@ -24,7 +24,7 @@ class Service:
     """Serves one port on the running event loop, until ``close``."""
 
     def __init__(self, settings: ServeSettings, table: HandlerTable, clock: Clock = MACHINE_CLOCK) -> None:
-        """``table``: to which subclasses add their handlers."""
+        """``table``: the handlers of requests, to which subclasses add theirs."""
         self._settings, self.table, self._clock = settings, table, clock
         self._memory = MemoryShares(settings.memory_bytes)
         self.clients = ClientTable(clock, bytes_max=self._memory.clients)
@@ -36,14 +36,15 @@ class Service:
         """Whether clients on other hosts sign requests on connections without TLS."""
 
     async def _listen(self, options: ServerOptions) -> tuple[str, int]:
-        """Accept connections; returns the bound address. Raises OSError when the port is taken."""
+        """Accept connections as ``options`` say, and return host and port that were bound. Warns if clients on other
+        hosts would sign requests on connections without TLS. Raises OSError when the port is taken."""
         self._listener = Listener(self.table, options, on_close=self._connection_closed)
         bound = await self._listener.start()
         if self._settings.acl_file and not self._settings.tls_certificate and not is_loopback(bound[0]):
             self.has_plain_accounts = True
             logger.warning(
-                "accounts are checked on connections without TLS, which others can read and repeat: "
-                "set serve.tls_certificate",
+                "clients sign their requests on connections without TLS, so that others can read and repeat them: set"
+                " serve.tls_certificate",
                 extra={"bound": bound[0]},
             )
         self._spawn(self._expire())

@@ -39,12 +39,14 @@ class Membership:
     """``clock``: leases end by its monotonic time; its wall time is only shown."""
 
     def __init__(self, store: ObjectStore, node: str, clock: Clock) -> None:
-        """``store``: the prefix that the nodes share; ``node``: this one's name, which no two living ones may have."""
+        """``store``: the prefix that the nodes of `tiered mount` share; ``node``: this node's name, which no two
+        running ones may have."""
         self.node, self._clock = node, clock
         self._log = NodeLog(store, node, clock)
         self._archives = AnnouncedArchives(store)
         self._sightings = Sightings()
         self._held_until_s = self._joined_s = -math.inf
+        """Until when no other node can have ended this node's lease, and when this process joined."""
         self.leases: Mapping[str, NodeLease] = {}
         """The leases of all nodes as they were read last."""
         self.announced: Mapping[BrokerName, int] = {}
@@ -74,8 +76,9 @@ class Membership:
         return {record.address for record in records if record.name == name}
 
     def step(self, state: NodeState, mounts: Sequence[MountRecord]) -> SharingDecision:
-        """One round. Raises FencedError if the lease is lost: everything held is to be closed; the next call joins as a
-        new process. Raises what the store raises."""
+        """Renew this node's lease, end the leases of silent nodes, and return which brokers this node is to take and to
+        give away. ``mounts``: the brokers that it serves now. Raises FencedError if the lease is lost: then all of them
+        are to be closed, and the next call joins as a new process. Raises the errors of the object store."""
         held = {record.name for record in mounts}
         mounts = [*mounts, *(MountRecord(*name) for name in sorted(self.claiming - held))]
         began_s = self._clock.monotonic_s()
@@ -96,7 +99,9 @@ class Membership:
         for node in self._sightings.silent():
             if node != self.node and leases[node].is_living and (ended := self._log.end(leases[node])):
                 logger.warning(
-                    "a node of tiered mount is silent: this node ends its lease, and its brokers go to others",
+                    "node %s of tiered mount has not renewed its lease: this node ends it, and other nodes take its"
+                    " brokers",
+                    node,
                     extra={"node": node},
                 )
                 self.takeovers += 1
@@ -106,7 +111,8 @@ class Membership:
         renewing = self._sightings.renewing
         decision = decide_sharing(self.node, leases, self.announced, renewing)
         others = {node for node, lease in leases.items() if lease.state is NodeState.ACTIVE} - {self.node}
-        if others - renewing and read_s < self._joined_s + RENEW_S + 1:  # they may begin at the same time
+        # Nodes that start together wait for each other's first renewal, so that none takes all brokers at first.
+        if others - renewing and read_s < self._joined_s + RENEW_S + 1:
             decision = replace(decision, take=())
         self.claiming = {name for name in self.claiming if name in self.announced} | set(decision.take)
         return replace(decision, take=tuple(sorted(self.claiming - held)))

@@ -36,7 +36,7 @@ class MountNode:
     """Belongs to one event loop."""
 
     def __init__(self, place: MountPlace) -> None:
-        """``place``: what the node's brokers have in common."""
+        """``place``: what all brokers that this node serves have in common, such as the object store and settings."""
         self.place = place
         self.member = place.membership
         self.mounted: dict[BrokerName, MountedArchive] = {}
@@ -52,12 +52,13 @@ class MountNode:
         self.moves = 0
         """Brokers taken so far."""
         self._busy: dict[BrokerName, asyncio.Task[None]] = {}
+        """Tasks that take, give away or close a broker; one a broker at a time."""
         self._opening = asyncio.Semaphore(TAKES_MAX)
         self._wake = asyncio.Event()
         self._rounds = 0
         self._task: asyncio.Task[None] | None = None
         self._renewer = ThreadPoolExecutor(1)
-        """Else a renewal would wait for threads that open brokers."""
+        """Renews the lease in a thread of its own, so that it does not wait for threads that open brokers."""
         self._ports: set[int] = set()
         """Ports in use, by this process or by other programs."""
 
@@ -70,7 +71,7 @@ class MountNode:
         return [mounted.record() for _, mounted in sorted(self.mounted.items())]
 
     async def drain(self) -> None:
-        """Give everything to other nodes, wait until clients have moved if there are any, and leave."""
+        """Give all brokers to other nodes, wait until their clients have moved there, and release this node's lease."""
         self.state = NodeState.DRAINING
         self._wake.set()
         while self.mounted or self._busy:
@@ -83,7 +84,11 @@ class MountNode:
         try:
             await self._step()
         except (TieredError, KeyError) as error:
-            logger.warning("this node could not release its lease, which runs out instead: %s", error)
+            logger.warning(
+                "node %s of tiered mount could not release its lease, which runs out instead: %s",
+                self.member.node,
+                error,
+            )
         self._renewer.shutdown(wait=False)
 
     # -- rounds -----------------------------------------------------------------------------------------------
@@ -102,17 +107,23 @@ class MountNode:
                 self.problem = ""
                 wait_s = self.member.wait_s()
             except FencedError as error:
-                logger.error("%s: this node closes all brokers that it served, and joins again", error)
+                logger.error(
+                    "this node closes all brokers that it served, and joins again, as it lost its lease: %s",
+                    error,
+                )
             except TieredError as error:
                 if not self.problem:
                     logger.warning(
-                        "this node's lease could not be renewed, and this is tried again: %s", error
+                        "the lease of node %s could not be renewed, and the next attempt follows: %s",
+                        self.member.node,
+                        error,
                     )
                 self.problem = str(error)
             except Exception as error:
                 # Unexpected: keep renewing the lease.
                 logger.exception(
-                    "this node's lease was not renewed, because of an unexpected error: this is tried again"
+                    "the lease of node %s was not renewed because of an unexpected error, and the next attempt follows",
+                    self.member.node,
                 )
                 self.problem = repr(error)
             else:
@@ -121,7 +132,7 @@ class MountNode:
             self._rounds += 1
             if self._rounds % CHECK_EVERY == 1:
                 self._check_each()
-            if self._wake.is_set():
+            if self._wake.is_set():  # brokers were taken or closed during this round: tell others soon
                 wait_s = min(wait_s, RETRY_S)
             self._wake.clear()
             try:
@@ -132,7 +143,8 @@ class MountNode:
             await asyncio.sleep(RETRY_S / 10)
 
     def _act(self, decision: SharingDecision) -> None:
-        """Start taking and giving brokers; one that was refused lately waits."""
+        """Start to take and give away the brokers of ``decision``. One that could not be opened within the last AGAIN_S
+        is left to other nodes."""
         now_s = asyncio.get_running_loop().time()
         for name in decision.take:
             if self._refused_s.get(name, -AGAIN_S) + AGAIN_S > now_s:
@@ -157,7 +169,8 @@ class MountNode:
         self._wake.set()
 
     async def _take(self, name: BrokerName) -> None:
-        """Take one broker, unless the node is leaving; a few at a time."""
+        """Open one broker of this node's share and serve it, unless the node is leaving. No more than TAKES_MAX are
+        opened at once."""
         async with self._opening:
             if self.state is not NodeState.ACTIVE:
                 self.member.claiming.discard(name)
@@ -166,7 +179,7 @@ class MountNode:
             try:
                 mounted = await MountedArchive.take(self.place, name, port)
             except (TieredError, OSError) as error:
-                if not isinstance(error, OSError):  # else another program has the port
+                if not isinstance(error, OSError):  # a port that another program has stays among those in use
                     self._ports.discard(port)
                 self._note_refusal(name, error)
                 return
@@ -178,8 +191,8 @@ class MountNode:
             logger.info("broker mounted", extra={"broker": name.broker, "address": mounted.address})
 
     def _note_refusal(self, name: BrokerName, error: Exception) -> None:
-        """Note why a broker was not taken, and log it once. Unless the claim's outcome is unknown, other nodes may
-        try now."""
+        """Note why a broker could not be mounted, and log each reason once. Other nodes may try it now, unless it is
+        unknown whether this node has claimed the broker's groups."""
         if not isinstance(error, UnavailableError):
             self.member.claiming.discard(name)
         if isinstance(error, FencedError) and name not in self._contested:
@@ -188,12 +201,12 @@ class MountNode:
         if not isinstance(error, FencedError | UnavailableError):
             self._refused_s[name] = asyncio.get_running_loop().time()
         if self.failures.get(name) != str(error):
-            logger.warning("broker not mounted: %s", error, extra={"broker": name.broker})
+            logger.warning("broker %s is not mounted: %s", name.broker, error, extra={"broker": name.broker})
         self.failures[name] = str(error)
 
     def _free_port(self) -> int:
-        """A port for the next broker: 0, any, without ``mount.first_port``. If all seem taken the first is tried
-        again, and its error says so."""
+        """Return a port for the next broker, from ``mount.first_port`` on, or 0 for any port if that is not set. If all
+        seem to be in use the first is returned: to listen there then fails with an error that says so."""
         mount = self.place.settings.mount
         if mount.first_port == 0:
             return 0
@@ -206,7 +219,8 @@ class MountNode:
         return port
 
     async def _give(self, mounted: MountedArchive) -> None:
-        """Release the groups, and serve reads until clients have moved to the successor."""
+        """Give a broker away: release its groups, serve reads until its clients have moved to the node that takes it,
+        and close it."""
         await mounted.release()
         logger.info("broker released", extra={"broker": mounted.name.broker})
         self._wake.set()
@@ -215,6 +229,7 @@ class MountNode:
             for node, lease in self.member.leases.items()
             if node != self.member.node and lease.is_living
         ]
+        # Without another node, clients of a broker that is still to be mounted have nowhere to move.
         if (others or mounted.name not in self.member.announced) and await mounted.await_move(MOVED_S):
             await asyncio.sleep(LINGER_S)
         await self._close(mounted)
@@ -233,7 +248,8 @@ class MountNode:
             self.member.claiming.add(mounted.name)
 
     def _check_each(self) -> None:
-        """Give away brokers whose archive is no longer retired, and end those with nothing left to serve."""
+        """Count the lag of each broker; give it away if its archive has a writer again, and end it if all its messages
+        have expired."""
         for mounted in list(self.mounted.values()):
             mounted.note_lag()
             if mounted.is_leaving or mounted.name in self._busy:
@@ -244,11 +260,13 @@ class MountNode:
                 self._spawn(mounted.name, self._end(mounted))
 
     async def _end(self, mounted: MountedArchive) -> None:
-        """Everything has expired: the broker leaves the routes."""
+        """Stop serving a broker whose messages have all expired, and take it out of the name servers' routes."""
         logger.info(
-            "broker has no messages left: it is no longer mounted", extra={"broker": mounted.name.broker}
+            "broker %s is no longer mounted, as all its messages have expired",
+            mounted.name.broker,
+            extra={"broker": mounted.name.broker},
         )
-        # First, or another node would take it.
+        # Withdrawn first, as another node would take it.
         await asyncio.to_thread(withdraw_archive, self.place.store, mounted.name)
         await mounted.release()
         assert mounted.registrar is not None

@@ -21,7 +21,6 @@ from typing import Any, Final
 from fetcher.access import ArchiveAccess, open_async_access
 from rocketmq_tiered.server.archive_mode.archive_service import ArchiveService
 from rocketmq_tiered.server.backend.backend import TopicConfig
-from rocketmq_tiered.server.backend.route_handlers import RETRY_PREFIX
 from rocketmq_tiered.server.backend.served_archive import ServedArchive
 from rocketmq_tiered.server.groups.client_table import is_legal_group
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
@@ -43,7 +42,7 @@ from rocketmq_tiered.server.slave.registration import (
 from tiered.catalog.retirement import retired_since
 from tiered.clock import MACHINE_CLOCK
 from tiered.errors import FencedError, TieredError, UsageError
-from tiered.model.queue import LMQ_PREFIX, TopicFilter
+from tiered.model.queue import LMQ_PREFIX, RETRY_PREFIX, TopicFilter
 from tiered.object_store.interface import ObjectStore
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.tls import ClientTls
@@ -70,7 +69,7 @@ class MountRegistrar(Registrar):
         holds: Callable[[], bool],
         holders: Callable[[], Collection[str]],
     ) -> None:
-        """``place``: the broker's name and our address, registered as its master's."""
+        """``place``: the broker's name, this node's address to be registered as its master's, and the name servers."""
         super().__init__(place, REGISTER_EVERY_S)
         self._cluster, self._topics, self._holds, self._holders = cluster, topics, holds, holders
         self._table: dict[str, Any] = {}
@@ -84,14 +83,15 @@ class MountRegistrar(Registrar):
         return all(claim.holder is not None for claim in self.claims())
 
     def refusal(self, listed: Listing) -> str | None:
-        """Why this node may not register the broker at a name server with this listing; None: it may."""
-        holder = listed.addresses.get(MASTER_ID)
+        """Return why this node may not register the broker at a name server, None if it may. ``listed``: what that name
+        server has for the broker."""
+        holder = listed.addresses.get(MASTER_ID)  # the address that is registered as the broker's master
         if (why := address_refusal(listed, self.slave)) is not None:
             return why
         if not self._holds() or self.has_ended:
             return "this node does not serve the broker's consumer groups"
         if holder not in (None, self.slave.advertise) and holder not in self._holders():
-            return f"{MASTER_THERE} at {holder}: take it back with tiered detach --undo, or stop it"
+            return f"{MASTER_THERE} at {holder}: stop it, or let it archive again with tiered detach --undo"
         return None
 
     def registration(self, listed: Listing) -> RemotingCommand:
@@ -109,16 +109,19 @@ class MountRegistrar(Registrar):
 def registered_topics(
     topics: Mapping[str, TopicConfig], cluster: str, broker: str
 ) -> dict[str, dict[str, Any]]:
-    """The topic table of a registration: read-only, without system topics, with the two that every broker has: name
-    servers of 5.x refuse a single topic."""
-    system = TopicFilter(cluster=cluster, broker=broker)
-    names = {cluster: TopicConfig(cluster, 1, 1), broker: TopicConfig(broker, 1, 1)}
-    kept = {
+    """Return the topic table that a broker is registered with, as JSON objects by name: its topics, read-only, without
+    system topics and LMQs. Two that every broker has are added: name servers of 5.x refuse a table of one topic."""
+    topic_filter = TopicFilter(cluster=cluster, broker=broker)
+    of_every_broker = {name: TopicConfig(name, 1, 1) for name in (cluster, broker)}
+    ordinary = {
         name: config
         for name, config in topics.items()
-        if not name.startswith(LMQ_PREFIX) and not system.is_system(name)
+        if not name.startswith(LMQ_PREFIX) and not topic_filter.is_system(name)
     }
-    return {name: {**config.document(), "perm": PERM_READ} for name, config in sorted((kept | names).items())}
+    return {
+        name: {**config.document(), "perm": PERM_READ}
+        for name, config in sorted((ordinary | of_every_broker).items())
+    }
 
 
 logger = logging.getLogger(__name__)
@@ -154,7 +157,8 @@ class MountedArchive:
     """Belongs to one event loop, from ``take`` to ``close``."""
 
     def __init__(self, place: MountPlace, access: ArchiveAccess, archive: ServedArchive) -> None:
-        """Claim nothing and listen nowhere before ``_start``."""
+        """``access`` and ``archive``: the broker's open archive. Nothing is claimed and no port opened before
+        ``_start``."""
         self.name = BrokerName(access.cluster, access.broker)
         self._place, self._access, self._archive = place, access, archive
         self.address, self.since_ms = "", 0
@@ -171,7 +175,9 @@ class MountedArchive:
             lease=member.lease,
             has_lapsed=lapsed_leases(place.store),
         )
-        self._lease = member.lease
+        self._lease = (
+            member.lease
+        )  # a lost lease is followed by another one, which does not include these groups
         self._offsets = GroupOffsets(
             log, lease_ms=settings.lease_ms, bytes_max=memory.offsets, node_holds=self._node_holds
         )
@@ -188,9 +194,9 @@ class MountedArchive:
 
     @classmethod
     async def take(cls, place: MountPlace, name: BrokerName, port: int) -> MountedArchive:
-        """Claim the broker's groups, and serve it on ``port``. Raises FencedError if another server has them,
-        UsageError if the broker is not retired, OSError if the port is taken, UnavailableError if it may have claimed
-        the groups."""
+        """Open the archive of a retired broker, claim its consumer groups and serve it on ``port``. Raises FencedError
+        if another server owns the groups, UsageError if the broker is not retired, OSError if the port is taken, and
+        UnavailableError if it is unknown whether the groups were claimed."""
         access = await asyncio.to_thread(
             lambda: open_async_access(
                 place.url,
@@ -204,8 +210,11 @@ class MountedArchive:
         mounted = cls(place, access, archive)
         try:
             if retired_since(access.state) is None:
-                hint = "take it back with tiered detach --undo, or retire it again"
-                raise UsageError(f"{access.title} has a writer: it is not retired", hint=hint)
+                raise UsageError(
+                    f"the archive {access.title} is not retired: a sidecar writes to it",
+                    hint="retire the broker with tiered detach, or let clients use it again with tiered detach"
+                    " --undo",
+                )
             await archive.load()
             await mounted._start(port)
         except BaseException:
@@ -214,11 +223,12 @@ class MountedArchive:
         return mounted
 
     async def _start(self, port: int) -> None:
-        """Claim the groups, listen and register, in this order; FencedError if another server has the groups."""
+        """Claim the broker's consumer groups, listen on ``port`` and register there, in this order. Raises FencedError
+        if another server owns the groups."""
         if not await self._offsets.claim():
             raise FencedError(
-                "another server has the consumer groups of this archive",
-                hint="this node mounts the broker once that server has released them, or is silent",
+                f"another server owns the consumer groups of broker {self.name.broker}",
+                hint="this node mounts the broker once that server has released them, or its lease has ended",
             )
         mount, place = self._place.settings.mount, self._place
         serve = replace(
@@ -229,10 +239,11 @@ class MountedArchive:
             memory_bytes=max(SERVE_BYTES_MIN, self._settings.memory_bytes // place.shares()),
         )
         service = ArchiveService(self._archive, self._offsets, self._retries, serve)
-        if self._offsets.claimed_locks is None:  # of a crashed node or of the broker: clients may trust any
+        # A node that crashed, or the broker, has left no list of queue locks: clients trust theirs for TRUST_S.
+        if self._offsets.claimed_locks is None:
             service.locks_from_s = time.monotonic() + TRUST_S
         service.earliest_ms = self._archive.earliest_stored_ms
-        service.heard = self._make_retry_topics
+        service.on_group_change = self._make_retry_topics
         self.service = service
         self.address, self.since_ms = await service.start(), wall_ms()
         self._make_retry_topics()
@@ -258,7 +269,8 @@ class MountedArchive:
             self._stored_bytes = await listed
 
     def _make_retry_topics(self) -> None:
-        """A broker makes a group's retry topic at the first heartbeat; clients find it by its route only."""
+        """Create, in memory, the retry topic of each consumer group that has none, as a broker does at the group's
+        first heartbeat: clients find the topic only by a route. New ones are registered soon."""
         service = self.service
         assert service is not None
         topics = service.topics()
@@ -297,10 +309,10 @@ class MountedArchive:
         """Whether all messages have expired, and none wait to be consumed again."""
         if self._retries.state.messages:
             return False
-        bounds = (self._archive.bounds(*place) for place in self._places())
-        return all(found is None or found.minimum >= found.maximum for found in bounds)
+        every = (self._archive.bounds(*queue) for queue in self._queues())
+        return all(bounds is None or bounds.minimum >= bounds.maximum for bounds in every)
 
-    def _places(self) -> set[tuple[str, int]]:
+    def _queues(self) -> set[tuple[str, int]]:
         return {(queue.topic, queue.queue_id) for queue in self._access.state.visible_queues()}
 
     def problem(self) -> str:
@@ -311,9 +323,10 @@ class MountedArchive:
         return self._archive.problem or next(iter(sorted(found, key=lambda why: MASTER_THERE not in why)), "")
 
     def note_lag(self) -> None:
-        """Count again what groups have not consumed, by their offsets here, else by those that the broker had."""
+        """Count again how many messages the consumer groups have not consumed, by their offsets here, or by those that
+        the broker had where there are none."""
         self._lag = 0
-        for topic, queue_id in self._places():
+        for topic, queue_id in self._queues():
             bounds = self._archive.bounds(topic, queue_id)
             for group in {*self._offsets.groups_of(topic), *self._archive.archived_groups(topic)}:
                 offset = self._offsets.find(group, topic, queue_id)
@@ -323,7 +336,7 @@ class MountedArchive:
                     self._lag += max(0, bounds.maximum - max(offset, bounds.minimum))
 
     def record(self) -> MountRecord:
-        """What the node's lease says of this broker."""
+        """Return what the node's lease says of this broker, for other nodes and for tiered mount --status."""
         service, state = self.service, self._access.state
         groups = [] if service is None else service.status().groups
         return MountRecord(
@@ -349,9 +362,9 @@ class MountedArchive:
         self._is_released = True
 
     async def await_move(self, timeout_s: float) -> bool:
-        """Wait until every name server lists another node's address for this broker, at most ``timeout_s``; returns
-        whether they do. The registrar reads their listings each second, not at its own period, so that this node stops
-        serving soon after its clients can move."""
+        """Wait at most ``timeout_s`` until every name server lists another node's address for this broker, and return
+        whether they do. Their listings are read each second, more often than otherwise, so that this node stops serving
+        soon after its clients can move."""
         ends_s = time.monotonic() + timeout_s
         while self.registrar is not None and time.monotonic() < ends_s:
             if self.registrar.is_replaced:
@@ -361,7 +374,8 @@ class MountedArchive:
         return False
 
     async def close(self) -> None:
-        """Stop serving. The registration stays for its successor, unless ``registrar.has_ended``."""
+        """Stop serving, write the last group offsets and close the archive. The registration at the name servers stays
+        until the next node replaces it, unless ``registrar.has_ended``."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -372,7 +386,8 @@ class MountedArchive:
             await closing
         except TieredError as error:
             logger.warning(
-                "the mounted broker was closed before all was written: %s",
+                "broker %s was closed before its last group offsets were written: %s",
+                self.name.broker,
                 error,
                 extra={"broker": self.name.broker},
             )

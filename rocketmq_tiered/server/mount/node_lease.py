@@ -121,20 +121,24 @@ def encode_lease(lease: NodeLease) -> bytes:
 
 
 def decode_lease(data: bytes, *, source: str) -> NodeLease:
-    """Raises CorruptionError or UnsupportedFormatError naming ``source``."""
+    """Return the lease in an object's bytes. Raises CorruptionError or UnsupportedFormatError with the object's address
+    ``source``."""
     header = decode_container(data, LEASE_KIND, source=source, allowance=LARGE).header
     try:
         mounts = tuple(MountRecord(**record) for record in header.pop("mounts"))
         return NodeLease(**{**header, "state": NodeState(header["state"]), "mounts": mounts})
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptionError(f"{source}: this lease of a node is damaged: {error!r}") from error
+        raise CorruptionError(
+            f"{source}: this lease of a node of tiered mount is damaged: {error!r}"
+        ) from error
 
 
 class NodeLog:
     """Reads all leases below a prefix and writes one as a process. Blocking; not thread-safe."""
 
     def __init__(self, store: ObjectStore, node: str, clock: Clock) -> None:
-        """``node``: the name whose lease ``join`` begins; the others are only read, or ended."""
+        """``store``: the prefix that the nodes share; ``node``: whose lease ``join`` begins and ``renew`` renews; those
+        of other nodes are only read, or ended."""
         self.store, self.node, self._clock = store, node, clock
         self._own: NodeLease | None = None
         self._read: dict[str, NodeLease] = {}
@@ -158,11 +162,12 @@ class NodeLog:
         )
 
     def renew(self, state: NodeState, mounts: Sequence[MountRecord]) -> None:
-        """Write the next version. Raises FencedError if this process lost its lease. After other errors the version may
-        exist: the next call resolves that."""
+        """Renew the lease by writing its next version, with the node's state and the brokers that it serves. Raises
+        FencedError if this process has lost its lease. After other errors the version may exist: the next call finds
+        that out."""
         own = self._own
         if own is None:
-            raise FencedError(f"node {self.node} of tiered mount has not joined, or has lost its lease")
+            raise FencedError(f"node {self.node} of tiered mount holds no lease: it must join first")
         self._put(
             replace(
                 own,
@@ -174,8 +179,8 @@ class NodeLog:
         )
 
     def _put(self, wanted: NodeLease) -> None:
-        """Write the next version of the own lease. One that is there already may be our own, whose reply was lost;
-        any other fences this node."""
+        """Write the next version of this process's lease. A version that exists already may be our own, whose reply was
+        lost; with any other the lease is lost, and FencedError is raised."""
         found = self._next(wanted, PUT_S)
         while found is not None:
             if found == replace(wanted, version=found.version):
@@ -191,8 +196,9 @@ class NodeLog:
         )
 
     def _next(self, wanted: NodeLease, timeout_s: float | None = None) -> NodeLease | None:
-        """Write ``wanted`` under its version, or the next one that no stranger has. Returns the lease that is there,
-        perhaps of another process; None: it was removed, or strangers have too many versions."""
+        """Write ``wanted`` under its version, or under the next one whose object is a lease or absent: objects that no
+        node wrote are skipped. Returns the lease that the object now has, perhaps another process's; None if it was
+        removed since, or too many objects are no leases."""
         for version in range(wanted.version, wanted.version + STRANGERS_MAX):
             lease, key = replace(wanted, version=version), lease_key(wanted.node, version)
             try:
@@ -206,17 +212,18 @@ class NodeLog:
         return None
 
     def newest(self) -> dict[str, NodeLease]:
-        """The newest lease of every node. Raises FencedError if this process's is not its node's newest: it slept until
-        its next version was written and removed."""
-        keys: dict[str, list[str]] = {}
+        """Return the newest lease of every node by its name, and delete old versions of our own. Raises FencedError if
+        this process's lease is not its node's newest: the process slept while another one wrote and removed
+        versions."""
+        keys_of: dict[str, list[str]] = {}
         for info in self.store.list(NODES):
-            place, _, version = info.key.rpartition("/")
+            folder, _, version = info.key.rpartition("/")
             if is_version_name(version):
-                keys.setdefault(place, []).append(info.key)
+                keys_of.setdefault(folder, []).append(info.key)
         read = {}
-        self.strangers &= {key for found in keys.values() for key in found}
-        for found in keys.values():
-            for key in found[:STRANGERS_MAX]:
+        self.strangers &= {key for keys in keys_of.values() for key in keys}
+        for keys in keys_of.values():
+            for key in keys[:STRANGERS_MAX]:  # the newest comes first
                 if (lease := self._get(key)) is not None:
                     read[key] = lease
                     break
@@ -230,13 +237,14 @@ class NodeLog:
                     f"the lease of node {self.node} was ended by another node, or by a later process of its name"
                 )
             own_key = lease_key(self.node, own.version)
-            older = [key for key in keys[own_key.rpartition("/")[0]] if key > own_key]
+            older = [key for key in keys_of[own_key.rpartition("/")[0]] if key > own_key]
             if stale := older[VERSIONS_KEPT - 1 :]:
                 self.store.delete(stale)
         return leases
 
     def _get(self, key: str) -> NodeLease | None:
-        """The lease at ``key``; None: it was removed since the listing, or is a stranger."""
+        """Return the lease that the object ``key`` has; None if it was removed since the listing, or is no lease of the
+        node and version in its key. Such an object is logged once and ignored."""
         if (known := self._read.get(key)) is not None or key in self.strangers:
             return known
         try:
@@ -250,9 +258,9 @@ class NodeLog:
         else:
             if lease_key(lease.node, lease.version) == key:
                 return lease
-            reason = f"it names version {lease.version} of node {lease.node}"
+            reason = f"it is version {lease.version} of the lease of node {lease.node}"
         self.strangers.add(key)
-        logger.warning("an object is not the lease that its key says, and is ignored: %s: %s", key, reason)
+        logger.warning("object %s is not the lease that its key names, and is ignored: %s", key, reason)
         return None
 
     def end(self, silent: NodeLease) -> NodeLease | None:
@@ -262,17 +270,16 @@ class NodeLog:
 
 
 def lapsed_leases(store: ObjectStore) -> Callable[[str], bool]:
-    """A function that returns whether a lease below ``store`` has ended. It reads them: those read before the lease was
-    first seen may name an earlier process of its node. What a node of another format has, has not ended."""
+    """Return a function that tells whether a lease, by its name NODE/PROCESS, has ended. It reads the leases below
+    ``store`` at each call, as those read earlier may be of an earlier process of the node. A lease in a newer format
+    counts as one that has not ended."""
 
     def has_lapsed(lease: str) -> bool:
-        log, place = (
-            NodeLog(store, "", MACHINE_CLOCK),
-            lease_key(lease.rpartition("/")[0], 0).rpartition("/")[0],
-        )
-        found = log.newest().values()
-        is_unknown = any(key.rpartition("/")[0] == place for key in log.foreign)
-        return not is_unknown and not any(one.lease == lease and one.is_living for one in found)
+        log = NodeLog(store, "", MACHINE_CLOCK)
+        folder = lease_key(lease.rpartition("/")[0], 0).rpartition("/")[0]
+        newest = log.newest().values()
+        is_unknown = any(key.rpartition("/")[0] == folder for key in log.foreign)
+        return not is_unknown and not any(each.lease == lease and each.is_living for each in newest)
 
     return has_lapsed
 
@@ -307,7 +314,8 @@ class AnnouncedArchives:
         self._known: dict[str, tuple[BrokerName, int]] = {}
 
     def read(self) -> Mapping[BrokerName, int]:
-        """All of now. Raises what the store raises."""
+        """Return the brokers that are to be mounted now, with the number of queues of each. A damaged announcement is
+        logged and skipped. Raises the errors of the object store."""
         known = {}
         for info in self._store.list(ARCHIVES):
             try:
@@ -315,12 +323,13 @@ class AnnouncedArchives:
             except NotFoundError:
                 continue  # withdrawn since the listing
             except STRANGE as error:
-                logger.warning("a broker to be mounted is ignored: %s", error)
+                logger.warning("an announcement of a broker to be mounted is ignored: %s", error)
         self._known = known
         return dict(known.values())
 
     def _parsed(self, key: str) -> tuple[BrokerName, int]:
-        """The broker and the number of its queues from one object, whose key has to be that of the broker."""
+        """Return the broker that the object ``key`` announces, and the number of its queues. Raises CorruptionError if
+        the object is damaged, or its key is not the broker's."""
         source = f"{self._store.url}/{key}"
         data = self._store.get(key, stored_bytes_max())
         header = decode_container(data, ARCHIVE_KIND, source=source, allowance=LARGE).header
@@ -331,5 +340,7 @@ class AnnouncedArchives:
                 f"{source}: this announcement of a broker to be mounted is damaged: {error!r}"
             ) from error
         if archive_key(name) != key:
-            raise CorruptionError(f"{source} names {name.cluster}/{name.broker}")
+            raise CorruptionError(
+                f"{source}: this announcement is of another broker, {name.cluster}/{name.broker}"
+            )
         return name, queues

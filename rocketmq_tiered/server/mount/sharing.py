@@ -36,21 +36,20 @@ class Sightings:
         """Nodes whose process has renewed its lease since it was first seen."""
 
     def note(self, leases: Mapping[str, NodeLease], began_s: float, ended_s: float) -> None:
-        """``leases`` were read between these times. What this process saw before it, or the store, stood still for a
-        lease's time says nothing about others."""
+        """Note which version each node's lease has, as read between the times ``began_s`` and ``ended_s``. After a
+        pause of this process, or of the store, that was as long as a lease, no node counts as silent for its length."""
         before = self._seen if began_s - self._read_s < LEASE_S else {}
         self._read_s = began_s
         self._seen = {}
         for node, lease in leases.items():
-            known = before.get(node)
-            is_same = known is not None and known[:2] == (lease.process, lease.version)
-            if known is None or known[0] != lease.process:
+            seen = before.get(node)
+            if seen is None or seen[0] != lease.process:
                 self.renewing.discard(node)
-            elif not is_same:
+            elif seen[1] != lease.version:
                 self.renewing.add(node)
-            self._seen[node] = (
-                known if known is not None and is_same else (lease.process, lease.version, ended_s)
-            )
+            if seen is None or seen[:2] != (lease.process, lease.version):
+                seen = lease.process, lease.version, ended_s
+            self._seen[node] = seen
 
     def silent(self) -> list[str]:
         """Nodes whose lease was not renewed for LEASE_S."""
@@ -79,8 +78,9 @@ def weight_of(queues: int, consumers: int = 0) -> int:
 def decide_sharing(
     me: str, leases: Mapping[str, NodeLease], announced: Mapping[BrokerName, int], renewing: Collection[str]
 ) -> SharingDecision:
-    """What node ``me`` does now. ``announced``: brokers to be mounted, with their queues. Only nodes that are
-    ``renewing`` their leases get any: a lease alone, which anyone may have written, proves nothing."""
+    """Decide which brokers node ``me`` takes and which it gives away. ``leases``: by node; ``announced``: brokers to be
+    mounted, with their numbers of queues; ``renewing``: the nodes that renew their leases. Only these get brokers: a
+    lease alone, which anyone may have written, proves nothing."""
     held = {
         node: [record for record in lease.mounts if not record.is_leaving]
         for node, lease in leases.items()
@@ -92,24 +92,28 @@ def decide_sharing(
     if leases[me].state is not NodeState.ACTIVE:
         return SharingDecision(give=(*gone, *(record.name for record in mine)))
     loads = {
-        node: _load(records)
+        node: sum(weight_of(record.queues, record.consumers) for record in records)
         for node, records in held.items()
         if leases[node].state is NodeState.ACTIVE and (node == me or node in renewing)
     }
-    taken = {record.name for records in held.values() for record in records}
-    free = sorted((-weight_of(queues), name) for name, queues in announced.items() if name not in taken)
+    held_names = {record.name for records in held.values() for record in records}
+    # Every node computes the same: the heaviest broker goes to the node with the least load, and so on.
+    free = sorted((-weight_of(queues), name) for name, queues in announced.items() if name not in held_names)
     take = []
-    for negative, name in free:
+    for negative_weight, name in free:
         target = min(loads, key=lambda node: (loads[node], node))
-        loads[target] -= negative
+        loads[target] -= negative_weight
         if target == me:
             take.append(name)
+    # The load is balanced only once no broker is free or being opened.
     is_moving = free or any(not record.address for records in held.values() for record in records)
     return SharingDecision(tuple(take), gone if is_moving else (*gone, *_given(me, mine, loads)))
 
 
 def _given(me: str, mine: list[MountRecord], loads: dict[str, int]) -> tuple[BrokerName, ...]:
-    """Brokers to give away: each to the node with the least load, while that makes the larger load smaller."""
+    """Return the brokers that node ``me``, which serves ``mine``, gives away to balance the load: each to the node with
+    the least load, while ``me`` has clearly more afterwards as well. ``loads``: by node, changed as brokers are
+    given."""
     given: list[BrokerName] = []
     for record in sorted(mine, key=lambda record: (record.consumers, -record.queues, record.name)):
         target = min(loads, key=lambda node: (loads[node], node))
@@ -121,7 +125,3 @@ def _given(me: str, mine: list[MountRecord], loads: dict[str, int]) -> tuple[Bro
             loads[me] -= weight
             loads[target] += weight
     return tuple(given)
-
-
-def _load(records: Iterable[MountRecord]) -> int:
-    return sum(weight_of(record.queues, record.consumers) for record in records)

@@ -20,7 +20,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from fetcher.rows.pull import PullRequest, PullStatus
 from rocketmq_tiered.server.backend.backend import Backend
@@ -36,6 +35,7 @@ from tiered.formats.record import (
     SYS_STORE_HOST_V6,
     decode_record,
 )
+from tiered.model.queue import LMQ_PREFIX
 
 
 @dataclass(slots=True)
@@ -60,16 +60,18 @@ class PopQueue:
         return next(iter(self.unacked), self.next_offset)
 
     def deliver(self, offset: int, now_ms: int, invisible_ms: int) -> Unacked:
-        """Pop ``offset``: a new message, or one whose invisible time is over."""
-        found = self.unacked.get(offset)
-        if found is None:
+        """Note that the message at ``offset`` is delivered and invisible for ``invisible_ms``: a new one, or one that
+        was not acknowledged in time and is delivered again. Returns its entry."""
+        unacked = self.unacked.get(offset)
+        if unacked is None:
             if offset < self.next_offset:
-                raise ValueError(f"offset {offset} was popped before")
-            found = self.unacked[offset] = Unacked(now_ms, now_ms + invisible_ms)
+                raise ValueError(f"the message at offset {offset} was popped and acknowledged before")
+            unacked = self.unacked[offset] = Unacked(now_ms, now_ms + invisible_ms)
             self.next_offset = offset + 1
         else:
-            found.popped_ms, found.visible_ms, found.times = now_ms, now_ms + invisible_ms, found.times + 1
-        return found
+            unacked.popped_ms, unacked.visible_ms = now_ms, now_ms + invisible_ms
+            unacked.times += 1
+        return unacked
 
     def skip_to(self, offset: int) -> None:
         """Messages before ``offset`` that were not popped are filtered out."""
@@ -80,11 +82,12 @@ class PopQueue:
         return self.unacked.pop(offset, None) is not None
 
     def hide(self, offset: int, popped_ms: int, now_ms: int, invisible_ms: int) -> bool:
-        """Extend the invisible time to ``invisible_ms`` from now; only for its last pop, at ``popped_ms``."""
-        found = self.unacked.get(offset)
-        if found is None or found.popped_ms != popped_ms or found.visible_ms <= now_ms:
+        """Make a popped message invisible for ``invisible_ms`` from now on. Returns False, and changes nothing, if
+        ``popped_ms`` is not when the message was popped last, or if it is visible again already."""
+        unacked = self.unacked.get(offset)
+        if unacked is None or unacked.popped_ms != popped_ms or unacked.visible_ms <= now_ms:
             return False
-        found.popped_ms, found.visible_ms = now_ms, now_ms + invisible_ms
+        unacked.popped_ms, unacked.visible_ms = now_ms, now_ms + invisible_ms
         return True
 
     def visible(self, now_ms: int) -> list[int]:
@@ -138,22 +141,28 @@ class PopQueues:
         return self._queues.get(key)
 
     def acquire(self, key: GroupQueueKey) -> GroupQueue:
-        """The queue to pop from, new ones at the group's offset. Raises BadRequestError at a memory limit."""
-        known = self._offsets.find(*key)
-        if known is None:
-            known = self._archive.archived_offset(*key)
+        """Return the queue that a group pops from; one that is not known yet begins at the group's offset, or at the
+        first message. ``key``: group, topic and queue id. Raises BadRequestError if there is no memory for it."""
+        offset = self._offsets.find(*key)
+        if offset is None:
+            offset = self._archive.archived_offset(*key)
         entry = self._queues.get(key)
         if not self._offsets.has_room(*key):  # its offset would be lost
-            raise BadRequestError("group offsets are at their memory limit (serve.memory_bytes)")
-        if entry is None or known != entry.noted:  # new, or the group was reset, or the topic recreated
-            if known is None:
+            raise BadRequestError(
+                "no message is popped, as group offsets have no memory left (serve.memory_bytes)"
+            )
+        # New, or the group's offset was reset, or the topic was deleted and created again.
+        if entry is None or offset != entry.noted:
+            if offset is None:
                 bounds = self._archive.bounds(key[1], key[2])
-                known = 0 if bounds is None else bounds.minimum
+                offset = 0 if bounds is None else bounds.minimum
             if entry is None and not self._has_room(_bytes_of(key, 0)):
-                raise BadRequestError("popped messages are at their memory limit (serve.memory_bytes)")
+                raise BadRequestError(
+                    "no message is popped, as popped messages have no memory left (serve.memory_bytes)"
+                )
             counted_bytes = 0 if entry is None else entry.counted_bytes
-            entry = self._queues[key] = GroupQueue(PopQueue(known), known, counted_bytes=counted_bytes)
-            self._offsets.note(*key, known)
+            entry = self._queues[key] = GroupQueue(PopQueue(offset), offset, counted_bytes=counted_bytes)
+            self._offsets.note(*key, offset)
         entry.used_s = time.monotonic()
         self.count(key, entry)
         return entry
@@ -198,7 +207,6 @@ def _bytes_of(key: GroupQueueKey, unacked: int) -> int:
     return QUEUE_BYTES + sys.getsizeof(key[0]) + UNACKED_BYTES * unacked
 
 
-LMQ_PREFIX: Final = "%LMQ%"
 _QUEUE_OFFSET_AT, _SYS_FLAG_AT, _BORN_HOST_AT = 20, 36, 48
 
 
@@ -210,75 +218,74 @@ class Popped:
     data: bytes
 
 
-@dataclass(frozen=True)
-class PopHandle:
-    """A receipt: ``startOffset popTime invisible revive retry broker queue offset``."""
-
-    popped_ms: int
-    queue_id: int
-    offset: int
-
-
-def handle_of(text: str) -> PopHandle:
-    """Parse a receipt. Raises UsageError if it is not one."""
-    parts = text.split(" ")
+def popped_ms_of(receipt: str) -> int:
+    """Return when a message was popped, in ms, from the receipt that its client got: ``startOffset popTime
+    invisibleTime reviveQueue retry broker queue offset``. Raises UsageError if the text is no receipt."""
+    fields = receipt.split(" ")
     try:
-        return PopHandle(int(parts[1]), int(parts[6]), int(parts[7]))
+        popped_ms, _queue_id, _offset = (int(fields[index]) for index in (1, 6, 7))
     except (IndexError, ValueError) as error:
-        raise UsageError(f"extraInfo {text[:80]} is not a receipt") from error
+        raise UsageError(f"extraInfo {receipt[:80]} is not the receipt of a popped message") from error
+    return popped_ms
 
 
 def records(body: Sequence[bytes | bytearray | memoryview], topic: str) -> Iterator[Popped]:
-    """The records of a pull of ``topic``. Raises CorruptionError, and UsageError for an inner batch."""
-    data, at = b"".join(body), 0
-    while at < len(data):
-        size = int.from_bytes(data[at : at + 4], "big")
-        if size <= _BORN_HOST_AT or at + size > len(data):
-            raise CorruptionError(f"{topic}: record size {size} is impossible")
-        record = data[at : at + size]
-        (offset,), (sys_flag,) = (
-            struct.unpack_from(">q", record, _QUEUE_OFFSET_AT),
-            struct.unpack_from(">i", record, _SYS_FLAG_AT),
-        )
+    """Yield each record that a pull of ``topic`` returned, with its offset in the queue. Raises CorruptionError for a
+    damaged record, and UsageError for one that holds a batch of messages."""
+    data, begin = b"".join(body), 0
+    while begin < len(data):
+        size = int.from_bytes(data[begin : begin + 4], "big")
+        if size <= _BORN_HOST_AT or begin + size > len(data):
+            raise CorruptionError(f"topic {topic}: a record that begins with the size {size} is damaged")
+        record = data[begin : begin + size]
+        (offset,) = struct.unpack_from(">q", record, _QUEUE_OFFSET_AT)
+        (sys_flag,) = struct.unpack_from(">i", record, _SYS_FLAG_AT)
         if sys_flag & (SYS_INNER_BATCH | SYS_NEED_UNWRAP):
             raise UsageError(
-                f"{topic} holds inner batches, which cannot be popped", hint="use a push consumer"
+                f"topic {topic} has records that hold batches of messages, which cannot be popped",
+                hint="consume the topic with a push consumer",
             )
         if topic.startswith(LMQ_PREFIX):
             offset = _lmq_offset(record, topic, offset)
         yield Popped(offset, record)
-        at += size
+        begin += size
 
 
-def _lmq_offset(record: bytes, topic: str, otherwise: int) -> int:
+def _lmq_offset(record: bytes, lmq: str, otherwise: int) -> int:
+    """Return the offset of a record in the queue ``lmq``: the record names all its LMQs and its offset in each. If it
+    does not name this one, return ``otherwise``."""
     properties = decode_record(record).properties
     names = properties.get("INNER_MULTI_DISPATCH", "").split(",")
     offsets = properties.get("INNER_MULTI_QUEUE_OFFSET", "").split(",")
-    found = dict(zip(names, offsets, strict=False)).get(topic)
-    return int(found) if found is not None and found.isdecimal() else otherwise
+    offset = dict(zip(names, offsets, strict=False)).get(lmq, "")
+    return int(offset) if offset.isdecimal() else otherwise
 
 
 def redelivered(data: bytes, times: int) -> bytes:
-    """A record with ``times`` added to its reconsume count, as a redelivery from a retry topic has."""
+    """Return a record with ``times`` added to its count of consumptions, as a message delivered again has it."""
     (sys_flag,) = struct.unpack_from(">i", data, _SYS_FLAG_AT)
-    at = (
+    # Born host, store time and store host come before the count.
+    count_at = (
         _BORN_HOST_AT
         + (20 if sys_flag & SYS_BORN_HOST_V6 else 8)
         + 8
         + (20 if sys_flag & SYS_STORE_HOST_V6 else 8)
     )
     record = bytearray(data)
-    (before,) = struct.unpack_from(">i", record, at)
-    struct.pack_into(">i", record, at, before + times)
+    (before,) = struct.unpack_from(">i", record, count_at)
+    struct.pack_into(">i", record, count_at, before + times)
     return bytes(record)
 
 
-def offset_fields(found: Mapping[int, Sequence[int]]) -> dict[str, str]:
-    """``startOffsetInfo`` and ``msgOffsetInfo`` of a reply. ``found``: queue id -> offsets in the order of records."""
+def offset_fields(offsets_of: Mapping[int, Sequence[int]]) -> dict[str, str]:
+    """Return the fields of a pop's reply from which clients make receipts. ``offsets_of``: queue id -> offsets of its
+    messages, in the order of the records. The 0 in front says that no message comes from a retry topic."""
     return {
-        "startOffsetInfo": ";".join(f"0 {queue_id} {min(offsets)}" for queue_id, offsets in found.items()),
+        "startOffsetInfo": ";".join(
+            f"0 {queue_id} {min(offsets)}" for queue_id, offsets in offsets_of.items()
+        ),
         "msgOffsetInfo": ";".join(
-            f"0 {queue_id} {','.join(map(str, offsets))}" for queue_id, offsets in found.items()
+            f"0 {queue_id} {','.join(map(str, offsets))}" for queue_id, offsets in offsets_of.items()
         ),
         "orderCountInfo": "",
     }
@@ -328,8 +335,9 @@ class PopDelivery:
         self._bytes_max, self._clock = bytes_max, clock
 
     async def batch(self, wanted: PopRequest, queues: list[int]) -> PopBatch:
-        """The messages of ``queues``, in their order, to deliver now. Raises UsageError for a filter or messages that
-        cannot be popped, and what reading raises."""
+        """Return the messages of ``queues`` to deliver for a pop now: queue by queue, first those that were not
+        acknowledged in time, then new ones. Raises UsageError for a filter that does not parse or for messages that
+        cannot be popped, and the errors of reading."""
         answer = PopBatch()
         for queue_id in queues:
             bounds = self._archive.bounds(wanted.topic, queue_id)
@@ -348,19 +356,17 @@ class PopDelivery:
     async def _redeliver(
         self, wanted: PopRequest, queue_id: int, entry: GroupQueue, answer: PopBatch
     ) -> None:
-        """Messages not acknowledged in time."""
+        """Add to ``answer`` the messages of a queue that were popped and not acknowledged in time."""
         visible = entry.state.visible(self._clock.wall_ms())
+        # In order, nothing of a queue is delivered while a client still works on one of its messages.
         if wanted.in_order and len(visible) < len(entry.state.unacked):
             return
         for offset in visible:
             if len(answer.body) >= wanted.count or answer.size >= self._bytes_max:
                 return
-            found = await self._archive.pull(self._pull(wanted, queue_id, offset, 1, "*", TAG))
-            popped = (
-                next(iter(records(found.body, wanted.topic)), None)
-                if found.status is PullStatus.FOUND
-                else None
-            )
+            result = await self._archive.pull(self._pull(wanted, queue_id, offset, 1, "*", TAG))
+            is_found = result.status is PullStatus.FOUND
+            popped = next(records(result.body, wanted.topic), None) if is_found else None
             if popped is None or popped.offset != offset:
                 entry.state.acknowledge(offset)  # the message no longer exists
                 continue
@@ -370,7 +376,8 @@ class PopDelivery:
     async def _deliver(
         self, wanted: PopRequest, key: GroupQueueKey, entry: GroupQueue, answer: PopBatch
     ) -> None:
-        """New messages."""
+        """Add to ``answer`` messages of a queue that were never popped, as many as the request and the limits allow.
+        ``key``: group, topic and queue id."""
         state, queue_id = entry.state, key[2]
         for _ in range(EMPTY_STEPS_MAX):
             room = min(UNACKED_MAX - len(state.unacked), self._queues.room())
@@ -380,26 +387,27 @@ class PopDelivery:
             pull = self._pull(
                 wanted, queue_id, state.next_offset, count, wanted.expression, wanted.expression_type
             )
-            found = await self._archive.pull(pull)
-            if found.status is PullStatus.FOUND:
-                for popped in records(found.body, wanted.topic):
+            result = await self._archive.pull(pull)
+            if result.status is PullStatus.FOUND:
+                for popped in records(result.body, wanted.topic):
                     if not self._queues.room():
                         return  # other requests popped during the read
                     state.deliver(popped.offset, self._clock.wall_ms(), wanted.invisible_ms)
                     answer.add(queue_id, popped.offset, popped.data)
                     self._queues.count(key, entry)
-                state.skip_to(found.next_offset)
+                state.skip_to(result.next_offset)
                 return
-            if found.status not in (PullStatus.NO_MATCHED_MESSAGE, PullStatus.OFFSET_TOO_SMALL):
+            if result.status not in (PullStatus.NO_MATCHED_MESSAGE, PullStatus.OFFSET_TOO_SMALL):
                 return
-            if found.next_offset <= state.next_offset:
+            if result.next_offset <= state.next_offset:
                 return
-            state.skip_to(found.next_offset)
+            state.skip_to(result.next_offset)
 
     def _pull(
         self, wanted: PopRequest, queue_id: int, offset: int, count: int, expression: str, kind: str
     ) -> PullRequest:
-        """The pull that reads what a pop may deliver."""
+        """Return the pull that reads up to ``count`` messages of a queue for a pop, from ``offset`` on. ``expression``
+        and ``kind`` (TAG or SQL92): its filter."""
         return PullRequest(
             wanted.topic,
             queue_id,

@@ -28,10 +28,9 @@ from rocketmq_tiered.server.pop.pop_delivery import (
     PopDelivery,
     PopQueues,
     PopRequest,
-    handle_of,
     offset_fields,
+    popped_ms_of,
 )
-from rocketmq_tiered.server.retries.retry_log import RETRY_PREFIX
 from rocketmq_tiered.server.wire.request import (
     BadRequestError,
     HandlerTable,
@@ -42,6 +41,7 @@ from rocketmq_tiered.server.wire.request import (
 from rocketmq_tiered.server.wire.turns import first_of
 from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.errors import UsageError
+from tiered.model.queue import RETRY_PREFIX
 from tiered.remoting.command import RequestCode, ResponseCode
 
 PULL, POP = "PULL", "POP"
@@ -79,7 +79,8 @@ class AssignmentHandlers:
         table.register(RequestCode.SET_MESSAGE_REQUEST_MODE)(self.set_mode)
 
     async def assignment(self, request: Request) -> Response:
-        """QUERY_ASSIGNMENT; without "messageQueueAssignments" the client keeps its queues."""
+        """QUERY_ASSIGNMENT: the queues of a topic that a member of a group consumes, and whether it pulls or pops. To a
+        reply without "messageQueueAssignments" the client keeps the queues it has."""
         document = request.document()
         topic, group = str(document.get("topic", "")), str(document.get("consumerGroup", ""))
         config, members = self._routes.find(topic), self._clients.group(group)
@@ -106,7 +107,8 @@ class AssignmentHandlers:
         )
 
     async def set_mode(self, request: Request) -> Response:
-        """Set how a group consumes a topic, in memory; for ``mqadmin setConsumeMode``."""
+        """SET_MESSAGE_REQUEST_MODE, for ``mqadmin setConsumeMode``: whether a group pulls or pops a topic, kept in
+        memory."""
         document = request.document()
         topic, group = str(document.get("topic", "")), str(document.get("consumerGroup", ""))
         mode = str(document.get("mode", PULL))
@@ -141,7 +143,8 @@ class PopHandlers:
         unacked_bytes_max: int = POP_BYTES_MAX,
         clock: Clock = MACHINE_CLOCK,
     ) -> None:
-        """``offsets``: of the groups, whose owner alone serves POP."""
+        """``archive``: what is popped; ``routes``: which topics exist; ``offsets``: those of the consumer groups, whose
+        owner alone serves POP."""
         self._archive, self._routes, self._offsets = archive, routes, offsets
         self._clock = clock
         self._queues = PopQueues(archive, offsets, bytes_max=unacked_bytes_max)
@@ -158,7 +161,8 @@ class PopHandlers:
     # -- popping ----------------------------------------------------------------------------------------------
 
     async def pop(self, request: Request) -> Response:
-        """POP_MESSAGE; waits up to the client's pollTime for messages."""
+        """POP_MESSAGE: messages of one or all queues of a topic, invisible to others until they are acknowledged.
+        Without messages the reply waits as long as the client's pollTime says."""
         topic, queue_id = request.text("topic"), request.number("queueId", -1)
         if (refusal := self._routes.group_refusal(request.text("consumerGroup"))) is not None:
             return refusal
@@ -181,27 +185,29 @@ class PopHandlers:
             left_s = ends_s - time.monotonic()
             if answer.body or left_s <= 0:
                 return self._response(wanted, answer)
-            await self._changed(wanted, queues, left_s)
+            await self._wait_for_messages(wanted, queues, left_s)
 
     def _rotate(self, count: int) -> list[int]:
         """All queues, starting with another one each time."""
         self._first_queue += 1
         return [(self._first_queue + number) % count for number in range(count)]
 
-    async def _changed(self, wanted: PopRequest, queues: list[int], left_s: float) -> None:
-        """Wait until there may be something to pop: new in the archive, released, or visible again."""
-        due = (
+    async def _wait_for_messages(self, wanted: PopRequest, queues: list[int], left_s: float) -> None:
+        """Wait until a pop may find messages, or for ``left_s``: the archive has new ones, one that was popped becomes
+        visible again, or an acknowledgement frees an ordered queue."""
+        visible_again = (
             entry.state.next_visible_ms()
             for queue_id in queues
             if (entry := self._queues.find((wanted.group, wanted.topic, queue_id))) is not None
         )
-        due_ms = min((visible_ms for visible_ms in due if visible_ms is not None), default=None)
-        if due_ms is not None:
-            left_s = min(left_s, max(0.01, (due_ms - self._clock.wall_ms()) / 1000))
+        first_ms = min((time_ms for time_ms in visible_again if time_ms is not None), default=None)
+        if first_ms is not None:
+            left_s = min(left_s, max(0.01, (first_ms - self._clock.wall_ms()) / 1000))
         await first_of(self._archive.changed(left_s), self._freed.wait())
 
     def _response(self, wanted: PopRequest, answer: PopBatch) -> Response:
-        """The reply with its messages' offsets, of which clients make the handles that they acknowledge with."""
+        """Return the reply to a pop: the records, and the offsets from which clients make the receipts that they
+        acknowledge with. Without messages its code is POLLING_TIMEOUT."""
         ext = {
             "popTime": str(self._popped_ms(wanted, answer)),
             "invisibleTime": str(wanted.invisible_ms),
@@ -213,7 +219,8 @@ class PopHandlers:
         return Response(code, ext, answer.body)
 
     def _popped_ms(self, wanted: PopRequest, answer: PopBatch) -> int:
-        """One pop time for all messages of a reply, as in their receipts."""
+        """Give all messages of a reply the present time as the one at which they were popped, as they have one in their
+        receipts, and return it in ms."""
         now_ms = self._clock.wall_ms()
         for queue_id, offsets in answer.offsets.items():
             entry = self._queues.find((wanted.group, wanted.topic, queue_id))
@@ -230,23 +237,28 @@ class PopHandlers:
         return self._acknowledged(key, [request.number("offset")])
 
     async def acknowledge_many(self, request: Request) -> Response:
-        """BATCH_ACK_MESSAGE: bit sets from a start offset."""
-        code = Response()
-        listed = request.document().get("acks") or []
-        if not isinstance(listed, list):
-            raise BadRequestError("the body's acks are not a list")
-        for item in listed:
+        """BATCH_ACK_MESSAGE: acknowledge messages of several queues, each a bit set (b) counted from a start offset
+        (so). The reply is the last failure, if there is one."""
+        reply = Response()
+        acknowledgements = request.document().get("acks") or []
+        if not isinstance(acknowledgements, list):
+            raise BadRequestError("acks in the body of the request is not a list")
+        for item in acknowledgements:
             try:
                 start, bits = int(item["so"]), base64.b64decode(str(item["b"]), validate=True).rstrip(b"\0")
                 key = str(item["c"]), str(item["t"]), int(item["q"])
             except (KeyError, TypeError, ValueError) as error:
-                raise BadRequestError(f"acknowledgement does not parse: {error}") from error
-            found = self._acknowledged(key, self._named(key, start, bits))
-            code = code if found.code == ResponseCode.SUCCESS else found
-        return code
+                raise BadRequestError(
+                    f"an acknowledgement in the body of the request does not parse: {error}"
+                ) from error
+            answer = self._acknowledged(key, self._offsets_in(key, start, bits))
+            reply = reply if answer.code == ResponseCode.SUCCESS else answer
+        return reply
 
-    def _named(self, key: GroupQueueKey, start: int, bits: bytes) -> list[int]:
-        """Offsets in ``bits``, counted from ``start``; of a very large set only the last and unacknowledged ones."""
+    def _offsets_in(self, key: GroupQueueKey, start: int, bits: bytes) -> list[int]:
+        """Return the offsets whose bits are set in ``bits``, where the first bit stands for ``start``. Of a set so
+        large that a client cannot have popped it, only those that wait for an acknowledgement and the last one are
+        returned."""
         if not bits:
             return []
         entry = self._queues.find(key)
@@ -255,10 +267,12 @@ class PopHandlers:
         if last > UNACKED_MAX:
             unacked = entry.state.unacked if entry is not None else {}
             numbers = (offset - start for offset in unacked if 0 <= offset - start < last)
-        return [start + n for n in (*numbers, last) if bits[n // 8] >> n % 8 & 1]
+        return [start + number for number in (*numbers, last) if bits[number // 8] >> number % 8 & 1]
 
     def _acknowledged(self, key: GroupQueueKey, offsets: list[int]) -> Response:
-        """Acknowledge messages; one that was not popped here is no error."""
+        """Acknowledge the messages at ``offsets`` of a queue, and return the reply. ``key``: group, topic and queue id.
+        A message that was not popped here is no error: it was popped before a restart, and is delivered again, as at a
+        broker."""
         bounds = self._archive.bounds(key[1], key[2])
         if bounds is None or any(not 0 <= offset <= bounds.maximum for offset in offsets):
             return Response(ResponseCode.NO_MESSAGE, remark=f"offsets {offsets[:3]} of {key[1]} do not exist")
@@ -268,18 +282,19 @@ class PopHandlers:
                 entry.state.acknowledge(offset)
             self._queues.note(key, entry)
             self._wake()
-        return Response()  # popped before a restart: delivered again, as at a broker
+        return Response()
 
     async def hide(self, request: Request) -> Response:
-        """CHANGE_MESSAGE_INVISIBLETIME; 0 makes the message visible at once."""
+        """CHANGE_MESSAGE_INVISIBLETIME: how long a popped message stays invisible from now on; 0 makes it visible at
+        once."""
         key = request.text("consumerGroup"), request.text("topic"), request.number("queueId")
         offset, invisible_ms = request.number("offset"), max(0, request.number("invisibleTime"))
         try:
-            handle = handle_of(request.text("extraInfo"))
+            popped_ms = popped_ms_of(request.text("extraInfo"))
         except UsageError as error:
             raise BadRequestError(str(error)) from error
         entry, now_ms = self._queues.find(key), self._clock.wall_ms()
-        if entry is None or not entry.state.hide(offset, handle.popped_ms, now_ms, invisible_ms):
+        if entry is None or not entry.state.hide(offset, popped_ms, now_ms, invisible_ms):
             return Response(ResponseCode.NO_MESSAGE, remark=f"offset {offset} is not popped by this client")
         self._wake()
         return Response(ext={"popTime": str(now_ms), "invisibleTime": str(invisible_ms), "reviveQid": "0"})
@@ -295,7 +310,7 @@ class PopHandlers:
 
 
 def _pop_request(request: Request) -> PopRequest:
-    """The request's fields within their limits."""
+    """Return the pop that ``request`` describes, with numbers kept within their limits."""
     return PopRequest(
         group=request.name("consumerGroup"),
         topic=request.text("topic"),

@@ -36,7 +36,8 @@ SIGNATURE = "Signature"
 
 
 async def query_log_begin(command: RemotingCommand, upstream: Upstream) -> int:
-    """Begin of the broker's log; UNKNOWN_PHYS if it does not return it."""
+    """Return the physical offset at which the broker's log begins; UNKNOWN_PHYS if it is away or does not say.
+    ``command``: a client's request, with whose fields the broker is queried."""
     try:
         answer = await upstream.call(_ask(command, RequestCode.GET_BROKER_RUNTIME_INFO), ASK_TIMEOUT_S)
     except UnavailableError:
@@ -68,11 +69,12 @@ def number_in(answer: RemotingCommand, name: str) -> int | None:
 
 
 async def query_phys(command: RemotingCommand, upstream: Upstream, offset: int) -> int:
-    """Physical offset of the record at ``offset``, GONE_PHYS if there is none, -1 if it is not returned."""
+    """Return the physical offset of the message at queue offset ``offset``, GONE_PHYS if the broker has none there, -1
+    if it does not say. ``command``: a client's request about the queue, with whose fields the broker is queried."""
     if SIGNATURE in command.ext_fields:
         return -1  # additional fields would break the signature
-    asked = _ask(command, RequestCode.QUERY_CONSUME_QUEUE, index=offset, count=1)
-    document = document_of(await upstream.call(asked, ASK_TIMEOUT_S))
+    query = _ask(command, RequestCode.QUERY_CONSUME_QUEUE, index=offset, count=1)
+    document = document_of(await upstream.call(query, ASK_TIMEOUT_S))
     rows = document.get("queueData")
     row = rows[0] if isinstance(rows, list) and rows else None
     if not isinstance(row, Mapping):
@@ -81,26 +83,27 @@ async def query_phys(command: RemotingCommand, upstream: Upstream, offset: int) 
 
 
 async def query_record(command: RemotingCommand, upstream: Upstream, offset_field: str) -> RemotingCommand:
-    """The reply with the bytes at the physical offset in a field of ``command``, as for a message's id; without a
-    body if it is an error. Fields are renamed in the same order, so that a signature over values and body holds."""
+    """Return the broker's reply to a request for the message at the physical offset that ``command`` has in the field
+    ``offset_field``; without a body if it is an error. Raises UnavailableError while the broker is away or busy."""
+
+    def renamed(name: str) -> str:
+        """A signature covers the values of the fields in the order of their names, and not the names: they are renamed
+        so that only the offset has a name that the broker reads here, and that their order stays."""
+        if not name[:1].islower():  # the fields of the signature itself
+            return name
+        return "offset" if name == offset_field else f"{'a' if name < offset_field else 'p'}{name}"
+
     fields = {offset_field: ""} | dict(command.ext_fields)
-    renamed = {
-        name
-        if not name[:1].islower()
-        else "offset"
-        if name == offset_field
-        else f"{'a' if name < offset_field else 'p'}{name}": value
-        for name, value in fields.items()
-    }
-    asked = replace(command, code=int(RequestCode.VIEW_MESSAGE_BY_ID), flag=0, ext_fields=renamed)
-    answer = await upstream.call(asked, ASK_TIMEOUT_S)
+    ext_fields = {renamed(name): value for name, value in fields.items()}
+    query = replace(command, code=int(RequestCode.VIEW_MESSAGE_BY_ID), flag=0, ext_fields=ext_fields)
+    answer = await upstream.call(query, ASK_TIMEOUT_S)
     if answer.code == ResponseCode.SYSTEM_BUSY:
         raise UnavailableError(answer.remark or "the broker is busy")
     return answer if answer.code == ResponseCode.SUCCESS else replace(answer, body=b"")
 
 
 def document_of(answer: RemotingCommand) -> Mapping[str, object]:
-    """The body of a SUCCESS reply; empty if it is no JSON object."""
+    """Return the JSON object in the body of a reply; empty if the reply is an error, or its body is no JSON object."""
     if answer.code != ResponseCode.SUCCESS or not answer.body:
         return {}
     try:
@@ -164,18 +167,19 @@ class BrokerViews:
         self._oldest: tuple[float, int] | None = None
 
     async def local_view(self, command: RemotingCommand, upstream: Upstream, offset: int) -> LocalView:
-        """The queue of ``command`` (``topic``, ``queueId``), for ``offset``."""
-        place = _place(command)
-        known = self._known.peek(place)
+        """Return what the broker has of the queue that ``command`` names, as far as a pull at ``offset`` needs to
+        know."""
+        queue = _queue_of(command)
+        known = self._known.peek(queue)
         if known is None or await self._is_stale(known, command, upstream, offset):
-            known = await self._learn(place, command, upstream, known)
+            known = await self._learn(queue, command, upstream, known)
         return _view(known, offset)
 
     async def _is_stale(
         self, known: _Known, command: RemotingCommand, upstream: Upstream, offset: int
     ) -> bool:
-        """Whether a cached state may no longer hold for ``offset``: the broker may have got messages above it, or
-        deleted its oldest file since."""
+        """Return whether the cached state ``known`` of a queue has to be read again for ``offset``: the broker may have
+        got messages at this offset since, or may have deleted its oldest file."""
         now_s = self.clock.monotonic_s()
         if known.queue is None or offset >= known.queue.max_offset:
             return now_s - known.max_s >= self.keep_s
@@ -184,9 +188,10 @@ class BrokerViews:
         return known.oldest_phys != await self._oldest_phys(command, upstream)
 
     async def still_has(self, command: RemotingCommand, upstream: Upstream, offset: int) -> bool:
-        """Whether the broker has ``offset`` now: what it read before, it read from there on without a hole."""
-        place = _place(command)
-        known = self._known.peek(place)
+        """Return whether the broker still has the message at ``offset`` of the queue that ``command`` names. If so, no
+        message from there on was missing in its reply before: a broker deletes the oldest first."""
+        queue = _queue_of(command)
+        known = self._known.peek(queue)
         is_known = known is not None and known.queue is not None and offset >= known.queue.min_offset
         if known is not None and is_known and known.oldest_file is not None and known.oldest_file.exists():
             return True  # nothing was deleted since the files were listed
@@ -199,7 +204,7 @@ class BrokerViews:
             or not is_reported
             or known.oldest_phys != await self._oldest_phys(command, upstream)
         ):
-            known = await self._learn(place, command, upstream, known)
+            known = await self._learn(queue, command, upstream, known)
         if 0 <= known.first_phys < known.oldest_phys or known.first_phys == GONE_PHYS:
             return False  # its queue's minimum does not know yet what is deleted
         if known.queue is None:
@@ -209,23 +214,25 @@ class BrokerViews:
         return offset >= max(known.queue.min_offset, known.kept_from)
 
     async def begin(self, command: RemotingCommand, upstream: Upstream, waited_s: float) -> QueueBegin | None:
-        """Where the broker's queue begins now, as far as that is known: learnt again after ``keep_s``, and at once if
-        the broker's reply to ``command`` took ``waited_s``."""
-        place = _place(command)
-        known = self._known.peek(place)
+        """Return where the broker's queue begins now, None if the broker does not say. It is read again after
+        ``keep_s``, or if the broker took long (``waited_s``) to reply to ``command``: the topic may have been recreated
+        since."""
+        queue = _queue_of(command)
+        known = self._known.peek(queue)
         if known is None or waited_s >= AWAITED_S or self.clock.monotonic_s() - known.learnt_s >= self.keep_s:
-            known = await self._learn(place, command, upstream, known)
+            known = await self._learn(queue, command, upstream, known)
         return None if known.queue is None else QueueBegin(known.queue.min_offset, known.first_phys)
 
     async def residency(
         self, topic: str, queue_id: int, offset: int, count: int, max_bytes: int
     ) -> Residency:
-        """Whether a pull would find its bytes in memory."""
+        """Return whether the broker would find the messages of a pull in memory, or read them from its disk. Unknown
+        without access to its files."""
         if self.files is None:
             return Residency.UNKNOWN
         files = self.files
 
-        def ask() -> Residency:
+        def look() -> Residency:
             try:
                 return files.residency(topic, queue_id, offset, count=count, max_bytes=max_bytes)
             except NotFoundError:
@@ -233,15 +240,16 @@ class BrokerViews:
             except TieredError:
                 return Residency.UNKNOWN
 
-        return await asyncio.get_running_loop().run_in_executor(self.executor, ask)
+        return await asyncio.get_running_loop().run_in_executor(self.executor, look)
 
     def note(self, topic: str, queue_id: int, minimum: int, maximum: int) -> None:
-        """A pull's reply reported the broker's bounds of a queue."""
+        """Take the minimum and maximum offset of a queue that the broker's reply to a pull reported into the cached
+        state. A raised minimum means that the broker has deleted files: then all else has to be read again."""
         known = self._known.peek((topic, queue_id))
         if known is None or known.queue is None:
             return
         if maximum < known.queue.max_offset:
-            self._known.pop((topic, queue_id))  # cut back, or a recreated topic
+            self._known.pop((topic, queue_id))  # the log was truncated, or the topic recreated
             return
         step = minimum - known.queue.min_offset
         if step > 0:
@@ -264,30 +272,31 @@ class BrokerViews:
             self.files.expire()
 
     async def _learn(
-        self, place: tuple[str, int], command: RemotingCommand, upstream: Upstream, earlier: _Known | None
+        self, queue: tuple[str, int], command: RemotingCommand, upstream: Upstream, earlier: _Known | None
     ) -> _Known:
-        """Read a queue's state again and cache it; ``earlier``, the state before, shows how far the broker deletes
-        at a time."""
-        found = None
+        """Read the state of a queue (topic and queue id) from the broker's files, or by requests if these cannot be
+        read, and cache it. ``earlier``: the state before, which shows how many messages the broker deletes at a
+        time."""
+        known = None
         if self.files is not None:
             loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(
-                self.executor, _by_files, self.files, *place, self.clock.monotonic_s(), earlier
+            known = await loop.run_in_executor(
+                self.executor, _by_files, self.files, *queue, self.clock.monotonic_s(), earlier
             )
-        if found is None or found.side is BrokerSide.UNREADABLE:
-            found = await self._by_request(command, upstream)
+        if known is None or known.side is BrokerSide.UNREADABLE:
+            known = await self._by_request(command, upstream)
         if earlier is not None:
-            both = earlier.queue is not None and found.queue is not None
-            step = found.queue.min_offset - earlier.queue.min_offset if both else 0  # type: ignore[union-attr]
-            found = replace(found, margin=next_deletion_margin(earlier.margin, step))
-        self._known.put(place, found, QUEUE_BYTES + sys.getsizeof(place[0]))
-        return found
+            both = earlier.queue is not None and known.queue is not None
+            step = known.queue.min_offset - earlier.queue.min_offset if both else 0  # type: ignore[union-attr]
+            known = replace(known, margin=next_deletion_margin(earlier.margin, step))
+        self._known.put(queue, known, QUEUE_BYTES + sys.getsizeof(queue[0]))
+        return known
 
     # -- requests to the broker ------------------------------------------------------------------------------------
 
     async def _by_request(self, command: RemotingCommand, upstream: Upstream) -> _Known:
-        """A queue's state by the client's own connection, in up to five requests; AWAY if the broker does not
-        answer."""
+        """Return the state of the queue that ``command`` names, from up to five requests over the client's connection
+        to the broker. If the broker does not answer, the state says so (AWAY)."""
         now_s = self.clock.monotonic_s()
         try:
             minimum = await query_offset(command, upstream, RequestCode.GET_MIN_OFFSET)
@@ -306,7 +315,8 @@ class BrokerViews:
         return _Known(BrokerSide.READABLE, now_s, now_s, queue, first, last, oldest)
 
     async def _oldest_phys(self, command: RemotingCommand, upstream: Upstream) -> int:
-        """The begin of the broker's log; if it is unknown, the archive counts as behind."""
+        """Return the physical offset at which the broker's log begins, at most ``keep_s`` old. If the broker does not
+        say, it is UNKNOWN_PHYS, so that the archive counts as behind."""
         now_s = self.clock.monotonic_s()
         if self._oldest is not None and now_s - self._oldest[0] < self.keep_s:
             return self._oldest[1]
@@ -321,7 +331,7 @@ class BrokerViews:
         return oldest
 
 
-def _place(command: RemotingCommand) -> tuple[str, int]:
+def _queue_of(command: RemotingCommand) -> tuple[str, int]:
     return command.ext_fields["topic"], int(command.ext_fields["queueId"])
 
 
@@ -333,7 +343,8 @@ def _by_files(files: BrokerFiles, topic: str, queue_id: int, now_s: float, earli
 
 
 def _looked_up(files: BrokerFiles, topic: str, queue_id: int, now_s: float, earlier: _Known | None) -> _Known:
-    """A queue's state by the broker's files: its ends, and the first offset that its next deletion will leave."""
+    """Return the state of a queue from the broker's files: its first and last message, and the first offset that the
+    broker keeps when it deletes its oldest file. ``earlier``: the state before, which may have this offset already."""
     view = files.local_view(topic, queue_id, 0)
     oldest = view.oldest_phys
     if view.queue is None or view.queue.max_offset <= view.queue.min_offset:
@@ -355,6 +366,7 @@ def _looked_up(files: BrokerFiles, topic: str, queue_id: int, now_s: float, earl
 
 
 def _view(known: _Known, offset: int) -> LocalView:
+    """Return what the read policy needs of a queue's cached state to decide where ``offset`` is read."""
     queue = known.queue
     if queue is None or offset not in queue:
         return LocalView(known.side, queue, oldest_phys=known.oldest_phys, last_phys=known.last_phys)

@@ -56,8 +56,8 @@ class GroupResets:
         return {RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset}
 
     async def reset(self, request: Request, upstream: Upstream) -> Response:
-        """Reset a group. Only a reset below the broker's own messages is done here, as the broker would stop at its
-        minimum."""
+        """INVOKE_BROKER_TO_RESET_OFFSET: move a group's offsets. Only a reset to messages that the broker no longer has
+        is done here, as the broker would stop at its minimum; others are relayed to it."""
         topic, group = request.name("topic"), request.name("group")
         if self._checks_clients or self._router.policy_of(topic) is ReadPolicy.DISABLE:
             return relayed(await upstream.call(request.command, ANSWER_S))
@@ -66,8 +66,8 @@ class GroupResets:
             return relayed(await upstream.call(request.command, ANSWER_S))
         members = await self._listeners(group, upstream, request.command)
         if members is None:
-            why = "only the archive has the offset, and some members cannot be notified"
-            remark = f"{group} not reset: {why}. Stop the group's consumers and repeat"
+            why = "only the archive has the offset, and some of its consumers cannot be notified"
+            remark = f"group {group} is not reset: {why}. Stop the group's consumers and repeat the command"
             return Response(ResponseCode.SYSTEM_ERROR, remark=remark)
         table = {move.queue: move.offset for move in moves}
         if members:
@@ -77,36 +77,38 @@ class GroupResets:
             if refused is not None:
                 return relayed(refused)
         where = {"group": group, "topic": topic, "queues": len(moves), "members": len(members)}
-        logger.info("group reset into the archive", extra=where)
+        logger.info("a consumer group was reset to messages that only the archive has", extra=where)
         return Response(body=(queue_map(table),))
 
     async def _moves(self, request: Request, upstream: Upstream, topic: str) -> list[_Move]:
-        """The moves of the named queue, or all; none if the broker does not list its queues."""
+        """Return where the reset moves each queue of the topic, or the one that ``request`` names. The list is empty if
+        the broker does not list its queues."""
         stats = _command(request.command, RequestCode.GET_TOPIC_STATS_INFO, topic=topic)
         table, _ = offset_table(await upstream.call(stats, ANSWER_S))
-        wanted = request.number("queueId", -1)
+        queue_id = request.number("queueId", -1)
         rows = [
             (queue, row.get("minOffset"), row.get("maxOffset"))
             for queue, row in sorted(table.items(), key=lambda item: item[0].queue_id)
-            if wanted in (-1, queue.queue_id)
+            if queue_id in (-1, queue.queue_id)
         ]
         ranges = [
             (queue, low, high) for queue, low, high in rows if isinstance(low, int) and isinstance(high, int)
         ]
 
-        async def move(one: tuple[MessageQueue, int, int]) -> _Move:
-            queue, low, high = one
+        async def move(queue_range: tuple[MessageQueue, int, int]) -> _Move:
+            queue, low, high = queue_range
             return _Move(queue, await self._offset(request, upstream, queue, high), low)
 
         return await bounded_gather(move, ranges)
 
     async def _offset(self, request: Request, upstream: Upstream, queue: MessageQueue, high: int) -> int:
-        """Where one queue goes: to the given offset, within both sides, or to that of the time, which only a forced
-        reset moves forward to."""
-        place = {"topic": queue.topic, "queueId": queue.queue_id}
+        """Return the offset to which the reset moves one queue: the requested one, kept between the first message of
+        archive and broker and the broker's end ``high``, or that of the requested time, to which only a forced reset
+        moves a group forward."""
+        queue_fields = {"topic": queue.topic, "queueId": queue.queue_id}
 
         def sub_request(code: RequestCode, **fields: object) -> Request:
-            return Request(_command(request.command, code, **place, **fields), request.peer)
+            return Request(_command(request.command, code, **queue_fields, **fields), request.peer)
 
         offset, time_ms = request.number("offset", -1), request.number("timestamp", -1)
         if offset >= 0:
@@ -127,19 +129,23 @@ class GroupResets:
     async def _listeners(
         self, group: str, upstream: Upstream, command: RemotingCommand
     ) -> Sequence[Member] | None:
-        """The members; None if some are connected elsewhere or ignore notices."""
+        """Return the members of a group to notify of a reset; None if some of them cannot be, as they are connected
+        elsewhere or ignore notices."""
         here = self._clients.group(group)
         members = here.members if here is not None else {}
         query = _command(command, RequestCode.GET_CONSUMER_LIST_BY_GROUP, consumerGroup=group)
-        listed = _members(await upstream.call(query, ANSWER_S))
-        if not listed <= members.keys() or (here is not None and members and here.consume_type != LISTENS):
+        # The broker's list is missing if it has no consumer of the group.
+        listed = document_of(await upstream.call(query, ANSWER_S)).get("consumerIdList")
+        names = set(map(str, listed)) if isinstance(listed, list) else set[str]()
+        if not names <= members.keys() or (here is not None and members and here.consume_type != LISTENS):
             return None
         return list(members.values())
 
     async def _commit(
         self, command: RemotingCommand, upstream: Upstream, group: str, moves: Sequence[_Move]
     ) -> RemotingCommand | None:
-        """The broker's reply to the first refused commit, or None."""
+        """Commit the new offsets of a group without members at the broker. Returns the broker's first refusal, None if
+        it took all."""
 
         async def commit(move: _Move) -> RemotingCommand:
             fields = {"topic": move.queue.topic, "queueId": move.queue.queue_id, "commitOffset": move.offset}
@@ -158,11 +164,7 @@ def _command(command: RemotingCommand, code: RequestCode, **fields: object) -> R
 def _checked(response: Response) -> int:
     text = response.ext.get("offset", "")
     if response.code != ResponseCode.SUCCESS or not text.removeprefix("-").isdecimal():
-        raise UnavailableError(f"the broker returned no offset: {response.remark or response.code}")
+        raise UnavailableError(
+            f"the group is not reset, as the broker returned no offset of a queue: {response.remark or response.code}"
+        )
     return int(text)
-
-
-def _members(answer: RemotingCommand) -> set[str]:
-    """Client ids; none if the broker has no consumer of the group."""
-    listed = document_of(answer).get("consumerIdList")
-    return {str(member) for member in listed} if isinstance(listed, list) else set()

@@ -71,8 +71,8 @@ class MergedOffsets:
         }
 
     async def minimum(self, request: Request, upstream: Upstream) -> Response:
-        """The smaller minimum. While the broker is away it is 0 if the archive begins there; else it is not known,
-        and an error."""
+        """GET_MIN_OFFSET: the smaller minimum offset of archive and broker. While the broker is away it is 0 if the
+        archive begins there; otherwise it is not known, and UnavailableError is raised."""
         archived = (await self._situation(request.command, upstream)).archived
         answer = await self._call(request.command, upstream, archived)
         if answer is None:
@@ -83,6 +83,8 @@ class MergedOffsets:
         return Response(ext={"offset": str(joined_min(archived, value))})
 
     async def maximum(self, request: Request, upstream: Upstream) -> Response:
+        """GET_MAX_OFFSET: the broker's maximum offset, or the archive's if that is larger, as the broker's log was
+        truncated."""
         archived = (await self._situation(request.command, upstream)).archived
         answer = await upstream.call(request.command, ANSWER_S)
         value = number_in(answer, "offset")
@@ -91,8 +93,8 @@ class MergedOffsets:
         return Response(ext={"offset": str(archived.max_offset)})
 
     async def earliest(self, request: Request, upstream: Upstream) -> Response:
-        """The earlier store time of both sides, -1 if neither has one. While the broker is away the archive's, if it
-        begins at 0."""
+        """GET_EARLIEST_MSG_STORETIME: when the first message of archive and broker was stored, -1 if neither has one.
+        While the broker is away it is the archive's, if that begins at offset 0."""
         archived = (await self._situation(request.command, upstream)).archived
         answer = await self._call(request.command, upstream, archived)
         value = -1 if answer is None else number_in(answer, "timestamp")
@@ -105,36 +107,42 @@ class MergedOffsets:
         return Response(ext={"timestamp": str(min(known_ms, default=-1))})
 
     async def search(self, request: Request, upstream: Upstream) -> Response:
-        """The offset of a time: of the archive if it is before the broker's first message, else the broker's,
-        searched again if the broker deleted messages in between."""
+        """SEARCH_OFFSET_BY_TIMESTAMP: the first offset at a time, from the archive if the time lies before the broker's
+        first message, else from the broker. If the broker deletes messages during the search, it is repeated."""
         for _ in range(SEARCHES_MAX):
             situation = await self._situation(request.command, upstream)
-            archived = situation.archived
-            if archived is None or _has_earlier(situation.local, archived):
+            archived, local = situation.archived, situation.local
+            # The broker's first message may lie before the archive's, as in an archive of its later messages.
+            if archived is None or (
+                local is not None and local.min_offset < min(local.max_offset, archived.min_offset)
+            ):
                 return relayed(await upstream.call(request.command, ANSWER_S))
             before = await self._broker_first(request.command, upstream)
-            found = await self._searched(request, upstream, situation, before)
-            if found is not None:
-                return found
+            response = await self._searched(request, upstream, situation, before)
+            if response is not None:
+                return response
             answer = relayed(await upstream.call(request.command, ANSWER_S))
             if before == await self._broker_first(request.command, upstream):
                 return answer
             # The broker deleted in between: its reply may be the first message that was left.
         raise UnavailableError(
-            "the time was not found, as the broker was deleting messages: repeat the request"
+            "the offset of this time was not found, as the broker deleted messages during each search: repeat the"
+            " request"
         )
 
     async def _searched(
         self, request: Request, upstream: Upstream, situation: Situation, first: _First
     ) -> Response | None:
-        """The reply, if the archive decides it; None: relay to the broker."""
+        """Return the reply to a search for a time if the archive decides it, None if the request is to be relayed to
+        the broker. ``first``: when the broker's first message was stored; before that time only the archive has
+        messages."""
         archived, time_ms = situation.archived, request.number("timestamp")
         is_upper = request.text("boundaryType", "LOWER").upper() == "UPPER"
         if is_upper and first.is_refused:
             return None
         if is_upper and first.is_away:
             raise UnavailableError(
-                "the time cannot be searched while the broker is away: it may have a later message"
+                "the last offset before a time cannot be found while the broker is away: it may have later messages"
             )
         # Messages stored in the same millisecond as the broker's first one may be archived.
         is_older = time_ms < first.stored_ms if is_upper else time_ms <= first.stored_ms
@@ -144,20 +152,22 @@ class MergedOffsets:
             refusal = await upstream.call(request.command, ANSWER_S)
             if number_in(refusal, "offset") is None:
                 return relayed(refusal)
-        found = await self._archive.offset_by_time(
+        offset = await self._archive.offset_by_time(
             request.text("topic"), request.number("queueId"), time_ms, upper=is_upper
         )
-        if first.is_away and found <= archived.min_offset > 0:
+        if first.is_away and offset <= archived.min_offset > 0:
             raise UnavailableError(
-                "the time cannot be searched while the broker is away: it may have earlier messages than the archive"
+                "the first offset at a time cannot be found while the broker is away: it may have earlier messages than"
+                " the archive"
             )
-        if not is_upper and found >= archived.max_offset:
+        if not is_upper and offset >= archived.max_offset:
+            # All archived messages are older than the time: the broker's first message at that time counts.
             answer = await upstream.call(request.command, ANSWER_S)
             value = number_in(answer, "offset")
             if value is None:
                 return relayed(answer)
-            found = lower_by_time(found, archived, value, situation.local)
-        return Response(ext={"offset": str(found)})
+            offset = lower_by_time(offset, archived, value, situation.local)
+        return Response(ext={"offset": str(offset)})
 
     async def _broker_first(self, command: RemotingCommand, upstream: Upstream) -> _First:
         query = replace(command, code=int(RequestCode.GET_EARLIEST_MSG_STORETIME))
@@ -168,7 +178,8 @@ class MergedOffsets:
         return _First(is_refused=True) if stored_ms is None else _First(stored_ms)
 
     async def topic_stats(self, request: Request, upstream: Upstream) -> Response:
-        """The broker's statistics of a topic, with each minimum offset that the archive lowers."""
+        """GET_TOPIC_STATS_INFO: the broker's statistics of a topic, with the archive's minimum offset where it is
+        lower."""
         answer = await upstream.call(request.command, ANSWER_S)
         table, others = offset_table(answer)
 
@@ -182,14 +193,14 @@ class MergedOffsets:
         return _with_table(answer, table, others)
 
     async def consume_stats(self, request: Request, upstream: Upstream) -> Response:
-        """The broker's statistics of a group, with the store time of a consumed message that only the archive has:
-        the broker says 0, which tools would show as a lag of decades."""
+        """GET_CONSUME_STATS: the broker's statistics of a group, with the store times of consumed messages that only
+        the archive has: the broker says 0 for these, which tools would show as a lag of decades."""
         answer = await upstream.call(request.command, ANSWER_S)
         table, others = offset_table(answer)
         looked_up = 0
 
         async def look_up(queue: MessageQueue) -> None:
-            """Set the time of a queue's last consumed message from the archive, for a bounded number of queues."""
+            """Set when a queue's last consumed message was stored, if only the archive knows; for TIMES_MAX queues."""
             nonlocal looked_up
             row = table[queue]
             offset, time_ms = row.get("consumerOffset"), row.get("lastTimestamp")
@@ -214,18 +225,14 @@ class MergedOffsets:
     async def _call(
         self, command: RemotingCommand, upstream: Upstream, archived: HeldOffsets | None
     ) -> RemotingCommand | None:
-        """The broker's reply; None if it is unavailable and the archive begins at 0."""
+        """Return the broker's reply; None if the broker is away and the archive begins at offset 0, so that it knows
+        the first message. Raises UnavailableError if the broker is away and the archive does not know it."""
         try:
             return await upstream.call(command, ANSWER_S)
         except UnavailableError:
             if archived is not None and archived.min_offset == 0 < archived.max_offset:
                 return None
             raise
-
-
-def _has_earlier(local: HeldOffsets | None, archived: HeldOffsets) -> bool:
-    has_messages = local is not None and local.max_offset > local.min_offset
-    return has_messages and local is not None and local.min_offset < archived.min_offset
 
 
 def _for_queue(command: RemotingCommand, queue: MessageQueue) -> RemotingCommand:
@@ -237,7 +244,8 @@ Table = dict[MessageQueue, dict[str, Any]]
 
 
 def offset_table(answer: RemotingCommand) -> tuple[Table, dict[str, Any]]:
-    """The map by queue in a statistics body (202, 208), and its other members; both empty for any other reply."""
+    """Return the table in a reply with statistics, by queue, and the other members of its body. Both are empty for a
+    reply without such a table."""
     document = dict(document_of(answer))
     try:
         rows: Any = document.pop("offsetTable")
@@ -277,10 +285,10 @@ class MergedLookups:
         return {RequestCode.VIEW_MESSAGE_BY_ID: self.view, RequestCode.QUERY_MESSAGE: self.by_key}
 
     async def view(self, request: Request, upstream: Upstream) -> Response:
-        """VIEW_MESSAGE_BY_ID: from the broker, else from the archive."""
+        """VIEW_MESSAGE_BY_ID: the message at a physical offset from the broker, or from the archive if the broker is
+        away or no longer has it."""
         answer, away = await _call(request.command, upstream)
-        if answer is not None and answer.code == ResponseCode.SUCCESS:
-            return relayed(answer)
+        # A broker says SYSTEM_ERROR for a message that it does not have.
         if answer is not None and (is_refusal(answer) or answer.code != ResponseCode.SYSTEM_ERROR):
             return relayed(answer)
         record = await self._archived_at(request)
@@ -292,8 +300,8 @@ class MergedLookups:
         return relayed(answer)
 
     async def _archived_at(self, request: Request) -> Buffer | None:
-        """The message from the archive, unless its own topic has DISABLE: a client may name another topic, and 4.9
-        names none."""
+        """Return the archived message at the requested physical offset; None if there is none, or its topic is not to
+        be read from the archive (DISABLE), whatever topic the client names."""
         if request.text("topic", "") and not self._may_search(request):
             return None
         record = await self._archive.message_at_phys(request.number("offset"))
@@ -302,8 +310,8 @@ class MergedLookups:
         return record
 
     async def by_key(self, request: Request, upstream: Upstream) -> Response:
-        """Messages of both sides by key. While one side fails, the other's are the answer; if that has none, the
-        failure is, as the message may exist."""
+        """QUERY_MESSAGE: the messages with a key that broker and archive have. If one of both fails, the messages of
+        the other are the reply; if that has none, the failure is raised, as the message may exist."""
         if not self._may_search(request):
             return relayed(_of_topic(request, await upstream.call(request.command, ANSWER_S)))
         (answer, away), (archived, failure) = await asyncio.gather(
@@ -313,25 +321,25 @@ class MergedLookups:
             return relayed(answer)  # perhaps a refusal by access control
         answer = None if answer is None else _of_topic(request, answer)
         is_found = answer is not None and answer.code == ResponseCode.SUCCESS
-        ours = list(records_in(answer.body)) if answer is not None and is_found else []
-        records = merged(ours, archived, key_count(request))
+        of_broker = list(records_in(answer.body)) if answer is not None and is_found else []
+        records = merged(of_broker, archived, key_count(request))
         if not records:
-            for missing in (away, failure):
-                if missing is not None:
-                    raise missing
+            for error in (away, failure):
+                if error is not None:
+                    raise error
             assert answer is not None
             return relayed(answer)
         ext = {"indexLastUpdateTimestamp": "0", "indexLastUpdatePhyoffset": "0"}
         return Response(ext=ext | dict(answer.ext_fields) if answer is not None else ext, body=records)
 
     async def _archived(self, request: Request) -> tuple[Sequence[Buffer], TieredError | None]:
-        """The archive's records with a key, or why it cannot be searched: the broker's own are the answer then, if
-        it has some."""
+        """Return the archived records with a key, and why the archive cannot be searched, None if it can: the broker's
+        records are the reply then, if it has some."""
         try:
             return await records_by_key(self._archive, request), None
         except TieredError as error:
             logger.warning(
-                "a query by key is answered by the broker alone, as the archive cannot be searched: %s", error
+                "a query by key gets only the broker's messages, as the archive cannot be searched: %s", error
             )
             return (), error
 
@@ -352,35 +360,36 @@ async def _call(
 
 
 def _of_topic(request: Request, answer: RemotingCommand) -> RemotingCommand:
-    """``answer`` without messages of other topics: a broker finds them by a hash of topic and key, which a client may
-    choose."""
+    """Return a broker's reply to a query by key without messages of other topics than the requested one: a broker finds
+    messages by a hash of topic and key, and a client may choose keys that collide."""
     topic = request.text("topic", "")
-    found = [record for record in records_in(answer.body) if decode_record(record).topic == topic]
-    if found or answer.code != ResponseCode.SUCCESS:
-        return replace(answer, body=b"".join(found))
+    records = [record for record in records_in(answer.body) if decode_record(record).topic == topic]
+    if records or answer.code != ResponseCode.SUCCESS:
+        return replace(answer, body=b"".join(records))
     return replace(answer, code=int(ResponseCode.QUERY_NOT_FOUND), remark="no message has this key", body=b"")
 
 
 def records_in(body: bytes) -> Iterator[memoryview]:
-    """The records of a reply's body, up to the first invalid one."""
-    view, at = memoryview(body), 0
-    while at + RECORD_BYTES_MIN <= len(view):
-        (size,) = _SIZE.unpack_from(view, at)
-        if size < RECORD_BYTES_MIN or at + size > len(view):
+    """Yield the records in a reply's body, up to the first one whose size is impossible."""
+    view, begin = memoryview(body), 0
+    while begin + RECORD_BYTES_MIN <= len(view):
+        (size,) = _SIZE.unpack_from(view, begin)
+        if size < RECORD_BYTES_MIN or begin + size > len(view):
             return
-        yield view[at : at + size]
-        at += size
+        yield view[begin : begin + size]
+        begin += size
 
 
-def merged(ours: Sequence[Buffer], archived: Sequence[Buffer], count: int) -> list[Buffer]:
-    """Records of both sides, once per physical offset, newest first, at most ``count``."""
-    found: dict[int, tuple[int, Buffer]] = {}
-    for record in (*archived, *ours):
+def merged(of_broker: Sequence[Buffer], archived: Sequence[Buffer], count: int) -> list[Buffer]:
+    """Return the records of broker and archive, newest first and each physical offset once: at most ``count``, and as
+    many as fit into a reply."""
+    by_phys: dict[int, tuple[int, Buffer]] = {}
+    for record in (*archived, *of_broker):
         (phys,) = _PHYS.unpack_from(record, _PHYS_AT)
         (flags,) = _SIZE.unpack_from(record, _FLAG_AT)
         host_bytes = 20 if flags & SYS_BORN_HOST_V6 else 8
         (stored_ms,) = _PHYS.unpack_from(record, _BORN_AT + host_bytes)
-        found[phys] = stored_ms, record
-    newest_first = sorted(found.items(), key=lambda item: (item[1][0], item[0]), reverse=True)
+        by_phys[phys] = stored_ms, record
+    newest_first = sorted(by_phys.items(), key=lambda item: (item[1][0], item[0]), reverse=True)
     records = [record for _, (_, record) in newest_first[:count]]
     return records[: count_within(map(len, records), ANSWER_BYTES_MAX)]

@@ -46,8 +46,8 @@ def may_dial(advertised: str, client_address: str) -> bool:
 
 
 def published_addresses(addresses: dict[str, Any], sidecar: str) -> dict[str, Any]:
-    """Our broker's address table with id 0 ours and every real id one higher; unchanged without real addresses. Our
-    address under another id (slave mode) is removed."""
+    """Return a broker's addresses by id with the sidecar's added as id 0 and every other one under an id higher by one.
+    The table stays as it is if it has no other address; the sidecar's under another id (slave mode) is removed."""
     real = {int(number): address for number, address in addresses.items() if address != sidecar}
     if not real:
         return dict(addresses)
@@ -56,7 +56,8 @@ def published_addresses(addresses: dict[str, Any], sidecar: str) -> dict[str, An
 
 
 def published_broker(data: Any, published: Published) -> Any:
-    """BrokerData of our broker with our address in it; another broker's stays."""
+    """Return ``data``, RocketMQ's BrokerData of one broker, with the sidecar's address if it is that of the broker that
+    the sidecar stands in front of. Other data stays as it is."""
     if not isinstance(data, dict) or data.get("brokerName") != published.broker:
         return data
     addresses = data.get("brokerAddrs")
@@ -74,7 +75,7 @@ def published_route(route: dict[str, Any], published: Published) -> dict[str, An
 
 
 def published_cluster(info: dict[str, Any], published: Published) -> dict[str, Any]:
-    """ClusterInfo (106) with our address for our broker."""
+    """Return ``info``, RocketMQ's ClusterInfo, with the sidecar's address for the broker that it stands in front of."""
     table = info.get("brokerAddrTable")
     if not isinstance(table, dict):
         return info
@@ -85,7 +86,8 @@ def published_cluster(info: dict[str, Any], published: Published) -> dict[str, A
 
 
 def rewritten(body: bytes, published: Published) -> bytes:
-    """The body of a 105 or 106 reply, in its own JSON dialect. Raises CorruptionError if it does not parse."""
+    """Return the body of a name server's reply about a route or the cluster with the sidecar's address in it, in the
+    JSON dialect of the reply. Raises CorruptionError if the body does not parse."""
     document = fastjson.loads(body)
     if not isinstance(document, dict):
         return body
@@ -102,11 +104,12 @@ def _is_strict(body: bytes) -> bool:
 
 
 def dialect_text(value: Any, *, is_strict: bool, parent: str = "") -> str:
-    """JSON; unless ``is_strict``, keys of Java's Map<Long, …> have no quotes, as fastjson writes them."""
+    """Return ``value`` as JSON. Unless ``is_strict``, numeric keys of objects under the names _NUMBERED_KEYS are
+    written without quotes, as fastjson writes Java's Map<Long, …>. ``parent``: the name that has ``value``."""
     if isinstance(value, dict):
-        bare = not is_strict and parent in _NUMBERED_KEYS
+        is_bare = not is_strict and parent in _NUMBERED_KEYS
         members = (
-            f"{key if bare else json.dumps(key, ensure_ascii=False)}:"
+            f"{key if is_bare else json.dumps(key, ensure_ascii=False)}:"
             f"{dialect_text(member, is_strict=is_strict, parent=key)}"
             for key, member in value.items()
         )
@@ -133,7 +136,8 @@ class NameServers:
         """Why none answered the last request; empty if one did."""
 
     async def ask(self, command: RemotingCommand) -> RemotingCommand:
-        """The first reply. Raises UnavailableError if none answers."""
+        """Send a request to one name server after the other until one answers, and return its reply. Raises
+        UnavailableError, with the last failure, if none answers."""
         failure: UnavailableError | None = None
         for server in list(self._servers):
             try:
@@ -158,8 +162,9 @@ class NameServers:
             await asyncio.sleep(WATCH_S)
 
     async def ask_all(self, command: RemotingCommand) -> RemotingCommand:
-        """The first reply that is not SUCCESS, else the last. Raises UnavailableError at the first that does not
-        answer: the others may have made the change."""
+        """Send a change to all name servers, and return the last reply; the first that is an error ends it and is
+        returned. Raises UnavailableError for a server that does not answer: those before it may have made the
+        change."""
         answer: RemotingCommand | None = None
         for server in list(self._servers):
             answer = await server.call(command, self._limit_s)

@@ -52,7 +52,7 @@ class BrokerReply:
 
     @classmethod
     def of(cls, command: RemotingCommand) -> BrokerReply | None:
-        """The fields of ``command``; None if it is no reply to a pull."""
+        """Return what ``command`` says as a broker's reply to a pull; None if it is another reply, such as an error."""
         fields = command.ext_fields
         texts = [fields.get(name, "") for name in ("nextBeginOffset", "minOffset", "maxOffset")]
         if command.code not in PULL_CODES or not all(text.lstrip("-").isdecimal() for text in texts):
@@ -73,8 +73,9 @@ def interpret(reply: BrokerReply, offset: int, *, has_all: bool) -> PullResult:
 
 
 def _status_of(reply: BrokerReply, offset: int, *, has_all: bool) -> tuple[PullStatus, int, memoryview]:
-    """What a broker's reply says of the offset; ``has_all``: it should have every message from there on, so that a
-    jump is a loss."""
+    """Return what a broker's reply to a pull at ``offset`` means: the status, the next offset, and the records.
+    ``has_all``: the reply should have every message from ``offset`` on, so that a jump means messages that the broker
+    has deleted."""
     next_offset, nothing = reply.next_offset, reply.body[:0]
     if reply.code == ResponseCode.SUCCESS:
         if not has_all:
@@ -97,36 +98,38 @@ def _status_of(reply: BrokerReply, offset: int, *, has_all: bool) -> tuple[PullS
 
 
 def _without_holes(reply: BrokerReply, offset: int) -> tuple[PullStatus, int, memoryview]:
-    """The records of an unfiltered reply up to the first one that the broker has lost, and the offset of that one, from
-    which the archive is read next. Records that the broker lost behind the last one are skipped by its next offset."""
-    at, expected = 0, offset - reply.offset_delta
+    """Return status, next offset and records of a broker's reply, cut off in front of the first message that the broker
+    has deleted: its offset is the next one, so that it is read from the archive."""
+    begin, expected = 0, offset - reply.offset_delta
     body = reply.body
-    while at < len(body):
-        row = _row_at(body, at)
-        if row is None:
-            return PullStatus.FOUND, reply.next_offset, body  # left to the client
-        size, queue_offset, end_offset = row
+    while begin < len(body):
+        record = _record_at(body, begin)
+        if record is None:
+            return PullStatus.FOUND, reply.next_offset, body  # what is no record is left to the client
+        size, queue_offset, end_offset = record
         if queue_offset > expected:
-            if at == 0:
+            if begin == 0:
                 return PullStatus.OFFSET_TOO_SMALL, queue_offset + reply.offset_delta, body[:0]
-            return PullStatus.FOUND, expected + reply.offset_delta, body[:at]
+            return PullStatus.FOUND, expected + reply.offset_delta, body[:begin]
         expected = end_offset
-        at += size
+        begin += size
+    # The broker's next offset may lie behind messages that it deleted after the last one it sent.
     has_lost_tail = offset < expected + reply.offset_delta < reply.next_offset
     return PullStatus.FOUND, expected + reply.offset_delta if has_lost_tail else reply.next_offset, body
 
 
-def _row_at(body: memoryview, at: int) -> tuple[int, int, int] | None:
-    """Size in bytes of the record at ``at``, the first queue offset it spans and the one after; None for no record."""
-    if at + _HEAD.size > len(body):
+def _record_at(body: memoryview, begin: int) -> tuple[int, int, int] | None:
+    """Return the size in bytes of the record at ``begin``, its first queue offset and the one behind it, as a record
+    may be a batch of messages. None: there is no record."""
+    if begin + _HEAD.size > len(body):
         return None
-    size, magic, queue_offset, _, sys_flag = _HEAD.unpack_from(body, at)
-    if magic not in (MAGIC_V1, MAGIC_V2) or not _HEAD.size <= size <= len(body) - at:
+    size, magic, queue_offset, _, sys_flag = _HEAD.unpack_from(body, begin)
+    if magic not in (MAGIC_V1, MAGIC_V2) or not _HEAD.size <= size <= len(body) - begin:
         return None
     if not sys_flag & INNER_BATCH_FLAG:
         return size, queue_offset, queue_offset + 1
     try:
-        count = decode_record(body[at : at + size]).properties.get("INNER_NUM", "1")
+        count = decode_record(body[begin : begin + size]).properties.get("INNER_NUM", "1")
     except CorruptionError:
         return None
     return size, queue_offset, queue_offset + (int(count) if count.isdecimal() else 1)
@@ -139,9 +142,10 @@ def reply_code(
     broker_code: int | None = None,
     broker_status: PullStatus | None = None,
 ) -> int | None:
-    """The code for a joined ``status``; None: hold the request.
+    """Return the response code for ``status``, what archive and broker together say to a pull; None: hold the request.
 
-    ``broker_code`` and ``broker_status``: of the broker's reply. Its code is kept if the archive changed nothing.
+    ``broker_code`` and ``broker_status``: what the broker replied; its code is kept if the archive has changed nothing.
+    ``is_pull_api``: the client uses the pull API and handles PULL_OFFSET_MOVED.
     """
     is_kept = broker_code != ResponseCode.SUCCESS or broker_status is PullStatus.FOUND
     if broker_code is not None and status is broker_status and is_kept:

@@ -92,7 +92,8 @@ class PullSources:
     def __init__(
         self, context: PullContext, request: Request, upstream: Upstream, pull: PullRequest | None
     ) -> None:
-        """``pull``: the same request for the archive; None if only the broker can answer it."""
+        """``context``: what all pulls share; ``upstream``: the client's connection to the broker; ``pull``: the same
+        request for the archive, None if its filter is not known, so that only the broker can answer it."""
         self._context, self._upstream, self._pull = context, upstream, pull
         self._command, self._connection_id = request.command, request.peer.id
         self._flags = request.number("sysFlag", 0)
@@ -100,6 +101,7 @@ class PullSources:
         self._group = request.text("consumerGroup", "")
         self._offset = request.number("queueOffset")
         self._place = self._group, self._topic, self._queue_id
+        # How long the client offers to wait for messages, whether the pull commits an offset, and when this was sent.
         self._hold_ms = request.number("suspendTimeoutMillis", 0) if self._flags & SUSPEND else 0
         self._commits = bool(self._flags & COMMIT_OFFSET) and request.number("commitOffset", -1) >= 0
         self._committed_s: float | None = None
@@ -122,7 +124,8 @@ class PullSources:
         return await (self._archived() if source is ReadSource.TIERED else self._relayed())
 
     async def commit(self) -> None:
-        """Send the offset committed with the pull, once. The fields are the pull's, so its signature stays valid."""
+        """Send the offset that the pull commits to the broker, in a request of its own, once. It has the pull's fields,
+        so that a signature on them stays valid."""
         if not self._commits or self._committed_s is not None:
             return
         self._committed_s = self._context.clock.monotonic_s()
@@ -132,7 +135,10 @@ class PullSources:
 
     async def _archived(self) -> PullResult:
         if self._pull is None:
-            raise UnsubscribedError(f"{self._topic}: the SQL92 subscription is not known yet")
+            raise UnsubscribedError(
+                f"topic {self._topic} cannot be read from the archive yet: no heartbeat has sent the SQL92 filter of"
+                f" group {self._group}"
+            )
         return await self._context.archive.pull(self._pull)
 
     async def relay(self) -> RemotingCommand:
@@ -143,7 +149,8 @@ class PullSources:
         return reply
 
     async def has_ended(self, situation: Situation) -> bool:
-        """Whether what the group got last is of a generation that ended, by the archive or by the broker."""
+        """Return whether the last message that the group got here belongs to an earlier generation of the topic: the
+        topic was deleted and created again since, as the first messages of archive and broker show."""
         read, archived = self._context.read.peek(self._place), situation.archived
         if read is None or self._offset <= 0:
             return False
@@ -160,8 +167,9 @@ class PullSources:
             self._context.read.put(self._place, read, READ_BYTES + sys.getsizeof(self._group))
 
     async def _relayed(self) -> PullResult:
-        """The broker's reply, checked: where it moves past messages that the broker lost, they count as below its
-        minimum."""
+        """Relay the pull, and return what the broker's reply means. If the reply skips messages that the broker has
+        deleted, its status is OFFSET_TOO_SMALL, so that the archive is read. Raises UnavailableError if the broker is
+        busy or away."""
         command = await self.relay()
         if command.code == ResponseCode.SYSTEM_BUSY:
             raise UnavailableError(command.remark or "the broker is busy")
@@ -179,12 +187,10 @@ class PullSources:
         return result if has_offset else result._replace(status=PullStatus.OFFSET_TOO_SMALL)
 
     def _to_relay(self) -> RemotingCommand:
+        """Return the pull to relay to the broker, without its commit if that was sent already. Raises ThrottledError if
+        the pull was held, so that the client pulls again: its commit could move the group back."""
         if not self.may_relay:
-            raise ThrottledError("the pull has waited too long to be relayed: the client sends it again")
-        return self._with_commit()
-
-    def _with_commit(self) -> RemotingCommand:
-        """The pull, so that its offset is not committed a second time."""
+            raise ThrottledError("this pull was held, and is too old to be relayed to the broker: pull again")
         if self._committed_s is None:
             return self._command
         if SIGNATURE not in self._command.ext_fields:
@@ -192,12 +198,13 @@ class PullSources:
             return replace(self._command, ext_fields={**self._command.ext_fields, "sysFlag": flags})
         if self._context.clock.monotonic_s() - self._committed_s > RECOMMIT_S:
             raise ThrottledError(
-                "this pull has waited, and its signed offset to commit may be too old by now: the client pulls again"
+                "this signed pull was held, and the offset that it commits may be too old by now: pull again"
             )
         return self._command
 
     def _is_unfiltered(self) -> bool:
-        """Whether the broker sends every message, with the queue's own offsets."""
+        """Return whether the broker is to send every message of the queue, so that a missing one is a lost one. An
+        LMQ's messages have the offsets of other queues."""
         pull = self._pull
         if pull is None or self._topic.startswith(LMQ_PREFIX) or pull.expression not in ("", "*"):
             return False
@@ -226,20 +233,22 @@ class ProxyPulls:
         return {RequestCode.PULL_MESSAGE: self.pull, RequestCode.LITE_PULL_MESSAGE: self.pull}
 
     async def pull(self, request: Request, upstream: Upstream) -> Response:
-        """The response to one pull, after at most as long as the client offered to wait.
+        """PULL_MESSAGE: messages from archive or broker. Without any the reply waits, but no longer than the client
+        offered.
 
-        Raises UnavailableError and other TieredErrors, which move nothing.
+        Raises UnavailableError and other TieredErrors; the client then stays at its offset.
         """
         topic, queue_id = request.text("topic"), request.number("queueId")
         offset, flags = request.number("queueOffset"), request.number("sysFlag", 0)
         pull = pull_request_of(request, self._context.subscriptions, self._limits)
         sources = PullSources(self._context, request, upstream, pull)
-        if offset < 0:
+        if offset < 0:  # the broker's reply moves the consumer to its first message
             plan = await self._planned(sources, topic, queue_id, offset)
             return _below_zero(await sources.relay(), plan)
         ends_s = self._context.clock.monotonic_s() + self._hold_s(request, flags)
+        # The plan says what archive and broker have of the queue, and which of both is read.
         plan = await self._planned(sources, topic, queue_id, offset)
-        if plan.source is not ReadSource.LOCAL:
+        if plan.source is not ReadSource.LOCAL:  # the pull itself does not reach the broker
             await sources.commit()
         is_pull_api = bool(flags & SUBSCRIPTION)
         try:
@@ -252,17 +261,18 @@ class ProxyPulls:
                     break
                 await self._context.archive.changed(min(left_s, LOOK_AGAIN_S))
                 before, plan = plan, await self._planned(sources, topic, queue_id, offset)
-                if plan.situation.has_replaced(before.situation):
+                if plan.situation.has_replaced(before.situation):  # the topic was deleted and created again
                     return self._recreated(plan, request)
                 if plan.source is ReadSource.LOCAL:
                     break  # the client pulls again, with the commit that is current then
-                sources.may_relay = False
+                sources.may_relay = False  # the offset that the held pull commits may be too old by now
                 outcome = await self._router.pull(sources, plan)
         except UnsubscribedError:
             return unknown_subscription()
         except UsageError as error:
             return Response(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
         response = response if response is not None else self._retry(offset, outcome)
+        # The last message that the group got may be of an earlier generation of the topic.
         if response.code in PULL_CODES and sources.is_joined and await sources.has_ended(plan.situation):
             plan = await self._planned(sources, topic, queue_id, offset)
             if retry_result(plan.situation).min_offset < offset:
@@ -281,7 +291,9 @@ class ProxyPulls:
         return min(max(0, request.number("suspendTimeoutMillis", 0)) / 1000, self._limits.hold_s_max)
 
     def _response(self, outcome: ReadOutcome, *, is_pull_api: bool, is_joined: bool) -> Response | None:
-        """The response to a pull with this outcome; None: the request is held until there are messages."""
+        """Return the response to a pull whose reading had this outcome; None: the request is held until there are
+        messages. ``is_joined``: the archive may have a part of the queue, else the broker's reply is returned as it
+        is."""
         result, joined = outcome.result, outcome.joined
         if result is None:
             return None
@@ -306,10 +318,11 @@ class ProxyPulls:
         return Response(code, ext, response.body, remark, reply.version)
 
     def _recreated(self, plan: Plan, request: Request) -> Response:
-        """Moves a consumer of the generation that ended to the next one's minimum."""
+        """Return the response that moves a consumer to the first message of a topic that was deleted and created again
+        while it read the earlier generation."""
         joined = retry_result(plan.situation)
         logger.info(
-            "a consumer continues at the beginning of a recreated topic",
+            "a consumer continues at the beginning of a topic that was deleted and created again",
             extra={
                 "group": request.text("consumerGroup", ""),
                 "queue": f"{plan.topic} queue {plan.queue_id}",
@@ -331,7 +344,8 @@ def _pull_response(code: int, next_offset: int, joined: PullResult) -> Response:
 
 
 def _below_zero(command: RemotingCommand, plan: Plan) -> Response:
-    """The broker's reply to a negative offset, moved to the minimum of both sides."""
+    """Return the response to a pull at a negative offset: the broker's reply, which moves the consumer to the first
+    message, with the archive's first one if that is earlier."""
     reply = BrokerReply.of(command)
     if reply is None:
         return relayed(command)

@@ -96,7 +96,8 @@ class ProxyService(RelayService[ProxyClient]):
     section = "serve"
 
     def __init__(self, config: ProxyConfig, settings: ServeSettings, policies: ReadPolicies) -> None:
-        """``policies``: which topics are read from the archive; if none is, clients get the broker's own routes."""
+        """``config``: the broker and its name servers; ``policies``: which topics are read from the archive. If none
+        is, clients get the broker's own routes."""
         self.counters: ProxyCounters = ProxyCounters()
         super().__init__(
             settings,
@@ -159,25 +160,28 @@ class ProxyService(RelayService[ProxyClient]):
     # -- name server ------------------------------------------------------------------------------------------
 
     async def _route(self, request: Request) -> Response:
-        """The name server's routes with this process at the broker's place, for clients that can reach its address."""
+        """GET_ROUTEINFO_BY_TOPIC and GET_BROKER_CLUSTER_INFO: the name server's reply, with this process at the
+        broker's place for clients that can reach its address."""
         answer = await self._name_servers.ask(request.command)
-        found = relayed(answer)
+        response = relayed(answer)
         if (
             answer.code != ResponseCode.SUCCESS
             or not answer.body
             or not self._may_publish(request.peer.address)
         ):
-            return found
+            return response
         try:
             body = rewritten(answer.body, self._published)
         except CorruptionError as error:
-            raise UnavailableError(f"the name server's reply does not parse: {error}") from error
+            raise UnavailableError(
+                f"the name server's reply to a request for routes is damaged: {error}"
+            ) from error
         self.counters.routes += 1
-        return Response(found.code, found.ext, (body,), found.remark, found.version)
+        return Response(response.code, response.ext, (body,), response.remark, response.version)
 
     def _may_publish(self, client_address: str) -> bool:
-        """Whether this client may get our address. A loopback address is for clients of this host only, which is
-        logged once."""
+        """Return whether a client may get this process's address in routes. It may not if no topic is read from the
+        archive, or if the address is a loopback one and the client is on another host, which is logged once."""
         if not self._policies.reads_anything:
             return False
         if may_dial(self._config.advertise, client_address):
@@ -193,8 +197,8 @@ class ProxyService(RelayService[ProxyClient]):
     # -- membership -------------------------------------------------------------------------------------------
 
     async def _heartbeat(self, request: Request) -> Response | None:
-        """Record consumers, and answer for them: they send the broker a heartbeat of their own. A producer's is
-        relayed, as the broker sends its checks of transactions by this connection."""
+        """HEART_BEAT: record the groups of a consumer, and answer it; consumers send the broker a heartbeat of their
+        own. A producer's is relayed, as the broker checks transactions over this connection."""
         client = self._client(request)
         if request.document().get("consumerDataSet"):
             self._join(request, client)
@@ -213,8 +217,8 @@ class ProxyService(RelayService[ProxyClient]):
     # -- other requests ---------------------------------------------------------------------------------------
 
     async def _dispatch(self, request: Request) -> Response | None:
-        """Answer or relay a request that has no handler of its own; codes that the archive has a part in are refused
-        until it is open, so that the client repeats them."""
+        """Answer or relay a request: to a name server or the broker, as its code says, or with the archive's part in
+        the reply. Until the archive is open, requests that need it are refused, so that the client repeats them."""
         code = request.code
         destination = destination_of(code)
         if destination is Destination.ANY_NAME_SERVER:
@@ -233,21 +237,23 @@ class ProxyService(RelayService[ProxyClient]):
             if refusal is not None:
                 return refusal
         if self._handlers is None and code in MERGED_CODES:
-            raise ThrottledError("this process has not opened its archive yet: repeat the request")
+            raise ThrottledError(
+                "this process is starting and has not opened its archive yet: repeat the request"
+            )
         if self.timers is not None and code in TIMER_CODES:
-            timers = self.timers
             try:
-                found = await timers.answer(
-                    request, client.upstream, lambda one: self._relay.relay(one, client)
+                answer = await self.timers.answer(
+                    request, client.upstream, lambda send: self._relay.relay(send, client)
                 )
             except UnavailableError as error:
                 return Response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=f"broker not reachable: {error}")
-            if found is not None:
-                return found[0]
+            if answer is not None:
+                return answer[0]
         return await self._answer_or_relay(request, client)
 
     async def _refusal_of_record(self, request: Request, client: ProxyClient, field: str) -> Response | None:
-        """The reply to an account without permission for the topic of the message at the offset in ``field``."""
+        """Return the refusal of a request that names a message by the physical offset in ``field``, if the client's
+        account may not use the topic of that message; None if it may. The message is read from the broker."""
         if not self._settings.acl_file:
             return None
         phys = request.number(field)

@@ -121,7 +121,8 @@ def relay_timeout_s(fields: Mapping[str, str]) -> float:
 
 
 def failure_of(code: int, *, was_sent: bool, timed_out: bool = False) -> Failure:
-    """The outcome of a request ``code`` without a reply. ``was_sent``: it may have taken effect."""
+    """Return what a client gets for a request ``code`` without the broker's reply, so that it repeats the request only
+    if that is safe. ``was_sent``: the request may have taken effect; ``timed_out``: the broker took too long."""
     if timed_out:
         return Failure.SILENCE  # the client's own limit has passed
     if code == RequestCode.QUERY_CONSUMER_OFFSET:
@@ -138,42 +139,37 @@ FORWARDED_MAX = 256
 """Requests of the broker without a client's reply yet; older ones are dropped."""
 
 
-class FilteredPeer:
-    """A client as the client table sees it: ``allows`` decides by request code which pushes reach it. The broker sends
-    the others itself."""
-
-    def __init__(self, connection: Connection, allows: Callable[[int], bool]) -> None:
-        self._connection, self._allows = connection, allows
-
-    @property
-    def address(self) -> str:
-        return self._connection.address
-
-    @property
-    def id(self) -> int:
-        return self._connection.id
-
-    def push(self, code: int, ext: Mapping[str, str], body: bytes = b"") -> None:
-        if self._allows(code):
-            self._connection.push(code, ext, body)
-
-
 class RelayClient:
-    """``connection``, and its connection to the broker, made when first needed."""
+    """A client's ``connection``, and its connection to the broker, made when first needed. To the table of clients it
+    is a peer."""
 
     def __init__(
         self, connection: Connection, upstream: RemotingUpstream, allows: Callable[[int], bool]
     ) -> None:
-        self.connection, self.upstream = connection, upstream
-        self.peer = FilteredPeer(connection, allows)
+        """``allows`` decides by request code which pushes of the table of clients reach the client: the broker sends it
+        the others."""
+        self.connection, self.upstream, self._allows = connection, upstream, allows
+
+    @property
+    def address(self) -> str:
+        return self.connection.address
+
+    @property
+    def id(self) -> int:
+        return self.connection.id
+
+    def push(self, code: int, ext: Mapping[str, str], body: bytes = b"") -> None:
+        if self._allows(code):
+            self.connection.push(code, ext, body)
 
 
 class ProxyClient(RelayClient):
     """A client that the broker may send requests to. ``connect`` makes its upstream."""
 
     def __init__(self, connection: Connection, connect: Callable[[LinkEvents], RemotingUpstream]) -> None:
-        """Requests of the broker reach the client under numbers of this process. The broker itself notifies the
-        client of changed groups, so the client table does not."""
+        """``connect`` makes the connection to the broker for the given callbacks. The broker's requests are forwarded
+        to the client under numbers of this process. It also notifies the client of changed groups, so that the table of
+        clients need not."""
         upstream = connect(LinkEvents(self._forward, self._lost))
         super().__init__(connection, upstream, lambda code: code != RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
         self.is_registered = False
@@ -191,7 +187,8 @@ class ProxyClient(RelayClient):
                 self._forwarded.popitem(last=False)
 
     def _forward_reply(self, command: RemotingCommand) -> None:
-        """Send the client's reply to a request of the broker back under the broker's number."""
+        """Send the client's reply to a request of the broker on, under the number that the broker gave the request.
+        Replies to unknown or dropped requests are ignored."""
         opaque = self._forwarded.pop(command.opaque, None)
         if opaque is None:
             return
@@ -206,11 +203,13 @@ class ProxyClient(RelayClient):
             await self.upstream.answer(command)
 
     def _lost(self, why: str, had_requests: bool) -> None:
+        """Close the client's connection too, as that to the broker was lost, if the broker knew this client or
+        ``had_requests`` of it without a reply."""
         self._forwarded.clear()
         if self.is_registered or had_requests:
             # The broker has dropped its registration, and pending requests may or may not have taken effect. Clients
             # handle a closed connection.
-            self.connection.close(f"connection to the broker lost: {why}")
+            self.connection.close(f"the connection to the broker for this client was lost: {why}")
 
 
 async def _no_fallback(request: Request) -> Response | None:
@@ -225,13 +224,15 @@ class Relay:
         counters: RelayCounters,
         fallback: Callable[[Request], Awaitable[Response | None]] = _no_fallback,
     ) -> None:
-        """``counters`` belong to the service, which shows them."""
+        """``counters``: what was relayed, for the status of the service; ``fallback`` returns a reply to a request
+        while the broker is away, or None."""
         self._counters, self._fallback = counters, fallback
         self._version: int | None = None
         self._is_outage_logged = False
 
     async def version(self, client: RelayClient) -> int | None:
-        """The broker's version for replies to heartbeats: consumers refuse SQL92 with an old broker."""
+        """Return the broker's version, which replies to heartbeats carry, as consumers do not use SQL92 with old
+        brokers. Unless a reply has shown it, the broker is queried; None if it is away."""
         if self._version is None:
             probe = RemotingCommand(
                 RequestCode.GET_CONSUMER_LIST_BY_GROUP, 0, ext_fields={"consumerGroup": "-"}
@@ -243,7 +244,8 @@ class Relay:
         return self._version
 
     async def relay(self, request: Request, client: RelayClient) -> Response | None:
-        """The broker's reply, or the reply while it is away; None for no reply."""
+        """Relay a request to the broker over its client's connection, and return the reply to the client: the broker's,
+        or one that says it is away. None: the client gets no reply, as to a one-way request."""
         command = request.command
         try:
             if command.is_oneway:
@@ -259,14 +261,14 @@ class Relay:
         self._version = answer.version
         if self._is_outage_logged:
             self._is_outage_logged = False
-            logger.info("requests reach the broker again")
+            logger.info("the broker can be reached again, and requests are relayed to it")
         return relayed(answer)
 
     def _failure_reply(
         self, request: Request, client: RelayClient, error: UnavailableError
     ) -> Response | None:
-        """What the client gets without the broker's reply: an error, nothing, or a closed connection, whichever
-        makes its version repeat safely."""
+        """Return what a client gets if the broker did not reply because of ``error``: a refusal, or None after which it
+        gets nothing or its connection is closed, whichever makes clients of its version repeat safely."""
         failure = failure_of(
             request.code,
             was_sent=not isinstance(error, ThrottledError),
@@ -277,9 +279,11 @@ class Relay:
         level = logging.DEBUG if self._is_outage_logged else logging.WARNING
         self._is_outage_logged = True
         where = {"client": client.connection.address, "request": request_name(request.code)}
-        logger.log(level, "request not relayed: %s", error, extra=where)
+        logger.log(level, "a client's request got no reply from the broker: %s", error, extra=where)
         if failure is Failure.CLOSE:
-            client.connection.close(f"no reply to {request_name(request.code)}: {error}")
+            client.connection.close(
+                f"the broker did not reply to request {request_name(request.code)}: {error}"
+            )
         if failure in (Failure.CLOSE, Failure.SILENCE):
             return None
         return Response(failure.value, remark=f"broker not reachable: {error}")

@@ -36,7 +36,8 @@ class RelayService(Service, Generic[ClientT]):
         *,
         checks_clients: bool = False,
     ) -> None:
-        """``checks_clients``: the broker verifies signatures too, which cover bodies."""
+        """``relay`` sends requests to the broker; ``checks_clients``: the broker verifies signatures, which cover
+        bodies, so that bodies are relayed as they came."""
         super().__init__(settings, HandlerTable(default=self._dispatch), clock)
         self._relay, self._inflight = relay, InflightLimit()
         self._handlers: ProxyHandlers | None = None
@@ -89,11 +90,12 @@ class RelayService(Service, Generic[ClientT]):
     def _connection_closed(self, connection: Connection) -> None:
         client = self._relay_clients.pop(connection.id, None)
         if client is not None:
-            self.clients.closed(client.peer)
+            self.clients.closed(client)
             client.upstream.close()
 
     async def _answer_or_relay(self, request: Request, client: ClientT) -> Response | None:
-        """Answer by the handler of the code, if the archive is open and there is one, else relays."""
+        """Answer a request by the handler of its code if the archive is open and there is one; else relay it to the
+        broker."""
         handler = None if self._handlers is None else self._handlers.get(request.code)
         await client.connection.writable()  # no further replies for a client that does not read
         if handler is None:
@@ -108,12 +110,12 @@ class RelayService(Service, Generic[ClientT]):
 
     def _join(self, request: Request, client: ClientT) -> None:
         """Apply a consumer's heartbeat."""
-        self.clients.heartbeat(Request(request.command, client.peer))
+        self.clients.heartbeat(Request(request.command, client))
 
     def _leave(self, request: Request, client: ClientT) -> None:
         group = request.text("consumerGroup", "")
         if group:
-            self.clients.leave(request.text("clientID"), group, client.peer)
+            self.clients.leave(request.text("clientID"), group, client)
 
     def _group_readings(self) -> tuple[GroupReading, ...]:
         return self._reads.readings(self._group_sizes())

@@ -92,7 +92,8 @@ class GroupReadStats:
         self._queues: Lru[Key, _Queue] = Lru(BYTES_MAX, resists_floods=True)
 
     def note(self, request: Request, response: Response | None) -> None:
-        """Count a pull reply. Relayed replies carry the broker's version."""
+        """Count the reply to a pull for its group, topic and queue: whether archive or broker had the messages, and how
+        far the group is behind the end. Other replies are not counted."""
         if response is None or "nextBeginOffset" not in response.ext:
             return
         key = request.text("consumerGroup", ""), request.text("topic", ""), request.number("queueId", 0)
@@ -101,7 +102,7 @@ class GroupReadStats:
             queue = _Queue()
             self._queues.add(key, queue, QUEUE_BYTES + sys.getsizeof(key[0]) + sys.getsizeof(key[1]))
         if response.code == ResponseCode.SUCCESS:
-            if response.version is None:
+            if response.version is None:  # relayed replies carry the broker's version
                 queue.archive_pulls += 1
             else:
                 queue.broker_pulls += 1
@@ -110,18 +111,18 @@ class GroupReadStats:
             queue.behind = max(0, int(end) - int(offset))
 
     def readings(self, members: Iterable[tuple[str, int]]) -> tuple[GroupReading, ...]:
-        """The reads of ``members``: (group, number of members)."""
+        """Return what each group has read, over all its queues. ``members``: groups with their numbers of members."""
         queues = list(self._queues)
-        found = []
+        readings = []
         for name, count in members:
-            own = [queue for (group, _, _), queue in queues if group == name]
-            found.append(
+            of_group = [queue for (group, _, _), queue in queues if group == name]
+            readings.append(
                 GroupReading(
                     name,
                     count,
-                    sum(queue.archive_pulls for queue in own),
-                    sum(queue.broker_pulls for queue in own),
-                    sum(queue.behind for queue in own),
+                    sum(queue.archive_pulls for queue in of_group),
+                    sum(queue.broker_pulls for queue in of_group),
+                    sum(queue.behind for queue in of_group),
                 )
             )
-        return tuple(found)
+        return tuple(readings)

@@ -73,8 +73,10 @@ class TimerGateway:
         counts: dict[str, int],
         clock: Clock = MACHINE_CLOCK,
     ) -> None:
-        """``clock``: timers are due by its wall time."""
+        """``broker``: its name, for recall handles; ``counts`` are increased here; ``clock``: timers are due by its
+        wall time."""
         self._config, self._broker, self._clock = config, broker, clock
+        # The longest delay that the broker takes, and when its configuration was read.
         self._limit_ms, self._asked_s = 0, -LIMIT_S
         self._has_topic = False
         self._counts = counts
@@ -82,13 +84,14 @@ class TimerGateway:
         """The archive's private key, once it is open."""
 
     async def answer(self, request: Request, upstream: Upstream, send: Send) -> tuple[Response | None] | None:
-        """The reply to a timer that is not the broker's, in a tuple; None: relay the request as it is. Raises
-        UnavailableError."""
+        """Return the reply to a request that sets or recalls a timer of the archive, in a tuple, as the reply to a
+        one-way request is None. None instead of a tuple: the request is not about such a timer, and is relayed as it
+        is. Raises UnavailableError."""
         try:
             if request.code == RequestCode.RECALL_MESSAGE:
                 return await self._recall(request, upstream, send)
-            asked = asked_timer(request, self._clock.wall_ms())
-            return None if asked is None else await self._timer(request, asked, upstream, send)
+            timer = asked_timer(request, self._clock.wall_ms())
+            return None if timer is None else await self._timer(request, timer, upstream, send)
         except RefusedTimerError as error:
             self._counts["refused"] += 1
             return (Response(error.code, remark=str(error)),)
@@ -96,48 +99,54 @@ class TimerGateway:
     # -- timers -----------------------------------------------------------------------------------------------
 
     async def _timer(
-        self, request: Request, asked: AskedTimer, upstream: Upstream, send: Send
+        self, request: Request, timer: AskedTimer, upstream: Upstream, send: Send
     ) -> tuple[Response | None] | None:
-        """Send a timer to the gateway topic if the broker does not take its delay. None: the broker gets the request
-        itself; a tuple holds the client's reply, None in it if the send was one-way."""
-        limit_ms, delay_ms = await self._broker_limit_ms(upstream), asked.deliver_ms - self._clock.wall_ms()
-        is_broker_s = delay_ms <= limit_ms
-        if is_broker_s and not (asked.cancels and delay_ms > self._config.ahead_ms):
+        """Send the timer of ``request`` to the gateway topic if its delay is longer than the broker takes, and return
+        the client's reply in a tuple. None: the broker gets the request itself."""
+        limit_ms, delay_ms = await self._broker_limit_ms(upstream), timer.deliver_ms - self._clock.wall_ms()
+        is_for_broker = delay_ms <= limit_ms
+        # A message that deletes a timer may mean one of the archive's, which is not handed over yet.
+        if is_for_broker and not (timer.cancels and delay_ms > self._config.ahead_ms):
             return None
         if delay_ms > self._config.max_delay_ms:
             days = self._config.max_delay_ms / 86_400_000
-            raise RefusedTimerError(f"timer too far ahead: at most {days:g} days")
+            raise RefusedTimerError(
+                f"the timer's time lies too far ahead: {days:g} days are allowed (timers.max_delay_ms)"
+            )
         sender = f"{request.account}@{host_of(request.peer.address)}"
-        command, unique_key = asked.for_gateway(self._config.topic, sender, self._key_or_wait())
+        command, unique_key = timer.for_gateway(self._config.topic, sender, self._key_or_wait())
         await self._prepare(upstream)
         response = await self._send(request, command, send)
-        if is_broker_s:
-            return None  # a mark that deletes a timer, of the broker or of the archive: both have it
+        if is_for_broker:
+            return None  # both the archive and the broker get the message that deletes a timer
         if response is None or response.code not in _STORED:
             return (response,)
         self._counts["sent"] += 1
         place = kept_place(response.ext)
-        if place is None or asked.cancels:
+        if place is None or timer.cancels:
             return (response,)
         request.place = f"{self._config.topic}:{place.text}"
-        handle = Handle(asked.topic, self._broker, asked.deliver_ms, unique_key, place)
+        handle = Handle(timer.topic, self._broker, timer.deliver_ms, unique_key, place)
         return (replace(response, ext={**response.ext, "recallHandle": handle.text(self._key_or_wait())}),)
 
     async def _recall(
         self, request: Request, upstream: Upstream, send: Send
     ) -> tuple[Response | None] | None:
-        """Cancel a timer by its handle. None: the handle is the broker's own, who gets the request."""
+        """Cancel the timer whose recall handle ``request`` has, by a message to the gateway topic, and return the
+        client's reply in a tuple. None: the handle is one of the broker, which gets the request itself."""
         words = handle_words(request.text("recallHandle", ""))
         topic = request.text("topic", "")
         if words is None or words[1] != topic or not all(map(str.isprintable, words)):
-            raise RefusedTimerError("recall failed: the handle is not one of this topic")
+            raise RefusedTimerError(
+                "no timer is recalled: the recall handle is not one of the request's topic"
+            )
         if len(words) == BROKERS_WORDS:
             return None
         handle, now_ms = own_handle(self._key_or_wait(), words), self._clock.wall_ms()
         if handle is None:
-            raise RefusedTimerError("recall failed: the handle is not one of this archive")
+            raise RefusedTimerError("no timer is recalled: the recall handle was not made by this archive")
         if handle.deliver_ms <= now_ms:
-            raise RefusedTimerError("recall failed: its time has passed")
+            raise RefusedTimerError("the timer is not recalled, as its time of delivery has passed")
         await self._prepare(upstream)
         response = await self._send(request, cancel_send(handle, request, self._config.topic, now_ms), send)
         if response is None or response.code not in _STORED:
@@ -162,7 +171,9 @@ class TimerGateway:
 
     def _key_or_wait(self) -> bytes:
         if not self.key:
-            raise ThrottledError("this process has not opened its archive yet: repeat the request")
+            raise ThrottledError(
+                "this process is starting and has not opened its archive yet: repeat the request"
+            )
         return self.key
 
     # -- the broker -------------------------------------------------------------------------------------------
@@ -180,14 +191,15 @@ class TimerGateway:
         return answer
 
     async def _broker_limit_ms(self, upstream: Upstream) -> int:
-        """The longest delay that the broker takes; 0 of one without timers, as 4.9."""
+        """Return the longest delay in ms that the broker's own timers take, at most LIMIT_S old; 0 for a broker without
+        timers, as 4.9. Raises RefusedTimerError if the broker does not show its configuration."""
         if time.monotonic() - self._asked_s < LIMIT_S:
             return self._limit_ms
         answer = await self._ask(upstream, RequestCode.GET_BROKER_CONFIG)
         if answer.code != ResponseCode.SUCCESS:
             raise RefusedTimerError(
-                f"the broker does not say which timers it takes: {answer.remark or answer.code}; "
-                "set broker.credentials_file to an administrator's account",
+                "the timer is refused, as the broker does not show its configuration, which says what timers it takes:"
+                f" {answer.remark or answer.code}; set broker.credentials_file to an administrator's account",
                 ResponseCode.NO_PERMISSION,
             )
         config = config_of(answer.body)
@@ -198,13 +210,13 @@ class TimerGateway:
         return self._limit_ms
 
     async def _prepare(self, upstream: Upstream) -> None:
-        """Create the gateway topic unless it exists."""
+        """Create the gateway topic at the broker unless it exists. Raises RefusedTimerError if the broker refuses."""
         if self._has_topic:
             return
         topic = self._config.topic
-        found = await self._ask(upstream, RequestCode.GET_TOPIC_STATS_INFO, topic=topic)
-        if found.code == ResponseCode.TOPIC_NOT_EXIST:
-            found = await self._ask(
+        answer = await self._ask(upstream, RequestCode.GET_TOPIC_STATS_INFO, topic=topic)
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            answer = await self._ask(
                 upstream,
                 RequestCode.UPDATE_AND_CREATE_TOPIC,
                 topic=topic,
@@ -216,10 +228,10 @@ class TimerGateway:
                 topicSysFlag="0",
                 order="false",
             )
-        if found.code != ResponseCode.SUCCESS:
+        if answer.code != ResponseCode.SUCCESS:
             raise RefusedTimerError(
-                f"topic {topic} for timers cannot be created: {found.remark or found.code}; create it with mqadmin "
-                "updateTopic",
+                f"the timer is refused, as topic {topic}, which takes timers, cannot be created:"
+                f" {answer.remark or answer.code}; create it with mqadmin updateTopic",
                 ResponseCode.NO_PERMISSION,
             )
         self._has_topic = True

@@ -39,6 +39,7 @@ _DROPPED = frozenset({*TIMER_PROPERTIES, _CANCELLED, _LEVEL, PLACE})
 _TRANSACTION_TYPE = 0xC
 """Bits of sysFlag."""
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
+_NOT_IN_A_BATCH = "timers cannot be sent in a batch: send them one by one"
 
 
 class RefusedTimerError(TieredError):
@@ -70,69 +71,76 @@ class AskedTimer:
         return self.properties.get(_CANCELLED, "").removeprefix(self.topic).removeprefix("+")
 
     def for_gateway(self, gateway_topic: str, sender: str, key: bytes) -> tuple[RemotingCommand, str]:
-        """The send to the gateway topic, to a queue that the broker chooses, sealed for ``sender``; and the unique key.
-        A message without one gets one, as at a broker. Raises RefusedTimerError."""
+        """Return the request that sends this timer to the gateway topic, and the message's unique key, which is made if
+        it has none. With the archive's private ``key`` the message is marked as one of ``sender``, an account and host.
+        Raises RefusedTimerError for a topic, a time or a property that a timer may not have."""
         if (why := refused_target(self.topic, gateway_topic)) is not None:
-            raise RefusedTimerError(f"no timer is sent to this topic: {why}")
+            raise RefusedTimerError(f"a timer cannot be sent to this topic: {why}")
         if problem := time_problem(self.deliver_ms):
-            raise RefusedTimerError(f"the time of delivery {problem}")
-        kept = {name: value for name, value in self.properties.items() if name not in _DROPPED}
-        if reserved := [name for name in kept if name.startswith(_RESERVED)]:
-            raise RefusedTimerError(f"property {shortened(reserved[0])} is reserved: choose another name")
-        if any(SEPARATORS.search(text) for pair in kept.items() for text in pair):
-            raise RefusedTimerError("a property has a control character that separates properties")
-        unique_key = kept.setdefault(UNIQUE_KEY, uuid.uuid4().hex.upper())
+            raise RefusedTimerError(f"the timer is refused: its time of delivery {problem}")
+        properties = {name: value for name, value in self.properties.items() if name not in _DROPPED}
+        if reserved := [name for name in properties if name.startswith(_RESERVED)]:
+            raise RefusedTimerError(
+                f"the timer is refused: property {shortened(reserved[0])} has a reserved name, choose another one"
+            )
+        if any(SEPARATORS.search(text) for pair in properties.items() for text in pair):
+            raise RefusedTimerError(
+                "the timer is refused: a property has one of the control characters that separate properties"
+            )
+        unique_key = properties.setdefault(UNIQUE_KEY, uuid.uuid4().hex.upper())
         if cancelled := self.cancels:
-            kept |= cancel_properties(self.topic, self.deliver_ms, cancelled)
+            properties |= cancel_properties(self.topic, self.deliver_ms, cancelled)
         else:
-            kept |= {TOPIC: self.topic, DELIVER_MS: str(self.deliver_ms)}
+            properties |= {TOPIC: self.topic, DELIVER_MS: str(self.deliver_ms)}
             queue_id = self.fields.get("queueId", "")
-            kept |= {QUEUE: queue_id} if queue_id.isdecimal() else {}
-            kept = sealed(key, sender, kept, self.command.body)
-        return _gateway_send(self.command, self.fields, gateway_topic, kept), unique_key
+            properties |= {QUEUE: queue_id} if queue_id.isdecimal() else {}
+            properties = sealed(key, sender, properties, self.command.body)
+        return _gateway_send(self.command, self.fields, gateway_topic, properties), unique_key
 
 
 def _gateway_send(
     command: RemotingCommand, fields: Mapping[str, str], gateway_topic: str, properties: Mapping[str, str]
 ) -> RemotingCommand:
-    """A send of version 2 with the declared fields only, unsigned, instead of ``command``."""
+    """Return a request, without a signature, that sends the body of ``command`` with ``properties`` to the gateway
+    topic, to a queue that the broker chooses. Of ``fields`` it has those that a send declares."""
     code = RequestCode.SEND_MESSAGE_V2
-    own = {name: fields[name] for name in LETTERS.values() if name in fields}
-    own |= {"topic": gateway_topic, "defaultTopic": gateway_topic, "queueId": "-1"}
-    own["properties"] = encode_properties(properties)
-    return replace(command, code=int(code), ext_fields=encoded_fields(code, own))
+    declared = {name: fields[name] for name in LETTERS.values() if name in fields}
+    declared |= {"topic": gateway_topic, "defaultTopic": gateway_topic, "queueId": "-1"}
+    declared["properties"] = encode_properties(properties)
+    return replace(command, code=int(code), ext_fields=encoded_fields(code, declared))
 
 
 def asked_timer(request: Request, now_ms: int) -> AskedTimer | None:
-    """The timer that a send asks for; None: none that lies ahead. Raises RefusedTimerError for one that no broker
-    delivers at its time: without a valid time, of a transaction, in a batch."""
+    """Return the timer that a send asks for by its properties; None if it asks for none, or for a time that has passed.
+    Raises RefusedTimerError for one that no broker delivers at its time: without a valid time, in a transaction, in a
+    batch."""
     command, fields = request.command, request.fields
     text = fields.get("properties", "")
     is_batch = command.code == RequestCode.SEND_BATCH_MESSAGE or request.flag("batch")
-    if "TIMER_DE" not in text:
+    if "TIMER_DE" not in text:  # most sends: the properties need not be parsed
         if is_batch and b"TIMER_DEL" in command.body and _has_timer(command.body):
-            raise RefusedTimerError("timers cannot be sent in a batch: send them one by one")
+            raise RefusedTimerError(_NOT_IN_A_BATCH)
         return None
     properties = parse_properties(text.encode())
-    found = next(((name, properties[name]) for name in TIMER_PROPERTIES if name in properties), None)
-    if found is None or "TIMER_OUT_MS" in properties or _is_level(properties.get(_LEVEL, "")):
+    name = next((name for name in TIMER_PROPERTIES if name in properties), None)
+    if name is None or "TIMER_OUT_MS" in properties or _is_level(properties.get(_LEVEL, "")):
         return None
     if is_batch:
-        raise RefusedTimerError("timers cannot be sent in a batch: send them one by one")
+        raise RefusedTimerError(_NOT_IN_A_BATCH)
     sys_flag = fields.get("sysFlag", "0")
     if _NUMBER.fullmatch(sys_flag) and int(sys_flag) & _TRANSACTION_TYPE:
-        raise RefusedTimerError("a transactional message cannot be a timer: remove one of both")
-    name, value = found
+        raise RefusedTimerError("a message of a transaction cannot be a timer: send it without one of both")
+    value = properties[name]
     if not _NUMBER.fullmatch(value):
         raise RefusedTimerError(
             f"{name} = {shortened(value)} is not a number of {'s' if 'SEC' in name else 'ms'}"
         )
-    number = int(value)
-    if name != "TIMER_DELIVER_MS":
-        number = now_ms + number * (1000 if name == "TIMER_DELAY_SEC" else 1)
-    elif number <= now_ms and (problem := time_problem(number)):
+    deliver_ms = int(value)
+    if name != "TIMER_DELIVER_MS":  # the property is a delay
+        deliver_ms = now_ms + deliver_ms * (1000 if name == "TIMER_DELAY_SEC" else 1)
+    elif deliver_ms <= now_ms and (problem := time_problem(deliver_ms)):
         raise RefusedTimerError(f"{name} = {problem}")
-    return AskedTimer(command, fields, properties, number) if number > now_ms else None
+    return AskedTimer(command, fields, properties, deliver_ms) if deliver_ms > now_ms else None
 
 
 def _is_level(delay: str) -> bool:
@@ -151,8 +159,8 @@ def kept_place(fields: Mapping[str, str]) -> TimerPlace | None:
 
 
 def cancel_send(handle: Handle, request: Request, gateway_topic: str, now_ms: int) -> RemotingCommand:
-    """The send to the gateway topic that cancels the timer of a recall ``request``. It has a body: 5.x brokers fail
-    without one."""
+    """Return the request that sends a message to the gateway topic which cancels the timer of ``handle``, for a
+    producer's recall ``request``. It has a body, as 5.x brokers fail without one."""
     properties = {UNIQUE_KEY: uuid.uuid4().hex.upper()}
     properties |= cancel_properties(handle.topic, handle.deliver_ms, handle.unique_key, handle.place)
     fields = {

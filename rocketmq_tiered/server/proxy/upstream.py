@@ -32,20 +32,20 @@ from tiered.remoting.tls import TLS_WANTED, ClientTls, closed
 
 
 async def addresses_of(host: str, threads: Executor) -> list[str]:
-    """The addresses of ``host`` in the order to try, at least one; an address resolves to itself. Raises OSError, and
-    UnicodeError for an invalid name."""
+    """Return the addresses of ``host`` in the order to try them, at least one; an address is its own. Names are looked
+    up in ``threads``. Raises OSError, and UnicodeError for an invalid name."""
     if _is_address(host):
         return [host]
     loop = asyncio.get_running_loop()
-    found = await loop.run_in_executor(threads, _resolve, host)
-    if not found:
-        raise OSError(f"{host} has no address")
-    return found
+    addresses = await loop.run_in_executor(threads, _resolve, host)
+    if not addresses:
+        raise OSError(f"the host name {host} has no address")
+    return addresses
 
 
 def _resolve(host: str) -> list[str]:
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(place[0]) for _, _, _, _, place in found))
+    infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for _, _, _, _, address in infos))
 
 
 def _is_address(host: str) -> bool:
@@ -75,7 +75,8 @@ class InflightLimit:
         self.used_bytes = 0
 
     async def enter(self, byte_count: int) -> None:
-        """Wait for room. A request larger than the limit goes alone; one without a body needs no room."""
+        """Wait until a request with a body of ``byte_count`` may be sent, as those before it leave memory for it. A
+        larger request than the limit is sent alone; one without a body does not wait."""
         if not byte_count or (not self._waiting and self._fits(byte_count)):
             self.used_bytes += byte_count
             return
@@ -85,7 +86,7 @@ class InflightLimit:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if turn.done() and not turn.cancelled():  # it was admitted at the same moment
                 self.leave(byte_count)
             else:
                 with suppress(ValueError):
@@ -135,14 +136,16 @@ class _Link(asyncio.Protocol):
     """One connection to ``address``."""
 
     def __init__(self, address: str, events: LinkEvents, tls: ClientTls | None) -> None:
-        """``events`` belong to the owner of the connection; ``address`` names it in errors."""
+        """``address`` names the other side in errors; ``events`` are called for its requests and at the end; ``tls``
+        None: the connection is plain."""
         self._address, self._events, self._tls = address, events, tls
         self._decoder = FrameDecoder()
         self._pending: dict[int, asyncio.Future[RemotingCommand]] = {}
+        """Who waits for the reply to which request."""
         self._transport: asyncio.Transport | None = None
-        self._why = ""
+        self._why = ""  # why it was closed
         self._has_answered = False
-        self._untaken_bytes = 0
+        self._untaken_bytes = 0  # of replies that their callers have not passed on yet
         self._can_write = asyncio.Event()
         self._can_write.set()
 
@@ -151,7 +154,8 @@ class _Link(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Take replies and requests; stop reading while too many bytes of replies wait for their callers."""
+        """Called by asyncio: take the replies and requests in ``data``, and stop reading while too many bytes of
+        replies have not been passed on."""
         if not self._has_answered:
             self._has_answered = True
             if self._tls is not None:
@@ -166,7 +170,8 @@ class _Link(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _take(self, command: RemotingCommand) -> None:
-        """Give a reply to its caller, a request of the broker to the owner; a reply that came too late is dropped."""
+        """Pass a reply to the caller that waits for it, or a request of the broker to the owner of this connection. A
+        reply that came too late is dropped."""
         if not command.is_response:
             self._events.on_request(command)
             return
@@ -176,7 +181,7 @@ class _Link(asyncio.Protocol):
             waiting.set_result(command)
 
     def note_read(self, byte_count: int) -> None:
-        """A client read a reply of this size."""
+        """Note that a reply of this size was passed on, and read on if reading was stopped because of it."""
         was_over = self._untaken_bytes > UNTAKEN_BYTES_MAX
         self._untaken_bytes -= byte_count
         if was_over and self._untaken_bytes <= UNTAKEN_BYTES_MAX and self.is_open:
@@ -190,7 +195,8 @@ class _Link(asyncio.Protocol):
         self._can_write.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail all requests that wait for a reply: each may have taken effect."""
+        """Called by asyncio when the connection has ended: fail the requests that wait for a reply, as each may have
+        taken effect, and notify the owner."""
         why = self._why = self._why or self._why_lost(exc)
         self._can_write.set()
         waiting = [answer for answer in self._pending.values() if not answer.done()]
@@ -200,14 +206,15 @@ class _Link(asyncio.Protocol):
         self._events.on_lost(why, bool(waiting))
 
     def _why_lost(self, exc: Exception | None) -> str:
-        """Why the connection ended. Before the first reply TLS is a likely cause, on either side."""
+        """Return why the connection ended, with asyncio's error ``exc`` if there is one. Before the first reply TLS is
+        a likely cause: it is expected on one side and not used on the other."""
         why = "the broker closed the connection"
         if self._has_answered:
             return f"{why} ({exc})" if exc else why
         if self._tls is None:
             return f"{why}; {TLS_WANTED}"
-        found = self._tls.explain(exc, host_of(self._address)) if exc else None
-        failure = found or closed(self._tls.options)
+        explained = self._tls.explain(exc, host_of(self._address)) if exc else None
+        failure = explained or closed(self._tls.options)
         self._tls.note_failure(self._address, failure)
         return str(failure)
 
@@ -221,18 +228,21 @@ class _Link(asyncio.Protocol):
             self._transport.abort()
 
     async def write(self, command: RemotingCommand) -> None:
-        """Raises ThrottledError if it was not sent."""
+        """Send ``command`` once the other side has taken what was sent before. Raises ThrottledError if the connection
+        has ended, so that it was not sent."""
         frame = encode(command)
         await self._can_write.wait()
         if not self.is_open:
             await asyncio.sleep(0)  # connection_lost comes next and sets the reason
-            raise ThrottledError(f"{self._address} is not connected: {self._why or 'it is closing'}")
+            raise ThrottledError(
+                f"the connection to {self._address} has ended: {self._why or 'it was being closed'}"
+            )
         assert self._transport is not None
         self._transport.write(frame)
 
     async def ask(self, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
-        """Send a request and wait for its reply. ThrottledError if it was surely not sent, TimedOutError if it may
-        have been."""
+        """Send a request and return its reply, which must come within ``timeout_s``. Raises ThrottledError if the
+        request was surely not sent, TimedOutError and UnansweredError if it may have taken effect."""
         waiting: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
         self._pending[command.opaque] = waiting
         was_sent = False
@@ -245,7 +255,9 @@ class _Link(asyncio.Protocol):
             if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
                 self.note_read(len(waiting.result().body))  # the reply came as the caller was cancelled
             if isinstance(error, TimeoutError) and not was_sent:
-                raise ThrottledError(f"{self._address} does not read its requests") from error
+                raise ThrottledError(
+                    f"{self._address} did not take this request within {timeout_s:g} s, as it does not read"
+                ) from error
             if isinstance(error, TimeoutError):
                 raise TimedOutError(f"{self._address} did not answer within {timeout_s:g} s") from error
             raise
@@ -265,15 +277,15 @@ class RemotingUpstream:
         events: LinkEvents | None = None,
         tls: ClientTls | None = None,
     ) -> None:
-        """``inflight``: the limit of requests in progress, which many connections share; ``events``: None ignores
-        the broker's requests."""
+        """``address``: host:port; ``inflight``: the limit of requests in progress, which many connections share;
+        ``events``: None ignores the broker's requests."""
         self.address, self._tls = address, tls
         self._inflight = inflight
         self._events = events or LinkEvents()
         self._opaques = itertools.count(1)
         self._link: _Link | None = None
         self._connecting: asyncio.Task[_Link] | None = None
-        self._refused_at_s = -CONNECT_AGAIN_S
+        self._refused_at_s = -CONNECT_AGAIN_S  # when the last attempt to connect failed
         self._is_closed = False
 
     @property
@@ -289,7 +301,8 @@ class RemotingUpstream:
     async def relay(
         self, command: RemotingCommand, timeout_s: float, can_take: Callable[[], Awaitable[None]]
     ) -> RemotingCommand:
-        """Like ``call``; the reply counts as unread until ``can_take()`` returns."""
+        """Send a request and return its reply. The reply counts as not passed on until ``can_take()`` returns: a client
+        that does not read slows down the broker's connection for it. Raises ThrottledError and UnansweredError."""
         answer, link = await self._ask_link(command, timeout_s)
         try:
             await can_take()
@@ -298,7 +311,8 @@ class RemotingUpstream:
         return answer
 
     async def _ask_link(self, command: RemotingCommand, timeout_s: float) -> tuple[RemotingCommand, _Link]:
-        """The reply under the caller's number, and the link that it came by."""
+        """Send a request under a number of this connection, and return the reply under the caller's number, and the
+        link that it came by. Raises ThrottledError and UnansweredError."""
         byte_count = len(command.body)
         await self._inflight.enter(byte_count)
         ends_s = time.monotonic() + timeout_s
@@ -311,7 +325,8 @@ class RemotingUpstream:
         return replace(answer, opaque=command.opaque), link
 
     async def send(self, command: RemotingCommand) -> None:
-        """Send a request or reply and wait for nothing."""
+        """Send a request, under a number of this connection, without waiting for a reply. Raises ThrottledError if
+        there is no connection."""
         byte_count = len(command.body)
         await self._inflight.enter(byte_count)
         try:
@@ -326,7 +341,7 @@ class RemotingUpstream:
             await self._link.write(command)
 
     def close(self, why: str = "the client is gone") -> None:
-        """Close. Pending calls raise UnansweredError, later ones ThrottledError."""
+        """Close the connection. Calls that wait for a reply raise UnansweredError, later ones ThrottledError."""
         self._is_closed = True
         if self._connecting is not None:
             self._connecting.cancel()
@@ -334,7 +349,8 @@ class RemotingUpstream:
             self._link.close(why)
 
     async def _connected_within(self, timeout_s: float) -> _Link:
-        """The open connection; ThrottledError if there is none in time."""
+        """Return the open connection, which is made if there is none. Raises ThrottledError if that fails or takes
+        longer than ``timeout_s``."""
         if timeout_s >= CONNECT_TIMEOUT_S or self.is_connected:
             return await self._connected()
         try:
@@ -344,13 +360,16 @@ class RemotingUpstream:
             raise ThrottledError(f"{self.address} cannot be reached within {timeout_s:g} s") from error
 
     async def _connected(self) -> _Link:
-        """The open connection; the first of several callers makes it. After a failure none is tried for a moment."""
+        """Return the open connection; the first of several callers makes it, and the others wait for that. Raises
+        ThrottledError if it cannot be made, and for CONNECT_AGAIN_S after a failure without another attempt."""
         if self._link is not None and self._link.is_open:
             return self._link
         if self._is_closed:
             raise ThrottledError(f"{self.address}: connection closed")
         if time.monotonic() - self._refused_at_s < CONNECT_AGAIN_S:
-            raise ThrottledError(f"{self.address} refused a connection a moment ago")
+            raise ThrottledError(
+                f"{self.address} could not be reached less than {CONNECT_AGAIN_S:g} s ago: repeat the request"
+            )
         if self._connecting is None:
             # A task of its own: cancelling one caller does not affect the others.
             self._connecting = asyncio.get_running_loop().create_task(self._connect())
@@ -363,8 +382,8 @@ class RemotingUpstream:
             raise
 
     async def _connect(self) -> _Link:
-        """Make the connection, over TLS if there are settings of it. Whatever fails is a ThrottledError, as nothing
-        was sent: the request may be repeated. A failure of TLS is also noted for this address, so that its cause is
+        """Make the connection, over TLS if there are settings of it. Raises ThrottledError whatever fails, as nothing
+        was sent and the request may be repeated. A failure of TLS is also noted for this address, so that its cause is
         logged once."""
         host = host_of(self.address)
         try:
@@ -379,9 +398,9 @@ class RemotingUpstream:
             raise ThrottledError(f"{self.address} cannot be reached: {failure or _reason(error)}") from error
         finally:
             self._connecting = None
-        raw = transport.get_extra_info("socket")
-        if raw is not None:
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        plain_socket = transport.get_extra_info("socket")
+        if plain_socket is not None:
+            plain_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._link = link
         return link
 
@@ -404,7 +423,8 @@ class RemotingUpstream:
     async def _opened_at(
         self, address: str, host: str, context: SSLContext | None
     ) -> tuple[asyncio.Transport, _Link]:
-        """Connect to one address of a host; its certificate is checked for the host's name."""
+        """Connect to ``address``, one of those that ``host`` has. Over TLS (``context``) the certificate has to be one
+        of ``host``."""
         return await asyncio.get_running_loop().create_connection(
             lambda: _Link(self.address, self._events, self._tls),
             address,

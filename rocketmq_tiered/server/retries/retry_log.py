@@ -37,10 +37,9 @@ from tiered.formats.record import (
     Record,
     encode_properties,
 )
+from tiered.model.queue import DEAD_PREFIX, RETRY_PREFIX
 from tiered.object_store.interface import ObjectStore
 
-RETRY_PREFIX: Final = "%RETRY%"
-DEAD_PREFIX: Final = "%DLQ%"
 PHYS_BASE: Final = 1 << 62
 """Physical offsets of messages written here begin above every commitlog, so that repeated retries find them."""
 
@@ -75,8 +74,9 @@ def delay_ms_of(level: int) -> int:
 def encode_retry(
     source: Record, group: str, *, delay_level: int, times_max: int, address: str | None = None
 ) -> EncodedRetry:
-    """The retry message of ``source``. ``address``: ``ip:port`` of the server, for ids. Raises UsageError if too
-    large."""
+    """Return the retry message that ``source``, a record which a consumer of ``group`` could not process, becomes;
+    after ``times_max`` attempts, or for a negative ``delay_level``, it is a dead letter. ``address``: ``ip:port`` of
+    this server, which message ids contain. Raises UsageError if the properties are too large."""
     dead = is_dead(source, delay_level, times_max)
     topic = (DEAD_PREFIX if dead else RETRY_PREFIX) + group
     properties = dict(source.properties)
@@ -90,15 +90,16 @@ def encode_retry(
     if dead:
         properties["DELAY"] = "0"
     else:
+        # Without a level from the consumer, each attempt waits longer than the one before.
         level = delay_level if delay_level > 0 else _FIRST_LEVEL + source.reconsume_times
         delay_ms = delay_ms_of(level)
         properties |= {"REAL_TOPIC": topic, "REAL_QID": "0"}
-    return EncodedRetry(topic, delay_ms, _encode(source, topic, properties, _host(address)))
+    return EncodedRetry(topic, delay_ms, _encode(source, topic, properties, host_bytes(address or "")))
 
 
-def _host(address: str | None) -> bytes | None:
-    """Address and port in the form of a record's host fields; None for a host name."""
-    host, _, port = (address or "").rpartition(":")
+def host_bytes(address: str) -> bytes | None:
+    """Return IP address and port of ``address`` in the form of a record's host fields; None for a host name."""
+    host, _, port = address.rpartition(":")
     try:
         return ipaddress.ip_address(host.strip("[]")).packed + struct.pack(">i", int(port))
     except ValueError:
@@ -106,10 +107,15 @@ def _host(address: str | None) -> bytes | None:
 
 
 def _encode(source: Record, topic: str, properties: dict[str, str], host: bytes | None) -> bytes:
-    """The record of a retry message: the source's, with another topic and properties, and one more reconsumption."""
+    """Return the record of a retry message: that of ``source`` with another topic and properties, and one consumption
+    more. ``host``: this server's address as its store host, None: the source's. Raises UsageError if the properties are
+    too large."""
     encoded = encode_properties(properties).encode("utf-8", "replace")
     if len(encoded) > _PROPERTIES_BYTES_MAX:
-        raise UsageError(f"properties of {len(encoded)} bytes are too large for a retry message")
+        raise UsageError(
+            f"the message's properties are {len(encoded)} bytes as a retry message, and {_PROPERTIES_BYTES_MAX} are"
+            " allowed"
+        )
     born_end = _HEAD.size + (20 if source.sys_flag & SYS_BORN_HOST_V6 else 8)
     born_host = source.data[_HEAD.size : born_end]
     is_v6 = bool(source.sys_flag & SYS_STORE_HOST_V6)
@@ -143,8 +149,10 @@ def encode_record(
     body_crc: int,
     times: int = 0,
 ) -> bytes:
-    """A record without its place, as a broker stores it. ``hosts``: born and store host; ``times``: reconsumed."""
+    """Return a record as a broker stores it, with zeros for its offset and store time, which ``delivered`` sets.
+    ``hosts``: born and store host; ``times``: how often it was consumed before."""
     name = topic.encode()
+    # The first version of the format has one byte for the length of the topic.
     magic = MAGIC_V1 if len(name) <= _V1_TOPIC_BYTES_MAX else MAGIC_V2
     tail = b"".join(
         (
@@ -164,7 +172,8 @@ def encode_record(
 
 
 def delivered(data: bytes, *, number: int, queue_offset: int, stored_ms: int) -> bytes:
-    """A record with its offset and store time; ``number`` counts all retry messages."""
+    """Return the record ``data`` with its queue offset and store time. Its physical offset is made of ``number``, which
+    counts all retry messages and lies above all offsets of a commitlog."""
     record = bytearray(data)
     struct.pack_into(">qq", record, _OFFSET_AT, queue_offset, PHYS_BASE + number)
     (sys_flag,) = struct.unpack_from(">i", record, _PHYS_AT + 8)
@@ -243,7 +252,7 @@ class RetryState:
     """All stored retry messages."""
 
     def __init__(self) -> None:
-        """Empty: ``apply`` adds the stored objects in order."""
+        """Begin without messages: ``apply`` adds those of the stored objects, in order."""
         self.messages: dict[int, RetryMessage] = {}
         self.queues: dict[str, RetryQueue] = {}
         self.next_number = 0
@@ -254,14 +263,15 @@ class RetryState:
         self._waiting: list[tuple[int, int]] = []
         """(due time, number) of undelivered messages, in order."""
 
-    def apply(self, found: RetryObject) -> None:
-        """Apply an object. Raises CorruptionError if it does not fit the state."""
-        if found.queues is not None:
+    def apply(self, retry_object: RetryObject) -> None:
+        """Change this state as an object says: it adds messages and delivers waiting ones; a base replaces everything.
+        Raises CorruptionError if the object does not fit the state."""
+        if retry_object.queues is not None:
             self.messages, self.queues, self.held_bytes, self._waiting = {}, {}, 0, []
             self._topics = {}
-            for topic, (first, following) in found.queues.items():
-                self._queue(topic, RetryQueue(first, following))
-        for message in found.added:
+            for topic, (first_offset, next_offset) in retry_object.queues.items():
+                self._queue(topic, RetryQueue(first_offset, next_offset))
+        for message in retry_object.added:
             message.topic = self._topic(message.topic)
             self.messages[message.number] = message
             self.held_bytes += message.nbytes
@@ -269,9 +279,9 @@ class RetryState:
                 self._append(message)
             else:
                 insort(self._waiting, (message.due_ms, message.number))
-        for delivery in found.deliveries:
+        for delivery in retry_object.deliveries:
             self._deliver(delivery)
-        self.next_number = max(self.next_number, found.next_number)
+        self.next_number = max(self.next_number, retry_object.next_number)
 
     def _topic(self, name: str) -> str:
         if name not in self._topics:
@@ -287,10 +297,14 @@ class RetryState:
         return self.queues.setdefault(self._topic(topic), made)
 
     def _deliver(self, delivery: Delivery) -> None:
-        """Give a waiting message its queue offset; from now on consumers can pull it."""
+        """Give a waiting message its queue offset, so that consumers can pull it. Raises CorruptionError if no such
+        message waits."""
         message = self.messages.get(delivery.number)
         if message is None or message.queue_offset != UNDELIVERED:
-            raise CorruptionError(f"message {delivery.number} is delivered but was not waiting")
+            raise CorruptionError(
+                f"the stored retry messages are inconsistent: message number {delivery.number} is delivered, but does"
+                " not wait for it"
+            )
         del self._waiting[bisect_left(self._waiting, (message.due_ms, message.number))]
         message.queue_offset, message.stored_ms = delivery.queue_offset, delivery.stored_ms
         message.data = delivered(
@@ -302,11 +316,15 @@ class RetryState:
         self._append(message)
 
     def _append(self, message: RetryMessage) -> None:
-        """Add a delivered message to its queue, whose offsets only grow."""
+        """Add a delivered message at the end of its topic's queue. Raises CorruptionError if its offset is not above
+        those of the messages before."""
         offset = message.queue_offset
         queue = self._queue(message.topic, RetryQueue(offset, offset))
         if queue.offsets and offset <= queue.offsets[-1]:
-            raise CorruptionError(f"{message.topic}: offset {offset} after {queue.offsets[-1]}")
+            raise CorruptionError(
+                f"the stored retry messages are inconsistent: in {message.topic} offset {offset} follows offset"
+                f" {queue.offsets[-1]}"
+            )
         queue.offsets.append(offset)
         queue.numbers.append(message.number)
         queue.next_offset = max(queue.next_offset, offset + 1)
@@ -321,7 +339,7 @@ class RetryState:
         return self._waiting[0][0] if self._waiting else None
 
     def release(self, topic: str, below: int) -> int:
-        """Remove delivered messages below offset ``below``; returns their number."""
+        """Remove the delivered messages of a topic below the offset ``below``, and return how many there were."""
         queue = self.queues.get(topic)
         end = 0 if queue is None else queue.at(below)
         if queue is None or end == 0:
@@ -346,48 +364,49 @@ def queue_bytes(topic: str) -> int:
 def assign_offsets(
     messages: Iterable[RetryMessage], next_offsets: dict[str, int], now_ms: int
 ) -> list[Delivery]:
-    """The places of ``messages``, in order; advances ``next_offsets`` (by topic)."""
-    found = []
+    """Return a delivery for each of ``messages``, in order: the next offset of its topic, and ``now_ms`` as its store
+    time. ``next_offsets``, by topic, is advanced."""
+    deliveries = []
     for message in messages:
         offset = next_offsets[message.topic]
         next_offsets[message.topic] = offset + 1
-        found.append(Delivery(message.number, offset, now_ms))
-    return found
+        deliveries.append(Delivery(message.number, offset, now_ms))
+    return deliveries
 
 
-def encode_object(found: RetryObject) -> bytes:
-    """The object's bytes."""
+def encode_object(retry_object: RetryObject) -> bytes:
+    """Return the bytes that an object of retry messages is stored as: a header, and all records one after another."""
+    added, queues = retry_object.added, retry_object.queues
     header = {
-        "version": found.version,
-        "owner": found.owner,
-        "owner_name": found.owner_name,
-        "next_number": found.next_number,
-        "added": [
-            [m.number, m.topic, m.due_ms, m.queue_offset, m.stored_ms, len(m.data)] for m in found.added
-        ],
-        "deliveries": [[d.number, d.queue_offset, d.stored_ms] for d in found.deliveries],
-        "queues": None
-        if found.queues is None
-        else {topic: list(pair) for topic, pair in found.queues.items()},
+        "version": retry_object.version,
+        "owner": retry_object.owner,
+        "owner_name": retry_object.owner_name,
+        "next_number": retry_object.next_number,
+        "added": [[m.number, m.topic, m.due_ms, m.queue_offset, m.stored_ms, len(m.data)] for m in added],
+        "deliveries": [[d.number, d.queue_offset, d.stored_ms] for d in retry_object.deliveries],
+        "queues": None if queues is None else {topic: list(pair) for topic, pair in queues.items()},
     }
-    data = np.frombuffer(b"".join(m.data for m in found.added), np.uint8)
+    data = np.frombuffer(b"".join(m.data for m in added), np.uint8)
     return encode_container(KIND, header, {"records": data.view([("byte", np.uint8)])})
 
 
 def decode_object(data: bytes, *, source: str) -> RetryObject:
-    """Raises CorruptionError or UnsupportedFormatError naming ``source``."""
+    """Return the retry messages and deliveries in an object's bytes. Raises CorruptionError or UnsupportedFormatError
+    with the object's address ``source``."""
     container = decode_container(data, KIND, source=source, allowance=LARGE)
     header = container.header
     try:
-        records, at, added = container.tables["records"]["byte"].tobytes(), 0, []
+        records, begin, added = container.tables["records"]["byte"].tobytes(), 0, []
         for number, topic, due_ms, queue_offset, stored_ms, size in header["added"]:
-            if not 0 < size <= len(records) - at:
-                raise ValueError(f"a retry message of {size} bytes is longer than what is left of its object")
-            record = records[at : at + size]
+            if not 0 < size <= len(records) - begin:
+                raise ValueError(
+                    f"message number {number} has {size} bytes, and {len(records) - begin} are left of the object"
+                )
+            record = records[begin : begin + size]
             added.append(
                 RetryMessage(int(number), str(topic), int(due_ms), record, int(queue_offset), int(stored_ms))
             )
-            at += size
+            begin += size
         deliveries = tuple(Delivery(int(a), int(b), int(c)) for a, b, c in header["deliveries"])
         queues = header["queues"]
         return RetryObject(
@@ -417,29 +436,37 @@ def _is_ours(key: str) -> bool:
 
 
 def load_objects(store: ObjectStore) -> list[RetryObject]:
-    """The newest base and the objects after it, in order; empty if there is none. Raises CorruptionError."""
+    """Return the stored retry messages: the newest base, an object with everything up to it, and the objects after it
+    in order; an empty list if there is none. Raises CorruptionError if an object is damaged or missing."""
     for _ in range(CLAIMS_MAX):
         keys = sorted(info.key for info in store.list(RETRY_KEYS) if _is_ours(info.key))
         try:
             return _from_newest_base(store, keys)
         except NotFoundError:
             continue  # replaced by a newer base since the listing
-    raise CorruptionError(f"{store.url}/{RETRY_KEYS}: objects keep disappearing while they are read")
+    raise CorruptionError(
+        f"the retry messages in {store.url}/{RETRY_KEYS} cannot be read: in each of {CLAIMS_MAX} attempts an object"
+        " was deleted after it was listed"
+    )
 
 
 def _from_newest_base(store: ObjectStore, keys: list[str]) -> list[RetryObject]:
-    """The newest base and all objects after it, in order; a missing one in between is damage."""
-    found: list[RetryObject] = []
+    """Return the objects at ``keys``, which are sorted, from the newest base on: an object with all retry messages up
+    to it. Raises CorruptionError if an object after the base is missing or damaged, or if there is no base."""
+    objects: list[RetryObject] = []
     for key in reversed(keys):
-        one = decode_object(store.get(key, stored_bytes_max()), source=f"{store.url}/{key}")
-        if key != object_key(one.version) or (found and one.version != found[-1].version - 1):
-            raise CorruptionError(f"{store.url}/{key}: version {one.version} is out of order")
-        found.append(one)
-        if one.queues is not None:
-            return found[::-1]
-    if found:
+        read = decode_object(store.get(key, stored_bytes_max()), source=f"{store.url}/{key}")
+        if key != object_key(read.version) or (objects and read.version != objects[-1].version - 1):
+            raise CorruptionError(
+                f"{store.url}/{key}: this object of retry messages has version {read.version}, which is not the one"
+                " before the next object's, or not the one in its key"
+            )
+        objects.append(read)
+        if read.queues is not None:
+            return objects[::-1]
+    if objects:
         raise CorruptionError(
-            f"{store.url}/{keys[0]}: the objects before this one are lost, and with them retry messages"
+            f"{store.url}/{keys[0]}: this is the oldest object of retry messages, and those before it are lost"
         )
     return []
 
@@ -455,11 +482,12 @@ class RetryLog:
         self.base_version = 0
 
     def claim(self) -> RetryState:
-        """Read all objects and become the writer. Raises FencedError while another server keeps writing."""
+        """Read all retry messages and become the server that writes them, by writing a base: an object with all of
+        them. Raises FencedError while another server keeps writing."""
         for _ in range(CLAIMS_MAX):
             state, objects = RetryState(), load_objects(self._store)
-            for found in objects:
-                state.apply(found)
+            for retry_object in objects:
+                state.apply(retry_object)
             self.version = objects[-1].version if objects else 0
             try:
                 self.write(state.base(self.version + 1, self.owner, self.owner_name))
@@ -468,25 +496,30 @@ class RetryLog:
             return state
         raise FencedError(
             f"another server still writes retry messages to {self._store.url}",
-            hint="stop it, or wait until it has noticed that the consumer groups are no longer its own",
+            hint="stop that server, or wait until it has noticed that the consumer groups are no longer its own",
         )
 
-    def write(self, found: RetryObject) -> None:
-        """Write the next object. Raises FencedError if another server wrote it. After other errors it may or may not
-        exist: the caller writes the same object again."""
-        assert found.version == self.version + 1
-        key = object_key(found.version)
+    def write(self, retry_object: RetryObject) -> None:
+        """Write the next object. Raises FencedError if another server has written one of its version or a later one.
+        After other errors it may or may not exist: the caller writes the same object again."""
+        assert retry_object.version == self.version + 1
+        key = object_key(retry_object.version)
         try:
-            self._store.put_if_absent(key, [encode_object(found)])
+            self._store.put_if_absent(key, [encode_object(retry_object)])
         except AlreadyExistsError:
-            there = decode_object(self._store.get(key, stored_bytes_max()), source=f"{self._store.url}/{key}")
-            if there.owner != self.owner:
-                raise FencedError(f"{there.owner_name} has taken over the retry messages") from None
+            winner = decode_object(
+                self._store.get(key, stored_bytes_max()), source=f"{self._store.url}/{key}"
+            )
+            if winner.owner != self.owner:  # else it is ours, whose reply was lost
+                raise FencedError(
+                    f"the server {winner.owner_name} has taken over the retry messages of this archive"
+                ) from None
+        # A successor may have written this version and removed it, while this process slept.
         if any(_is_ours(info.key) for info in self._store.list(RETRY_KEYS, start_after=key)):
             raise FencedError("another server has taken over the retry messages of this archive")
-        self.version = found.version
-        if found.queues is not None:
-            self.base_version = found.version
+        self.version = retry_object.version
+        if retry_object.queues is not None:
+            self.base_version = retry_object.version
 
     def remove_replaced(self) -> None:
         """Delete objects that the newest base replaces."""

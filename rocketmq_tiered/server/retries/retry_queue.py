@@ -17,9 +17,7 @@ from rocketmq_tiered.server.backend.backend import Backend
 from rocketmq_tiered.server.backend.route_handlers import RouteTable
 from rocketmq_tiered.server.groups.group_offsets import GroupOffsets
 from rocketmq_tiered.server.retries.retry_log import (
-    DEAD_PREFIX,
     MESSAGE_BYTES,
-    RETRY_PREFIX,
     EncodedRetry,
     RetryLog,
     RetryMessage,
@@ -33,10 +31,14 @@ from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
 from tiered.clock import Clock
 from tiered.errors import FencedError, StoreFullError, TieredError, UsageError
 from tiered.formats.record import decode_record
+from tiered.model.queue import DEAD_PREFIX, RETRY_PREFIX
 from tiered.remoting.command import RequestCode, ResponseCode
 
 logger = logging.getLogger(__name__)
 
+NOT_WRITTEN = (
+    "retry messages could not be written, and the next attempt follows; until then none is acknowledged: %s"
+)
 OBJECTS_MAX = 256
 """A base replaces this many objects."""
 CHECK_S = 1.0
@@ -56,7 +58,8 @@ class RetryQueues(DeliveredQueues):
     """All retry messages. Belongs to one event loop."""
 
     def __init__(self, log: RetryLog, offsets: GroupOffsets, limits: RetryLimits, clock: Clock) -> None:
-        """``limits``: of memory, and how long dead letters stay."""
+        """``log`` stores the messages; ``offsets``: of the groups, whose owner alone stores and delivers retry
+        messages; ``limits``: of memory, and how long dead letters stay."""
         super().__init__()
         self._log, self._offsets, self._limits, self._clock = log, offsets, limits, clock
         self._queued: list[tuple[EncodedRetry, int, asyncio.Future[None]]] = []
@@ -72,7 +75,9 @@ class RetryQueues(DeliveredQueues):
             try:
                 self.state = await asyncio.to_thread(self._log.claim)
             except FencedError as error:
-                logger.warning("%s: this server refuses retry messages until it has them", error)
+                logger.warning(
+                    "this server refuses retry messages until it owns those of the archive: %s", error
+                )
                 return
             self.is_owner = True
             self.announce()
@@ -80,16 +85,18 @@ class RetryQueues(DeliveredQueues):
     # -- sending back -----------------------------------------------------------------------------------------
 
     async def add(self, message: EncodedRetry) -> None:
-        """Return once ``message`` is durable. Raises FencedError if another server owns the groups, StoreFullError
-        at the memory limit."""
+        """Store a retry message, and return once it is durable. Raises FencedError if another server owns the consumer
+        groups, and StoreFullError if there is no memory for the message."""
         if not (self.is_owner and self._offsets.is_owner):
             raise FencedError(
-                "retry message not taken: another server has the consumer groups of this archive"
+                "the retry message is not stored, as another server owns the consumer groups of this archive"
             )
         more_bytes = MESSAGE_BYTES + len(message.data)
         more_bytes += 0 if self.state.has_topic(message.topic) else queue_bytes(message.topic)
         if self.state.held_bytes + self._queued_bytes + more_bytes > self._limits.held_bytes_max:
-            raise StoreFullError("retry messages are at their memory limit (serve.memory_bytes)")
+            raise StoreFullError(
+                "the retry message is not stored, as retry messages have no memory left (serve.memory_bytes)"
+            )
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queued.append((message, more_bytes, future))
         self._queued_bytes += more_bytes
@@ -97,24 +104,29 @@ class RetryQueues(DeliveredQueues):
         await asyncio.shield(future)
 
     async def run(self) -> None:
-        """Write and deliver until cancelled."""
+        """Write the retry messages that come in, and deliver those whose delay is over, until cancelled. While another
+        server owns the consumer groups, messages are refused."""
         while True:
             await self._sleep()
             try:
                 if not self._offsets.is_owner:
-                    self._disown(FencedError("another server has taken over the consumer groups"))
+                    self._disown(
+                        FencedError("another server has taken over the consumer groups of this archive")
+                    )
                 await self.claim()
                 if self.is_owner:
                     await self._step()
             except FencedError as error:
-                logger.error("%s: this server refuses retry messages until it has the groups again", error)
+                logger.error(
+                    "this server refuses retry messages until it owns the consumer groups again: %s", error
+                )
                 self._disown(error)
             except TieredError as error:
-                logger.warning("retry messages not written yet: %s", error)
+                logger.warning(NOT_WRITTEN, error)
                 await asyncio.sleep(AGAIN_S)
 
     async def _sleep(self) -> None:
-        """Wait until a message is due or comes in; check now and then anyway, as clocks may jump."""
+        """Wait until the delay of a message is over or one comes in, and no longer than CHECK_S, as clocks may jump."""
         due_ms, wait_s = self.state.next_due_ms(), CHECK_S
         if due_ms is not None:
             wait_s = min(wait_s, max(0.0, (due_ms - self._clock.wall_ms()) / 1000))
@@ -124,6 +136,7 @@ class RetryQueues(DeliveredQueues):
         self._wake.clear()
 
     def _disown(self, error: FencedError) -> None:
+        """Refuse the messages that wait to be written with ``error``, and all later ones until the next claim."""
         self.is_owner = False
         queued, self._queued, self._queued_bytes = self._queued, [], 0
         for *_, future in queued:
@@ -131,8 +144,8 @@ class RetryQueues(DeliveredQueues):
                 future.set_exception(error)
 
     async def _step(self) -> None:
-        """Write what came in and what became due as one object, then acknowledge and deliver it; now and then a
-        base."""
+        """Write one object with the messages that came in and the deliveries that are due; then acknowledge the former
+        and deliver the latter. After OBJECTS_MAX objects, write one with everything (a base), which replaces them."""
         self._release()
         now_ms, queued = self._clock.wall_ms(), self._queued
         self._queued = []
@@ -144,18 +157,18 @@ class RetryQueues(DeliveredQueues):
         )
         due = [*self.state.due(now_ms), *(message for message in added if message.due_ms <= now_ms)]
         if added or due:
-            nexts = {message.topic: self._next_offset(message.topic) for message in due}
-            written = RetryObject(
+            next_offsets = {message.topic: self._next_offset(message.topic) for message in due}
+            retry_object = RetryObject(
                 self._log.version + 1,
                 self._log.owner,
                 self._log.owner_name,
                 self.state.next_number + len(added),
                 added,
-                tuple(assign_offsets(due, nexts, now_ms)),
+                tuple(assign_offsets(due, next_offsets, now_ms)),
             )
-            await self._write(written, [future for *_, future in queued])
+            await self._write(retry_object, [future for *_, future in queued])
             self._queued_bytes -= sum(byte_count for _, byte_count, _ in queued)
-            self.state.apply(written)
+            self.state.apply(retry_object)
             for *_, future in queued:
                 if not future.done():
                     future.set_result(None)
@@ -168,18 +181,19 @@ class RetryQueues(DeliveredQueues):
             await asyncio.to_thread(self._log.remove_replaced)
             self._removed_version = self._log.base_version
 
-    async def _write(self, written: RetryObject, waiting: list[asyncio.Future[None]]) -> None:
-        """Repeat until it exists: after a lost reply nothing else may be written."""
+    async def _write(self, retry_object: RetryObject, waiting: list[asyncio.Future[None]]) -> None:
+        """Write an object, again and again until it exists: after a lost reply nothing else may be written. If another
+        server has taken over, FencedError is raised, here and to the requests that wait (``waiting``)."""
         while True:
             try:
-                await asyncio.to_thread(self._log.write, written)
+                await asyncio.to_thread(self._log.write, retry_object)
             except FencedError as error:
                 for future in waiting:
                     if not future.done():
                         future.set_exception(error)
                 raise
             except TieredError as error:
-                logger.warning("retry messages not written yet: %s", error)
+                logger.warning(NOT_WRITTEN, error)
                 await asyncio.sleep(AGAIN_S)
             else:
                 return
@@ -189,7 +203,8 @@ class RetryQueues(DeliveredQueues):
         return queue.next_offset if queue is not None else self.first_free_offset(topic)
 
     def _release(self) -> None:
-        """Remove messages below their group's durable offset, and old dead letters."""
+        """Remove the retry messages that their group has consumed, as its stored offset says, and dead letters that
+        were kept for ``dead_keep_ms``."""
         oldest_ms = self._clock.wall_ms() - self._limits.dead_keep_ms
         for topic, queue in self.state.queues.items():
             if topic.startswith(RETRY_PREFIX):
@@ -201,7 +216,7 @@ class RetryQueues(DeliveredQueues):
 
     async def close(self) -> None:
         """Fail waiting requests; acknowledged messages are durable already."""
-        self._disown(FencedError("retry message not taken: this server stops"))
+        self._disown(FencedError("the retry message is not stored, as this server stops"))
 
 
 class RetryHandlers:
@@ -214,8 +229,8 @@ class RetryHandlers:
         retries: RetryQueues,
         refusal_of_record: Callable[[Request, bytes, int], Response | None] = lambda *_: None,
     ) -> None:
-        """``refusal_of_record``: the reply to a client that may not read the message's topic, which a retry would
-        reveal whatever topic the request names."""
+        """``refusal_of_record`` returns the reply to a client that may not read the topic of the message it sends back,
+        None if it may: a retry would reveal the message, whatever topic the request names."""
         self._archive, self._routes, self._retries = archive, routes, retries
         self._refusal_of_record = refusal_of_record
 
@@ -223,7 +238,8 @@ class RetryHandlers:
         table.register(RequestCode.CONSUMER_SEND_MSG_BACK)(self.send_back)
 
     async def send_back(self, request: Request) -> Response:
-        """CONSUMER_SEND_MSG_BACK; acknowledged once it is durable."""
+        """CONSUMER_SEND_MSG_BACK: a consumer could not process a message, which becomes a retry message of its group or
+        a dead letter. The reply comes once that is durable."""
         group, phys = request.name("group"), request.number("offset")
         if (refusal := self._routes.group_refusal(group)) is not None:
             return refusal

@@ -10,8 +10,6 @@ SendMessageRequestHeaderV2.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import struct
 import time
 import zlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -31,6 +29,7 @@ from rocketmq_tiered.server.retries.retry_log import (
     RetryState,
     assign_offsets,
     encode_record,
+    host_bytes,
 )
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
 from rocketmq_tiered.server.wire.turns import Turns, first_of
@@ -57,18 +56,6 @@ class DeliveredQueues:
         """Awaitable: ends at the next delivery after this call."""
         return self._grown.wait()
 
-    def topics(self) -> list[str]:
-        """Topics with queues here."""
-        return list(self.state.queues)
-
-    def queue(self, topic: str) -> RetryQueue | None:
-        """Queue 0 of a topic, if it ever had messages here."""
-        return self.state.queues.get(topic)
-
-    def message(self, number: int) -> RetryMessage | None:
-        """A stored message."""
-        return self.state.messages.get(number)
-
     def messages_from(self, topic: str, offset: int, count: int) -> list[RetryMessage]:
         """Up to ``count`` delivered messages from ``offset`` on."""
         queue = self.state.queues.get(topic)
@@ -78,27 +65,29 @@ class DeliveredQueues:
         return [self.state.messages[number] for number in queue.numbers[at : at + count]]
 
     def pull(self, request: PullRequest, bounds: Bounds) -> PullResult:
-        """Messages of the part that grows here, as many as the request's filter examines in one slice. ``bounds``: of
-        the whole queue."""
+        """Return the messages of a queue that were delivered here, from the request's offset on; as many as its filter
+        can examine in SLICE_S. ``bounds``: the offsets of the whole queue, of which the archive may have the first
+        part."""
         queue = self.state.queues[request.topic]
         if request.offset >= queue.next_offset:
             is_end = request.offset == queue.next_offset
             status = PullStatus.OFFSET_OVERFLOW_ONE if is_end else PullStatus.OFFSET_OVERFLOW_BADLY
             return PullResult(status, request.offset if is_end else queue.next_offset, *bounds)
-        wanted, ends_s = request.filter, time.perf_counter() + SLICE_S
+        message_filter, ends_s = request.filter, time.perf_counter() + SLICE_S
         body: list[bytes] = []
-        size, following = 0, queue.next_offset if not queue.offsets else max(request.offset, queue.min_offset)
+        size = 0
+        next_offset = max(request.offset, queue.min_offset) if queue.offsets else queue.next_offset
         for message in self.messages_from(request.topic, request.offset, request.count):
-            if wanted is None or wanted.keep(memoryview(message.data)):
+            if message_filter is None or message_filter.keep(memoryview(message.data)):
                 if body and size + len(message.data) > request.max_bytes:
                     break
                 body.append(message.data)
                 size += len(message.data)
-            following = message.queue_offset + 1
-            if wanted is not None and time.perf_counter() >= ends_s:
+            next_offset = message.queue_offset + 1
+            if message_filter is not None and time.perf_counter() >= ends_s:
                 break
         status = PullStatus.FOUND if body else PullStatus.NO_MATCHED_MESSAGE
-        return PullResult(status, following, *bounds, body, len(body))
+        return PullResult(status, next_offset, *bounds, body, len(body))
 
 
 class _Topics(NamedTuple):
@@ -110,14 +99,14 @@ class _Topics(NamedTuple):
 
     @classmethod
     def of(cls, archived: dict[str, TopicConfig], grown: Sequence[DeliveredQueues]) -> _Topics:
-        """The topics at this moment."""
-        names = (name for queues in grown for name in queues.topics())
+        """Return the archived topics with those added that have messages only here, as of now."""
+        names = (name for queues in grown for name in queues.state.queues)
         ours = {name: TopicConfig(name, 1, 1) for name in names if name not in archived}
         sizes = [(queues.state.queues, len(queues.state.queues)) for queues in grown]
         return cls(archived | ours if ours else archived, archived, sizes)
 
     def is_of(self, grown: Sequence[DeliveredQueues]) -> bool:
-        """Whether no queue was added since."""
+        """Return whether no queue was added to ``grown`` since these topics were merged."""
         for queues, (known, count) in zip(grown, self.grown, strict=True):
             now = queues.state.queues
             if now is not known or len(now) != count:
@@ -129,7 +118,8 @@ class ArchiveWithRetries:
     """An archive whose retry topics grow by what consumers send back."""
 
     def __init__(self, archive: Backend, *grown: DeliveredQueues) -> None:
-        """``grown``: the queues that grow here; each learns where the archive's offsets end, and continues there."""
+        """``grown``: the queues that grow here, in which messages continue the archive's offsets. Questions about
+        other queues, and by key, go to ``archive``."""
         self.cluster, self.broker = archive.cluster, archive.broker
         self._archive, self._grown = archive, grown
         self.subscription_groups, self.consumed_end = archive.subscription_groups, archive.consumed_end
@@ -143,11 +133,11 @@ class ArchiveWithRetries:
             queues.first_free_offset = self._first_free_offset
 
     def _holder(self, topic: str, queue_id: int) -> tuple[DeliveredQueues, RetryQueue] | None:
-        """The part that grows here, if any."""
+        """Return the queue with the messages that were delivered here, and what it belongs to; None if this queue has
+        only archived ones."""
         for queues in self._grown if queue_id == 0 else ():
-            queue = queues.queue(topic)
-            if queue is not None:
-                return queues, queue
+            if topic in queues.state.queues:
+                return queues, queues.state.queues[topic]
         return None
 
     def _archived_end(self, topic: str) -> int:
@@ -155,12 +145,13 @@ class ArchiveWithRetries:
         return 0 if bounds is None else bounds.maximum
 
     def _first_free_offset(self, topic: str) -> int:
-        """Where messages delivered here begin: after the archived ones, and after those that groups consumed at the
-        broker, which may not be archived (expired, or lost with the broker)."""
+        """Return the offset of the first message delivered here: after the archived ones, and after those that groups
+        consumed at the broker, which may not be archived (expired, or lost with the broker)."""
         consumed_end = self._archive.consumed_end(topic, 0)
         return max(self._archived_end(topic), consumed_end if consumed_end < PHYS_BASE else 0)
 
     def topics(self) -> dict[str, TopicConfig]:
+        """Return the archived topics and those with messages only here, merged again only when one was added."""
         archived = self._archive.topics()
         known = self._known
         if known is None or known.archived is not archived or not known.is_of(self._grown):
@@ -168,8 +159,8 @@ class ArchiveWithRetries:
         return known.merged
 
     def bounds(self, topic: str, queue_id: int) -> Bounds | None:
-        """Offsets of the archived and the growing part as one queue; only of the growing one if the archived one is
-        empty."""
+        """Return the offsets of a queue, of the archived messages and those delivered here as one; None for an unknown
+        queue. If there are no archived messages, it begins with the first one delivered here."""
         archived = self._archive.bounds(topic, queue_id)
         holder = self._holder(topic, queue_id)
         if holder is None:
@@ -181,14 +172,14 @@ class ArchiveWithRetries:
 
     def last_stored_ms(self, topic: str, queue_id: int) -> int:
         holder = self._holder(topic, queue_id)
-        message = (
-            holder[0].message(holder[1].numbers[-1]) if holder is not None and holder[1].numbers else None
-        )
-        return self._archive.last_stored_ms(topic, queue_id) if message is None else message.stored_ms
+        if holder is None or not holder[1].numbers:
+            return self._archive.last_stored_ms(topic, queue_id)
+        queues, queue = holder
+        return queues.state.messages[queue.numbers[-1]].stored_ms
 
     async def pull(self, request: PullRequest) -> PullResult:
-        """Pulls from the archive, or, at and above the first offset of the messages that were delivered here, from
-        those."""
+        """Return the messages of a pull: from the archive below the first offset that was delivered here, else from
+        those delivered here."""
         holder = self._holder(request.topic, request.queue_id)
         if holder is None:
             return await self._archive.pull(request)
@@ -198,20 +189,23 @@ class ArchiveWithRetries:
         if request.offset >= min(queue.first_offset, self._archived_end(request.topic)):
             request.filter = await self._filters.find(request)
             return queues.pull(request, bounds)
-        found = await self._archive.pull(request)
-        following = min(found.next_offset, queue.first_offset)
-        if found.status in (PullStatus.OFFSET_TOO_SMALL, PullStatus.FOUND, PullStatus.NO_MATCHED_MESSAGE):
-            return PullResult(found.status, following, *bounds, found.body, found.records)
+        result = await self._archive.pull(request)
+        next_offset = min(result.next_offset, queue.first_offset)
+        if result.status in (PullStatus.OFFSET_TOO_SMALL, PullStatus.FOUND, PullStatus.NO_MATCHED_MESSAGE):
+            return PullResult(result.status, next_offset, *bounds, result.body, result.records)
+        # The end of the archived messages: those delivered here follow.
         return PullResult(PullStatus.NO_MATCHED_MESSAGE, queue.first_offset, *bounds)
 
     def pull_from_memory(self, request: PullRequest) -> PullResult | None:
-        """The offset by time of a queue that does not grow here."""
+        """Return the result of a pull from memory; None for a queue that grows here, or if memory does not have it."""
         if request.queue_id == 0 and self._holder(request.topic, 0) is not None:
             return None
         return self._archive.pull_from_memory(request)
 
     async def offset_by_time(self, topic: str, queue_id: int, store_ms: int, *, upper: bool) -> int:
-        """The offset of a time in the archived part if that reaches it, else in the growing one."""
+        """Return the first offset stored at or after ``store_ms``, among the archived messages if these reach that
+        time, else among those delivered here. ``upper``: of a time after the last message, its offset instead of the
+        end."""
         holder = self._holder(topic, queue_id)
         if holder is None or self._archive.last_stored_ms(topic, queue_id) >= store_ms:
             return await self._archive.offset_by_time(topic, queue_id, store_ms, upper=upper)
@@ -229,20 +223,19 @@ class ArchiveWithRetries:
         return found[0].stored_ms if found and found[0].queue_offset == offset else -1
 
     async def units(self, topic: str, queue_id: int, offset: int, count: int) -> list[Unit]:
-        """Entries of one part of a queue; messages that grow here have made-up physical offsets, above all real
-        ones."""
+        """Return consume-queue entries of archived messages, or of those delivered here, whose physical offsets lie
+        above those of every commitlog."""
         holder = self._holder(topic, queue_id)
         if holder is None or offset < holder[1].first_offset:
             return await self._archive.units(topic, queue_id, offset, count)
-        found = holder[0].messages_from(topic, offset, count)
         return [
             Unit(PHYS_BASE + m.number, len(m.data), tags_code(decode_record(m.data).tags or ""))
-            for m in found
+            for m in holder[0].messages_from(topic, offset, count)
         ]
 
     async def message_at_phys(self, phys: int) -> bytes | None:
         if phys >= PHYS_BASE:
-            found = (queues.message(phys - PHYS_BASE) for queues in self._grown)
+            found = (queues.state.messages.get(phys - PHYS_BASE) for queues in self._grown)
             return next((message.data for message in found if message is not None), None)
         return await self._archive.message_at_phys(phys)
 
@@ -273,7 +266,8 @@ class ProxyTopic(DeliveredQueues):
         table.register(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2)(self.send)
 
     async def send(self, request: Request) -> Response:
-        """SEND_MESSAGE: refused except for the proxies' topic, once a proxy created it."""
+        """SEND_MESSAGE: refused, as archives are read-only, but for the topic through which RocketMQ 5 proxies share
+        their clients, once a proxy has created it."""
         if request.text("topic") != PROXY_TOPIC or PROXY_TOPIC not in self._made:
             return Response(ResponseCode.NO_PERMISSION, remark=READ_ONLY)
         body, properties = request.command.body, request.text("properties", "").encode()
@@ -284,9 +278,9 @@ class ProxyTopic(DeliveredQueues):
             PROXY_TOPIC,
             properties,
             body,
-            (_host(request.peer.address), _host("")),
+            (_ipv4_host(request.peer.address), _ipv4_host("")),
             flag=flag & 0x7FFF_FFFF,
-            sys_flag=sys_flag & 0x7FFF_FFCF,
+            sys_flag=sys_flag & 0x7FFF_FFCF,  # without the bits that say the hosts are IPv6 addresses
             born_ms=request.number("bornTimestamp", 0),
             body_crc=zlib.crc32(body) & 0x7FFF_FFFF,
         )
@@ -299,24 +293,22 @@ class ProxyTopic(DeliveredQueues):
         return Response(ext=ext)
 
     def _keep(self, data: bytes) -> RetryMessage:
-        """Add a message in memory, and drop the oldest ones above the limits."""
+        """Add a message to the proxies' topic, in memory, and return it. The oldest ones are dropped above
+        MESSAGES_KEPT and HELD_BYTES_MAX."""
         state, now_ms = self.state, self._clock.wall_ms()
         message = RetryMessage(state.next_number, PROXY_TOPIC, now_ms, data)
         queue = state.queues.get(PROXY_TOPIC)
-        nexts = {PROXY_TOPIC: 0 if queue is None else queue.next_offset}
-        deliveries = tuple(assign_offsets([message], nexts, now_ms))
+        next_offsets = {PROXY_TOPIC: 0 if queue is None else queue.next_offset}
+        deliveries = tuple(assign_offsets([message], next_offsets, now_ms))
         state.apply(RetryObject(0, "", "", state.next_number + 1, (message,), deliveries))
-        state.release(PROXY_TOPIC, nexts[PROXY_TOPIC] - MESSAGES_KEPT)
+        state.release(PROXY_TOPIC, next_offsets[PROXY_TOPIC] - MESSAGES_KEPT)
         while state.held_bytes > HELD_BYTES_MAX:
             state.release(PROXY_TOPIC, state.queues[PROXY_TOPIC].offsets[0] + 1)
         self.announce()
         return message
 
 
-def _host(address: str) -> bytes:
-    """Address and port in the form of a record's host fields; 127.0.0.1 for a host name or an IPv6 address."""
-    host, _, port = address.rpartition(":")
-    try:
-        return ipaddress.IPv4Address(host).packed + struct.pack(">i", int(port))
-    except ValueError:
-        return bytes([127, 0, 0, 1]) + struct.pack(">i", 0)
+def _ipv4_host(address: str) -> bytes:
+    """Return ``address`` in the form of a record's host fields; 127.0.0.1:0 for a host name or an IPv6 address."""
+    host = host_bytes(address)
+    return host if host is not None and len(host) == 8 else bytes([127, 0, 0, 1, 0, 0, 0, 0])

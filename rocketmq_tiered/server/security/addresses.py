@@ -38,7 +38,8 @@ def is_valid(pattern: str) -> bool:
 
 
 def _is_valid_one(pattern: str) -> bool:
-    """Whether one pattern of a list is an address, a network, or has a range in each of its parts."""
+    """Return whether one pattern of a list is an address, a network, or an address with ranges: numbers, ``*``,
+    ``1-9`` or ``{1,7}`` between the separators."""
     if pattern in _ALL_HOSTS:
         return True
     if "/" in pattern:
@@ -46,14 +47,15 @@ def _is_valid_one(pattern: str) -> bool:
     if not any(mark in pattern for mark in _MARKS):
         return _parsed(ipaddress.ip_address, pattern) is not None
     separator, base, size, last = (":", 16, 8, 0xFFFF) if ":" in pattern else (".", 10, 4, 255)
-    parts = [_ranges(segment, base) for segment in pattern.split(separator)]
-    return len(parts) == size and all(
-        part and all(0 <= low <= high <= last for low, high in part) for part in parts
+    segments = [_ranges(segment, base) for segment in pattern.split(separator)]
+    return len(segments) == size and all(
+        ranges and all(0 <= low <= high <= last for low, high in ranges) for ranges in segments
     )
 
 
 def _matches_one(pattern: str, host: str) -> bool:
-    """Whether one pattern of a list has the address; an empty pattern has none."""
+    """Return whether the IP address ``host`` matches one pattern of a list: an address, a network such as 10.0.0.0/8,
+    or an address with ranges such as 10.0.*.1-9. An empty pattern matches none."""
     if not pattern:
         return False
     if pattern in _ALL_HOSTS:
@@ -61,27 +63,28 @@ def _matches_one(pattern: str, host: str) -> bool:
     address = _parsed(ipaddress.ip_address, host)
     if address is None:
         return False
-    address = getattr(address, "ipv4_mapped", None) or address
+    address = getattr(address, "ipv4_mapped", None) or address  # ::ffff:10.0.0.1 is 10.0.0.1
     if "/" in pattern:
         network = _parsed(_network, pattern)
         return network is not None and address.version == network.version and address in network
     if not any(mark in pattern for mark in _MARKS):
         return _parsed(ipaddress.ip_address, pattern) == address
     separator, base = (".", 10) if address.version == 4 else (":", 16)
-    wanted, given = pattern.split(separator), address.exploded.split(separator)
-    return len(wanted) == len(given) and all(
-        any(low <= int(number, base) <= high for low, high in _ranges(one, base))
-        for one, number in zip(wanted, given, strict=True)
+    segments, numbers = pattern.split(separator), address.exploded.split(separator)
+    return len(segments) == len(numbers) and all(
+        any(low <= int(number, base) <= high for low, high in _ranges(segment, base))
+        for segment, number in zip(segments, numbers, strict=True)
     )
 
 
 def _ranges(segment: str, base: int) -> list[tuple[int, int]]:
-    """The numbers that a segment matches, from and to; none if it does not parse."""
+    """Return the ranges of numbers, first and last, that a segment of a pattern (``7``, ``*``, ``1-9``, ``{1,7}``)
+    matches; none if it does not parse. ``base``: 10 for IPv4, 16 for IPv6."""
     if segment == "*":
         return [(0, 0xFFFF if base == 16 else 255)]
     try:
         if segment.startswith("{") and segment.endswith("}"):
-            return [(int(one, base), int(one, base)) for one in segment[1:-1].split(",")]
+            return [(int(number, base), int(number, base)) for number in segment[1:-1].split(",")]
         low, _, high = segment.partition("-")
         return [(int(low, base), int(high or low, base))]
     except ValueError:

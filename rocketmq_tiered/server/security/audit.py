@@ -53,7 +53,8 @@ class Audit:
         """Keyed by client host, account, group, topic and queue id."""
 
     def note(self, request: Request, response: Response, body_bytes: int, account: str) -> None:
-        """Count a reply, if it has messages."""
+        """Count a reply with messages for the client that read them. ``body_bytes``: of the reply's body; ``account``:
+        of the client. Replies without messages, and to other requests, are not counted."""
         if not self._interval_s or not body_bytes or response.code != 0 or request.code not in _READS:
             return
         get = request.fields.get
@@ -65,15 +66,16 @@ class Audit:
         sums.next_offset = response.ext.get("nextBeginOffset", "")
 
     def _added(self, reader: tuple[str, str, str, str, str], first_offset: str) -> _Sums:
-        """The sums of a new reader, with names cut to a bounded length: requests may carry any text."""
+        """Return the sums of a reader that is not known by its full names: those of its shortened names, as requests
+        may carry any text. A new entry is made if needed; if there are too many, all are logged first."""
         host, account, group, topic, queue_id = reader
         names = (account[:NAME_CHARS], group[:NAME_CHARS], topic[:NAME_CHARS])
-        short = host, *names, queue_id[:NUMBER_CHARS_MAX]
-        if short not in self._sums:
+        shortened = host, *names, queue_id[:NUMBER_CHARS_MAX]
+        if shortened not in self._sums:
             if len(self._sums) >= ENTRIES_MAX:
                 self.write()
-            self._sums[short] = _Sums(first_offset[:NUMBER_CHARS_MAX])
-        return self._sums[short]
+            self._sums[shortened] = _Sums(first_offset[:NUMBER_CHARS_MAX])
+        return self._sums[shortened]
 
     def tick(self, now_s: float) -> None:
         """Write the log if the interval is over."""
@@ -82,7 +84,7 @@ class Audit:
             self.write()
 
     def write(self) -> None:
-        """One line for each reader."""
+        """Log one line for each reader of a queue with its sums since the last call."""
         sums, self._sums = self._sums, {}
         for (host, account, group, topic, queue_id), sum_ in sums.items():
             offsets = f"{sum_.first_offset}-{sum_.next_offset}" if sum_.next_offset else ""
@@ -144,7 +146,8 @@ class AuditEvents:
         is_member: Callable[[str, Peer], bool] = lambda *_: True,
         clock: Clock = MACHINE_CLOCK,
     ) -> None:
-        """``is_member``: whether a client belongs to a group by its heartbeats; commits of others are events."""
+        """``is_member``: whether the client at a connection belongs to a group by its heartbeats. Commits of others are
+        logged."""
         self._is_member = is_member
         self.counts = {event.value: 0 for event in AuditEvent}
         """Since the start."""
@@ -154,7 +157,8 @@ class AuditEvents:
         self._written_s = clock.monotonic_s()
 
     def is_outside(self, request: Request) -> bool:
-        """Whether it commits an offset of a group that heartbeats on its connection do not name."""
+        """Return whether a request commits an offset of a group to which its client does not belong: no heartbeat on
+        the connection has named the group."""
         code, fields = request.code, request.fields
         if code not in _COMMITS or not _commits(
             code, fields.get("sysFlag", ""), fields.get("commitOffset", "-1")
@@ -163,8 +167,10 @@ class AuditEvents:
         return not self._is_member(fields.get("consumerGroup", ""), request.peer)
 
     def record(self, request: Request, response: Response | None, *, was_outside: bool = True) -> None:
-        """Log and count a request that is one of the events. ``response`` None: no reply, as to a relayed commit.
-        ``was_outside``: `is_outside` when it came; by now its client may have joined or left."""
+        """Log and count a request that is an event for the audit: it was refused, kept or recalled a timer, reset
+        offsets, or committed for a group that its client is not in. ``response`` None: there is none, as to a relayed
+        commit. ``was_outside``: what `is_outside` said when the request came; since then the client may have joined the
+        group."""
         code = request.command.code
         if response is not None and response.code == _NO_PERMISSION:
             self._add(AuditEvent.REFUSED, request, response)
@@ -181,7 +187,8 @@ class AuditEvents:
         self.counts[AuditEvent.RELOAD if is_loaded else AuditEvent.RELOAD_FAILED] += 1
 
     def _add(self, event: AuditEvent, request: Request, response: Response | None) -> None:
-        """Log an event once in an interval and count its repetitions; kinds above the limit are only counted."""
+        """Log a request as an event when it is the first of its kind in the interval. Equal ones are counted, and
+        logged at the end of the interval; different ones beyond LINES_MAX are only counted."""
         self.counts[event] += 1
         get = request.fields.get
         group = get("consumerGroup") or get("group") or get("groupName", "")
@@ -214,14 +221,17 @@ class AuditEvents:
             self.write()
 
     def write(self) -> None:
-        """One line for each request that came again, and one for those not logged."""
+        """Log one line for each request that came again since the last call, and one line with the number of all that
+        were not logged."""
         for event, message in _MESSAGES.items():
             for seen, count in self._repeats[event].items():
                 if count:
                     _log(event, seen, count, client=seen[0])
             if self._unlisted[event]:
                 event_log.warning(
-                    "%s: more events, which are not listed", message, extra={"count": self._unlisted[event]}
+                    "%s: more requests of this kind came, which are not listed",
+                    message,
+                    extra={"count": self._unlisted[event]},
                 )
             self._repeats[event], self._unlisted[event] = {}, 0
 
@@ -235,7 +245,7 @@ def _commits(code: int, flags: str, offset: str) -> bool:
 
 
 def _offset(request: Request) -> str:
-    """The requested offset of a commit or reset: ``7``, or ``time 7``."""
+    """Return the offset that a request commits or resets to as text: ``7``, or for a reset by time ``time 7``."""
     get = request.fields.get
     offset = get("commitOffset") or get("offset", "")
     if not offset or offset.startswith("-"):
@@ -252,7 +262,8 @@ _REQUESTS = {int(code): code.name for code in RequestCode}
 
 
 def _log(event: AuditEvent, seen: _Seen, count: int, *, client: str, **details: str) -> None:
-    """Write one line; ``count``: how many equal requests it stands for."""
+    """Log one line for ``count`` equal requests. ``seen``: what they have in common; ``client``: address or host of the
+    client; ``details``: more fields."""
     _, account, code, group, topic, result = seen
     event_log.log(
         logging.WARNING if event == AuditEvent.REFUSED else logging.INFO,

@@ -36,7 +36,8 @@ _UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 
 
 def is_signed(fields: Mapping[str, str], body: bytes, secret: str) -> bool:
-    """Whether the request has the signature made with ``secret``; compared in constant time."""
+    """Return whether a request with these fields and this body carries the signature that ``secret`` makes. The
+    comparison takes the same time for every wrong signature."""
     given = fields.get(SIGNATURE, "").encode()
     if hmac.compare_digest(signature_of(fields, body, secret).encode(), given):
         return True
@@ -65,7 +66,9 @@ class RulesAuthorizer:
         *,
         keeps_bodies: bool = False,
     ) -> None:
-        """``events``: the log of events that the server shares, or one of its own."""
+        """``rules``: None allows every request; ``audit_interval_s``: between lines of the audit log, 0 for none;
+        ``events``: the log of events that the server shares, or one of its own; ``keeps_bodies``: a request keeps the
+        body that it came with, as another server checks its signature."""
         self._rules, self._clock, self._keeps_bodies = rules, clock, keeps_bodies
         self._audit = Audit(audit_interval_s, clock.monotonic_s())
         self._events = events or AuditEvents(clock=clock)
@@ -76,8 +79,8 @@ class RulesAuthorizer:
         )
 
     def refusal(self, request: Request) -> Response | None:
-        """The reply to a request that the rules do not allow, or None. Raises BadRequestError for a body that does
-        not parse."""
+        """Return the reply to a request that the rules do not allow, None if they do. Raises BadRequestError for a body
+        that does not parse."""
         if self._rules is None:
             return None
         self._rules.reload(self._clock.monotonic_s())
@@ -85,11 +88,13 @@ class RulesAuthorizer:
         if why is None:
             return None
         command = request.command
+        # A client of 4.9 takes any refusal for "no offset yet", and would start elsewhere.
         is_silent = command.code == RequestCode.QUERY_CONSUMER_OFFSET and command.version < FIRST_5
         return Response(ResponseCode.NO_PERMISSION, remark=why, is_withheld=is_silent)
 
     def _why_not(self, request: Request) -> str | None:
-        """Why the request is refused, or None. Finds its account by the signature, and then asks the rules."""
+        """Return why a request is refused, None if it is allowed: first by its address, then by the account whose
+        signature it carries, and at last by the rules for that account."""
         assert self._rules is not None
         rules, command = self._rules.rules, request.command
         host = host_of(request.peer.address)
@@ -110,8 +115,11 @@ class RulesAuthorizer:
         if not account.is_enabled:
             return f"account {name[:64]} is disabled"
         if (field := undeclared(command)) is not None:
-            raise BadRequestError(f"{request_name(command.code)} has the unknown field {shortened(field)}")
+            raise BadRequestError(
+                f"request {request_name(command.code)} has the unknown field {shortened(field)}"
+            )
         why = rules.refusal(account, request, host)
+        # The handler and the broker get the body that the rules have judged, and nothing else.
         if why is None and command.body and command.code in NEEDS:
             body = encoded_body(request)
             if not self._keeps_bodies:
@@ -120,8 +128,8 @@ class RulesAuthorizer:
         return why
 
     def refusal_of_record(self, request: Request, data: bytes, phys: int) -> Response | None:
-        """The refusal of a message that was requested by physical offset, as only its bytes say whose topic it is;
-        None if allowed."""
+        """Return the refusal of a request that names a message by its physical offset ``phys``, None if it is allowed.
+        Only the message's bytes ``data`` say which topic has to be readable for the account."""
         if self._rules is None:
             return None
         rules, host = self._rules.rules, host_of(request.peer.address)
@@ -140,7 +148,8 @@ class RulesAuthorizer:
         return Response(ResponseCode.NO_PERMISSION, remark=why)
 
     def filtered(self, request: Request, response: Response) -> Response:
-        """``response``, or a refusal if it has a message that the account may not read. Raises BadRequestError."""
+        """Return ``response``, or a refusal if it holds a message that the client's account may not read. Raises
+        BadRequestError."""
         if self._rules is None or request.command.code != RequestCode.VIEW_MESSAGE_BY_ID or not response.body:
             return response
         data = b"".join(response.body)
@@ -160,8 +169,8 @@ class RulesAuthorizer:
 
 
 def record_at(data: bytes, phys: int) -> Record | None:
-    """The record of physical offset ``phys``. None if ``data`` is none: a client may name an offset inside a message,
-    where its body or a neighbour looks like a record."""
+    """Return the record in ``data`` if it is whole and lies at physical offset ``phys``; else None: a client may name
+    an offset inside a message, whose body may look like a record."""
     try:
         record = decode_record(data)
     except CorruptionError:

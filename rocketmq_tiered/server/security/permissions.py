@@ -31,6 +31,7 @@ from rocketmq_tiered.server.wire.request import (
     Request,
 )
 from tiered.formats.record import Record, parse_properties
+from tiered.model.queue import DEAD_PREFIX, RETRY_PREFIX
 from tiered.model.topic_names import shortened
 from tiered.remoting.command import RequestCode as R
 from tiered.remoting.command import request_name
@@ -127,64 +128,71 @@ OPAQUE: Final = frozenset(
 
 
 def read_body(request: Request) -> dict[str, Any]:
-    """The body of one of BODIES, without nulls. Raises BadRequestError."""
+    """Return the body of a request whose code BODIES has, as JSON without nulls. Raises BadRequestError unless it is
+    strict JSON of the declared names, each once, and of a size that may be parsed."""
     body = request.command.body
     if len(body) > DOCUMENT_BYTES_MAX or body.count(b",") >= DOCUMENT_VALUES_MAX:
-        raise BadRequestError(f"body of {len(body)} bytes has too many values")
+        raise BadRequestError(
+            f"the body of {request_name(request.code)} has {len(body)} bytes or too many values; at most"
+            f" {DOCUMENT_BYTES_MAX} bytes and {DOCUMENT_VALUES_MAX} values are parsed"
+        )
     try:
-        found = json.loads(body.decode(), object_pairs_hook=_named_once, parse_constant=_no_constant)
+        parsed = json.loads(body.decode(), object_pairs_hook=_named_once, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise BadRequestError(f"body is not strict JSON: {error}") from error
-    document: dict[str, Any] = _shaped(found, BODIES[request.code], "the body")
+        raise BadRequestError(f"the body of the request is not strict JSON: {error}") from error
+    document: dict[str, Any] = _shaped(parsed, BODIES[request.code], "the body of the request")
     return document
 
 
 def encoded_body(request: Request) -> bytes:
-    """The body encoded again: what access rules have seen, and nothing else. Raises BadRequestError, also for codes
-    without a body."""
+    """Return a request's body encoded again from what access rules have read of it. Bodies that the rules need not read
+    stay as they are. Raises BadRequestError for a body that does not parse, or with a code that has none."""
     if request.code in OPAQUE:
         return request.command.body
     if request.code not in BODIES:
-        raise BadRequestError(f"{request_name(request.code)} has no body")
+        raise BadRequestError(f"request {request_name(request.code)} must not have a body")
     try:
         return json.dumps(read_body(request), separators=(",", ":"), ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise BadRequestError(f"body is not strict JSON: {error}") from error
+        raise BadRequestError(f"the body of the request is not strict JSON: {error}") from error
 
 
 def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a name is there twice")
+        raise ValueError("an object has the same name twice")
     return found
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 def _shaped(value: Any, shape: Shape, name: str) -> Any:
-    """The value without empty fields, if it has the shape; what the rules do not know they cannot judge, so it is
-    refused."""
+    """Return a parsed JSON value without its nulls. Raises BadRequestError unless it has the ``shape`` that is declared
+    for ``name``: what access rules do not know they cannot judge."""
     if isinstance(shape, Mapping):
         if not isinstance(value, dict):
             raise BadRequestError(f"{name} is not a JSON object")
         if unknown := value.keys() - shape.keys():
             raise BadRequestError(f"{name} has the unknown name {min(unknown)[:64]}")
-        return {one: _shaped(found, shape[one], one) for one, found in value.items() if found is not None}
+        return {
+            member: _shaped(child, shape[member], f"{member} in the body of the request")
+            for member, child in value.items()
+            if child is not None
+        }
     if isinstance(shape, list):
         if not isinstance(value, list):
-            raise BadRequestError(f"{name} is not a list")
-        return [_shaped(found, shape[0], name) for found in value]
+            raise BadRequestError(f"{name} is not a JSON list")
+        return [_shaped(item, shape[0], name) for item in value]
     if shape == TEXT and not isinstance(value, str):
-        raise BadRequestError(f"{name} is not text")
-    if any(isinstance(found, dict | list) for found in (value if isinstance(value, list) else (value,))):
-        raise BadRequestError(f"{name} is a list or object, where one value belongs")
+        raise BadRequestError(f"{name} is not a JSON string")
+    if any(isinstance(item, dict | list) for item in (value if isinstance(value, list) else (value,))):
+        raise BadRequestError(f"{name} is a JSON list or object, and has to be a single value")
     return value
 
 
 _PLAIN: Final = re.compile(rf"[!-~]{{0,{NAME_CHARS_MAX}}}")
-RETRY_PREFIX, DEAD_PREFIX = "%RETRY%", "%DLQ%"
 REAL_TOPIC, LMQS = "REAL_TOPIC", "INNER_MULTI_DISPATCH"
 """Properties: the topic of a half or delayed message; LMQs that get a message too."""
 
@@ -245,10 +253,13 @@ def _topic_in(field: str = "topic") -> Callable[[Request], list[Resource]]:
 
 
 def _sent(request: Request) -> list[Resource]:
-    """Sends: the topic, and the LMQs that the broker adds the message to."""
+    """Return what a send needs permission for: its topic, and the LMQs that the broker adds the message to. Raises
+    BadRequestError for a batch with a message for LMQs, which only the broker could find."""
     fields = request.fields
     if f"{LMQS}\x01".encode() in request.command.body:
-        raise BadRequestError("messages of a batch cannot be dispatched to LMQs: send them one by one")
+        raise BadRequestError(
+            "a batch has a message for LMQs (property INNER_MULTI_DISPATCH): send such messages one by one"
+        )
     lmqs = parse_properties(fields.get("properties", "").encode()).get(LMQS, "")
     return [_topic(name) for name in (fields.get("topic", ""), *filter(None, lmqs.split(",")))]
 
@@ -400,12 +411,13 @@ NEEDS: Final[Mapping[int, Need]] = {
 
 
 def record_permissions(request: Request, record: Record) -> list[Permission]:
-    """Required to name ``record`` by its physical offset, besides what the request names: to end the transaction of a
-    half message, its real topic; to read a message, also a half or delayed one, its topic and its real one."""
-    real = record.properties.get(REAL_TOPIC)
+    """Return the permissions that a request needs to name ``record`` by its physical offset: to send to its topic in
+    order to end its transaction, else to read it. A half or delayed message lies in a topic of the broker's and has its
+    real topic as a property; reading it takes both."""
+    real_topic = record.properties.get(REAL_TOPIC)
     if request.code == R.END_TRANSACTION:
-        return [topic_permission(real or record.topic, PUB)]
-    return [topic_permission(name, _READ) for name in (record.topic, real) if name]
+        return [topic_permission(real_topic or record.topic, PUB)]
+    return [topic_permission(name, _READ) for name in (record.topic, real_topic) if name]
 
 
 def topic_permission(name: str, actions: Actions) -> Permission:
@@ -437,8 +449,8 @@ def _permissions(need: Need, actions: Actions, request: Request) -> list[Permiss
 
 
 def _plain(name: str) -> str:
-    """``name``, which rules, records and logs may get. Raises BadRequestError for separators and other characters that
-    no client library takes for a topic or group. Brokers check what is created; archives have names of every age."""
+    """Return ``name`` if rules, records and logs may get it. Raises BadRequestError for separators and other characters
+    that no client library takes for a topic or group. Old archives may have names that brokers refuse today."""
     if _PLAIN.fullmatch(name) is None:
-        raise BadRequestError(f"{shortened(ascii(name))} is not the name of a topic or group")
+        raise BadRequestError(f"{shortened(ascii(name))} cannot be the name of a topic or group")
     return name

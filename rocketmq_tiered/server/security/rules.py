@@ -31,9 +31,7 @@ import yaml
 
 from rocketmq_tiered.server.security import addresses
 from rocketmq_tiered.server.security.permissions import (
-    DEAD_PREFIX,
     PUB,
-    RETRY_PREFIX,
     Action,
     Kind,
     Permission,
@@ -45,7 +43,7 @@ from rocketmq_tiered.server.security.permissions import (
 from rocketmq_tiered.server.wire.request import Request
 from tiered.errors import UsageError
 from tiered.formats.record import Record
-from tiered.model.queue import LMQ_PREFIX
+from tiered.model.queue import DEAD_PREFIX, LMQ_PREFIX, RETRY_PREFIX
 from tiered.model.topic_names import invalid_name, shortened
 from tiered.private_directory import check_trusted_file
 from tiered.remoting.command import request_name
@@ -91,7 +89,7 @@ class Rules(ABC):
 
     def _add(self, account: Account, title: str) -> None:
         if account.name in self.accounts:
-            raise RulesError(f"{title} {account.name} is defined twice", hint="join both to one")
+            raise RulesError(f"{title} {account.name} is defined twice", hint="make one entry of both")
         self.accounts[account.name] = account
 
     def is_trusted(self, host: str) -> bool:
@@ -99,16 +97,17 @@ class Rules(ABC):
         return any(addresses.matches(pattern, host) for pattern in self._trusted)
 
     def explained(self) -> list[tuple[str, str]]:
-        """The rules as they are understood: account, what it may or may not, first what decides first."""
-        found = [("every client", f"trusted from {one}") for one in self._trusted if one]
+        """Return the rules in words, as pairs of an account and what it is, may or may not do. What decides first comes
+        first."""
+        explained = [("every client", f"trusted from {pattern}") for pattern in self._trusted if pattern]
         for account in self.accounts.values():
             rank = "administrator" if account.is_super else "account" if account.is_enabled else "disabled"
             trusted = [f"trusted from {account.trusted_from}"] if account.trusted_from else []
             rules = (
                 ["*: allow everything"] if self._may_everything(account) else self._explained(account.name)
             )
-            found += [(account.name, text) for text in (rank, *trusted, *rules)]
-        return found
+            explained += [(account.name, text) for text in (rank, *trusted, *rules)]
+        return explained
 
     @abstractmethod
     def _explained(self, name: str) -> list[str]:
@@ -123,7 +122,8 @@ class Rules(ABC):
         """Why ``account`` may not send ``request``, or None. Raises BadRequestError."""
 
     def send_refusal(self, name: str, topic: str, host: str) -> str | None:
-        """Why the account ``name`` may not send to ``topic`` from ``host``, or None: of messages without a request."""
+        """Return why the account ``name`` may not send to ``topic`` from ``host``, None if it may. Asked of a timer,
+        whose message is sent long after the request that set it."""
         account = self.accounts.get(name)
         if self.is_trusted(host) or (account is not None and account.is_trusted(host)):
             return None
@@ -143,7 +143,9 @@ class Rules(ABC):
 def text_of(value: object) -> str:
     """A YAML scalar as text: keys of digits may be written without quotes. Raises RulesError for another value."""
     if isinstance(value, dict | list):
-        raise RulesError("a list or mapping is where one value belongs", hint="write one value, in quotes")
+        raise RulesError(
+            "a list or mapping stands where a single value belongs", hint="write a single value, in quotes"
+        )
     return "" if value is None else str(value).strip()
 
 
@@ -152,25 +154,29 @@ def _words(actions: Iterable[Action]) -> str:
 
 
 def pattern_of(value: object) -> str:
-    """An address pattern. Raises RulesError if it does not parse."""
+    """Return a value of the file that is an address or a pattern of addresses; it may be empty. Raises RulesError if it
+    does not parse."""
     text = text_of(value)
     if text and not addresses.is_valid(text):
         raise RulesError(
-            f"address {text} does not parse", hint="write 10.0.0.1, 10.0.*.*, 10.0.0.1-9 or 10.0.0.0/8"
+            f"{text} is neither an IP address nor a pattern of addresses",
+            hint="write an address like 10.0.0.1, 10.0.*.*, 10.0.0.1-9 or 10.0.0.0/8",
         )
     return text
 
 
 def _checked_name(kind: str, name: str) -> str:
-    """A name that a topic or group can have: a rule for another one would have no effect. Raises RulesError."""
+    """Return the name of a topic or group (``kind``) that a rule is for. Raises RulesError for a name that none can
+    have, as the rule would have no effect."""
     for prefix in (RETRY_PREFIX, DEAD_PREFIX):
         if name.startswith(prefix):
             raise RulesError(
-                f"{name} is judged as its group", hint=f"write a rule for group {name.removeprefix(prefix)}"
+                f"a rule for topic {name} has no effect: access to it follows from that to its group",
+                hint=f"write a rule for group {name.removeprefix(prefix)}",
             )
     if (not name.startswith(LMQ_PREFIX) and invalid_name(name) is not None) or name.endswith("%"):
         raise RulesError(
-            f"{kind} {shortened(ascii(name))} does not parse: no {kind} has this name",
+            f"a rule for {kind} {shortened(ascii(name))} has no effect: no {kind} can have this name",
             hint="use one name of letters, digits, %, |, - and _",
         )
     return name
@@ -192,20 +198,25 @@ class _Loader(yaml.SafeLoader):
     """Of two equal names YAML takes the last: a rule would have no effect."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A mapping with the line of each name, for errors."""
+        """Return a YAML mapping as a dict that knows the line of each name, for errors. Raises RulesError for a name
+        that is there twice, of which YAML would take the last."""
         lines = dict[str, int]()
         for name, _ in node.value:
             line = name.start_mark.line + 1
             if not isinstance(name, yaml.ScalarNode):
-                raise RulesError("a name is a list or mapping", hint="write NAME: VALUE").at(line)
+                raise RulesError(
+                    "a list or mapping stands where a name belongs", hint="write NAME: VALUE"
+                ).at(line)
             if name.value in lines:
-                raise RulesError(f"{name.value} is there twice", hint="join both to one").at(line)
+                raise RulesError(
+                    f"{name.value} is there twice in one mapping", hint="make one entry of both"
+                ).at(line)
             lines[name.value] = line
-        found = _Lined(
+        mapping = _Lined(
             {str(name): value for name, value in super().construct_mapping(node, deep=True).items()}
         )
-        found.lines = lines
-        return found
+        mapping.lines = lines
+        return mapping
 
     def construct_items(self, node: yaml.SequenceNode) -> _Items:
         """A list with the line of each item."""
@@ -219,14 +230,16 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_SEQUENCE_TAG, _Loader
 
 
 def _each(mapping: _Lined, name: str, read: Callable[[Any], T], *, is_required: bool = False) -> list[T]:
-    """What ``read`` makes of each item of a list. Raises RulesError with the item's line."""
-    found = mapping.get(name)
-    if not isinstance(found, _Items | None) or (found is None and is_required):
-        raise RulesError(f"{name} is no list", hint=f"write {name}: [...], or its items with dashes").at(
-            mapping.lines.get(name, 0)
-        )
+    """Return what ``read`` makes of each item of the list that ``mapping`` has under ``name``. Raises RulesError, with
+    the line of the file, for an item that ``read`` refuses, for a value that is no list, and for a missing required
+    list."""
+    items = mapping.get(name)
+    if not isinstance(items, _Items | None) or (items is None and is_required):
+        raise RulesError(
+            f"the value of {name} is no list", hint=f"write {name}: [...], or its items with dashes"
+        ).at(mapping.lines.get(name, 0))
     result = list[T]()
-    for item, line in () if found is None else zip(found, found.lines, strict=True):
+    for item, line in () if items is None else zip(items, items.lines, strict=True):
         try:
             result.append(read(item))
         except RulesError as error:
@@ -235,14 +248,18 @@ def _each(mapping: _Lined, name: str, read: Callable[[Any], T], *, is_required: 
 
 
 def _mapping(found: Any, names: str) -> _Lined:
-    """A mapping with no other than the ``names``. Raises RulesError."""
+    """Return ``found``, a value of the file, if it is a mapping with no other names than ``names``, which are separated
+    by spaces. Raises RulesError otherwise, with the name that may be meant."""
     if not isinstance(found, _Lined):
-        raise RulesError("an entry is not a mapping", hint=f"its names are {', '.join(names.split())}")
+        raise RulesError(
+            "an entry is no mapping of names to values",
+            hint=f"write NAME: VALUE, with the names {', '.join(names.split())}",
+        )
     for name in found:
         if name not in names.split():
             near = difflib.get_close_matches(name.strip(), names.split(), 1, 0.5)
             hint = f"write {near[0]}" if near else f"the names here are {', '.join(names.split())}"
-            raise RulesError(f"{name} is unknown", hint=hint).at(found.lines.get(name, 0))
+            raise RulesError(f"the name {name} is unknown here", hint=hint).at(found.lines.get(name, 0))
     return found
 
 
@@ -303,7 +320,8 @@ class PlainAcl(Rules):
     """The rules of a plain_acl.yml, as brokers of ACL 1.0 read it."""
 
     def __init__(self, document: _Lined) -> None:
-        """Raises RulesError."""
+        """Read the rules of ``document``, the content of a plain_acl.yml. Raises RulesError for any that is not
+        valid."""
         super().__init__()
         _mapping(document, "globalWhiteRemoteAddresses accounts dataVersion")
         self._trusted = _each(document, "globalWhiteRemoteAddresses", pattern_of)
@@ -311,7 +329,8 @@ class PlainAcl(Rules):
         _each(document, "accounts", self._read_account)
 
     def _read_account(self, found: Any) -> None:
-        """Add one entry of ``accounts``."""
+        """Add the account that ``found``, one entry of ``accounts``, describes, with its permissions. Raises
+        RulesError."""
         entry = _mapping(found, _ACCOUNT)
         account = _plain_account(entry)
         self._add(account, "access key")
@@ -326,13 +345,14 @@ class PlainAcl(Rules):
         return account.is_super and not self._grants[account.name].names_resources
 
     def _explained(self, name: str) -> list[str]:
-        """The account's permissions as lines for people, each default as ``*``."""
+        """Return the permissions of an account as lines for people. What topics and groups without a rule of their own
+        get is shown for ``*``."""
         grants = self._grants[name]
         kinds = ("topic", grants.topics, grants.topic_default), ("group", grants.groups, grants.group_default)
         return [
-            f"{kind} {one}: {_words(actions) or 'deny'}"
+            f"{kind} {resource}: {_words(actions) or 'deny'}"
             for kind, named, default in kinds
-            for one, actions in (*named.items(), ("*", default))
+            for resource, actions in (*named.items(), ("*", default))
         ]
 
     def refusal(self, account: Account, request: Request, host: str) -> str | None:
@@ -342,21 +362,25 @@ class PlainAcl(Rules):
         return None if account.is_super else f"account {account.name} is not an administrator"
 
     def _missing(self, account: Account, required: Sequence[Permission], host: str) -> str | None:
+        """Return the first of the ``required`` permissions that the account lacks, as a reason that its client gets;
+        None if it lacks none. In ACL 1.0 the ``host`` does not matter."""
         if self._may_everything(account):
             return None
-        for one in required:
-            if not self._grants[account.name].allow(one):
-                return f"account {account.name} has no permission for {one.kind.value.lower()} {one.name}"
+        for permission in required:
+            if not self._grants[account.name].allow(permission):
+                resource = f"{permission.kind.value.lower()} {permission.name}"
+                return f"account {account.name} has no permission for {resource}"
         return None
 
 
 def _plain_account(entry: _Lined) -> Account:
-    """The account of an entry; names and keys are as long as a broker demands."""
+    """Return the account that an entry of ``accounts`` describes. Raises RulesError if its name or key is shorter than
+    a broker demands."""
     name, secret = _text(entry, "accessKey"), _text(entry, "secretKey")
     if len(name) <= 6 or len(secret) <= 6:
         raise RulesError(
-            "accessKey and secretKey must have more than 6 characters",
-            hint="choose longer ones, as at the broker",
+            "an account's accessKey and secretKey must have more than 6 characters each",
+            hint="use those of the account at the broker, which demands the same",
         )
     pattern = _field(entry, "whiteRemoteAddress", pattern_of)
     return Account(name, secret, is_super=_field(entry, "admin", _truth), trusted_from=pattern)
@@ -365,12 +389,13 @@ def _plain_account(entry: _Lined) -> Account:
 def _truth(value: object) -> bool:
     found = _IS_TRUE.get(text_of(value).lower())
     if found is None:
-        raise RulesError("admin is neither true nor false", hint="write admin: false")
+        raise RulesError("the value of admin is neither true nor false", hint="write admin: false")
     return found
 
 
 def _granted(value: object) -> frozenset[Action]:
-    """The actions that a permission such as ``PUB|SUB`` allows; none for DENY, or if nothing is written."""
+    """Return the actions that a permission of ACL 1.0 such as ``PUB|SUB`` allows: none for DENY, or if nothing is
+    written. Raises RulesError for an unknown word."""
     text = text_of(value) or "DENY"
     words = [word.strip() for word in text.split("|")]
     for word in words:
@@ -382,23 +407,25 @@ def _granted(value: object) -> frozenset[Action]:
 
 
 def _named(entry: _Lined, names: str) -> dict[str, frozenset[Action]]:
-    """The actions on each named topic or group."""
-    found: dict[str, frozenset[Action]] = {}
+    """Return the actions that an account may take on each topic or group that it names; ``names`` is the name of the
+    list, topicPerms or groupPerms. Raises RulesError."""
+    granted: dict[str, frozenset[Action]] = {}
 
     def read(item: object) -> None:
-        """Add one ``NAME=PERMISSION``."""
+        """Add the actions of ``item``, one NAME=PERMISSION of the list, to ``granted``. Raises RulesError."""
         name, _, permission = (part.strip() for part in text_of(item).partition("="))
         if not name or not permission or "*" in name:
             raise RulesError(
-                f"permission {shortened(ascii(text_of(item)))} is not NAME=PERMISSION",
-                hint="for all others use defaultTopicPerm or defaultGroupPerm",
+                f"permission {shortened(ascii(text_of(item)))} is not NAME=PERMISSION, with the whole name",
+                hint="for topics or groups without a name here set defaultTopicPerm or defaultGroupPerm",
             )
-        if _checked_name(names.removesuffix("Perms"), name) in found:
-            raise RulesError(f"{name} has two permissions", hint="remove one")
-        found[name] = _granted(permission)
+        kind = names.removesuffix("Perms")
+        if _checked_name(kind, name) in granted:
+            raise RulesError(f"{kind} {name} has two permissions in {names}", hint="remove one of them")
+        granted[name] = _granted(permission)
 
     _each(entry, names, read)
-    return found
+    return granted
 
 
 # -- ACL 2.0 ------------------------------------------------------------------------------------------------------
@@ -407,6 +434,7 @@ _ACTIONS = {action.value.lower(): frozenset({action}) for action in Action} | {
     "all": frozenset(Action),
     "any": frozenset(Action),
 }
+_USER = "username password userType userStatus"
 _ENTRY = "resource actions sourceIps decision"
 _KINDS = {kind.value.lower(): kind for kind in Kind}
 
@@ -433,7 +461,7 @@ class RuleEntry:
 
     @property
     def text(self) -> str:
-        """The entry in messages: resource, decision, actions and addresses."""
+        """The entry as a line for people: resource, decision, actions and addresses."""
         kind = "any" if self.kind is None else self.kind.value.lower()
         hosts = f" from {', '.join(self.sources)}" if self.sources else ""
         decision = "allow" if self.allows else "deny"
@@ -451,7 +479,8 @@ class UserAcl(Rules):
     """Users and their rules, as brokers 5.x have them."""
 
     def __init__(self, document: _Lined) -> None:
-        """Raises RulesError."""
+        """Read the users and policies of ``document``, the content of a file. Raises RulesError for any that is not
+        valid."""
         super().__init__()
         _mapping(document, "users acls")
         _each(document, "users", lambda found: self._add(_user(found), "user"))
@@ -460,13 +489,13 @@ class UserAcl(Rules):
         _each(document, "acls", self._read_acl)
 
     def _read_acl(self, found: Any) -> None:
-        """Add the policies of one user."""
+        """Add the policies that ``found``, one entry of ``acls``, has for a user. Raises RulesError."""
         acl = _mapping(found, "subject policies")
         subject = _text(acl, "subject")
         prefix, _, name = subject.partition(":")
         if prefix != "User" or name not in self.accounts:
             raise RulesError(
-                f"subject {shortened(ascii(subject))} is no user of this file",
+                f"subject {shortened(ascii(subject))} of a policy is no user of this file",
                 hint="write User:NAME with the username of an entry of users, or add that user",
             )
         _each(
@@ -474,21 +503,21 @@ class UserAcl(Rules):
         )
 
     def _read_policy(self, account: Account, found: Any) -> None:
-        """Add the entries of one policy, the most specific first. A Deny for a Super user is an error: it would have
-        no effect."""
+        """Add the entries of ``found``, a policy of an account, and sort them so that the most specific decides. Raises
+        RulesError, also for a Deny for a Super user, as it would have no effect."""
         policy = _mapping(found, "policyType entries")
-        kind = _text(policy, "policyType").lower()
-        if kind not in ("", "custom", "default"):
+        policy_type = _text(policy, "policyType").lower()
+        if policy_type not in ("", "custom", "default"):
             raise RulesError(
-                f"policyType {shortened(ascii(kind))} is unknown", hint="use Custom or Default"
+                f"policyType {shortened(ascii(policy_type))} is unknown", hint="use Custom or Default"
             ).at(policy.lines["policyType"])
         entries = _each(policy, "entries", _entry, is_required=True)
         if account.is_super and not all(entry.allows for entry in entries):
             raise RulesError(
-                f"a Deny for {account.name} has no effect: a Super user may do everything",
-                hint="write userType: Normal, or remove the Deny",
+                f"a Deny for user {account.name} has no effect: a Super user may do everything",
+                hint="write userType: Normal for this user, or remove the Deny",
             )
-        target = self._default if kind == "default" else self._custom
+        target = self._default if policy_type == "default" else self._custom
         target[account.name] = sorted(target.get(account.name, []) + entries, key=lambda entry: entry.rank)
 
     def _explained(self, name: str) -> list[str]:
@@ -503,12 +532,13 @@ class UserAcl(Rules):
         return self._missing(account, required, host)
 
     def _missing(self, account: Account, required: Sequence[Permission], host: str) -> str | None:
-        """What the account lacks for a request, as the client gets to see it; None if it lacks nothing."""
+        """Return the first of the ``required`` permissions that the account lacks at ``host``, as a reason that its
+        client gets; None if it lacks none."""
         if account.is_super:
             return None
-        for one in required:
-            if not self._allows(account.name, one, host):
-                resource = f"{one.kind.value.lower()} {one.name}"
+        for permission in required:
+            if not self._allows(account.name, permission, host):
+                resource = f"{permission.kind.value.lower()} {permission.name}"
                 return f"account {account.name} has no permission for {resource} from {host}"
         return None
 
@@ -521,22 +551,23 @@ class UserAcl(Rules):
 
 
 def _user(found: Any) -> Account:
-    """The account of one entry of ``users``."""
-    entry = _mapping(found, "username password userType userStatus")
+    """Return the account that ``found``, one entry of ``users``, describes. Raises RulesError."""
+    entry = _mapping(found, _USER)
     name, password = _text(entry, "username"), _text(entry, "password")
     if not name or not password:
-        raise RulesError("users: an entry has no username or no password", hint="write both")
-    kind, status = _text(entry, "userType").lower(), _text(entry, "userStatus").lower()
-    if kind not in ("", "super", "normal") or status not in ("", "enable", "disable"):
+        raise RulesError("an entry of users has no username or no password", hint="write both")
+    user_type, status = _text(entry, "userType").lower(), _text(entry, "userStatus").lower()
+    if user_type not in ("", "super", "normal") or status not in ("", "enable", "disable"):
         raise RulesError(
-            f"user {name}: userType or userStatus is unknown",
-            hint="userType must be Super or Normal, userStatus enable or disable",
+            f"user {name} has an unknown userType or userStatus",
+            hint="write Super or Normal for userType, enable or disable for userStatus",
         )
-    return Account(name, password, is_super=kind == "super", is_enabled=status != "disable")
+    return Account(name, password, is_super=user_type == "super", is_enabled=status != "disable")
 
 
 def _entry(found: Any) -> RuleEntry:
-    """One entry of a policy."""
+    """Return the rule that ``found``, one entry of a policy, describes. Its resource is TYPE:NAME, TYPE:PREFIX* or
+    ``*``. Raises RulesError."""
     entry = _mapping(found, _ENTRY)
     resource = _text(entry, "resource")
     kind_name, _, name = ("*", "", "*") if resource == "*" else resource.partition(":")
@@ -544,32 +575,44 @@ def _entry(found: Any) -> RuleEntry:
     prefix = name.removesuffix("*")
     if not name or "*" in prefix or (kind is None and resource != "*"):
         raise RulesError(
-            f"resource {shortened(ascii(resource))} does not parse",
-            hint="use Topic:name, Group:prefix*, Cluster:* or *",
+            f"resource {shortened(ascii(resource))} of a policy does not parse",
+            hint="write Topic:NAME, Group:PREFIX*, Cluster:* or *",
         )
     if kind in (Kind.TOPIC, Kind.GROUP) and prefix:
         _checked_name(kind.value.lower(), prefix)
     decision = _text(entry, "decision").lower()
     if decision not in ("allow", "deny"):
-        raise RulesError(f"resource {resource} has no decision", hint="decision must be Allow or Deny")
+        raise RulesError(
+            f"the entry for resource {resource} has no decision",
+            hint="write decision: Allow or decision: Deny",
+        )
     sources = tuple(_each(entry, "sourceIps", pattern_of))
     if "" in sources:
-        raise RulesError("sourceIps: an address is empty", hint="remove it")
+        raise RulesError(
+            f"an address in sourceIps of resource {resource} is empty", hint="remove it, or write the address"
+        )
     actions = frozenset[Action]().union(*_each(entry, "actions", _action))
     if not actions:
-        raise RulesError(f"resource {resource} has no actions", hint="write actions: [All]")
+        raise RulesError(
+            f"the entry for resource {resource} has no actions",
+            hint="write its actions, such as actions: [All]",
+        )
     if kind is Kind.CLUSTER and decision == "deny":
-        name = prefix = "*"  # requests do not name the cluster: a Deny is for any
+        name = prefix = "*"  # requests do not name a cluster, so that a Deny for one is a Deny for any
     return RuleEntry(
         kind, prefix.removesuffix("*"), not name.endswith("*"), actions, sources, decision == "allow"
     )
 
 
 def _action(value: object) -> frozenset[Action]:
+    """Return the actions that a word of a policy's entry stands for: one, or with All and Any each. Raises
+    RulesError."""
     found = _ACTIONS.get(text_of(value).lower())
     if found is None:
         names = ", ".join(action.value for action in Action)
-        raise RulesError(f"action {shortened(ascii(text_of(value)))} is unknown", hint=f"use All, {names}")
+        raise RulesError(
+            f"action {shortened(ascii(text_of(value)))} is unknown", hint=f"write All, Any or one of {names}"
+        )
     return found
 
 
@@ -580,21 +623,25 @@ FILE_BYTES_MAX = 16 * 1024 * 1024
 
 
 def read_rules(path: Path) -> Rules:
-    """ACL 1.0 if the file has ``accounts``, 5.x users and policies if it has ``users``. Raises UsageError."""
+    """Read the rules in a file: those of ACL 1.0 if it has ``accounts``, users and policies of 5.x if it has ``users``.
+    Raises UsageError, with the line, for a file that cannot be read or is not valid; it quotes no secret."""
     try:
         check_trusted_file(path, "serve.acl_file")
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        raise RulesError(f"{path} cannot be read: {error.strerror}", hint="set serve.acl_file") from error
+        raise RulesError(
+            f"the access rules in {path} cannot be read: {error.strerror}",
+            hint="set serve.acl_file to a file that this user may read",
+        ) from error
     if len(data) > FILE_BYTES_MAX:
-        raise RulesError(f"{path} is larger than {FILE_BYTES_MAX} bytes")
+        raise RulesError(f"the file of access rules {path} is larger than {FILE_BYTES_MAX:,} bytes")
     try:
         return _rules_of(_Loader(data).get_single_data())
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         failure = RulesError(
-            "this is not YAML", hint="check dashes, colons, quotes, indentation and UTF-8"
+            "the file is not valid YAML", hint="check dashes, colons, quotes, indentation and UTF-8"
         ).at(0 if mark is None else mark.line + 1)
     except RulesError as error:
         failure = error
@@ -602,10 +649,14 @@ def read_rules(path: Path) -> Rules:
 
 
 def _rules_of(document: Any) -> Rules:
-    """Raises RulesError."""
+    """Return the rules in ``document``, the parsed file: those of ACL 2.0 if it has users or policies, else of ACL 1.0.
+    Raises RulesError."""
     names = "globalWhiteRemoteAddresses accounts users acls dataVersion"
     if document is None or not _mapping(document, names).keys() & {*names.split()[:4]}:
-        raise RulesError("there are neither accounts (ACL 1.0) nor users (5.x)", hint="write accounts: [...]")
+        raise RulesError(
+            "the file has neither accounts (ACL 1.0) nor users (5.x)",
+            hint="write accounts: [...] or users: [...]",
+        )
     return UserAcl(document) if {"users", "acls"} & document.keys() else PlainAcl(document)
 
 
@@ -620,7 +671,8 @@ class RulesFile:
         self.rules = read_rules(path)
 
     def reload(self, now_s: float) -> None:
-        """Read the file again if it changed; checks at most every RELOAD_S."""
+        """Read the file again if it has changed, which is looked for at most every RELOAD_S. Rules that are not valid
+        are logged, and those before stay in force. ``now_s``: the monotonic time."""
         if now_s - self._checked_s < RELOAD_S:
             return
         self._checked_s = now_s
@@ -631,7 +683,7 @@ class RulesFile:
         try:
             self.rules = read_rules(self._path)
         except UsageError as error:
-            logger.error("access rules not reloaded, the old ones stay in force: %s", error)
+            logger.error("the changed access rules are not used, and those before stay in force: %s", error)
             self._on_reload(False)
         else:
             logger.info("access rules reloaded", extra={"accounts": len(self.rules.accounts)})

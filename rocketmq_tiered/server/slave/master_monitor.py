@@ -34,7 +34,8 @@ class MasterMonitor:
         broker_conf: Mapping[str, str] | None,
         credentials: Credentials | None = None,
     ) -> None:
-        """Requests nothing before ``start``; until the first reply slave mode is refused."""
+        """``slave``: how this process is registered, with the master's address. Nothing is requested before ``start``;
+        until the first reply slave mode is refused."""
         self._broker, self._broker_conf = slave.broker, broker_conf
         fields = {} if credentials is None else credentials.signed({})
         self._request = RemotingCommand(RequestCode.GET_BROKER_CONFIG, 0, ext_fields=fields)
@@ -43,6 +44,8 @@ class MasterMonitor:
         self._task: asyncio.Task[None] | None = None
         self._first_answer = asyncio.Event()
         self._wake = asyncio.Event()
+        # Why slave mode is ruled out: by the master's configuration, perhaps as a peer's request suggests, and until
+        # the next start of this process, if the configuration could not be read after such a request.
         self._refusal: str | None = "the master has not answered yet"
         self._suspicion: str | None = None
         self._expelled: str | None = None
@@ -102,13 +105,17 @@ class MasterMonitor:
         return None if value is None else value.strip().lower() == "true"
 
     async def _run(self) -> None:
-        """Read the configuration now and then, soon after something suspicious, and often while the master is away."""
+        """Read the master's configuration every READ_EVERY_S, soon after ``suspect``, and every RETRY_S while the
+        master is away; until cancelled."""
         while True:
             try:
                 await self._read()
             except Exception as error:
                 # Unexpected: stale state may send no consumer back.
-                logger.exception("reading the master's configuration failed unexpectedly, and is tried again")
+                logger.exception(
+                    "the master's configuration could not be read because of an unexpected error, and the next attempt"
+                    " follows"
+                )
                 self._enter(False, repr(error))
             self._wake.clear()
             if not self.is_available:
@@ -122,8 +129,8 @@ class MasterMonitor:
                     await asyncio.sleep(RETRY_S)
 
     async def _read(self) -> None:
-        """Read the configuration once and judge it; where the master does not show it, the file beside this process
-        counts."""
+        """Read the master's configuration once, and note whether it allows slave mode. If the master does not show it,
+        the broker's configuration file beside this process counts. A new reason against slave mode is announced."""
         try:
             answer = await self._link.call(self._request, ANSWER_S)
         except UnavailableError as error:
@@ -139,7 +146,7 @@ class MasterMonitor:
             self._refusal = master_refusal(self.config, self._broker)
         else:
             if suspicion is not None and self._expelled is None:
-                logger.error("slave mode ends until the next start: %s", suspicion)
+                logger.error("slave mode ends until the next start of this process: %s", suspicion)
                 self._expelled = suspicion
             if self._broker_conf is not None:
                 self._refusal = master_refusal(self._broker_conf, self._broker)

@@ -37,7 +37,9 @@ _NOTHING: Final = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETR
 
 
 def next_id(own_id: int, policy: ReadPolicy, situation: Situation, *, is_master_available: bool) -> int:
-    """The broker id for the next pull, at ``situation.offset``: ``own_id`` or the master's."""
+    """Return the broker id that a client is to pull from next, at ``situation.offset``: ``own_id``, that of this
+    process, or the master's. ``situation``: what archive and master have of the queue; ``policy``: from where its topic
+    is read."""
     if not is_master_available or situation.broker in (BrokerSide.AWAY, BrokerSide.UNREADABLE):
         return own_id
     if situation.is_system or policy is ReadPolicy.DISABLE:
@@ -67,8 +69,9 @@ class EmptyReplyPacer:
         self._last: Lru[tuple[int, str, str, int], _Reply] = Lru(REPEATS_BYTES_MAX, resists_floods=True)
 
     def wait_s(self, reader: tuple[int, str], topic: str, queue_id: int, offset: int, now_s: float) -> float:
-        """The delay of a reply that leaves ``reader`` (connection and group: a client's groups share a connection) at
-        ``offset``."""
+        """Return by how many seconds to delay an empty reply to a pull at ``offset``: until REPEAT_S after the last
+        one, if that was at the same offset. ``reader``: connection and group, as groups of one client share a
+        connection."""
         key = *reader, topic, queue_id
         before = self._last.peek(key)
         is_repeat = before is not None and before.offset == offset
@@ -111,14 +114,9 @@ class SlavePulls:
         self._counters = context.counters
 
     def handlers(self) -> ProxyHandlers:
-        """The wrapped handlers by request code."""
-        return {
-            code: self._wrapped(self._pulls[code])
-            for code in (
-                RequestCode.PULL_MESSAGE,
-                RequestCode.LITE_PULL_MESSAGE,
-            )
-        }
+        """Return the handlers of pulls by request code, each of which calls the one it wraps."""
+        codes = RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE
+        return {code: self._wrapped(self._pulls[code]) for code in codes}
 
     def _wrapped(self, handler: ProxyHandler) -> ProxyHandler:
         async def pull(request: Request, upstream: Upstream) -> Response | None:
@@ -128,8 +126,8 @@ class SlavePulls:
         return pull
 
     async def _wait_for_master(self, request: Request) -> Response | None:
-        """While the master is away: the reply to a pull past the archive's end, after the client's long-poll time.
-        None: answer the pull now."""
+        """Hold a pull past the archive's end while the master is away, and return an empty reply after the client's
+        long-poll time. None: the pull can be answered now."""
         if self._context.is_master_available() or not request.number("sysFlag", 0) & SUSPEND:
             return None
         topic, queue_id = request.text("topic"), request.number("queueId")
@@ -149,8 +147,9 @@ class SlavePulls:
     async def _finished(
         self, request: Request, upstream: Upstream, response: Response | None
     ) -> Response | None:
-        """A pull's reply with the broker to pull from next; an empty one of a waiting consumer is delayed, so that
-        it does not repeat at once."""
+        """Return the reply to a pull with the broker to pull from next. A repeated empty reply is delayed for a
+        consumer that waits for messages, as it would pull again at once. Replies without a next offset are returned as
+        they are."""
         text = "" if response is None else response.ext.get("nextBeginOffset", "")
         if response is None or not text.isdecimal():
             return response
@@ -176,13 +175,13 @@ class SlavePulls:
         return replace(response, ext={**response.ext, "suggestWhichBrokerId": str(broker_id)})
 
     async def _next_id(self, request: Request, upstream: Upstream, next_offset: int) -> int:
-        """The broker id to pull from next, by what archive and master have at that offset; this one's while the
-        master is away."""
+        """Return the broker id that the client is to pull from next, by what archive and master have at
+        ``next_offset``; that of this process while the master is away."""
         context, topic = self._context, request.text("topic")
         if not context.is_master_available():
             return context.own_id  # no need to query it
-        look = QueueState(self._views, request.command, upstream, next_offset)
-        situation = await self._router.situation(look, topic, request.number("queueId"), next_offset)
+        queue_state = QueueState(self._views, request.command, upstream, next_offset)
+        situation = await self._router.situation(queue_state, topic, request.number("queueId"), next_offset)
         policy = self._router.policy_of(topic)
         return next_id(context.own_id, policy, situation, is_master_available=context.is_master_available())
 

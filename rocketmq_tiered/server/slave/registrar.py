@@ -50,7 +50,8 @@ class Registrar:
     """What messages call it."""
 
     def __init__(self, slave: SlaveConfig, period_s: float) -> None:
-        """``period_s``: between two registrations at a name server."""
+        """``slave``: what is registered, and the name servers; ``period_s``: the time between two registrations at a
+        name server."""
         self.slave = slave
         self.last = Listing()
         """The listing at the last registration: a name server that has just started knows no cluster."""
@@ -114,8 +115,9 @@ class SlaveRegistrar(Registrar):
         self._candidate: tuple[str, int] | None = None
 
     def _note_master(self, address: str | None) -> None:
-        """A name server lists a master at ``address`` while ours counts as available. A new address is accepted once
-        the master has answered after it was first listed: ours may have vanished unnoticed and been replaced."""
+        """Note that a name server lists a master at ``address``, while the master beside this process counts as
+        available. A new address is taken as that master's once it has answered after the address was first listed:
+        before that it may have vanished unnoticed and been replaced by another one."""
         if address is None:
             return
         if self._candidate is None or self._candidate[0] != address:
@@ -124,7 +126,8 @@ class SlaveRegistrar(Registrar):
             self.master = address
 
     def refusal(self, listed: Listing) -> str | None:
-        """Why not to be registered, the master's own objections first; None: register."""
+        """Return why this process is not to be registered at a name server with this listing, None if it is. The
+        master's own objections come first."""
         is_master_available = self.monitor.is_available
         if is_master_available:
             self._note_master(listed.addresses.get(MASTER_ID))
@@ -143,7 +146,8 @@ class _Session:
     """One name server."""
 
     def __init__(self, registrar: Registrar, address: str, period_s: float) -> None:
-        """Connect at the first round."""
+        """``registrar``: what is registered; ``address``: the name server's, which is connected to at the first
+        registration; ``period_s``: between two registrations."""
         self._registrar, self._slave, self._address, self._period_s = (
             registrar,
             registrar.slave,
@@ -162,13 +166,17 @@ class _Session:
         self._awake.set()
 
     async def run(self) -> None:
-        """Register again after each period, or at once when the connection is lost or the registrar wakes it."""
+        """Register at the name server after each period, and at once when the connection was lost or ``wake`` is
+        called; until cancelled."""
         while True:
             try:
-                progress = await self._round()
+                progress = await self._register_once()
             except Exception as error:
                 # Unexpected: keep maintaining the registration.
-                logger.exception("registering at a name server failed unexpectedly, and is tried again")
+                logger.exception(
+                    "registering at name server %s failed because of an unexpected error, and the next attempt follows",
+                    self._address,
+                )
                 progress = self.progress.failed(repr(error))
             self._enter(progress)
             try:
@@ -181,25 +189,27 @@ class _Session:
                 await asyncio.sleep(wait_s(self.progress, self._period_s))
 
     async def leave(self) -> None:
-        """Unregister within a bounded time; a name server that is away drops the registration itself."""
+        """Unregister at the name server, within LEAVE_S, and close the connection. One that does not answer drops the
+        registration two minutes later."""
         try:
             async with asyncio.timeout(LEAVE_S):
                 if self._registering is not None:
-                    # Processed after the connection closes, it would stay listed for two minutes.
+                    # A registration that is processed after the connection has closed stays for two minutes.
                     await asyncio.wait({self._registering})
                 if self._registering is not None and self._link.is_connected:
                     await self._unregister(await self._listing())
         except (TimeoutError, UnavailableError, CorruptionError) as error:
             logger.info(
-                "the name server %s drops the registration of this process only after two minutes: %s",
+                "name server %s lists this process for two more minutes, as it could not be unregistered: %s",
                 self._address,
                 error,
             )
         self.progress = self.progress.left()
         self._link.close("the service stops")
 
-    async def _round(self) -> RegistrationProgress:
-        """Read the listing, register or unregister, and check in the listing that the name server took it."""
+    async def _register_once(self) -> RegistrationProgress:
+        """Read what the name server lists for the broker, register if that is allowed and unregister if not, and check
+        in the listing that the name server took it. Returns the outcome; errors of the connection are one, too."""
         before = self.progress
         try:
             listed = await self._listing()
@@ -216,7 +226,9 @@ class _Session:
             self._registering.add_done_callback(retrieve_exception)  # ``leave`` does not await it
             answer = await asyncio.shield(self._registering)
             if answer.code != ResponseCode.SUCCESS:
-                return before.refused(f"registration failed: {answer.remark or answer.code}")
+                return before.refused(
+                    f"the name server refused the registration: {answer.remark or answer.code}"
+                )
             # Newer name servers reply SUCCESS also when they ignored the registration.
             listed = await self._listing()
             if (why := address_refusal(listed, self._slave)) is not None:
@@ -229,7 +241,8 @@ class _Session:
             return before.failed(str(error))
         if holder != self._slave.advertise:
             return before.refused(
-                f"the name server lists {holder or 'no broker'} as broker id {self._slave.broker_id}, not this process"
+                f"the name server lists {holder or 'no broker'} as id {self._slave.broker_id} of broker"
+                f" {self._slave.broker}, although this process registered as it"
             )
         return before.registered()
 
@@ -241,7 +254,9 @@ class _Session:
     async def _listing(self) -> Listing:
         answer = await self._call(RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO, 0))
         if answer.code != ResponseCode.SUCCESS:
-            raise UnavailableError(f"{self._address}: {answer.remark or answer.code}")
+            raise UnavailableError(
+                f"name server {self._address} does not list its brokers: {answer.remark or answer.code}"
+            )
         return parse_listing(answer.body, self._slave.broker)
 
     async def _call(self, command: RemotingCommand) -> RemotingCommand:
@@ -253,7 +268,7 @@ class _Session:
             self._awake.set()
 
     def _enter(self, progress: RegistrationProgress) -> None:
-        """Note the outcome of a round, and log it if it has changed."""
+        """Note how the last attempt to register ended, and log it if it has ended differently from the one before."""
         before, self.progress = self.progress, progress
         self._registrar.note(progress)
         if (before.state, before.why) == (progress.state, progress.why):

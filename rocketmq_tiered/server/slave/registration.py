@@ -61,7 +61,8 @@ class Listing:
 
 
 def parse_listing(body: bytes, broker: str) -> Listing:
-    """The entries for ``broker`` in a GET_BROKER_CLUSTER_INFO reply. Raises CorruptionError if it does not parse."""
+    """Return what a name server's reply to GET_BROKER_CLUSTER_INFO has for ``broker``, and the addresses of all others.
+    Raises CorruptionError if the reply does not parse."""
     document = fastjson.loads(body) if body else {}
     try:
         table = (document or {}).get("brokerAddrTable") or {}
@@ -78,11 +79,13 @@ def parse_listing(body: bytes, broker: str) -> Listing:
         cluster, zone = str(data.get("cluster") or ""), str(data.get("zoneName") or "")
         return Listing(addresses, cluster, zone, data.get("enableActingMaster") is True, others)
     except (AttributeError, TypeError, ValueError) as error:
-        raise CorruptionError(f"the cluster information does not parse: {error}") from error
+        raise CorruptionError(
+            f"the name server's list of brokers has an unexpected form: {error!r}"
+        ) from error
 
 
 def listing_refusal(listed: Listing, slave: SlaveConfig, *, was_registered: bool) -> str | None:
-    """Why not to register at a name server with this listing, or None.
+    """Return why this process is not to register at a name server that lists the broker like this, None if it is.
 
     ``was_registered``: this process has been registered with this master before. Then the master need not be listed: a
     name server that has just started lists no broker yet.
@@ -130,8 +133,8 @@ def claims_in(listed: Listing, slave: SlaveConfig) -> Claims:
 
 
 def claims_refusal(listed: Listing, slave: SlaveConfig, elsewhere: Iterable[Claims]) -> str | None:
-    """Why not to register although this listing has no conflict, or None: other name servers (``elsewhere``) have one,
-    and this one may have just started."""
+    """Return why not to register at a name server whose listing has no conflict, as others (``elsewhere``) have one and
+    this server may have just started; None: there is none."""
     claims = tuple(elsewhere)
     holder = next((claim.holder for claim in claims if claim.holder is not None), None)
     if holder is not None and slave.broker_id not in listed.addresses:
@@ -141,19 +144,20 @@ def claims_refusal(listed: Listing, slave: SlaveConfig, elsewhere: Iterable[Clai
 
 
 def new_master_refusal(listed: Listing, known: str | None, *, is_master_available: bool) -> str | None:
-    """Why the listed master is not the one beside this process, or None. ``known``: its address as listed while it
-    answered.
+    """Return why the listed master is not the one beside this process, None if it is or that is not known. ``known``:
+    the address of the master beside this process, as it was listed while that answered.
 
     Readers past the archive's end would wait here for a master that is gone, while the new one has their messages.
     """
-    now = listed.addresses.get(MASTER_ID)
-    if is_master_available or known is None or now in (None, known):
+    present = listed.addresses.get(MASTER_ID)
+    if is_master_available or known is None or present in (None, known):
         return None
-    return f"{now} is the master now; {known}, the master of this sidecar, does not answer"
+    return f"{present} is the master now; {known}, the master of this sidecar, does not answer"
 
 
 def master_refusal(config: Mapping[str, str], broker: str) -> str | None:
-    """Why the master's configuration rules out slave mode, or None."""
+    """Return why the master's configuration ``config`` rules out slave mode for ``broker``, None if it does not: the
+    broker is another one, no master, or in a cluster whose slaves may become masters."""
     if (name := config.get("brokerName", "").strip() or broker) != broker:
         return f"the broker at broker.address is {name}, not {broker}"
     for name, what in (
@@ -171,8 +175,9 @@ def master_refusal(config: Mapping[str, str], broker: str) -> str | None:
 def register_command(
     slave: SlaveConfig, listed: Listing, topics: Mapping[str, object] | None = None, version: int = 0
 ) -> RemotingCommand:
-    """REGISTER_BROKER without enableActingMaster. A slave registers no topics: its master does. (5.x refuses a single
-    topic.) ``version`` of the topics; 0 is older than any broker's and replaces none."""
+    """Return the request REGISTER_BROKER for ``slave``, which a name server in the cluster of ``listed`` gets. A slave
+    registers no ``topics``, as its master does. ``version``: that of the topics; 0 is older than any broker's, so that
+    it replaces none."""
     data_version = {"counter": version, "stateVersion": 0, "timestamp": version}
     wrapper = {
         "dataVersion": data_version,
@@ -196,7 +201,8 @@ def register_command(
 
 
 def unregister_command(slave: SlaveConfig, listed: Listing) -> RemotingCommand | None:
-    """UNREGISTER_BROKER; None unless the id is ours: 4.9 removes the id whatever its address.
+    """Return the request UNREGISTER_BROKER for ``slave``; None unless the name server lists its id at its address: 4.9
+    removes the id whatever its address.
 
     Also sent when a broker of another name has our address by now. That broker loses its liveness entry until it
     registers again (30 s), but no route. Closing the connection without it may remove that broker's route.

@@ -147,7 +147,7 @@ class SlaveService(RelayService[RelayClient]):
     section = "slave"
 
     def __init__(self, options: SlaveOptions, clock: Clock = MACHINE_CLOCK) -> None:
-        """Register nowhere before the archive is open."""
+        """``options``: the master, the registration and the port. Nothing is registered before the archive is open."""
         self.counters: SlaveCounters = SlaveCounters()
         relay = Relay(self.counters, self._without_master)
         super().__init__(options.serve, relay, clock, checks_clients=options.checks_clients)
@@ -173,7 +173,7 @@ class SlaveService(RelayService[RelayClient]):
         return bound
 
     def open_archive(self, handlers: ProxyHandlers, key: bytes = b"") -> None:
-        """Lets ``handlers`` answer their codes from now on, and registers at the name servers. ``key``: the archive's
+        """Let ``handlers`` answer their codes from now on, and register at the name servers. ``key``: the archive's
         private key."""
         # Relayed codes stay relayed: a reset in proxy mode notifies members itself, here the master does.
         super().open_archive(
@@ -182,7 +182,7 @@ class SlaveService(RelayService[RelayClient]):
         self._spawn(self._register())
 
     async def close(self, drain_s: float = 5.0) -> None:
-        """Unregisters, then closes connections after requests in progress had ``drain_s`` to finish."""
+        """Unregister, then close the connections after requests in progress had ``drain_s`` to finish."""
         await self._end_tasks()
         await self._registrar.leave()
         await super().close(drain_s)
@@ -237,8 +237,8 @@ class SlaveService(RelayService[RelayClient]):
         return Response()
 
     async def _dispatch(self, request: Request) -> Response | None:
-        """Answer a request that has no handler of its own. One that only replicas get shows that the master takes
-        this process for one, so its configuration is checked again."""
+        """Answer a request as a slave does, or relay it to the master. A request that only replicas get shows that the
+        master takes this process for one, so that its configuration is checked again."""
         code, client = request.code, self._client(request)
         if code in RELAYED or (self._handlers is not None and code in self._handlers):
             return await self._answer_or_relay(request, client)
@@ -256,15 +256,19 @@ class SlaveService(RelayService[RelayClient]):
             return Response(ResponseCode.NO_PERMISSION, remark="this is a read-only slave")
         if code in BETWEEN_REPLICAS:
             self.master.suspect(
-                f"the master treats this process as a replica ({request_name(code)}): its slaves may act as master"
+                f"this process got request {request_name(code)}, which a master sends only to slaves that may act as"
+                " master"
             )
         if self._handlers is None and code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
-            raise ThrottledError("this process has not opened its archive yet: repeat the request")
+            raise ThrottledError(
+                "this process is starting and has not opened its archive yet: repeat the request"
+            )
         remark = f"slave mode does not support {request_name(code)}"
         return Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
 
     async def _without_master(self, request: Request) -> Response | None:
-        """The reply while the master is away, if there is one besides an error."""
+        """Return the reply to a request while the master is away: to a question about members, once all of them are
+        known here. None: the client gets an error."""
         code = request.code
         if code == RequestCode.UPDATE_CONSUMER_OFFSET:
             # Sent later it could move the group back. The client commits again.
@@ -276,7 +280,8 @@ class SlaveService(RelayService[RelayClient]):
         return None
 
     def _config_text(self) -> str:
-        """What mqadmin sees as this process's configuration: a readable slave."""
+        """Return the configuration that this process shows to mqadmin, as lines of text: that of a slave to read
+        from."""
         options = self._options
         lines = {
             "brokerClusterName": options.cluster,

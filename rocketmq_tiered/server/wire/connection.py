@@ -189,7 +189,7 @@ class Connection(asyncio.BufferedProtocol):
         self._context.on_open(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by asyncio when the connection has ended. Cancels requests in progress."""
+        """Called by asyncio when the connection has ended: cancels requests in progress, and frees what is buffered."""
         self._out.resumed()
         if self._turn is not None:
             self._turn.cancel()
@@ -215,10 +215,11 @@ class Connection(asyncio.BufferedProtocol):
         self.data_received(bytes(self._accounts.buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
-        """Takes bytes from the client, and starts the requests that are complete. Closes the connection if they are
-        no frames."""
+        """Take bytes from the client, and start the requests that are complete. If the bytes are no frames, the
+        connection is closed."""
         self.last_active_s = time.monotonic()
         try:
+            # Mostly the bytes are one whole request, which need not be buffered.
             if self._may_start() and (command := self._in.only(data)) is not None:
                 self._start(command)
                 if not self._may_start():
@@ -233,24 +234,25 @@ class Connection(asyncio.BufferedProtocol):
     # -- requests ---------------------------------------------------------------------------------------------
 
     def _start_received(self) -> None:
-        """Start received requests, as many as the limits allow; stop reading while there are more."""
+        """Start received requests, as many as the limits allow and for TURN_S at most, as other connections wait.
+        Reading from the client stops while more could be started."""
         transport, out, active = self._transport, self._out, self._active
         if transport is None or transport.is_closing():
             return
-        pop, turn, ends_s = self._in.pop, TURN_REQUESTS, time.monotonic() + TURN_S
+        pop, left, ends_s = self._in.pop, TURN_REQUESTS, time.monotonic() + TURN_S
         try:
-            while not (is_full := not out.is_writable or active.is_full or not turn):
+            while not (is_full := not out.is_writable or active.is_full or not left):
                 command = pop()
                 if command is None:
                     break
-                turn -= 1
+                left -= 1
                 self._start(command)
                 if time.monotonic() >= ends_s:
-                    turn = 0
+                    left = 0
         except ProtocolError as error:
             self.close(str(error))
             return
-        if not turn:
+        if not left:
             self._schedule_turn()
         if is_full == self._is_reading and not transport.is_closing():
             self._is_reading = not is_full
@@ -260,7 +262,7 @@ class Connection(asyncio.BufferedProtocol):
                 transport.resume_reading()
         # What is left in the buffer counts for the memory of all connections, and for how long a frame takes to arrive.
         partial_bytes = self._in.partial_bytes(
-            self.last_active_s, is_paused=is_full, has_popped=turn < TURN_REQUESTS
+            self.last_active_s, is_paused=is_full, has_popped=left < TURN_REQUESTS
         )
         self._accounts.partial.set(self, partial_bytes)
 
@@ -283,8 +285,8 @@ class Connection(asyncio.BufferedProtocol):
         self._start_received()
 
     def _start(self, command: RemotingCommand) -> None:
-        """Start one request: answer it at once without a task, in this step, or in a task that waits for its turn. A
-        reply of the client goes to ``on_answer``."""
+        """Start one request: it is answered right here if that needs no waiting, else in a task, which waits for its
+        turn if the request has a body. A reply of the client to a request of the broker goes to ``on_answer``."""
         if command.flag & RESPONSE_FLAG:
             if self.on_answer is not None:
                 self.on_answer(command)
@@ -320,7 +322,11 @@ class Connection(asyncio.BufferedProtocol):
         self._start_received()
 
     def _close_on_error(self, error: BaseException) -> None:
-        self._context.log.note(logging.ERROR, f"request failed unexpectedly: {error!r}", self._address)
+        self._context.log.note(
+            logging.ERROR,
+            f"a request failed because of an unexpected error, and its connection is closed: {error!r}",
+            self._address,
+        )
         self.close("internal error")
 
     async def _serve_in_turn(self, request: Request, *, is_authorized: bool) -> None:
@@ -328,7 +334,8 @@ class Connection(asyncio.BufferedProtocol):
         await self._serve(request, is_authorized=is_authorized)
 
     async def _serve(self, request: Request, *, is_authorized: bool) -> None:
-        """Answer one request, and write once the client has read what was written before."""
+        """Answer one request, and send the reply once the client has read what was sent before. A one-way request gets
+        no reply."""
         response = await self._dispatcher.answer(request, is_authorized=is_authorized)
         if response is None or request.command.flag & ONEWAY_FLAG or response.is_withheld:
             return
@@ -340,7 +347,8 @@ class Connection(asyncio.BufferedProtocol):
     # -- sending ----------------------------------------------------------------------------------------------
 
     def _respond(self, request: Request, response: Response) -> None:
-        """Send a reply; no other reply waits."""
+        """Send the reply to ``request``, unless that is one-way or the reply is to be withheld, and count it for the
+        audit. A reply that cannot be encoded becomes an error."""
         command, transport = request.command, self._transport
         if command.flag & ONEWAY_FLAG or response.is_withheld:
             return
@@ -366,8 +374,8 @@ class Connection(asyncio.BufferedProtocol):
             self._authorizer.note(request, response, body_bytes)
 
     def push(self, code: int, ext: Mapping[str, str], body: bytes = b"") -> None:
-        """Sends a one-way request to the client. A client that does not read gets no HINTS; other pushes queue behind
-        its unread replies and count as such."""
+        """Send a one-way request to the client. A client that does not read gets none of HINTS, notices that it may
+        miss; others are buffered behind its unread replies and count as such."""
         command = RemotingCommand(
             code, next(self._opaques), ONEWAY_FLAG, version=self._context.version, ext_fields=ext, body=body
         )
@@ -396,7 +404,8 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def reason_to_close(self, now_s: float) -> str | None:
-        """Why to close a late, stalled or idle connection; checked every few seconds."""
+        """Return why this connection is to be closed, None if it is not: a frame did not arrive in time, the client
+        does not read, or nothing was sent for long. Called every few seconds."""
         limits = self._limits
         if self._in.is_late(now_s, limits.frame_s):
             return f"frame incomplete after {limits.frame_s:g} s"

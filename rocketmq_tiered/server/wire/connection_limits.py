@@ -58,7 +58,8 @@ class BufferedBytes(Generic[HolderT]):
         self.peak_bytes = 0
 
     def set(self, holder: HolderT, held_bytes: int) -> None:
-        """``holder`` holds ``held_bytes`` now."""
+        """Note that ``holder`` now has ``held_bytes`` buffered. If all holders together are above the limit, those that
+        have held bytes longest are closed."""
         before = self._held.get(holder, 0)
         if before == held_bytes:
             return
@@ -85,7 +86,7 @@ class BufferAccounts:
     """Memory that all connections of a server hold."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
-        """Above each limit the connections that have held their bytes longest are closed."""
+        """``limits``: above each of them, the connections that have held such bytes longest are closed."""
         self.unread: BufferedBytes[Holder] = BufferedBytes(limits.unread_bytes_max, "unread replies", _close)
         self.partial: BufferedBytes[Holder] = BufferedBytes(
             limits.partial_bytes_max, "partial frames", _close
@@ -103,7 +104,7 @@ class BufferAccounts:
 
 def _close(holder: Holder, why: str) -> None:
     logger.warning(
-        "a client's connection is closed, to keep within serve.memory_bytes: %s",
+        "a client's connection is closed, so that memory stays within serve.memory_bytes: %s",
         why,
         extra={"client": holder.address},
     )

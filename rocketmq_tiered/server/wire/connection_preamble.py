@@ -35,9 +35,10 @@ def missing_bytes(head: bytes) -> int:
 
 
 def split_proxy_header(head: bytes) -> tuple[str | None, int] | None:
-    """(client's address, or None if the header has none; header length) from the first bytes of a connection.
+    """Return the client's address and the length of the PROXY header at the begin of ``head``, the first bytes of a
+    connection. The address is None if the header has none; the length is 0 if there is no header.
 
-    None while the header is incomplete; length 0 means no header. Raises ProtocolError.
+    Returns None while the header is incomplete. Raises ProtocolError for a header that does not parse or is too long.
     """
     if head[:1] == PROXY_V2[:1] and head.startswith(PROXY_V2[: len(head)]):
         return _version_2(head)
@@ -47,28 +48,28 @@ def split_proxy_header(head: bytes) -> tuple[str | None, int] | None:
 
 
 def _version_1(head: bytes) -> tuple[str | None, int] | None:
-    """The address in a header of text and the header's length; None while it is incomplete. No address: the load
-    balancer does not know it."""
+    """Return the address in a PROXY header of version 1, a line of text, and the header's length; None while it is
+    incomplete. The address is None if the load balancer does not know it. Raises ProtocolError."""
     if b"\r\n" not in head:
         if len(head) > _V1_BYTES_MAX:
-            raise ProtocolError("PROXY header is too long")
+            raise ProtocolError(f"the PROXY header has no end in its first {_V1_BYTES_MAX} bytes")
         return None
     found = _PROXY_V1.match(head)
     if found is None:
-        raise ProtocolError("PROXY header does not parse")
+        raise ProtocolError("the PROXY header is not one of version 1 as load balancers write it")
     if found[1] is None:
         return None, found.end()
     return f"{found[1].decode('ascii', 'replace')}:{found[2].decode()}", found.end()
 
 
 def _version_2(head: bytes) -> tuple[str | None, int] | None:
-    """The address in a binary header and the header's length; None while it is incomplete. No address: a health
-    check of the load balancer."""
+    """Return the address in a PROXY header of version 2, which is binary, and the header's length; None while it is
+    incomplete. The address is None for a health check of the load balancer. Raises ProtocolError."""
     if len(head) < _V2_HEAD_BYTES:
         return None
     end = _V2_HEAD_BYTES + int.from_bytes(head[14:16], "big")
     if end > _V2_BYTES_MAX:
-        raise ProtocolError(f"PROXY header of {end} bytes is too long")
+        raise ProtocolError(f"the PROXY header says it has {end} bytes, more than {_V2_BYTES_MAX}")
     if len(head) < end:
         return None
     if head[12] & 0xF == _LOCAL:
@@ -82,13 +83,13 @@ def _version_2(head: bytes) -> tuple[str | None, int] | None:
 
 
 def known_address(host: str, port: int | str) -> str:
-    """``host:port``; an IPv4-mapped IPv6 address (``::ffff:10.0.0.1``) becomes its IPv4 address."""
+    """Return ``host:port``, where an IPv4 address in IPv6 form (``::ffff:10.0.0.1``) is written as an IPv4 address."""
     if ":" in host:
         try:
-            found = ipaddress.ip_address(host.strip("[]"))
+            address = ipaddress.ip_address(host.strip("[]"))
         except ValueError:
             return f"{host}:{port}"
-        mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
         if mapped is not None:
             return f"{mapped}:{port}"
     return f"{host}:{port}"
@@ -103,17 +104,18 @@ async def begins_proxy_header(client: socket.socket) -> bool:
 
 
 async def take_proxy_header(client: socket.socket) -> str | None:
-    """Read the PROXY header that begins; returns its address, or None. Raises ProtocolError and OSError."""
+    """Read the PROXY header at the begin of a connection, and return the client's address in it, None if it has none.
+    What follows stays in the socket. Raises ProtocolError and OSError."""
     loop = asyncio.get_running_loop()
     head = b""
-    while (found := split_proxy_header(head)) is None:
+    while (split := split_proxy_header(head)) is None:
         more = await loop.sock_recv(client, missing_bytes(head))
         if not more:
-            raise ProtocolError("PROXY header is incomplete")
+            raise ProtocolError("the connection ended within its PROXY header")
         head += more
-    address, header_bytes = found
+    address, header_bytes = split
     if header_bytes != len(head):
-        raise ProtocolError("neither a frame nor a PROXY header")
+        raise ProtocolError("the connection begins with neither a RocketMQ frame nor a PROXY header")
     return address
 
 
@@ -123,7 +125,8 @@ async def begins_tls(client: socket.socket) -> bool:
 
 
 async def _first_byte(client: socket.socket) -> int:
-    """The next byte, left in the socket; -1 at the end of the stream."""
+    """Wait for the next byte of a connection and return it, but leave it in the socket; -1: the other side closed
+    it."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     loop.add_reader(client.fileno(), readable.set)

@@ -39,35 +39,38 @@ class CountedLog:
         self._kinds: dict[str, _Kind] = {}
 
     def note(self, level: int, text: str, client: str) -> None:
-        """Log ``text`` about ``client``, or count it."""
+        """Log ``text`` about ``client`` if none of its kind was logged in this interval, else count it. Texts are of
+        one kind if they differ in numbers only."""
         text = shortened(text, TEXT_CHARS)
-        kind = _NUMBER.sub("#", text)[:KIND_CHARS]
-        if kind not in self._kinds and len(self._kinds) >= KINDS_MAX:
-            kind = OTHERS
-        found = self._kinds.get(kind)
-        if found is None:
-            self._kinds[kind] = _Kind(level, text, client, self._clock.monotonic_s())
+        name = _NUMBER.sub("#", text)[:KIND_CHARS]
+        if name not in self._kinds and len(self._kinds) >= KINDS_MAX:
+            name = OTHERS
+        kind = self._kinds.get(name)
+        if kind is None:
+            self._kinds[name] = _Kind(level, text, client, self._clock.monotonic_s())
             self._logger.log(level, "%s", text, extra={"client": client})
         else:
-            found.level, found.text, found.client = level, text, client
-            found.count += 1
+            kind.level, kind.text, kind.client = level, text, client
+            kind.count += 1
 
     def tick(self) -> None:
         """Called every few seconds: write the counts of past intervals."""
         now_s = self._clock.monotonic_s()
-        for kind, found in list(self._kinds.items()):
-            if now_s - found.written_s >= INTERVAL_S:
-                self._write(kind, found, now_s)
+        for name, kind in list(self._kinds.items()):
+            if now_s - kind.written_s >= INTERVAL_S:
+                self._write(name, kind, now_s)
 
     def close(self) -> None:
         """Write all counts."""
-        for kind, found in list(self._kinds.items()):
-            self._write(kind, found, self._clock.monotonic_s())
+        for name, kind in list(self._kinds.items()):
+            self._write(name, kind, self._clock.monotonic_s())
 
-    def _write(self, kind: str, found: _Kind, now_s: float) -> None:
-        if not found.count:
-            del self._kinds[kind]
+    def _write(self, name: str, kind: _Kind, now_s: float) -> None:
+        """Log the last text of a kind with the number of those that came since it was logged; a kind of which none came
+        is dropped."""
+        if not kind.count:
+            del self._kinds[name]
             return
-        extra = {"client": found.client, "count": found.count}
-        self._logger.log(found.level, "%s", found.text, extra=extra)
-        found.count, found.written_s = 0, now_s
+        extra = {"client": kind.client, "count": kind.count}
+        self._logger.log(kind.level, "%s", kind.text, extra=extra)
+        kind.count, kind.written_s = 0, now_s

@@ -72,7 +72,8 @@ class Listener:
         *,
         on_close: Callable[[Connection], None] | None = None,
     ) -> None:
-        """``on_close`` gets each connection that was open once it is closed."""
+        """``handlers``: of requests on all connections; ``on_close`` is called with each connection after it has
+        closed."""
         self._options = options
         self.authorizer = options.authorizer
         self._on_connection_close = on_close
@@ -94,13 +95,15 @@ class Listener:
         self._by_address: Counter[str] = Counter()
         """Connections, also opening ones, by address; those of load balancers only once the client's is known."""
         self._counted: dict[Connection, str] = {}
-        self._opening = 0
+        """The address under which each connection is counted."""
+        self._opening = 0  # connections whose PROXY header or TLS handshake is not complete
         self.refused_proxy_headers = 0
         """Connections closed because of a PROXY header from outside ``proxy_from``."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> tuple[str, int]:
-        """Listen; returns the bound address."""
+        """Listen and accept connections. Returns host and port that were bound. Raises OSError when the port is
+        taken."""
         family = socket.AF_INET6 if ":" in self._options.host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -144,7 +147,7 @@ class Listener:
         task.add_done_callback(self._tasks.discard)
 
     async def _accept(self) -> None:
-        """Accept connections for as long as the listener lives; one above the limit is closed at once."""
+        """Accept connections until cancelled; one above serve.connections_max is closed at once."""
         assert self._listener is not None
         loop = asyncio.get_running_loop()
         accepted = 0
@@ -168,9 +171,12 @@ class Listener:
                 await asyncio.sleep(0)
 
     async def _open(self, client: socket.socket, host: str) -> None:
-        """Open one accepted connection, PROXY header and TLS included, within a bounded time."""
+        """Open one accepted connection from ``host``: read its PROXY header and complete TLS, if there are any, within
+        OPENING_S. A connection that is refused or fails is closed."""
         wait_s = min(OPENING_S, self._options.limits.idle_s)
-        counted: list[str] = []
+        counted: list[
+            str
+        ] = []  # the address under which it is counted, until the open connection takes it over
         try:
             if not self._is_load_balancer(host) and not self._count(host, counted):
                 client.close()
@@ -182,7 +188,9 @@ class Listener:
         except (OSError, ssl.SSLError, ProtocolError) as error:
             reason = f"idle for {wait_s:g} s" if isinstance(error, TimeoutError) else error
             self._log.note(
-                logging.INFO, f"connection did not open: {str(reason) or type(error).__name__}", host
+                logging.INFO,
+                f"a client's connection could not be opened: {str(reason) or type(error).__name__}",
+                host,
             )
             client.close()
         except asyncio.CancelledError:  # the server stops
@@ -194,7 +202,8 @@ class Listener:
                 self._uncount(network)
 
     async def _connection(self, client: socket.socket, host: str, counted: list[str]) -> Connection | None:
-        """The open connection, whose address is in ``counted`` then; None: refused."""
+        """Return the open connection for an accepted socket; None: it was refused and closed. ``host``: the other side,
+        perhaps a load balancer; ``counted`` then has the address under which the client is counted."""
         options, address = self._options, None
         if await begins_proxy_header(client):
             if not self._is_load_balancer(host):
@@ -232,7 +241,8 @@ class Listener:
         return any(found in network for network in self._options.proxy_from)
 
     def _count(self, host: str, counted: list[str]) -> bool:
-        """Count a connection, and add what counts as its address to ``counted``; False: refused."""
+        """Count one more connection of an address, and add what it is counted as to ``counted``: for IPv6 a network.
+        Returns False, and counts nothing, if the address has as many as it may."""
         network = self._network_of(host)
         if self._by_address[network] >= self._address_max:
             text = (
@@ -260,8 +270,8 @@ class Listener:
             self._on_connection_close(connection)
 
     async def _sweep(self) -> None:
-        """Close connections that have been idle or stuck too long; now and then the authorizer and the log write
-        what they have counted."""
+        """Every SWEEP_S, until cancelled: close the connections that have been idle or stuck too long, and let
+        authorizer and log write what they have counted."""
         while True:
             await asyncio.sleep(SWEEP_S)
             now_s = time.monotonic()
@@ -274,12 +284,16 @@ class Listener:
 
 
 def _allow_descriptors(connections: int) -> None:
-    """Raise the process's soft limit of open files, often 1024, as far as allowed."""
+    """Raise this process's soft limit of open files, often 1024, so that it has enough for ``connections``, as far as
+    the hard limit allows; warn if that is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + OTHER_DESCRIPTORS
     if hard != resource.RLIM_INFINITY and hard < wanted:
         logger.warning(
-            "the limit of %d open files is too low for serve.connections_max = %d", hard, connections
+            "this process may open %d files, too few for serve.connections_max = %d: raise its limit of open files"
+            " (LimitNOFILE, ulimit -n), or lower the setting",
+            hard,
+            connections,
         )
         wanted = hard
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -18,7 +18,8 @@ class ReplyWriter:
     """Writes the replies of one connection. ``plain``: its socket, if there is no TLS."""
 
     def __init__(self, holder: Holder, accounts: BufferAccounts, plain: socket.socket | None) -> None:
-        """``holder``: what is closed if the client leaves too much unread."""
+        """``holder``: the connection, which is closed if the client leaves too much unread; ``accounts`` count the
+        unread bytes of all connections."""
         self._holder, self._accounts, self._plain = holder, accounts, plain
         self._transport: asyncio.Transport | None = None
         self._can_write = asyncio.Event()
@@ -50,7 +51,8 @@ class ReplyWriter:
             await self._can_write.wait()
 
     async def wait_to_write(self, body_bytes: int) -> None:
-        """Like ``writable``; the buffered reply of ``body_bytes`` counts as unread."""
+        """Wait until the client has read earlier replies, while the reply that waits, of ``body_bytes``, counts as
+        unread."""
         self._waiting_bytes += body_bytes
         self.count_unread()
         try:
@@ -59,10 +61,10 @@ class ReplyWriter:
             self._waiting_bytes -= body_bytes
 
     def write(self, pieces: list[Piece]) -> None:
-        """Send ``pieces`` in order."""
+        """Send ``pieces`` in order. Without TLS they go straight to the socket, as asyncio's transport would copy them
+        into one; what the socket does not take is left to the transport."""
         transport, plain = self._transport, self._plain
         assert transport is not None
-        # A transport joins the pieces, sendmsg does not.
         if plain is None or len(pieces) > PIECES_MAX or transport.get_write_buffer_size():
             transport.writelines(pieces)
         else:
@@ -82,7 +84,8 @@ class ReplyWriter:
             self._accounts.unread.set(self._holder, unread_bytes)
 
     def stalled_bytes(self, now_s: float, stall_s: float) -> int:
-        """Unread bytes, if the client has read nothing for ``stall_s``; else 0. Called every few seconds."""
+        """Return how many bytes the client has not read, if it has read none of them for ``stall_s``; else 0. Called
+        every few seconds."""
         unread_bytes = 0 if self._transport is None else self._transport.get_write_buffer_size()
         if unread_bytes == 0 or unread_bytes != self._last_unread[0]:
             self._last_unread = unread_bytes, now_s

@@ -76,33 +76,38 @@ class Request:
 
     def text(self, name: str, default: str | None = None) -> str:
         """A field's value; required unless there is a ``default``."""
-        found = self.fields.get(name, default)
-        if found is None:
-            raise BadRequestError(f"request has no field {name}")
-        return found
+        value = self.fields.get(name, default)
+        if value is None:
+            raise BadRequestError(f"the request lacks the field {name}")
+        return value
 
     def name(self, name: str, default: str | None = None) -> str:
-        """Like ``text``, for a topic or group name. Servers cache names, so the length is bounded as at a broker."""
-        found = self.text(name, default)
-        if len(found) > NAME_CHARS_MAX:
+        """Return the topic or group in field ``name``, or ``default`` if there is one. Raises BadRequestError for a
+        missing field, or a name that is longer than servers, which cache names, take."""
+        value = self.text(name, default)
+        if len(value) > NAME_CHARS_MAX:
             raise BadRequestError(
-                f"field {name} has {len(found)} characters, a name has at most {NAME_CHARS_MAX}"
+                f"field {name} has {len(value)} characters, and a name may have {NAME_CHARS_MAX}"
             )
-        return found
+        return value
 
     def number(self, name: str, default: int | None = None) -> int:
-        """A field's value as a 64-bit number."""
+        """Return the 64-bit number in field ``name``, or ``default`` if the field is missing and there is one. Raises
+        BadRequestError for a missing field and for anything else."""
         value = self.fields.get(name)
         if value is None:
             if default is None:
-                raise BadRequestError(f"request has no field {name}")
+                raise BadRequestError(f"the request lacks the field {name}")
             return default
         try:
+            # A longer text is too large a number: it is not worth parsing.
             number = int(value) if len(value) <= NUMBER_CHARS_MAX else _NUMBER_MAX + 1
         except ValueError as error:
-            raise BadRequestError(f"field {name} is not a number: {value[:40]}") from error
+            raise BadRequestError(f"field {name} of the request is not a number: {value[:40]}") from error
         if not _NUMBER_MIN <= number <= _NUMBER_MAX:
-            raise BadRequestError(f"field {name} is out of range: {value[:40]}")
+            raise BadRequestError(
+                f"field {name} of the request is no 64-bit number, as it is too large: {value[:40]}"
+            )
         return number
 
     def flag(self, name: str) -> bool:
@@ -110,17 +115,20 @@ class Request:
         return self.fields.get(name, "").lower() == "true"
 
     def document(self) -> dict[str, Any]:
-        """The body as a JSON object."""
+        """Return the JSON object in the request's body. Raises BadRequestError for another body, and for one that is
+        too large to be parsed."""
         body = self.command.body
         if len(body) > DOCUMENT_BYTES_MAX:
-            raise BadRequestError(f"body of {len(body)} bytes, at most {DOCUMENT_BYTES_MAX} are parsed")
+            raise BadRequestError(
+                f"the body of the request has {len(body)} bytes, and JSON of up to {DOCUMENT_BYTES_MAX} bytes is parsed"
+            )
         try:
-            found = parse_json(body, DOCUMENT_VALUES_MAX)
+            document = parse_json(body, DOCUMENT_VALUES_MAX)
         except (CorruptionError, ValueError, RecursionError) as error:
-            raise BadRequestError(f"body is not JSON: {error}") from error
-        if not isinstance(found, dict):
+            raise BadRequestError(f"the body of the request is not JSON: {error}") from error
+        if not isinstance(document, dict):
             raise BadRequestError("the body of the request is not a JSON object")
-        return found
+        return document
 
 
 @dataclass(slots=True)
@@ -162,17 +170,18 @@ class HandlerTable:
     def register(
         self, *codes: int, is_prompt: bool = False, at_once: AtOnce | None = None
     ) -> Callable[[Handler], Handler]:
-        """``table.register(code, …)(handler)``; one handler per code.
+        """Return a decorator that enters a handler for ``codes``, each of which has one handler only:
+        ``table.register(code, …)(handler)``.
 
-        ``is_prompt``: it mostly replies without waiting, so it starts eagerly (turns.py). ``at_once`` is called
-        first, for replies that need no coroutine.
+        ``is_prompt``: it mostly replies without waiting, so that its first step runs at once instead of in a task.
+        ``at_once`` is called before it, for replies that need no coroutine.
         """
 
         def add(handler: Handler) -> Handler:
             """Enter the decorated handler; a code with two handlers is a mistake of the program."""
             for code in codes:
                 if code in self._handlers:
-                    raise ValueError(f"code {code} already has a handler")
+                    raise ValueError(f"request code {code} already has a handler")
                 self._handlers[int(code)] = handler
                 if is_prompt:
                     self._prompt.add(int(code))
@@ -246,7 +255,8 @@ class Dispatcher:
     def __init__(
         self, handlers: HandlerTable, authorizer: Authorizer | None, log: CountedLog | None = None
     ) -> None:
-        """``authorizer``: None allows everything."""
+        """``handlers``: by request code; ``authorizer``: None allows everything; ``log``: of errors that clients can
+        cause."""
         self._handlers, self._authorizer = handlers, authorizer
         self._log = log or CountedLog(logger)
         self.find_at_once = handlers.at_once
@@ -254,7 +264,8 @@ class Dispatcher:
         self.is_prompt = handlers.is_prompt
 
     def at_once(self, at_once: AtOnce, request: Request) -> Response | None:
-        """The reply if it needs no waiting; None: call ``answer``, with ``is_authorized``."""
+        """Return the reply of an ``at_once`` handler if the request is allowed and needs no waiting; None: call
+        ``answer``, and say that the request is authorized already."""
         try:
             response = self._refusal(request) or at_once(request)
         except (TieredError, UnicodeEncodeError) as error:
@@ -264,7 +275,7 @@ class Dispatcher:
         return response
 
     async def answer(self, request: Request, *, is_authorized: bool) -> Response | None:
-        """The reply; None for no reply."""
+        """Return the reply to a request, None if it gets none. Both are recorded for the audit."""
         authorizer = self._authorizer
         if authorizer is None:
             return await self._answer(request, is_authorized=is_authorized)
@@ -274,7 +285,8 @@ class Dispatcher:
         return response
 
     async def _answer(self, request: Request, *, is_authorized: bool) -> Response | None:
-        """The reply of a request: a refusal, the handler's, or an error's; None if the handler wants none."""
+        """Return the reply to a request: the authorizer's refusal, the handler's reply, or one that says which error
+        the handler raised. None: the handler sends no reply."""
         handler = self._handlers.find(request.command.code)
         if handler is None:
             remark = f"{request_name(request.code)} is not supported"
@@ -293,7 +305,8 @@ class Dispatcher:
         return None if self._authorizer is None else self._authorizer.refusal(request)
 
     def _error_reply(self, request: Request, error: TieredError | UnicodeEncodeError) -> Response:
-        """UnicodeEncodeError: JSON can carry half a surrogate pair, which cannot be encoded."""
+        """Return the reply that says why a request failed. Errors that the client did not cause are logged as well."""
+        # UnicodeEncodeError: JSON can carry half a surrogate pair, which cannot be encoded.
         if isinstance(error, BadRequestError | UnicodeEncodeError):
             return Response(ResponseCode.SYSTEM_ERROR, remark=str(error))
         is_away = isinstance(error, UnavailableError)

@@ -22,7 +22,8 @@ from fetcher.io.waiting import new_future
 
 
 def begin(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
-    """The rest of ``coroutine`` as a task, or None if it finished without waiting. Raises what its first step raises.
+    """Run ``coroutine`` up to its first wait, and return the rest as a task; None if it finished without waiting. An
+    error before the first wait is raised here.
 
     On Python 3.11 ``asyncio.current_task()`` is another task until the first wait.
     """
@@ -51,7 +52,8 @@ class _Begun:
         self._coroutine, self._wait = coroutine, wait
 
     def __await__(self) -> Generator[Any, Any, None]:
-        """Pass each wait of the coroutine to the task that awaits this, and each result or error back."""
+        """Pass on what the coroutine waits for to the task that awaits this object, and pass results and errors back,
+        until the coroutine has finished."""
         coroutine, wait = self._coroutine, self._wait
         try:
             while True:
@@ -74,14 +76,15 @@ AT_ONCE_MAX = 16
 
 
 async def bounded_gather(call: Callable[[T], Awaitable[R]], items: Iterable[T]) -> list[R]:
-    """``call`` of each item, in order. The first error cancels the rest and is raised."""
-    turns = asyncio.Semaphore(AT_ONCE_MAX)
+    """Return the results of ``call`` for each item, in the order of the items; AT_ONCE_MAX calls run at once. The first
+    error cancels the other calls and is raised."""
+    slots = asyncio.Semaphore(AT_ONCE_MAX)
 
-    async def one(item: T) -> R:
-        async with turns:
+    async def call_in_slot(item: T) -> R:
+        async with slots:
             return await call(item)
 
-    tasks = [asyncio.create_task(one(item)) for item in items]
+    tasks = [asyncio.create_task(call_in_slot(item)) for item in items]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
@@ -92,7 +95,7 @@ async def bounded_gather(call: Callable[[T], Awaitable[R]], items: Iterable[T]) 
 
 async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
     """Return when one of ``waits`` ends; the others are cancelled."""
-    tasks = {asyncio.create_task(one) for one in waits}
+    tasks = {asyncio.create_task(wait) for wait in waits}
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -137,7 +140,8 @@ class Turns:
         self._taken_s = 0.0
 
     def turn(self, client: int, cost: int = 1) -> Future[None]:
-        """Done when it is the client's turn, in a later iteration."""
+        """Return a future that is done when it is the client's turn, in a later iteration of the event loop. ``cost``:
+        how much of an iteration the work takes."""
         future = self._waiting.add(client, cost)
         if self._next is None:
             self._taken_s = time.monotonic()
@@ -145,7 +149,8 @@ class Turns:
         return future
 
     def _take(self) -> None:
-        """Give turns in this iteration of the loop; more of them if the iteration before took long."""
+        """Give turns to waiting clients in this iteration of the event loop; more of them if the iteration before took
+        long, as requests that wait for no turn then took its time."""
         now_s = time.monotonic()
         left = self._most * max(1, min(self._shares_max, int((now_s - self._taken_s) / SHARE_S)))
         self._taken_s = now_s
@@ -165,7 +170,7 @@ class Slots:
 
     @asynccontextmanager
     async def slot(self, client: int) -> AsyncIterator[None]:
-        """One of them, for as long as the context lasts."""
+        """Wait for one of the slots, clients in rotation, and hold it for as long as the context lasts."""
         if self._free:
             self._free -= 1
         else:
@@ -173,6 +178,7 @@ class Slots:
             try:
                 await asyncio.wrap_future(future)
             except asyncio.CancelledError:
+                # It stays in the rotation, and passes its slot on when it gets it.
                 future.add_done_callback(lambda _: self._release())
                 raise
         try:

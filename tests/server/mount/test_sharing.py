@@ -232,7 +232,7 @@ def test_a_forged_end_of_a_lease_takes_the_groups_and_no_offset_is_acknowledged_
 )
 def test_forged_locks_that_are_handed_over_are_a_damaged_snapshot(locks: object) -> None:
     header = vars(GroupSnapshot()) | {"locks": locks, "offsets": []}
-    with pytest.raises(CorruptionError, match="this snapshot of consumer groups is damaged"):
+    with pytest.raises(CorruptionError, match="this snapshot of the consumer groups' offsets is damaged"):
         decode_snapshot(encode_container(GROUPS_KIND, header, {}), source="a snapshot")
 
 

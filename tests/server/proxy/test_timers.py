@@ -176,11 +176,15 @@ async def test_a_broker_without_timers_gets_none(made: Scene, client: Client, co
         (
             properties(TIMER_DELIVER_MS=at(800)),
             "0",
-            "timer too far ahead: at most 730 days",
+            "the timer's time lies too far ahead: 730 days are allowed (timers.max_delay_ms)",
         ),
         (properties(TIMER_DELIVER_MS="soon"), "0", "TIMER_DELIVER_MS = soon is not a number of ms"),
         (properties(TIMER_DELAY_SEC="9" * 30), "0", f"TIMER_DELAY_SEC = {'9' * 30} is not a number of s"),
-        (properties(TIMER_DELAY_SEC=5), "4", "a transactional message cannot be a timer: remove one of both"),
+        (
+            properties(TIMER_DELAY_SEC=5),
+            "4",
+            "a message of a transaction cannot be a timer: send it without one of both",
+        ),
     ],
     ids=["too far", "no number", "too large", "transaction"],
 )
@@ -214,7 +218,8 @@ async def test_a_missing_gateway_topic_is_created_and_one_that_cannot_be_is_said
     }
     answer = await sent(client, properties(TIMER_DELIVER_MS=at(60)))
     assert answer.code == 16 and answer.remark == (
-        "topic TIERED_TIMERS for timers cannot be created: disk full; create it with mqadmin updateTopic"
+        "the timer is refused, as topic TIERED_TIMERS, which takes timers, cannot be created: disk full; create it with"
+        " mqadmin updateTopic"
     )
     made.broker.answers[17] = Response()
     assert (await sent(client, properties(TIMER_DELIVER_MS=at(60)))).code == 0
@@ -261,7 +266,10 @@ async def test_a_recall_of_ours_cancels_its_place_and_one_of_the_brokers_is_rela
     }
     assert 370 not in made.broker.codes()
     answer = await client.ask(370, producerGroup="P", topic="other", recallHandle=handle)
-    assert (answer.code, answer.remark) == (13, "recall failed: the handle is not one of this topic")
+    assert (answer.code, answer.remark) == (
+        13,
+        "no timer is recalled: the recall handle is not one of the request's topic",
+    )
     theirs = base64.urlsafe_b64encode(b"v1 T b 1700000000001 U").decode()
     assert (await client.ask(370, producerGroup="P", topic="T", recallHandle=theirs)).remark == "said so"
     assert made.broker.seen[-1].ext_fields["recallHandle"] == theirs
@@ -286,7 +294,7 @@ def forged_handles() -> dict[str, bytes]:
 async def test_a_handle_that_was_not_given_recalls_nothing(made: Scene, client: Client, case: str) -> None:
     handle = base64.urlsafe_b64encode(forged_handles()[case]).decode()
     answer = await client.ask(370, producerGroup="P", topic="T", recallHandle=handle)
-    assert answer.code == 13 and (answer.remark or "").startswith("recall failed: the handle is not one")
+    assert answer.code == 13 and (answer.remark or "").startswith("no timer is recalled: the recall handle ")
     assert not made.broker.codes()
 
 
@@ -311,7 +319,7 @@ async def test_a_timer_to_a_topic_of_brokers_or_to_no_topic_is_refused_by_name(
     made: Scene, client: Client, topic: str
 ) -> None:
     answer = await sent(client, properties(TIMER_DELIVER_MS=at(60)), b=topic)
-    assert answer.code == 13 and (answer.remark or "").startswith("no timer is sent to this topic: ")
+    assert answer.code == 13 and (answer.remark or "").startswith("a timer cannot be sent to this topic: ")
     assert topic[:20].isprintable() is False or topic[:20] in (answer.remark or "")
     assert not gateway_sends(made)
 
@@ -321,10 +329,10 @@ async def test_a_timer_to_a_topic_of_brokers_or_to_no_topic_is_refused_by_name(
     [
         ({"TIMER_DELIVER_MS": at(60) // 1000}, "looks like seconds: give milliseconds"),
         ({"TIMER_DELIVER_MS": 5}, "is not a time of the years 2000 to 2099 in ms since 1970"),
-        ({"TIMER_DELIVER_MS": at(60), "TIERED_TOPIC": "secret"}, "property TIERED_TOPIC is reserved"),
-        ({"TIMER_DELIVER_MS": at(60), "TIERED_SEAL": "x"}, "property TIERED_SEAL is reserved"),
-        ({"TIMER_DELIVER_MS": at(60), "color": "a\x01b"}, "a control character"),
-        ({"TIMER_DELIVER_MS": at(60), "co\0lor": "a"}, "a control character"),
+        ({"TIMER_DELIVER_MS": at(60), "TIERED_TOPIC": "secret"}, "property TIERED_TOPIC has a reserved name"),
+        ({"TIMER_DELIVER_MS": at(60), "TIERED_SEAL": "x"}, "property TIERED_SEAL has a reserved name"),
+        ({"TIMER_DELIVER_MS": at(60), "color": "a\x01b"}, "the control characters that separate properties"),
+        ({"TIMER_DELIVER_MS": at(60), "co\0lor": "a"}, "the control characters that separate properties"),
     ],
 )
 @beside_a_broker

@@ -224,7 +224,7 @@ def test_without_a_master_it_waits_for_one() -> None:
 def test_success_without_being_listed_is_not_believed() -> None:
     async def tell(registrar: SlaveRegistrar, servers: list[NameServerDouble], master: MasterStatus) -> None:
         await until(lambda: registrar.statuses()[0].state is RegistrationState.REFUSED)
-        assert "lists no broker as broker id 7" in registrar.statuses()[0].why
+        assert "lists no broker as id 7 of broker" in registrar.statuses()[0].why
 
     ignoring = NameServerDouble()
     ignoring.ignores = True
