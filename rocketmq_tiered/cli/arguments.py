@@ -26,10 +26,14 @@ class SettingFlag(NamedTuple):
 
 NAME_FLAGS = (
     SettingFlag(
-        "--cluster", "archive.cluster", "cluster name (default: as the broker's files say, or the only one)"
+        "--cluster",
+        "archive.cluster",
+        "name of the cluster (default: read from the broker's store, or the only one)",
     ),
     SettingFlag(
-        "--broker", "archive.broker", "broker name (default: as the broker's files say, or the only one)"
+        "--broker",
+        "archive.broker",
+        "name of the broker (default: read from the broker's store, or the only one)",
     ),
 )
 STORE_FLAGS = (
@@ -40,7 +44,7 @@ STORE_FLAGS = (
 )
 BROKER_FLAGS = (
     SettingFlag("--broker-conf", "broker.conf_path", "path of the broker's configuration file, broker.conf"),
-    SettingFlag("--broker-address", "broker.address", "host:port of the broker's remoting port"),
+    SettingFlag("--broker-address", "broker.address", "host:port at which the broker listens for clients"),
 )
 TOPIC_FLAGS = (
     SettingFlag("--include", "topics.include", "patterns of the topics to archive, comma-separated"),

@@ -101,7 +101,8 @@ def execute(options: argparse.Namespace) -> int:
 def _warn_of_replaced(form: BodyForm | None) -> None:
     if form is not None and form.replaced:
         logger.warning(
-            "%s not %s: invalid bytes are printed as U+FFFD; name another --charset, or use --body hex",
+            "%s not in the character set %s: invalid bytes are printed as U+FFFD; name another --charset, or use "
+            "--body hex",
             "1 body is" if form.replaced == 1 else f"{form.replaced:,} bodies are",
             form.charset,
         )
@@ -119,7 +120,7 @@ def _checked(options: argparse.Namespace) -> MessageFilter | None:
                 f"--{'from' if name == 'start' else name} {value} is negative", hint="count from 0"
             )
     if options.start is not None and options.since is not None:
-        raise UsageError("--from and --since exclude each other", hint="give an offset or a time")
+        raise UsageError("--from and --since exclude each other", hint="give --from OFFSET or --since TIME")
     if options.follow and options.at_version is not None:
         raise UsageError(
             "--follow and --at-version exclude each other",
@@ -127,7 +128,8 @@ def _checked(options: argparse.Namespace) -> MessageFilter | None:
         )
     if options.history is not None and (options.follow or options.at_version is not None):
         raise UsageError(
-            "--history cannot be combined with --follow or --at-version", hint="give one of them"
+            "--history cannot be combined with --follow or --at-version",
+            hint="remove --follow and --at-version: a log history does not change",
         )
     if options.latest and (options.follow or options.limit is not None):
         raise UsageError(
@@ -135,7 +137,7 @@ def _checked(options: argparse.Namespace) -> MessageFilter | None:
             hint="remove them: which message of a key is the latest is known at the end of the queue",
         )
     if options.follow and options.until is not None:
-        raise UsageError("--follow and --until exclude each other", hint="give one of them")
+        raise UsageError("--follow and --until exclude each other", hint="remove --follow or --until")
     if options.tag is not None and options.where is not None:
         raise UsageError("--tag and --where exclude each other", hint="write TAGS = 'a' AND … in --where")
     if options.format == "raw" and options.body is not None:

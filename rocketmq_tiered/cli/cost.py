@@ -209,8 +209,8 @@ def _print_counters(counts: RequestCounts | None) -> None:
         ],
     )
     print_lines(
-        f"in {duration_text(counts.seconds)}: {size_text(counts.uploaded_bytes)} uploaded, "
-        f"{size_text(counts.downloaded_bytes)} downloaded"
+        f"in {duration_text(counts.seconds)} tiered run has uploaded {size_text(counts.uploaded_bytes)} and downloaded "
+        f"{size_text(counts.downloaded_bytes)}"
     )
 
 
@@ -221,7 +221,7 @@ def _print_month(month: MonthCost, use: ArchiveUse) -> None:
         return
     span = duration_text(use.observed_days * DAY_S)
     rate = f"{size_text(use.bytes_a_day)} and {counted(use.commits_a_day, 'commit')} a day"
-    print_lines("", f"the coming month, at the rate of the last {span} ({rate}):")
+    print_lines("", f"cost of the coming month, at the rate of the last {span} ({rate}):")
     parts = {
         "storage": month.storage,
         "PUTs": month.puts,
@@ -239,14 +239,18 @@ def _print_alternatives(use: ArchiveUse, prices: Prices, settings: Settings) -> 
     if use.is_young:
         return
     if use.bytes_a_day:
-        print_lines("", "storage a month at this rate, once the TTL has taken effect:")
+        print_lines(
+            "", "cost of storage a month at this rate, once messages expire after a time to live (TTL):"
+        )
         rows = [[f"TTL of {one.value} days", _amount(one.month)] for one in ttl_costs(use, prices)]
         rows.append(["no TTL, in a year", _amount(storage_in_a_year(use, prices))])
         print_table(["", "cost"], rows)
     ages = _batch_ages(use, prices, settings)
     if ages and use.commits_a_day:
         present = prices.requests(puts=use.puts_a_day * 30)
-        print_lines("", f"PUTs a month (now {_amount(present)}) with another offload.batch_age_ms:")
+        print_lines(
+            "", f"cost of PUTs a month (now {_amount(present)}) with other values of offload.batch_age_ms:"
+        )
         print_table(["batch age", "cost"], [[duration_text(a.value / 1000), _amount(a.month)] for a in ages])
 
 

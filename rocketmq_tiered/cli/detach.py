@@ -143,10 +143,14 @@ class _Command:
                         hint="start it and run tiered detach, or give --force: groups may repeat or lack messages",
                     )
                 self._archive(root)
-            self._say(DetachStep("archived", "done: to the end, and retired"))
+            self._say(
+                DetachStep(
+                    "archived", "done: the whole log is archived, and the archive is marked as retired"
+                )
+            )
             name = BrokerName(self.names.cluster, self.names.broker)
             announce_archive(root, name, load(open_archive(root, *name).store).queue_count)
-            self._say(DetachStep("announced", "done: nodes of tiered mount serve it"))
+            self._say(DetachStep("announced", "done: nodes of tiered mount serve the archive"))
         finally:
             root.close()
 
@@ -168,7 +172,7 @@ class _Command:
             if time.monotonic() >= ends_s:
                 raise UnavailableError(
                     f"the broker {self.names.broker} still runs, after {self._wait_s:.0f} s",
-                    hint="stop it, then run tiered detach again",
+                    hint="stop the broker, then run tiered detach again",
                 )
             time.sleep(LOOK_S)
         self._say(DetachStep("stopped", "done"))
@@ -222,7 +226,7 @@ class _Command:
             if self._store.liveness().is_dead:
                 raise UnavailableError(
                     f"the broker {self.names.broker} does not run",
-                    hint="start it, then run tiered detach --undo",
+                    hint="start the broker, then run tiered detach --undo",
                 )
             with suppress(NotFoundError):
                 archive = open_archive(root, self.names.cluster, self.names.broker)

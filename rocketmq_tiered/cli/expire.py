@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--yes",
         action="store_true",
-        help="expire even more than the share retention.max_share of the archive",
+        help="expire messages even if they are more than retention.max_share of the archive",
     )
     parser.add_argument(
         "--topic", metavar="TOPIC", help="with --all: erase this topic, whatever the age of its messages"
@@ -136,5 +136,7 @@ def _lines(archive: LoadedArchive, found: ExpiryPass, is_applied: bool) -> list[
         f"a month), after gc.grace_ms; {size_text(found.shared_bytes)} stay in objects with living messages"
     )
     if is_applied and found.is_committed:
-        lines.append(f"until then `tiered cat --at-version {archive.state.version}` prints them")
+        lines.append(
+            f"until they are deleted, `tiered cat --at-version {archive.state.version}` prints these messages"
+        )
     return lines

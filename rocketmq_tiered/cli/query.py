@@ -91,10 +91,10 @@ def _check(options: argparse.Namespace) -> None:
     if options.key is not None and options.topic is None:
         raise UsageError("--key requires --topic", hint="add --topic TOPIC: keys are indexed by topic")
     if options.limit < 1:
-        raise UsageError(f"--limit {options.limit} is less than 1", hint="request at least one message")
+        raise UsageError(f"--limit {options.limit} is less than 1", hint="give --limit 1 or more")
     if options.all_time and (options.since is not None or options.until is not None):
         raise UsageError(
-            "--all-time cannot be combined with --since or --until", hint="give one or the other"
+            "--all-time cannot be combined with --since or --until", hint="remove --all-time, or the times"
         )
     if options.since is not None and options.until is not None and options.since >= options.until:
         raise UsageError(

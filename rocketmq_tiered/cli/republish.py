@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--to",
         required=True,
         metavar="HOST:PORT",
-        help="the broker, or a name server of the brokers, that the messages are sent to",
+        help="address of the broker that the messages are sent to, or of a name server of several such brokers",
     )
     parser.add_argument(
         "--topics",

@@ -67,7 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument(
         "--json", action="store_true", help="print each row as a JSON document, bytes as base64"
     )
-    form.add_argument("--csv", action="store_true", help="print CSV with a header line")
+    form.add_argument(
+        "--csv", action="store_true", help="print rows as CSV, after a line with the names of the columns"
+    )
 
 
 def execute(options: argparse.Namespace) -> int:

@@ -116,7 +116,9 @@ def _stats(archive: LoadedArchive, options: argparse.Namespace) -> None:
     more = f" in {counted(len(hours), 'hour')}" if len(hours) > HOURS_SHOWN else ""
     print_lines(f"{counted(counts.pending, 'timer')} pending{more}, {counted(objects, 'object')}")
     if counts.postponed:
-        print_lines(f"{counts.postponed} of them refused by the broker, and sent again every ten minutes")
+        print_lines(
+            f"{counts.postponed} of these timers refused by the broker for now, and sent again every ten minutes"
+        )
     if counts.refused:
         print_lines(
             f"{counted(counts.refused, 'message')} not delivered: tiered timers ls --refused prints them"

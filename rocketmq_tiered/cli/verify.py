@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     depth.add_argument(
         "--quick",
         action="store_true",
-        help="only list the archive, to find commits and objects that the catalog names but are missing (default)",
+        help="only list the archive, to see whether commits, or objects that the catalog names, are missing (default)",
     )
     depth.add_argument(
         "--sample",

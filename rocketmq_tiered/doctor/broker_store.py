@@ -48,7 +48,8 @@ class StoreSubject:
 
 
 def store_checks(subject: StoreSubject, access: StoreAccess) -> list[Check]:
-    """The checks of one store, but for its retention margin."""
+    """The checks of the broker's store directory, apart from its retention margin: can it be opened, read, linked, and
+    has its disk enough space."""
     needs = ("broker-store",)
     return [
         Check("broker-store", "store directory", lambda: _directory(subject.opened())),
@@ -78,7 +79,7 @@ def _directory(store: BrokerStore) -> CheckFinding:
 
 
 def permissions(store: BrokerStore, access: StoreAccess) -> CheckFinding:
-    """Whether this user can read every file."""
+    """Whether this user can read the files of the store, up to FILES_CHECKED_MAX of them."""
     count = 0
     for path in _paths(store):
         if count >= FILES_CHECKED_MAX:
@@ -97,7 +98,10 @@ def tables(store: BrokerStore) -> CheckFinding:
     state = store.state()
     if state.damaged:
         what = "; ".join(f"{name}: {why}" for name, why in state.damaged.items())
-        return failed(f"damaged: {what}", "let the broker write them again, or put back their .bak files")
+        return failed(
+            f"damaged tables of the broker: {what}",
+            "let the broker write them again, or restore their .bak files",
+        )
     return ok(f"{counted(len(state.topics), 'topic')}, {counted(len(state.subscription_groups), 'group')}")
 
 
@@ -112,7 +116,8 @@ def _paths(store: BrokerStore) -> Iterator[Path]:
 
 
 def pins(subject: StoreSubject, access: StoreAccess) -> CheckFinding:
-    """Link a commitlog file into a pin directory, and remove the link."""
+    """Whether commitlog files can be kept by hard links (pins) until they are archived: links one into a pin directory,
+    and removes the link."""
     if not subject.has_pins:
         return not_checked("pins.enabled is false")
     source = next((file.path for file in subject.opened().commit_log.files if not file.is_pinned), None)
@@ -123,7 +128,7 @@ def pins(subject: StoreSubject, access: StoreAccess) -> CheckFinding:
         try:
             _try_link(source, directory, access.link)
         except FileNotFoundError:
-            return not_checked("the broker deleted the file during the check")
+            return not_checked(f"the broker deleted {source} during the check")
         except OSError as error:
             problem = directory, error
         else:
@@ -131,14 +136,15 @@ def pins(subject: StoreSubject, access: StoreAccess) -> CheckFinding:
     if problem is None:
         return not_checked("no pin directory is known; give --state-dir")
     return failed(
-        f"link({source}, {problem[0]}): {problem[1].strerror}; if the broker deletes files while the archive is "
-        "behind, a restart of this program loses messages",
+        f"{source} cannot be linked into {problem[0]}: {problem[1].strerror}; if the broker deletes files while the "
+        "archive is behind, messages are lost at a restart of tiered run",
         _pin_fix(source, problem[1]),
     )
 
 
 def _try_link(source: Path, directory: Path, link: Callable[[Path, Path], None]) -> None:
-    """Raises OSError. Directories that it creates are removed."""
+    """Link ``source`` into ``directory`` and remove the link, with the directories that had to be made for it. Raises
+    OSError if that is impossible."""
     made = [parent for parent in (directory, *directory.parents) if not parent.exists()]
     trial = directory / f".doctor-{secrets.token_hex(8)}"
     try:
@@ -160,7 +166,8 @@ def _pin_fix(source: Path, error: OSError) -> str:
 
 
 def disk_space(subject: StoreSubject, access: StoreAccess) -> CheckFinding:
-    """Disk usage against the thresholds of pins and broker."""
+    """How full the disk of the commitlog is, compared with the thresholds from which no files are pinned, and from
+    which the broker deletes files early or refuses messages."""
     store = subject.opened()
     conf = store.conf or BrokerConf()
     use = access.disk_use(store.commit_log.files[-1].path if store.commit_log.files else store.path)
@@ -170,9 +177,9 @@ def disk_space(subject: StoreSubject, access: StoreAccess) -> CheckFinding:
         f"no pins above {limits.create_below_ratio:.0%}; the broker deletes files early above "
         f"{conf.disk_max_used_ratio:.0%}, and refuses messages above {conf.disk_warning_ratio:.0%}"
     )
-    text = f"{use.used_ratio:.0%} used, {free} free; {thresholds}"
+    text = f"{use.used_ratio:.0%} of the disk is used, {free} are free; {thresholds}"
     if use.used_ratio >= limits.create_below_ratio:
-        return failed(text, "free space on this disk, or lower fileReservedTime of the broker")
+        return failed(text, "free space on the broker's disk, or lower fileReservedTime of the broker")
     return ok(text)
 
 
@@ -183,22 +190,24 @@ def continuation_check(subject: StoreSubject) -> Check:
 
 
 def continuation(subject: StoreSubject) -> CheckFinding:
-    """Compare the log with the archive's end."""
+    """Whether the broker's log has the last bytes that the archive has, so that `tiered run` continues it."""
     archived = subject.archived()
     if archived is None:
         return not_checked("there is no archive of this broker yet")
     archive, state = archived
     if matches_archive(subject.opened(), archive, state) is CheckResult.DIFFERENT:
         return failed(
-            f"it differs from the archive below physical offset {state.cursor.phys:,}: another broker's log, a "
-            "replaced disk, or a truncated log",
-            "compare archive.url and the broker's name; tiered run says what log and archive share",
+            f"the broker's log differs from the archive below physical offset {state.cursor.phys:,}: it is another "
+            "broker's log, the disk was replaced, or the log was truncated",
+            "compare archive.url and the broker's name; tiered run says up to where log and archive are the same",
         )
-    return ok(f"it has the archive's bytes below physical offset {state.cursor.phys:,}, or deleted them")
+    return ok(
+        f"the log has the archived bytes below physical offset {state.cursor.phys:,}, or has deleted them"
+    )
 
 
 def margin(subject: StoreSubject) -> CheckFinding:
-    """The time until the broker deletes messages that are not archived."""
+    """How long it takes until the broker deletes messages that are not archived (the retention margin)."""
     archived = subject.archived()
     if archived is None:
         return not_checked("there is no archive of this broker yet")
@@ -211,5 +220,5 @@ def margin(subject: StoreSubject) -> CheckFinding:
     zone = f"deleteWhen in {store.zone()}"
     text = f"{duration_text(left_s)} until the broker deletes messages that are not archived ({zone})"
     if left_s < short_margin_s(store.conf or BrokerConf()) / MARGIN_BAD_SHARE:
-        return failed(text, "start tiered run, or see in tiered status why it is behind")
+        return failed(text, "start tiered run, or see in tiered status why the archive is behind")
     return ok(text)

@@ -58,7 +58,8 @@ class PolicyLines:
     prefix: str = ""
 
     def line(self, action: str) -> str:
-        """The statement that allows ``action``, as JSON on one line."""
+        """The statement of a policy that allows ``action``, such as ``s3:PutObject``, on the archive's keys, as JSON on
+        one line."""
         statement: dict[str, object] = {"Effect": "Allow", "Action": action}
         if action == "s3:ListBucket":
             statement["Resource"] = f"arn:aws:s3:::{self.bucket}"
@@ -96,7 +97,8 @@ def not_checked(why: str) -> CheckFinding:
 
 
 def failed_by(error: TieredError, policy: PolicyLines | None = None) -> CheckFinding:
-    """The problem that ``error`` describes. A missing permission is fixed by the policy's statement."""
+    """The finding that a check failed with ``error``. If a permission is missing, the fix is the statement to add to
+    the account's policy."""
     action = denied_action(error)
     is_temporary = isinstance(error, UnavailableError)
     fix = error.hint or ("try again" if is_temporary else "")
@@ -106,9 +108,10 @@ def failed_by(error: TieredError, policy: PolicyLines | None = None) -> CheckFin
 
 
 def run_checks(checks: Sequence[Check], policy: PolicyLines | None = None) -> Iterator[Result]:
-    """Run ``checks`` in order. An error of a check is its finding."""
+    """Run ``checks`` in order, and yield each result. An error of a check is its finding; a check that needs one which
+    failed or was not checked is not made."""
     titles = {check.id: check.title for check in checks}
-    missing: dict[str, Outcome] = {}
+    missing: dict[str, Outcome] = {}  # of the checks that others cannot rely on
     for check in checks:
         lacking = next((needed for needed in check.needs if needed in missing), None)
         if lacking is not None:

@@ -126,12 +126,13 @@ def broker_checks(subject: BrokerSubject, clock: Clock) -> list[Check]:
 
 
 def _broker(subject: BrokerSubject, reached: _Reached) -> CheckFinding:
-    """Whether the broker answers, and is the one whose store this is; ``reached`` gets what later checks use."""
+    """Whether the broker answers, and is the one whose store this is. ``reached`` gets its configuration and runtime
+    information, which later checks use."""
     report = subject.liveness()
     if not subject.address:
         if report is not None and report.liveness is Liveness.ALIVE:
-            return failed(f"its address is unknown, and it runs: {report.why}", _ADDRESS_FIX)
-        return not_checked("its address is unknown; give --broker-address or --broker-conf")
+            return failed(f"the broker's address is unknown, but the broker runs: {report.why}", _ADDRESS_FIX)
+        return not_checked("the broker's address is unknown; give --broker-address or --broker-conf")
     try:
         client = subject.connect(subject.address, subject.timeout_s, subject.credentials, subject.tls)
         try:
@@ -149,40 +150,44 @@ def _broker(subject: BrokerSubject, reached: _Reached) -> CheckFinding:
             f"the broker at {subject.address} ({subject.origin}) is {name}, but the store is that of {subject.name}",
             "set broker.address, or brokerIP1 and listenPort of broker.conf",
         )
-    return ok(f"{name or 'answers'} at {subject.address} ({subject.origin})")
+    return ok(f"{name or 'the broker'} answers at {subject.address} ({subject.origin})")
 
 
 def judge_version(info: dict[str, str]) -> CheckFinding:
-    """Whether this broker's formats are known. Pure."""
+    """Whether this program supports the broker's version, which is in its runtime information ``info``. Pure."""
     version = info.get("brokerVersionDesc", "")
     if not version:
-        return not_checked("the broker does not report it")
+        return not_checked("the broker does not report its version")
     if _SUPPORTED.match(version) is None:
-        return failed(f"{version} is not supported", "use a broker of 4.9 or 5.x")
+        return failed(
+            f"the broker's version {version} is not supported", "use a broker of version 4.9 or 5.x"
+        )
     return ok(version)
 
 
 def judge_clock(info: dict[str, str], now_ms: int) -> CheckFinding:
-    """The broker's clock from its start time and its running time, which it reports in whole seconds. Pure."""
+    """Whether the broker's clock and this host's (``now_ms``) are the same. The broker's time is its start time plus
+    the time it has run, which its runtime information ``info`` has in whole seconds. Pure."""
     runtime = _RUNTIME.search(info.get("runtime", ""))
     boot_ms = info.get("bootTimestamp", "")
     if runtime is None or not boot_ms.isdecimal():
-        return not_checked("the broker does not report it")
+        return not_checked("the broker does not report its start and running time")
     days, hours, minutes, seconds = map(int, runtime.groups())
     running_s = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     skew_ms = now_ms - int(boot_ms) - running_s * 1000
-    text = f"this host is {abs(skew_ms) / 1000:.0f} s {'ahead' if skew_ms > 0 else 'behind'}"
+    text = f"this host's clock is {abs(skew_ms) / 1000:.0f} s {'ahead' if skew_ms > 0 else 'behind'}"
     if abs(skew_ms) > CLOCK_SKEW_MS_MAX:
-        return failed(text, "synchronize the clocks of this host and of the broker's")
+        return failed(text, "synchronize the clocks of this host and of the broker's host")
     return ok(text)
 
 
 def _name_servers(subject: BrokerSubject, reached: _Reached) -> CheckFinding:
-    """Whether each name server answers and lists the broker; those of the settings, else the broker's own."""
+    """Whether each name server answers and knows the broker: those of broker.name_servers, else those of the broker's
+    configuration."""
     listed = reached.config.get("namesrvAddr", "")
     servers = list(subject.name_servers) or [part.strip() for part in listed.split(";") if part.strip()]
     if not servers:
-        return not_checked("none is configured; set broker.name_servers")
+        return not_checked("no name server is configured; set broker.name_servers")
     name = reached.config.get("brokerName", "") or subject.name
     lacking = []
     for server in servers:
@@ -192,8 +197,8 @@ def _name_servers(subject: BrokerSubject, reached: _Reached) -> CheckFinding:
         except TieredError as error:
             report = subject.liveness()
             if report is not None and report.is_dead:
-                return not_checked(f"{server} does not answer; the broker does not run")
-            return _unanswered(error, server, "", "start it, or set broker.name_servers")
+                return not_checked(f"name server {server} does not answer, and the broker does not run")
+            return _unanswered(error, server, "", "start this name server, or set broker.name_servers")
         finally:
             client.close()
         if (
@@ -205,7 +210,7 @@ def _name_servers(subject: BrokerSubject, reached: _Reached) -> CheckFinding:
             lacking.append(server)
     if lacking:
         fix = "set namesrvAddr of the broker, and wait 30 s for its registration"
-        return failed(f"{', '.join(lacking)}: broker {name} is not registered", fix)
+        return failed(f"broker {name} is not registered at name server {', '.join(lacking)}", fix)
     return ok(", ".join(servers))
 
 
@@ -224,7 +229,8 @@ def _unanswered(error: TieredError, address: str, origin: str, fix: str) -> Chec
 def host_checks(
     loaded: LoadedSettings, config_path: str | None, environment: Mapping[str, str], state_dir: Path | None
 ) -> list[Check]:
-    """``config_path``: as given on the command line; ``state_dir``: of `tiered run` for this broker, if known."""
+    """The checks of this host: program, settings, directories. ``config_path``: the settings file of the command line,
+    None without one; ``state_dir``: the directory of `tiered run` for this broker, None if the broker is unknown."""
     checks = [
         Check("program", "program", program),
         Check("configuration", "configuration", lambda: configuration(loaded, config_path, environment)),
@@ -247,7 +253,7 @@ def program() -> CheckFinding:
 def configuration(
     loaded: LoadedSettings, config_path: str | None, environment: Mapping[str, str]
 ) -> CheckFinding:
-    """Where settings come from."""
+    """Show where the settings come from, and how many are not at their defaults. The loader has refused wrong ones."""
     if config_path:
         source = f"{Path(config_path).absolute()} (--config)"
     elif environment.get(CONFIG_VARIABLE):
@@ -255,12 +261,13 @@ def configuration(
     else:
         source = "no file"
     return ok(
-        f"{source}; {counted(len(loaded.origins), 'setting')} not at the default: tiered config check lists all"
+        f"settings from {source}; {counted(len(loaded.origins), 'setting')} not at the default: tiered config check "
+        "lists all"
     )
 
 
 def state_directory(path: Path) -> CheckFinding:
-    """The directory, and whether an instance uses it."""
+    """Whether `tiered run` can use the state directory ``path``, and whether a running one uses it now."""
     finding = usable(path, "process.state_dir")
     try:
         instance = running_instance(path)
@@ -270,7 +277,8 @@ def state_directory(path: Path) -> CheckFinding:
 
 
 def usable(path: Path, setting: str) -> CheckFinding:
-    """Whether this user can write in ``path``, or create it, and others cannot."""
+    """Whether this user can write in the directory ``path``, or create it, and other users cannot write there.
+    ``setting`` chooses the directory."""
     try:
         if path.exists():
             check_private(path, setting)
@@ -279,12 +287,15 @@ def usable(path: Path, setting: str) -> CheckFinding:
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
         return failed(
-            f"{path}: user {os.geteuid()} cannot write in {existing}",
-            f"chown {os.geteuid()} {existing}, or set {setting}",
+            f"{path} cannot be used: user {os.geteuid()} cannot write in {existing}",
+            f"run chown {os.geteuid()} {existing}, or set {setting}",
         )
     exposed = exposed_parent(existing / "below" if existing != path else path)
     if exposed is not None:
-        return failed(f"{path}: other users can write in {exposed}", f"chmod o-w {exposed}, or set {setting}")
+        return failed(
+            f"{path} is not safe: other users can write in {exposed}",
+            f"run chmod o-w {exposed}, or set {setting}",
+        )
     return ok(f"{path}" if existing == path else f"{path}, which does not exist yet")
 
 
@@ -302,14 +313,18 @@ class Examination:
     def __init__(
         self, loaded: LoadedSettings, config_path: str | None, environment: Mapping[str, str]
     ) -> None:
-        """``config_path``: None if no settings file was given; ``environment``: its variables."""
+        """``loaded``: the settings that `tiered run` would have; ``config_path``: the settings file of the command
+        line, None without one; ``environment``: variables of the process."""
         self._loaded, self._settings = loaded, loaded.settings
         self._config_path, self._environment = config_path, environment
         self._opened = ExitStack()
         self._conf = read_conf(self._settings)
         self._policy: PolicyLines | None = None
+        """What the account's policy has to allow; None without a bucket."""
         self._root: ObjectStore | None = None
+        """The object store at archive.url; None if that is not set."""
         self._broker_store = cache(self._open_broker_store)
+        """Opens the broker's store once."""
 
     def __enter__(self) -> Examination:
         return self
@@ -318,7 +333,8 @@ class Examination:
         self._opened.close()
 
     def results(self) -> Iterator[Result]:
-        """Run all checks, in order."""
+        """Run all checks, of this host, the broker's store, the broker, the object store and the archive, in this
+        order, and yield each result when it is known."""
         if self._settings.archive.url:
             self._open_archive()
         found = self._names()
@@ -341,7 +357,8 @@ class Examination:
     # -- names and paths --------------------------------------------------------------------------------------
 
     def _names(self) -> Names:
-        """The names of cluster and broker, and where they are from; empty if nothing tells."""
+        """The names of cluster and broker, and where they are from: the settings, the broker's store, or the only
+        archive at the URL. Empty if none of these says them."""
         chosen = BrokerNames(self._settings.archive.cluster, self._settings.archive.broker)
         if chosen.cluster and chosen.broker:
             return Names(chosen, "settings")
@@ -354,7 +371,8 @@ class Examination:
         return Names(BrokerNames("", ""), "")
 
     def _named(self, found: Names) -> CheckFinding:
-        """Show the names and the archive's place; without names later checks cannot look at the archive."""
+        """Show the names of cluster and broker, and the URL of the archive that they give. Without names the archive is
+        not checked."""
         names = found.names
         if not (names.cluster and names.broker):
             return not_checked("cluster and broker are unknown; give --cluster and --broker, or --store")
@@ -366,12 +384,13 @@ class Examination:
         return ok(f"cluster {names.cluster}, broker {names.broker} (from {found.origin}); archive: {where}")
 
     def _access_rules(self) -> CheckFinding:
-        """Whether clients that are served are held to rules, and the rules can be read."""
+        """Whether there are access rules for the clients that this sidecar serves, if the broker has access control,
+        and whether they can be read."""
         settings = self._settings
         if (problem := missing_rules(settings, self._conf)) is not None:
             return failed(problem.message, problem.hint)
         if not settings.serve.acl_file:
-            return ok("clients need none" if settings.serve.advertise else "no clients are served")
+            return ok("clients need no access rules" if settings.serve.advertise else "no clients are served")
         try:
             count = len(read_rules(Path(settings.serve.acl_file)).accounts)
         except UsageError as error:
@@ -400,7 +419,7 @@ class Examination:
         return store_checks(subject, StoreAccess(measure_disk))
 
     def _store_subject(self, names: BrokerNames, state_dir: Path | None) -> StoreSubject | None:
-        """What the checks of the broker's store look at; None if no store was given."""
+        """What the checks of the broker's store examine; None if no store was given."""
         if not self._has_store():
             return None
         settings = self._settings.pins
@@ -418,7 +437,8 @@ class Examination:
         )
 
     def _archived(self, names: BrokerNames) -> tuple[ObjectStore, CatalogState] | None:
-        """The archive with its newest state; None if there is none yet."""
+        """The archive of the broker ``names``, and its newest state; None if there is none yet, or no URL or names are
+        given."""
         if self._root is None or not (names.cluster and names.broker):
             return None
         archive = PrefixedStore(self._root, archive_prefix(*_pair(names)))
@@ -428,7 +448,7 @@ class Examination:
             return None
 
     def _archive(self, names: BrokerNames) -> CheckFinding:
-        """What lies below the archive's prefix."""
+        """Whether the archive is empty, whole or damaged, by what is below its prefix."""
         if self._root is None or not (names.cluster and names.broker):
             return not_checked("give ARCHIVE_URL, --cluster and --broker")
         store = PrefixedStore(self._root, archive_prefix(*_pair(names)))
@@ -438,16 +458,16 @@ class Examination:
             beyond = (one.key for one in objects_at_end(store, state, all_queues=True))
             for anomaly in newest_missing(store, state, beyond):
                 return failed(f"{anomaly.key} {anomaly.detail}", REPAIR_HINT)
-            return ok("whole: its newest state can be loaded")
+            return ok("the archive is whole: its newest state can be loaded")
         if found is Standing.EMPTY:
-            return ok(f"empty: {error.message}; tiered run begins one")
+            return ok(f"empty: {error.message}; tiered run begins an archive")
         return failed(f"{found}: {error.message}", error.hint)
 
     def _liveness(self) -> LivenessReport | None:
         return ask_liveness(store_path(self._settings, self._conf)) if self._has_store() else None
 
     def _broker_subject(self, names: BrokerNames) -> BrokerSubject:
-        """What the checks of the broker look at."""
+        """What the checks of the broker need: its address, its expected name, and how to connect to it."""
         broker, conf = self._settings.broker, self._conf
         return BrokerSubject(
             address_of(self._settings, conf),

@@ -53,22 +53,38 @@ class StoreTrial:
         """Keys that may exist."""
 
     def checks(self) -> list[Check]:
-        """The checks in order; the one of deletion removes the objects."""
+        """The checks of the object store, in order. The last one, of deletion, removes the objects that the others
+        wrote."""
         every = [
             Check("bucket", "object store answers", self._reached),
             Check("bucket-list", "list", self._list, ("bucket",)),
             Check("bucket-create", "create", self._create, ("bucket",)),
             Check("bucket-clock", "clock of the object store", self._clock, ("bucket-list", "bucket-create")),
-            Check("bucket-create-again", "second create is refused", self._create_again, ("bucket-create",)),
-            Check("bucket-create-race", "one of many creates wins", self._race, ("bucket-create-again",)),
+            Check(
+                "bucket-create-again",
+                "a second create of a key is refused",
+                self._create_again,
+                ("bucket-create",),
+            ),
+            Check(
+                "bucket-create-race",
+                "one of many simultaneous creates wins",
+                self._race,
+                ("bucket-create-again",),
+            ),
             Check("bucket-read", "read", self._read, ("bucket-create",)),
             Check("bucket-range", "read ranges", self._range, ("bucket-read",)),
             Check(
                 "bucket-order", "lists are complete and sorted", self._order, ("bucket-create", "bucket-list")
             ),
-            Check("bucket-multipart", "large object in parts", self._multipart, ("bucket-create",)),
             Check(
-                "bucket-copy-part", "copy inside the store", self._copy, ("bucket-multipart", "bucket-read")
+                "bucket-multipart", "upload of a large object in parts", self._multipart, ("bucket-create",)
+            ),
+            Check(
+                "bucket-copy-part",
+                "copy of a part inside the store",
+                self._copy,
+                ("bucket-multipart", "bucket-read"),
             ),
         ]
         if self._probe is not None:
@@ -91,7 +107,7 @@ class StoreTrial:
         return key
 
     def _reached(self) -> CheckFinding:
-        """Whether the store answers at all; an answer that denies is one, and later checks say what is denied."""
+        """Whether the store answers at all. An answer that denies access is one: later checks say what is denied."""
         try:
             next(self._store.list(self.prefix, limit=1), None)
         except TieredError as error:
@@ -99,23 +115,21 @@ class StoreTrial:
                 return ok(self._store.url)
             finding = failed_by(error)
             return replace(
-                finding, fix=error.hint or "check object_store.endpoint_url, and the network between"
+                finding, fix=error.hint or "check object_store.endpoint_url, and the network to that address"
             )
         return ok(self._store.url)
 
     def _list(self) -> CheckFinding:
-        found = list(self._store.list(self.prefix, limit=1))
-        return (
-            ok(f"below {self._store.url}")
-            if not found
-            else failed("a list of a new prefix has objects", _USE_ANOTHER)
-        )
+        """Whether this account may list objects."""
+        if any(self._store.list(self.prefix, limit=1)):
+            return failed("a list of a prefix that was never used has objects", _USE_ANOTHER)
+        return ok(f"below {self._store.url}")
 
     def _clock(self) -> CheckFinding:
         skew_ms = self._host_clock.wall_ms() - self._store.clock_ms(self.prefix)
-        text = f"this host is {abs(skew_ms) / 1000:.1f} s {'ahead' if skew_ms > 0 else 'behind'}"
+        text = f"this host's clock is {abs(skew_ms) / 1000:.1f} s {'ahead' if skew_ms > 0 else 'behind'}"
         if abs(skew_ms) > CLOCK_SKEW_MS_MAX:
-            return failed(text, "set this host's clock: garbage collection refuses to run")
+            return failed(text, "set this host's clock: garbage collection refuses to run until then")
         return ok(text)
 
     def _create(self) -> CheckFinding:
@@ -123,7 +137,7 @@ class StoreTrial:
         return ok(f"{self._store.url}/{self.prefix}")
 
     def _create_again(self) -> CheckFinding:
-        """Whether a conditional write is refused where the object exists, on which commits rest."""
+        """Whether a conditional write is refused if the object exists: commits to the archive rely on it."""
         try:
             self._store.put_if_absent(self._key("small"), [_CONTENT])
         except AlreadyExistsError:
@@ -136,50 +150,57 @@ class StoreTrial:
     def _race(self) -> CheckFinding:
         for number in range(ROUNDS):
             race_creates(self._store, self._key(f"race-{number}"))
-        return ok(f"one of {RACERS} succeeded, in each of {ROUNDS} rounds")
+        return ok(f"one of {RACERS} creates succeeded, in each of {ROUNDS} rounds")
 
     def _read(self) -> CheckFinding:
         if self._store.get(self._key("small"), PART_BYTES) != _CONTENT:
             return failed("an object has other bytes than were written", _USE_ANOTHER)
-        return ok("the bytes that were written")
+        return ok("the object has the bytes that were written")
 
     def _range(self) -> CheckFinding:
         if self._store.get_range(self._key("small"), 8, 5) != _CONTENT[8:13]:
-            return failed("a range read returns other bytes", f"{_USE_ANOTHER}; a proxy may ignore Range")
+            return failed(
+                "a range read returns other bytes than were requested",
+                f"{_USE_ANOTHER}; a proxy before the store may ignore the header Range",
+            )
         return ok("from an offset")
 
     def _order(self) -> CheckFinding:
-        """Whether lists are complete at once and sorted by bytes, by which the newest commit is found."""
+        """Whether a list has all objects directly after they were written, sorted by the bytes of their keys: by such a
+        list the newest commit is found."""
         for name in ("m", "z", "A", "0", "a", "a-b", "a.b", "a_b"):
             self._store.put_if_absent(self._key(f"order/{name}"), [_CONTENT])
         prefix = f"{self.prefix}order/"
         expected = sorted(key for key in self._left if key.startswith(prefix))
         listed = [info.key for info in self._store.list(prefix)]
         if sorted(listed) != expected:
-            return failed(f"a list has {len(listed)} of {len(expected)} objects just written", _USE_ANOTHER)
+            return failed(
+                f"a list has only {len(listed)} of {len(expected)} objects that were just written",
+                _USE_ANOTHER,
+            )
         after = [info.key for info in self._store.list(prefix, start_after=expected[2])]
         if listed != expected or after != expected[3:]:
             return failed(
-                "a list is not sorted by the bytes of keys, or ignores its start",
+                "a list is not sorted by the bytes of keys, or ignores the key from which it should start",
                 "use a general-purpose bucket: directory buckets (S3 Express) and some gateways are not supported",
             )
-        return ok(f"{len(listed)} objects directly after they were written")
+        return ok(f"{len(listed)} objects were listed directly after they were written")
 
     def _multipart(self) -> CheckFinding:
         key = self._key("large")
         self._store.put_if_absent(key, [bytes(PART_BYTES), _CONTENT])
         if self._may_read() and self._store.get_range(key, PART_BYTES - 1, 3) != b"\0" + _CONTENT[:2]:
             return failed("an object of several parts has other bytes than were written", _USE_ANOTHER)
-        return ok(f"{PART_BYTES + len(_CONTENT):,} bytes")
+        return ok(f"an object of {PART_BYTES + len(_CONTENT):,} bytes was uploaded in parts")
 
     def _large(self) -> CheckFinding:
         """A proxy before the store may limit bodies."""
         pieces = [bytes(PIECE_BYTES)] * (self._largest_put_bytes // PIECE_BYTES)
         self._store.put_if_absent(self._key("largest"), pieces)
-        return ok(f"{PIECE_BYTES * len(pieces):,} bytes in one PUT")
+        return ok(f"an object of {PIECE_BYTES * len(pieces):,} bytes was uploaded in one PUT")
 
     def _may_read(self) -> bool:
-        """Whether this account may read; some, such as one that only uploads, may not."""
+        """Whether this account may read objects; one that only uploads may not."""
         try:
             self._store.get_range(self._key("small"), 0, 1)
         except TieredError as error:
@@ -189,19 +210,19 @@ class StoreTrial:
         return True
 
     def _copy(self) -> CheckFinding:
-        """Whether the store copies ranges, which saves compaction the transfer."""
+        """Whether the store copies ranges of objects itself, so that compaction need not transfer them."""
         copied = self._key("copied")
         self._store.compose_if_absent(
             copied, [ObjectRange(self._key("large"), 0, PART_BYTES), _CONTENT[::-1]]
         )
         if self._store.get_range(copied, PART_BYTES - 1, 3) != b"\0" + _CONTENT[:-3:-1]:
             return failed("a copied part has other bytes than its source", _USE_ANOTHER)
-        return ok("a part of another object")
+        return ok("a part of another object was copied")
 
     def _abort(self) -> CheckFinding:
         assert self._probe is not None
         self._probe.start_and_abort_upload(self._key("aborted"))
-        return ok("parts of failed uploads are removed")
+        return ok("parts of a failed upload can be removed")
 
     def _checksum(self) -> CheckFinding:
         assert self._probe is not None
@@ -210,7 +231,7 @@ class StoreTrial:
         return ok("CRC32C")
 
     def _delete(self) -> CheckFinding:
-        """Whether objects can be deleted; removes those of the other checks, or says where they are."""
+        """Whether this account may delete objects: deletes those of the other checks, or else says where they are."""
         keys = list(self._left)
         try:
             self._store.delete(keys)
@@ -224,8 +245,8 @@ class StoreTrial:
         return self._gone(keys[0])
 
     def _gone(self, key: str) -> CheckFinding:
-        """Whether a deleted object is gone; denied is as good, as an account that may not list gets no better
-        answer."""
+        """Whether the deleted object ``key`` is gone. A denied read counts as gone: an account that may not list gets
+        that answer for an object that does not exist."""
         try:
             self._store.get(key, PART_BYTES)
         except NotFoundError:
@@ -233,5 +254,5 @@ class StoreTrial:
         except TieredError as error:
             if not denied_action(error):
                 raise
-            return ok(f"the objects of this check, below {self.prefix}")
-        return failed("a deleted object can be read", _USE_ANOTHER)
+            return ok(f"the objects of this check, below {self.prefix}, were deleted")
+        return failed("an object can still be read after it was deleted", _USE_ANOTHER)

@@ -109,7 +109,7 @@ def _of_its_like(planned: PlannedRound) -> CompactionForecast:
 
 
 def of_round(planned: PlannedRound) -> CompactionForecast:
-    """Forecast of ``planned`` alone."""
+    """What the round ``planned`` reads, writes and saves, forecast from the catalog alone."""
     candidates, plan = planned.candidates, planned.plan
     before, after = reader_gets(candidates, plan)
     output, _, size = moved_bytes(candidates, plan)
@@ -118,8 +118,9 @@ def of_round(planned: PlannedRound) -> CompactionForecast:
     read_bytes = 0 if plan.copies else int(size.sum())
     output_bytes = np.bincount(output, weights=size, minlength=len(plan.outputs))
     if plan.copies:
-        gets = len(plan.sources)  # tails and key sections
+        gets = len(plan.sources)  # the end of each object, with its index and keys; the store copies the rest
     else:
+        # Memory for parts of the objects may not suffice for one pass; small objects are read as a whole.
         passes = len(readings_of(candidates, plan.iterations, WINDOW_BYTES)[0])
         is_whole = int(all_bytes.sum()) <= WHOLE_BYTES_MAX * len(plan.sources)
         gets = len(plan.sources) * passes * (1 if is_whole else 2) + read_bytes // SOURCE_READ_BYTES
@@ -178,12 +179,12 @@ class CompactionReport:
     """Messages of damaged objects, which stay where they are."""
 
     def document(self) -> dict[str, Any]:
-        """The report as the JSON object that `--json` prints."""
+        """The report as the JSON object that `--json` prints: the forecast, what was done, and prices."""
         done = {
             name: getattr(self.cost, name) for name in ("gets", "bytes_read", "bytes_sent", "bytes_copied")
         }
-        found: dict[str, Any] = camel_names(asdict(self.rounds) | {"done": camel_names(done)})
-        return found | {
+        document: dict[str, Any] = camel_names(asdict(self.rounds) | {"done": camel_names(done)})
+        return document | {
             "readerGetsSaved": self.rounds.gets_saved,
             "savingEachRead": self.rounds.saving(self.prices),
             "price": self.rounds.price(self.prices, self.grace_days),
@@ -194,7 +195,8 @@ class CompactionReport:
         }
 
     def lines(self, title: str) -> list[str]:
-        """The report as lines to print."""
+        """The report as lines to print: what was or would be joined, what that moves, saves and costs. If all objects
+        are too young to be joined, only that."""
         rounds, cost, currency = self.rounds, self.cost, self.prices.currency
         if self.young_objects:
             age = written_duration(self.min_age_ms, " ")
@@ -263,8 +265,9 @@ def planned_rounds(
     counter: ObjectRunCounter | None = None,
     damaged: Set[str] = frozenset(),
 ) -> Iterator[PlannedRound]:
-    """The rounds of ``state`` over commits older than compaction.min_age_ms, one in memory at a time. Later ones may
-    join their results. ``damaged`` objects stay where they are."""
+    """The rounds that compaction of ``state`` takes: each replaces some pages of the catalog, and the objects that they
+    name, by one commit. Only commits older than compaction.min_age_ms take part, and ``damaged`` objects (their keys)
+    stay where they are. One round is in memory at a time; ``counter`` caches counts of runs between calls."""
     return plan_rounds(
         store,
         state,
@@ -298,7 +301,7 @@ def _forecast(
 
 
 class CompactionRounds:
-    """Round after round until none is left, as a task. ``report`` gets its progress."""
+    """Compacts round after round until none is left, as a task. ``report`` gets its progress."""
 
     name = COMPACTION
     due = Due(every_s=None)
@@ -312,14 +315,17 @@ class CompactionRounds:
         write: Rewrite,
         report: Report,
     ) -> None:
+        """``write`` writes the new objects of a round, as ``options`` say."""
         self._maintenance, self._store, self._settings = maintenance, maintenance.store, settings
         self._options, self._write, self._report = options, write, report
         self._counter = ObjectRunCounter()
+        # Message bytes of all rounds, as far as forecast; rounds in a row of which another commit was faster.
         self._expected_bytes = self._changed = 0
         self.done, self.cost, self.damaged = CompactionForecast(), RewriteCost(), DamagedSources()
 
     def plan(self, state: CatalogState) -> PlannedRound | None:
-        """The next round. Forecasts all of them when there is more than was expected."""
+        """The next round; None if nothing is left to join. The first time, and when there is more to join than was
+        forecast, all rounds are forecast again, for the progress."""
         planned = self._next(state)
         if planned is None or (self.done + carried_out(planned)).message_bytes <= self._expected_bytes:
             return planned
@@ -331,8 +337,9 @@ class CompactionRounds:
         return self._next(state)
 
     def step(self, state: CatalogState, planned: PlannedRound) -> bool:
-        """Carry it out; without effect if a source is damaged. Raises UnavailableError when the archive changes too
-        fast; what was committed stays."""
+        """Carry out the round ``planned``. If one of its objects is damaged, that is noted, and the next plan works
+        around it. Raises UnavailableError if other commits were faster CHANGED_MAX times in a row; earlier rounds stay
+        committed."""
         mine, before_bytes, all_bytes = carried_out(planned), self.done.message_bytes, self._expected_bytes
 
         def report(done_bytes: int) -> None:
@@ -355,14 +362,17 @@ class CompactionRounds:
             return True
         self._changed = self._changed + 1 if result is None else 0
         if self._changed == CHANGED_MAX:
-            raise UnavailableError("the archive changes faster than its objects are joined", hint="try later")
+            raise UnavailableError(
+                f"{self._store.url}: the archive changes faster than its objects are joined",
+                hint="run tiered compact again later",
+            )
         if result is not None:
             self.done += mine
             self.cost += result.cost
         return True
 
     def _next(self, state: CatalogState) -> PlannedRound | None:
-        gc.collect()  # tables of the one before may be in a cycle
+        gc.collect()  # tables of the round before may be in a reference cycle
         self._options.release()
         rounds = planned_rounds(
             self._store, state, self._settings, counter=self._counter, damaged=self.damaged.keys
@@ -380,7 +390,8 @@ def compact_archive(
     report: Report,
     write: Rewrite = rewrite,
 ) -> CompactionReport:
-    """One pass of CompactionRounds from ``state`` on. Raises as it."""
+    """Compact the archive, round after round, and return what was done. ``report`` gets the progress; ``write`` writes
+    new objects. Raises UnavailableError if the archive changes too fast, and the store's errors."""
     # One for all rounds: opening an archive with thousands of queues takes as long as planning a round.
     maintenance = MaintenanceCommit.opened(store, state, "compact", MACHINE_CLOCK)
     rounds = CompactionRounds(maintenance, settings, options, write, report)
@@ -397,8 +408,8 @@ def _report(
     prices: Prices,
     cost: RewriteCost | None = None,
 ) -> CompactionReport:
-    """The report of ``rounds``, which were carried out if there is a ``cost``. Without rounds it counts the objects
-    that are too young."""
+    """The report of ``rounds``, which were carried out if ``cost`` is given, else only planned. Without rounds it
+    counts the objects that are too young to be joined."""
     young = 0 if rounds.rounds else _young_objects(store, state, _old_before(store, state, settings))
     days = settings.gc.grace_ms / DAY_MS
     return CompactionReport(
@@ -413,7 +424,8 @@ def _report(
 
 
 def _young_objects(store: ObjectStore, state: CatalogState, first_version: int) -> int:
-    """Objects of the uploader with living runs that versions from ``first_version`` on added."""
+    """How many objects of the uploader, not of an earlier compaction, have living runs (rows of one queue) that catalog
+    versions from ``first_version`` on added."""
     keys: set[str] = set()
     for page in living_runs(RunIndex(store), state, first_version):
         chunk = page.chunk

@@ -97,12 +97,15 @@ def plan_rewrite(candidates: Candidates, limits: CompactionLimits) -> RewritePla
 
 
 def plan_join(candidates: Candidates, limits: CompactionLimits) -> RewritePlan | None:
-    """Joins stream objects; None when there is nothing to gain. The store copies them: no iteration, no memory."""
+    """Plans to join neighbouring objects of one queue each (stream objects); None if there are none to join. The store
+    copies their bytes, so that no messages are in memory."""
     is_in = np.ones(len(candidates.runs), bool)
     runs_of_object = np.bincount(candidates.runs["object"], minlength=len(candidates.objects))
+    # Only an object with one run, all of whose rows are that run, can be copied as a whole.
     alone = ~candidates.is_set & ~candidates.is_fixed & (runs_of_object == 1) & (candidates.share == 1)
     whole = candidates.runs["rows"] == candidates.objects["rows"][candidates.runs["object"]]
-    whole &= candidates.runs["kind"] != RunKind.SPARSE  # holes between them would go into rows
+    # Offsets that key compaction dropped belong to the next row of a sparse run: joining would change that.
+    whole &= candidates.runs["kind"] != RunKind.SPARSE
     movable = np.flatnonzero(_live(candidates) & alone[candidates.runs["object"]] & whole)
     sequences = sequences_of_runs(candidates, movable)
     groups: list[NDArray[Any]] = []
@@ -127,6 +130,7 @@ def plan_join(candidates: Candidates, limits: CompactionLimits) -> RewritePlan |
 
 
 def _live(candidates: Candidates) -> NDArray[np.bool_]:
+    """Which runs have rows above the minimum offset of their queue, in objects that may be moved."""
     runs = candidates.runs
     above: NDArray[np.bool_] = runs["end_queue_offset"] > candidates.floors[runs["queue"]]
     fixed: NDArray[np.bool_] = candidates.is_fixed[runs["object"]]
@@ -136,8 +140,10 @@ def _live(candidates: Candidates) -> NDArray[np.bool_]:
 def _small_sources(
     candidates: Candidates, is_in: NDArray[np.bool_], limits: CompactionLimits
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Objects that share a queue with another one, and those without a live run: sets, and SOs of cycles with one
-    queue, which else would tear gaps into sequences."""
+    """Two masks of the objects that a plan may rewrite: objects with a queue that another one has too, so that their
+    rows can be joined, and objects without any living row, which are only dropped. ``is_in``: the runs of the versions
+    that take part. Objects of many queues (sets) and small ones of one queue are rewritten: if the latter stayed, the
+    rows around them would not be contiguous."""
     runs, count = candidates.runs, len(candidates.objects)
     sizes = np.bincount(runs["object"], weights=runs["byte_count"], minlength=count)
     candidate = (candidates.is_set | (sizes <= limits.split_bytes)) & ~candidates.is_fixed
@@ -160,40 +166,43 @@ def _small_sources(
 
 
 def dead_share(candidates: Candidates) -> NDArray[Any]:
-    """For each object, the share of its bytes that is in runs below the floors of their queues."""
+    """For each object, the share (0 to 1) of its message bytes that has expired: they are in runs below the minimum
+    offset of their queue."""
     runs, count = candidates.runs, len(candidates.objects)
     dead = runs["end_queue_offset"] <= candidates.floors[runs["queue"]]
-    weight = runs["byte_count"] + 1  # LMQ runs have no bytes, and count too
-    found: NDArray[Any] = np.bincount(runs["object"], weights=weight * dead, minlength=count) / np.maximum(
-        np.bincount(runs["object"], weights=weight, minlength=count), 1
-    )
-    return found
+    weight = runs["byte_count"] + 1  # runs of LMQ entries have no bytes of their own, and count too
+    dead_bytes = np.bincount(runs["object"], weights=weight * dead, minlength=count)
+    all_bytes = np.bincount(runs["object"], weights=weight, minlength=count)
+    shares: NDArray[Any] = dead_bytes / np.maximum(all_bytes, 1)
+    return shares
 
 
 def _grows(
     candidates: Candidates, candidate: NDArray[np.bool_], sizes: NDArray[Any], limits: CompactionLimits
 ) -> NDArray[np.bool_]:
-    """Which objects to move: no writing with more than its share of the bytes, and no object with a run in front of one
-    of such a writing, so that no gap appears between moved runs."""
+    """Which objects of the mask ``candidate`` are moved, so that what an earlier compaction wrote is written again only
+    among ``growth_min`` times its bytes (``sizes``, by object). Objects that one compaction wrote with more than that
+    share stay, and so does every object with a run in front of theirs, so that moved runs remain contiguous."""
     runs = candidates.runs
     compacted = np.array([is_compacted(key) for key in candidates.object_keys], bool)
     newest = np.zeros(len(sizes), np.int64)
     np.maximum.at(newest, runs["object"], runs["version"])
-    found = candidate.copy()
-    while found.any():
-        writings, writing = np.unique(np.where(compacted, newest, 0), return_inverse=True)
-        moved_bytes = np.bincount(writing, weights=sizes * found)
+    moves = candidate.copy()
+    while moves.any():
+        # Objects of one compaction have the same newest version; 0 stands for all objects of the uploader.
+        compactions, compaction = np.unique(np.where(compacted, newest, 0), return_inverse=True)
+        moved_bytes = np.bincount(compaction, weights=sizes * moves)
         total_bytes = moved_bytes.sum()
-        moved_bytes[writings == 0] = 0  # of the uploader
+        moved_bytes[compactions == 0] = 0
         largest = int(moved_bytes.argmax())
         if moved_bytes[largest] * limits.growth_min <= total_bytes:
             break
-        stays = found & (writing == largest)
-        held = stays[runs["object"]]
-        ceiling = np.full(len(candidates.queues), -1, np.int64)
-        np.maximum.at(ceiling, runs["queue"][held], runs["base_queue_offset"][held])
-        found[runs["object"][runs["base_queue_offset"] <= ceiling[runs["queue"]]]] = False
-    return found
+        stays = moves & (compaction == largest)
+        run_stays = stays[runs["object"]]
+        highest_offset = np.full(len(candidates.queues), -1, np.int64)
+        np.maximum.at(highest_offset, runs["queue"][run_stays], runs["base_queue_offset"][run_stays])
+        moves[runs["object"][runs["base_queue_offset"] <= highest_offset[runs["queue"]]]] = False
+    return moves
 
 
 def _plan_of(candidates: Candidates, is_in: NDArray[np.bool_], sources: NDArray[np.bool_]) -> RewritePlan:
@@ -204,7 +213,9 @@ def _plan_of(candidates: Candidates, is_in: NDArray[np.bool_], sources: NDArray[
 
 
 def sequences_of_runs(candidates: Candidates, moved: NDArray[Any]) -> Sequences:
-    """``moved`` runs by index file, TTL class, queue and offset, cut at gaps and where the kind changes."""
+    """Sort the runs ``moved`` (indexes into the candidates' runs), and cut them into sequences: runs of one queue whose
+    offsets are contiguous, of one kind (plain, batch, sparse, LMQ), and of objects with one time to live that the same
+    index file covers. Raises ValueError for runs of a queue that overlap."""
     keys = sorted(range(len(candidates.queues)), key=lambda number: candidates.queues[number])
     rank = np.empty(len(keys), np.int64)
     rank[keys] = np.arange(len(keys))
@@ -213,7 +224,9 @@ def sequences_of_runs(candidates: Candidates, moved: NDArray[Any]) -> Sequences:
     cover = candidates.cover(table["version"][moved])
     order = np.lexsort((table["base_queue_offset"][moved], rank[table["queue"][moved]], ttl_class, cover))
     moved, ttl_class, cover = moved[order], ttl_class[order], cover[order]
-    runs = {name: table[name][moved] for name in _SEQUENCE_COLUMNS}  # not all of a row's bytes
+    runs = {
+        name: table[name][moved] for name in _SEQUENCE_COLUMNS
+    }  # copies only the columns that are compared
     before = {name: column[:-1] for name, column in runs.items()}
     after = {name: column[1:] for name, column in runs.items()}
     same = (before["queue"] == after["queue"]) & (ttl_class[:-1] == ttl_class[1:]) & (cover[:-1] == cover[1:])
@@ -221,9 +234,10 @@ def sequences_of_runs(candidates: Candidates, moved: NDArray[Any]) -> Sequences:
     np.maximum.at(newest, cover, runs["version"])
     overlap = np.flatnonzero(same & (after["base_queue_offset"] < before["end_queue_offset"]))
     if len(overlap):
-        one = int(overlap[0])
+        first_overlap = int(overlap[0])
         raise ValueError(
-            f"runs of {candidates.queues[int(before['queue'][one])]} overlap at {int(after['base_queue_offset'][one])}"
+            f"the catalog is inconsistent: runs of {candidates.queues[int(before['queue'][first_overlap])]} overlap at "
+            f"queue offset {int(after['base_queue_offset'][first_overlap])}"
         )
     has_gap = same & (after["base_queue_offset"] > before["end_queue_offset"])
     cuts = np.flatnonzero(~(same & continues(before, after))) + 1
@@ -242,7 +256,9 @@ def sequences_of_runs(candidates: Candidates, moved: NDArray[Any]) -> Sequences:
 
 
 def _joinable(runs: Table, numbers: NDArray[Any], limits: CompactionLimits) -> list[NDArray[Any]]:
-    """Neighbouring SOs to join, from the runs of one sequence."""
+    """Groups of neighbouring objects to join, as ``numbers`` of their runs. ``runs`` are those of one queue, in order,
+    each alone in its object. A group ends at a large object, at another day, and where it would exceed the limits of an
+    object; groups of less than ``sources_min`` objects are not worth it."""
     groups: list[list[int]] = [[]]
     size, rows, day = 0, 0, -1
     for number, run in zip(numbers.tolist(), runs, strict=True):
@@ -271,7 +287,8 @@ READ_BYTES = 4 * 1024 * 1024
 
 
 def reader_gets(candidates: Candidates, plan: RewritePlan) -> tuple[int, int]:
-    """GETs for what ``plan`` moves: in its sources, and in its outputs."""
+    """How many GETs it takes to read every queue that ``plan`` moves once: from the objects it replaces, and from the
+    objects it writes."""
     runs = candidates.runs
     is_source = np.zeros(len(candidates.objects), bool)
     is_source[plan.sources] = True
@@ -292,7 +309,8 @@ def stored_bytes(candidates: Candidates) -> NDArray[np.float64]:
 def moved_bytes(
     candidates: Candidates, plan: RewritePlan
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """Output, run and stored bytes of each range."""
+    """Three columns, with a row for each range of rows that ``plan`` moves: the number of the object it is written to,
+    the number of its run, and its bytes in the object store, estimated."""
     parts = [part for iteration in plan.iterations for part in iteration]
     if not parts:
         none = np.zeros(0, np.int64)
@@ -305,7 +323,8 @@ def moved_bytes(
 
 
 def _gets(queue: NDArray[Any], place: NDArray[np.int64], stored: NDArray[np.float64]) -> int:
-    """GETs of reading each queue from the objects ``place`` once."""
+    """How many GETs it takes to read runs once, queue by queue: one to open each object of a queue, and one for each
+    READ_BYTES in it. By run: its ``queue``, the number of its object (``place``), and its ``stored`` bytes."""
     if not len(queue):
         return 0
     pairs, number = np.unique(queue.astype(np.int64) << 32 | place, return_inverse=True)
@@ -342,7 +361,8 @@ class CompactionDue:
     before_ms: int
 
     def __call__(self, candidates: Candidates, plan: RewritePlan) -> bool:
-        """Whether ``plan`` is due."""
+        """Whether ``plan`` is due in `tiered run`: it must gain enough, and move enough new messages or some that have
+        waited long enough; what only joins earlier outputs, or frees space of expired messages, does not wait."""
         if not gains(candidates, plan, BUSY_GAIN_MIN):
             return False
         new = [number for number in plan.sources.tolist() if not is_compacted(candidates.object_keys[number])]

@@ -44,7 +44,7 @@ class ObjectRunCounter:
     def count(
         self, index: RunIndex, state: CatalogState, pages: Sequence[PageRef], memory: Iterable[Page] = ()
     ) -> ObjectRuns:
-        """The runs of ``pages``, of which there is at least one, that live in ``state``, and those of ``memory``."""
+        """How many living runs of each object are in ``pages`` of the catalog (at least one) and in ``memory``."""
         if state.has_expired_runs or len(state.tombstones):
             self._pages.clear()  # a run of a known page may have died
         exists = {ref.key for ref in state.pages}
@@ -125,16 +125,20 @@ class PageRange:
 
 
 def ranges_of(state: CatalogState, before_version: int, runs_max: int) -> Iterator[list[PageRange]]:
-    """Ranges with about ``runs_max`` runs, the oldest versions first. Several in one list are of the same sequences.
-    Only versions below ``before_version`` take part."""
+    """Which pages of the catalog rounds of compaction replace: lists of ranges with about ``runs_max`` runs each, the
+    oldest versions first. Only versions below ``before_version`` take part. A sequence is a list of pages that cover
+    the same versions, sorted by queue; ranges in one list divide the same sequences."""
     sequences = sorted(sequences_of(state.pages), key=lambda sequence: sequence[0].from_version)
     if any(before[0].to_version >= after[0].from_version for before, after in pairwise(sequences)):
         return  # versions of two sequences overlap: no range of versions has pages of its own
+    # Of versions that no index file covers yet, queries scan the objects by name: these stay.
     last = min(before_version - 1, state.indexed_version if state.indexes else before_version - 1)
     memory = older_versions(state, last)
-    newest, runs, where = 0, len(memory), None
+    # Runs in memory, which no page has yet, take part if they are all of one log history: with the newest pages of
+    # that history, or else as a range of their own.
+    newest, runs, memory_history = 0, len(memory), None
     if len(memory) and _histories(state, int(memory.min())) == _histories(state, int(memory.max())):
-        newest, where = int(memory.max()), _histories(state, int(memory.min()))
+        newest, memory_history = int(memory.max()), _histories(state, int(memory.min()))
     groups = list(_neighbours(state, sequences, last, runs_max))
     for number, (group, history) in enumerate(groups):
         pages = [page for sequence in group for page in sequence]
@@ -142,7 +146,8 @@ def ranges_of(state: CatalogState, before_version: int, runs_max: int) -> Iterat
             yield _cut(pages, runs_max)
             continue
         spilled = (0, 0)
-        if newest and history == where and number + 1 == len(groups) and _fit(group, runs, runs_max):
+        is_last = number + 1 == len(groups)
+        if newest and history == memory_history and is_last and _fit(group, runs, runs_max):
             spilled, newest = (newest, runs), 0
         if _runs(pages) <= runs_max:
             yield [PageRange(pages, *spilled)]
@@ -168,19 +173,21 @@ def older_versions(state: CatalogState, version: int) -> NDArray[np.int64]:
 def _neighbours(
     state: CatalogState, sequences: list[list[PageRef]], last: int, runs_max: int
 ) -> Iterator[tuple[list[list[PageRef]], tuple[int, int]]]:
-    """Neighbouring sequences inside one log history, and this history: up to ``runs_max`` runs, or to be merged."""
+    """Groups of neighbouring sequences of pages that one round takes, each with its log history as ``_histories``
+    numbers it. A group is inside one history, ends at version ``last``, and has up to ``runs_max`` runs, or sequences
+    that are worth to be merged."""
 
-    def place(sequence: list[PageRef]) -> tuple[int, int] | None:
+    def history_of(sequence: list[PageRef]) -> tuple[int, int] | None:
         first, newest = (
             _histories(state, getattr(sequence[0], name)) for name in ("from_version", "to_version")
         )
         return first if first == newest and sequence[0].to_version <= last else None
 
-    for history, found in groupby(sequences, place):
+    for history, neighbours in groupby(sequences, history_of):
         if history is None:
             continue
         groups: list[list[list[PageRef]]] = [[]]
-        for sequence in reversed(list(found)):  # the newest are small
+        for sequence in reversed(list(neighbours)):  # the newest are small
             wider = [sequence, *groups[-1]]
             sizes = [_runs(one) for one in wider]
             if sum(sizes) <= runs_max or len(wider) == 1 or is_merged(wider, runs_max, len(state.table)):
@@ -213,20 +220,23 @@ def _fit(group: list[list[PageRef]], memory_runs: int, runs_max: int) -> bool:
 
 
 def _cut(sequence: list[PageRef], runs_max: int) -> list[PageRange]:
-    """Consecutive pages with at most ``runs_max`` runs, unless one page has more."""
-    found: list[PageRange] = []
+    """Divide the pages of one large sequence into ranges of consecutive pages, each with at most ``runs_max`` runs,
+    unless one page has more."""
+    ranges: list[PageRange] = []
     total, begin = _runs(sequence), 0
     sums = np.cumsum([0, *(page.runs for page in sequence)])
     while begin < len(sequence):
         end = max(begin + 1, int(np.searchsorted(sums, sums[begin] + runs_max, side="right")) - 1)
         others = [*sequence[:begin], *sequence[end:]]
         runs, left = int(sums[end] - sums[begin]), total - int(sums[begin])
-        found.append(PageRange(sequence[begin:end], others=others, share=runs / left))
+        ranges.append(PageRange(sequence[begin:end], others=others, share=runs / left))
         begin = end
-    return found
+    return ranges
 
 
 def _merged(pages: list[PageRef], spilled_version: int, memory_runs: int, runs_max: int) -> list[PageRange]:
+    """Ranges of ``runs_max`` runs each of several sequences that are merged, and of runs in memory up to
+    ``spilled_version``."""
     total = _runs(pages) + memory_runs
     bounds = [*range(0, total, runs_max), total]
     return [
@@ -240,7 +250,8 @@ def _runs(pages: Iterable[PageRef]) -> int:
 
 
 def _histories(state: CatalogState, version: int) -> tuple[int, int]:
-    """Equal for versions between which no log history begins or branches off."""
+    """Two numbers that are equal for two catalog versions if no log history begins or branches off between them: runs
+    of such versions may be joined."""
     histories = state.log_histories
     return (
         sum(one.version <= version for one in histories),

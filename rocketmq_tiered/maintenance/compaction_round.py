@@ -98,7 +98,8 @@ class PlannedRound:
         return stays
 
     def forget_written(self) -> None:
-        """Free the tables of what is written: pages are merged with them out of memory."""
+        """Free the tables of runs that were written to new objects, as merging pages needs the memory. Only runs that
+        stay where they are remain."""
         stays = picked(self.candidates.runs, self.staying)
         self.candidates = replace(self.candidates, runs=stays)
         self.plan = replace(
@@ -118,20 +119,21 @@ def plan_rounds(
     counter: ObjectRunCounter | None = None,
     damaged: Set[str] = frozenset(),
 ) -> Iterator[PlannedRound]:
-    """Rounds that are wanted, oldest versions first; only the first one of a large sequence of pages, which says what
-    share of it that is. Reads pages, and no data.
+    """Plan the rounds of compaction that ``is_wanted`` accepts, the oldest catalog versions first. Of a large sequence
+    of pages only the first round is planned, whose range says which share of the sequence it is. Reads pages of the
+    catalog, and no data.
 
-    Only versions below ``before_version`` take part. ``counter``: the same one for all rounds. ``damaged`` objects stay
-    where they are.
+    Only versions below ``before_version`` take part. ``counter``: the same one for all rounds. ``damaged`` objects
+    (their keys) stay where they are.
     """
     index = RunIndex(store)
     counter = counter or ObjectRunCounter()
     for ranges in ranges_of(state, before_version, limits.runs_max):
-        planned = (_planned(index, state, one, limits, is_wanted, counter, damaged) for one in ranges)
-        found = next((one for one in planned if one is not None), None)
-        if found is not None:
-            yield found
-            del found  # not beside the next one
+        rounds = (_planned(index, state, chosen, limits, is_wanted, counter, damaged) for chosen in ranges)
+        first = next((planned for planned in rounds if planned is not None), None)
+        if first is not None:
+            yield first
+            del first  # so that two rounds are never in memory
 
 
 def _planned(
@@ -143,7 +145,8 @@ def _planned(
     counter: ObjectRunCounter,
     damaged: Set[str],
 ) -> PlannedRound | None:
-    """What to rewrite in the chosen pages, else what to join there; None if neither is worth its cost."""
+    """Plan the round for the pages of ``chosen``: rewrite small objects and objects of many queues if that is wanted,
+    else join objects of one queue; None if neither is worth its cost."""
     candidates, copied = candidates_in(index, state, chosen, counter, damaged)
     if not len(candidates.runs):
         return None
@@ -157,8 +160,9 @@ def _planned(
 def candidates_in(
     index: RunIndex, state: CatalogState, chosen: PageRange, counter: ObjectRunCounter, damaged: Set[str]
 ) -> tuple[Candidates, int]:
-    """The runs of ``chosen``, and how many it only copies."""
-    # A query scans unindexed objects by name.
+    """The runs of the pages of ``chosen`` that may be compacted, with their objects, and how many other runs of these
+    pages are only copied to new pages."""
+    # Objects that are not in the message index stay, as queries scan them by name.
     fixed = damaged | state.unindexed.keys()
     candidates = _candidates(state, chosen.compacted(index, state), chosen.runs, fixed)
     copied = 0
@@ -187,9 +191,9 @@ def run_round(
     write: Rewrite = rewrite,
     maintenance: MaintenanceCommit | None = None,
 ) -> RewriteResult | None:
-    """Carry out ``planned``, of ``state``, and commit it; None when the archive has changed, and nothing was
-    replaced. ``write`` puts the outputs. ``maintenance``: one that is open already. If it commits as
-    the archive's owner, that loses no version to the round."""
+    """Carry out the round ``planned``, which was planned for ``state``, and commit it. Returns None if the archive has
+    changed since, so that nothing was replaced. ``write`` writes the new objects. ``maintenance``: one that is open
+    already, whose page merges then wait for the round; None opens one."""
     maintenance = maintenance or MaintenanceCommit.opened(store, state, "compact", clock)
     identity = OutputIdentity(
         state.cluster,
@@ -216,7 +220,8 @@ class _Round:
         identity: OutputIdentity,
         page_runs_max: int,
     ) -> None:
-        """Chooses the keys of all outputs and pages, so that a commit can announce them before they are written."""
+        """Choose the keys of all new objects and pages, so that a commit can announce them before they are written: if
+        the round is interrupted, they are garbage. ``page_runs_max``: runs in a page of the catalog."""
         self._store, self._state, self._planned = store, state, planned
         self._maintenance, self._page_runs_max = maintenance, page_runs_max
         self._identity = identity
@@ -226,7 +231,8 @@ class _Round:
         self._page_keys = _page_keys(state, planned, identity, page_runs_max)
 
     def run(self, options: RewriteOptions, write: Rewrite) -> RewriteResult | None:
-        """Announce the outputs, write them, and commit them; None if the announcement is refused."""
+        """Announce the new objects, write them, and commit them in the place of the replaced ones. None if the archive
+        has changed since the plan, so that a commit is refused; nothing is replaced then."""
         planned = self._planned
         if not self._maintenance.announce([*self._announced, *self._page_keys], self._required):
             return None
@@ -236,6 +242,7 @@ class _Round:
         except _VoidError:
             return None
         queues, floors = _dropped(self._state, planned, result)
+        # The tables of what was written are no longer needed; writing pages needs the memory.
         planned.forget_written()
         options.release()
         pages = _put_pages(
@@ -271,7 +278,8 @@ class _Round:
 def _dropped(
     state: CatalogState, planned: PlannedRound, result: RewriteResult
 ) -> tuple[list[QueueKey], Table]:
-    """The queues that lose rows by a selection, and their floors (FLOOR_DTYPE), which stay."""
+    """The queues that lose rows because the plan selects rows (key compaction does), and for each a row of FLOOR_DTYPE:
+    how many it loses, with its minimum offset as it is."""
     candidates, count = planned.candidates, len(planned.candidates.queues)
     none: tuple[list[QueueKey], Table] = [], np.zeros(0, FLOOR_DTYPE)
     if planned.plan.selection is None:
@@ -293,7 +301,8 @@ class _VoidError(Exception):
 
 
 def _required(state: CatalogState, planned: PlannedRound) -> Requirements:
-    """What ``planned``, of ``state``, needs."""
+    """What has to be as in ``state`` still when the round ``planned`` commits: epoch, log histories, pages, floors and
+    index files. A commit after another change is refused."""
     chosen = planned.range
     queues = list(planned.candidates.queues)
     if chosen.is_partial:
@@ -311,9 +320,10 @@ def _required(state: CatalogState, planned: PlannedRound) -> Requirements:
 
 
 def _candidates(state: CatalogState, pages: Iterable[Page], runs_max: int, fixed: Set[str]) -> Candidates:
-    """The runs of ``pages``, at most ``runs_max``, with each object once. One page is in memory at a time."""
+    """One table of the runs of ``pages``, at most ``runs_max``, with queues and objects numbered through all pages.
+    One page is in memory at a time. Objects with a key in ``fixed`` stay where they are."""
     queue_numbers: dict[QueueKey, int] = {}
-    numbers: dict[str, int] = {}
+    numbers: dict[str, int] = {}  # of objects, by key
     objects: list[Table] = []
     runs = np.empty(runs_max, RUN_DTYPE)
     count = 0
@@ -323,16 +333,17 @@ def _candidates(state: CatalogState, pages: Iterable[Page], runs_max: int, fixed
             continue
         keys = [chunk.object_keys[number] for number in chunk.objects["key"].tolist()]
         known = len(numbers)
-        place = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.uint32)
-        which, first = np.unique(place, return_index=True)  # pages may repeat an object
-        found = picked(chunk.objects, first[which >= known])
-        found["key"] = which[which >= known]
-        objects.append(found)
+        object_number = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.uint32)
+        which, first = np.unique(object_number, return_index=True)  # pages may repeat an object
+        new_objects = picked(chunk.objects, first[which >= known])
+        new_objects["key"] = which[which >= known]
+        objects.append(new_objects)
         queues = [queue_numbers.setdefault(queue, len(queue_numbers)) for queue in page.queues]
-        mine = runs[count : count + len(chunk.runs)]
-        mine.view(np.uint8)[:] = np.ascontiguousarray(chunk.runs).view(np.uint8)  # not field by field
-        mine["queue"] = np.array(queues, np.uint32)[mine["queue"]]
-        mine["object"] = place[mine["object"]]
+        page_runs = runs[count : count + len(chunk.runs)]
+        # As bytes: numpy copies a structured array field by field, which takes several times as long.
+        page_runs.view(np.uint8)[:] = np.ascontiguousarray(chunk.runs).view(np.uint8)
+        page_runs["queue"] = np.array(queues, np.uint32)[page_runs["queue"]]
+        page_runs["object"] = object_number[page_runs["object"]]
         count += len(chunk.runs)
     queues_in_order = sorted(queue_numbers)
     rank = np.empty(len(queue_numbers), np.uint32)
@@ -362,8 +373,9 @@ def _put_pages(
     page_keys: Sequence[str],
     page_runs_max: int,
 ) -> list[PageRef]:
-    """Pages with the runs that stay and the new ones, and those that are only copied, under the first of
-    ``page_keys``."""
+    """Write the pages of the catalog that replace those of the round: with its runs that stay where they are, its new
+    runs, and runs of other queues that are only copied. They take the first of ``page_keys``. Raises CorruptionError if
+    the copied runs are not as many as were planned."""
     candidates = planned.candidates
     new, objects = copied(result.runs), copied(result.objects)
     new["object"] += len(candidates.objects)
@@ -395,14 +407,17 @@ def _put_pages(
         pages = chain(copying(0, planned.range.begin), pages, copying(planned.range.end, None))
     refs = write_pages(pages, planned.range.level, versions, put)
     if copied_runs != planned.copied_runs:
-        raise CorruptionError(f"{copied_runs} runs of pages were copied, not {planned.copied_runs}")
+        raise CorruptionError(
+            f"a round of compaction copied {copied_runs} runs of catalog pages, not {planned.copied_runs}: nothing "
+            "was replaced"
+        )
     return refs
 
 
 def _page_keys(
     state: CatalogState, planned: PlannedRound, identity: OutputIdentity, page_runs_max: int
 ) -> list[str]:
-    """Keys of as many pages as the round may put: each range becomes at most one run."""
+    """Keys of as many catalog pages as the round may write: each range of rows becomes at most one run."""
     stays = int(planned.staying.sum())
     ranges = sum(len(part.ranges) for iteration in planned.plan.iterations for part in iteration)
     _, last = planned.versions

@@ -88,8 +88,9 @@ class CompactionTask:
         clock: Clock = MACHINE_CLOCK,
         writing: Callable[[Callable[[], float]], Rewrite] = lambda share: rewrite,
     ) -> None:
-        """Sends all requests within ``compaction.bytes_per_s`` and ``compaction.requests_per_s``, of which
-        ``throttle`` may leave a part. ``release`` is called when the tables of a plan have been freed."""
+        """Sends all requests within ``compaction.bytes_per_s`` and ``compaction.requests_per_s``, of which ``throttle``
+        leaves a part while uploads or reads need the store. ``release`` is called when the tables of a plan have been
+        freed, to return their memory to the system."""
         own: CompactionSettings = settings.compaction
         self._settings, self._spool, self._throttle, self._stopping = settings, spool, throttle, stopping
         self._clock = clock
@@ -107,16 +108,20 @@ class CompactionTask:
         self.damaged = DamagedSources()
         """Objects that are left where they are, checked again after each ``compaction.every_ms``."""
         self._check_ms = 0
+        """When damaged objects are checked again."""
         self._is_overdue = False
+        """Whether messages have waited so long that they are joined although uploads are behind."""
         self.level = Level.FULL
         self._void = 0
+        """Rounds in a row that had no effect."""
         self.due = Due(every_s=own.every_ms / 1000, first_s=FIRST_AFTER_S)
         self.problem = ""
         self._figures = CompactionStatus()
 
     def plan(self, state: CatalogState) -> PlannedRound | None:
-        """The next round that is due. Raises UnavailableError where garbage is not collected."""
-        if not state.started:
+        """The next round of compaction that is due; None if none is. Notes how much is left to join. Raises
+        UnavailableError if garbage is not collected."""
+        if not state.started:  # the archive has no messages
             return None
         self._clear_spool()
         self._refuse_uncollected(state)
@@ -130,7 +135,9 @@ class CompactionTask:
         return due.first
 
     def step(self, state: CatalogState, planned: PlannedRound) -> bool:
-        """Carry it out. Raises UnavailableError after some rounds without effect."""
+        """Carry out the round ``planned``. A damaged object is noted, and later plans work around it. Raises
+        UnavailableError after VOID_MAX rounds in a row without effect, because other commits were faster, and
+        AccessDeniedError if the account may not write."""
         try:
             result = self._round(state, planned)
         except AccessDeniedError as error:
@@ -139,13 +146,14 @@ class CompactionTask:
         except (CorruptionError, NotFoundError) as error:
             if len(self.damaged) >= DAMAGED_MAX or not self.damaged.add(planned, error):
                 raise
-            logger.error("compaction leaves a damaged object where it is: %s", error)
+            logger.error("compaction cannot read an object, and leaves it where it is: %s", error)
             return True
         self._void = self._void + 1 if result is None else 0
         if self._void == VOID_MAX:
             self._void = 0
             raise UnavailableError(
-                "the archive changes faster than its objects are joined", hint="the next pass tries again"
+                f"{self._store.url}: the archive changes faster than its objects are joined",
+                hint="the next pass of compaction tries again",
             )
         return True
 
@@ -173,8 +181,9 @@ class CompactionTask:
         return SHARES[self.level]
 
     def _due_rounds(self, state: CatalogState) -> _DueRounds:
-        """Plans the rounds that are due, keeps the first one, and sums up the objects and message bytes of all as the
-        backlog; where only a share of a range was planned, the sums are estimates."""
+        """Plan all rounds that are due, one after another: keeps the first one, and sums up the objects and message
+        bytes of all, which are the backlog. Of a large sequence of pages only the first round is planned: then the sums
+        are estimates."""
         own, now_ms = self._settings.compaction, self._clock.wall_ms()
         due = CompactionDue(FULL_OBJECTS * own.object_bytes, now_ms - 2 * own.min_age_ms)
         overdue = CompactionDue(1 << 62, now_ms - 3 * own.min_age_ms)
@@ -198,8 +207,8 @@ class CompactionTask:
         return found
 
     def _round(self, state: CatalogState, planned: PlannedRound) -> RewriteResult | None:
-        """Writes and commits one round, and adds it to the figures. None if the archive changed after the plan, so
-        that nothing was committed."""
+        """Write and commit one round, and add it to the figures that the status shows. None if the archive changed
+        after the round was planned, so that nothing was committed."""
         self._prepare_spool(planned)
         began_s = time.monotonic()
         objects, byte_count = len(planned.gone), planned.message_bytes
@@ -214,7 +223,9 @@ class CompactionTask:
         )
         seconds = time.monotonic() - began_s
         if result is None:
-            logger.info("a round of compaction was dropped: the archive changed after it was planned")
+            logger.info(
+                "a round of compaction had no effect, because the archive changed after it was planned"
+            )
             return None
         now, cost = self._figures, result.cost
         self._change(
@@ -230,7 +241,7 @@ class CompactionTask:
             backlog_bytes=max(0, now.backlog_bytes - byte_count),
         )
         logger.info(
-            "compaction wrote %s of messages to %d objects in %.1f s, and replaced %d",
+            "compaction wrote %s of messages to %d objects in %.1f s, and replaced %d objects",
             size_text(byte_count),
             len(result.object_keys),
             seconds,
@@ -239,35 +250,37 @@ class CompactionTask:
         return result
 
     def _refuse_uncollected(self, state: CatalogState) -> None:
-        """Joined objects are garbage: where it is not collected, compaction would double the archive."""
+        """Raise UnavailableError if old garbage is still there: objects that were joined are garbage, so that
+        compaction would double an archive whose garbage is not collected."""
         gc = self._settings.gc
         oldest_ms, late_ms = state.oldest_garbage_ms, gc.grace_ms + 3 * (gc.every_ms or DAY_MS)
         if oldest_ms is not None and self._clock.wall_ms() - oldest_ms > late_ms:
             raise UnavailableError(
-                "objects are not joined while garbage is not collected: the archive would double",
-                hint="run `tiered gc --apply --every 24h` with an account that may delete",
+                f"{self._store.url}: objects are not joined while garbage is not collected: the archive would double",
+                hint="run `tiered gc ARCHIVE_URL --apply --every 24h` with an account that may delete",
             )
 
     # -- the spool --------------------------------------------------------------------------------------------
 
     def _clear_spool(self) -> None:
-        """Remove what a killed process left."""
+        """Delete temporary files that a killed process has left in the spool directory; a failure is logged."""
         try:
             if self._spool.exists():
                 make_private(self._spool, "process.state_dir")
                 for left in self._spool.iterdir():
                     shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
         except (OSError, TieredError) as error:
-            logger.warning("temporary files of compaction in %s are not removed: %s", self._spool, error)
+            logger.warning("temporary files of compaction in %s cannot be deleted: %s", self._spool, error)
 
     def _prepare_spool(self, planned: PlannedRound) -> None:
-        """Raises StoreFullError where the disk has less than the round needs."""
+        """Make the spool directory, where new objects are written first. Raises StoreFullError if its disk has less
+        space than the round ``planned`` needs."""
         needed = spool_bytes(planned.candidates, planned.plan)
         try:
             make_private(self._spool, "process.state_dir")
             free = shutil.disk_usage(self._spool).free
         except OSError as error:
-            raise StoreFullError(f"cannot use {self._spool}: {error.strerror}") from None
+            raise StoreFullError(f"compaction cannot use {self._spool}: {error.strerror}") from None
         if needed > free:
             raise StoreFullError(
                 f"compaction needs {size_text(needed)} in {self._spool}, where {size_text(free)} are free",

@@ -55,7 +55,7 @@ class Prices:
 
 
 def read_prices(path: Path) -> Prices:
-    """The table in a TOML file; a key that it lacks keeps the default. Raises UsageError naming file and key."""
+    """The prices in a TOML file; a price that it lacks has its default. Raises UsageError that names file and key."""
     try:
         document = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
@@ -63,23 +63,30 @@ def read_prices(path: Path) -> Prices:
     except OSError as error:
         raise AccessDeniedError(f"cannot read {path}: {error.strerror}", hint="check --prices") from None
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not valid TOML: {error}", hint="correct that line") from None
+        raise UsageError(
+            f"{path} is not valid TOML: {error}", hint="correct the line that it names"
+        ) from None
     return prices_of(document, str(path))
 
 
 def prices_of(document: Mapping[str, Any], where: str) -> Prices:
-    """The table in ``document``. Raises UsageError."""
+    """The prices in ``document``, which was read at ``where``. Raises UsageError for an unknown or impossible price."""
     known = {item.name: type(item.default) for item in fields(Prices)}
     for key, value in document.items():
         if key not in known:
-            raise UsageError(f"{key} in {where} is not a price", hint=f"the keys are {', '.join(known)}")
+            raise UsageError(
+                f"{where}: {key} is not the name of a price",
+                hint=f"the names of prices are {', '.join(known)}",
+            )
         is_number = (
             isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
         )
         if known[key] is float and not is_number:
-            raise UsageError(f"{key} in {where} is not a price", hint="write a number, such as 0.023")
+            raise UsageError(
+                f"{where}: {key} is not a number of at least 0", hint="write a number, such as 0.023"
+            )
         if known[key] is str and not isinstance(value, str):
-            raise UsageError(f"{key} in {where} is not text", hint=f'write {key} = "…"')
+            raise UsageError(f"{where}: {key} is not text", hint=f'write {key} = "…"')
     return Prices(**document)
 
 
@@ -169,7 +176,8 @@ class PartSizes:
 
 
 def measure(listing: Iterable[ObjectInfo], now_ms: int, parts: PartSizes) -> ArchiveUse:
-    """Sum up ``listing``, all objects of one archive. ``now_ms``: by the store's clock."""
+    """Sum up the objects of one archive: what is stored, and what was written in the last seven days (or since the
+    oldest object). ``listing``: all its objects; ``now_ms``: by the store's clock."""
     use = ArchiveUse()
     since_ms = now_ms - WINDOW_DAYS * DAY_MS
     oldest_ms = now_ms
@@ -260,7 +268,8 @@ class Alternative:
 
 
 def month_cost(use: ArchiveUse, prices: Prices, counts: RequestCounts | None) -> MonthCost:
-    """The coming month at present rates. Storage grows during the month, so the size in its middle counts."""
+    """What the coming month costs at present rates. Storage grows during the month, so that the size in its middle
+    counts. ``counts``: requests of the running instance, None without one."""
     if use.is_young:
         return MonthCost(prices.storage(use.stored_bytes), None, None, None, None)
     middle_bytes = use.stored_bytes + use.bytes_a_day * DAYS_A_MONTH / 2
@@ -278,9 +287,11 @@ def month_cost(use: ArchiveUse, prices: Prices, counts: RequestCounts | None) ->
 
 
 def topic_costs(use: ArchiveUse, messages: Mapping[str, tuple[int, int]], prices: Prices) -> list[TopicCost]:
-    """Every topic, the most expensive first. ``messages``: topic to messages and their bytes before compression.
+    """What each topic stores and costs a month, the most expensive first. ``messages``: topic -> number of messages,
+    and their bytes before compression.
 
-    Objects with many queues are divided by the bytes of messages that lie in no object of their own.
+    Objects with many queues are shared out among topics by the bytes of their messages that are in no object of the
+    topic alone.
     """
     set_bytes = use.stored.get(SETS_PREFIX, Use()).bytes
     own_bytes = sum(topic.bytes for topic in use.topics.values())
@@ -312,9 +323,10 @@ def storage_in_a_year(use: ArchiveUse, prices: Prices) -> float:
 def batch_age_costs(
     use: ArchiveUse, prices: Prices, batch_age_ms: int, commits_a_day_min: float
 ) -> list[Alternative]:
-    """PUTs a month with longer batch ages than ``batch_age_ms``. ``commits_a_day_min``: those that a full batch closes.
+    """What PUTs would cost a month with other values of offload.batch_age_ms, longer than the present ``batch_age_ms``.
+    ``commits_a_day_min``: how many commits there are at least, because a batch is full before that age.
 
-    A cycle writes as many objects as now. Index files do not depend on cycles.
+    It is assumed that each commit has as many new objects as now; index files do not depend on commits.
     """
     commits = use.commits_a_day
     index_puts = use.written.get(INDEX_PREFIX, Use()).puts / use.observed_days

@@ -41,7 +41,8 @@ class DamagedSources:
         return frozenset(self._found)
 
     def add(self, planned: PlannedRound, error: CorruptionError | NotFoundError) -> bool:
-        """Adds the source of ``planned`` that ``error`` names. Returns whether it names one."""
+        """Note the object that could not be read in the round ``planned``: the one whose key is in the message of
+        ``error``. Returns False if it names no object of the round."""
         candidates = planned.candidates
         sources = {
             candidates.object_keys[int(candidates.objects["key"][number])]: number
@@ -57,7 +58,8 @@ class DamagedSources:
         return True
 
     def add_unindexed(self, store: ObjectStore, state: CatalogState) -> None:
-        """Add those of ``state`` that are not in the message index because they are damaged."""
+        """Read the objects of ``state`` that are not in the message index yet, and note those that are damaged: the
+        index is built without them, and compaction would wait for it for ever."""
         checks: dict[str, SegmentCheck] = {}
         for page in _pages_of(store, state, state.unindexed):
             chunk = page.chunk
@@ -77,7 +79,7 @@ class DamagedSources:
         self._changed()
 
     def _add(self, check: SegmentCheck, why: str) -> None:
-        """Notes the object of ``check`` with the offsets of each of its runs, and why it cannot be read."""
+        """Note the object of ``check``, the offsets of its messages in each queue, and why it cannot be read."""
         bounds = (
             zip(
                 runs["base_queue_offset"].tolist(),
@@ -94,7 +96,7 @@ class DamagedSources:
         self._found[check.key] = _Damaged(check, tuple(ranges))
 
     def check_again(self, store: ObjectStore, state: CatalogState) -> None:
-        """Drop objects that are whole again, and those whose messages have expired."""
+        """Read the noted objects again, and forget those that are whole again, or whose messages have expired."""
         for key, (check, ranges) in [*self._found.items()]:
             is_alive = any(
                 one.end > _minimum(state, QueueKey(one.topic, one.queue_id, one.generation)) for one in ranges

@@ -73,6 +73,8 @@ class ExpiryTask:
         erase: Erasure | None = None,
         is_unlimited: bool = False,
     ) -> None:
+        """``erase``: the topic that expires as a whole, instead of what the rules say; ``is_unlimited``: even more than
+        retention.max_share of the archive may expire."""
         self._store, self._settings, self._rules_of = store, settings, rules_of
         self._clock, self._erase, self._is_unlimited = clock, erase, is_unlimited or erase is not None
         self.due = Due(every_s=(settings.gc.every_ms or DAY_MS) / 1000, first_s=FIRST_AFTER_S)
@@ -82,7 +84,8 @@ class ExpiryTask:
         """Since the last pass of this process, unless that was stopped."""
 
     def plan(self, state: CatalogState) -> ExpiryPass:
-        """What expires now. Raises as ``plan_pass``."""
+        """What expires now by the rules of ``state``. Raises UsageError if the clock is off, or the topic to erase is
+        unknown."""
         self._planned_ms = self._clock.wall_ms()
         return plan_pass(
             self._store,
@@ -98,14 +101,15 @@ class ExpiryTask:
         return not self._is_unlimited and found.plan.exceeds(self._settings.retention.max_share)
 
     def step(self, state: CatalogState, found: ExpiryPass) -> bool:
-        """Expire it, unless it is too much."""
+        """Commit the expiry ``found`` by ``plan``, unless it is more than retention.max_share of the archive: then log
+        that and change nothing."""
         plan, max_share = found.plan, self._settings.retention.max_share
         self.problem = TOO_MUCH if self.is_too_much(found) else ""
         self._missed = None
         if self.problem:
             logger.error(
-                "nothing expired: it would be %.0f%% of the archive, more than retention.max_share (%.0f%%); check "
-                "the rules, then run `tiered expire --apply --yes`",
+                "no message expired: it would be %.0f%% of the archive, more than retention.max_share (%.0f%%); check "
+                "the rules of topics, then run `tiered expire ARCHIVE_URL --apply --yes`",
                 100 * plan.share,
                 100 * max_share,
             )
@@ -114,7 +118,7 @@ class ExpiryTask:
         self._missed = MissedPasses(self._planned_ms, max(1, int((self.due.every_s or 0) * 1000)))
         if found.is_committed:
             logger.info(
-                "%d messages expired, %s; %d objects, %s, are deleted after the grace period",
+                "%d messages, %s, expired; %d objects, %s, will be deleted after gc.grace_ms",
                 plan.rows,
                 size_text(plan.byte_count),
                 len(found.objects),
@@ -163,10 +167,11 @@ def plan_pass(
     erase: Erasure | None = None,
     missed: MissedPasses | None = None,
 ) -> ExpiryPass:
-    """What expires now. Reads every page of the catalog, again if something expires, and tails of objects that have LMQ
-    runs that may expire, or runs that a size limit divides.
+    """What expires now, by the rules ``rule_of`` gives for topics, or all of the topic of ``erase``. ``missed``: passes
+    that did not take place, whose share does not count. Reads every page of the catalog, twice if something expires,
+    and the index of objects with LMQ entries that may expire, or with runs of which a size limit takes a part.
 
-    Raises UsageError when the clock is off, or the topic of ``erase`` is unknown.
+    Raises UsageError if the clock is off, or the topic of ``erase`` is unknown.
     """
     now_ms = require_same_clock(store, clock.wall_ms())
     queues = _queues(state, rule_of, erase, TimerFiles(store).first_offsets(state))
@@ -176,8 +181,8 @@ def plan_pass(
         rows = state.directory.rows(page.queues, len(state.table))
         runs = page.chunk.runs.copy()
         runs["queue"] = rows[runs["queue"]]
-        for piece in _by_row(runs):
-            planner.add(piece)
+        # Pages are sorted by the queue's name, the planner takes runs by its number; offsets stay in order.
+        planner.add(runs[np.argsort(runs["queue"], kind="stable")])
     reader = _CatalogRuns(store, state, index)
     found = ExpiryPass(planner.plan(reader.parents, reader.columns), oldest_version=state.version)
     del planner, queues, reader  # their memory is needed for keys of objects
@@ -187,7 +192,8 @@ def plan_pass(
 
 
 def commit_pass(store: ObjectStore, state: CatalogState, found: ExpiryPass, *, clock: Clock) -> CatalogState:
-    """Commit the floors of a pass over ``state``, unless another pass was faster. Raises UsageError when the log was
+    """Commit the new minimum offsets that a pass over ``state`` ``found``, and the objects without living messages.
+    Nothing is committed if another pass was faster (``found.is_committed``). Raises UsageError if the broker's log was
     truncated since."""
     if not len(found.plan.floors):
         return state
@@ -224,7 +230,10 @@ def commit_pass(store: ObjectStore, state: CatalogState, found: ExpiryPass, *, c
     )
     found.is_committed = maintenance.commit(change, required)
     if maintenance.unmet == LOG_HISTORY:
-        raise UsageError("the log was truncated during the pass", hint="run `tiered expire` again")
+        raise UsageError(
+            f"{store.url}: nothing expired, because the broker's log was truncated or replaced during the pass",
+            hint="run `tiered expire` again",
+        )
     return maintenance.state
 
 
@@ -237,9 +246,9 @@ def _queues(
     erase: Erasure | None,
     held: Mapping[QueueKey, int],
 ) -> ExpiryQueues:
-    """The queues of ``state`` with their rules and floors, by row. With ``erase``, nothing expires but that topic, or
-    one generation of it; UsageError if it is not in the archive. ``held``: the first offset that a timer needs, by
-    queue."""
+    """The queues of ``state`` with their rules and minimum offsets, by their row in the state's table. With ``erase``
+    only that topic expires, or one generation of it; raises UsageError if the archive does not have it. ``held``: by
+    queue, the first offset that a pending timer needs."""
     rules: list[TopicRule] = []
     numbers: dict[str, int] = {}
     topic = np.zeros(state.queue_count, np.int64)
@@ -253,7 +262,11 @@ def _queues(
         if erase is not None and key.topic == erase.topic:
             erased[row] = erase.generation in (None, key.generation)
     if erase is not None and not erased.any():
-        raise UsageError(f"topic {erase.topic} is not in the archive", hint="check the name with `tiered ls`")
+        generation = "" if erase.generation is None else f" in generation {erase.generation}"
+        raise UsageError(
+            f"the archive {state.cluster}/{state.broker} has no topic {erase.topic}{generation}",
+            hint="tiered ls --hidden lists the topics",
+        )
     floor = state.table["min_queue_offset"].astype(np.int64)
     versions = [history.version for history in state.log_histories]
     first = np.full(state.queue_count, NEVER_MS, np.int64)
@@ -264,8 +277,9 @@ def _queues(
 
 
 def _commit_times(store: ObjectStore, state: CatalogState, queues: ExpiryQueues, now_ms: int) -> CommitTimes:
-    """The bucket's time of the newest commit that is older than each time to live, and than each time that messages
-    stay after their upload."""
+    """When the bucket stored some commits: for each time to live of ``queues``, and each time that messages stay after
+    their upload, the newest commit that is older. The other commits' times follow from these as far as expiry needs
+    them."""
     found: dict[int, int] = {}
     ages_ms = {*queues.min_archived_ms.tolist(), *queues.ttl_ms.tolist()} - {NEVER_MS}
     for age_ms in sorted(ages_ms, reverse=True):
@@ -276,11 +290,6 @@ def _commit_times(store: ObjectStore, state: CatalogState, queues: ExpiryQueues,
     versions = sorted(found)
     times = [found[version] for version in versions]
     return CommitTimes(np.array(versions, np.int64), np.array(times, np.int64))
-
-
-def _by_row(runs: Table) -> list[Table]:
-    """Sorted by the queue's row: pages are sorted by the queue's name. Offsets of a queue stay in order."""
-    return [runs[np.argsort(runs["queue"], kind="stable")]] if len(runs) else []
 
 
 class _CatalogRuns:
@@ -295,12 +304,16 @@ class _CatalogRuns:
         try:
             return self._open(run)[1]
         except (CorruptionError, NotFoundError) as error:
-            logger.warning("a size limit expires a run as a whole, as its rows cannot be read: %s", error)
+            logger.warning(
+                "rows cannot be read, so that a size limit expires all messages of an object together: %s",
+                error,
+            )
             return None
 
     def parents(self, runs: Table) -> Table:
-        """For each of ``runs``, which are of LMQs, and each queue to which it refers: the number of the run, the
-        queue's row in the queue table (-1: not in the archive), and the end of the offsets that it needs."""
+        """The queues whose messages the LMQ entries of ``runs`` refer to, as rows of PARENT_DTYPE: the number of the
+        run, the row of the queue in the state's table (-1: not in the archive), and the end of the offsets there that
+        the run needs."""
         found: list[tuple[int, int, int]] = []
         for number, run in enumerate(runs):
             reader, rows = self._open(run)
@@ -327,7 +340,7 @@ class _CatalogRuns:
 
 
 def _in_order(state: CatalogState, index: RunIndex) -> Iterable[Page]:
-    """All living runs by (queue, base offset)."""
+    """All living runs of ``state`` by (queue, base offset), as pages without the names of their objects."""
     streams = [living_pages(index, state, sequence) for sequence in sequences_of(state.pages)]
     return merged_pages(
         [map(_without_objects, stream) for stream in (*streams, memory_page(state))], MERGED_RUNS
@@ -344,7 +357,8 @@ def _without_objects(page: Page) -> Page:
 
 
 def _find_remains(state: CatalogState, index: RunIndex, found: ExpiryPass) -> None:
-    """Objects, pages and versions of which nothing is alive, and what stays because it shares an object."""
+    """Fill in ``found``: which objects and pages have no living run once its new minimum offsets are in force, which
+    version is the oldest with one, and how many expired bytes stay because their objects have living messages too."""
     minimum = state.table["min_queue_offset"].astype(np.int64)
     minimum[found.plan.floors["queue"]] = found.plan.floors["min_queue_offset"]
     living: list[NDArray[np.uint64]] = []
@@ -375,7 +389,7 @@ class _Expired:
         self._message_bytes: list[NDArray[np.int64]] = []
 
     def add(self, chunk: RunChunk, names: NDArray[np.uint64], runs: Table) -> None:
-        """Add the objects of expired ``runs`` of one page; ``names``: digests of all its objects."""
+        """Add the objects of expired ``runs`` of one page. ``names``: digests of the keys of all the page's objects."""
         numbers = np.unique(runs["object"])
         sizes = np.bincount(runs["object"], runs["byte_count"], minlength=len(chunk.objects))
         keys = [chunk.object_keys[key] for key in chunk.objects["key"][numbers].tolist()]
@@ -385,11 +399,13 @@ class _Expired:
         self._message_bytes.append(sizes[numbers].astype(np.int64))
 
     def sort_out(self, living: KeySet, found: ExpiryPass) -> None:
-        """Fill in the objects of ``found`` that are not ``living``, and the bytes that stay in others."""
+        """Fill in ``found``: the added objects that are not ``living``, their bytes, and the bytes of expired messages
+        that stay in living objects. Columns are freed as soon as they were used, as there may be millions of rows."""
         if not self._keys:
             return
         digests = np.concatenate(self._digests)
         self._digests.clear()
+        # Sort by digest: an object that several pages have is one group, which begins at one of ``starts``.
         order = np.argsort(digests, kind="stable").astype(np.uint32)
         digests = digests[order]
         starts = np.flatnonzero(np.append(True, digests[1:] != digests[:-1]))
@@ -420,7 +436,8 @@ class _Expired:
 def _listed(
     maintenance: MaintenanceCommit, state: CatalogState, found: ExpiryPass, now_ms: int
 ) -> DeletionChange:
-    """Writes the keys of objects without a living run as lists of pending deletions, LIST_ENTRIES_MAX in each."""
+    """Store the keys of objects without a living run in list objects, LIST_ENTRIES_MAX keys in each, for the commit
+    that makes them pending deletions (deleted after the grace period)."""
     pending = PendingDeletion(now_ms, state.version + 1, Reason.EXPIRED)
     parts = (
         found.objects[first : first + LIST_ENTRIES_MAX].tolist()

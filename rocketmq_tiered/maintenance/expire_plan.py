@@ -73,8 +73,9 @@ class SizeLimit:
 
 
 def expired_by(limit: SizeLimit, runs: Table, floors: Ints, columns: Columns) -> Table:
-    """EXPIRED_DTYPE rows of the ``runs`` (LIMITED_DTYPE, by queue and offset) of one topic that exceed its limit.
-    ``floors``: the minimum offset of each run's queue. Raises what ``columns`` raises."""
+    """What the size limit of one topic expires of its ``runs`` (LIMITED_DTYPE, by queue and offset): the oldest rows,
+    as many as exceed the limit, as rows of EXPIRED_DTYPE. ``floors``: the minimum offset of each run's queue.
+    ``columns`` reads the rows of a run of which only a part expires. Raises what ``columns`` raises."""
     if limit.byte_count <= limit.max_bytes or not len(runs):
         return np.zeros(0, EXPIRED_DTYPE)
     ordered = _Ordered(runs, floors, columns, limit.history_versions)
@@ -94,17 +95,18 @@ class _Ordered:
     before those in front of it in its queue, so its position is above theirs, also where a gap was filled later."""
 
     def __init__(self, runs: Table, floors: Ints, columns: Columns, history_versions: Sequence[int]) -> None:
-        """Computes positions [begin, end) of ``runs``: each log history gets a range behind that of the one before,
-        and then positions are raised until they ascend in each queue. ``floors``: by run."""
+        """Compute the positions [begin, end) of ``runs`` on one number line, by which the oldest expire first: physical
+        offsets, where each log history gets a range behind that of the history before; then positions are raised until
+        they ascend in each queue. ``floors``: the minimum offset of each run's queue."""
         self._runs, self._columns = runs, columns
         self._dead = rows_below(runs, floors)
         history = np.searchsorted(np.array(sorted(history_versions), np.int64), runs["version"], side="right")
-        self._shift = np.zeros(len(runs), np.int64)
+        self._shift = np.zeros(len(runs), np.int64)  # position - physical offset, of each run
         end = 0
         for number in np.unique(history).tolist():
-            mine = history == number
-            low, high = int(runs["min_phys"][mine].min()), int(runs["end_phys"][mine].max())
-            self._shift[mine] = end - low
+            is_in = history == number
+            low, high = int(runs["min_phys"][is_in].min()), int(runs["end_phys"][is_in].max())
+            self._shift[is_in] = end - low
             end += high - low
         self.begin = runs["min_phys"] + self._shift
         self.end = runs["end_phys"] + self._shift
@@ -122,7 +124,8 @@ class _Ordered:
         return found
 
     def _rows(self, at: int) -> _Rows:
-        """The rows of a run; one for all if it is not divided. Rows below the floor have no bytes."""
+        """Position and message bytes of each row of the run number ``at``. A run that expires only as a whole (batches,
+        LMQ entries, unreadable rows) counts as one row. Rows below the queue's minimum offset have no bytes."""
         run = self._runs[at]
         is_plain = int(run["kind"]) == RunKind.PLAIN
         rows = self._columns(run) if is_plain and int(run["rows"]) > 1 else None
@@ -135,7 +138,8 @@ class _Ordered:
         return _Rows(_ascending(position, np.arange(len(rows))), size)
 
     def position(self, excess: int) -> int:
-        """The lowest position below which there are ``excess`` bytes; the end if there are fewer."""
+        """The lowest position below which runs have ``excess`` message bytes; the end of all runs if they have fewer.
+        Narrows an interval that contains it, in which each pass compares _STEPS positions."""
         if int(self.sizes.sum()) <= excess:
             return int(self.end.max())
         by_begin, by_end = np.argsort(self.begin, kind="stable"), np.argsort(self.end, kind="stable")
@@ -149,7 +153,8 @@ class _Ordered:
         return high
 
     def _bytes_below(self, steps: Ints) -> Ints:
-        """Bytes below each of ``steps``, which ascend."""
+        """How many message bytes are below each of ``steps``, which are positions in ascending order. Only runs that a
+        step divides are read row by row."""
         whole = np.searchsorted(steps, self.end, side="left")
         is_divided = np.searchsorted(steps, self.begin, side="right") < whole
         found = np.zeros(len(steps) + 1, np.int64)
@@ -161,14 +166,15 @@ class _Ordered:
         return total
 
     def below(self, position: int) -> Table:
-        """What is below ``position``."""
+        """What expires if all rows below ``position`` do, as rows of EXPIRED_DTYPE: whole runs, and the first rows of
+        runs that ``position`` divides."""
         whole = np.flatnonzero(self.end <= position)
-        found = np.zeros(len(whole), EXPIRED_DTYPE)
+        expired = np.zeros(len(whole), EXPIRED_DTYPE)
         runs = picked(self._runs, whole)
         for name in ("queue", "end_queue_offset"):
-            found[name] = runs[name]
-        found["rows"], found["byte_count"] = runs["rows"] - self._dead[whole], self.sizes[whole]
-        parts = [found]
+            expired[name] = runs[name]
+        expired["rows"], expired["byte_count"] = runs["rows"] - self._dead[whole], self.sizes[whole]
+        parts = [expired]
         for at in np.flatnonzero((self.begin < position) & (self.end > position)).tolist():
             run, rows = self._runs[at], self._rows(at)
             count = int((rows.position < position).sum())
@@ -277,7 +283,7 @@ class ExpiryQueues:
         return np.zeros(len(self), bool) if self.erased is None else self.erased
 
     def is_held(self, runs: Table) -> Bools:
-        """Which of ``runs`` stay for timers."""
+        """Which of ``runs`` have messages that pending timers still need, so that they stay whatever their age."""
         return (
             np.zeros(len(runs), bool)
             if self.held is None
@@ -297,8 +303,8 @@ class MissedPasses:
     every_ms: int
 
     def taken(self, due_ms: Ints, sizes: Ints, now_ms: int) -> Ints:
-        """For each missed pass, the sum of ``sizes`` that it should have expired. The pass at ``now_ms`` is none of
-        them."""
+        """For each missed pass, the sum of ``sizes`` of the runs that it should have expired: those that were due
+        (``due_ms``, by run) between the pass before it and itself. The pass at ``now_ms`` is not a missed one."""
         count = min(max(0, (now_ms - self.last_ms) // self.every_ms - 1), _MISSED_MAX)
         number = (due_ms - self.last_ms - 1) // self.every_ms
         is_missed = (number >= 0) & (number < count)
@@ -339,8 +345,8 @@ class ExpiryPlan:
         return self.rows / self.living_rows if self.living_rows else 0.0
 
     def exceeds(self, max_share: float) -> bool:
-        """Whether the pass must stop (retention.max_share). What a missed pass should have taken does not count, up to
-        what that pass might have taken."""
+        """Whether more than the share ``max_share`` of the archive's message bytes expires, so that the pass must stop.
+        What each missed pass should have expired does not count, up to the share that it might have expired."""
         if not self.living_bytes:
             return self.share > max_share
         taken_bytes = np.minimum(self.missed_bytes, int(max_share * self.living_bytes)).sum()
@@ -354,7 +360,8 @@ class ExpiryPlanner:
     def __init__(
         self, queues: ExpiryQueues, commits: CommitTimes, now_ms: int, missed: MissedPasses | None = None
     ) -> None:
-        """Begins with no run of any queue read."""
+        """Begin a pass over all runs of ``queues``. ``commits``: when the bucket stored the commits that added them;
+        ``missed``: passes that did not take place."""
         self._queues, self._commits, self._now_ms, self._missed = queues, commits, now_ms, missed
         count = len(queues)
         # For each queue: how far it has been read, and what expires of it.
@@ -373,9 +380,11 @@ class ExpiryPlanner:
         self._expired_runs = self._living_rows = self._living_bytes = 0
 
     def add(self, runs: Table) -> None:
-        """RUN_DTYPE runs by (queue, base offset); ``queue`` is the number of ExpiryQueues.
+        """Take some ``runs`` (RUN_DTYPE) into account, sorted by queue and offset; their field ``queue`` is a number of
+        ExpiryQueues. In each queue the first runs that are due expire, up to the first that stays; runs of LMQ entries,
+        and those of topics with a size limit, are judged by ``plan``.
 
-        Pages may come in any order that keeps the offsets of each queue ascending. Raises ValueError otherwise.
+        Calls may come in any order that keeps the offsets of each queue ascending. Raises ValueError otherwise.
         """
         queues = self._queues
         queue = runs["queue"].astype(np.int64)
@@ -388,7 +397,7 @@ class ExpiryPlanner:
         due_ms = self._due_ms(runs, queue)
         is_due = ((due_ms <= self._now_ms) | queues.is_erased[queue]) & ~queues.is_held(runs)
         is_lmq = (runs["kind"] == RunKind.LMQ) & ~queues.is_erased[queue]
-        first = _starts(queue)
+        first = _starts(queue)  # where the runs of each queue begin
         at = queue[first]
         before = self._state[at]
         stays = ~is_due | is_lmq
@@ -409,8 +418,8 @@ class ExpiryPlanner:
         self._hold(runs, queue, is_gone, is_lmq, is_due)
 
     def _check_order(self, queue: Ints, runs: Table) -> None:
-        """Raises ValueError unless runs come by queue, and in each queue by offset without overlap, also across
-        calls."""
+        """Raise ValueError unless ``runs`` come by queue, and in each queue by offset without overlap, also behind
+        those of earlier calls."""
         if not len(runs):
             return
         base, end = runs["base_queue_offset"], runs["end_queue_offset"]
@@ -421,11 +430,14 @@ class ExpiryPlanner:
             or bool((base[1:][same] < end[:-1][same]).any())
             or bool((base[first] < self._next_offset[queue[first]]).any())
         ):
-            raise ValueError("the runs of a queue must be in the order of their offsets")
+            raise ValueError(
+                "the runs of a queue must be added in the order of their offsets, without overlap"
+            )
         self._next_offset[queue[first]] = end[np.append(first[1:], len(runs)) - 1]
 
     def _due_ms(self, runs: Table, queue: Ints) -> Ints:
-        """When each run is due by its rule."""
+        """When each run expires by the rule of its topic, in ms since 1970: when its newest message is older than the
+        time to live, and was archived long enough ago. NEVER_MS: never, or not known yet."""
         ttl_ms = self._queues.ttl_ms[queue]
         commit_ms = self._commits.of(runs["version"])
         stored_ms = self._newest_ms(runs) + np.minimum(ttl_ms, _TIME_MS_MAX)
@@ -441,7 +453,8 @@ class ExpiryPlanner:
         return found
 
     def _left(self, runs: Table, queue: Ints) -> Table:
-        """``runs`` without what lies below the floors: their rows above it, and bytes in proportion to these."""
+        """``runs`` with rows and bytes only of what is above the minimum offset of their queue, which expiry has not
+        taken before; bytes are in proportion to rows."""
         dead = rows_below(runs, self._queues.floor[queue])
         if not dead.any():
             return runs
@@ -451,7 +464,8 @@ class ExpiryPlanner:
         return left
 
     def _expire(self, runs: Table, queue: Ints, is_gone: Bools) -> None:
-        """Raise floors over the runs of ``is_gone``, which are in order for each queue."""
+        """Let the runs of the mask ``is_gone`` expire, which are the first of their queues: raise the minimum offsets
+        above them, and count their rows and bytes."""
         if not is_gone.any():
             return
         queue = queue[is_gone]
@@ -467,8 +481,9 @@ class ExpiryPlanner:
         self._living_bytes += int(left["byte_count"].sum())
 
     def _hold(self, runs: Table, queue: Ints, is_gone: Bools, is_lmq: Bools, is_due: Bools) -> None:
-        """Keeps for ``plan`` the runs that depend on others: those of LMQs that wait for their messages, and those of
-        topics with a size limit. Arguments are by run."""
+        """Keep the runs that only ``plan`` can judge, once all runs are known: LMQ entries, which expire after the
+        messages they refer to, with what follows them, and runs of topics with a size limit. All arguments have one
+        value for each run."""
         topic = self._queues.topic[queue]
         waits = (self._state[queue] == _AT_LMQ) & ~is_gone
         has_limit = (self._queues.max_bytes[topic] >= 0) & ~waits & ~is_gone & ~self._queues.is_held(runs)
@@ -485,8 +500,9 @@ class ExpiryPlanner:
     # -- decisions after all runs -----------------------------------------------------------------------------
 
     def plan(self, parents: Parents, columns: Columns) -> ExpiryPlan:
-        """The plan of all added runs. ``parents`` is called a few times, with runs of LMQ entries that may expire;
-        ``columns`` for each run that a size limit may divide."""
+        """The plan of the pass, after all runs were added. ``parents`` reads which messages LMQ entries refer to, and
+        is called a few times with the runs that may expire; ``columns`` reads the rows of a run of which a size limit
+        may take a part."""
         self._apply_limits(columns)
         self._apply_parents(parents)
         raised = np.flatnonzero(self._floor > self._queues.floor)
@@ -504,7 +520,8 @@ class ExpiryPlanner:
         )
 
     def _apply_limits(self, columns: Columns) -> None:
-        """Expire the oldest messages of topics above their size limit."""
+        """Let the oldest messages expire of each topic that exceeds its size limit. ``columns`` reads the rows of a run
+        of which only a part expires."""
         held = _by_queue(self._limited, LIMITED_DTYPE)
         # LMQ entries stay until their messages are gone, and what follows them, too.
         first, is_lmq = _starts(held["queue"]), held["kind"] == RunKind.LMQ
@@ -522,8 +539,9 @@ class ExpiryPlanner:
             self._expire(gone, gone["queue"].astype(np.int64), np.ones(len(gone), bool))
 
     def _apply_parents(self, parents: Parents) -> None:
-        """Expire runs of LMQ entries, and what follows them in their queues, in order. The runs requested of each queue
-        double with every round: most queues end at the first."""
+        """Let runs of LMQ entries expire whose messages have expired, and what follows them in their queues, in order.
+        ``parents`` reads which messages they refer to: of one run of each queue first, as most queues end there, then
+        of twice as many, and so on."""
         held = _by_queue(self._lmqs, LMQ_DTYPE)
         if not len(held) or not (self._floor > 0).any():  # no message has ever expired
             return
@@ -544,8 +562,8 @@ class ExpiryPlanner:
             count *= 2
 
     def _is_dead(self, runs: Table, parents: Parents) -> Bools:
-        """Whether each run expires: one with messages if it is due; one of LMQ entries if all queues that they refer
-        to are known, and expired up to there."""
+        """Which of ``runs`` expire: those with messages if they are due, those of LMQ entries if all messages they
+        refer to have expired. A run of which ``parents`` reads nothing stays."""
         dead: Bools = runs["is_due"].copy()
         lmq = np.flatnonzero(runs["is_lmq"])
         if not len(lmq):
@@ -560,7 +578,8 @@ class ExpiryPlanner:
 
 
 def _by_queue(tables: list[Table], dtype: np.dtype[Any]) -> Table:
-    """All of ``tables``, which are emptied, by queue; the offsets of each queue were added in order."""
+    """One table of the rows of all ``tables``, sorted by queue; rows of a queue stay in the order in which they were
+    added. Empties ``tables``, so that memory holds one copy."""
     held = np.empty(sum(map(len, tables)), dtype)
     end = len(held)
     while tables:  # one copy in memory, not two

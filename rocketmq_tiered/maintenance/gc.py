@@ -96,19 +96,22 @@ class GcTask:
         self.problem = ""
 
     def plan(self, state: CatalogState) -> GcPlan:
-        """What is garbage. Lists the archive, and reads all pages."""
+        """What is garbage in ``state``, after the grace periods of the settings. Lists the archive, and reads all pages
+        of its catalog."""
         grace = Grace(self._settings.grace_ms, self._settings.diverged_grace_ms)
         return plan_collection(self._store, state, grace, self._clock)
 
     def step(self, state: CatalogState, plan: GcPlan) -> bool:
-        """Delete it."""
+        """Delete the garbage of ``plan``. Afterwards ``problem`` says what could not be deleted, or is not explained by
+        any commit."""
         collect(self._store, state, plan, clock=self._clock, deletions=self._deletions)
         self.problem = plan.halted
         if plan.unexplained and not plan.halted:
             count = counted(len(plan.unexplained), "object")
             messages = counted(plan.unexplained_messages, "message")
             self.problem = (
-                f"{count} with {messages} that no commit explains: tiered repair ARCHIVE_URL says what to do"
+                f"{count} with {messages} that no commit explains are kept: tiered repair ARCHIVE_URL says what it "
+                "would do with them"
             )
         if plan.failed:
             key, reason = next(iter(plan.failed.items()))
@@ -120,8 +123,8 @@ class GcTask:
 
 
 def plan_collection(store: ObjectStore, state: CatalogState, grace: Grace, clock: Clock) -> GcPlan:
-    """What is garbage in ``state``. Raises UsageError when the local clock and the store's differ by more than five
-    minutes."""
+    """What is garbage in ``state``, what is kept and why, and which multipart uploads were never finished. Lists the
+    archive. Raises UsageError if the local clock and the store's differ by more than five minutes."""
     now_ms = clock.wall_ms()
     bucket_ms = require_same_clock(store, now_ms)
     # Some buckets have timestamps in whole seconds.
@@ -135,6 +138,7 @@ def plan_collection(store: ObjectStore, state: CatalogState, grace: Grace, clock
         settled_version=cache(lambda grace: settled_version(store, state.version, latest_ms - grace)),
         keys_of=lambda listed: read_list(store, listed),
     )
+    # A commit may have named some of these objects while they were listed.
     newest = refresh(store, state)
     needed = KeySet(())
     if plan.candidates and newest.version != state.version:
@@ -143,34 +147,38 @@ def plan_collection(store: ObjectStore, state: CatalogState, grace: Grace, clock
     try:
         plan.uploads = [upload for upload in store.uploads("") if latest_ms - upload.begun_ms >= grace.ms]
     except AccessDeniedError as error:
-        logger.warning("cannot list abandoned uploads: %s", error)
+        logger.warning("unfinished multipart uploads cannot be listed, and are not ended: %s", error)
     return plan
 
 
 def _explain(store: ObjectStore, state: CatalogState, plan: GcPlan, needed: KeySet) -> None:
-    """Delete those candidates of ``plan`` that the newest ``state`` explains, and keep the others: also those that were
-    committed while it was planned, ``needed``. Reads the tails of data objects."""
+    """Decide on the candidates of ``plan``, objects that no commit names: those that the newest ``state`` explains, as
+    attempts of an uploader that stopped, are deleted; the others are kept, as they may be the last copy of messages.
+    ``needed``: keys that were committed while the plan was made. Reads the index at the end of data objects."""
     is_data = {info.key: info.key.startswith((DATA_PREFIX, SETS_PREFIX)) for info in plan.candidates}
     others = [(info, None) for info in plan.candidates if not is_data[info.key]]
     read = found_objects(store, (info for info in plan.candidates if is_data[info.key]))
-    for info, one in chain(others, read):
+    for info, data_object in chain(others, read):
         key, epoch = info.key, epoch_of(info.key) or 0
         if epoch == state.epoch or key in needed:
-            plan.keep(CURRENT)  # claimed or committed since
+            plan.keep(CURRENT)  # of the present writer, or committed while the plan was made
             continue
-        why = why_unexplained(state, one) if is_data[key] else _why_needed(state, key)
+        why = why_unexplained(state, data_object) if is_data[key] else _why_needed(state, key)
         if why:
-            plan.unexplained[key] = Unexplained(why, 0 if one is None else one.messages)
+            plan.unexplained[key] = Unexplained(why, 0 if data_object is None else data_object.messages)
             plan.keep("that no commit explains")
         else:
             plan.to_delete(info)
             plan.purge += [key] if key in state.pending_deletions else []
-        if epoch > state.epoch or (one is not None and one.meta.catalog_version > state.version):
-            plan.halt(f"the newest commit is missing: {key}: {why}; run tiered repair")
+        if epoch > state.epoch or (
+            data_object is not None and data_object.meta.catalog_version > state.version
+        ):
+            plan.halt(f"the newest commit is missing, as {key} shows: {why}; run tiered repair ARCHIVE_URL")
 
 
 def _why_needed(state: CatalogState, key: str) -> str:
-    """Why an object of the catalog that ``state`` does not name may be the last copy of something; empty: it is not."""
+    """Why an object of the catalog, which ``state`` does not name, is kept: it may be the last copy of something.
+    Empty: it is not, and may be deleted."""
     if (epoch_of(key) or 0) > state.epoch or (page_version(key) or 0) > state.version:
         return "it was made for a later version of the catalog"
     table = parse_state_key(key)
@@ -187,12 +195,14 @@ def collect(
     clock: Clock,
     deletions: Deletions | None = None,
 ) -> None:
-    """Carry out ``plan``, of ``state``. Raises AccessDeniedError when the account may not delete: before anything is
-    withdrawn."""
+    """Carry out ``plan``, which was made for ``state``: delete its objects, commit that they are gone, and end its
+    unfinished uploads. ``deletions``: how fast, with which progress; None: at once. Raises AccessDeniedError if the
+    account may not delete; then nothing was changed."""
     _quarantine(store, state, plan, clock)
     if plan.delete or plan.purge or plan.lists:
+        # Asks whether this account may delete, before a commit that cannot be taken back.
         with suppress(RefusedRequestError):  # a link in a directory's place concerns the keys below it
-            store.delete([PROBE_KEY])  # before anything is withdrawn: that is final
+            store.delete([PROBE_KEY])
         collection = _Collection(store, state, plan, clock)
         collection.withdraw()
         left = _delete(store, plan, deletions or Deletions())
@@ -202,7 +212,8 @@ def collect(
 
 
 def _quarantine(store: ObjectStore, state: CatalogState, plan: GcPlan, clock: Clock) -> None:
-    """Commit that nothing explains these objects, until a collection finds what does, or a repair uses them."""
+    """Commit which objects of ``plan`` no commit explains, so that they are listed, and kept until a later collection
+    finds what explains them, or a repair uses them."""
 
     def change(newest: CatalogState) -> CommitDraft | None:
         added = [key for key in plan.unexplained if key not in newest.pending_deletions]
@@ -215,20 +226,22 @@ def _quarantine(store: ObjectStore, state: CatalogState, plan: GcPlan, clock: Cl
 
 
 def require_same_clock(store: ObjectStore, now_ms: int) -> int:
-    """The bucket's time. Raises UsageError when the local time ``now_ms`` differs by more than five minutes."""
+    """The time of the bucket's clock, in ms since 1970. Raises UsageError if the local time ``now_ms`` differs from it
+    by more than five minutes."""
     bucket_ms = store.clock_ms()
     skew_ms = now_ms - bucket_ms
     if abs(skew_ms) > CLOCK_SKEW_MS_MAX:
         raise UsageError(
             f"this machine's clock is {abs(skew_ms) // 1000} s {'ahead of' if skew_ms > 0 else 'behind'} "
             f"that of {store.url}",
-            hint="set the clock: grace periods and times to live depend on it",
+            hint="set this machine's clock: grace periods and times to live depend on it",
         )
     return bucket_ms
 
 
 def _delete(store: ObjectStore, plan: GcPlan, how: Deletions) -> set[str]:
-    """Delete the plan's objects; returns those that were not. ``plan.failed`` has the reasons."""
+    """Delete the objects of ``plan``, DELETE_BATCH at a time, as fast as ``how`` allows. Returns the keys of those that
+    were not deleted; ``plan.failed`` has the reasons. Ends early if nothing can be deleted, or ``how`` is stopped."""
     keys, refused_batches = plan.delete, 0
     how.progress(0, len(keys))
     for first in range(0, len(keys), DELETE_BATCH):
@@ -240,12 +253,12 @@ def _delete(store: ObjectStore, plan: GcPlan, how: Deletions) -> set[str]:
             store.delete(batch)
             refused_batches = 0
         except TieredError:
-            failed = _delete_singly(store, batch, _progress_from(how, first, len(keys)))
+            failed = _delete_singly(store, keys, first, how.progress)
             plan.failed |= failed
             refused_batches = refused_batches + 1 if len(failed) == len(batch) else 0
             if refused_batches == REFUSED_BATCHES_MAX:
                 plan.failed |= dict.fromkeys(
-                    keys[first + len(batch) :], "not tried: no object could be deleted"
+                    keys[first + len(batch) :], "not tried, because no object before it could be deleted"
                 )
                 break
         how.progress(first + len(batch), len(keys))
@@ -255,15 +268,13 @@ def _delete(store: ObjectStore, plan: GcPlan, how: Deletions) -> set[str]:
     return set(plan.failed)
 
 
-def _progress_from(how: Deletions, first: int, total: int) -> Callable[[int], object]:
-    return lambda done: how.progress(first + done, total)
-
-
 def _delete_singly(
-    store: ObjectStore, batch: Sequence[str], progress: Callable[[int], object]
+    store: ObjectStore, keys: Sequence[str], first: int, progress: Callable[[int, int], object]
 ) -> dict[str, str]:
-    """Delete the keys of a refused batch one by one; returns those that stay, with the reasons. In any order, so that
-    the first ones stand for the others."""
+    """Delete the batch of ``keys`` that begins at ``first`` one by one, after the store has refused it as a whole.
+    Returns the keys that were not deleted, with the reasons. They come in random order, so that the first ones stand
+    for the others: after REFUSALS_MAX refusals of one kind in a row the rest is not tried."""
+    batch = keys[first : first + DELETE_BATCH]
     failed: dict[str, str] = {}
     kinds: list[type[TieredError]] = []
     left = random.SystemRandom().sample(batch, len(batch))
@@ -275,7 +286,7 @@ def _delete_singly(
         except TieredError as error:
             failed[key] = error.message
             kinds.append(type(error))
-        progress(len(batch) - len(left))
+        progress(first + len(batch) - len(left), len(keys))
     reason = next(reversed(failed.values()), "")
     return failed | dict.fromkeys(left, f"not tried after {REFUSALS_MAX} refusals: {reason}")
 
@@ -288,8 +299,8 @@ class _Collection:
         self._maintenance = MaintenanceCommit.opened(store, state, "gc", clock)
 
     def withdraw(self) -> None:
-        """Drop from the plan what was taken back since, and commit that what another command may still take back is
-        garbage for good: it moves into a list of its own."""
+        """Before anything is deleted: drop from the plan the pending deletions that another command has taken back
+        since, and commit that those which it may still take back are garbage for good, in a list of their own."""
         newest = refresh(self._store, self._state)
         revocable = {key for key in self._plan.purge if self._reason(key) in TAKEN_BACK}
         lists = {listed for listed in self._plan.lists if listed.reason in TAKEN_BACK}
@@ -314,13 +325,14 @@ class _Collection:
     def _withdrawn(
         self, keys: Set[str], lists: Set[DeletionList]
     ) -> tuple[dict[str, PendingDeletion], list[DeletionList]]:
-        """Entries of ``keys`` and ``lists`` that were not taken back, in a new list."""
+        """Commit that those pending deletions of ``keys`` and ``lists`` that were not taken back are garbage for good.
+        Returns them by key, and the new list (none if all were taken back)."""
         withdrawn: dict[str, PendingDeletion] = {}
         made: list[DeletionList] = []
 
         def change(newest: CatalogState) -> CommitDraft | None:
-            """Drafts the commit that moves what is still pending of ``keys`` and ``lists`` to one new list, as
-            abandoned. None if all was taken back."""
+            """The commit that moves what ``newest`` still has of ``keys`` and ``lists`` to one new list of abandoned
+            objects, which no command takes back. None if all was taken back."""
             recent = [key for key in newest.pending_deletions if key in keys]
             there = [listed for listed in newest.deletion_lists if listed in lists]
             entries = {key: newest.pending_deletions[key] for key in recent}
@@ -342,7 +354,8 @@ class _Collection:
         return withdrawn, made
 
     def forget(self, left: Set[str]) -> None:
-        """Commit that the plan's pending deletions are done, except objects that are ``left``."""
+        """Commit that the plan's pending deletions are done, so that the catalog no longer lists them; objects ``left``
+        that were not deleted stay listed for the next collection."""
         due = set(self._plan.purge) - left
         lists = [
             listed.key
@@ -351,8 +364,7 @@ class _Collection:
         ]
 
         def change(newest: CatalogState) -> CommitDraft | None:
-            """Drafts the commit that drops the collected keys and lists that are still pending; None if there are
-            none."""
+            """The commit that drops the deleted keys and lists which ``newest`` still has; None if it has none."""
             purged = tuple(key for key in newest.pending_deletions if key in due)
             there = {listed.key for listed in newest.deletion_lists}
             removed = tuple(key for key in lists if key in there)

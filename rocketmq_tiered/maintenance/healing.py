@@ -41,7 +41,7 @@ class Healed:
 def put_salvaged(
     found: Salvage, state: CatalogState, epoch: int, now_ms: int, put: PutObject
 ) -> Healed | None:
-    """Put what was found as an object of ``epoch``; None: nothing was."""
+    """Write what was read of a damaged object as a new object, with a key of ``epoch``. None: nothing was readable."""
     place = found.check.place
     attempt = random.SystemRandom().getrandbits(40)
     meta = SegmentMeta(
@@ -70,8 +70,9 @@ def put_salvaged(
 
 
 def heal(commits: MaintenanceCommit, key: str, log: CommitLog | None, clock: Clock) -> list[Lost] | None:
-    """Replace the object ``key``. Returns what is lost of it, and then changes nothing; None: the catalog no longer
-    names it as before. Raises what the store raises."""
+    """Replace the damaged object ``key`` by a whole one, made of what is readable and of the broker's ``log``. Returns
+    an empty list if it was replaced, else the messages that neither has: then nothing is changed. None: the catalog no
+    longer names the object as before. Raises the store's errors."""
     state = commits.refresh()
     check = checked(commits.store, state, key)
     if check is None:

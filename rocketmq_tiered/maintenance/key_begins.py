@@ -97,8 +97,9 @@ class Pulled(NamedTuple):
 
 
 def missing_begins(state: CatalogState, is_keyed: Callable[[str], bool]) -> list[Begin]:
-    """Queues of topics that ``is_keyed`` whose first messages are not in the archive, and did not expire there."""
-    other = QUEUE_HIDDEN | QUEUE_SUPERSEDED | QUEUE_EXPIRED | QUEUE_LMQ | QUEUE_BATCH
+    """Queues whose keys are compacted (``is_keyed`` by topic) and whose first messages the archive does not have,
+    though they did not expire there."""
+    other = QUEUE_HIDDEN | QUEUE_SUPERSEDED | QUEUE_EXPIRED | QUEUE_LMQ | QUEUE_BATCH  # never copied
     return sorted(
         Begin(queue, int(row["min_queue_offset"]))
         for queue, row in state.queues()
@@ -107,21 +108,22 @@ def missing_begins(state: CatalogState, is_keyed: Callable[[str], bool]) -> list
 
 
 def compacted_at(client: BrokerClient, state: CatalogState, address: str) -> Callable[[str], bool]:
-    """Which topics the archive's broker at ``address`` compacts. Raises UsageError if that is another broker."""
+    """Which topics the broker at ``address`` compacts, as a function of the topic. Raises UsageError if it is not the
+    broker of the archive."""
     config = client.broker_config() or {}
-    found = config.get("brokerClusterName"), config.get("brokerName")
-    if found != (state.cluster, state.broker):
+    names = config.get("brokerClusterName"), config.get("brokerName")
+    if names != (state.cluster, state.broker):
         raise UsageError(
-            f"{address} is broker {found[0]}/{found[1]}, and the archive is of {state.cluster}/{state.broker}",
-            hint="give the address of the archive's broker",
+            f"the broker at {address} is {names[0]}/{names[1]}, but the archive is of {state.cluster}/{state.broker}",
+            hint=f"give the address of broker {state.broker}",
         )
     table = client.topics() or {}
     return lambda topic: is_compacted(table.get(topic))
 
 
 def pulls(client: BrokerClient, queue: QueueKey, begin: int, end: int) -> Iterator[Pulled]:
-    """Messages of [begin, end) that the broker has, in order, about a megabyte at a time. Raises UnavailableError, and
-    CorruptionError for a malformed reply."""
+    """Pull the messages that the broker has at the queue offsets [begin, end), in order, about a megabyte at a time.
+    Raises UnavailableError if the broker refuses, and CorruptionError for a malformed reply."""
     fields = {
         "consumerGroup": GROUP,
         "topic": queue.topic,
@@ -142,13 +144,17 @@ def pulls(client: BrokerClient, queue: QueueKey, begin: int, end: int) -> Iterat
             time.sleep(_RETRY_S)
             continue
         if answer.code not in (ResponseCode.SUCCESS, _NOT_FOUND, _MOVED):
-            raise UnavailableError(f"the broker refuses a pull of {queue}: {answer.remark or answer.code}")
-        following = int(answer.ext_fields.get("nextBeginOffset", offset))
+            raise UnavailableError(
+                f"the broker refuses to send messages of {queue} from offset {offset}: "
+                f"{answer.remark or answer.code}",
+                hint="the broker's log says why; then run the command again",
+            )
+        next_offset = int(answer.ext_fields.get("nextBeginOffset", offset))
         if answer.code == ResponseCode.SUCCESS:
             bodies.append(answer.body)
-        if following <= offset:
+        if next_offset <= offset:  # the end of the queue
             break
-        offset, retries = following, 0
+        offset, retries = next_offset, 0
         if sum(map(len, bodies)) >= _BATCH_BYTES:
             yield _split(b"".join(bodies), end, queue)
             bodies = []
@@ -157,14 +163,17 @@ def pulls(client: BrokerClient, queue: QueueKey, begin: int, end: int) -> Iterat
 
 
 def _split(data: bytes, end: int, queue: QueueKey) -> Pulled:
-    """Splits the body of a reply to a pull into records, and keeps those at queue offsets below ``end``. Raises
-    CorruptionError if the sizes in it do not add up to its length."""
+    """Split the body of a reply to a pull into records, and keep those at queue offsets below ``end``. A record begins
+    with its size; its queue offset is at byte 20. Raises CorruptionError if the sizes do not add up to the length of
+    the body."""
     bounds = [0]
-    while bounds[-1] + 28 <= len(data):
+    while bounds[-1] + 28 <= len(data):  # 28: size to queue offset
         at = bounds[-1]
         bounds.append(at + max(28, int.from_bytes(data[at : at + 4], "big")))
     if bounds[-1] != len(data):
-        raise CorruptionError(f"the broker's reply to a pull of {queue} is malformed")
+        raise CorruptionError(
+            f"the broker's reply with messages of {queue} is malformed: their sizes do not add up to its length"
+        )
     starts, sizes = np.array(bounds[:-1], np.int64), np.diff(bounds).astype(np.int32)
     offsets = np.array([int.from_bytes(data[at + 20 : at + 28], "big") for at in bounds[:-1]], np.int64)
     return Pulled(np.frombuffer(bytearray(data), np.uint8), starts, sizes, offsets).where(offsets < end)
@@ -179,7 +188,7 @@ class CopyReport:
     figures: KeyFigures
 
     def document(self) -> dict[str, Any]:
-        """The report as the JSON object that `--json` prints."""
+        """What was copied from the broker, as the JSON that ``--json`` prints."""
         own = self.figures
         return {
             "broker": self.broker,
@@ -190,7 +199,7 @@ class CopyReport:
         }
 
     def lines(self, title: str) -> list[str]:
-        """The report as lines to print."""
+        """What was copied from the broker, or would be with ``--apply``, as lines to print."""
         own = self.figures
         if not own.queues:
             return [
@@ -218,21 +227,23 @@ class Copying:
     def all(
         self, address: str, is_keyed: Callable[[str], bool], report: Report, *, apply: bool
     ) -> CopyReport:
-        """The begins of all queues that archive and broker compact, one commit each. Raises as ``copy``, UsageError for
-        another broker, and what the broker's client raises."""
+        """Copy the missing first messages of all queues whose keys both archive and broker compact, by one commit for
+        each queue; without ``apply`` only count them. ``is_keyed``: whether the archive compacts a topic's keys. Raises
+        as ``copy``, UsageError if ``address`` is another broker, and the errors of the broker's client."""
         at_broker = compacted_at(self.client, self.maintenance.state, address)
-        found = CopyReport(address, apply, KeyFigures())
+        copied = CopyReport(address, apply, KeyFigures())
         for begin in missing_begins(
             self.maintenance.state, lambda topic: is_keyed(topic) and at_broker(topic)
         ):
             figures = (
                 self.copy(begin, report) if apply else self.read(self.maintenance.state, begin, report)[0]
             )
-            found = replace(found, figures=found.figures + figures)
-        return found
+            copied = replace(copied, figures=copied.figures + figures)
+        return copied
 
     def _counted_end(self, state: CatalogState, queue: QueueKey) -> int:
-        """Where messages that replace others end: old ones, and all that a round has compacted."""
+        """The queue offset below which messages of the archive replace older ones of their keys: messages that are old
+        enough, and all that an earlier round has compacted."""
         store = self.maintenance.store
         settled = settled_version(store, state.version, store.clock_ms() - self.min_age_ms)
         runs = RunIndex(store).runs_of(state, queue).runs
@@ -242,19 +253,23 @@ class Copying:
         return max(int(young.min(initial=end)), int(compacted.max(initial=0)))
 
     def read(self, state: CatalogState, begin: Begin, report: Report) -> tuple[KeyFigures, KeptOffsets]:
-        """What stays of ``begin``."""
+        """Read at the broker which of the queue's messages below ``begin.end``, where the archive begins, are the
+        latest of their keys. Returns their figures and their offsets. Raises UnavailableError if the broker's queue
+        ends below the archive's begin."""
         queue, figures = begin.queue, KeyFigures(queues=1)
         fields = {"topic": queue.topic, "queueId": str(queue.queue_id)}
         answer = self.client.call(RequestCode.GET_MAX_OFFSET, fields)
         end = int(answer.ext_fields.get("offset", 0))
         if answer.code != ResponseCode.SUCCESS or end < begin.end:
             raise UnavailableError(
-                f"the broker's {queue} ends at {answer.remark or end}, before the archive's begins",
-                hint="was its topic created again?",
+                f"{queue} ends at offset {answer.remark or end} at the broker, before offset {begin.end}, where it "
+                "begins in the archive",
+                hint="if the topic was created again at the broker, nothing can be copied",
             )
         end = max(begin.end, min(end, self._counted_end(state, queue)))
         keys, kept = OffsetMap(self.spool, self.memory_bytes), KeptOffsets(0, begin.end)
         try:
+            # Later messages first, which replace older ones of their keys: a tombstone among them may soon be gone.
             for first, last in ((begin.end, end), (0, begin.end)):
                 for pulled in pulls(self.client, queue, first, last):
                     report(int(pulled.offsets[-1]) - first if len(pulled.offsets) else 0, end)
@@ -273,7 +288,9 @@ class Copying:
             keys.close()
 
     def copy(self, begin: Begin, report: Report) -> KeyFigures:
-        """Copy ``begin`` and commit it. Raises UnavailableError if the archive has changed; what was put is garbage."""
+        """Copy from the broker the latest message of each key below ``begin.end``, where the archive's queue begins, in
+        objects of some megabytes, and commit them. Raises UnavailableError if the archive has changed since; the
+        objects are garbage then."""
         started = self.maintenance.refresh()
         figures, kept = self.read(started, begin, report)
         if not figures.new_messages:
@@ -281,8 +298,8 @@ class Copying:
         required = Requirements(epoch=started.epoch, histories=histories_of(started))
         nonce = compaction_attempts_from(random.SystemRandom().getrandbits(40))
         segments: list[tuple[str, WrittenSegment]] = []
-        held: list[Pulled] = []
-        base = written = 0
+        held: list[Pulled] = []  # messages of the next object
+        base = written = 0  # queue offset and message bytes where that begins
         batches: Iterator[Pulled | None] = chain(pulls(self.client, begin.queue, 0, begin.end), [None])
         for pulled in batches:
             if held and (pulled is None or _is_full(held)):
@@ -313,13 +330,15 @@ class Copying:
             self.maintenance.put(key, body)
         except UnansweredError as error:
             raise UnavailableError(
-                f"no response to the PUT of {key}", hint="run the command again"
+                f"the object store did not answer the PUT of {key}", hint="run the command again"
             ) from error
 
     def _encoded(
         self, state: CatalogState, queue: QueueKey, held: list[Pulled], place: tuple[int, int, int]
     ) -> tuple[WrittenSegment, list[bytes]]:
-        """One object with ``held``. ``place``: the first offset, the bytes before it, and the attempt."""
+        """Encode the messages ``held`` as an object of ``queue``, whose rows have explicit offsets. ``place``: its
+        first queue offset, the message bytes before it, and the number of the attempt, which is part of its key.
+        Returns the object's index and its bytes in pieces."""
         base, written, attempt = place
         columns = [_columns(queue, pulled) for pulled in held]
         names = ("size", "tags_code", "store_timestamp", "key_count", "key_hashes")
@@ -374,8 +393,9 @@ class Copying:
         segments: list[tuple[str, WrittenSegment]],
         required: Requirements,
     ) -> None:
-        """Commits ``segments`` as the runs of the queue below ``begin.end``. Raises UnavailableError if the minimum
-        offset changed, or rows were dropped, since ``started``."""
+        """Commit the objects of ``segments`` (key, index) as the first messages of the queue, below ``begin.end``.
+        Raises UnavailableError if the queue's minimum offset has changed since ``started``, or key compaction has
+        dropped rows."""
         runs = concatenated([segment.runs for _, segment in segments], RUN_DTYPE)
         runs["queue"], runs["object"] = 0, np.arange(len(runs))
         runs["end_queue_offset"][-1] = begin.end
@@ -413,14 +433,15 @@ def _is_full(held: list[Pulled]) -> bool:
 
 
 def _columns(queue: QueueKey, pulled: Pulled) -> dict[str, NDArray[Any]]:
-    """Columns of records, which are those of ``queue``. Raises CorruptionError."""
+    """The columns of the index of an object, from the ``pulled`` records. Raises CorruptionError for a record that is
+    damaged, or of another queue."""
     table, found = QueueTable(), RecordColumns(rows=len(pulled.starts) or 1)
     count, reason = rescan(
         pulled.data, pulled.starts, pulled.sizes, own_phys(pulled.data, pulled.starts), table, found
     )
     if reason or (found.queue[:count] != table.ordinal(queue.topic, queue.queue_id)).any():
         raise CorruptionError(
-            f"the broker's message of {queue} at {pulled.offsets[count % len(pulled.offsets)]} is damaged"
+            f"the broker's message of {queue} at offset {pulled.offsets[count % len(pulled.offsets)]} is damaged"
         )
     names = ("size", "tags_code", "store_timestamp", "key_count")
     columns: dict[str, NDArray[Any]] = {name: getattr(found, name)[:count].copy() for name in names}

@@ -64,16 +64,17 @@ class KeyCompactionReport:
     """Queues of which nothing was compacted, and when more of them is old enough (ms)."""
 
     def document(self) -> dict[str, Any]:
-        """The report as the JSON object that `--json` prints."""
-        found: dict[str, Any] = camel_names(asdict(self.figures))
+        """The report as the JSON that ``--json`` prints; ``waiting`` has the queues of which nothing was compacted."""
+        document: dict[str, Any] = camel_names(asdict(self.figures))
         waiting = [
-            {**camel_names(one.queue._asdict()), "reason": one.reason, "fromMs": from_ms}
-            for one, from_ms in self.waiting
+            {**camel_names(queue.queue._asdict()), "reason": queue.reason, "fromMs": from_ms}
+            for queue, from_ms in self.waiting
         ]
-        return found | {"rounds": self.rounds, "applied": self.is_applied, "waiting": waiting}
+        return document | {"rounds": self.rounds, "applied": self.is_applied, "waiting": waiting}
 
     def lines(self, title: str) -> list[str]:
-        """The report as lines to print."""
+        """The report as lines to print: what key compaction dropped, or would with ``--apply``, and why other queues
+        wait."""
         own = self.figures
         if not own.queues:
             return [f"{title}: nothing to compact", *self._reasons()]
@@ -89,7 +90,7 @@ class KeyCompactionReport:
         ]
 
     def _reasons(self) -> list[str]:
-        """Names of the queues that wait, by reason."""
+        """One line for each reason why nothing of a queue was compacted, with the names of these queues."""
         names: dict[str, list[str]] = {}
         for one, from_ms in self.waiting:
             reason = one.reason if from_ms is None else f"{one.reason}; next at {time_text(from_ms)}"
@@ -116,8 +117,8 @@ class KeyCompaction:
         report: Report = lambda what, done, total: None,
         read: ReadQueues | None = None,
     ) -> None:
-        """Reads nothing. ``rules`` returns which topics' keys are compacted at a catalog state; ``report`` gets what
-        is done, and how much of how much."""
+        """Read nothing yet. ``rules`` returns which topics' keys are compacted, at a state of the catalog; ``report``
+        gets the progress: READ or WRITTEN, bytes done, bytes in all."""
         self._report, self._read_bytes = report, 0
         self._read_queues = read or self._read_here
         self._maintenance, self._settings, self._options = maintenance, settings, options
@@ -126,19 +127,24 @@ class KeyCompaction:
         self.backlog = KeyFigures()
         """Queues that are due, and their new bytes."""
         self.figures = KeyFigures()
+        """Of all queues that were compacted since the start."""
         self.rounds = 0
+        """Rounds that were committed since the start."""
         self.waiting: list[Waiting] = []
         """Queues of which nothing is compacted now."""
         self._pass: KeyPass | None = None
+        """What was read of the queues whose rounds are being carried out."""
         self._done: set[QueueKey] = set()
+        """Queues that were read in this pass over the archive."""
         self._seen: dict[QueueKey, int] = {}
-        """Cuts up to which queues were read: where nothing was dropped, runs stay as they are."""
+        """Offsets up to which queues were read: where nothing was dropped below, messages are not read again."""
         self._with_tombstones: set[QueueKey] = set()
         """Queues where a row of an emptied run stays: without its tombstone a deleted key would have a value again."""
         self._before_version = self._changed = 0
 
     def plan(self, state: CatalogState) -> PlannedRound | None:
-        """The next round; reads the messages of queues that were not read yet. Raises what reading them raises."""
+        """The next round, which drops messages of queues that were read; if there is none, read the keys of the next
+        queues. None if no queue has anything new to compact. Raises what reading messages raises."""
         while True:
             if self._pass is None:
                 self._pass = self._read(state)
@@ -154,7 +160,9 @@ class KeyCompaction:
                 before_version=self._before_version,
             )
             planned = next(rounds, None)
-            if self._pass.doubtful:  # read again, so that their tombstones stay
+            # A round would leave the last message of an emptied run, perhaps an older value of a deleted key: read
+            # these queues again, and let their tombstones (messages that delete a key) stay.
+            if self._pass.doubtful:
                 self._with_tombstones |= self._pass.doubtful
                 self._done -= self._pass.kept.keys()
                 self._seen = {queue: cut for queue, cut in self._seen.items() if queue not in self._pass.kept}
@@ -166,7 +174,8 @@ class KeyCompaction:
             self._pass = None
 
     def step(self, state: CatalogState, planned: PlannedRound) -> bool:
-        """Carry it out. Raises UnavailableError after some rounds without effect."""
+        """Carry out the round ``planned``. Raises UnavailableError after CHANGED_MAX rounds in a row without effect,
+        because other commits were faster."""
         moved = planned.message_bytes
         options = replace(self._options, report=lambda done: self._report(WRITTEN, done, moved))
         result = run_round(
@@ -182,7 +191,8 @@ class KeyCompaction:
         if self._changed == CHANGED_MAX:
             self._changed, self._pass = 0, None
             raise UnavailableError(
-                "the archive's pages change faster than keys are compacted", hint="try later"
+                f"{self._store.url}: the archive changes faster than its keys are compacted",
+                hint="run tiered compact-keys again later",
             )
         if result is not None and self._pass is not None:
             self._pass.made |= set(result.object_keys)
@@ -196,7 +206,8 @@ class KeyCompaction:
         return self.figures
 
     def status(self, of_loop: TaskStatus) -> KeyCompactionStatus:
-        """``of_loop`` with what this task counts; from any thread."""
+        """The status of the task: what the loop that runs it knows (``of_loop``), and what it counts itself. May be
+        called from any thread."""
         done, backlog = self.figures, self.backlog
         return KeyCompactionStatus(
             **vars(of_loop),
@@ -212,7 +223,8 @@ class KeyCompaction:
         )
 
     def _read(self, state: CatalogState) -> KeyPass | None:
-        """What stays of the next queues, or None."""
+        """Read the keys of the next queues that are due, as many as fit into memory. Returns which of their messages
+        stay; None if no queue is due. Notes how much is due, and why other queues wait."""
         own = self._settings.key_compaction
         before_ms = self._store.clock_ms() - own.min_age_ms
         self._before_version = settled_version(self._store, state.version, before_ms) + 1
@@ -224,20 +236,20 @@ class KeyCompaction:
             before_version=self._before_version,
             runs_max=limits.runs_max,
         )
+        left = [one for one in found if one.queue not in self._done]
         queues = [
-            replace(one, seen=self._seen.get(one.queue, 0)) for one in found if isinstance(one, KeyedQueue)
+            replace(one, seen=self._seen.get(one.queue, 0)) for one in left if isinstance(one, KeyedQueue)
         ]
-        self.waiting = [one for one in found if isinstance(one, Waiting) and one.queue not in self._done]
-        self.waiting += [
-            Waiting(one.queue, OLD) for one in queues if not one.new_bytes and one.queue not in self._done
-        ]
-        due = [one for one in queues if one.queue not in self._done and one.new_bytes and self._is_due(one)]
+        self.waiting = [one for one in left if isinstance(one, Waiting)]
+        self.waiting += [Waiting(one.queue, OLD) for one in queues if not one.new_bytes]
+        due = [one for one in queues if one.new_bytes and self._is_due(one)]
         self.backlog = KeyFigures(queues=len(due), bytes=sum(one.new_bytes for one in due))
-        part = next(passes_of(due, own.memory_bytes // 4), None)
-        if part is None:
+        next_queues = next(passes_of(due, own.memory_bytes // 4), None)
+        if next_queues is None:
             return None
-        filled = any(one.is_filled for one in part)
-        is_one = filled and len(page_ranges(state, self._before_version, limits.runs_max)) == 1
+        # Where older messages were added later, a tombstone may go only in the round in which all older ones go.
+        is_filled = any(one.is_filled for one in next_queues)
+        is_one = is_filled and len(page_ranges(state, self._before_version, limits.runs_max)) == 1
         total = self._read_bytes + sum(one.new_bytes + one.old_bytes for one in due)
 
         def report(size_bytes: int) -> None:
@@ -247,14 +259,15 @@ class KeyCompaction:
         read = KeyPass(
             histories_of(state), in_one_round=is_one, report=report, with_tombstones=self._with_tombstones
         )
-        for one in part:
+        for one in next_queues:
             self._done.add(one.queue)
             self._seen[one.queue] = one.cut
-        self._read_queues(part, read)
+        self._read_queues(next_queues, read)
         return read
 
     def _read_here(self, queues: Sequence[KeyedQueue], found: KeyPass) -> None:
-        """Reads queues one after the other in this process, and adds what stays of each to ``found``."""
+        """Read the keys of ``queues`` one after the other in this process, and add to ``found`` which messages of each
+        stay."""
         own = self._settings.key_compaction
         for one in queues:
             read_queue(
@@ -285,7 +298,9 @@ def compact_keys(
     write: Rewrite = rewrite,
     read: ReadQueues | None = None,
 ) -> KeyCompactionReport:
-    """One pass from ``state`` on, or what it would do; ``report`` gets its progress. Raises as ``KeyCompaction``."""
+    """Compact the keys of all queues of topics that ``is_keyed``, once, or without ``apply`` read what that would drop.
+    ``report`` gets the progress; ``write`` writes new objects, ``read`` reads queues (None: in this process). Raises
+    UnavailableError if the archive changes too fast, and what reading and writing raise."""
     maintenance = MaintenanceCommit.opened(store, state, "compact-keys", Clock(wall_ms=store.clock_ms))
     task = KeyCompaction(
         maintenance, settings, options, lambda _: is_keyed, write=write, report=report, read=read
@@ -300,7 +315,8 @@ def compact_keys(
 def _times(
     store: ObjectStore, settings: Settings, waiting: Sequence[Waiting]
 ) -> tuple[tuple[Waiting, int | None], ...]:
-    """``waiting``, and when those that are too young are not; of the first versions."""
+    """The queues that wait, each with the time from which its messages are old enough to be compacted (None: they wait
+    for another reason). Times of the first TIMES_MAX commits are looked up."""
     versions = sorted({one.version for one in waiting if one.version})[:TIMES_MAX]
     commits = {version: next(iter(store.list(catalog_key(version), limit=1)), None) for version in versions}
     age_ms = settings.key_compaction.min_age_ms

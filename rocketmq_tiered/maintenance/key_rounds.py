@@ -112,8 +112,9 @@ def keyed_queues(
     runs_max: int,
     damaged: Set[str] = frozenset(),
 ) -> list[KeyedQueue | Waiting]:
-    """Queues of topics that ``is_keyed``: those with something new to compact, and why the others wait. ``damaged``
-    objects stay, and what is above them. Raises what reading pages raises."""
+    """The queues of topics whose keys are compacted (``is_keyed``): those that can be compacted, with their runs, and
+    why the others wait. Only catalog versions below ``before_version`` take part. ``damaged`` objects stay, and all
+    that is above them in their queues. Raises what reading pages of the catalog raises."""
     fixed = damaged | state.unindexed.keys()
     wanted: set[QueueKey] = set()
     excluded: list[KeyedQueue | Waiting] = []
@@ -130,8 +131,8 @@ def keyed_queues(
     ranges = page_ranges(state, before_version, runs_max)
     keys = {page.key for chosen in ranges for page in chosen.pages}
     spilled = max((chosen.spilled_version for chosen in ranges), default=0)
-    found: dict[QueueKey, list[RunChunk]] = {}
-    stays: dict[QueueKey, tuple[int, int]] = {}
+    found: dict[QueueKey, list[RunChunk]] = {}  # runs that may be replaced
+    stays: dict[QueueKey, tuple[int, int]] = {}  # offset and version of the first run that may not
     names = sorted(wanted)
     for ref in state.pages:
         if any(ref.first <= queue <= ref.last for queue in names):
@@ -156,8 +157,8 @@ def _sort(
     fixed: Set[str],
     last_version: int,
 ) -> None:
-    """Add the runs of ``page`` up to ``last_version`` to ``found``, and note offset and version of the first of the
-    others."""
+    """Sort the runs of the ``wanted`` queues in ``page``: those up to ``last_version`` whose objects are not ``fixed``
+    may be replaced, and are added to ``found``; of the others ``stays`` gets offset and version of the first one."""
     for number in (at for at, queue in enumerate(page.queues) if queue in wanted):
         queue, runs = page.queues[number], page.chunk.runs
         mine = np.flatnonzero(runs["queue"] == number)
@@ -176,8 +177,9 @@ def _sort(
 def _keyed(
     state: CatalogState, queue: QueueKey, found: list[RunChunk], stays: tuple[int, int], before_version: int
 ) -> KeyedQueue | Waiting:
-    """What of a queue is compacted: its runs below the cut by offset, with the end of the last one; or why it waits.
-    ``stays``: offset and version of its first run that may not be replaced."""
+    """What of a queue is compacted: those of its runs ``found`` that are below the cut, the offset from which messages
+    stay; or why the queue waits. The cut is the begin of the newest run, or of the first run that may not be replaced,
+    whose offset and version are ``stays``."""
     chunk = joined_chunks(tuple(found))
     row = state.queue(queue)
     assert row is not None
@@ -254,7 +256,10 @@ def read_queue(
     keeps_keyless: bool,
     keeps_tombstones: bool = False,
 ) -> None:
-    """Add to ``found`` what stays of the queue. Raises OSError of the spool, and what reading objects raises."""
+    """Read the keys of a queue's messages, and add to ``found`` which of them stay: the latest of each key, with
+    ``keeps_keyless`` those without a key, and with ``keeps_tombstones`` latest ones that delete their key. Keys that
+    exceed ``memory_bytes`` are kept in the directory ``spool``. Raises OSError if that fails, and what reading objects
+    raises."""
     kept, keys = KeptOffsets(one.begin, one.cut), OffsetMap(spool, memory_bytes)
     found.figures += KeyFigures(queues=1)
     try:
@@ -279,8 +284,9 @@ def queue_entries(
     last_rows: dict[tuple[QueueKey, int], int],
     report: Callable[[int], object] = lambda size_bytes: None,
 ) -> Iterator[Table]:
-    """Entries (ENTRY_DTYPE) of the queue's messages between its floor and its cut, some megabytes at a time.
-    ``last_rows`` gets the last row of each run, ``report`` its bytes."""
+    """Key, offset and size of the queue's messages that are compacted, as tables of ENTRY_DTYPE, some megabytes at a
+    time. ``last_rows`` gets the offset of the last row of each run (rows of the queue in one object), ``report`` its
+    bytes."""
     segments = SegmentCache(store, cache_bytes=CACHE_BYTES)
     for run in one.chunk.runs:
         reader = segments.of_run(one.chunk, run)
@@ -294,7 +300,8 @@ def queue_entries(
 
 
 def divided(entries: Table, *, keeps_keyless: bool) -> tuple[Table, NDArray[np.int64], KeyFigures]:
-    """(entries with a key, offsets of those without one that stay, their figures)."""
+    """Divide messages (``entries``) by whether they have a key. Returns those with a key, the offsets of those without
+    one that stay (all, or none), and figures."""
     has_key = entries["has_key"] > 0
     without = picked(entries, ~has_key)
     free = without if keeps_keyless else without[:0]
@@ -309,8 +316,8 @@ def divided(entries: Table, *, keeps_keyless: bool) -> tuple[Table, NDArray[np.i
 
 
 def surviving(latest: Table, *, keeps_tombstones: bool = False) -> tuple[NDArray[np.int64], KeyFigures]:
-    """The offsets that stay, of the ``latest`` entries of keys, and the figures of those keys. Tombstones stay with
-    ``keeps_tombstones`` only."""
+    """Which of the ``latest`` messages of keys stay: returns their offsets, and figures. Tombstones, which delete their
+    key, stay with ``keeps_tombstones`` only."""
     values = picked(latest, (latest["is_tombstone"] == 0) | keeps_tombstones)
     figures = KeyFigures(
         keys=len(latest),
@@ -334,8 +341,10 @@ def planned_key_rounds(
     before_version: int,
     damaged: Set[str] = frozenset(),
 ) -> Iterator[PlannedRound]:
-    """Rounds that drop what does not stay by ``found``, one in memory at a time; after the first one, the archive has
-    changed. None if its log histories changed since: what was dropped could come back; or if one became several."""
+    """Plan the rounds that drop the messages which ``found`` does not keep, the oldest pages of the catalog first. One
+    round is in memory at a time; once it is carried out, ``state`` is no longer the newest. There are none if the log
+    histories changed since the messages were read, as the log may have lost what replaces them, or if messages that
+    must go in one round would take several."""
     if histories_of(state) != found.histories:
         return
     counter = ObjectRunCounter()
@@ -355,6 +364,7 @@ def planned_key_rounds(
         if plan is not None:
             replaced = plan.replaced
             assert replaced is not None
+            # An object is only partly moved, as runs of other queues in it stay.
             count = len(candidates.objects)
             moved = np.bincount(candidates.runs["object"][replaced], minlength=count)
             here = np.bincount(candidates.runs["object"], minlength=count)
@@ -363,22 +373,22 @@ def planned_key_rounds(
 
 
 def _plan(candidates: Candidates, limits: CompactionLimits, found: KeyPass) -> RewritePlan | None:
-    """The rewrite of those ``candidates`` from which rows of ``found.kept`` drop something: which runs it replaces,
-    and how many rows each keeps. None if nothing is replaced."""
-    replaced = np.zeros(len(candidates.runs), bool)
-    left = np.zeros(len(candidates.runs), np.int64)
+    """Plan the rewrite of those runs of ``candidates`` that lose rows, because ``found.kept`` does not keep them; each
+    keeps the other rows. None if no run loses any."""
+    replaced = np.zeros(len(candidates.runs), bool)  # by run: whether it is rewritten
+    left = np.zeros(len(candidates.runs), np.int64)  # by run: how many rows it keeps
     for number, queue in enumerate(candidates.queues):
         kept = found.kept.get(queue)
         if kept is not None:
-            mine = np.flatnonzero(candidates.runs["queue"] == number)
-            mine = mine[np.argsort(candidates.runs["base_queue_offset"][mine])]
-            _choose(candidates, mine, kept, found, replaced, left)
+            of_queue = np.flatnonzero(candidates.runs["queue"] == number)
+            of_queue = of_queue[np.argsort(candidates.runs["base_queue_offset"][of_queue])]
+            _choose(candidates, of_queue, kept, found, replaced, left)
     if not replaced.any():
         return None
     runs = candidates.runs
     sources = np.unique(runs["object"][replaced]).astype(np.int64)
-    joined_chunks = _without_empty(candidates, replaced, left)
-    sequences = sequences_of_runs(joined_chunks, np.flatnonzero(replaced & (left > 0)))
+    widened = _without_empty(candidates, replaced, left)
+    sequences = sequences_of_runs(widened, np.flatnonzero(replaced & (left > 0)))
     plan = RewritePlan(
         int(runs["version"].min()),
         int(runs["version"].max()),
@@ -388,67 +398,68 @@ def _plan(candidates: Candidates, limits: CompactionLimits, found: KeyPass) -> R
         replaced=replaced,
         left=left,
     )
-    return with_iterations(plan, joined_chunks, limits, sequences, np.ones(len(sequences), bool))
+    return with_iterations(plan, widened, limits, sequences, np.ones(len(sequences), bool))
 
 
 def _without_empty(
     candidates: Candidates, replaced: NDArray[np.bool_], left: NDArray[np.int64]
 ) -> Candidates:
-    """``candidates`` whose replaced runs reach over those of which nothing is left: they follow one another."""
+    """``candidates`` in which each replaced run extends over those behind it of which nothing is ``left``, so that the
+    runs of a queue remain contiguous."""
     runs = copied(candidates.runs)
     runs["kind"][replaced] = RunKind.SPARSE
     order = np.flatnonzero(replaced)
     order = order[np.lexsort((runs["base_queue_offset"][order], runs["queue"][order]))]
-    full: int | None = None
+    last_kept: int | None = None  # the last run with rows
     for at in order.tolist():
         if left[at]:
-            full = at
+            last_kept = at
         elif (
-            full is not None
-            and runs["queue"][full] == runs["queue"][at]
-            and runs["end_queue_offset"][full] == runs["base_queue_offset"][at]
+            last_kept is not None
+            and runs["queue"][last_kept] == runs["queue"][at]
+            and runs["end_queue_offset"][last_kept] == runs["base_queue_offset"][at]
         ):
-            runs["end_queue_offset"][full] = runs["end_queue_offset"][at]
+            runs["end_queue_offset"][last_kept] = runs["end_queue_offset"][at]
     return replace(candidates, runs=runs)
 
 
 def _choose(
     candidates: Candidates,
-    mine: NDArray[np.int64],
+    of_queue: NDArray[np.int64],
     kept: KeptOffsets,
     found: KeyPass,
     replaced: NDArray[np.bool_],
     left: NDArray[np.int64],
 ) -> None:
-    """Mark the runs ``mine`` of a queue, by offset, that lose rows, and how many each has ``left``. Where nothing is
-    left of neighbours, the hole goes to the run behind or before them, or else their last row stays."""
+    """Decide for the runs ``of_queue`` of one queue, which are in the order of offsets: mark in ``replaced`` which lose
+    rows, because ``kept`` does not have these, and set in ``left`` how many rows each keeps. Of contiguous runs some
+    must remain to cover their offsets: where neighbours lose all rows, the run behind or before them is rewritten to
+    extend over their offsets; without such a run their last row stays."""
     runs = candidates.runs
     keys = candidates.object_keys
-    is_made = [keys[int(candidates.objects["key"][runs["object"][at]])] in found.made for at in mine.tolist()]
-    for at, is_done in zip(mine.tolist(), is_made, strict=True):
+    is_made = [
+        keys[int(candidates.objects["key"][runs["object"][at]])] in found.made for at in of_queue.tolist()
+    ]
+    for at, is_done in zip(of_queue.tolist(), is_made, strict=True):
         run = runs[at]
         begin, end, rows = int(run["base_queue_offset"]), int(run["end_queue_offset"]), int(run["rows"])
-        above = max(0, end - max(begin, kept.end))  # they may be fewer where it is sparse
+        above = max(
+            0, end - max(begin, kept.end)
+        )  # rows above what was read stay; a sparse run may have fewer
         left[at] = kept.count(begin, end) + above
         is_inside = kept.begin < end and begin < kept.end and not candidates.is_fixed[run["object"]]
         replaced[at] = is_inside and not is_done and left[at] < rows
-    for group in np.split(mine, np.flatnonzero(~_continue(candidates, mine)) + 1):
-        while (at := _empty(group, replaced, left)) is not None:
-            first, last = at
-            behind = group[last + 1] if last + 1 < len(group) else None
-            before = group[first - 1] if first else None
-            near = next(
-                (
-                    one
-                    for one in (behind, before)
-                    if one is not None and not candidates.is_fixed[runs["object"][one]]
-                ),
-                None,
-            )
-            if near is not None:
-                replaced[near] = True
-                left[near] = max(left[near], 1)
+    for group in np.split(of_queue, np.flatnonzero(~_continue(candidates, of_queue)) + 1):
+        while (emptied := _empty(group, replaced, left)) is not None:
+            first, last = emptied
+            behind = [group[last + 1]] if last + 1 < len(group) else []
+            before = [group[first - 1]] if first else []
+            near = [at for at in (*behind, *before) if not candidates.is_fixed[runs["object"][at]]]
+            if near:
+                replaced[near[0]] = True
+                left[near[0]] = max(left[near[0]], 1)
                 continue
+            # The row that stays may be an older value of a deleted key: unless the tombstone stays too, read again.
             run = runs[group[last]]
             queue = candidates.queues[int(run["queue"])]
             row = found.last_rows.get((queue, int(run["base_queue_offset"])))
@@ -471,7 +482,8 @@ def _continue(candidates: Candidates, mine: NDArray[np.int64]) -> NDArray[np.boo
 def _empty(
     group: NDArray[np.int64], replaced: NDArray[np.bool_], left: NDArray[np.int64]
 ) -> tuple[int, int] | None:
-    """The first and last of neighbours in ``group`` that are replaced, and of which nothing is left."""
+    """The first and last of neighbouring runs in ``group`` that are all replaced and have no row ``left``; None if
+    there are none."""
     edges = np.flatnonzero(np.diff(replaced[group].astype(np.int8), prepend=0, append=0))
     for first, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
         if not left[group[first:end]].any():
@@ -480,7 +492,8 @@ def _empty(
 
 
 def passes_of(queues: Sequence[KeyedQueue], memory_bytes: int) -> Iterator[list[KeyedQueue]]:
-    """``queues`` in parts whose offsets take at most ``memory_bytes``, or one queue of more."""
+    """Divide ``queues`` into lists whose messages can be tracked in ``memory_bytes``: a few bits for each offset. A
+    queue that needs more is alone."""
     part: list[KeyedQueue] = []
     used = 0
     for one in queues:

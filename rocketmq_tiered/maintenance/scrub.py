@@ -56,7 +56,7 @@ class ScrubTask:
         log: CommitLog | None,
         clock: Clock = MACHINE_CLOCK,
     ) -> None:
-        """Reads nothing: the first step is due after ``scrub.every_ms``, and continues where ``saved`` ended."""
+        """Read nothing yet: the first step is due after ``scrub.every_ms``, and continues where ``saved`` ended."""
         self._commits, self._settings, self._saved = commits, settings, saved
         self._log, self._clock = log, clock
         every_s = settings.every_ms / 1000
@@ -64,13 +64,18 @@ class ScrubTask:
         self.problem = ""
         self.status = ScrubStatus()
         self._lost: dict[str, tuple[UnreadableRange, ...]] = {}
+        """Messages of each damaged object that could not be replaced, by its key."""
         self._steps: Generator[tuple[str, SegmentResult], None, VerifyReport] | None = None
+        """The verification of the cycle in progress."""
         self._share = 0.0
+        """The part of the cycle that is done."""
         self._objects = self._healed = 0
         self._others: dict[str, Anomaly] = {}
-        """What the last cycle found besides."""
+        """Anomalies of the last cycle, by key."""
         self._replaced: set[str] = set()
+        """Objects that were replaced since the cycle began, which its verification may still report."""
         self._cycle_ms: int | None = None
+        """When the last cycle ended."""
 
     @property
     def unreadable(self) -> tuple[UnreadableRange, ...]:
@@ -78,7 +83,8 @@ class ScrubTask:
         return tuple(sorted(found for ranges in self._lost.values() for found in ranges))
 
     def plan(self, state: CatalogState) -> ScrubPart | None:
-        """New versions, else a step of the cycle if it is behind its time."""
+        """What to check next: objects of new catalog versions, else a step of the cycle over all objects if it is
+        behind its schedule; None if it is not."""
         if not self._saved.verified[0]:
             self._saved.verified = (max(0, state.version - FIRST_VERSIONS), "")
         first = self._saved.verified[0] + 1
@@ -94,7 +100,8 @@ class ScrubTask:
         return self._steps is None or self._share <= (now_ms - self._saved.begun_ms) / spread_ms
 
     def step(self, state: CatalogState, part: ScrubPart) -> bool:
-        """Check it, and heal what is damaged."""
+        """Read back the objects of ``part``, and replace those that are damaged, if the broker or the rest of the
+        object has all their messages. ``status`` and ``problem`` then say what was found."""
         if part.window is None:
             self._advance_cycle()
         else:
@@ -106,8 +113,10 @@ class ScrubTask:
         self.problem = ""
         if damaged:
             first = min(damaged)
-            what = str(self._others[first]) if first in self._others else f"damaged: {first}"
-            self.problem = f"{counted(len(damaged), 'finding')}, such as {what}: run tiered repair"
+            what = str(self._others[first]) if first in self._others else f"damaged object {first}"
+            self.problem = (
+                f"{counted(len(damaged), 'finding')}, such as {what}: run tiered repair ARCHIVE_URL"
+            )
         return True
 
     def _check_new(self, state: CatalogState, window: Window) -> None:
@@ -118,8 +127,8 @@ class ScrubTask:
         self._saved.save()
 
     def _advance_cycle(self) -> None:
-        """Verifies objects for STEP_S, or until the cycle is as far as its schedule. When it ends, its anomalies
-        replace those of the cycle before."""
+        """Continue the cycle, which verifies the whole archive, for STEP_S, or until it is as far as its schedule. When
+        it ends, its anomalies replace those of the cycle before."""
 
         def progress(done: int, total: int) -> None:
             self._share = done / total if total else 1.0
@@ -141,7 +150,8 @@ class ScrubTask:
             raise
 
     def _take(self, key: str, result: SegmentResult) -> None:
-        """Heal the object if its ``result`` is bad."""
+        """Count the object ``key`` as checked. If its ``result`` has anomalies, replace it by a whole one; if messages
+        would be lost, note these as unreadable instead."""
         self._objects += 1
         if not result.anomalies:
             return
@@ -155,7 +165,10 @@ class ScrubTask:
             self._lost[key] = tuple(
                 UnreadableRange(*queue, begin, end, key, why) for queue, begin, end in lost
             )
-            logger.error("a damaged object cannot be replaced", extra={"object": key, "why": why})
+            logger.error(
+                "a damaged object cannot be replaced, because messages in it are nowhere else",
+                extra={"object": key, "why": why},
+            )
             return
         self._healed += 1
         self._lost.pop(key, None)

@@ -48,7 +48,7 @@ class KeyCompactionStatus(TaskStatus):
 
     @property
     def text(self) -> str:
-        """For people; empty before the first round, while nothing is due."""
+        """The status in words for people; empty if nothing was compacted yet and nothing is due."""
         parts = []
         if self.rounds:
             share = self.kept_messages / max(1, self.read_messages)

@@ -53,7 +53,8 @@ class YieldingStore(StoreWrapper):
         stopping: Stopping | threading.Event | None = None,
         clock: Clock = MACHINE_CLOCK,
     ) -> None:
-        """``share``: of both limits, what may be used now; read at each request."""
+        """``share`` is called at each request: the part of both limits that may be used now. ``stopping``: once it is
+        set, requests raise StoppedError; None: they never do."""
         super().__init__(store)
         self._bytes_per_s, self._requests_per_s = bytes_per_s, requests_per_s
         self._share, self._stopping, self._clock = share, stopping or threading.Event(), clock
@@ -85,7 +86,8 @@ class YieldingStore(StoreWrapper):
         return self._store.get_range(key, offset, length)
 
     def _wait(self, byte_count: float) -> None:
-        """Waits until the time that earlier requests cost has passed; then this request adds its own cost."""
+        """Wait until the time that earlier requests cost has passed; then add the cost of this request, with
+        ``byte_count`` bytes. Raises StoppedError once the process stops."""
         while True:
             with self._lock:
                 if self._stopping.is_set():
@@ -145,7 +147,8 @@ class Throttle:
         self._reads, self._read_s = 0, -READING_S
 
     def level(self, *, is_overdue: bool = False) -> Level:
-        """How much of its budget a task may use now; overdue work never stands still beside uploads."""
+        """How much of its budget a task may use now. Work that is overdue continues slowly even while uploads are
+        behind."""
         load, now_s = self._load(), time.monotonic()
         if load.reads != self._reads:
             self._reads, self._read_s = load.reads, now_s

@@ -134,7 +134,7 @@ def test_a_run_larger_than_memory_needs_cuts() -> None:
 
 def test_runs_that_overlap_are_no_plan() -> None:
     twice = candidates_of(["S0[0,10)", "S0[9,20)"])
-    with pytest.raises(ValueError, match=r"S0.* overlap at 9"):
+    with pytest.raises(ValueError, match=r"S0.* overlap at queue offset 9"):
         plan_rewrite(twice, limits(100))
 
 

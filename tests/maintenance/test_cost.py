@@ -55,7 +55,7 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
     assert (prices.name, prices.storage_gib_month, prices.put_1000) == ("MinIO", 0.004, 0)
     assert prices.get_1000 == Prices().get_1000
     for text, says in (
-        ("puts = 1", "puts in .* is not a price; the keys are name, date"),
+        ("puts = 1", "puts is not the name of a price; the names of prices are name, date"),
         ('put_1000 = "a"', "write a number"),
         ("put_1000 = -1", "write a number"),
         ("put_1000 = inf", "write a number"),

@@ -125,7 +125,9 @@ def test_an_interrupted_restore_continues_with_its_version(place: Place) -> None
     assert not place.store.exists()
     notes = json.loads((place.directory / "restored.restoring" / "tiered-restoring.json").read_bytes())
     assert notes["objects"] == 2
-    assert "belongs to another restore" in place.restore("--layout", "compact", code=2)
+    assert "belongs to an interrupted restore of something else" in place.restore(
+        "--layout", "compact", code=2
+    )
     calls.clear()
     with mock.patch.object(RecordWriter, "_copy", lambda self, runs: (calls.append(runs), copy(self, runs))):
         place.restore()
@@ -208,14 +210,14 @@ def test_what_is_refused_in_one_line(place: Place) -> None:
     (place.store / "file").unlink()
     (place.directory / "restored.restoring").mkdir()
     (place.directory / "restored.restoring" / "file").touch()
-    assert "was not made by tiered restore; move it away" in place.restore(code=2)
+    assert "has files that tiered restore did not write; move it away" in place.restore(code=2)
     (place.directory / "restored.restoring" / "file").unlink()
     (place.directory / "broker.conf").write_text("mappedFileSizeCommitLog=30000\n")
     assert "crosses the end of a file of 30000 bytes" in place.restore(code=2)
     (place.directory / "broker.conf").write_text("mappedFileSizeCommitLog=1g\n")
     assert "mappedFileSizeCommitLog = 1g is not a whole number" in place.restore(code=2)
     (place.directory / "broker.conf").write_text(CONF)
-    assert "belongs to another restore" in place.restore(code=2)
+    assert "belongs to an interrupted restore of something else" in place.restore(code=2)
     shutil.rmtree(place.directory / "restored.restoring")
     archive = FileStore(place.directory / "archive" / "FxCluster" / "fx-a")
     writer = CatalogWriter(

@@ -100,4 +100,4 @@ def test_a_running_instance_has_its_counters_included(run: Run, url: str, tmp_pa
 def test_a_wrong_price_file_is_a_wrong_call(run: Run, url: str, tmp_path: Path) -> None:
     (tmp_path / "prices.toml").write_text("storage = 1\n")
     code, _, err = run("cost", url, "--prices", tmp_path / "prices.toml")
-    assert code == UsageError.exit_code and "storage in" in err and "is not a price" in err
+    assert code == UsageError.exit_code and "storage is not the name of a price" in err

@@ -208,7 +208,10 @@ def test_lifecycle_rules_that_destroy_an_archive_are_failures() -> None:
         {"ID": "parts", "Filter": {}, "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1}}
     )
     assert judge_lifecycle([elsewhere, abort], "rmq/", is_aws=True).outcome is Outcome.OK
-    assert judge_lifecycle([elsewhere], "rmq/", is_aws=True).fix == "add the rule of deploy/s3/lifecycle.json"
+    assert (
+        judge_lifecycle([elsewhere], "rmq/", is_aws=True).fix
+        == "add the lifecycle rule of deploy/s3/lifecycle.json"
+    )
     assert judge_lifecycle([], "", is_aws=False).outcome is Outcome.OK
 
 
@@ -237,7 +240,10 @@ def test_a_good_store_directory(subject: StoreSubject, tmp_path: Path) -> None:
     results = results_of(store_checks(subject, ROOMY))
     assert not failures(results), results
     assert margin(subject).outcome is Outcome.NOT_CHECKED
-    assert "25% used, 75.0 GiB free; no pins above 65%" in results["disk-space"].finding.detail
+    assert (
+        "25% of the disk is used, 75.0 GiB are free; no pins above 65%"
+        in results["disk-space"].finding.detail
+    )
     assert not (tmp_path / "state").exists(), "the check leaves no directory"
 
 
@@ -360,7 +366,7 @@ def test_versions_and_clocks() -> None:
         "bootTimestamp": str(NOW_MS - 86_400_000 - 90_000),
     }
     found = judge_clock(info, NOW_MS)
-    assert found.outcome is Outcome.FAILED and found.detail == "this host is 90 s ahead"
+    assert found.outcome is Outcome.FAILED and found.detail == "this host's clock is 90 s ahead"
 
 
 # -- the command --------------------------------------------------------------
@@ -382,7 +388,9 @@ def test_the_command_prints_a_line_each_and_ends_with_0(
     assert [line for line in lines if line.startswith("FAIL")] == [], out
     assert code == 0 and not err
     assert any(
-        line.startswith("ok   one of many creates wins: one of 16 succeeded, in each of 3 rounds")
+        line.startswith(
+            "ok   one of many simultaneous creates wins: one of 16 creates succeeded, in each of 3 rounds"
+        )
         for line in lines
     )
     assert lines[-1].endswith(" not checked")
@@ -399,7 +407,10 @@ def test_a_log_that_the_archive_does_not_continue_with_is_named_by_doctor_and_st
     own, foreign = ("--store", real_store("F") / "store"), ("--store", real_store("E") / "store")
     assert run("backfill", own[1], url, *names)[0] == 0
     doctored, shown = run("doctor", url, *names, *foreign), run("status", url, *foreign)
-    assert doctored[0] == 1 and "FAIL log of the broker: it differs from the archive" in doctored[1]
+    assert (
+        doctored[0] == 1
+        and "FAIL log of the broker: the broker's log differs from the archive" in doctored[1]
+    )
     assert shown[0] == 1 and "diverged" in shown[1].splitlines()[0]
     assert "ok   log of the broker" in run("doctor", url, *names, *own)[1]
     assert run("status", url, *own)[0] == 0

@@ -306,10 +306,10 @@ def test_a_second_scan_with_pushed_filters_is_refused(spark: SparkSession, small
         return read(spark, f"file://{small_archive}", columns=["topic", "queueId"], pushFilters="true")
 
     one = loaded()
-    with pytest.raises(Exception, match="pushFilters: this DataFrame has a second scan"):
+    with pytest.raises(Exception, match="with pushFilters a DataFrame can be scanned once"):
         one.where("queueId = 1").union(one).count()
     two = loaded()
-    with pytest.raises(Exception, match="pushFilters: this DataFrame has a second scan"):
+    with pytest.raises(Exception, match="with pushFilters a DataFrame can be scanned once"):
         two.where("queueId = 1").union(two.where("queueId = 2")).count()
     apart = loaded().where("queueId = 1").union(loaded()).count()
     every = read(spark, f"file://{small_archive}", columns=["topic", "queueId"])

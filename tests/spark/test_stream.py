@@ -245,9 +245,9 @@ def test_a_batch_of_a_replaced_log_is_not_read_from_the_new_log(
 
 
 def test_streams_of_store_directories_are_refused() -> None:
-    with pytest.raises(UsageError, match="streams read archives only"):
+    with pytest.raises(UsageError, match="a stream cannot read a store directory"):
         stream_reader("/somewhere", source="store")
-    with pytest.raises(UsageError, match="streams do not take version"):
+    with pytest.raises(UsageError, match="streams do not take the options version"):
         stream_reader("file:///somewhere", version="3")
 
 

@@ -17,10 +17,12 @@ from tiered.object_store.interface import ObjectInfo, ObjectStore
 
 
 def abandon(store: ObjectStore, names: tuple[str, str], count: int | None, now_ms: int) -> None:
-    """Commit an archive of ``names`` (cluster, broker) without messages, above all versions and epochs that the objects
-    below the prefix of ``store`` name. Does nothing if there is a commit, or no object.
+    """Begin a new archive of ``names`` (cluster, broker) beside the objects of one whose catalog is lost: its first
+    commit, above all versions and epochs in the names of these objects, keeps them in quarantine. Does nothing if there
+    is a commit, or no object.
 
-    Raises CatalogLostError unless there are ``count`` objects, and UnsupportedFormatError.
+    Raises CatalogLostError unless there are ``count`` objects, as the operator has confirmed with --abandon, and
+    UnsupportedFormatError.
     """
     if head_version(store):
         return
@@ -29,7 +31,7 @@ def abandon(store: ObjectStore, names: tuple[str, str], count: int | None, now_m
         return
     if len(infos) != count:
         raise CatalogLostError(
-            f"the catalog is lost: {store.url} holds {counted(len(infos), 'object')} and no commit that names them",
+            f"the catalog of {store.url} is lost: it holds {counted(len(infos), 'object')}, and no commit names them",
             hint=f"{REPAIR_HINT}; to abandon them and begin a new archive beside them, start once with --new-archive "
             f"--abandon {len(infos)}",
         )
@@ -41,7 +43,9 @@ def abandon(store: ObjectStore, names: tuple[str, str], count: int | None, now_m
     number_above(repair, (one for _, one in found_objects(store, _data(infos)) if one is not None))
     repair.survey.state = state
     repair.quarantined = {info.key for info in infos}
-    repair.unknown.append(f"what {counted(len(infos), 'object')} in quarantine hold, which --abandon named")
+    repair.unknown.append(
+        f"which messages are in the {counted(len(infos), 'object')} that --abandon set aside in quarantine"
+    )
     apply_repair(repair)
 
 

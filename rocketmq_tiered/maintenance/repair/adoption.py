@@ -34,7 +34,8 @@ class Adopted:
 
 
 def history_ends(objects: Iterable[FoundObject]) -> Mapping[int, int]:
-    """Log history -> the physical offset from which a newer one has superseded it."""
+    """Number of each log history (the log between two truncations) -> the physical offset from which a newer history
+    has superseded it. ``objects`` say where their histories begin."""
     begins: dict[int, int] = {}
     for meta in (one.meta for one in objects):
         begin = meta.history_phys if meta.history_phys >= 0 else FOREVER
@@ -51,9 +52,11 @@ def adopt(
     ends: Mapping[int, int],
     segments: SegmentCache,
 ) -> Adopted:
-    """Runs of ``objects`` for the offsets ``wanted`` of each queue; None: for all there are."""
+    """Choose runs of ``objects``, which no readable commit names, for the offsets ``wanted`` of each queue; None: for
+    all offsets that objects have. ``ends``: where each log history was superseded. Of objects with the same offsets the
+    best ranked one wins; objects that differ from it, or cannot be read, are for the quarantine."""
     adopted = Adopted()
-    left: dict[QueueKey, list[Span]] = (
+    left: dict[QueueKey, list[Span]] = (  # offsets for which no run was found yet
         {} if wanted is None else {queue: [*spans] for queue, spans in wanted.items()}
     )
     taken: dict[QueueKey, list[_Taken]] = {}
@@ -110,26 +113,28 @@ def _has_parents(
     taken: Mapping[QueueKey, list[_Taken]],
     segments: SegmentCache,
 ) -> NDArray[np.bool_]:
-    """Which rows of an LMQ refer to a message that is there: its parent, by number in ``queues``, has the offset in
-    ``taken``, the runs adopted so far, at the same physical offset."""
-    found = np.zeros(len(rows), bool)
+    """Which rows of an LMQ refer to a message that was found: its queue (``rows.parent`` is a number in ``queues``) has
+    it, by offset and physical offset, in ``taken``, the runs that were adopted so far."""
+    has_message = np.zeros(len(rows), bool)
     for number in np.unique(rows.parent).tolist():
         for other in taken.get(queues[number], []):
             offsets = rows.parent_queue_offset
-            mine = (rows.parent == number) & (offsets >= other.low) & (offsets < other.high)
-            if mine.any():
-                found |= mine & np.isin(rows.phys, other.rows(segments).phys)
-    return found
+            is_inside = (rows.parent == number) & (offsets >= other.low) & (offsets < other.high)
+            if is_inside.any():
+                has_message |= is_inside & np.isin(rows.phys, other.rows(segments).phys)
+    return has_message
 
 
 def _cut(run: np.void, rows: RowTable, spans: list[Span], is_current: NDArray[np.bool_]) -> Iterator[np.void]:
-    """The parts of ``run`` that are wanted and current."""
+    """The parts of ``run`` whose offsets are in one of ``spans``, and whose rows are current (no newer log history has
+    superseded them), each as a run of its own."""
     begins, stops = _bounds(run, rows)
     for low, high in spans:
         inside = np.flatnonzero(
             is_current & (stops > low) & (begins < high) & (begins >= low) & (stops <= high)
         )
-        if int(run["kind"]) == RunKind.SPARSE:  # what a row spans before it may be there already
+        if int(run["kind"]) == RunKind.SPARSE:
+            # A row of a sparse run also covers dropped offsets before its own: another object may have those.
             inside = np.flatnonzero(is_current & (stops - 1 >= low) & (stops - 1 < high))
         for part in np.split(inside, np.flatnonzero(np.diff(inside) != 1) + 1) if len(inside) else ():
             piece = cut_run(run, rows, int(part[0]), int(part[-1]) + 1)

@@ -51,7 +51,8 @@ def with_lost(state: CatalogState, lost: Iterable[Lost]) -> CatalogState:
 
 
 def with_ends(store: ObjectStore, state: CatalogState) -> CatalogState:
-    """``state`` whose queues reach to their last run: pages may have runs of commits that cannot be read."""
+    """``state`` in which each queue ends where its last run ends: pages of the catalog may have runs of later commits,
+    which cannot be read."""
     beyond: list[tuple[QueueKey, np.void]] = []
     for page in LivingRuns(store, state).between(0, 1 << 62):
         rows = state.directory.rows(page.queues, len(state.table))[page.chunk.runs["queue"]]
@@ -61,7 +62,8 @@ def with_ends(store: ObjectStore, state: CatalogState) -> CatalogState:
 
 
 def _reaching(state: CatalogState, found: Sequence[tuple[QueueKey, np.void]]) -> CatalogState:
-    """``state`` whose queues have ``found`` runs."""
+    """``state`` with the queues of the runs ``found``, new ones too, and with bounds and flags that include these runs.
+    Queues of an earlier generation of their topic are hidden. The runs themselves are not added."""
     new = sorted({queue for queue, _ in found if state.row_of(queue) is None})
     table, directory = state.table.copy(), state.directory
     if new:
@@ -72,14 +74,14 @@ def _reaching(state: CatalogState, found: Sequence[tuple[QueueKey, np.void]]) ->
         directory, table = directory.extended(len(table), new), np.concatenate([table, fresh])
     state = replace(state, directory=directory, table=table)
     for queue, run in found:
-        mine = table[state.row_of(queue)]
-        inside = int(run["base_queue_offset"]) < int(mine["end_queue_offset"])
-        mine["flags"] |= _FLAG_OF_KIND.get(RunKind(int(run["kind"])), 0) | (QUEUE_FILLED if inside else 0)
-        mine["min_queue_offset"] = min(mine["min_queue_offset"], run["base_queue_offset"])
-        mine["first_phys"] = min(mine["first_phys"], run["min_phys"])
-        mine["end_byte"] = max(mine["end_byte"], run["base_byte"] + run["byte_count"])
+        row = table[state.row_of(queue)]
+        is_inside = int(run["base_queue_offset"]) < int(row["end_queue_offset"])
+        row["flags"] |= _FLAG_OF_KIND.get(RunKind(int(run["kind"])), 0) | (QUEUE_FILLED if is_inside else 0)
+        row["min_queue_offset"] = min(row["min_queue_offset"], run["base_queue_offset"])
+        row["first_phys"] = min(row["first_phys"], run["min_phys"])
+        row["end_byte"] = max(row["end_byte"], run["base_byte"] + run["byte_count"])
         for name in ("end_queue_offset", "end_phys", "max_store_timestamp"):
-            mine[name] = max(mine[name], run[name])
+            row[name] = max(row[name], run[name])
     for queue in new:
         newest = state.current_generation(queue.topic, queue.queue_id)
         table["flags"][state.row_of(queue)] |= QUEUE_HIDDEN if queue.generation != newest else 0
@@ -89,8 +91,8 @@ def _reaching(state: CatalogState, found: Sequence[tuple[QueueKey, np.void]]) ->
 def with_adopted(
     state: CatalogState, found: Sequence[tuple[QueueKey, FoundObject, np.void]], version: int
 ) -> CatalogState:
-    """``state`` with more runs, as if the commit ``version`` had added them. ``found``: (queue, the object that holds
-    the run, the run, RUN_DTYPE), each for offsets that no run of the queue has."""
+    """``state`` with the runs ``found``, as if the commit ``version`` had added them. Each is (queue, object that has
+    the run, row of RUN_DTYPE), for offsets that no other run of the queue has."""
     if not found:
         return state
     state = _reaching(state, [(queue, run) for queue, _, run in found])
@@ -106,7 +108,8 @@ def with_adopted(
 
 
 def with_replaced(state: CatalogState, found: Salvage, new: Healed | None, version: int) -> CatalogState:
-    """``state`` with the runs of ``new`` for those of a damaged object, and gaps for what is lost."""
+    """``state`` with the runs of the whole object ``new`` (None: nothing was readable) in the place of those of the
+    damaged object ``found``, and with gaps for the messages that are lost."""
     removed = np.zeros(len(found.runs), REMOVED_DTYPE)
     for name in ("rows", "base_queue_offset", "end_queue_offset", "version"):
         removed[name] = found.runs[name]
@@ -123,7 +126,7 @@ def with_replaced(state: CatalogState, found: Salvage, new: Healed | None, versi
 
 
 def with_row_counts(store: ObjectStore, state: CatalogState) -> CatalogState:
-    """``state`` whose queues count the rows that are there."""
+    """``state`` in which the row count of each queue is that of its living runs."""
     counts = np.zeros(len(state.table), np.int64)
     for page in LivingRuns(store, state).between(0, 1 << 62):
         rows = state.directory.rows(page.queues, len(state.table))[page.chunk.runs["queue"]]
@@ -136,7 +139,8 @@ def with_row_counts(store: ObjectStore, state: CatalogState) -> CatalogState:
 def with_log_cursor(
     segments: SegmentCache, state: CatalogState, objects: Sequence[FoundObject]
 ) -> CatalogState:
-    """``state`` with the place where a writer continues: at the end of the newest cycle of the newest log history."""
+    """``state`` with the place in the broker's log where a writer continues: the end of the newest upload (cycle) in
+    the newest log history, as the data ``objects`` record it."""
     cycles = [one.meta for one in objects if one.meta.history_phys >= 0]
     if not cycles:
         return state
@@ -150,8 +154,8 @@ def with_log_cursor(
 def with_cursor_at(
     segments: SegmentCache, state: CatalogState, objects: Sequence[FoundObject]
 ) -> CatalogState:
-    """``state`` with the cursor at the end of the cycles of ``objects``, if these hold the log without a hole: else a
-    writer reads it again from the present cursor."""
+    """``state`` with the cursor, from which a writer reads the broker's log, at the end of the records in ``objects``,
+    if these follow the present cursor without a hole. Else ``state`` as it is: the writer reads the log again."""
     phys = state.cursor.phys
     file_bytes = recorded_facts(state).commitlog_file_bytes or DEFAULT_FILE_BYTES
     parts = [np.zeros((0, 2), np.int64)]
@@ -165,6 +169,7 @@ def with_cursor_at(
     spans = np.unique(np.concatenate(parts), axis=0)
     spans = spans[spans[:, 0] >= phys]
     begins, ends = spans[:, 0], np.concatenate([[phys], spans[:, 1]])
+    # A record begins where the one before ends, or at the next commitlog file.
     is_next = (begins == ends[:-1]) | (begins == -(-ends[:-1] // file_bytes) * file_bytes)
     if not len(spans) or not is_next.all():
         return state
@@ -174,7 +179,7 @@ def with_cursor_at(
 
 
 def without_filled_gaps(state: CatalogState, adopted: Iterable[tuple[QueueKey, np.void]]) -> CatalogState:
-    """``state`` whose gaps end where ``adopted`` runs have messages."""
+    """``state`` with gaps only where the ``adopted`` runs have no messages: gaps are shortened, divided or dropped."""
     gaps = list(state.gaps)
     for queue, run in adopted:
         row, low, high = state.row_of(queue), int(run["base_queue_offset"]), int(run["end_queue_offset"])
@@ -193,7 +198,8 @@ def without_filled_gaps(state: CatalogState, adopted: Iterable[tuple[QueueKey, n
 
 
 def _last_record(segments: SegmentCache, objects: Sequence[FoundObject], phys: int) -> LogCheck:
-    """CRC32C of the last archived record below ``phys``."""
+    """Place and CRC32C of the last archived record that ends at or below the physical offset ``phys``: the writer
+    compares it with the broker's log before it continues there. NO_CHECK if there is none, or it cannot be read."""
     ends = [
         (min(int(one.runs["end_phys"][number]), phys), one, int(number))
         for one in objects

@@ -27,8 +27,8 @@ OUT_OF_CATALOG = (
 def newest_tables(
     store: ObjectStore, named: Mapping[str, str], unusable: Container[str], *, is_whole: bool
 ) -> dict[str, str]:
-    """The newest readable object of each of the broker's tables below `state/`. ``named``: by the catalog, whose tables
-    are the newest ones if it ``is_whole``."""
+    """Key of the newest readable object of each of the broker's tables (topics, offsets, …) below `state/`. ``named``:
+    those that the catalog names, which are the newest if it ``is_whole``; keys in ``unusable`` are garbage."""
     copies: dict[str, list[tuple[int, int, str]]] = {}
     for info in store.list(STATE_PREFIX):
         parts = parse_state_key(info.key)
@@ -61,7 +61,8 @@ def unknown_tables(state: CatalogState) -> Iterator[str]:
 
 
 def unknown_without_root(store: ObjectStore, state: CatalogState) -> Iterator[str]:
-    """What data objects do not say. ``state``: as it is repaired."""
+    """Lines on what is unknown after a repair from data objects alone: facts that only the lost catalog had, each with
+    what to do about it. ``state``: the repaired state."""
     yield from OUT_OF_CATALOG
     timers = sum(1 for _ in store.list(TIMER_PREFIX))
     if timers:
@@ -83,7 +84,8 @@ def unknown_without_root(store: ObjectStore, state: CatalogState) -> Iterator[st
 
 
 def not_in_table(store: ObjectStore, state: CatalogState) -> dict[str, int]:
-    """Visible topics, with their messages, that the broker's archived table does not have; empty without that table."""
+    """Topics that readers see but the broker's newest archived table does not have, with their numbers of messages: the
+    broker may have deleted them. Empty if no table of topics is archived."""
     key = state.state_objects.get(TOPICS)
     table = broker_table(store, key, TOPICS) if key else None
     found: dict[str, int] = {}

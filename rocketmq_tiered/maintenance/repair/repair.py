@@ -91,11 +91,12 @@ Progress = Callable[[int, int], None]
 
 
 def lost_entries(store: ObjectStore, state: CatalogState, lost: Sequence[Lost]) -> list[Lost]:
-    """The offsets of LMQs that refer to ``lost`` offsets. Reads the tail of each object with LMQ entries."""
-    of_queue: dict[QueueKey, list[tuple[int, int]]] = {}
+    """The LMQ entries that refer to ``lost`` messages (queue, first offset, end of offsets), and so are lost too. Reads
+    the index of each object with LMQ entries; one that cannot be read is skipped."""
+    lost_of_queue: dict[QueueKey, list[tuple[int, int]]] = {}
     for queue, begin, end in lost:
-        of_queue.setdefault(queue, []).append((begin, end))
-    found: list[Lost] = []
+        lost_of_queue.setdefault(queue, []).append((begin, end))
+    entries: list[Lost] = []
     segments = SegmentCache(store)
     for page in LivingRuns(store, state).between(0, 1 << 62) if lost else ():
         chunk = page.chunk
@@ -107,14 +108,14 @@ def lost_entries(store: ObjectStore, state: CatalogState, lost: Sequence[Lost]) 
                 continue
             is_lost = np.zeros(len(rows), bool)
             for number, parent in enumerate(reader.queues):
-                for begin, end in of_queue.get(parent, ()):
+                for begin, end in lost_of_queue.get(parent, ()):
                     offsets = rows.parent_queue_offset
                     is_lost |= (rows.parent == number) & (begin <= offsets) & (offsets < end)
-            found += [
+            entries += [
                 (page.queues[int(run["queue"])], offset, offset + 1)
                 for offset in rows.queue_offset[is_lost].tolist()
             ]
-    return found
+    return entries
 
 
 @dataclass
@@ -157,8 +158,9 @@ def plan_repair(
     applies: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> Repair:
-    """What a repair makes of the archive of ``names`` (cluster, broker); with ``applies`` the objects that the commit
-    will name are put. Reads all data. ``log``: the broker's. Raises the store's errors, but not of single objects."""
+    """Plan the repair of the archive of ``names`` (cluster, broker): read all of its data, and make a whole state of
+    what is intact. ``log``: the broker's log, from which damaged messages are written again. ``applies``: also write
+    the objects that the repair's commit will name. Raises the store's errors, except for single objects."""
     found = survey(store)
     state = found.state
     repair = Repair(
@@ -185,8 +187,9 @@ def plan_repair(
 
 
 def apply_repair(repair: Repair) -> CatalogState:
-    """Writes the planned state: large tables of runs as pages, then a root page, then the commit that makes them the
-    archive. Raises FencedError if the archive has changed since the repair was planned, and the store's errors."""
+    """Write the planned state: large tables of runs as pages of the catalog, then a root page (the whole state), then
+    the commit that makes it the archive's. Returns it. Raises FencedError if the archive has changed since the repair
+    was planned, and the store's errors."""
     state, version, epoch = repair.state, repair.version, repair.epoch
     nonce = f"{random.SystemRandom().getrandbits(64):016x}"
     if state.memory_runs > SPILL_RUNS:
@@ -202,8 +205,9 @@ def apply_repair(repair: Repair) -> CatalogState:
         state = replace(state, chunks=(), pages=(*state.pages, *refs))
     root = RootRef(page_key("repair", version, epoch, nonce), version)
     actor = f"repair-{nonce}"
-    again = repair.quarantined | repair.used
-    pending = {key: entry for key, entry in state.pending_deletions.items() if key not in again}
+    # Objects that are kept unused are never deleted; those that the repair uses are no longer garbage.
+    kept_or_used = repair.quarantined | repair.used
+    pending = {key: entry for key, entry in state.pending_deletions.items() if key not in kept_or_used}
     pending |= {
         key: PendingDeletion(KEPT_MS, version, Reason.QUARANTINE) for key in sorted(repair.quarantined)
     }
@@ -239,15 +243,16 @@ def apply_repair(repair: Repair) -> CatalogState:
     newer = next(iter(repair.store.list("catalog/", limit=1)), None)
     if newer is not None and newer.key <= catalog_key(version):
         raise FencedError(
-            "the archive has changed since the repair was planned", hint="stop its writer, and run again"
+            f"{repair.store.url}: the archive has changed since the repair was planned, and nothing was repaired",
+            hint="stop its tiered run, then run tiered repair again",
         )
     repair.store.put_if_absent(catalog_key(version), [data], timeout_s=PUT_TIMEOUT_S)
     return replace(state, put_id=commit.put_id)
 
 
 def _record(repair: Repair) -> dict[str, object]:
-    """What the repaired archive says about the repair in its settings: versions, time, lost messages, and the first
-    NAMED_MAX ranges of them."""
+    """What the repaired state records about the repair: its version, the version from which commits can be followed,
+    its time, what is unknown, how many messages are lost, and the first NAMED_MAX ranges of them."""
     before = repair.state.repaired_version
     return {
         "version": before if repair.survey.is_chain_whole else repair.version,
@@ -263,7 +268,8 @@ def _record(repair: Repair) -> dict[str, object]:
 
 
 def _drop_unreadable(repair: Repair, report: VerifyReport) -> None:
-    """The state without pages, roots, lists, tables and timers that cannot be read."""
+    """Drop from the planned state the pages, roots, deletion lists, tables and timers that cannot be read or do not
+    exist, and add each to ``report``."""
     store, state = repair.store, repair.state
     runs = LivingRuns(store, state)
     for _ in runs.in_order():
@@ -277,7 +283,7 @@ def _drop_unreadable(repair: Repair, report: VerifyReport) -> None:
     report.anomalies += check_timers(store, state, full=True)[0]
     existing = {info.key for prefix in CATALOG_OBJECTS for info in store.list(prefix)}
     for key in sorted(state.catalog_keys() - existing - pages):
-        report.add(AnomalyKind.MISSING, key, "is in the catalog, but does not exist")
+        report.add(AnomalyKind.MISSING, key, "the catalog names it, but it does not exist")
     bad = {anomaly.key for anomaly in report.anomalies}
     histories = state.log_histories
     if not repair.survey.is_chain_whole or not bad.isdisjoint(
@@ -285,12 +291,17 @@ def _drop_unreadable(repair: Repair, report: VerifyReport) -> None:
     ):
         histories = ()
         if state.log_histories:
-            repair.unknown.append("what earlier log histories hid")
+            repair.unknown.append(
+                "which messages were hidden when the broker's log was truncated or replaced: tiered ls --histories "
+                "no longer lists them"
+            )
             repair.survey.is_chain_whole = False  # it cannot be followed past their begins
     timers = tuple(ref for ref in state.timers if ref.key not in bad)
     for ref in state.timers:
         if ref.key in bad:
-            report.add(AnomalyKind.DAMAGED, ref.key, "its timers are lost: they are not delivered")
+            report.add(
+                AnomalyKind.DAMAGED, ref.key, "the timers in this object are lost: they are not delivered"
+            )
             repair.quarantined.add(ref.key)
     whole = tuple(page for page in state.pages if page.key not in runs.unreadable)
     repair.quarantined |= pages - {object_of(page.key) for page in whole}
@@ -306,8 +317,8 @@ def _drop_unreadable(repair: Repair, report: VerifyReport) -> None:
 
 
 def _recover_tables(repair: Repair) -> None:
-    """The newest readable copies of the broker's tables that the catalog does not name, or of all if its newest commits
-    are lost."""
+    """Name in the planned state the newest readable copy of each of the broker's tables (topics, offsets, …) that the
+    catalog no longer names; of all tables if the newest commits are lost."""
     state, before = repair.state, repair.survey.state
     listed = KeySet(key for one in state.deletion_lists for key in read_list(repair.store, one))
     is_whole = repair.survey.is_whole and repair.survey.is_chain_whole
@@ -322,15 +333,17 @@ def _recover_tables(repair: Repair) -> None:
 
 
 def _name_unknown(repair: Repair) -> None:
-    """Name the facts that only lost parts of the catalog had, and keep what may have them."""
+    """Add to ``repair.unknown`` the facts that only lost parts of the catalog had, and keep the objects that may still
+    have them."""
     repair.quarantined |= repair.survey.unreadable
     if not repair.survey.state.version:
         repair.quarantined |= {info.key for info in repair.store.list(TIMER_PREFIX)}
         repair.unknown += unknown_without_root(repair.store, repair.state)
     elif not repair.survey.is_whole:
         repair.unknown.append(
-            f"what unreadable commits after version {repair.survey.state.version} changed besides messages: hidden "
-            "topics, minimum offsets, rules, timers; tiered run hides deleted topics and commits its rules again"
+            "what unreadable commits after catalog version "
+            f"{repair.survey.state.version} changed besides messages: hidden topics, minimum offsets, rules, timers; "
+            "tiered run hides deleted topics and commits its rules again"
         )
 
 
@@ -348,7 +361,8 @@ def _damaged_objects(repair: Repair, report: VerifyReport, progress: Progress) -
 
 
 def _drop_indexes(repair: Repair, bad: set[str]) -> None:
-    """Index files up to the first bad one: they cover versions without a hole."""
+    """Keep only the index files before the first of ``bad`` ones (their keys), as together they must cover catalog
+    versions without a hole. The others become garbage, and are built again."""
     state = repair.state
     kept = tuple(takewhile(lambda ref: ref.key not in bad, state.indexes))
     gone = {ref.key for ref in state.indexes[len(kept) :]} - bad
@@ -362,7 +376,9 @@ def _drop_indexes(repair: Repair, bad: set[str]) -> None:
 
 
 def _fill(repair: Repair) -> None:
-    """Find runs for holes, and for what was lost with the newest commits; the rest are gaps."""
+    """Find messages for offsets that the planned state lacks: inside of queues (holes), and beyond their ends if the
+    newest commits are lost. They are in data objects that no readable commit names. Offsets for which nothing is found
+    are lost, and become gaps."""
     repair.state = without_gaps(repair.state)
     if not repair.survey.is_whole:
         repair.state = with_ends(repair.store, repair.state)
@@ -374,7 +390,7 @@ def _fill(repair: Repair) -> None:
     if repair.survey.is_whole and not holes and not unnamed:
         return
     number_above(repair, objects if not repair.survey.is_whole else unnamed)
-    wanted: dict[QueueKey, list[Span]] | None = None
+    wanted: dict[QueueKey, list[Span]] | None = None  # all offsets that objects have
     if not is_empty:
         wanted = {queue: [*spans] for queue, spans in holes.items()}
         beyond = unnamed if repair.survey.is_whole else objects
@@ -392,7 +408,9 @@ def _fill(repair: Repair) -> None:
     if adopted.runs:
         messages = sum(int(run["rows"]) for _, _, run in adopted.runs)
         count = counted(len(used), "object")
-        repair.notes.append(f"{messages:,} messages of {count} that no readable commit names are adopted")
+        repair.notes.append(
+            f"from {count} that no readable commit names, {counted(messages, 'message')} can be read again"
+        )
     if is_empty:
         repair.state = with_log_cursor(segments, repair.state, objects)
     else:
@@ -405,8 +423,9 @@ def _fill(repair: Repair) -> None:
 
 
 def _objects_of(repair: Repair, *, unnamed_only: bool) -> list[FoundObject]:
-    """Data objects with readable tails that are no garbage, or only those that the state does not name. Objects of
-    other brokers are left alone. Raises UsageError if all are."""
+    """The data objects of the archive that are not garbage and whose index can be read; with ``unnamed_only`` those
+    that the state does not name. Objects of other brokers are left alone, and noted as unknown. Raises UsageError if
+    the catalog is lost and all objects are of others."""
     state, store = repair.state, repair.store
     known = pending_of(store, state, VerifyReport())
     named = referenced_by(store, state) if unnamed_only else KeySet(())
@@ -422,7 +441,9 @@ def _objects_of(repair: Repair, *, unnamed_only: bool) -> list[FoundObject]:
         if one is None:
             if unnamed_only or not state.version:
                 repair.quarantined.add(info.key)
-                repair.notes.append(f"the tail of {info.key} cannot be read: what it has is not known")
+                repair.notes.append(
+                    f"the index at the end of {info.key} cannot be read: which messages it has is not known"
+                )
         elif not is_own(state, one):
             strangers.append(one)
         else:
@@ -430,13 +451,15 @@ def _objects_of(repair: Repair, *, unnamed_only: bool) -> list[FoundObject]:
     for one in strangers:
         owner = f"{one.meta.cluster}/{one.meta.broker}"
         repair.unknown.append(
-            f"why {one.key} of the archive of {owner} is here: it is left alone, with {one.messages:,} messages; move "
-            f"it to {archive_prefix(one.meta.cluster, one.meta.broker)}/{one.key}"
+            f"why {one.key}, an object of the archive {owner}, is here: it is left alone, with "
+            f"{counted(one.messages, 'message')}; move it to "
+            f"{archive_prefix(one.meta.cluster, one.meta.broker)}/{one.key}"
         )
     if strangers and not found and not state.version:
         raise UsageError(
-            f"{store.url} holds objects of other archives alone: {repair.unknown[-1]}",
-            hint="nothing is changed; give --cluster and --broker of that archive once they are moved",
+            f"{store.url} has only objects of other archives, and nothing is changed: it is unknown "
+            f"{repair.unknown[-1]}",
+            hint="move them, then run tiered repair with --cluster and --broker of that archive",
         )
     return found
 
@@ -449,8 +472,8 @@ def _beyond_end(repair: Repair, state: CatalogState, objects: Sequence[FoundObje
 
 
 def number_above(repair: Repair, objects: Iterable[FoundObject]) -> None:
-    """Commit above every version and epoch that ``objects`` name, which no known commit does: readers and writers may
-    know of later ones."""
+    """Raise version and epoch of the repair's commit above all that ``objects`` name. Where these are beyond the newest
+    known commit, commits are lost of which readers and writers may know: the version then rises by VERSION_STEP."""
     before = repair.survey.state
     for one in objects:
         version = one.meta.catalog_version
@@ -468,16 +491,18 @@ def _missing_of(state: CatalogState, queue: QueueKey) -> list[Span]:
 
 
 def _set_aside(repair: Repair, unnamed: Iterable[FoundObject]) -> None:
-    """Keep objects that are still not explained after the repair."""
+    """Keep in quarantine those of the ``unnamed`` objects that the repaired state does not explain either."""
     after = replace(repair.state, version=repair.version, epoch=repair.epoch)
     for one in unnamed:
         if why := why_unexplained(after, one):
             repair.quarantined.add(one.key)
-            repair.notes.append(f"{one.key} is kept in quarantine with {one.messages:,} messages: {why}")
+            repair.notes.append(
+                f"{one.key} is kept in quarantine with {counted(one.messages, 'message')}: {why}"
+            )
 
 
 def _queues_of(state: CatalogState, objects: Iterable[FoundObject]) -> set[QueueKey]:
-    """Queues that may continue: no generation is newer."""
+    """The queues of ``objects`` of which ``state`` has no newer generation, so that their messages may continue it."""
     queues = {queue for one in objects for queue in one.queues}
     return {
         queue
@@ -499,7 +524,8 @@ def _holes(store: ObjectStore, state: CatalogState) -> dict[QueueKey, list[Span]
 
 
 def _rewrite(repair: Repair, damaged: list[str], log: CommitLog | None) -> None:
-    """Whole objects in the place of damaged ones."""
+    """Write a whole object in the place of each object of ``damaged`` (their keys), of the messages that are readable
+    in it or in the broker's ``log``. The others are lost."""
     for key in damaged:
         check = checked(repair.store, repair.state, key)
         if check is None:
@@ -510,7 +536,8 @@ def _rewrite(repair: Repair, damaged: list[str], log: CommitLog | None) -> None:
         repair.lost += found.lost
         rows = sum(map(len, found.rows))
         repair.notes.append(
-            f"{key}: {rows:,} of {int(np.concatenate(check.runs)['rows'].sum()):,} messages written again"
+            f"damaged object {key}: {rows:,} of {int(np.concatenate(check.runs)['rows'].sum()):,} messages are written "
+            "again"
         )
         repair.quarantined.add(key)
     if damaged:

@@ -47,8 +47,10 @@ class Survey:
 
 
 def survey(store: ObjectStore) -> Survey:
-    """Read what is left of the catalog. Raises NoArchiveError if nothing is there at all, UnsupportedFormatError for a
-    format that this program does not read, and the store's errors, except for single objects."""
+    """Read what is left of the catalog: the newest state that can be loaded, else the newest readable root page (whole
+    state at one version) with the commits after it. Raises NoArchiveError if nothing is there at all,
+    UnsupportedFormatError for a format that this program does not read, and the store's errors, except for single
+    objects."""
     found = Survey()
     head = head_version(store)
     versions = listed_versions(store, 1, head)
@@ -58,7 +60,7 @@ def survey(store: ObjectStore) -> Survey:
         raise
     except DAMAGE as error:
         found.is_whole = False
-        found.notes.append(f"the newest version cannot be loaded: {error.message}")
+        found.notes.append(f"catalog version {head}, the newest, cannot be loaded: {error.message}")
         found.state = _newest_root(store, found)
         _apply_later(store, [one for one in versions if one > found.state.version], found)
     _check_commits(store, [one for one in versions if one >= found.state.repaired_version], found)
@@ -67,27 +69,28 @@ def survey(store: ObjectStore) -> Survey:
 
 
 def _newest_root(store: ObjectStore, found: Survey) -> CatalogState:
-    """The state of the newest root page that can be read, an empty state if there is none; the others are noted in
-    ``found``."""
+    """The catalog's state by the newest root page that can be read; an empty state if there is none. Newer ones, which
+    cannot be read, are noted in ``found``."""
     kinds = tuple(f"{PAGES_PREFIX}{kind}" for kind in ROOT_KINDS)
     keys = [info.key for info in store.list(PAGES_PREFIX) if info.key.startswith(kinds)]
     for key in sorted(keys, key=lambda key: page_version(key) or 0, reverse=True):
         try:
             return decode_root(read_page_bytes(store, key), source=key)
         except DAMAGE as error:
-            found.notes.append(f"root page {key} cannot be read: {error.message}")
+            found.notes.append(f"catalog root page {key} cannot be read: {error.message}")
             found.unreadable.add(key)
     return CatalogState()
 
 
 def _apply_later(store: ObjectStore, versions: list[int], found: Survey) -> None:
-    """Apply commits above the root."""
+    """Apply the commits of ``versions``, above the root page that was read, to the state of ``found``. One that cannot
+    be read is noted and skipped; one that does not follow what is left is applied all the same if that is possible."""
     for version in versions:
         state = found.state
         try:
             commit = read_commit(store, version)
         except DAMAGE as error:
-            found.notes.append(f"commit {version} cannot be read: {error.message}")
+            found.notes.append(f"catalog commit {version} cannot be read: {error.message}")
             continue
         try:
             if version == state.version + 1 and state.put_id in ("", commit.place.predecessor_put_id):
@@ -96,12 +99,15 @@ def _apply_later(store: ObjectStore, versions: list[int], found: Survey) -> None
                 found.state = apply(_bridged(state, commit), commit)
         except (CommitInvalidError, *DAMAGE) as error:
             found.is_chain_whole = False
-            found.notes.append(f"commit {version} does not follow what is left before it: {error.message}")
+            found.notes.append(
+                f"catalog commit {version} does not follow what is left of the commits before it: {error.message}"
+            )
 
 
 def _bridged(state: CatalogState, commit: Commit) -> CatalogState:
-    """``state`` as ``commit`` expects it, but for what unreadable commits changed: where these added rows to a queue
-    there is a gap."""
+    """``state`` changed so that ``commit`` can follow it, although commits between them cannot be read: version, epoch,
+    writer and place in the log are those that ``commit`` continues, and queues to which the unreadable commits added
+    rows have a gap."""
     place, draft = commit.place, commit.draft
     owner = state.owner
     if owner is None or owner.released or owner.instance != place.actor:
@@ -142,31 +148,35 @@ def _bridged(state: CatalogState, commit: Commit) -> CatalogState:
 
 
 def _check_commits(store: ObjectStore, versions: list[int], found: Survey) -> None:
-    """Whether the chain is whole."""
+    """Check that the commits of ``versions`` follow one another without a hole: each can be read and names the one
+    before it. What does not hold is noted in ``found``."""
     expected, put_id = max(1, found.state.repaired_version), ""
     for version in versions:
         try:
             commit = read_commit(store, version)
         except DAMAGE as error:
             found.is_chain_whole, put_id = False, ""
-            note = f"commit {version} cannot be read: {error.message}"
+            note = f"catalog commit {version} cannot be read: {error.message}"
             found.notes += [note] if note not in found.notes else []
         else:
             predecessor = commit.place.predecessor_put_id
             is_next = version == expected and put_id in ("", predecessor)
             if not is_next:
                 found.is_chain_whole = False
-                found.notes.append(f"commit {version} does not follow the one before")
+                found.notes.append(
+                    f"catalog commit {version} does not name the commit before it as its predecessor"
+                )
             put_id = commit.put_id
         expected = version + 1
     if expected <= found.state.version:
         found.is_chain_whole = False
-        found.notes.append(f"commits above {expected - 1} are missing")
+        found.notes.append(f"catalog commits from version {expected} on are missing")
 
 
 def _number(store: ObjectStore, head: int, found: Survey) -> None:
-    """Choose version and epoch of the repair, above all that any key in the store has: a process that still runs
-    may commit below them, but never again at them. With a step if pages outlive the newest commit."""
+    """Choose version and epoch of the repair's commit, above all that any key in the store names: a process that still
+    runs cannot commit there. If pages of the catalog name versions above the newest commit ``head``, commits are lost,
+    and the version is VERSION_STEP higher, as writers may know of still later ones."""
     version, epoch = max(head, found.state.version), found.state.epoch
     for key in _keys(store):
         version = max(version, page_version(key) or 0)
@@ -176,8 +186,8 @@ def _number(store: ObjectStore, head: int, found: Survey) -> None:
     found.epoch = epoch + 1
     if found.version >= VERSION_END:
         raise UsageError(
-            f"a name in {store.url} gives a catalog version of 16 digits, which no archive reaches",
-            hint=f"move {catalog_key(head)}, or the page of that version, elsewhere",
+            f"the name of an object in {store.url} has a catalog version of 16 digits, which no archive reaches",
+            hint=f"move {catalog_key(head)}, or the page of that version, out of the archive, and repair again",
         )
 
 

@@ -67,13 +67,14 @@ class Needs(NamedTuple):
 
 
 def same_layout(oldest_phys: int | None, end_phys: int, file_bytes: int, needs: Needs) -> LogLayout:
-    """The layout in which each record keeps its physical offset. ``oldest_phys``: of the first record, None without
-    any. Raises UsageError if ``needs`` cannot be met."""
+    """The layout of a restored log in which each record keeps its physical offset. ``oldest_phys``: the offset of the
+    first record, None without any. Raises UsageError if the log begins at offset 0, where consume queues cannot
+    represent what ``needs`` says."""
     begin = (max(0, end_phys - 1) if oldest_phys is None else oldest_phys) // file_bytes * file_bytes
     layout = LogLayout(begin, max(end_phys, begin + 1), file_bytes)
     if needs.gaps and begin == 0:
         raise UsageError(
-            "offsets are missing inside queues, and a log from physical offset 0 has no record for them",
+            "offsets are missing inside queues, and a commitlog that begins at physical offset 0 has no place for them",
             hint=COMPACT,
         )
     if needs.deleted and (layout.lead_phys if needs.gaps else begin) == 0:
@@ -86,8 +87,9 @@ def same_layout(oldest_phys: int | None, end_phys: int, file_bytes: int, needs: 
 
 
 def compact_layout(packed_bytes: int, end_phys: int, file_bytes: int, needs: Needs) -> LogLayout:
-    """The layout of ``packed_bytes`` of records without anything between them: it ends where the archive does, at
-    ``end_phys``, so that the next message lands there, or above it if there is no room for that."""
+    """The layout of a restored log with ``packed_bytes`` of records that follow one another without anything between
+    them. It ends at ``end_phys``, where the archive ends, so that the archive continues there; above it if there is no
+    room for that."""
     files, filled = divmod(packed_bytes, file_bytes)
     # Gaps are recorded before the first message, and a log from file 0 would claim that nothing was deleted.
     least = 2 if needs.gaps else 1
@@ -107,8 +109,8 @@ class LogOrder:
     archive cannot be read, and what the store raises."""
 
     def __init__(self, store: ObjectStore, state: CatalogState, selection: RestoreSelection) -> None:
-        """Reads all living runs once, sums up their bytes, and divides their physical offsets into windows of about
-        WINDOW_RUNS runs each."""
+        """Read all living runs of ``state`` that ``selection`` restores, sum up their bytes, and divide their physical
+        offsets into windows of about WINDOW_RUNS runs each. Raises CorruptionError for an unreadable page."""
         self._runs = LivingRuns(store, state)
         self._version, self._selection = state.version, selection
         starts = [np.zeros(0, np.int64)]
@@ -126,11 +128,13 @@ class LogOrder:
         if self._runs.unreadable:
             key, reason = next(iter(self._runs.unreadable.items()))
             raise CorruptionError(
-                f"{key}: {reason}", hint="tiered verify ARCHIVE_URL --full lists all damage"
+                f"catalog page {key} cannot be read: {reason}",
+                hint="tiered verify ARCHIVE_URL --full lists all damage",
             )
 
     def objects(self, window: tuple[int, int]) -> list[SegmentCheck]:
-        """The runs with bytes of ``window``, object by object, the one that begins first first."""
+        """The objects with records in ``window`` (bounds of physical offsets), each with its selected runs, in the
+        order of their first physical offsets."""
         with_bytes = (
             _some_runs(check, np.flatnonzero(check.runs[0]["kind"] != RunKind.LMQ))
             for check in WindowObjects(self._pages(*window)).values()
@@ -139,16 +143,17 @@ class LogOrder:
         return sorted(found, key=lambda check: int(check.runs[0]["min_phys"].min()))
 
     def runs(self) -> Iterator[SegmentCheck]:
-        """All runs, so that those of one queue come in the order of their offsets; neighbours of an object together."""
+        """All selected runs in the order of their physical offsets, so that those of a queue come in the order of their
+        queue offsets. Neighbours that are in one object come together."""
         for window in self.windows:
             checks = list(WindowObjects(self._pages(*window)).values())
             counts = np.array([len(check.queues) for check in checks], np.int64)
             of, row = np.repeat(np.arange(len(checks)), counts), positions(np.zeros_like(counts), counts)
             runs = concatenated((check.runs[0] for check in checks), RUN_DTYPE)
             order = np.lexsort((runs["ordinal"], of, runs["min_phys"]))
-            for mine in np.split(order, np.flatnonzero(np.diff(of[order])) + 1):
-                if len(mine):
-                    yield _some_runs(checks[int(of[mine[0]])], row[mine])
+            for neighbours in np.split(order, np.flatnonzero(np.diff(of[order])) + 1):
+                if len(neighbours):
+                    yield _some_runs(checks[int(of[neighbours[0]])], row[neighbours])
 
     def _pages(self, begin: int, end: int) -> Iterator[Page]:
         """The selected runs whose first physical offset lies in [begin, end), page by page."""
@@ -162,7 +167,8 @@ class LogOrder:
 
 
 def _some_runs(check: SegmentCheck, which: NDArray[np.int64]) -> SegmentCheck:
-    """Only these runs of an object, as they lie in it; they number the queues."""
+    """The object of ``check`` with only the runs number ``which``, in the order in which they are in the object; each
+    run has a queue number of its own."""
     runs = check.runs[0]
     which = which[np.lexsort((runs["first_row"][which], runs["ordinal"][which]))]
     found = picked(runs, which)
@@ -186,8 +192,9 @@ class RecordWriter:
         self._tails = SegmentCache(store, cache_bytes=TAIL_BYTES)
 
     def write(self, order: LogOrder, done: int, written: Written) -> None:
-        """Write all objects but the first ``done``. ``written(objects, bytes)`` is called as they are finished, in
-        order. Raises what reading and writing raise."""
+        """Copy the records of all objects but the first ``done``, which an interrupted restore has copied.
+        ``written(objects, bytes)`` is called when an object is finished, in order: how many are, and its bytes. Raises
+        what reading and writing raise."""
         with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="restore") as pool:
             for number, (copied_bytes, copied) in enumerate(few_at_a_time(self._started(order, done, pool))):
                 copied.result()
@@ -196,7 +203,8 @@ class RecordWriter:
     def _started(
         self, order: LogOrder, done: int, pool: ThreadPoolExecutor
     ) -> Iterator[tuple[int, Future[None]]]:
-        """For each object its bytes and the copy of its records; the first ``done`` were copied before."""
+        """For each object, in order: its bytes, and the running copy of its records in ``pool``. The first ``done``
+        objects were copied before."""
         objects = (check for window in order.windows for check in order.objects(window))
         for number, check in enumerate(objects):
             copied_bytes = int(check.runs[0]["byte_count"].sum())
@@ -208,7 +216,8 @@ class RecordWriter:
                 yield copied_bytes, pool.submit(self._copy, check)
 
     def _copy(self, check: SegmentCheck) -> None:
-        """Copies all selected records of one object, some blocks at a time."""
+        """Copy all selected records of one object to the log, some blocks at a time. Raises CorruptionError for rows
+        that do not fit the blocks."""
         index, parts = _opened(self._tails, check)
         raw, blocks = _raw_of(index, parts), index.bounds.block_raw
         end = int(np.searchsorted(blocks, raw[-1] + int(parts["byte_count"][-1])))
@@ -226,7 +235,10 @@ class RecordWriter:
                 or (piece.sizes < 1).any()
                 or (piece.starts + piece.sizes > len(data)).any()
             ):
-                raise CorruptionError(f"{index.key}: rows do not fit blocks {first} to {last - 1}")
+                raise CorruptionError(
+                    f"{index.key}: rows of its index point outside blocks {first} to {last - 1}",
+                    hint="tiered verify ARCHIVE_URL --full lists all damage",
+                )
             self._log.write([piece])
 
 
@@ -242,8 +254,8 @@ def _raw_of(index: SegmentIndex, parts: Table) -> NDArray[np.int64]:
 def messages_left(
     store: ObjectStore, state: CatalogState, selection: RestoreSelection
 ) -> dict[QueueKey, KeptOffsets]:
-    """What key compaction left of each queue, if LMQs are selected: their other entries are of no message. Raises what
-    reading objects raises."""
+    """Which messages key compaction has left of each queue, by queue. Read only if LMQs are restored: their entries of
+    dropped messages are not restored. Raises what reading objects raises."""
     if not any(queue.is_lmq and queue.is_selected for queue in selection.queues.values()):
         return {}
     found: dict[QueueKey, KeptOffsets] = {}
@@ -265,7 +277,8 @@ def messages_left(
 
 
 def _opened(cache: SegmentCache, check: SegmentCheck) -> tuple[SegmentIndex, Table]:
-    """The object, and the runs that are wanted of it, which it has. Raises SnapshotExpiredError if it is gone."""
+    """Open the object of ``check``. Returns its index, and the runs of ``check`` as its index has them. Raises
+    SnapshotExpiredError if the object was deleted."""
     place = check.place
     try:
         sizes = {"size_bytes": int(place["size_bytes"]), "tail_bytes": int(place["tail_bytes"])}
@@ -309,15 +322,20 @@ class UnitWriter:
         *,
         only_ended: bool,
     ) -> None:
+        """``moved`` turns physical offsets of the archive into those of the restored log."""
         self._selection, self._queues, self._only_ended = selection, queues, only_ended
         self._gap_phys, self._moved = gap_phys, moved
         self._pending: dict[QueueKey, list[Table]] = {}
+        """Units of each queue that are not written yet."""
         self._pending_units = 0
         self._next: dict[QueueKey, int] = {}
+        """The queue offset behind the last written unit of each queue."""
         self._messages = self._gaps = 0
+        """Units of messages, and of offsets without one, that were written."""
 
     def write(self, store: ObjectStore, order: LogOrder) -> UnitCounts:
-        """All of them. Raises what reading and writing raise."""
+        """Write the consume queues of all selected queues, from the rows of the objects in ``order``. Raises what
+        reading and writing raise."""
         cache = SegmentCache(store, cache_bytes=TAIL_BYTES)
         with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="restore") as pool:
             opening = ((check, pool.submit(_opened, cache, check)) for check in order.runs())
@@ -330,8 +348,8 @@ class UnitWriter:
         return UnitCounts(self._messages, self._gaps, ended)
 
     def _add(self, check: SegmentCheck, index: SegmentIndex, parts: Table) -> None:
-        """Adds the consume-queue units of the selected rows of one object's runs to the pending ones, and writes those
-        when there are PENDING_UNITS."""
+        """Add the consume-queue units of an object's selected rows to the pending ones, and write these when there are
+        PENDING_UNITS. ``index``: of the object; ``parts``: the runs of ``check`` in it."""
         for found in rows_of_parts(index, parts):
             rows = found.where(self._selection.rows(found, check.queues, index.queues))
             units, cuts = self._units(rows), np.flatnonzero(np.diff(rows.part, prepend=-1))
@@ -357,14 +375,14 @@ class UnitWriter:
         self._pending, self._pending_units = {}, 0
 
     def _put(self, key: QueueKey, units: Table) -> None:
-        """Writes units of one queue, and fills offsets that are missing before them, except in a BatchCQ. Raises
-        CorruptionError if an offset comes twice."""
+        """Write contiguous ``units`` of one queue, and before them units for offsets that no message has, except in a
+        BatchCQ, which needs none. Raises CorruptionError if an offset comes twice."""
         first = int(units["queue_offset"][0])
         expected = self._next.get(key, first)
         if first < expected:
             raise CorruptionError(
-                f"{key}: rows at offset {first} are before {expected}",
-                hint="tiered verify ARCHIVE_URL --full names what is damaged",
+                f"the archive has offset {first} of {key} twice: its rows up to {expected - 1} are restored already",
+                hint="tiered verify ARCHIVE_URL --full lists all damage",
             )
         if first > expected and not self._selection.queues[key].is_batch:
             self._put_gap(key, expected, first)
@@ -373,7 +391,8 @@ class UnitWriter:
         self._next[key] = int(units["queue_offset"][-1] + units["inner_num"][-1])
 
     def _put_gap(self, key: QueueKey, begin: int, end: int) -> None:
-        """Units of offsets that no message has. Raises UsageError where the log has no place for them."""
+        """Write units for the offsets [begin, end) of a queue, which no message has: consumers pass over them. They
+        point to a place in the log before the first message; raises UsageError if there is none."""
         if self._gap_phys < 0:
             raise UsageError(
                 f"{key} has no messages at offsets {begin} to {end - 1}, and a log that begins at physical offset 0 "
@@ -389,7 +408,8 @@ class UnitWriter:
                 self._queues.put(key.topic, key.queue_id, units)
 
     def _end(self, key: QueueKey, queue: ShownQueue) -> int:
-        """Bring the queue to its end; 1 if nothing of it was kept."""
+        """Bring a queue to the end that it has in the archive, so that new messages continue its offsets. Returns 1 if
+        no message of the queue is restored, else 0."""
         written = self._next.get(key)
         if written is None:
             if queue.end_offset:

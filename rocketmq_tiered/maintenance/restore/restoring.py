@@ -103,7 +103,8 @@ def packed_bytes(source: RestoredLog, file_bytes: int) -> int:
 
 
 def compact(source: RestoredLog, target: RestoredLog, begin_phys: int) -> MovedRecords:
-    """Copy all records of ``source`` to ``target``, from ``begin_phys`` on. Raises what writing raises."""
+    """Copy all records of the log ``source`` to ``target`` so that they follow one another from ``begin_phys`` on.
+    Returns where each is now. Raises what writing raises."""
     moved = MovedRecords()
     target.has_crc = source.has_crc
     for batch, first, end, offset in _placed(source, target.file_bytes):
@@ -117,8 +118,9 @@ def compact(source: RestoredLog, target: RestoredLog, begin_phys: int) -> MovedR
 
 
 def _placed(source: RestoredLog, file_bytes: int) -> Iterator[_Placed]:
-    """Places records one behind the other in files of ``file_bytes``. One that does not fit, with END_OF_FILE_BYTES
-    left for the end mark, begins the next file."""
+    """Where the records of ``source`` are when they follow one another in files of ``file_bytes``: offsets from the
+    begin of the log. A record that does not fit into the rest of a file, with END_OF_FILE_BYTES for its end mark,
+    begins the next file."""
     offset = 0
     for batch in source.batches():
         first, ends = 0, batch.starts + batch.sizes
@@ -199,14 +201,19 @@ class Restoring:
         self._may_batch = request.queues is not StoreKind.ROCKSDB
 
     def run(self) -> RestoreReport:
-        """Restore the selected messages below ``building``, which becomes the target at the end: log, queues, tables.
+        """Make the store directory: log, consume queues, tables. All is made in a directory beside it, which is renamed
+        at the end. Continues an interrupted restore.
 
-        Raises UsageError for what cannot be represented, and what reading and writing raise.
+        Raises NotFoundError for an archive without messages, UsageError if the target is not empty or a broker could
+        not represent what is restored, and what reading and writing raise.
         """
         request, state = self._request, self._state
         _refuse_full(request.target)
         if not state.cursor.phys:
-            raise NotFoundError("the archive holds no messages yet")
+            raise NotFoundError(
+                f"the archive {state.cluster}/{state.broker} has no messages yet",
+                hint="restore it once tiered run or tiered backfill has archived some",
+            )
         selection = select(state, request.topics, request.since_ms, in_files=self._may_batch)
         selection = replace(selection, left=messages_left(self._store, state, selection))
         order = LogOrder(self._store, state, selection)
@@ -246,7 +253,8 @@ class Restoring:
     def _written_log(
         self, order: LogOrder, selection: RestoreSelection
     ) -> tuple[RestoredLog, LogLayout, Moved]:
-        """The log with all records, and where they are."""
+        """Write the records to the commitlog that an interrupted restore has not written yet. Returns the log, its
+        layout, and how a physical offset of the archive becomes one of this log."""
         building, file_bytes = self._request.building, self._request.sizes.commitlog
         is_compact = self._request.is_compact
         notes = _Notes(self._request)
@@ -275,12 +283,12 @@ class Restoring:
     def _write_records(
         self, order: LogOrder, selection: RestoreSelection, log: RestoredLog, notes: _Notes
     ) -> None:
-        """Copies the records, object by object, from the first one that the notes do not have as finished. Syncs the
-        log and updates the notes every SYNC_INTERVAL_S."""
+        """Copy the records of all objects that the notes do not have as finished. Every SYNC_INTERVAL_S the log is
+        synced, and the notes say how many objects are finished."""
         done_bytes, synced_s, total = 0, time.monotonic(), self._total(order)
 
         def written(objects: int, copied_bytes: int) -> None:
-            """Reports the progress; notes the finished objects once the log is synced."""
+            """Report the progress when ``objects`` objects are finished, and note that once the log is synced."""
             nonlocal done_bytes, synced_s
             done_bytes += copied_bytes
             self._progress(done_bytes, total)
@@ -303,7 +311,8 @@ class Restoring:
         tables: dict[str, Any],
         moved: Moved,
     ) -> UnitCounts:
-        """Write the consume queues again; without a requested kind only those that have ended and get no message."""
+        """Write the consume queues, in place of those of an interrupted restore. If the broker shall build them
+        (``request.queues`` None), only those of queues without a restored message are written, which it cannot know."""
         request = self._request
         kind = request.queues or StoreKind.FILE
         for name in ("consumequeue", "batchconsumequeue"):
@@ -323,8 +332,8 @@ class Restoring:
         return counts
 
     def _write_rest(self, log: RestoredLog, layout: LogLayout, found: Configuration, last_ms: int) -> None:
-        """Writes the broker's tables, the checkpoint with ``last_ms`` as all of its times, and the mark from which
-        the archive continues. Raises the TieredError for an OSError."""
+        """Write the broker's tables (``found``), its checkpoint with ``last_ms`` as all of its times, and the file by
+        which `tiered run` recognises that this log continues the archive. Raises a TieredError for an OSError."""
         building = self._request.building
         try:
             shutil.rmtree(building / SCATTERED, ignore_errors=True)
@@ -339,14 +348,14 @@ class Restoring:
             raise file_error(error, building) from error
 
     def _check(self, log: RestoredLog, layout: LogLayout) -> RestoredCheck | None:
-        """The checksum of the last bytes of the log's last file, by which the archive continues; None if the log ends
-        elsewhere than the archive."""
+        """The checksum of the last bytes of the log's last file, by which `tiered run` recognises that this log
+        continues the archive; None if the log does not end where the archive ends."""
         end = layout.end_phys
         begin = max(end - CHECK_BYTES_MAX, (end - 1) // layout.file_bytes * layout.file_bytes)
         state = self._state
         own = LogCheck(begin, end, log.crc32c(begin, end))
         if end != state.cursor.phys:
-            return None  # compact, and without room below the archive's end
+            return None  # a compact log that had no room below the archive's end
         return RestoredCheck(state.version, state.put_id, state.cursor.check, own)
 
     def _tables(self) -> dict[str, Any]:
@@ -357,8 +366,8 @@ class _Notes:
     """What is finished, in a file of the directory. Raises UsageError for the notes of another restore."""
 
     def __init__(self, request: RestoreRequest) -> None:
-        """Reads the notes of an interrupted restore, or begins them in an empty directory. Raises UsageError for a
-        directory with anything else, or of another restore."""
+        """Read the notes of an interrupted restore, or begin them in an empty directory. Raises UsageError for a
+        directory with anything else, or with the notes of another restore."""
         self._path = request.building / NOTES
         state = request.state
         self._restore = [
@@ -375,16 +384,16 @@ class _Notes:
         if not self._path.exists():
             if any(self._path.parent.iterdir()):
                 raise UsageError(
-                    f"{self._path.parent} was not made by tiered restore",
-                    hint="move it away: the restore uses this directory",
+                    f"{self._path.parent} has files that tiered restore did not write",
+                    hint="move it away: the restore makes the store in this directory",
                 )
             self.update(0, has_crc=False)
             return
         found = json.loads(self._path.read_bytes())
         if found["restore"] != self._restore:
             raise UsageError(
-                f"{request.building} belongs to another restore",
-                hint="remove it, or give the same archive, version, topics and time to continue",
+                f"{request.building} belongs to an interrupted restore of something else",
+                hint="remove it, or give the same archive, version, topics and time as there to continue that one",
             )
         self.objects, self.has_crc = found["objects"], found["has_crc"]
 
@@ -396,27 +405,35 @@ class _Notes:
 
 
 def noted_version(building: Path) -> int | None:
-    """The archive's version of an interrupted restore in ``building``; None without one."""
+    """The catalog version from which an interrupted restore in the directory ``building`` was made; None if there is
+    none. Raises UsageError for unreadable notes."""
     try:
         return int(json.loads((building / NOTES).read_bytes())["restore"][2])
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (LookupError, TypeError, ValueError, OSError) as error:
-        raise UsageError(f"{building / NOTES} is not readable: {error}", hint=f"remove {building}") from error
+        raise UsageError(
+            f"the notes of an interrupted restore in {building / NOTES} cannot be read: {error}",
+            hint=f"remove {building}, then restore from the start",
+        ) from error
 
 
 def _refuse_full(target: Path) -> None:
     try:
         if target.exists() and any(target.iterdir()):
-            raise UsageError(f"{target} is not empty", hint="name a new directory, or remove what is in it")
+            raise UsageError(
+                f"the store directory {target} is not empty", hint="name a new directory, or empty it"
+            )
     except OSError as error:
-        raise UsageError(f"{target} cannot be a store directory: {error.strerror}") from error
+        raise UsageError(
+            f"{target} cannot be a store directory: {error.strerror}", hint="name a new directory"
+        ) from error
 
 
 @contextmanager
 def _only_here(building: Path) -> Iterator[None]:
-    """No other process restores into ``building``, and no other user has prepared it. Raises AccessDeniedError and
-    UnavailableError."""
+    """Make the directory ``building`` if it does not exist, and lock it. Raises UnavailableError if another process
+    restores into it, and AccessDeniedError if it belongs to another user or others may write there."""
     try:
         make_private(building, "another STORE")
         check_files(building, "another STORE")
@@ -427,14 +444,16 @@ def _only_here(building: Path) -> Iterator[None]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError as error:
-        raise UnavailableError(f"another process restores into {building}") from error
+        raise UnavailableError(
+            f"another process restores into {building}", hint="wait for it, or name another STORE"
+        ) from error
     finally:
         os.close(lock)
 
 
 def _move(building: Path, target: Path) -> None:
-    """Renames the finished directory to ``target``, durably, and removes the notes. Raises the TieredError for an
-    OSError."""
+    """Rename the finished directory ``building`` to ``target``, so that it outlives a power loss, and remove its notes.
+    Raises a TieredError for an OSError."""
     try:
         sync_directory(building)
         building.rename(target)

@@ -48,7 +48,9 @@ class Configuration(NamedTuple):
 def restored_configuration(
     tables: Tables, selection: RestoreSelection, now_ms: int, *, keeps_compaction: bool, may_batch: bool
 ) -> Configuration:
-    """The documents for ``tables``, as of ``now_ms``."""
+    """The files of the restored broker's ``config/``: topics, groups and offsets as the archived ``tables`` have them,
+    as of ``now_ms``. An offset above the end of its queue is set to that end. ``keeps_compaction``: compaction topics
+    stay such; ``may_batch``: consume queues can be BatchCQ."""
     version = {"counter": 1, "stateVersion": 0, "timestamp": now_ms}
     topics, plain = _topics(tables.get("topics", {}), keeps_compaction=keeps_compaction, may_batch=may_batch)
     ends = {(key.topic, key.queue_id): queue.end_offset for key, queue in selection.queues.items()}
@@ -107,8 +109,9 @@ def batch_topics(topics: Mapping[str, Any]) -> list[str]:
 def _topics(
     table: Mapping[str, Any], *, keeps_compaction: bool, may_batch: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """The topics of ``table`` that the restored broker gets, and the names of those that become plain topics: it
-    would compact them. Topics of batches are excluded unless ``may_batch``."""
+    """The topics of ``table`` that the restored broker gets, and the names of compaction topics that become ordinary
+    ones (unless ``keeps_compaction``), as the broker would compact their written queues. Topics of batches are excluded
+    unless ``may_batch``."""
     batch = frozenset() if may_batch else frozenset(batch_topics(table))
     found, plain = {}, []
     for name, topic in table.items():
@@ -123,7 +126,7 @@ def _topics(
 
 
 def _topics_of(selection: RestoreSelection) -> dict[str, Any]:
-    """A table of the topics that have queues, for an archive without one."""
+    """A table of topics made of the queues that are restored, for an archive without the broker's table."""
     counts: dict[str, int] = {}
     for key in selection.queues:
         if not key.topic.startswith(LMQ_PREFIX):
@@ -156,20 +159,21 @@ class RestoreSelection:
     """Of queues with LMQ entries that key compaction made sparse, the messages that are left."""
 
     def runs(self, page: Page) -> NDArray[np.bool_]:
-        """Which runs of ``page`` may have selected rows."""
+        """Which runs of a catalog ``page`` may have rows that are restored."""
         shown = [self.queues.get(queue) for queue in page.queues]
         wanted = np.array([queue is not None and queue.is_selected for queue in shown], bool)
         minimum = np.array([0 if queue is None else queue.min_offset for queue in shown], np.int64)
         runs = page.chunk.runs
         number = runs["queue"]
         found: NDArray[np.bool_] = wanted[number] & (runs["end_queue_offset"] > minimum[number])
-        found &= (runs["max_store_timestamp"] >= self.since_ms) & (
+        found &= runs["max_store_timestamp"] >= self.since_ms
+        found &= (
             runs["min_phys"] >= 0
-        )  # not of another log
+        )  # messages that were copied from a compaction log have no physical offset
         return found
 
     def whole_runs(self, page: Page) -> NDArray[np.bool_]:
-        """Which of the runs that ``runs`` selects have all of their records selected."""
+        """Which runs of ``page``, all of which ``runs`` selects, are certainly restored with all of their records."""
         minimum = np.array([self.queues[queue].min_offset for queue in page.queues], np.int64)
         runs = page.chunk.runs
         found: NDArray[np.bool_] = runs["base_queue_offset"] >= minimum[runs["queue"]]
@@ -179,8 +183,8 @@ class RestoreSelection:
     def rows(
         self, rows: PartRows, queues: Sequence[QueueKey], parents: Sequence[QueueKey]
     ) -> NDArray[np.bool_]:
-        """Which of ``rows`` come back, whose parts are of ``queues``; ``parents`` are the queues of their object. Of an
-        LMQ only those do whose messages do."""
+        """Which of the ``rows`` of an object are restored. ``queues``: the queue of each of its parts; ``parents``: all
+        queues of the object, to which entries of LMQs refer. An LMQ entry is restored if its message is."""
         minimum = np.array([self.queues[queue].min_offset for queue in queues], np.int64)
         kept: NDArray[np.bool_] = rows.queue_offset + rows.inner_num > minimum[rows.part]
         kept &= rows.store_timestamp >= self.since_ms
@@ -197,8 +201,9 @@ class RestoreSelection:
 
 
 def select(state: CatalogState, topics: Sequence[str], since_ms: int, *, in_files: bool) -> RestoreSelection:
-    """What ``state`` shows of topics that match a pattern of ``topics``. ``in_files``: consume queues are files, whose
-    directories are named by topics. Others are in RocksDB, which has no BatchCQ."""
+    """Select what is restored: all visible queues of ``state`` keep their offsets; messages come back of topics that
+    match a pattern of ``topics``, and that were stored at or after ``since_ms``. ``in_files``: consume queues are files
+    in directories named after topics, else in RocksDB, which has no BatchCQ; queues that cannot be there are absent."""
     chosen = TopicFilter(include=topics, include_system=True)
     found, absent = {}, set[str]()
     for key, row in state.queues():

@@ -35,11 +35,13 @@ _QUIET = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
 
 
 def add_spark(parser: argparse.ArgumentParser) -> None:
-    """Add flags of Spark, ``--json`` and settings."""
+    """Add the flags of Spark, ``--debug``, ``--json``, and those that set settings."""
     add_json(parser)
-    parser.add_argument("--debug", action="store_true", help="print the Python trace of an error")
+    parser.add_argument("--debug", action="store_true", help="print the Python traceback of an error")
     parser.add_argument(
-        "--master", metavar="URL", help="Spark master (default: spark-submit's, else local[*])"
+        "--master",
+        metavar="URL",
+        help="URL of the Spark master (default: that of spark-submit, else local[*])",
     )
     parser.add_argument(
         "--conf",
@@ -47,63 +49,81 @@ def add_spark(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="Spark setting; may be repeated",
+        help="set a setting of Spark; may be repeated",
     )
     add_setting_flags(parser, STORE_FLAGS)
 
 
 def add_names(parser: argparse.ArgumentParser) -> None:
     """Add flags that select archives below the URL."""
-    parser.add_argument("--cluster", metavar="NAME", help="cluster name (default: all)")
-    parser.add_argument("--broker", metavar="NAME", help="broker name (default: all)")
+    parser.add_argument("--cluster", metavar="NAME", help="only archives of this cluster (default: all)")
+    parser.add_argument("--broker", metavar="NAME", help="only archives of this broker (default: all)")
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
-    """Add flags that select what is exported."""
+    """Add the flags that select what is exported: archives, topics, columns, and options of the data source."""
     add_names(parser)
     add_topic(parser)
     parser.add_argument(
-        "--generation", metavar="N|all", help="generation of recreated topics (default: current)"
+        "--generation",
+        metavar="N|all",
+        help="generation N of topics that were deleted and created again, or all (default: the newest)",
     )
     add_version(parser)
     parser.add_argument(
-        "--partition-bytes", metavar="BYTES", type=int, help="approximate message bytes of a task"
+        "--partition-bytes",
+        metavar="BYTES",
+        type=int,
+        help="message bytes that a Spark task reads, approximately",
     )
-    parser.add_argument("--permissive", action="store_true", help="skip and report damage instead of failing")
+    parser.add_argument(
+        "--permissive",
+        action="store_true",
+        help="skip unreadable messages and report them, instead of failing",
+    )
     parser.add_argument(
         "--option",
         dest="source_options",
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help=f"option of the data source: {', '.join(_OPTIONS)}; may be repeated",
+        help=f"set an option of the data source: {', '.join(_OPTIONS)}; may be repeated",
     )
-    parser.add_argument("--columns", metavar="NAMES", default="", help="columns, comma-separated")
+    parser.add_argument(
+        "--columns",
+        metavar="NAMES",
+        default="",
+        help="columns to export, comma-separated (default: docs/SPARK.md)",
+    )
 
 
 def add_compaction(parser: argparse.ArgumentParser, age_setting: str) -> None:
-    """Add what both compactions take. ``age_setting``: the minimum age of what takes part."""
+    """Add the arguments of both compactions. ``--older-than`` sets the setting ``age_setting``: the least age of
+    messages that take part."""
     parser.add_argument("url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix")
-    parser.add_argument("--apply", action="store_true", help="compact (default: list only)")
+    parser.add_argument(
+        "--apply", action="store_true", help="compact the archive (default: only print what would be done)"
+    )
     parser.add_argument(
         "--older-than",
         dest=age_setting,
         metavar="DURATION",
-        help="compact only what was committed at least this long ago, such as 24h",
+        help="compact only what was archived at least this long ago, such as 24h",
     )
     parser.add_argument(
         "--spool",
         metavar="DIRECTORY",
         default="",
-        help="directory of each worker for objects in progress (default: its temporary directory)",
+        help="directory of each worker for objects while they are made (default: its temporary directory)",
     )
     add_flags(parser, NAME_FLAGS)
     add_spark(parser)
 
 
 def session_of(options: argparse.Namespace, verb: str, *sources: SourceOptions, **conf: str) -> SparkSession:
-    """The Spark session, after ``sources`` were checked: raises NotFoundError for an archive or topic that does not
-    exist. ``--conf`` takes precedence over ``conf``."""
+    """Start the Spark session of a command line, with the Spark settings ``conf``, over which ``--conf`` takes
+    precedence. Before that, checks that the archives and topics of ``sources`` exist: raises NotFoundError. Raises
+    UsageError for a ``--conf`` without a value."""
     given = {}
     for assignment in options.spark_conf:
         name, equals, value = assignment.partition("=")
@@ -120,8 +140,8 @@ def session_of(options: argparse.Namespace, verb: str, *sources: SourceOptions, 
 
 
 def source_of(options: argparse.Namespace, url: str, store: ObjectStoreSettings) -> SourceOptions:
-    """What the command line selects at ``url``. Keys come from the SDK's own chain, here and on executors. Raises
-    UsageError for an impossible address."""
+    """What a command line selects of the archives at ``url``, as options of the data source. Credentials are no part of
+    it: driver and executors find their own, as the SDK does. Raises UsageError for a wrong option or address."""
     given = {
         "path": url,
         "topic": getattr(options, "topic", ""),
@@ -140,18 +160,21 @@ def source_of(options: argparse.Namespace, url: str, store: ObjectStoreSettings)
 
 
 def _named_options(assignments: list[str]) -> dict[str, str]:
-    """The values of ``--option NAME=VALUE`` by name."""
+    """The values of ``--option NAME=VALUE`` by the name of the option. Raises UsageError for an unknown option, one
+    without a value, and for credentials."""
     known = {name.lower(): name for name in _OPTIONS}
     found = {}
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if name.lower() in _KEY_OPTIONS:
             raise UsageError(
-                f"--option {name} is refused: other users of this machine could read it",
-                hint="provide keys by AWS_PROFILE, AWS_ACCESS_KEY_ID … or the machine's role",
+                f"--option {name} is refused, because other users of this machine can read command lines",
+                hint="provide credentials by AWS_PROFILE, AWS_ACCESS_KEY_ID … or the machine's role",
             )
         if name.lower() not in known:
-            raise UsageError(f"unknown --option {name}", hint=f"options: {', '.join(_OPTIONS)}")
+            raise UsageError(
+                f"--option {name} is not an option of the data source", hint=f"options: {', '.join(_OPTIONS)}"
+            )
         if not equals:
             raise UsageError(f"--option {name} has no value", hint=f"write --option {name}=VALUE")
         found[known[name.lower()]] = value

@@ -23,7 +23,7 @@ EXIT_ANOMALIES = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``backfill``."""
+    """Add the store directories, the archive's URL, and how each store is archived."""
     parser.add_argument(
         "stores", metavar="STORE", nargs="*", help="store directories of stopped brokers, or copies"
     )
@@ -31,31 +31,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--list",
         metavar="FILE",
-        help='more stores: a JSON list of {"store", "cluster", "broker", "brokerConf"}; only "store" is required',
+        help='file with more stores: a JSON list of {"store", "cluster", "broker", "brokerConf"}, of which only '
+        '"store" is required',
     )
     parser.add_argument(
-        "--cluster", metavar="NAME", default="", help="cluster name, if the store does not contain it"
+        "--cluster", metavar="NAME", default="", help="name of the cluster, if the store does not contain it"
     )
     parser.add_argument(
-        "--broker", metavar="NAME", default="", help="broker name, if the store does not contain it"
+        "--broker", metavar="NAME", default="", help="name of the broker, if the store does not contain it"
     )
-    parser.add_argument("--broker-conf", metavar="FILE", default="", help="the broker's broker.conf")
+    parser.add_argument(
+        "--broker-conf",
+        metavar="FILE",
+        default="",
+        help="path of the broker's configuration file, broker.conf",
+    )
     parser.add_argument(
         "--take-over",
         action="store_true",
-        help="become the writer even if another one has not released the archive",
+        help="become the archive's writer even if another instance is: that one may no longer write",
     )
     parser.add_argument(
         "--replace-log",
         action="store_true",
-        help="continue even if the store's log lacks archived messages, all or the last ones; they are hidden",
+        help="archive a log that lacks archived messages or differs from them; these are hidden from readers",
     )
     add_topics(parser)
     add_spark(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Archive all stores. Exit code 1 if there was damage."""
+    """Archive all stores, each by a Spark task of its own. Exit code 1 if the log of one was damaged, or messages are
+    lost."""
     stores = _stores(options)
     settings = settings_of(options).settings
     given = BackfillOptions(
@@ -82,24 +89,28 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _stores(options: argparse.Namespace) -> list[StoreToBackfill]:
-    """The store directories of the arguments and of the list. Raises UsageError if there are none, or if names are
-    given for several."""
+    """The store directories of the command line and of ``--list``. Raises UsageError if there are none, or if
+    ``--cluster``, ``--broker`` or ``--broker-conf`` is given for several."""
     named = bool(options.cluster or options.broker or options.broker_conf)
     listed = _listed(Path(options.list)) if options.list else []
     if named and len(options.stores) + len(listed) > 1:
         raise UsageError(
-            "--cluster, --broker and --broker-conf apply to a single store", hint="use --list for several"
+            "--cluster, --broker and --broker-conf apply to a single store",
+            hint="name several stores, each with its names, in a file for --list",
         )
     stores = [
         StoreToBackfill(path, options.cluster, options.broker, options.broker_conf) for path in options.stores
     ]
     if not stores and not listed:
-        raise UsageError("STORE is missing", hint="use STORE … ARCHIVE_URL or --list FILE")
+        raise UsageError(
+            "no store directory is given", hint="give STORE … ARCHIVE_URL, or ARCHIVE_URL --list FILE"
+        )
     return stores + listed
 
 
 def _listed(path: Path) -> list[StoreToBackfill]:
-    """The stores in a JSON list of objects. Raises UsageError if the file cannot be read or is no such list."""
+    """The stores in the file of ``--list``, a JSON list of objects. Raises UsageError if the file cannot be read or is
+    not such a list."""
     names = {"store": "path", "cluster": "cluster", "broker": "broker", "brokerConf": "conf_path"}
     try:
         entries: Any = orjson.loads(path.read_bytes())
@@ -107,7 +118,7 @@ def _listed(path: Path) -> list[StoreToBackfill]:
             StoreToBackfill(**{names[name]: str(value) for name, value in entry.items()}) for entry in entries
         ]
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from error
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint="check --list") from error
     except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
         raise UsageError(
             f"{path} is not a list of stores: {error}", hint='write [{"store": "/data/broker-a/store"}]'

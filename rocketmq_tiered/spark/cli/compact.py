@@ -23,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Join objects, or list what would be joined."""
+    """Join small objects of an archive by Spark tasks, or without ``--apply`` print what would be joined. Exit code 1
+    if an object that should be joined is unreadable."""
     settings = settings_of(options).settings
     check_addresses(options.url, settings.object_store.endpoint_url)
     with Progress("compact", 0, quiet=options.json) as progress:

@@ -16,12 +16,14 @@ from tiered.settings.rules_in_force import with_rules_in_force
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``compact-keys``."""
     add_compaction(parser, "key_compaction.min_age_ms")
-    parser.add_argument("--topic", metavar="TOPIC", help="only this topic, if its keys are compacted")
+    parser.add_argument(
+        "--topic", metavar="TOPIC", help="only this topic, if a rule says that its keys are compacted"
+    )
     add_rules(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Keep the last message of each key, or count what that would drop."""
+    """Keep only the latest message of each key, by Spark tasks, or without ``--apply`` count what that would drop."""
     loaded = settings_of(options)
     check_addresses(options.url, loaded.settings.object_store.endpoint_url)
     with open_for_reading(options.url, loaded.settings) as archive:

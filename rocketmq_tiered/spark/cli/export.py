@@ -22,7 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Export the messages archived since the last export."""
+    """Export the messages archived since the last export to this target, by Spark tasks. Exit code 1 if unreadable
+    messages were skipped."""
     settings = settings_of(options).settings
     conf = delta_conf(options.target) if options.format == DELTA else {}
     source = source_of(options, options.url, settings.object_store)

@@ -38,7 +38,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line; returns the exit code."""
+    """Run one command line of `tiered-spark`, by default that of the process; returns the exit code."""
     parser = _Parser(
         prog="tiered-spark",
         description="Spark jobs over archives of RocketMQ messages.",

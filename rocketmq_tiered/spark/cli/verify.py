@@ -16,18 +16,20 @@ EXIT_ANOMALIES = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``verify``."""
+    """Add the archives to check, how thoroughly, and what counts as an anomaly."""
     parser.add_argument("url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix")
     parser.add_argument(
-        "--quick", action="store_true", help="check catalog, footers and index, but no messages"
+        "--quick", action="store_true", help="check the catalog and the index of each object, but no messages"
     )
-    parser.add_argument("--strict", action="store_true", help="treat unreferenced objects as anomalies")
+    parser.add_argument(
+        "--strict", action="store_true", help="report objects that no commit names as anomalies"
+    )
     add_names(parser)
     add_spark(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print anomalies. Exit code 1 if there are any."""
+    """Check archives by Spark tasks and print their anomalies. Exit code 1 if there are any."""
     source = source_of(options, options.url, settings_of(options).settings.object_store)
     spark = session_of(options, "verify", source)
     with Progress("verify", 0, quiet=options.json) as progress:

@@ -117,7 +117,8 @@ def backfill(
     for name in names:
         if names.count(name) > 1:
             raise UsageError(
-                f"two stores of broker {name[0]}/{name[1]}", hint="backfill them one after the other"
+                f"two of the store directories belong to broker {name[0]}/{name[1]}",
+                hint="backfill them one after the other",
             )
     if not todo:
         return []
@@ -168,7 +169,8 @@ def _run(runner: SparkTasks, task: BackfillTask) -> BackfillReport:
 
 
 def _follow(jobs: dict[Future[BackfillReport], BackfillTask], report: Report) -> None:
-    """Report the progress of ``jobs`` until all have ended."""
+    """Report the progress of the running ``jobs``, each of which archives the store of its task, until all have ended.
+    The last commit of each archive says how far it is."""
     running, reached = set(jobs), {job: task.begin_phys for job, task in jobs.items()}
     while running:
         for job in running:
@@ -192,9 +194,9 @@ def _archived_phys(task: BackfillTask) -> int:
 
 
 def backfill_store(task: BackfillTask) -> BackfillReport | UnavailableError:
-    """In a worker: archive one store to the end of its log.
+    """Archive one store directory to the end of its log, in a Spark worker.
 
-    An outage is returned: Spark would repeat a task that raises it, though it has waited long enough.
+    An outage of the object store is returned, not raised: Spark would repeat the task, which has waited long enough.
     """
     store, options, target = task.store, task.options, task.target
     with _open(store) as opened, closing(open_store(target.url, target.options)) as root:

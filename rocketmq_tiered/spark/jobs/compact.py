@@ -97,9 +97,12 @@ def compact_keys(
     report: Report = lambda what, done, total: None,
     tasks: SparkTasks | None = None,
 ) -> KeyCompactionReport:
-    """Compact the keys of topics that ``is_keyed``, or count what that would do. ``spool``: a directory of each worker.
+    """Compact the keys of the topics for which ``is_keyed`` is true, by Spark tasks; without ``apply`` only count what
+    that would drop. ``spool``: a directory on each worker for objects while they are made. ``report`` gets the
+    progress.
 
-    Raises UnavailableError if the archive's pages change too fast, and what the store raises; committed rounds stay.
+    Raises UnavailableError if the archive changes too fast, and the store's errors; what was committed until then
+    stays.
     """
     target = ArchiveTarget(archive.url, StoreOptions(settings.object_store))
     runner = tasks or SparkTasks(spark())
@@ -129,7 +132,8 @@ class _DistributedKeys:
         self._runner, self._keeps_keyless = runner, keeps_keyless
 
     def read(self, queues: Sequence[KeyedQueue], found: KeyPass) -> None:
-        """Read the keys of the queues in tasks, each of about as many messages."""
+        """Read the keys of ``queues`` by Spark tasks, shuffle them so that equal keys come together, and add to
+        ``found`` which messages of each queue stay."""
         rows = sum(int(one.chunk.runs["rows"].sum()) for one in queues)
         parts = max(self._runner.parallelism, -(-rows // PART_MESSAGES))
         tasks = [
@@ -137,13 +141,13 @@ class _DistributedKeys:
                 self._target,
                 *self._names,
                 number,
-                part,
+                some_runs,
                 parts,
                 self._keeps_keyless,
                 found.keeps_tombstones(one),
             )
             for number, one in enumerate(queues)
-            for part in _parts_of(one)
+            for some_runs in _divided_runs(one)
         ]
         kept = [KeptOffsets(one.begin, one.cut) for one in queues]
         found.figures += KeyFigures(queues=len(queues))
@@ -153,11 +157,12 @@ class _DistributedKeys:
                 found.figures += piece.figures
                 found.last_rows.update(piece.last_rows)
         found.report(sum(int(one.chunk.runs["byte_count"].sum()) for one in queues))
-        found.kept.update({one.queue: mine for one, mine in zip(queues, kept, strict=True)})
+        found.kept.update({one.queue: offsets for one, offsets in zip(queues, kept, strict=True)})
 
 
-def _parts_of(one: KeyedQueue) -> Iterator[KeyedQueue]:
-    """The queue in parts of some runs each, with its own floor and cut."""
+def _divided_runs(one: KeyedQueue) -> Iterator[KeyedQueue]:
+    """The queue several times, each time with some of its runs (rows in one object), of about TASK_BYTES: one task
+    reads them."""
     size = np.cumsum(one.chunk.runs["byte_count"], dtype=np.int64)
     number = (size - one.chunk.runs["byte_count"]) // TASK_BYTES
     for runs in np.split(np.arange(len(number)), np.flatnonzero(np.diff(number)) + 1):
@@ -165,11 +170,12 @@ def _parts_of(one: KeyedQueue) -> Iterator[KeyedQueue]:
 
 
 def read_keys(task: KeysTask) -> list[tuple[int, KeysPiece]]:
-    """Reads the keys in some runs, in a worker. Returns each piece of them with the number of its part."""
+    """Read the keys of some runs of a queue, in a Spark worker. Returns pieces for the shuffle, each with the number of
+    its part: the latest messages of keys by a hash of the key, and apart from these the offsets that stay anyway."""
     figures, free = KeyFigures(), list[NDArray[np.int64]]()
     last_rows: dict[tuple[QueueKey, int], int] = {}
     keys = OffsetMap(Path(tempfile.gettempdir()), MEMORY_BYTES)
-    found: list[tuple[int, KeysPiece]] = []
+    pieces: list[tuple[int, KeysPiece]] = []
     try:
         with task.target.open(task.cluster, task.broker) as archive:
             for entries in queue_entries(archive, task.queue, last_rows):
@@ -180,27 +186,28 @@ def read_keys(task: KeysTask) -> list[tuple[int, KeysPiece]]:
         for latest in keys.latest():
             part = (latest["low"] % np.uint64(task.parts)).astype(np.int64)
             for number in np.unique(part).tolist():
-                mine = zlib.compress(picked(latest, part == number).tobytes(), 1)
-                found.append((number, KeysPiece(task.number, mine, task.keeps_tombstones)))
+                entries_of_part = zlib.compress(picked(latest, part == number).tobytes(), 1)
+                pieces.append((number, KeysPiece(task.number, entries_of_part, task.keeps_tombstones)))
     finally:
         keys.close()
     stored = _stored(np.concatenate(free)) if free else b""
     rest = KeysPiece(task.number, offsets=stored, figures=figures, last_rows=last_rows)
-    return [*found, (task.number % task.parts, rest)]
+    return [*pieces, (task.number % task.parts, rest)]
 
 
 def latest_of_part(pieces: list[KeysPiece]) -> list[KeysPiece]:
-    """Finds what stays of the keys of one part, in a worker. Pieces without keys are returned as they are."""
-    found = [piece for piece in pieces if not piece.entries]
+    """Find which messages stay, of the keys in one part of the shuffle, in a Spark worker: the ``pieces`` have these
+    keys of all tasks. Returns pieces with the offsets that stay; those without keys are returned as they are."""
+    results = [piece for piece in pieces if not piece.entries]
     for number in sorted({piece.number for piece in pieces if piece.entries}):
-        own = [piece for piece in pieces if piece.entries and piece.number == number]
-        mine = [np.frombuffer(zlib.decompress(piece.entries), ENTRY_DTYPE) for piece in own]
+        of_queue = [piece for piece in pieces if piece.entries and piece.number == number]
+        tables = [np.frombuffer(zlib.decompress(piece.entries), ENTRY_DTYPE) for piece in of_queue]
         keys = OffsetMap(Path(tempfile.gettempdir()), 1 << 40)
-        keys.add(concatenated(mine, ENTRY_DTYPE))
+        keys.add(concatenated(tables, ENTRY_DTYPE))
         for latest in keys.latest():
-            offsets, figures = surviving(latest, keeps_tombstones=own[0].keeps_tombstones)
-            found.append(KeysPiece(number, offsets=_stored(offsets), figures=figures))
-    return found
+            offsets, figures = surviving(latest, keeps_tombstones=of_queue[0].keeps_tombstones)
+            results.append(KeysPiece(number, offsets=_stored(offsets), figures=figures))
+    return results
 
 
 def _stored(offsets: NDArray[np.int64]) -> bytes:
@@ -251,12 +258,14 @@ def compact(
     report: Callable[[int, int], None] = lambda done_bytes, total_bytes: None,
     tasks: SparkTasks | None = None,
 ) -> ArchiveCompaction:
-    """Compact the archive that ``settings.archive`` names below ``url``, or the only one there. Without ``apply`` only
-    count, and leave ``spark`` alone, which may be a function that starts it. ``spool``: a directory of each worker.
-    ``report(message bytes done, total)`` is called after each stage.
+    """Join small objects of the archive that ``settings.archive`` names below ``url``, or of the only one there, by
+    Spark tasks. Without ``apply`` only forecast what that would do; ``spark``, the session or a function that starts
+    one, is not needed for that. ``spool``: a directory on each worker for objects while they are made; ``prices``: for
+    the costs in the report; ``store`` opens the archive (default: by the settings). ``report(message bytes done,
+    total)`` is called after each stage.
 
-    Raises NotFoundError if there is none, UnavailableError if its pages change too fast, and what the store raises;
-    committed rounds stay.
+    Raises NotFoundError if there is no archive, UnavailableError if it changes too fast, and the store's errors; what
+    was committed until then stays.
     """
     options = store or StoreOptions(settings.object_store)
     prices = prices or Prices()
@@ -289,7 +298,8 @@ class DistributedRewrite:
         identity: OutputIdentity,
         options: RewriteOptions,
     ) -> RewriteResult:
-        """Write the outputs of a plan in tasks."""
+        """Write the new objects of ``plan`` by Spark tasks, TASKS_PER_STAGE for each core at a time, and report the
+        progress after each such stage."""
         groups = list(output_groups(plan, self._task_bytes))
         tasks = [
             CompactTask(
@@ -322,7 +332,8 @@ def write_in_task(task: CompactTask) -> RewriteResult:
 
 
 def output_groups(plan: RewritePlan, task_bytes: int) -> Iterator[set[int]]:
-    """Outputs of ``plan``, in groups of about ``task_bytes`` of neighbours, which share sources."""
+    """Numbers of the objects that ``plan`` writes, in groups of about ``task_bytes`` message bytes: one task writes a
+    group. Neighbours are in one group, as they are made of the same objects."""
     sizes = np.zeros(len(plan.outputs), np.int64)
     for iteration in plan.iterations:
         for part in iteration:
@@ -340,7 +351,8 @@ def output_groups(plan: RewritePlan, task_bytes: int) -> Iterator[set[int]]:
 
 
 def part_of(candidates: Candidates, plan: RewritePlan, outputs: set[int]) -> tuple[Candidates, RewritePlan]:
-    """What is needed for ``outputs``. These keep their numbers, and so their keys."""
+    """The part of ``candidates`` and ``plan`` that a task needs to write the new objects number ``outputs``. These keep
+    their numbers, and so the keys that the driver chose for them; runs, objects and queues are numbered again."""
     iterations = [[part for part in iteration if part.output in outputs] for iteration in plan.iterations]
     iterations = [iteration for iteration in iterations if iteration]
     used = np.unique(np.concatenate([part.ranges["run"] for iteration in iterations for part in iteration]))
@@ -351,7 +363,7 @@ def part_of(candidates: Candidates, plan: RewritePlan, outputs: set[int]) -> tup
     objects = candidates.objects[numbers].copy()
     keys = [candidates.object_keys[int(row["key"])] for row in objects]
     objects["key"] = np.arange(len(objects))
-    found = Candidates(
+    needed = Candidates(
         queues=[candidates.queues[number] for number in queue_numbers.tolist()],
         runs=runs,
         objects=objects,
@@ -362,17 +374,16 @@ def part_of(candidates: Candidates, plan: RewritePlan, outputs: set[int]) -> tup
         share=candidates.share[numbers],
         covers=candidates.covers,
     )
-    mine = [[_renumbered(part, used) for part in iteration] for iteration in iterations]
-    none, selection = np.zeros(0, np.int64), plan.selection
+    selection = plan.selection
     if isinstance(selection, KeptRows):
         selection = KeptRows(
-            {queue: selection.queues[queue] for queue in found.queues if queue in selection.queues}
+            {queue: selection.queues[queue] for queue in needed.queues if queue in selection.queues}
         )
-    return found, replace(
+    return needed, replace(
         plan,
         sources=np.arange(len(objects)),
-        kept=none,
-        iterations=mine,
+        kept=np.zeros(0, np.int64),
+        iterations=[[_renumbered(part, used) for part in iteration] for iteration in iterations],
         selection=selection,
         replaced=None,
         left=None if plan.left is None else plan.left[used],
@@ -388,7 +399,8 @@ def _renumbered(part: OutputPart, used: np.ndarray[tuple[int], np.dtype[np.int64
 def joined_results(
     candidates: Candidates, tasks: Sequence[CompactTask], results: Sequence[RewriteResult]
 ) -> RewriteResult:
-    """One result, whose runs refer to the queues of ``candidates``."""
+    """Join the ``results`` of ``tasks`` to one result of the whole rewrite, with the queue numbers of
+    ``candidates``."""
     numbers = {queue: number for number, queue in enumerate(candidates.queues)}
     runs: list[Table] = []
     objects: list[Table] = []
@@ -396,13 +408,13 @@ def joined_results(
     abandoned: list[str] = []
     cost = RewriteCost()
     for task, result in zip(tasks, results, strict=True):
-        own = np.array([numbers[queue] for queue in task.candidates.queues], np.uint32)
-        mine, places = result.runs.copy(), result.objects.copy()
-        mine["queue"] = own[mine["queue"]]
-        mine["object"] += len(keys)
-        places["key"] += len(keys)
-        runs.append(mine)
-        objects.append(places)
+        queue_number = np.array([numbers[queue] for queue in task.candidates.queues], np.uint32)
+        task_runs, task_objects = result.runs.copy(), result.objects.copy()
+        task_runs["queue"] = queue_number[task_runs["queue"]]
+        task_runs["object"] += len(keys)
+        task_objects["key"] += len(keys)
+        runs.append(task_runs)
+        objects.append(task_objects)
         keys += result.object_keys
         abandoned += result.abandoned
         cost += result.cost

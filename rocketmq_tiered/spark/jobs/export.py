@@ -76,7 +76,7 @@ def table_address(target: str) -> StoreAddress:
     address = parse_url(target)
     if address.scheme not in ("file", "s3"):
         raise UsageError(
-            f"{target}: tables cannot be written there", hint="use file:///directory or s3://bucket/prefix"
+            f"tables cannot be written to {target}", hint="use file:///directory or s3://bucket/prefix"
         )
     return address
 
@@ -95,8 +95,8 @@ class DeltaTable:
             _configure_bucket(spark, address.place, options)
 
     def append(self, rows: DataFrame, number: int, metadata: str) -> PartDone:
-        """Append ``rows`` in transaction ``number``, which writes nothing if it was committed before. Returns what
-        Delta's history has of it."""
+        """Append ``rows`` to the table in the transaction ``number``, with ``metadata`` in its history. Delta writes
+        nothing if that transaction was committed before. Returns rows, files and bytes, as the history has them."""
         (
             rows.write.format("delta")
             .mode("append")
@@ -116,11 +116,12 @@ class DeltaTable:
 
 
 def _configure_bucket(spark: SparkSession, bucket: str, options: StoreOptions) -> None:
-    """Give Hadoop the settings of our own object store for ``bucket``."""
+    """Give Hadoop's S3 client, which writes Delta tables, the settings of our object store for ``bucket``. Raises
+    UsageError if the session has no such client, or a setting is in force that it does not know."""
     if not hasattr(spark, "_jsc"):
         raise UsageError(
-            "a Delta table on s3:// requires a classic session",
-            hint="Spark Connect does not give access to Hadoop's settings",
+            "a Delta table on s3:// cannot be written by Spark Connect, which gives no access to Hadoop's settings",
+            hint="use a classic Spark session, or export Parquet files",
         )
     conf: Any = spark._jsc.hadoopConfiguration()
     try:
@@ -137,29 +138,30 @@ def _configure_bucket(spark: SparkSession, bucket: str, options: StoreOptions) -
         if value:
             raise UsageError(
                 f"a Delta table on s3:// is written by Hadoop's S3 client, to which {name} does not apply",
-                hint="unset it, and add a certificate to Java's trust store instead; or export Parquet files",
+                hint="unset it (add a certificate to Java's trust store instead), or export Parquet files",
             )
     for name, value in s3a_settings(configured(options)).items():
         conf.set(f"fs.s3a.bucket.{bucket}.{name}", value)
 
 
 def s3a_settings(options: StoreOptions) -> dict[str, str]:
-    """Hadoop's settings for one bucket, without the prefix ``fs.s3a.bucket.BUCKET``."""
+    """Hadoop's settings for one bucket that say the same as ``options`` for our object store, by their names without
+    the prefix ``fs.s3a.bucket.BUCKET``."""
     settings, keys = options.settings, options.credentials
     is_path_style = settings.addressing_style == "path" or (
         settings.addressing_style == "auto" and bool(settings.endpoint_url)
     )
-    found = {"path.style.access": str(is_path_style).lower(), "aws.credentials.provider": _SDK_CHAIN}
+    hadoop = {"path.style.access": str(is_path_style).lower(), "aws.credentials.provider": _SDK_CHAIN}
     if settings.endpoint_url:
-        found["endpoint"] = settings.endpoint_url
+        hadoop["endpoint"] = settings.endpoint_url
     if settings.region:
-        found["endpoint.region"] = settings.region
+        hadoop["endpoint.region"] = settings.region
     if settings.server_side_encryption:
-        found["encryption.algorithm"] = {"AES256": "SSE-S3", "aws:kms": "SSE-KMS"}[
+        hadoop["encryption.algorithm"] = {"AES256": "SSE-S3", "aws:kms": "SSE-KMS"}[
             settings.server_side_encryption
         ]
     if settings.kms_key:
-        found["encryption.key"] = settings.kms_key
+        hadoop["encryption.key"] = settings.kms_key
     if proxy := proxy_of(settings.endpoint_url or "https://s3.amazonaws.com"):
         split = urlsplit(proxy)
         given = {
@@ -168,13 +170,13 @@ def s3a_settings(options: StoreOptions) -> dict[str, str]:
             "username": split.username,
             "password": split.password,
         }
-        found |= {f"proxy.{name}": str(value) for name, value in given.items() if value}
+        hadoop |= {f"proxy.{name}": str(value) for name, value in given.items() if value}
     if keys is not None:
-        found |= {"access.key": keys.access_key, "secret.key": keys.secret_key}
-        found["aws.credentials.provider"] = _GIVEN_SESSION if keys.session_token else _GIVEN_KEYS
+        hadoop |= {"access.key": keys.access_key, "secret.key": keys.secret_key}
+        hadoop["aws.credentials.provider"] = _GIVEN_SESSION if keys.session_token else _GIVEN_KEYS
         if keys.session_token:
-            found["session.token"] = keys.session_token
-    return found
+            hadoop["session.token"] = keys.session_token
+    return hadoop
 
 
 FORMATS = (PARQUET, DELTA)
@@ -198,7 +200,7 @@ def export(
     """
     if format not in FORMATS:
         raise UsageError(
-            f"cannot export archive as {format}", hint=f"export an archive as {' or '.join(FORMATS)}"
+            f"an archive cannot be exported as {format}", hint=f"choose the format {' or '.join(FORMATS)}"
         )
     table_address(target)
     store_options = readable_as_umask(store or source.store)
@@ -235,7 +237,9 @@ class _DeltaWriter:
 def batch_frame(
     spark: SparkSession, source: SourceOptions, names: Sequence[str], parts: list[Slices]
 ) -> DataFrame:
-    """The rows of ``parts`` with a column ``date``, one Spark partition each."""
+    """The messages of ``parts`` of an archive, one Spark partition each, with the columns ``names`` and a column
+    ``date``, the day of the store timestamp, by which tables are partitioned. Days outside [FIRST_DAY, LAST_DAY], from
+    damaged timestamps, become the nearest of these."""
     from pyspark.sql import functions
 
     columns = chosen(tuple(dict.fromkeys((*names, "topic", "storeTimestamp"))))

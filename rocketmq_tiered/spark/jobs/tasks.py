@@ -7,9 +7,10 @@ errors are returned as values instead, and raised in the driver without a repeat
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rocketmq_tiered.message_table.plan.archive_plan import archive_store
@@ -55,29 +56,31 @@ class SparkTasks:
         return max(1, int(self._context.defaultParallelism))
 
     def run(self, work: Callable[[T], R], tasks: Sequence[T], label: str) -> list[R]:
-        """Results of ``work``, a function of a module, in the order of ``tasks``: one Spark task for each. Thread-safe.
-        Raises the error of a task, or one with its text."""
+        """Call ``work``, a function of a module, with each of ``tasks``, in a Spark task each, and return the results
+        in this order. ``label`` is what Spark's pages show. Thread-safe. Raises the error of a task, or one with its
+        text."""
         if not tasks:
             return []
         self._context.setJobDescription(label)
         rows: Any = self._context.parallelize(list(tasks), len(tasks))
-        return _collected(rows.map(_Guarded(work)))
+        return _collected(rows.map(partial(_guarded, work)))
 
     def run_by_part(
         self, work: Pieces[T, P], tasks: Sequence[T], reduce: Callable[[list[P]], R], parts: int
     ) -> list[R]:
-        """Runs ``work`` on each task, which divides it into numbered pieces, shuffles the pieces by number, and calls
-        ``reduce`` with all pieces of a number, in any order. Returns its ``parts`` results at most. Raises as
-        ``run``."""
+        """Call ``work`` with each of ``tasks``, which returns pieces with numbers below ``parts``; then, for each
+        number, call ``reduce`` with all pieces that have it, in any order. Each call is a Spark task. Returns the
+        results of ``reduce``. Raises as ``run``."""
         if not tasks:
             return []
         rows: Any = self._context.parallelize(list(tasks), len(tasks))
-        pieces = rows.flatMap(_GuardedPieces(work)).groupByKey(parts, partitionFunc=int)
-        return _collected(pieces.map(_GuardedReduce(reduce)))
+        pieces = rows.flatMap(partial(_guarded_pieces, work)).groupByKey(parts, partitionFunc=int)
+        return _collected(pieces.map(partial(_guarded_reduce, reduce)))
 
 
 def _collected(rows: Any) -> list[Any]:
-    """The results of all tasks. Raises the error that a task returned, or the typed error of a failed job."""
+    """The results of all tasks of the RDD ``rows``. Raises the error that a task returned; if the job failed, the
+    TieredError in the text of Spark's error, or that error itself."""
     try:
         results = rows.collect()
     except Exception as error:
@@ -88,39 +91,35 @@ def _collected(rows: Any) -> list[Any]:
     return list(results)
 
 
-class _Guarded:
-    """Calls a function and returns permanent errors instead of raising them."""
-
-    def __init__(self, work: Callable[[Any], Any]) -> None:
-        self._work = work
-
-    def __call__(self, task: Any) -> Any:
-        try:
-            return self._work(task)
-        except UnavailableError:
-            raise
-        except TieredError as error:
-            return error
+def _guarded(work: Callable[[Any], Any], task: Any) -> Any:
+    """The result of ``work``; a permanent error of it is returned, not raised, so that Spark does not repeat the
+    task."""
+    try:
+        return work(task)
+    except UnavailableError:
+        raise
+    except TieredError as error:
+        return error
 
 
-class _GuardedPieces(_Guarded):
-    def __call__(self, task: Any) -> Any:
-        found = super().__call__(task)
-        return [(0, found)] if isinstance(found, TieredError) else found
+def _guarded_pieces(work: Callable[[Any], Any], task: Any) -> Any:
+    """As ``_guarded``, for ``work`` that returns pieces: an error is the only piece."""
+    pieces = _guarded(work, task)
+    return [(0, pieces)] if isinstance(pieces, TieredError) else pieces
 
 
-class _GuardedReduce(_Guarded):
-    def __call__(self, task: Any) -> Any:
-        pieces = list(task[1])
-        failed = next((piece for piece in pieces if isinstance(piece, TieredError)), None)
-        return super().__call__(pieces) if failed is None else failed
+def _guarded_reduce(reduce: Callable[[Any], Any], numbered: tuple[int, Iterable[Any]]) -> Any:
+    """As ``_guarded``, for ``reduce`` of all pieces that have one number: an error among them is the result."""
+    pieces = list(numbered[1])
+    error = next((piece for piece in pieces if isinstance(piece, TieredError)), None)
+    return _guarded(reduce, pieces) if error is None else error
 
 
 _RAISED = re.compile(r"^tiered\.errors\.(\w+): (.*)$", re.MULTILINE)
 
 
 def typed(error: BaseException) -> TieredError | None:
-    """The TieredError of a worker, parsed from the text of Spark's error; None without one."""
+    """The TieredError that a worker raised, made again from the text of Spark's ``error``; None if it has none."""
     found = _RAISED.findall(str(error))
     if not found:
         return None

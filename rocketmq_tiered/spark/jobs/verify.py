@@ -6,8 +6,8 @@ The driver checks the commit chain, the queues and the index; each task checks s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from rocketmq_tiered.message_table.options.source_options import SourceOptions
@@ -63,46 +63,40 @@ def verify(
     """
     if source.topics or source.version is not None:
         raise UsageError(
-            "verify takes no topic and no version: it checks whole archives at the newest version"
+            "verify takes no topic and no version: it checks whole archives at the newest version",
+            hint="remove the options topic and version",
         )
     runner = tasks or SparkTasks(spark)
     found = []
     with opened(source) as store:
         for archive in archives(store, source):
-            distributed = _Distributed(source, archive.cluster, archive.broker, full, runner)
+            task = VerifyTask(source, archive.cluster, archive.broker, 0, [], full)
             checked = verify_archive(
-                archive.store, depth="full" if full else "tails", progress=report, segments=distributed
+                archive.store,
+                depth="full" if full else "tails",
+                progress=report,
+                segments=partial(_check_in_tasks, runner, task),
             )
             found.append(ArchiveReport(archive.cluster, archive.broker, checked))
     return found
 
 
-class _Distributed:
-    """Checks objects in tasks, for verify_archive, instead of in threads."""
-
-    def __init__(
-        self, source: SourceOptions, cluster: str, broker: str, full: bool, runner: SparkTasks
-    ) -> None:
-        self._source, self._cluster, self._broker = source, cluster, broker
-        self._full = full
-        self._runner = runner
-
-    def __call__(
-        self, state: CatalogState, checks: Iterable[SegmentCheck]
-    ) -> Iterator[tuple[str, SegmentResult]]:
-        """Checks segments in Spark tasks, some of them in each, and yields the results of a stage as it ends."""
-        tasks = [
-            VerifyTask(self._source, self._cluster, self._broker, state.version, group, self._full)
-            for group in _groups(checks, self._full)
-        ]
-        step = TASKS_PER_STAGE * self._runner.parallelism
-        for first in range(0, len(tasks), step):
-            for results in self._runner.run(check_objects, tasks[first : first + step], "verify"):
-                yield from results
+def _check_in_tasks(
+    runner: SparkTasks, archive: VerifyTask, state: CatalogState, checks: Iterable[SegmentCheck]
+) -> Iterator[tuple[str, SegmentResult]]:
+    """Check the objects of ``checks`` in Spark tasks, some of them in each, and yield key and result of each object
+    when its stage (TASKS_PER_STAGE tasks for each core) ends. ``archive``: a task without objects, for what tasks of
+    this archive have in common."""
+    tasks = [replace(archive, version=state.version, checks=group) for group in _groups(checks, archive.full)]
+    step = TASKS_PER_STAGE * runner.parallelism
+    for first in range(0, len(tasks), step):
+        for results in runner.run(check_objects, tasks[first : first + step], "verify"):
+            yield from results
 
 
 def _groups(checks: Iterable[SegmentCheck], full: bool) -> Iterator[list[SegmentCheck]]:
-    """Objects in order, in groups of about TASK_BYTES."""
+    """Divide the objects to check into groups, one for each task, of about TASK_BYTES to read: with ``full`` the whole
+    objects, else only the index at the end of each."""
     group: list[SegmentCheck] = []
     size_bytes = 0
     for check in checks:

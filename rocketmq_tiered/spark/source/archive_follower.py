@@ -64,7 +64,7 @@ OFFSET_MAX = (1 << 63) - 1
 
 
 def to_json(offset: StreamOffset) -> dict[str, Any]:
-    """The checkpoint's form. Equal offsets give equal documents."""
+    """A stream's offset in the form in which Spark's checkpoint stores it. Equal offsets give equal documents."""
     document: dict[str, Any] = {}
     for (cluster, broker), one in sorted(offset.items()):
         origins = {"from": _by_topic(one.origins)} if one.origins else {}
@@ -89,19 +89,23 @@ def from_json(document: Mapping[str, Any]) -> dict[Names, ArchiveOffset]:
         _check_size(document)
         return {_names(name): _archive_offset(one) for name, one in document.items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptionError(f"offset in the checkpoint does not parse: {error}") from error
+        raise CorruptionError(
+            f"an offset in the stream's checkpoint cannot be read: {error}",
+            hint="start the stream with a new checkpoint",
+        ) from error
 
 
 def _check_size(document: Mapping[str, Any]) -> None:
-    """Check the size before anything is allocated for ``document``. Raises ValueError."""
+    """Raise ValueError if a ``document`` from a checkpoint has too many queues or too long names, before memory is
+    allocated for it."""
     left = QUEUES_MAX
     for name, one in document.items():
         for topics in (one["queues"], one.get("from", {})):
             left -= len(topics) + sum(map(len, topics.values()))
             if left < 0:
-                raise ValueError(f"the stream has more than {QUEUES_MAX} queues")
+                raise ValueError(f"it has more than {QUEUES_MAX} queues")
             if max(map(len, (name, *topics))) > NAME_CHARACTERS_MAX:
-                raise ValueError(f"a name of more than {NAME_CHARACTERS_MAX} characters")
+                raise ValueError(f"it has a name of more than {NAME_CHARACTERS_MAX} characters")
 
 
 def _names(text: str) -> Names:
@@ -129,7 +133,8 @@ def _whole(value: Any) -> int:
 
 
 def share(available: Sequence[int], limit: int) -> list[int]:
-    """``limit`` divided in proportion to ``available``. The sum is at least 1 if anything is available."""
+    """Divide ``limit`` into shares in proportion to ``available``, none of which is exceeded. The sum of the shares is
+    at least 1 if anything is available."""
     total = sum(available)
     limit = min(max(limit, 1), total)
     if total == 0:
@@ -151,7 +156,8 @@ def bytes_between(runs: Table, begin: int, end: int) -> int:
 
 
 def offset_after(runs: Table, begin: int, end: int, byte_count: int) -> int:
-    """The offset in [begin, end] reached by ``byte_count`` bytes from ``begin``; at least one message if any."""
+    """The queue offset in [begin, end] up to which messages from ``begin`` on have about ``byte_count`` bytes; at least
+    one message, if there is any. ``runs``: the runs of the queue, which say how many bytes ranges of offsets have."""
     low, high = min(begin + 1, end), end
     while low < high:
         middle = (low + high + 1) // 2
@@ -174,7 +180,7 @@ class ArchiveFollower:
     """The archives below one path. Caches their newest catalog states."""
 
     def __init__(self, options: SourceOptions) -> None:
-        """Opens the object store of ``options``; no archive is read yet."""
+        """Open the object store of ``options``; no archive is read yet."""
         self._options = options
         self._resources = ExitStack()
         self._root = self._resources.enter_context(opened(options))
@@ -184,6 +190,7 @@ class ArchiveFollower:
         self._found: set[Names] = set()
         """Archives that existed at the last refresh."""
         self._has_topics = False
+        """Whether the topics of the options were found."""
 
     def close(self) -> None:
         """Close the object store."""
@@ -192,7 +199,7 @@ class ArchiveFollower:
     # -- catalog states ---------------------------------------------------------------------------------------
 
     def newest_offset(self) -> StreamOffset:
-        """The end of everything archived now."""
+        """The stream's offset at the end of everything that is archived now."""
         self._refresh()
         return {
             names: ArchiveOffset(
@@ -203,7 +210,8 @@ class ArchiveFollower:
         }
 
     def with_hidden(self, newest: StreamOffset, start: StreamOffset) -> StreamOffset:
-        """``newest`` with the queues of ``start`` that were hidden since: the rest of them is still read.
+        """``newest`` with those queues of ``start`` that were hidden since, as their topic was deleted or created
+        again: the rest of their messages is still read.
 
         Raises NotFoundError if an archive of ``start`` no longer exists or was replaced by another one.
         """
@@ -220,11 +228,12 @@ class ArchiveFollower:
         return found
 
     def _require_archive(self, names: Names, version: int) -> None:
-        """Raises NotFoundError unless the archive read at ``version`` exists."""
+        """Raise NotFoundError if the archive ``names`` (cluster, broker), of which the stream has read catalog
+        ``version``, no longer exists, or is another one now, whose versions are lower."""
         if not self._options.wants_archive(*names):
             return
-        archive = f"{self._options.path}: archive {'/'.join(names)} in the checkpoint"
-        hint = "start with a new checkpoint"
+        archive = f"{self._options.path}: the archive {'/'.join(names)}, of which the checkpoint has offsets,"
+        hint = "start the stream with a new checkpoint"
         if names not in self._found:
             raise NotFoundError(f"{archive} no longer exists", hint=hint)
         newest = self._states[names].version
@@ -236,7 +245,8 @@ class ArchiveFollower:
             )
 
     def starting_offset(self) -> StreamOffset:
-        """The start of a new query. Queues that are not in it start at their first message."""
+        """The offset at which a new stream starts, by ``startingOffsets`` or the starting time. Queues that are not in
+        it start at their first message."""
         starting = self._options.starting
         if starting is Starting.LATEST:
             newest = self.newest_offset()
@@ -260,8 +270,8 @@ class ArchiveFollower:
         return self._gaps[names]
 
     def _with_origins(self, names: Names, state: CatalogState, queues: dict[QueueKey, int]) -> ArchiveOffset:
-        """The offset from which a stream starts. It notes where it starts in a queue with a gap below: what fills that
-        part of the gap later is not the stream's. Elsewhere nothing can appear below the start."""
+        """The offset of an archive at which a stream starts. For a queue with a gap below its start it also has that
+        start as origin: messages that fill the gap below it later are not read. Elsewhere none can appear there."""
         gaps = self._gaps_of(names).at(state.version)
         origins = {
             queue: offset
@@ -271,8 +281,8 @@ class ArchiveFollower:
         return ArchiveOffset(state.version, queues, origins)
 
     def _refresh(self) -> None:
-        """Lists the archives below the path, and reads the newest state and gaps of each. Raises NotFoundError if a
-        topic of the options is in none of the first archives found."""
+        """List the archives below the path, and read the newest state and the gaps of each. Raises NotFoundError if,
+        when archives are found for the first time, none has a topic of the options."""
         try:
             found = archives(self._root, self._options)
         except NotFoundError:
@@ -304,7 +314,8 @@ class ArchiveFollower:
         return load(self._store(names), version=version)
 
     def _filled(self, names: Names, start: ArchiveOffset | None, version: int) -> list[Layer]:
-        """Ranges filled by ``version`` in gaps that the stream passed before ``start``."""
+        """Offsets in gaps that the stream has passed before ``start``, and that commits up to ``version`` have filled
+        since: the next batch reads them too."""
         if start is None or start.version >= version:
             return []
         passed = {
@@ -314,7 +325,8 @@ class ArchiveFollower:
         return filled(self._state(names, version), gaps, passed) if gaps else []
 
     def _offset_at_time(self, names: Names, state: CatalogState, queue: QueueKey) -> int:
-        """The offset of the first message stored at or after the starting time, or the end."""
+        """The offset of the queue's first message that was stored at or after the starting time of the options; the end
+        of the queue if there is none."""
         wanted_ms = self._options.starting_timestamp or 0
         chunk = self._planner(names).run_index.runs_from(state, queue, wanted_ms)
         for run in chunk.runs[chunk.runs["max_store_timestamp"] >= wanted_ms]:
@@ -330,8 +342,10 @@ class ArchiveFollower:
     # -- one batch --------------------------------------------------------------------------------------------
 
     def limited(self, start: StreamOffset, newest: StreamOffset, limit: ReadLimit) -> StreamOffset:
-        """The end of the batch that begins at ``start``. Queues share the limit in proportion to their backlog."""
+        """The offset at which the micro-batch that begins at ``start`` ends: ``newest``, or as far as ``limit`` (rows
+        or bytes) allows. Queues share the limit in proportion to their unread messages."""
         start = self._rewound(start, newest)
+        # Archives with something to read although their offsets do not move.
         moved = {names for names, one in newest.items() if self._filled(names, start.get(names), one.version)}
         if not isinstance(limit, ReadMaxRows | ReadMaxBytes):
             return _merged(start, newest, moved)
@@ -354,7 +368,8 @@ class ArchiveFollower:
     def _range(
         self, names: Names, queue: QueueKey, start: StreamOffset, newest: StreamOffset
     ) -> tuple[int, int]:
-        """The unread offsets [begin, end) of a queue."""
+        """The offsets [begin, end) of a queue that are not read yet: from ``start``, or if the queue is not in it from
+        its first message, to ``newest``."""
         end = newest[names].queues[queue]
         begin = start[names].queues.get(queue) if names in start else None
         if begin is None:
@@ -365,8 +380,8 @@ class ArchiveFollower:
     def _ends_by_bytes(
         self, todo: list[tuple[Names, QueueKey, int, int]], newest: StreamOffset, byte_limit: int
     ) -> list[int]:
-        """For each (archive, queue, begin, end) of ``todo``, an end at or below it, so that all have about
-        ``byte_limit`` message bytes together, divided in proportion to what each has."""
+        """Shorten the unread ranges of ``todo`` (archive, queue, begin, end) so that they have about ``byte_limit``
+        message bytes together, in proportion to what each has. Returns the new end of each."""
         wanted: dict[Names, Layer] = {names: {} for names in newest}
         for names, queue, begin, end in todo:
             wanted[names][queue] = OffsetRange(begin, end)
@@ -385,7 +400,9 @@ class ArchiveFollower:
         ]
 
     def parts(self, start: StreamOffset, end: StreamOffset, *, is_header_only: bool) -> list[Slices]:
-        """The slices between two offsets, from the catalog version of ``end``."""
+        """What the tasks of a micro-batch read: the messages between two offsets of the stream, as the catalog version
+        in ``end`` has them, in slices. ``is_header_only``: no column needs message bodies. Messages that expired before
+        they were read are reported."""
         start = self._rewound(start, end)
         found: list[Slices] = []
         for names, one in sorted(end.items()):
@@ -413,16 +430,16 @@ class ArchiveFollower:
         return found
 
     def _rewound(self, start: StreamOffset, end: StreamOffset) -> StreamOffset:
-        """``start`` with queues moved back to the divergence point if the broker's log was replaced since: other
-        messages have the offsets after it."""
+        """``start`` with queues moved back if the broker's log was truncated or replaced since they were read: offsets
+        behind the last common message have other messages now. That is reported as a loss of data."""
         found = dict(start)
         for names, one in start.items():
             ends = self._common_ends(names, one, end[names].version) if names in end else {}
             for queue, offset in ends.items():
                 self._note_loss(
                     NotFoundError(
-                        f"{queue}: the broker's log was replaced; offsets [{offset}, {one.queues[queue]}) were read "
-                        "and now hold other messages",
+                        f"{queue}: the broker's log was truncated or replaced, and offsets [{offset}, "
+                        f"{one.queues[queue]}), which the stream has read, have other messages now",
                         hint="failOnDataLoss=false reads the new messages",
                     )
                 )
@@ -430,7 +447,8 @@ class ArchiveFollower:
         return found
 
     def _common_ends(self, names: Names, start: ArchiveOffset, version: int) -> dict[QueueKey, int]:
-        """Queues whose last messages before ``start`` were taken back by a replaced log -> end of the common ones."""
+        """Queues of which a truncated or replaced log has taken back the last messages before ``start`` -> the end of
+        the messages that the log of ``version`` still has."""
         if version <= start.version:
             return {}
         state = self._state(names, version)
@@ -458,10 +476,10 @@ class ArchiveFollower:
 
 
 def _merged(start: StreamOffset, end: StreamOffset, moved: Collection[Names]) -> StreamOffset:
-    """``end`` with the archives and queues of ``start`` that ``end`` lacks.
+    """The offset ``end`` with those archives and queues of ``start`` that it lacks; no queue moves back.
 
-    An archive without new offsets and without filled gaps (``moved``) also keeps its version: equal offsets mean that
-    there is nothing to read.
+    An archive without new offsets keeps the version of ``start``, unless gaps were filled (``moved``): Spark takes
+    equal offsets to mean that there is nothing to read.
     """
     merged = dict(start)
     for names, one in end.items():

@@ -20,32 +20,18 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
-
-from rocketmq_tiered.message_table.options.columns import CORRUPT_RECORD, Cost
-from rocketmq_tiered.message_table.options.predicate import NUMBER_COLUMNS, push_down
-from rocketmq_tiered.message_table.options.source_options import (
-    SOURCE_NAME,
-    Source,
-    SourceOptions,
-    parse_options,
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
 )
-from rocketmq_tiered.message_table.plan.archive_plan import Names, pinned_versions, plan
-from rocketmq_tiered.message_table.scan.store_scan import plan_ranges
-from rocketmq_tiered.spark.source.worker import read_in_worker, with_short_trace
-from tiered.errors import UsageError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-from typing import TYPE_CHECKING, Any
-
-from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -53,20 +39,6 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-
-from rocketmq_tiered.message_table.options.predicate import Predicate
-from rocketmq_tiered.message_table.options.source_options import Starting, View
-from rocketmq_tiered.message_table.plan.archive_plan import cut_for
-from rocketmq_tiered.spark.source.archive_follower import (
-    ArchiveFollower,
-    StreamOffset,
-    from_json,
-    to_json,
-)
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -77,33 +49,65 @@ from pyspark.sql.types import (
     MapType,
     StringType,
     StructField,
+    StructType,
     TimestampType,
 )
 
 from rocketmq_tiered.message_table.options.columns import (
+    CORRUPT_RECORD,
     INNER,
     SPARK_TYPES,
     TIMESTAMP,
     Column,
+    Cost,
     chosen,
 )
+from rocketmq_tiered.message_table.options.predicate import NUMBER_COLUMNS, Predicate, push_down
+from rocketmq_tiered.message_table.options.source_options import (
+    SOURCE_NAME,
+    Source,
+    SourceOptions,
+    Starting,
+    View,
+    parse_options,
+)
+from rocketmq_tiered.message_table.plan.archive_plan import Names, cut_for, pinned_versions, plan
+from rocketmq_tiered.message_table.scan.store_scan import plan_ranges
+from rocketmq_tiered.spark.source.archive_follower import (
+    ArchiveFollower,
+    StreamOffset,
+    from_json,
+    to_json,
+)
+from rocketmq_tiered.spark.source.worker import read_in_worker, with_short_trace
+from tiered.errors import UsageError
 from tiered.formats.fields import INNER_FIELD_TABLE
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans the micro-batches of one query. Its options travel to the workers, its open store does not."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        """Raises UsageError for options that have no meaning for a stream. ``since`` chooses where it starts, as a
-        starting timestamp does."""
+        """Take the options and columns of a stream. Raises UsageError for options that have no meaning for a stream;
+        ``since`` chooses where it starts, as a starting timestamp does."""
         if options.source is not Source.ARCHIVE:
-            raise UsageError("streams read archives only", hint="read a store directory with spark.read")
+            raise UsageError(
+                "a stream cannot read a store directory, only archives",
+                hint="read a store directory with spark.read",
+            )
         if options.until_ms is not None or options.ends:
             raise UsageError(
-                "streams do not take until and endingOffsets", hint="read a range with spark.read"
+                "streams do not take the options until and endingOffsets, as they have no end",
+                hint="read a range with spark.read",
             )
         if options.version is not None or options.version_ms is not None:
-            raise UsageError("streams do not take version and timestampAsOf", hint="they follow the archive")
+            raise UsageError(
+                "streams do not take the options version and timestampAsOf, as they follow the archive",
+                hint="read a version with spark.read",
+            )
         if options.view is View.LATEST or options.more_paths:
             what = "view=latest" if options.view is View.LATEST else "a list of paths"
             raise UsageError(
@@ -139,7 +143,8 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(self._archive.limited(begin, newest, limit))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """maxRowsPerTrigger or maxBytesPerTrigger."""
+        """How much a micro-batch reads by the options maxRowsPerTrigger or maxBytesPerTrigger; without them
+        everything."""
         if self._options.max_rows_per_trigger is not None:
             return ReadMaxRows(self._options.max_rows_per_trigger)
         if self._options.max_bytes_per_trigger is not None:
@@ -162,13 +167,14 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @with_short_trace
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The parts of one batch. The same offsets always give the same messages."""
+        """What the tasks of the micro-batch between two offsets read. The same offsets always give the same
+        messages."""
         is_header_only = self._options.cost_of(columns_of(self._schema)) <= Cost.FOOTER
         parts = self._archive.parts(from_json(start), from_json(end), is_header_only=is_header_only)
         return [InputPartition(part) for part in cut_for(self._options, parts)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The batches of one partition, in a worker."""
+        """Read one partition of a micro-batch in a worker, as Arrow batches."""
         return read_in_worker(
             partition.value,
             self._options,
@@ -189,8 +195,9 @@ _KEPT_S = 86_400.0
 
 
 def note_scan(frame: str, what: str, scan: str, attempt: object) -> None:
-    """Note that ``attempt`` of ``scan`` uses ``what`` of the DataFrame ``frame``. Raises UsageError if another scan
-    did, or this one in the same attempt."""
+    """Note in a temporary file of the DataFrame ``frame`` that one of its scans uses ``what`` (its filters, or one of
+    its partitions). Raises UsageError if another scan did, or this one in the same ``attempt`` of its task: Spark would
+    apply the filters of one scan to the other."""
     path = Path(tempfile.gettempdir(), f"{_PREFIX}{os.getuid()}-{frame}")
     line = f"{what} {scan} {attempt}\n"
     with path.open("a+", encoding="utf-8") as file:
@@ -200,7 +207,8 @@ def note_scan(frame: str, what: str, scan: str, attempt: object) -> None:
         file.write(line)
         if line in known or not all(one.startswith(f"{what} {scan} ") for one in known):
             raise UsageError(
-                "pushFilters: this DataFrame has a second scan, to which Spark would apply the filters of the first",
+                "with pushFilters a DataFrame can be scanned once: Spark would apply the filters of its first scan to "
+                "a second one",
                 hint="load a DataFrame for each scan, or omit pushFilters",
             )
 
@@ -232,7 +240,8 @@ class RocketmqTieredSource(DataSource):
 
     @with_short_trace
     def schema(self) -> StructType:
-        """The schema of the chosen columns. ``load`` calls it once, which fixes the catalog version for all actions."""
+        """The schema of the chosen columns. ``load`` calls this once, so that the catalog version of now is fixed for
+        all actions on the DataFrame."""
         options = parse_options(dict(self.options))
         if options.source is Source.ARCHIVE and self._versions is None:
             self._versions = [pinned_versions(one) for one in options.each_path()]
@@ -277,7 +286,8 @@ class MessageReader(DataSourceReader):
 
     @with_short_trace
     def partitions(self) -> list[InputPartition]:
-        """Parts of about ``partitionBytes``, from one catalog version: (number, options of the path, part)."""
+        """What the tasks of a scan read, about ``partitionBytes`` each, from one catalog version: each partition has
+        its number, the options of its path, and the part of the archive or store."""
         parts: list[tuple[SourceOptions, object]] = []
         is_header_only = self._options.cost_of(columns_of(self._schema)) <= Cost.FOOTER
         for number, one in enumerate(self._options.each_path()):
@@ -291,7 +301,7 @@ class MessageReader(DataSourceReader):
 
     @with_short_trace
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The batches of one partition, in a worker."""
+        """Read one partition in a worker, as Arrow batches."""
         if partition.value is None:  # Spark's placeholder for "no partitions"
             return iter(())
         number, options, part = partition.value
@@ -319,7 +329,8 @@ class PushingReader(MessageReader):
 
     @with_short_trace
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Keep filters that prune; return those that Spark must still apply."""
+        """Keep those of Spark's ``filters`` by which objects or rows need not be read, and return the ones that Spark
+        must still apply."""
         forget_old_scans()
         if self._frame:
             note_scan(self._frame, "filters", " ".join(sorted(map(repr, filters))), uuid4().hex)
@@ -334,8 +345,8 @@ class PushingReader(MessageReader):
         return filters if CORRUPT_RECORD in self._schema.fieldNames() else left
 
     def _note(self, number: int) -> None:
-        """Notes that this task reads partition ``number`` of the DataFrame. Raises UsageError if another scan has
-        read it, or this one in the same attempt."""
+        """Note that this task reads partition ``number`` of the DataFrame. Raises UsageError if another scan has read
+        it, or this one in the same attempt."""
         task = TaskContext.get()
         if self._frame and task is not None:
             note_scan(
@@ -378,9 +389,12 @@ def columns_of(schema: StructType) -> list[Column]:
         wanted = _TYPES[column.spark_type].simpleString()
         if field.dataType.simpleString() != wanted:
             raise UsageError(
-                f"column {column.name} is {wanted}, not {field.dataType.simpleString()}",
-                hint="cast it after reading",
+                f"the schema has column {column.name} as {field.dataType.simpleString()}, but it is {wanted}",
+                hint=f"read it as {wanted}, and cast it afterwards",
             )
         if own.nullable and not field.nullable:
-            raise UsageError(f"column {column.name} can be null", hint="remove NOT NULL from the schema")
+            raise UsageError(
+                f"the schema has column {column.name} as NOT NULL, but it can be null",
+                hint="remove NOT NULL from the schema",
+            )
     return columns

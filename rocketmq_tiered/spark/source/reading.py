@@ -38,7 +38,8 @@ Part = Slices | LogRange
 def frame_of(
     spark: SparkSession, options: SourceOptions, versions: Mapping[Names, int] | None = None
 ) -> DataFrame:
-    """The messages that ``options`` select, at the catalog ``versions`` (default: the newest now)."""
+    """A DataFrame of the messages that ``options`` select. ``versions``: the catalog version of each archive at which
+    it is read (default: the newest now)."""
     columns = options.chosen_columns
     parts: list[tuple[SourceOptions, Part]] = []
     for one in options.each_path():
@@ -74,7 +75,7 @@ class ReadParts:
         self._parts = [zlib.compress(pickle.dumps(part), 1) for part in parts]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Reads the parts whose numbers are in the one column of ``batches``, in a worker."""
+        """Read, in a worker, the parts whose numbers are in the only column of ``batches``."""
         columns = columns_of(self._schema)
         arrow = to_arrow_schema(self._schema, timezone="UTC")
         for batch in batches:
@@ -116,7 +117,8 @@ def read(
 
 
 def option_text(value: OptionValue) -> str:
-    """An option's value as text: lists with commas, times in ms, offsets as JSON, booleans as ``true`` or ``false``."""
+    """The value of an option as the text that the data source parses: lists with commas, times in ms since 1970,
+    offsets as JSON, booleans as ``true`` or ``false``."""
     if isinstance(value, Mapping):
         return json.dumps(value)
     if isinstance(value, bool):
@@ -143,7 +145,9 @@ def with_json(
         objects = [row[0] for row in rows if _is_json_object(row[0])]
         if not objects:
             raise UsageError(
-                f"none of the first {len(rows)} values of {column} is a JSON object", hint="give a schema"
+                f"none of the first {len(rows)} values of column {column} is a JSON object, so that no schema can be "
+                "inferred",
+                hint='give a schema, such as schema="id bigint, city string"',
             )
         sample = schema_of_json(lit(f"[{','.join(objects)}]")).alias("sample")
         (row,) = frame.sparkSession.range(1).select(sample).collect()

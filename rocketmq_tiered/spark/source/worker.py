@@ -27,8 +27,8 @@ R = TypeVar("R")
 
 @contextmanager
 def short_trace() -> Iterator[None]:
-    """Spark prints the trace of an error that ends one of its processes: omit its frames. Errors of ours name what is
-    wrong."""
+    """While a TieredError leaves this context in a Python process of Spark, its traceback is not printed: the error
+    itself says what is wrong, and Spark would print pages."""
     try:
         yield
     except TieredError:
@@ -39,7 +39,7 @@ def short_trace() -> Iterator[None]:
 
 
 def with_short_trace(method: Callable[P, R]) -> Callable[P, R]:
-    """``method`` with ``short_trace``."""
+    """A decorator: ``method`` runs in ``short_trace``, so that Spark prints its errors without pages of traceback."""
 
     @functools.wraps(method)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -63,10 +63,10 @@ def read_in_worker(
     columns: list[Column],
     schema: pa.Schema,
 ) -> Iterator[pa.RecordBatch]:
-    """``read_partition`` in a Spark worker, which runs a full garbage collection after every task.
+    """Read one ``part`` of an archive or store in a Spark worker, as Arrow batches with ``columns``.
 
-    After the first task, objects of libraries and kernels are frozen: collecting them took longer than a small
-    partition.
+    A worker runs a full garbage collection after every task. After the first one, objects of libraries and kernels are
+    frozen: collecting them took longer than reading a small partition.
     """
     global _begun, _settled  # noqa: PLW0603 - state of the process
     if not _begun:

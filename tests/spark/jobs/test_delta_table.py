@@ -48,12 +48,12 @@ def test_targets_inside_the_archive_or_in_memory_are_refused(tmp_path: Path, for
     for target in (archive.path, f"{archive.path}/table", f"{archive.path}//x/../table"):
         with pytest.raises(UsageError, match="is inside the archive"):
             export(NO_SPARK, archive, target, format=format, tasks=InlineTasks())
-    with pytest.raises(UsageError, match="tables cannot be written there"):
+    with pytest.raises(UsageError, match="tables cannot be written to"):
         export(NO_SPARK, archive, "memory://table", format=format)
 
 
 def test_only_a_bucket_needs_hadoop_s3() -> None:
     assert delta_conf("file:///table")["spark.jars.packages"] == DELTA_PACKAGE
     assert "hadoop-aws" in delta_conf("s3://bucket/table")["spark.jars.packages"]
-    with pytest.raises(UsageError, match="tables cannot be written there"):
+    with pytest.raises(UsageError, match="tables cannot be written to"):
         delta_conf("memory://table")

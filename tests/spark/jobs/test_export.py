@@ -238,7 +238,7 @@ def test_changed_choices_and_unknown_topics_are_refused(real_store: RealStore, t
         run(source(tmp_path / "archive", columns=("body",)), tmp_path / "table")
     with pytest.raises(NotFoundError, match="no topic"):
         run(source(tmp_path / "archive", topics=("nowhere",)), tmp_path / "other")
-    with pytest.raises(UsageError, match="cannot export archive as csv"):
+    with pytest.raises(UsageError, match="an archive cannot be exported as csv"):
         export(NO_SPARK, source(tmp_path / "archive"), f"file://{tmp_path}/x", format="csv")
 
 

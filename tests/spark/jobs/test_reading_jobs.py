@@ -127,7 +127,7 @@ def test_verbs_and_exit_codes(
     for wrong, expected, word in (
         (("verify", f"file://{tmp_path / 'nothing'}"), 3, "no archive"),
         (("export", url, f"file://{tmp_path / 'none'}", "--topic", "nowhere"), 3, "nowhere"),
-        (("backfill", url), 2, "STORE is missing"),
+        (("backfill", url), 2, "no store directory is given"),
         (("verify", "nonsense://"), 2, "nonsense"),
     ):
         code, out, err = run(capsys, *wrong)
