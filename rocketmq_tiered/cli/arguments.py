@@ -128,7 +128,7 @@ def add_places(parser: argparse.ArgumentParser) -> None:
 
 
 def add_store(parser: argparse.ArgumentParser) -> None:
-    """``--store``."""
+    """Add ``--store``, the broker's store directory, which sets broker.store_path."""
     parser.add_argument(
         "--store",
         dest="broker.store_path",
@@ -138,7 +138,7 @@ def add_store(parser: argparse.ArgumentParser) -> None:
 
 
 def add_state_dir(parser: argparse.ArgumentParser) -> None:
-    """``--state-dir``."""
+    """Add ``--state-dir``, the directory of `tiered run`, which sets process.state_dir."""
     parser.add_argument(
         "--state-dir",
         dest="process.state_dir",
@@ -176,7 +176,7 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
 
 
 def add_topic(parser: argparse.ArgumentParser) -> None:
-    """``--topic``, with patterns."""
+    """Add ``--topic``, which takes names and patterns of topics."""
     parser.add_argument(
         "--topic",
         metavar="PATTERNS",
@@ -197,7 +197,7 @@ def add_times(parser: argparse.ArgumentParser, *, since: str = "no limit", until
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:
-    """``--at-version``."""
+    """Add ``--at-version``, which reads an earlier version of the catalog."""
     parser.add_argument(
         "--at-version",
         type=whole_number,
@@ -207,7 +207,7 @@ def add_version(parser: argparse.ArgumentParser) -> None:
 
 
 def add_generation(parser: argparse.ArgumentParser) -> None:
-    """``--generation``."""
+    """Add ``--generation``: which one is meant of a topic that was deleted and created again."""
     parser.add_argument(
         "--generation",
         type=int,

@@ -99,6 +99,7 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _warn_of_replaced(form: BodyForm | None) -> None:
+    """Log a warning if bodies were printed with replacement characters, as they are not of the charset of ``form``."""
     if form is not None and form.replaced:
         logger.warning(
             "%s not in the character set %s: invalid bytes are printed as U+FFFD; name another --charset, or use "

@@ -63,6 +63,6 @@ def _pass(options: argparse.Namespace, settings: Settings, prices: Prices) -> in
         else:
             report = dry_run(archive.store, archive.state, settings, prices)
     print_result(options, report.document(), report.lines(archive.title))
-    for found in report.unreadable:
-        logger.error("%s", found.text)
+    for unreadable in report.unreadable:
+        logger.error("%s", unreadable.text)
     return CorruptionError.exit_code if report.unreadable else 0

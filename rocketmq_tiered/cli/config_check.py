@@ -157,8 +157,8 @@ def _topic_table(topic: str, loaded: LoadedSettings) -> tuple[Mapping[str, Any],
     place = None
     if store_path:
         table, place = read_topics(Path(store_path)), store_path
-        found = find_names(conf, table)
-        cluster, broker = cluster or found.cluster, broker or found.broker
+        names = find_names(conf, table)
+        cluster, broker = cluster or names.cluster, broker or names.broker
     elif url:
         with open_for_reading(url, settings) as archive:
             cluster, broker = archive.cluster, archive.broker

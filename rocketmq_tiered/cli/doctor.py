@@ -15,7 +15,7 @@ from rocketmq_tiered.cli.arguments import (
     add_store,
     settings_of,
 )
-from rocketmq_tiered.doctor.check import Outcome, Result, exit_code
+from rocketmq_tiered.doctor.check import Check, CheckFinding, Outcome, exit_code
 from rocketmq_tiered.doctor.examination import Examination
 from tiered.console import print_json, print_lines, print_marked
 
@@ -37,33 +37,28 @@ def execute(options: argparse.Namespace) -> int:
     """Run all checks, and print each result when it is known. The exit code says whether one failed."""
     results = []
     with Examination(settings_of(options), options.config, os.environ) as examination:
-        for result in examination.results():
-            results.append(result)
+        for check, finding in examination.results():
+            results.append((check, finding))
             if not options.json:
-                _print(result)
-    code = exit_code(results)
+                fix = f"; {finding.fix}" if finding.fix else ""
+                print_marked(_IS_GOOD[finding.outcome], f"{check.title}: {finding.detail}{fix}")
+    findings = [finding for _, finding in results]
+    code = exit_code(findings)
     if options.json:
-        print_json({"exitCode": code, "checks": [_document(result) for result in results]})
+        print_json({"exitCode": code, "checks": [_document(*result) for result in results]})
     else:
         counts = dict.fromkeys(Outcome, 0)
-        for result in results:
-            counts[result.finding.outcome] += 1
+        for finding in findings:
+            counts[finding.outcome] += 1
         print_lines(", ".join(f"{count} {outcome.value}" for outcome, count in counts.items()))
     return code
 
 
-def _print(result: Result) -> None:
-    finding = result.finding
-    fix = f"; {finding.fix}" if finding.fix else ""
-    print_marked(_IS_GOOD[finding.outcome], f"{result.title}: {finding.detail}{fix}")
-
-
-def _document(result: Result) -> dict[str, str]:
+def _document(check: Check, finding: CheckFinding) -> dict[str, str]:
     """One check in the JSON of ``--json``."""
-    finding = result.finding
     return {
-        "id": result.id,
-        "title": result.title,
+        "id": check.id,
+        "title": check.title,
         "outcome": finding.outcome.value,
         "detail": finding.detail,
         "fix": finding.fix,

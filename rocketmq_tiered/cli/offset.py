@@ -57,7 +57,7 @@ def execute(options: argparse.Namespace) -> int:
         boundary = Boundary(options.boundary)
         offsets = [queue.offset_by_time(options.time, boundary) for queue in queues]
         if options.json:
-            found = [
+            documents = [
                 _document(queue, offset, options.time) for queue, offset in zip(queues, offsets, strict=True)
             ]
             print_json(
@@ -66,7 +66,7 @@ def execute(options: argparse.Namespace) -> int:
                     "timestamp": options.time,
                     "boundary": str(boundary),
                     "version": archive.version,
-                    "queues": found,
+                    "queues": documents,
                 }
             )
         elif options.queue is not None:

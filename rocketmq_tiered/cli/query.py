@@ -69,20 +69,20 @@ def execute(options: argparse.Namespace) -> int:
     ):
         expired = 0
         if options.id is not None:
-            found = _by_id(queries, options)
+            messages = _by_id(queries, options)
         else:
-            found, expired = _by_key(archive, queries, options)
-        if not found and expired:
+            messages, expired = _by_key(archive, queries, options)
+        if not messages and expired:
             raise NotFoundError(
                 f"{archive.title} no longer has a message {_wanted(options)}: {expired:,} have expired",
                 hint="tiered ls shows the time to live of each topic",
             )
-        if not found:
+        if not messages:
             hint = _hint(options, archive.state)
             if _has(QUEUE_EXPIRED, archive.state, options.topic):
                 hint = f"it may have expired; {hint}"
             raise NotFoundError(f"{archive.title} has no message {_wanted(options)}", hint=hint)
-        _print(found, as_document=options.json)
+        _print(messages, as_document=options.json)
     return 0
 
 

@@ -100,7 +100,7 @@ def _lines(repair: Repair, title: str) -> Iterator[str]:
 
 
 def _document(repair: Repair, options: argparse.Namespace) -> dict[str, object]:
-    """The JSON of ``--json``."""
+    """What is damaged, lost, unknown or quarantined, and what was done, as the JSON that ``--json`` prints."""
     names = ("topic", "queue_id", "generation", "begin_offset", "end_offset")
     lost = [
         camel_names(dict(zip(names, (*queue, begin, end), strict=True))) for queue, begin, end in repair.lost

@@ -292,7 +292,7 @@ class _Summary:
         """The settings that broker.conf needs so that the broker finds this store and reads it as it was written."""
         request, queues = self._request, self._report.selection.queues.values()
         state, sizes = request.state, request.sizes
-        found = {
+        conf = {
             "brokerClusterName": state.cluster,
             "brokerName": state.broker,
             "storePathRootDir": str(request.target),
@@ -300,15 +300,15 @@ class _Summary:
             "mappedFileSizeCommitLog": str(sizes.commitlog),
         }
         if request.queues is StoreKind.ROCKSDB:
-            found["storeType"] = "defaultRocksDB"
+            conf["storeType"] = "defaultRocksDB"
         if request.queues is StoreKind.BOTH:
-            found["rocksdbCQDoubleWriteEnable"] = "true"
+            conf["rocksdbCQDoubleWriteEnable"] = "true"
         if request.queues is not StoreKind.ROCKSDB:
-            found["mappedFileSizeConsumeQueue"] = str(sizes.queues.plain_bytes)
+            conf["mappedFileSizeConsumeQueue"] = str(sizes.queues.plain_bytes)
         if any(queue.is_batch for queue in queues):
-            found["mapperFileSizeBatchConsumeQueue"] = str(sizes.queues.batch_bytes)
+            conf["mapperFileSizeBatchConsumeQueue"] = str(sizes.queues.batch_bytes)
         if any(queue.is_lmq for queue in queues):
-            found |= {"enableLmq": "true", "enableMultiDispatch": "true"}
+            conf |= {"enableLmq": "true", "enableMultiDispatch": "true"}
         if self._report.has_crc:
-            found["enabledAppendPropCRC"] = "true"
-        return found
+            conf["enabledAppendPropCRC"] = "true"
+        return conf

@@ -223,8 +223,8 @@ def _rows(session: SqlSession, statement: Any) -> tuple[list[str], Iterator[list
         return [], iter(())
 
     def rows() -> Iterator[list[Any]]:
-        while found := done.fetchmany(ROWS_AT_A_TIME):
-            for row in found:
+        while fetched := done.fetchmany(ROWS_AT_A_TIME):
+            for row in fetched:
                 yield [
                     orjson.Fragment(value) if kind == "JSON" and value is not None else _plain(value)
                     for (_, kind), value in zip(columns, row, strict=True)

@@ -127,25 +127,25 @@ def _instance(settings: Settings) -> InstanceDescription:
         return running_instance(Path(settings.process.state_dir))
     conf = read_conf(settings) or BrokerConf()
     cluster, broker = settings.archive.cluster or conf.cluster, settings.archive.broker or conf.broker
-    found = [
+    instances = [
         instance
         for instance in running_instances(state_root(os.environ))
         if cluster in ("", instance.cluster) and broker in ("", instance.broker)
     ]
-    if not found:
+    if not instances:
         raise NotFoundError(
             "no tiered run of this user runs on this host",
             hint="give ARCHIVE_URL to read the archive, or --state-dir of the instance",
         )
-    if len(found) > 1:
-        names = ", ".join(f"{one.cluster}/{one.broker} in {one.state_dir}" for one in found)
-        have_names = len({(one.cluster, one.broker) for one in found}) == len(found)
+    if len(instances) > 1:
+        names = ", ".join(f"{one.cluster}/{one.broker} in {one.state_dir}" for one in instances)
+        have_names = len({(one.cluster, one.broker) for one in instances}) == len(instances)
         by_name = "--cluster and --broker, or " if have_names else ""
         raise UsageError(
             f"several instances of tiered run are on this host: {names}",
             hint=f"choose one with {by_name}--state-dir",
         )
-    return found[0]
+    return instances[0]
 
 
 def _from_archive(settings: Settings) -> StatusReport:

@@ -107,9 +107,9 @@ def _stats(archive: LoadedArchive, options: argparse.Namespace) -> None:
     counts, objects = TimerFiles(archive.store).counts(archive.state), len(archive.state.timers)
     hours = counts.hours
     if options.json:
-        found = [{"hourMs": hour * HOUR_MS, "pending": count} for hour, count in hours.items()]
+        documents = [{"hourMs": hour * HOUR_MS, "pending": count} for hour, count in hours.items()]
         numbers = {"pending": counts.pending, "postponed": counts.postponed, "refused": counts.refused}
-        print_json({**numbers, "objects": objects, "hours": found})
+        print_json({**numbers, "objects": objects, "hours": documents})
         return
     rows = [[time_text(hour * HOUR_MS), count] for hour, count in islice(hours.items(), HOURS_SHOWN)]
     print_table(["hour of delivery", "pending"], rows)
@@ -168,25 +168,25 @@ def _row(queue: QueueKey, row: np.void, message: Message | None) -> dict[str, ob
         int(row["queue_offset"]),
         row["kind"] == EntryKind.REFUSED,
     )
-    found: dict[str, object] = {"queue": str(queue), "queueOffset": offset}
-    found["place"] = TimerPlace(queue.queue_id, offset).text
+    document: dict[str, object] = {"queue": str(queue), "queueOffset": offset}
+    document["place"] = TimerPlace(queue.queue_id, offset).text
     if is_refused:
-        found |= {"listedUntil": time_text(deliver_ms), "why": Refusal(int(row["key_hash"])).text}
+        document |= {"listedUntil": time_text(deliver_ms), "why": Refusal(int(row["key_hash"])).text}
     else:
         state = "refused by the broker, sent again" if row["kind"] == EntryKind.POSTPONED else "pending"
-        found |= {"deliver": time_text(deliver_ms), "deliverMs": deliver_ms, "state": state}
+        document |= {"deliver": time_text(deliver_ms), "deliverMs": deliver_ms, "state": state}
     if message is not None:
         own = message.properties
-        found |= {
+        document |= {
             "topic": own.get(TOPIC, ""),
             "uniqKey": own.get(UNIQUE_KEY, ""),
             "keys": own.get("KEYS", ""),
         }
-        found |= {"storedMs": message.store_timestamp, "bytes": len(message.data)}
-        found["properties"] = {
+        document |= {"storedMs": message.store_timestamp, "bytes": len(message.data)}
+        document["properties"] = {
             name: value for name, value in sorted(own.items()) if is_refused or name not in PROPERTIES
         }
-    return found
+    return document
 
 
 def _cancel(

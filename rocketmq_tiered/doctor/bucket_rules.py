@@ -54,11 +54,11 @@ def what_stays(url: str, options: StoreOptions) -> list[str]:
             ("Object Lock", lambda: judge_lock(probe.object_lock())),
         ):
             try:
-                found = _if_allowed(check)
+                finding = _if_allowed(check)
             except TieredError as error:
-                found = not_checked(error.message)
-            if found.outcome != Outcome.OK or not found.detail.startswith(DISABLED):
-                lines.append(f"{title}: {found.detail}")
+                finding = not_checked(error.message)
+            if finding.outcome != Outcome.OK or not finding.detail.startswith(DISABLED):
+                lines.append(f"{title}: {finding.detail}")
     finally:
         probe.close()
     return lines

@@ -41,15 +41,6 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Result:
-    """A check that was run, or skipped."""
-
-    id: str
-    title: str
-    finding: CheckFinding
-
-
-@dataclass(frozen=True)
 class PolicyLines:
     """Statements that the policy of `tiered run` may lack; deploy/s3 has it whole, with conditions. ``prefix``: of all
     keys, with a slash at its end, or empty."""
@@ -107,9 +98,11 @@ def failed_by(error: TieredError, policy: PolicyLines | None = None) -> CheckFin
     return CheckFinding(Outcome.FAILED, error.message, fix, is_temporary)
 
 
-def run_checks(checks: Sequence[Check], policy: PolicyLines | None = None) -> Iterator[Result]:
-    """Run ``checks`` in order, and yield each result. An error of a check is its finding; a check that needs one which
-    failed or was not checked is not made."""
+def run_checks(
+    checks: Sequence[Check], policy: PolicyLines | None = None
+) -> Iterator[tuple[Check, CheckFinding]]:
+    """Run ``checks`` in order, and yield each with its finding. An error of a check is its finding; a check that needs
+    one which failed or was not checked is not made."""
     titles = {check.id: check.title for check in checks}
     missing: dict[str, Outcome] = {}  # of the checks that others cannot rely on
     for check in checks:
@@ -128,12 +121,12 @@ def run_checks(checks: Sequence[Check], policy: PolicyLines | None = None) -> It
                 )
         if finding.outcome is not Outcome.OK:
             missing[check.id] = finding.outcome
-        yield Result(check.id, check.title, finding)
+        yield check, finding
 
 
-def exit_code(results: Sequence[Result]) -> int:
+def exit_code(findings: Sequence[CheckFinding]) -> int:
     """0 without failures, 4 if all failures are temporary, else 1."""
-    failures = [result.finding for result in results if result.finding.outcome is Outcome.FAILED]
+    failures = [finding for finding in findings if finding.outcome is Outcome.FAILED]
     if not failures:
         return 0
     return UnavailableError.exit_code if all(failure.is_temporary for failure in failures) else 1

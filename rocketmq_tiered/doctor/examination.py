@@ -30,7 +30,6 @@ from rocketmq_tiered.doctor.check import (
     Check,
     CheckFinding,
     PolicyLines,
-    Result,
     failed,
     failed_by,
     not_checked,
@@ -299,14 +298,6 @@ def usable(path: Path, setting: str) -> CheckFinding:
     return ok(f"{path}" if existing == path else f"{path}, which does not exist yet")
 
 
-@dataclass(frozen=True)
-class Names:
-    """Names of cluster and broker, and where they are from. Empty: unknown."""
-
-    names: BrokerNames
-    origin: str
-
-
 class Examination:
     """The checks for one set of settings, as a context manager. Raises UsageError for settings that are wrong."""
 
@@ -332,16 +323,15 @@ class Examination:
     def __exit__(self, *_failure: object) -> None:
         self._opened.close()
 
-    def results(self) -> Iterator[Result]:
+    def results(self) -> Iterator[tuple[Check, CheckFinding]]:
         """Run all checks, of this host, the broker's store, the broker, the object store and the archive, in this
-        order, and yield each result when it is known."""
+        order, and yield each with its finding when that is known."""
         if self._settings.archive.url:
             self._open_archive()
-        found = self._names()
-        names = found.names
+        names, origin = self._names()
         state_dir = self._state_dir(names)
         checks = host_checks(self._loaded, self._config_path, self._environment, state_dir)
-        checks.append(Check("names", "names", lambda: self._named(found)))
+        checks.append(Check("names", "names", lambda: self._named(names, origin)))
         checks.append(Check("access-rules", "access rules", self._access_rules))
         subject = self._store_subject(names, state_dir)
         checks += self._store_checks(subject)
@@ -356,24 +346,23 @@ class Examination:
 
     # -- names and paths --------------------------------------------------------------------------------------
 
-    def _names(self) -> Names:
+    def _names(self) -> tuple[BrokerNames, str]:
         """The names of cluster and broker, and where they are from: the settings, the broker's store, or the only
         archive at the URL. Empty if none of these says them."""
         chosen = BrokerNames(self._settings.archive.cluster, self._settings.archive.broker)
         if chosen.cluster and chosen.broker:
-            return Names(chosen, "settings")
+            return chosen, "settings"
         with suppress(TieredError, OSError):
-            return Names(names_of(self._settings, self._broker_store()), "the broker's store")
+            return names_of(self._settings, self._broker_store()), "the broker's store"
         with suppress(TieredError):
             archives = list_archives(self._root) if self._root is not None else []
             if len(archives) == 1:
-                return Names(BrokerNames(*archives[0]), "the only archive")
-        return Names(BrokerNames("", ""), "")
+                return BrokerNames(*archives[0]), "the only archive"
+        return BrokerNames("", ""), ""
 
-    def _named(self, found: Names) -> CheckFinding:
+    def _named(self, names: BrokerNames, origin: str) -> CheckFinding:
         """Show the names of cluster and broker, and the URL of the archive that they give. Without names the archive is
         not checked."""
-        names = found.names
         if not (names.cluster and names.broker):
             return not_checked("cluster and broker are unknown; give --cluster and --broker, or --store")
         where = (
@@ -381,7 +370,7 @@ class Examination:
             if self._root is not None
             else "no URL"
         )
-        return ok(f"cluster {names.cluster}, broker {names.broker} (from {found.origin}); archive: {where}")
+        return ok(f"cluster {names.cluster}, broker {names.broker} (from {origin}); archive: {where}")
 
     def _access_rules(self) -> CheckFinding:
         """Whether there are access rules for the clients that this sidecar serves, if the broker has access control,
@@ -452,16 +441,16 @@ class Examination:
         if self._root is None or not (names.cluster and names.broker):
             return not_checked("give ARCHIVE_URL, --cluster and --broker")
         store = PrefixedStore(self._root, archive_prefix(*_pair(names)))
-        found, error = standing(store)
+        holding, error = standing(store)
         if error is None:
             state = load(store)
             beyond = (one.key for one in objects_at_end(store, state, all_queues=True))
             for anomaly in newest_missing(store, state, beyond):
                 return failed(f"{anomaly.key} {anomaly.detail}", REPAIR_HINT)
             return ok("the archive is whole: its newest state can be loaded")
-        if found is Standing.EMPTY:
+        if holding is Standing.EMPTY:
             return ok(f"empty: {error.message}; tiered run begins an archive")
-        return failed(f"{found}: {error.message}", error.hint)
+        return failed(f"{holding}: {error.message}", error.hint)
 
     def _liveness(self) -> LivenessReport | None:
         return ask_liveness(store_path(self._settings, self._conf)) if self._has_store() else None

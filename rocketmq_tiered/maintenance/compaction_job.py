@@ -25,7 +25,7 @@ from rocketmq_tiered.maintenance.compaction_round import (
     plan_rounds,
     run_round,
 )
-from rocketmq_tiered.maintenance.cost import Prices
+from rocketmq_tiered.maintenance.cost import PartSizes, Prices
 from rocketmq_tiered.maintenance.damaged_sources import DamagedSources
 from tiered.archive.rewrite.outputs import Rewrite, rewrite
 from tiered.archive.rewrite.result import RewriteCost, RewriteOptions
@@ -49,7 +49,7 @@ MIB = 1 << 20
 SOURCE_READ_BYTES = 16 * MIB
 WINDOW_BYTES = 3584 * MIB
 """What the spool has without outputs."""
-PART_BYTES = 16 * MIB
+PARTS = PartSizes(16 * MIB, 16 * MIB)
 COMMIT_PUTS = 3
 """PUTs of a round for its intent, its pages and its commit."""
 
@@ -133,7 +133,7 @@ def of_round(planned: PlannedRound) -> CompactionForecast:
         read_bytes=read_bytes,
         copied_bytes=source_bytes if plan.copies else 0,
         gets=gets,
-        puts=COMMIT_PUTS + int(sum(_puts(size) for size in output_bytes.tolist())),
+        puts=COMMIT_PUTS + sum(PARTS.puts(int(size)) for size in output_bytes.tolist()),
         reader_gets=before,
         new_reader_gets=after,
     )
@@ -143,10 +143,6 @@ def carried_out(planned: PlannedRound) -> CompactionForecast:
     """Forecast of ``planned`` with only the sources that no later round needs: sums over all rounds are exact."""
     gone = planned.candidates.objects["size_bytes"][planned.gone]
     return replace(of_round(planned), objects=len(gone), source_bytes=int(gone.sum()))
-
-
-def _puts(size_bytes: float) -> int:
-    return 1 if size_bytes <= PART_BYTES else 2 + int(-(-size_bytes // PART_BYTES))
 
 
 DAY_MS = 24 * 3_600_000
@@ -191,7 +187,7 @@ class CompactionReport:
             "currency": self.prices.currency,
             "applied": self.is_applied,
             "youngObjects": self.young_objects,
-            "unreadable": [camel_names(asdict(found)) for found in self.unreadable],
+            "unreadable": [camel_names(asdict(one)) for one in self.unreadable],
         }
 
     def lines(self, title: str) -> list[str]:
@@ -239,7 +235,7 @@ def rewrite_options(settings: Settings, spool: Path) -> RewriteOptions:
 
 
 def limits_of(settings: Settings) -> CompactionLimits:
-    """The limits of plans."""
+    """The limits for plans of compaction, from the settings: sizes of objects, memory, and what is worth moving."""
     own = settings.compaction
     return CompactionLimits(
         memory_bytes=own.memory_bytes,
@@ -297,6 +293,7 @@ def _forecast(
     counter: ObjectRunCounter | None = None,
     damaged: Set[str] = frozenset(),
 ) -> CompactionForecast:
+    """What all rounds of compaction from ``state`` on would read, write and save."""
     return forecast(planned_rounds(store, state, settings, counter=counter, damaged=damaged))
 
 
@@ -396,8 +393,8 @@ def compact_archive(
     maintenance = MaintenanceCommit.opened(store, state, "compact", MACHINE_CLOCK)
     rounds = CompactionRounds(maintenance, settings, options, write, report)
     run_pass(rounds, chain([state], iter(maintenance.refresh, None)).__next__)
-    found = _report(store, maintenance.state, settings, rounds.done, prices, rounds.cost)
-    return replace(found, unreadable=rounds.damaged.ranges)
+    summary = _report(store, maintenance.state, settings, rounds.done, prices, rounds.cost)
+    return replace(summary, unreadable=rounds.damaged.ranges)
 
 
 def _report(

@@ -53,9 +53,9 @@ class ObjectRunCounter:
             if ref.key not in self._pages:
                 self._pages[ref.key] = _counted(next(living_pages(index, state, [ref])))
         parts = [*(self._pages[ref.key] for ref in pages), *map(_counted, memory)]
-        found, number = np.unique(np.concatenate([part for part, _ in parts]), return_inverse=True)
+        unique_digests, number = np.unique(np.concatenate([part for part, _ in parts]), return_inverse=True)
         runs = np.bincount(number, weights=np.concatenate([runs for _, runs in parts]))
-        return ObjectRuns(found, runs.astype(np.int64))
+        return ObjectRuns(unique_digests, runs.astype(np.int64))
 
 
 def _counted(page: Page) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
@@ -173,9 +173,9 @@ def older_versions(state: CatalogState, version: int) -> NDArray[np.int64]:
 def _neighbours(
     state: CatalogState, sequences: list[list[PageRef]], last: int, runs_max: int
 ) -> Iterator[tuple[list[list[PageRef]], tuple[int, int]]]:
-    """Groups of neighbouring sequences of pages that one round takes, each with its log history as ``_histories``
-    numbers it. A group is inside one history, ends at version ``last``, and has up to ``runs_max`` runs, or sequences
-    that are worth to be merged."""
+    """Groups of neighbouring ``sequences`` that one round of compaction takes, each with its log history as
+    ``_histories`` numbers it. A sequence is a list of catalog pages that cover the same versions. A group is inside one
+    log history, ends at version ``last``, and has up to ``runs_max`` runs, or sequences that are worth to be merged."""
 
     def history_of(sequence: list[PageRef]) -> tuple[int, int] | None:
         first, newest = (
@@ -198,7 +198,8 @@ def _neighbours(
 
 
 def is_merged(group: list[list[PageRef]], runs_max: int, queues: int) -> bool:
-    """Whether it is worth to write the largest of the sequences again for the others. Pure."""
+    """Whether it is worth to merge the sequences (lists of pages) of ``group``, so that the largest is written again
+    for the others. ``queues``: of the archive, of each of which compaction leaves few runs. Pure."""
     sizes = [_runs(one) for one in group]
     is_compacted = max(sizes) < SIMILAR * queues
     return _held_runs(group) <= runs_max and (_are_similar(sizes) or not is_compacted)

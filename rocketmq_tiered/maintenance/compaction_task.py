@@ -90,7 +90,8 @@ class CompactionTask:
     ) -> None:
         """Sends all requests within ``compaction.bytes_per_s`` and ``compaction.requests_per_s``, of which ``throttle``
         leaves a part while uploads or reads need the store. ``release`` is called when the tables of a plan have been
-        freed, to return their memory to the system."""
+        freed, to return their memory to the system. ``writing`` returns the function that writes new objects; it gets
+        one that returns the share of the limits to use now, or raises StoppedError."""
         own: CompactionSettings = settings.compaction
         self._settings, self._spool, self._throttle, self._stopping = settings, spool, throttle, stopping
         self._clock = clock
@@ -187,7 +188,7 @@ class CompactionTask:
         own, now_ms = self._settings.compaction, self._clock.wall_ms()
         due = CompactionDue(FULL_OBJECTS * own.object_bytes, now_ms - 2 * own.min_age_ms)
         overdue = CompactionDue(1 << 62, now_ms - 3 * own.min_age_ms)
-        found = _DueRounds()
+        rounds = _DueRounds()
         for planned in planned_rounds(
             self._store,
             state,
@@ -197,14 +198,14 @@ class CompactionTask:
             self._counter,
             self.damaged.keys,
         ):
-            found.first = found.first or planned
+            rounds.first = rounds.first or planned
             share = planned.range.share
-            found.is_estimated |= share < 1
-            found.objects += round(planned.objects / share)
-            found.message_bytes += round(planned.message_bytes / share)
-            found.is_overdue |= not planned.plan.copies and overdue(planned.candidates, planned.plan)
-        self._is_overdue = found.is_overdue
-        return found
+            rounds.is_estimated |= share < 1
+            rounds.objects += round(planned.objects / share)
+            rounds.message_bytes += round(planned.message_bytes / share)
+            rounds.is_overdue |= not planned.plan.copies and overdue(planned.candidates, planned.plan)
+        self._is_overdue = rounds.is_overdue
+        return rounds
 
     def _round(self, state: CatalogState, planned: PlannedRound) -> RewriteResult | None:
         """Write and commit one round, and add it to the figures that the status shows. None if the archive changed

@@ -301,13 +301,13 @@ def topic_costs(use: ArchiveUse, messages: Mapping[str, tuple[int, int]], prices
     own = {name: use.topics.get(name, Use()) for name in names}
     shared = {name: max(0.0, messages.get(name, (0, 0))[1] - own[name].bytes * expansion) for name in names}
     all_shared = sum(shared.values())
-    found = []
+    costs = []
     for name in names:
         share = set_bytes * shared[name] / all_shared if all_shared else 0.0
         stored = own[name].bytes + int(share)
         count = messages.get(name, (0, 0))[0]
-        found.append(TopicCost(name, count, own[name].objects, stored, prices.storage(stored)))
-    return sorted(found, key=lambda topic: (-topic.stored_bytes, topic.topic))
+        costs.append(TopicCost(name, count, own[name].objects, stored, prices.storage(stored)))
+    return sorted(costs, key=lambda topic: (-topic.stored_bytes, topic.topic))
 
 
 def ttl_costs(use: ArchiveUse, prices: Prices) -> list[Alternative]:
@@ -331,9 +331,9 @@ def batch_age_costs(
     commits = use.commits_a_day
     index_puts = use.written.get(INDEX_PREFIX, Use()).puts / use.observed_days
     a_cycle = (use.puts_a_day - index_puts) / commits if commits else 0.0
-    found = []
+    alternatives = []
     for age_ms in (age for age in BATCH_AGES_MS if age > batch_age_ms):
         fewer = max(min(commits, commits_a_day_min), min(commits, DAY_S * 1000 / age_ms))
         puts = (fewer * a_cycle + index_puts) * DAYS_A_MONTH
-        found.append(Alternative(age_ms, prices.requests(puts=puts)))
-    return found
+        alternatives.append(Alternative(age_ms, prices.requests(puts=puts)))
+    return alternatives

@@ -115,7 +115,7 @@ def _pages_of(
     """Pages that may have runs of ``objects``, whose versions are given."""
     if not objects:
         return iter(())
-    versions = {version for found in objects.values() for version in found}
+    versions = {version for versions_of_object in objects.values() for version in versions_of_object}
     refs = [ref for ref in state.pages if any(ref.overlaps(version, version) for version in versions)]
     return chain(living_pages(RunIndex(store), state, refs), memory_page(state))
 

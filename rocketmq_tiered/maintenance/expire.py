@@ -280,15 +280,15 @@ def _commit_times(store: ObjectStore, state: CatalogState, queues: ExpiryQueues,
     """When the bucket stored some commits: for each time to live of ``queues``, and each time that messages stay after
     their upload, the newest commit that is older. The other commits' times follow from these as far as expiry needs
     them."""
-    found: dict[int, int] = {}
+    times_ms: dict[int, int] = {}
     ages_ms = {*queues.min_archived_ms.tolist(), *queues.ttl_ms.tolist()} - {NEVER_MS}
     for age_ms in sorted(ages_ms, reverse=True):
         version = settled_version(store, state.version, now_ms - age_ms)
         if version:
             info = next(iter(store.list(catalog_key(version), limit=1)))
-            found[version] = info.modified_ms
-    versions = sorted(found)
-    times = [found[version] for version in versions]
+            times_ms[version] = info.modified_ms
+    versions = sorted(times_ms)
+    times = [times_ms[version] for version in versions]
     return CommitTimes(np.array(versions, np.int64), np.array(times, np.int64))
 
 
@@ -314,14 +314,14 @@ class _CatalogRuns:
         """The queues whose messages the LMQ entries of ``runs`` refer to, as rows of PARENT_DTYPE: the number of the
         run, the row of the queue in the state's table (-1: not in the archive), and the end of the offsets there that
         the run needs."""
-        found: list[tuple[int, int, int]] = []
+        rows_found: list[tuple[int, int, int]] = []
         for number, run in enumerate(runs):
             reader, rows = self._open(run)
             for parent in np.unique(rows.parent).tolist():
                 last = int(rows.parent_queue_offset[rows.parent == parent].max())
                 row = self._state.row_of(reader.queues[parent])
-                found.append((number, -1 if row is None else row, last + 1))
-        return np.array(found, PARENT_DTYPE)
+                rows_found.append((number, -1 if row is None else row, last + 1))
+        return np.array(rows_found, PARENT_DTYPE)
 
     def _open(self, run: np.void) -> tuple[SegmentReader, RowTable]:
         """The object of a run, and the run's rows."""

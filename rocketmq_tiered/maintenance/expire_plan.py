@@ -157,12 +157,12 @@ class _Ordered:
         step divides are read row by row."""
         whole = np.searchsorted(steps, self.end, side="left")
         is_divided = np.searchsorted(steps, self.begin, side="right") < whole
-        found = np.zeros(len(steps) + 1, np.int64)
-        np.add.at(found, whole[~is_divided], self.sizes[~is_divided])
+        added = np.zeros(len(steps) + 1, np.int64)
+        np.add.at(added, whole[~is_divided], self.sizes[~is_divided])
         for at in np.flatnonzero(is_divided).tolist():
             rows = self._rows(at)
-            np.add.at(found, np.searchsorted(steps, rows.position, side="right"), rows.size)
-        total: Ints = np.cumsum(found)[:-1]
+            np.add.at(added, np.searchsorted(steps, rows.position, side="right"), rows.size)
+        total: Ints = np.cumsum(added)[:-1]
         return total
 
     def below(self, position: int) -> Table:
@@ -308,8 +308,8 @@ class MissedPasses:
         count = min(max(0, (now_ms - self.last_ms) // self.every_ms - 1), _MISSED_MAX)
         number = (due_ms - self.last_ms - 1) // self.every_ms
         is_missed = (number >= 0) & (number < count)
-        found: Ints = np.bincount(number[is_missed], sizes[is_missed], _MISSED_MAX).astype(np.int64)
-        return found
+        sums: Ints = np.bincount(number[is_missed], sizes[is_missed], _MISSED_MAX).astype(np.int64)
+        return sums
 
 
 @dataclass(frozen=True)
@@ -443,8 +443,8 @@ class ExpiryPlanner:
         stored_ms = self._newest_ms(runs) + np.minimum(ttl_ms, _TIME_MS_MAX)
         archived_ms = np.minimum(commit_ms, _TIME_MS_MAX) + self._queues.min_archived_ms[queue]
         due_ms = np.maximum(stored_ms, archived_ms)
-        found: Ints = np.where((ttl_ms == NEVER_MS) | (commit_ms == NEVER_MS), NEVER_MS, due_ms)
-        return found
+        due: Ints = np.where((ttl_ms == NEVER_MS) | (commit_ms == NEVER_MS), NEVER_MS, due_ms)
+        return due
 
     def _newest_ms(self, runs: Table) -> Ints:
         """The newest time of each run, no later than its commit."""
@@ -545,19 +545,21 @@ class ExpiryPlanner:
         held = _by_queue(self._lmqs, LMQ_DTYPE)
         if not len(held) or not (self._floor > 0).any():  # no message has ever expired
             return
+        # The runs [begin, end) of each queue that are not judged yet; ``count`` of each are judged at a time.
         begin = _starts(held["queue"])
         end = np.append(begin[1:], len(held))
         count = 1
         while len(begin):
             taken = np.minimum(count, end - begin)
-            at = positions(begin, taken)
-            runs = held[at]
+            runs = held[positions(begin, taken)]
             stays = ~self._is_dead(runs, parents)
-            first = np.cumsum(taken) - taken
-            length = _prefixes(stays, first)
+            first = np.cumsum(taken) - taken  # where the runs of each queue begin in ``runs``
+            expired = _prefixes(
+                stays, first
+            )  # how many of them expire: those before the first one that stays
             queue = runs["queue"].astype(np.int64)
-            self._expire(self._left(runs, queue), queue, _in_prefix(length, first, len(runs)))
-            is_continued = (length == taken) & (begin + taken < end)
+            self._expire(self._left(runs, queue), queue, _in_prefix(expired, first, len(runs)))
+            is_continued = (expired == taken) & (begin + taken < end)
             begin, end = (begin + taken)[is_continued], end[is_continued]
             count *= 2
 
@@ -568,11 +570,13 @@ class ExpiryPlanner:
         lmq = np.flatnonzero(runs["is_lmq"])
         if not len(lmq):
             return dead
-        found = parents(runs[lmq])
-        is_below = (found["queue"] < 0) | (found["end_queue_offset"] <= self._floor[found["queue"]])
+        parent_rows = parents(runs[lmq])
+        is_below = (parent_rows["queue"] < 0) | (
+            parent_rows["end_queue_offset"] <= self._floor[parent_rows["queue"]]
+        )
         is_known = np.zeros(len(lmq), bool)
-        is_known[found["run"]] = True
-        is_known[found["run"][~is_below]] = False
+        is_known[parent_rows["run"]] = True
+        is_known[parent_rows["run"][~is_below]] = False
         dead[lmq] = is_known
         return dead
 

@@ -90,6 +90,7 @@ class GcTask:
         clock: Clock = MACHINE_CLOCK,
         deletions: Deletions | None = None,
     ) -> None:
+        """``deletions``: how objects are deleted; None: by the settings, without progress."""
         self._store, self._settings, self._clock = store, settings, clock
         self._deletions = deletions or Deletions(settings.deletes_per_s)
         self.due = Due(every_s=settings.every_ms / 1000, first_s=FIRST_AFTER_S)

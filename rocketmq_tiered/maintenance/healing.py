@@ -77,11 +77,11 @@ def heal(commits: MaintenanceCommit, key: str, log: CommitLog | None, clock: Clo
     check = checked(commits.store, state, key)
     if check is None:
         return None
-    found = salvaged(commits.store, state, check, log)
-    if found.lost:
-        return found.lost
+    salvage = salvaged(commits.store, state, check, log)
+    if salvage.lost:
+        return salvage.lost
     new = put_salvaged(
-        found,
+        salvage,
         state,
         state.epoch,
         clock.wall_ms(),
@@ -89,9 +89,9 @@ def heal(commits: MaintenanceCommit, key: str, log: CommitLog | None, clock: Clo
     )
     assert new is not None, "an object has rows"
     numbers = {queue: number for number, queue in enumerate(new.segment.queues)}
-    removed = np.zeros(len(found.runs), REMOVED_DTYPE)
+    removed = np.zeros(len(salvage.runs), REMOVED_DTYPE)
     for name in ("rows", "base_queue_offset", "end_queue_offset", "version"):
-        removed[name] = found.runs[name]
+        removed[name] = salvage.runs[name]
     removed["queue"] = [numbers[queue] for queue in check.queues]
     draft = CommitDraft(
         CommitKind.MAINTENANCE,

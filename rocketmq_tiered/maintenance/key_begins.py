@@ -435,17 +435,17 @@ def _is_full(held: list[Pulled]) -> bool:
 def _columns(queue: QueueKey, pulled: Pulled) -> dict[str, NDArray[Any]]:
     """The columns of the index of an object, from the ``pulled`` records. Raises CorruptionError for a record that is
     damaged, or of another queue."""
-    table, found = QueueTable(), RecordColumns(rows=len(pulled.starts) or 1)
+    table, parsed = QueueTable(), RecordColumns(rows=len(pulled.starts) or 1)
     count, reason = rescan(
-        pulled.data, pulled.starts, pulled.sizes, own_phys(pulled.data, pulled.starts), table, found
+        pulled.data, pulled.starts, pulled.sizes, own_phys(pulled.data, pulled.starts), table, parsed
     )
-    if reason or (found.queue[:count] != table.ordinal(queue.topic, queue.queue_id)).any():
+    if reason or (parsed.queue[:count] != table.ordinal(queue.topic, queue.queue_id)).any():
         raise CorruptionError(
             f"the broker's message of {queue} at offset {pulled.offsets[count % len(pulled.offsets)]} is damaged"
         )
     names = ("size", "tags_code", "store_timestamp", "key_count")
-    columns: dict[str, NDArray[Any]] = {name: getattr(found, name)[:count].copy() for name in names}
-    return columns | {"key_hashes": found.key_hashes[: found.keys].copy()}
+    columns: dict[str, NDArray[Any]] = {name: getattr(parsed, name)[:count].copy() for name in names}
+    return columns | {"key_hashes": parsed.key_hashes[: parsed.keys].copy()}
 
 
 def _changed(queue: QueueKey) -> UnavailableError:

@@ -229,14 +229,14 @@ class KeyCompaction:
         before_ms = self._store.clock_ms() - own.min_age_ms
         self._before_version = settled_version(self._store, state.version, before_ms) + 1
         limits = limits_of(self._settings)
-        found = keyed_queues(
+        keyed = keyed_queues(
             RunIndex(self._store),
             state,
             self._rules(state),
             before_version=self._before_version,
             runs_max=limits.runs_max,
         )
-        left = [one for one in found if one.queue not in self._done]
+        left = [one for one in keyed if one.queue not in self._done]
         queues = [
             replace(one, seen=self._seen.get(one.queue, 0)) for one in left if isinstance(one, KeyedQueue)
         ]

@@ -142,9 +142,9 @@ class ScrubTask:
                 self._take(*next(self._steps))
         except StopIteration as end:
             self._cycle_ms, self._steps, self._share = self._clock.wall_ms(), None, 0.0
-            found = {one.key: one for one in end.value.anomalies if one.key not in self._replaced}
-            self._lost = {key: ranges for key, ranges in self._lost.items() if key in found}
-            self._others, self._replaced = found, set()
+            anomalies = {one.key: one for one in end.value.anomalies if one.key not in self._replaced}
+            self._lost = {key: ranges for key, ranges in self._lost.items() if key in anomalies}
+            self._others, self._replaced = anomalies, set()
         except Exception:
             self._steps = None  # the next step continues where it was saved
             raise
@@ -159,7 +159,7 @@ class ScrubTask:
         if self._log is not None:
             self._log.refresh()
         lost = heal(self._commits, key, self._log, self._clock)
-        if lost is None:
+        if lost is None:  # the catalog no longer names the object: it was compacted, or has expired
             return
         if lost:
             self._lost[key] = tuple(

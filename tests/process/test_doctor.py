@@ -17,9 +17,9 @@ from rocketmq_tiered.doctor.broker_store import StoreAccess, StoreSubject, margi
 from rocketmq_tiered.doctor.bucket_rules import judge_lifecycle, judge_lock, judge_versioning
 from rocketmq_tiered.doctor.check import (
     Check,
+    CheckFinding,
     Outcome,
     PolicyLines,
-    Result,
     exit_code,
     failed,
     not_checked,
@@ -60,12 +60,12 @@ NOW_MS = 1_763_900_000_000
 Run = Callable[..., tuple[int, str, str]]
 
 
-def results_of(checks: list[Check]) -> dict[str, Result]:
-    return {result.id: result for result in run_checks(checks, PolicyLines("BUCKET", "PREFIX/"))}
+def results_of(checks: list[Check]) -> dict[str, CheckFinding]:
+    return {check.id: finding for check, finding in run_checks(checks, PolicyLines("BUCKET", "PREFIX/"))}
 
 
-def failures(results: Mapping[str, Result]) -> list[str]:
-    return [name for name, result in results.items() if result.finding.outcome is Outcome.FAILED]
+def failures(results: Mapping[str, CheckFinding]) -> list[str]:
+    return [name for name, result in results.items() if result.outcome is Outcome.FAILED]
 
 
 def trial_of(store: ObjectStore) -> StoreTrial:
@@ -89,15 +89,15 @@ def test_a_check_whose_condition_failed_is_not_checked_and_says_why() -> None:
             Check("four", "fourth", lambda: ok("")),
         ]
     )
-    assert [result.finding.outcome for result in results.values()] == [
+    assert [result.outcome for result in results.values()] == [
         Outcome.FAILED,
         Outcome.NOT_CHECKED,
         Outcome.NOT_CHECKED,
         Outcome.OK,
     ]
-    assert results["one"].finding.fix == "start it"
-    assert results["two"].finding.detail == "first failed"
-    assert results["three"].finding.detail == "second was not checked"
+    assert results["one"].fix == "start it"
+    assert results["two"].detail == "first failed"
+    assert results["three"].detail == "second was not checked"
     assert exit_code(list(results.values())) == 4
 
 
@@ -111,7 +111,7 @@ def test_exit_codes() -> None:
         ([good, away], 4),
         ([], 0),
     ):
-        assert exit_code([Result("id", "title", finding) for finding in findings]) == code
+        assert exit_code(findings) == code
 
 
 def test_policy_lines_are_statements_of_iam() -> None:
@@ -135,7 +135,7 @@ def test_a_good_store_has_no_failure_and_nothing_stays(
     store = make(tmp_path)
     store.put_if_absent("catalog/1", [b"x"])
     results = results_of(trial_of(store).checks())
-    assert {result.finding.outcome for result in results.values()} == {Outcome.OK}
+    assert {result.outcome for result in results.values()} == {Outcome.OK}
     assert [info.key for info in store.list("")] == ["catalog/1"]
 
 
@@ -156,12 +156,12 @@ def test_a_defect_of_the_store_is_one_failure(store: ObjectStore, expected: str,
     assert expected in failures(results)
     own = {"bucket-multipart", "bucket-copy-part"} if isinstance(store, RangelessStore) else set()
     assert set(failures(results)) - own == {expected}
-    assert says in results[expected].finding.detail
-    assert results[expected].finding.fix
+    assert says in results[expected].detail
+    assert results[expected].fix
 
 
 def test_objects_that_stay_are_named_with_the_missing_statement() -> None:
-    fix = results_of(trial_of(UndeletableStore()).checks())["bucket-delete"].finding.fix
+    fix = results_of(trial_of(UndeletableStore()).checks())["bucket-delete"].fix
     assert '"Action": "s3:DeleteObject", "Resource": "arn:aws:s3:::BUCKET/PREFIX/*doctor/*.check"' in fix
     assert "then delete the objects of this check below memory:///doctor/" in fix
 
@@ -184,7 +184,7 @@ def test_a_clock_that_differs_is_a_failure() -> None:
         None,
         clock=Clock(wall_ms=lambda: NOW_MS + 360_000),
     )
-    found = results_of(trial.checks())["bucket-clock"].finding
+    found = results_of(trial.checks())["bucket-clock"]
     assert found.outcome is Outcome.FAILED and "360.0 s ahead" in found.detail
 
 
@@ -240,10 +240,7 @@ def test_a_good_store_directory(subject: StoreSubject, tmp_path: Path) -> None:
     results = results_of(store_checks(subject, ROOMY))
     assert not failures(results), results
     assert margin(subject).outcome is Outcome.NOT_CHECKED
-    assert (
-        "25% of the disk is used, 75.0 GiB are free; no pins above 65%"
-        in results["disk-space"].finding.detail
-    )
+    assert "25% of the disk is used, 75.0 GiB are free; no pins above 65%" in results["disk-space"].detail
     assert not (tmp_path / "state").exists(), "the check leaves no directory"
 
 
@@ -255,7 +252,7 @@ def test_links_that_fail_name_the_reason(subject: StoreSubject, code: int, fix: 
     def link(source: Path, target: Path) -> None:
         raise OSError(code, os.strerror(code))
 
-    found = results_of(store_checks(subject, replace(ROOMY, link=link)))["pins"].finding
+    found = results_of(store_checks(subject, replace(ROOMY, link=link)))["pins"]
     assert found.outcome is Outcome.FAILED and fix in found.fix
 
 
@@ -321,7 +318,7 @@ class _Client:
 
 def broker_results(
     address: str, answers: Answers, liveness: Liveness = Liveness.ALIVE, name: str = "b"
-) -> dict[str, Result]:
+) -> dict[str, CheckFinding]:
     report = LivenessReport(liveness, 7, False, "process 7 holds lock")
     subject = BrokerSubject(address, "--broker-address", name, 1.0, answers, lambda: report)
     return results_of(broker_checks(subject, Clock(wall_ms=lambda: NOW_MS)))
@@ -329,15 +326,15 @@ def broker_results(
 
 def test_a_broker_that_answers() -> None:
     results = broker_results("10.0.0.1:10911", Answers())
-    assert {result.finding.outcome for result in results.values()} == {Outcome.OK}
-    assert results["broker-version"].finding.detail == "V5_3_3"
+    assert {result.outcome for result in results.values()} == {Outcome.OK}
+    assert results["broker-version"].detail == "V5_3_3"
 
 
 def test_a_wrong_port_names_the_address_that_was_tried() -> None:
     results = broker_results("10.0.0.1:10912", Answers())
     assert failures(results) == ["broker"]
-    assert results["broker"].finding.detail == "10.0.0.1:10912 (--broker-address) does not answer: refused"
-    assert "--broker-address" in results["broker"].finding.fix
+    assert results["broker"].detail == "10.0.0.1:10912 (--broker-address) does not answer: refused"
+    assert "--broker-address" in results["broker"].fix
     assert exit_code(list(results.values())) == 4
 
 
@@ -349,13 +346,13 @@ def test_an_unknown_address_of_a_running_broker_is_a_failure() -> None:
 
 def test_another_broker_at_the_address_is_a_failure() -> None:
     results = broker_results("10.0.0.1:10911", Answers(), name="c")
-    assert "is b, but the store is that of c" in results["broker"].finding.detail
+    assert "is b, but the store is that of c" in results["broker"].detail
 
 
 def test_a_broker_that_is_not_registered_is_a_failure() -> None:
     results = broker_results("10.0.0.1:10911", Answers(registered="other"))
     assert failures(results) == ["name-servers"]
-    assert "ns:9876: broker b is not registered" in results["name-servers"].finding.detail
+    assert "broker b is not registered at name server ns:9876" in results["name-servers"].detail
 
 
 def test_versions_and_clocks() -> None:

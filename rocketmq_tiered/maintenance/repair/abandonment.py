@@ -35,10 +35,10 @@ def abandon(store: ObjectStore, names: tuple[str, str], count: int | None, now_m
             hint=f"{REPAIR_HINT}; to abandon them and begin a new archive beside them, start once with --new-archive "
             f"--abandon {len(infos)}",
         )
-    found = survey(store)
+    surveyed = survey(store)
     state = CatalogState(cluster=names[0], broker=names[1])
     repair = Repair(
-        store, found, state, applies=True, now_ms=now_ms, version=found.version, epoch=found.epoch
+        store, surveyed, state, applies=True, now_ms=now_ms, version=surveyed.version, epoch=surveyed.epoch
     )
     number_above(repair, (one for _, one in found_objects(store, _data(infos)) if one is not None))
     repair.survey.state = state

@@ -218,8 +218,8 @@ def _last_record(segments: SegmentCache, objects: Sequence[FoundObject], phys: i
         if best is None:
             return NO_CHECK
         begin, reader, number, row = best
-        found = reader.read_blocks(number, row, row + 1)
+        blocks = reader.read_blocks(number, row, row + 1)
     except TieredError:
         return NO_CHECK
-    record: Table = found.data[int(found.starts[0]) : int(found.starts[0]) + int(found.sizes[0])]
+    record: Table = blocks.data[int(blocks.starts[0]) : int(blocks.starts[0]) + int(blocks.sizes[0])]
     return LogCheck(begin, begin + len(record), fastcrc.crc32.iscsi(record.tobytes()))

@@ -34,13 +34,13 @@ def newest_tables(
         parts = parse_state_key(info.key)
         if parts is not None and info.key not in unusable and not (is_whole and parts[0] in named):
             copies.setdefault(parts[0], []).append((*parts[1:], info.key))
-    found = dict(named)
+    newest = dict(named)
     for table, keys in copies.items():
         for _, _, key in sorted(keys, reverse=True):
             if key == named.get(table) or _is_readable(store, table, key):
-                found[table] = key
+                newest[table] = key
                 break
-    return found
+    return newest
 
 
 def _is_readable(store: ObjectStore, table: str, key: str) -> bool:
@@ -88,9 +88,9 @@ def not_in_table(store: ObjectStore, state: CatalogState) -> dict[str, int]:
     broker may have deleted them. Empty if no table of topics is archived."""
     key = state.state_objects.get(TOPICS)
     table = broker_table(store, key, TOPICS) if key else None
-    found: dict[str, int] = {}
+    messages: dict[str, int] = {}
     for queue, row in state.queues():
         is_known = table is None or queue.topic in table or queue.topic.startswith(LMQ_PREFIX)
         if not is_known and not row["flags"] & QUEUE_HIDDEN:
-            found[queue.topic] = found.get(queue.topic, 0) + int(row["row_count"])
-    return found
+            messages[queue.topic] = messages.get(queue.topic, 0) + int(row["row_count"])
+    return messages

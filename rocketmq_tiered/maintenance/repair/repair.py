@@ -161,10 +161,17 @@ def plan_repair(
     """Plan the repair of the archive of ``names`` (cluster, broker): read all of its data, and make a whole state of
     what is intact. ``log``: the broker's log, from which damaged messages are written again. ``applies``: also write
     the objects that the repair's commit will name. Raises the store's errors, except for single objects."""
-    found = survey(store)
-    state = found.state
+    surveyed = survey(store)
+    state = surveyed.state
     repair = Repair(
-        store, found, state, applies, now_ms, [*found.notes], version=found.version, epoch=found.epoch
+        store,
+        surveyed,
+        state,
+        applies,
+        now_ms,
+        [*surveyed.notes],
+        version=surveyed.version,
+        epoch=surveyed.epoch,
     )
     repair.state = replace(state, cluster=state.cluster or names[0], broker=state.broker or names[1])
     report = VerifyReport()
@@ -435,7 +442,7 @@ def _objects_of(repair: Repair, *, unnamed_only: bool) -> list[FoundObject]:
         for info in store.list(prefix)
         if info.key not in named and info.key not in known
     )
-    found: list[FoundObject] = []
+    own: list[FoundObject] = []
     strangers: list[FoundObject] = []
     for info, one in found_objects(store, infos):
         if one is None:
@@ -447,7 +454,7 @@ def _objects_of(repair: Repair, *, unnamed_only: bool) -> list[FoundObject]:
         elif not is_own(state, one):
             strangers.append(one)
         else:
-            found.append(one)
+            own.append(one)
     for one in strangers:
         owner = f"{one.meta.cluster}/{one.meta.broker}"
         repair.unknown.append(
@@ -455,13 +462,13 @@ def _objects_of(repair: Repair, *, unnamed_only: bool) -> list[FoundObject]:
             f"{counted(one.messages, 'message')}; move it to "
             f"{archive_prefix(one.meta.cluster, one.meta.broker)}/{one.key}"
         )
-    if strangers and not found and not state.version:
+    if strangers and not own and not state.version:
         raise UsageError(
             f"{store.url} has only objects of other archives, and nothing is changed: it is unknown "
             f"{repair.unknown[-1]}",
             hint="move them, then run tiered repair with --cluster and --broker of that archive",
         )
-    return found
+    return own
 
 
 def _beyond_end(repair: Repair, state: CatalogState, objects: Sequence[FoundObject]) -> list[FoundObject]:
@@ -530,11 +537,11 @@ def _rewrite(repair: Repair, damaged: list[str], log: CommitLog | None) -> None:
         check = checked(repair.store, repair.state, key)
         if check is None:
             continue
-        found = salvaged(repair.store, repair.state, check, log)
-        new = put_salvaged(found, repair.state, repair.epoch, repair.now_ms, repair.put)
-        repair.state = with_replaced(repair.state, found, new, repair.version)
-        repair.lost += found.lost
-        rows = sum(map(len, found.rows))
+        salvage = salvaged(repair.store, repair.state, check, log)
+        new = put_salvaged(salvage, repair.state, repair.epoch, repair.now_ms, repair.put)
+        repair.state = with_replaced(repair.state, salvage, new, repair.version)
+        repair.lost += salvage.lost
+        rows = sum(map(len, salvage.rows))
         repair.notes.append(
             f"damaged object {key}: {rows:,} of {int(np.concatenate(check.runs)['rows'].sum()):,} messages are written "
             "again"

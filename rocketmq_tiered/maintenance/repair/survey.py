@@ -51,21 +51,21 @@ def survey(store: ObjectStore) -> Survey:
     state at one version) with the commits after it. Raises NoArchiveError if nothing is there at all,
     UnsupportedFormatError for a format that this program does not read, and the store's errors, except for single
     objects."""
-    found = Survey()
+    result = Survey()
     head = head_version(store)
     versions = listed_versions(store, 1, head)
     try:
-        found.state = load(store, version=head)
+        result.state = load(store, version=head)
     except NoArchiveError:
         raise
     except DAMAGE as error:
-        found.is_whole = False
-        found.notes.append(f"catalog version {head}, the newest, cannot be loaded: {error.message}")
-        found.state = _newest_root(store, found)
-        _apply_later(store, [one for one in versions if one > found.state.version], found)
-    _check_commits(store, [one for one in versions if one >= found.state.repaired_version], found)
-    _number(store, head, found)
-    return found
+        result.is_whole = False
+        result.notes.append(f"catalog version {head}, the newest, cannot be loaded: {error.message}")
+        result.state = _newest_root(store, result)
+        _apply_later(store, [one for one in versions if one > result.state.version], result)
+    _check_commits(store, [one for one in versions if one >= result.state.repaired_version], result)
+    _number(store, head, result)
+    return result
 
 
 def _newest_root(store: ObjectStore, found: Survey) -> CatalogState:

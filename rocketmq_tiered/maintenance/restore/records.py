@@ -139,8 +139,8 @@ class LogOrder:
             _some_runs(check, np.flatnonzero(check.runs[0]["kind"] != RunKind.LMQ))
             for check in WindowObjects(self._pages(*window)).values()
         )
-        found = [check for check in with_bytes if len(check.queues)]
-        return sorted(found, key=lambda check: int(check.runs[0]["min_phys"].min()))
+        checks = [check for check in with_bytes if len(check.queues)]
+        return sorted(checks, key=lambda check: int(check.runs[0]["min_phys"].min()))
 
     def runs(self) -> Iterator[SegmentCheck]:
         """All selected runs in the order of their physical offsets, so that those of a queue come in the order of their
@@ -171,9 +171,9 @@ def _some_runs(check: SegmentCheck, which: NDArray[np.int64]) -> SegmentCheck:
     run has a queue number of its own."""
     runs = check.runs[0]
     which = which[np.lexsort((runs["first_row"][which], runs["ordinal"][which]))]
-    found = picked(runs, which)
-    found["queue"] = np.arange(len(which))
-    return SegmentCheck(check.key, check.place, [found], [check.queues[row] for row in which.tolist()])
+    some = picked(runs, which)
+    some["queue"] = np.arange(len(which))
+    return SegmentCheck(check.key, check.place, [some], [check.queues[row] for row in which.tolist()])
 
 
 PENDING_BYTES = 4 << 20
@@ -193,8 +193,8 @@ class RecordWriter:
 
     def write(self, order: LogOrder, done: int, written: Written) -> None:
         """Copy the records of all objects but the first ``done``, which an interrupted restore has copied.
-        ``written(objects, bytes)`` is called when an object is finished, in order: how many are, and its bytes. Raises
-        what reading and writing raise."""
+        ``written`` is called each time an object is finished, in order, with the number of finished objects and the
+        bytes of this one. Raises what reading and writing raise."""
         with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="restore") as pool:
             for number, (copied_bytes, copied) in enumerate(few_at_a_time(self._started(order, done, pool))):
                 copied.result()
@@ -258,14 +258,14 @@ def messages_left(
     dropped messages are not restored. Raises what reading objects raises."""
     if not any(queue.is_lmq and queue.is_selected for queue in selection.queues.values()):
         return {}
-    found: dict[QueueKey, KeptOffsets] = {}
+    left_of_queue: dict[QueueKey, KeptOffsets] = {}
     index = RunIndex(store)
     segments = SegmentCache(store, cache_bytes=TAIL_BYTES)
     for key, queue in selection.queues.items():
         row = state.queue(key)
         if row is None or not int(row["flags"]) & QUEUE_SPARSE:
             continue
-        found[key] = left = KeptOffsets(queue.min_offset, queue.end_offset)
+        left_of_queue[key] = left = KeptOffsets(queue.min_offset, queue.end_offset)
         chunk = index.runs_of(state, key)
         for at in np.flatnonzero(chunk.runs["min_phys"] >= 0).tolist():
             runs = chunk.runs[at : at + 1]
@@ -273,7 +273,7 @@ def messages_left(
             check = SegmentCheck(chunk.object_keys[int(place["key"])], place, [runs], [key])
             for rows in rows_of_parts(*_opened(segments, check)):
                 left.keep(rows.queue_offset[rows.queue_offset >= queue.min_offset])
-    return found
+    return left_of_queue
 
 
 def _opened(cache: SegmentCache, check: SegmentCheck) -> tuple[SegmentIndex, Table]:
@@ -339,8 +339,8 @@ class UnitWriter:
         cache = SegmentCache(store, cache_bytes=TAIL_BYTES)
         with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="restore") as pool:
             opening = ((check, pool.submit(_opened, cache, check)) for check in order.runs())
-            for check, found in few_at_a_time(opening):
-                self._add(check, *found.result())
+            for check, opened in few_at_a_time(opening):
+                self._add(check, *opened.result())
         self._write_pending()
         ended = 0
         for key, queue in self._selection.queues.items():
@@ -350,8 +350,8 @@ class UnitWriter:
     def _add(self, check: SegmentCheck, index: SegmentIndex, parts: Table) -> None:
         """Add the consume-queue units of an object's selected rows to the pending ones, and write these when there are
         PENDING_UNITS. ``index``: of the object; ``parts``: the runs of ``check`` in it."""
-        for found in rows_of_parts(index, parts):
-            rows = found.where(self._selection.rows(found, check.queues, index.queues))
+        for part_rows in rows_of_parts(index, parts):
+            rows = part_rows.where(self._selection.rows(part_rows, check.queues, index.queues))
             units, cuts = self._units(rows), np.flatnonzero(np.diff(rows.part, prepend=-1))
             for first, end in pairwise([*cuts.tolist(), len(units)]):
                 self._pending.setdefault(check.queues[rows.part[first]], []).append(units[first:end])

@@ -195,6 +195,7 @@ class Restoring:
         progress: Progress = lambda done, total: None,
         finish: Callable[[RestoredLog], object] = lambda log: None,
     ) -> None:
+        """``progress`` gets the bytes done and in all; ``finish`` gets the log once all else is written."""
         self._store, self._request = store, request
         self._progress, self._finish = progress, finish
         self._state = request.state
@@ -237,18 +238,18 @@ class Restoring:
                 needs = self._needs(order, selection)._replace(gaps=True)
                 same_layout(layout.begin_phys, layout.end_phys, layout.file_bytes, needs)
                 log.seal(layout.lead_phys, layout.begin_phys, last_ms)
-            found = restored_configuration(
+            configuration = restored_configuration(
                 tables,
                 selection,
                 wall_ms(),
                 keeps_compaction=request.queues is None,
                 may_batch=self._may_batch,
             )
-            self._write_rest(log, layout, found, last_ms)
+            self._write_rest(log, layout, configuration, last_ms)
             self._finish(log)
             _move(request.building, request.target)
         continues = layout.end_phys == state.cursor.phys
-        return RestoreReport(layout, selection, found, units, log.has_crc, continues)
+        return RestoreReport(layout, selection, configuration, units, log.has_crc, continues)
 
     def _written_log(
         self, order: LogOrder, selection: RestoreSelection
@@ -389,13 +390,13 @@ class _Notes:
                 )
             self.update(0, has_crc=False)
             return
-        found = json.loads(self._path.read_bytes())
-        if found["restore"] != self._restore:
+        noted = json.loads(self._path.read_bytes())
+        if noted["restore"] != self._restore:
             raise UsageError(
                 f"{request.building} belongs to an interrupted restore of something else",
                 hint="remove it, or give the same archive, version, topics and time as there to continue that one",
             )
-        self.objects, self.has_crc = found["objects"], found["has_crc"]
+        self.objects, self.has_crc = noted["objects"], noted["has_crc"]
 
     def update(self, objects: int, *, has_crc: bool) -> None:
         """``objects`` are written and durable."""
@@ -419,6 +420,7 @@ def noted_version(building: Path) -> int | None:
 
 
 def _refuse_full(target: Path) -> None:
+    """Raise UsageError unless the store directory ``target`` is empty or does not exist."""
     try:
         if target.exists() and any(target.iterdir()):
             raise UsageError(

@@ -113,7 +113,7 @@ def _topics(
     ones (unless ``keeps_compaction``), as the broker would compact their written queues. Topics of batches are excluded
     unless ``may_batch``."""
     batch = frozenset() if may_batch else frozenset(batch_topics(table))
-    found, plain = {}, []
+    kept, plain = {}, []
     for name, topic in table.items():
         if name in batch:
             continue
@@ -121,8 +121,8 @@ def _topics(
             attributes = {key: value for key, value in topic["attributes"].items() if key != CLEANUP_POLICY}
             topic = {**topic, "attributes": attributes}  # noqa: PLW2901
             plain.append(name)
-        found[name] = topic
-    return found, sorted(plain)
+        kept[name] = topic
+    return kept, sorted(plain)
 
 
 def _topics_of(selection: RestoreSelection) -> dict[str, Any]:
@@ -165,12 +165,12 @@ class RestoreSelection:
         minimum = np.array([0 if queue is None else queue.min_offset for queue in shown], np.int64)
         runs = page.chunk.runs
         number = runs["queue"]
-        found: NDArray[np.bool_] = wanted[number] & (runs["end_queue_offset"] > minimum[number])
-        found &= runs["max_store_timestamp"] >= self.since_ms
-        found &= (
+        may_have: NDArray[np.bool_] = wanted[number] & (runs["end_queue_offset"] > minimum[number])
+        may_have &= runs["max_store_timestamp"] >= self.since_ms
+        may_have &= (
             runs["min_phys"] >= 0
         )  # messages that were copied from a compaction log have no physical offset
-        return found
+        return may_have
 
     def whole_runs(self, page: Page) -> NDArray[np.bool_]:
         """Which runs of ``page``, all of which ``runs`` selects, are certainly restored with all of their records."""
@@ -205,7 +205,7 @@ def select(state: CatalogState, topics: Sequence[str], since_ms: int, *, in_file
     match a pattern of ``topics``, and that were stored at or after ``since_ms``. ``in_files``: consume queues are files
     in directories named after topics, else in RocksDB, which has no BatchCQ; queues that cannot be there are absent."""
     chosen = TopicFilter(include=topics, include_system=True)
-    found, absent = {}, set[str]()
+    shown, absent = {}, set[str]()
     for key, row in state.queues():
         flags = int(row["flags"])
         if flags & (QUEUE_HIDDEN | QUEUE_SUPERSEDED):
@@ -214,14 +214,14 @@ def select(state: CatalogState, topics: Sequence[str], since_ms: int, *, in_file
         if "/" in key.topic if in_files else is_batch:
             absent.add(key.topic)
             continue
-        found[key] = ShownQueue(
+        shown[key] = ShownQueue(
             int(row["min_queue_offset"]),
             int(row["end_queue_offset"]),
             is_batch,
             bool(flags & QUEUE_LMQ),
             chosen.admits(key.topic),
         )
-    return RestoreSelection(found, since_ms, sorted(absent))
+    return RestoreSelection(shown, since_ms, sorted(absent))
 
 
 def has_gaps(state: CatalogState, selection: RestoreSelection) -> bool:

@@ -163,7 +163,7 @@ def _named_options(assignments: list[str]) -> dict[str, str]:
     """The values of ``--option NAME=VALUE`` by the name of the option. Raises UsageError for an unknown option, one
     without a value, and for credentials."""
     known = {name.lower(): name for name in _OPTIONS}
-    found = {}
+    values = {}
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if name.lower() in _KEY_OPTIONS:
@@ -177,5 +177,5 @@ def _named_options(assignments: list[str]) -> dict[str, str]:
             )
         if not equals:
             raise UsageError(f"--option {name} has no value", hint=f"write --option {name}=VALUE")
-        found[known[name.lower()]] = value
-    return found
+        values[known[name.lower()]] = value
+    return values

@@ -28,7 +28,7 @@ def execute(options: argparse.Namespace) -> int:
     settings = settings_of(options).settings
     check_addresses(options.url, settings.object_store.endpoint_url)
     with Progress("compact", 0, quiet=options.json) as progress:
-        found = compact(
+        compaction = compact(
             lambda: session_of(options, "compact"),
             options.url,
             settings,
@@ -37,7 +37,7 @@ def execute(options: argparse.Namespace) -> int:
             prices=read_prices(Path(options.prices)) if options.prices else None,
             report=progress.update,
         )
-    title = f"{found.cluster}/{found.broker} in {options.url}"
-    print_result(options, found.report.document(), found.report.lines(title))
-    print_lines(*(one.text for one in found.report.unreadable), file=sys.stderr)
-    return CorruptionError.exit_code if found.report.unreadable else 0
+    title = f"{compaction.cluster}/{compaction.broker} in {options.url}"
+    print_result(options, compaction.report.document(), compaction.report.lines(title))
+    print_lines(*(one.text for one in compaction.report.unreadable), file=sys.stderr)
+    return CorruptionError.exit_code if compaction.report.unreadable else 0

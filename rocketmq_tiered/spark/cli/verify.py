@@ -33,12 +33,14 @@ def execute(options: argparse.Namespace) -> int:
     source = source_of(options, options.url, settings_of(options).settings.object_store)
     spark = session_of(options, "verify", source)
     with Progress("verify", 0, quiet=options.json) as progress:
-        found = verify(spark, source, full=not options.quick, report=progress.update)
-    failed = [bool(one.report.anomalies) or (options.strict and bool(one.report.leftovers)) for one in found]
+        reports = verify(spark, source, full=not options.quick, report=progress.update)
+    failed = [
+        bool(one.report.anomalies) or (options.strict and bool(one.report.leftovers)) for one in reports
+    ]
     document = [
         {"cluster": one.cluster, "broker": one.broker, **camel_names(asdict(one.report)), "ok": not is_failed}
-        for one, is_failed in zip(found, failed, strict=True)
+        for one, is_failed in zip(reports, failed, strict=True)
     ]
-    lines = (one.report.lines(f"{one.cluster}/{one.broker} in {options.url}") for one in found)
+    lines = (one.report.lines(f"{one.cluster}/{one.broker} in {options.url}") for one in reports)
     print_result(options, document, chain.from_iterable(lines))
     return EXIT_ANOMALIES if any(failed) else 0

@@ -140,8 +140,8 @@ def _task(store: StoreToBackfill, target: ArchiveTarget, options: BackfillOption
     conf_path = str(Path(store.conf_path).absolute()) if store.conf_path else ""
     store = replace(store, path=path, conf_path=conf_path)
     with _open(store) as opened:
-        found = opened.names()
-        names = BrokerNames(store.cluster or found.cluster, store.broker or found.broker)
+        names_in_store = opened.names()
+        names = BrokerNames(store.cluster or names_in_store.cluster, store.broker or names_in_store.broker)
         names = require_names(names, path)
         if not opened.liveness().is_dead:
             raise UnavailableError(

@@ -273,15 +273,15 @@ def compact(
         archive = open_archive(root, settings.archive.cluster or None, settings.archive.broker or None)
         state = load(archive.store)
         if not apply:
-            found = dry_run(archive.store, state, settings, prices)
-            return ArchiveCompaction(archive.cluster, archive.broker, found)
+            compacted = dry_run(archive.store, state, settings, prices)
+            return ArchiveCompaction(archive.cluster, archive.broker, compacted)
         runner = tasks or SparkTasks(spark() if callable(spark) else spark)
         writer = DistributedRewrite(ArchiveTarget(url, options), runner, settings.compaction.memory_bytes)
         place = rewrite_options(settings, Path(spool))
-        found = compact_archive(
+        compacted = compact_archive(
             archive.store, state, settings, place, prices, report=report, write=writer.write
         )
-        return ArchiveCompaction(archive.cluster, archive.broker, found)
+        return ArchiveCompaction(archive.cluster, archive.broker, compacted)
 
 
 class DistributedRewrite:

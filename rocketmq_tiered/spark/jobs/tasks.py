@@ -120,9 +120,9 @@ _RAISED = re.compile(r"^tiered\.errors\.(\w+): (.*)$", re.MULTILINE)
 
 def typed(error: BaseException) -> TieredError | None:
     """The TieredError that a worker raised, made again from the text of Spark's ``error``; None if it has none."""
-    found = _RAISED.findall(str(error))
-    if not found:
+    raised = _RAISED.findall(str(error))
+    if not raised:
         return None
-    name, message = found[-1]
+    name, message = raised[-1]
     parsed: TieredError = getattr(errors, name, TieredError)(message)
     return parsed

@@ -67,7 +67,7 @@ def verify(
             hint="remove the options topic and version",
         )
     runner = tasks or SparkTasks(spark)
-    found = []
+    reports = []
     with opened(source) as store:
         for archive in archives(store, source):
             task = VerifyTask(source, archive.cluster, archive.broker, 0, [], full)
@@ -77,8 +77,8 @@ def verify(
                 progress=report,
                 segments=partial(_check_in_tasks, runner, task),
             )
-            found.append(ArchiveReport(archive.cluster, archive.broker, checked))
-    return found
+            reports.append(ArchiveReport(archive.cluster, archive.broker, checked))
+    return reports
 
 
 def _check_in_tasks(

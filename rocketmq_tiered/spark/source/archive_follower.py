@@ -84,7 +84,8 @@ def _by_topic(offsets: Mapping[QueueKey, int]) -> dict[str, dict[str, int]]:
 
 
 def from_json(document: Mapping[str, Any]) -> dict[Names, ArchiveOffset]:
-    """Parse the checkpoint's form. Raises CorruptionError."""
+    """A stream's offset from the form in which Spark's checkpoint stores it. Raises CorruptionError if it does not
+    parse, or is too large."""
     try:
         _check_size(document)
         return {_names(name): _archive_offset(one) for name, one in document.items()}
@@ -217,15 +218,15 @@ class ArchiveFollower:
         """
         for names, reached in start.items():
             self._require_archive(names, reached.version)
-        found = dict(newest)
+        offsets = dict(newest)
         for names, one in newest.items():
             state, queues = self._state(names, one.version), dict(one.queues)
             for queue in start[names].queues if names in start else ():
                 row = state.queue(queue)
                 if queue not in queues and row is not None and self._options.wants(queue.topic):
                     queues[queue] = int(row["end_queue_offset"])
-            found[names] = ArchiveOffset(one.version, queues)
-        return found
+            offsets[names] = ArchiveOffset(one.version, queues)
+        return offsets
 
     def _require_archive(self, names: Names, version: int) -> None:
         """Raise NotFoundError if the archive ``names`` (cluster, broker), of which the stream has read catalog
@@ -255,14 +256,14 @@ class ArchiveFollower:
                 for names, one in newest.items()
             }
         self._refresh()
-        found = {}
+        offsets_of = {}
         for names, state in self._states.items():
             queues = {}
             for queue, offsets in wanted_queues(state, self._options).items():
                 is_first = starting is Starting.EARLIEST
                 queues[queue] = offsets.begin if is_first else self._offset_at_time(names, state, queue)
-            found[names] = self._with_origins(names, state, queues)
-        return found
+            offsets_of[names] = self._with_origins(names, state, queues)
+        return offsets_of
 
     def _gaps_of(self, names: Names) -> GapsByVersion:
         if names not in self._gaps:
@@ -284,16 +285,16 @@ class ArchiveFollower:
         """List the archives below the path, and read the newest state and the gaps of each. Raises NotFoundError if,
         when archives are found for the first time, none has a topic of the options."""
         try:
-            found = archives(self._root, self._options)
+            listed = archives(self._root, self._options)
         except NotFoundError:
-            found = []  # nothing archived yet
-        self._found = {(one.cluster, one.broker) for one in found}
-        for one in found:
+            listed = []  # nothing archived yet
+        self._found = {(one.cluster, one.broker) for one in listed}
+        for one in listed:
             names = one.cluster, one.broker
             cached = self._states.get(names)
             self._states[names] = load(one.store) if cached is None else refresh(one.store, cached)
             self._gaps_of(names).add(self._states[names])
-        if found and not self._has_topics:
+        if listed and not self._has_topics:
             require_topics(
                 self._options, {queue.topic for state in self._states.values() for queue, _ in state.queues()}
             )
@@ -359,10 +360,10 @@ class ArchiveFollower:
             ends = [begin + rows for (*_, begin, _), rows in zip(todo, shares, strict=True)]
         else:
             ends = self._ends_by_bytes(todo, newest, limit.max_bytes)
-        found: dict[Names, dict[QueueKey, int]] = {names: {} for names in newest}
+        ends_of: dict[Names, dict[QueueKey, int]] = {names: {} for names in newest}
         for (names, queue, *_), end in zip(todo, ends, strict=True):
-            found[names][queue] = end
-        reached = {names: ArchiveOffset(newest[names].version, found[names]) for names in newest}
+            ends_of[names][queue] = end
+        reached = {names: ArchiveOffset(newest[names].version, ends_of[names]) for names in newest}
         return _merged(start, reached, moved)
 
     def _range(
@@ -385,11 +386,11 @@ class ArchiveFollower:
         wanted: dict[Names, Layer] = {names: {} for names in newest}
         for names, queue, begin, end in todo:
             wanted[names][queue] = OffsetRange(begin, end)
-        found = {
+        runs_of_queue = {
             names: runs_of(self._planner(names).run_index, self._state(names, newest[names].version), layer)
             for names, layer in wanted.items()
         }
-        tables = [found[names][queue] for names, queue, *_ in todo]
+        tables = [runs_of_queue[names][queue] for names, queue, *_ in todo]
         sizes = [bytes_between(runs, begin, end) for runs, (*_, begin, end) in zip(tables, todo, strict=True)]
         if sum(sizes) <= byte_limit:
             return [end for *_, end in todo]
@@ -404,7 +405,7 @@ class ArchiveFollower:
         in ``end`` has them, in slices. ``is_header_only``: no column needs message bodies. Messages that expired before
         they were read are reported."""
         start = self._rewound(start, end)
-        found: list[Slices] = []
+        slices: list[Slices] = []
         for names, one in sorted(end.items()):
             state = self._state(names, one.version)
             wanted = {}
@@ -420,19 +421,19 @@ class ArchiveFollower:
                     for lost in without(OffsetRange(begin, min(first, stop)), gaps):
                         self._note_expired(queue, lost)
                 wanted[queue] = OffsetRange(max(begin, first), stop)
-            found += self._planner(names).slices(
+            slices += self._planner(names).slices(
                 state,
                 [wanted, *self._filled(names, start.get(names), one.version)],
                 Predicate(),
                 is_header_only=is_header_only,
                 on_expired=self._note_expired,
             )
-        return found
+        return slices
 
     def _rewound(self, start: StreamOffset, end: StreamOffset) -> StreamOffset:
         """``start`` with queues moved back if the broker's log was truncated or replaced since they were read: offsets
         behind the last common message have other messages now. That is reported as a loss of data."""
-        found = dict(start)
+        rewound = dict(start)
         for names, one in start.items():
             ends = self._common_ends(names, one, end[names].version) if names in end else {}
             for queue, offset in ends.items():
@@ -443,8 +444,8 @@ class ArchiveFollower:
                         hint="failOnDataLoss=false reads the new messages",
                     )
                 )
-            found[names] = replace(one, queues={**one.queues, **ends})
-        return found
+            rewound[names] = replace(one, queues={**one.queues, **ends})
+        return rewound
 
     def _common_ends(self, names: Names, start: ArchiveOffset, version: int) -> dict[QueueKey, int]:
         """Queues of which a truncated or replaced log has taken back the last messages before ``start`` -> the end of
@@ -453,13 +454,13 @@ class ArchiveFollower:
             return {}
         state = self._state(names, version)
         kept = KeptEnds(self._store(names), state, start.version)
-        found = {}
+        ends = {}
         for queue, offset in start.queues.items():
             row, end = state.queue(queue), kept.before_divergence(queue)
             is_superseded = row is not None and int(row["flags"]) & QUEUE_SUPERSEDED
             if end is not None and end < offset and not is_superseded:
-                found[queue] = end
-        return found
+                ends[queue] = end
+        return ends
 
     def _note_expired(self, queue: QueueKey, offsets: OffsetRange) -> None:
         self._note_loss(

@@ -295,8 +295,8 @@ class MessageReader(DataSourceReader):
                 parts += [(one, part) for part in plan_ranges(one)]
                 continue
             versions = pinned_versions(one) if self._versions is None else self._versions[number]
-            found = plan(one, versions, self._predicate, is_header_only=is_header_only)
-            parts += [(one, part) for part in found]
+            slices = plan(one, versions, self._predicate, is_header_only=is_header_only)
+            parts += [(one, part) for part in slices]
         return [InputPartition((number, *part)) for number, part in enumerate(parts)]
 
     @with_short_trace
