@@ -80,7 +80,7 @@ def execute(options: argparse.Namespace) -> int:
     name = _name(options.timer)
     if (name is None) == (options.action in ("show", "cancel")) or (name is None and options.timer):
         needs = "requires TOPIC UNIQ_KEY, or a place such as 3:1042" if name is None else "takes no timer"
-        raise UsageError(f"tiered timers {options.action} {needs}", hint="tiered timers ls prints them")
+        raise UsageError(f"timers {options.action} {needs}", hint="tiered timers ls prints them")
     with open_for_reading(options.url, settings) as archive:
         if options.action == "stats":
             _stats(archive, options)
