@@ -198,7 +198,9 @@ class CompactionReport:
             age = written_duration(self.min_age_ms, " ")
             verb = "is" if self.young_objects == 1 else "are"
             young = counted(self.young_objects, "object")
-            return [f"{title}: {young} {verb} younger than compaction.min_age_ms ({age})"]
+            return [
+                f"{title}: nothing to join yet: {young} {verb} younger than compaction.min_age_ms ({age})"
+            ]
         verb = "joined" if self.is_applied else "dry run, add --apply to join:"
         moved = size_text(rounds.message_bytes)
         objects = ("about " if rounds.estimated else "") + counted(rounds.objects, "object")
