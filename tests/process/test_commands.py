@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from rocketmq_tiered.cli import main
-from rocketmq_tiered.process import instance
 from rocketmq_tiered.process.instance import IDENTITY_FILE
 from rocketmq_tiered.process.lifecycle import UploaderService
 from rocketmq_tiered.process.loaded_archive import open_for_reading
@@ -468,7 +467,7 @@ def test_run_archives_also_when_the_disk_of_its_state_directory_is_full(
         served.append(service)
         return 0
 
-    monkeypatch.setattr(instance, "replace_whole", full)
+    monkeypatch.setattr("tiered.whole_file.replace_whole", full)
     monkeypatch.setattr(UploaderService, "handle_signals", lambda _: None)
     monkeypatch.setattr(UploaderService, "serve", serve)
     code, _, error = run(
