@@ -115,4 +115,4 @@ def test_the_verb_with_spark(
     assert applied == dry | {"applied": True, "rounds": applied["rounds"]}
     assert applied["newMessages"] < applied["messages"]
     assert main([*arguments, "--topic", "t_normal"]) == 2
-    assert "are not compacted" in capsys.readouterr().err
+    assert "do not have the keys of topic t_normal compacted" in capsys.readouterr().err
