@@ -425,17 +425,21 @@ class TimerDelivery:
     def _cancels_of_refused(self, cancels: Table) -> Iterator[Table]:
         """Yield those of ``cancels`` that must be kept: of timers that the broker refused, perhaps to another process,
         and that wait in other objects to be sent again. The cancellation and its timer are later read together."""
-        first_ms = {ref: self.files.next_ms(ref) for ref in self._commits.state.timers if len(cancels)}
         for row in cancels:
-            deliver_ms = int(row["deliver_ms"])
-            waiting = [ref for ref, begin_ms in first_ms.items() if begin_ms <= deliver_ms <= ref.end_ms]
-            slices = [Slice(ref, ref.claimed, ref.entries) for ref in waiting]
-            for page in self.files.merged(slices, deliver_ms + 1):
-                table = page.table
-                if ((table["deliver_ms"] == deliver_ms) & (table["key_hash"] == row["key_hash"])).any():
-                    self._hold(waiting)
-                    yield np.array([row], ENTRY_DTYPE)
-                    break
+            if waiting := [ref for ref in self._commits.state.timers if self._waits(ref, row)]:
+                self._hold(waiting)
+                yield np.array([row], ENTRY_DTYPE)
+
+    def _waits(self, ref: TimerRef, cancel: np.void) -> bool:
+        """Whether ``ref`` has a refused timer of this time and key that is not claimed. Other timers are claimed beside
+        their cancellations: to hold them would part the two."""
+        deliver_ms = int(cancel["deliver_ms"])
+        is_near = self.files.next_ms(ref) <= deliver_ms <= ref.end_ms
+        alike = ("key_hash", cancel["key_hash"]), ("deliver_ms", deliver_ms), ("kind", EntryKind.POSTPONED)
+        return is_near and any(
+            np.all([page.table[name] == value for name, value in alike], axis=0).any()
+            for page in self.files.merged([Slice(ref, ref.claimed, ref.entries)], deliver_ms + 1)
+        )
 
     def _note_pending(self, state: CatalogState) -> None:
         """Count pending timers for the status, for COUNT_PART_S at a time so that no timer is delivered late because of
