@@ -63,10 +63,10 @@ def timer_send(message: Message, deliver_ms: int, judge: Judge = everyone, *, ha
 def is_entry_of(message: Message, deliver_ms: int, order: int, key_hash: int, topic: str) -> bool:
     """Return whether ``message`` is the one that set a timer: after a loss of the end of the broker's log, another
     message may have got its queue offset. The other arguments are what the archive's list of timers says: the time of
-    delivery, the hash of the unique key and the topic; ``order`` is the physical offset, or a higher number once the
-    timer was moved to another time."""
+    delivery, the hash of the unique key and the topic; ``order`` is the physical offset, or higher by one for each time
+    that the timer was moved to another time, which stays inside the message."""
     properties, physical_offset = message.properties, message.record.physical_offset
-    key, is_moved = properties.get(UNIQUE_KEY, ""), physical_offset < order
+    key, is_moved = properties.get(UNIQUE_KEY, ""), 0 < order - physical_offset < len(message.data)
     return (
         (is_moved or (physical_offset == order and properties.get(DELIVER_MS) == str(deliver_ms)))
         and (hash_of(key) if key else physical_offset) == key_hash
