@@ -49,7 +49,7 @@ def replace_runs(state: CatalogState, draft: CommitDraft, version: int) -> Repla
     for row in np.union1d(runs["queue"], removed["queue"]).tolist():
         new, old = runs[runs["queue"] == row], removed[removed["queue"] == row]
         gaps = _replace_in_queue(state.key_of(row), row, table, gaps, new, old)
-        if len(new) and not len(old):
+        if len(new):
             # Later versions no longer have later offsets only: searches must look at all pages.
             table["flags"][row] |= QUEUE_FILLED
     added = RunChunk(runs, draft.objects, tuple(draft.object_keys))
