@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from types import SimpleNamespace
@@ -108,7 +108,7 @@ def checked(names: Sequence[str] | None) -> list[str]:
 
 
 KEYS_MAX = 64
-"""Keys of a condition that are looked up, one after the other."""
+"""Keys of a condition, each in each of its topics, that are looked up, one after the other."""
 ONE_PART = 1 << 62
 """Bytes of a partition: one thread reads, and others fetch and decode for it."""
 _OF_BATCHES = ("queueId", "generation", "storeTimestamp", "commitLogOffset")
@@ -193,13 +193,15 @@ class Topic:
             on_corrupt=damage,
         )
         slices = self._slices(predicate, with_records=with_records)
+        schema = pa.schema([SCHEMA.field(name) for name in read])
         done, total = 0, sum(int((part.table["end"] - part.table["begin"]).sum()) for part in slices)
         # Here and not in threads of its own: the scan reads and decodes ahead, and another thread makes it slower.
         for chunk in (chunk for part in slices for chunk in _chunks(scan, part, options.cost_of(columns))):
             done += len(chunk)
             report(done, max(done, total), f"{self.name} {id(scan)}")
             rows = exploded(chunk) if options.explode_batches else chunk
-            for one in map(partial(_sql_batch, read), builder.batches(rows)):
+            for batch in builder.batches(rows):
+                one = pa.RecordBatch.from_arrays([_sql_array(batch, name) for name in read], schema=schema)
                 yield one if condition is None else one.filter(condition).select(names)
 
     def _slices(self, predicate: Predicate, *, with_records: bool) -> list[Slices]:
@@ -208,19 +210,22 @@ class Topic:
         access.require_open()
         state = access.state
         queues = wanted_queues(state, self._options)
-        predicate = predicate.also(self._places(state, queues, predicate.keys or ()))
+        predicate = predicate.also(self._places(state, queues, predicate))
         planner = ArchivePlanner(access.store, (access.cluster, access.broker))
         return cut(planner.slices(state, [queues], predicate, is_header_only=not with_records), ONE_PART)
 
-    def _places(self, state: CatalogState, queues: Iterable[QueueKey], keys: Collection[str]) -> Predicate:
-        """Where the key index has messages with ``keys``, if it is few: LMQs and batches have no keys in it."""
-        if not 0 < len(keys) <= KEYS_MAX or any(
+    def _places(self, state: CatalogState, queues: Iterable[QueueKey], predicate: Predicate) -> Predicate:
+        """Where the key index has messages with the keys of ``predicate``, if they are few. LMQs and batches have no
+        keys in it."""
+        topics = sorted({queue.topic for queue in queues if predicate.admits_topic(queue.topic)})
+        asked = [(topic, key) for topic in topics for key in predicate.keys or ()]
+        if not 0 < len(asked) <= KEYS_MAX or any(
             row is None or row["flags"] & (QUEUE_LMQ | QUEUE_BATCH) for row in map(state.queue, queues)
         ):
             return Predicate()
         found: list[tuple[int, int]] = []
-        for key in keys:
-            places = run_sync(self._access.while_open(self._access.places_of_key(state, self.name, key)))
+        for topic, key in asked:
+            places = run_sync(self._access.while_open(self._access.places_of_key(state, topic, key)))
             if places is None:
                 return Predicate()
             found += places
@@ -235,11 +240,6 @@ def _chunks(scan: ArchiveScan, part: Slices, cost: Cost) -> Iterator[RowChunk]:
         rest = without_catalog_rows(part)
         yield from catalog_chunks(part)
     yield from archive_chunks(scan, rest)
-
-
-def _sql_batch(names: Sequence[str], batch: pa.RecordBatch) -> pa.RecordBatch:
-    arrays = [_sql_array(batch, name) for name in names]
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([SCHEMA.field(name) for name in names]))
 
 
 def _sql_array(batch: pa.RecordBatch, name: str) -> pa.Array:
