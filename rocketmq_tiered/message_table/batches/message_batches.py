@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -62,9 +62,6 @@ from tiered.formats.record import (
 from tiered.kernels.record_fields import Number, RecordFields, record_fields, slice_crc32
 from tiered.model.dates import DATES_BEGIN_MS, DATES_END_MS
 from tiered.model.tables import picked
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 MEMORY_BYTES = 64 << 20
 """Of the map of keys; the rest is in a file of the temporary directory."""
