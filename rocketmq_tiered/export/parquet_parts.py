@@ -7,13 +7,18 @@ Names follow from the batch and the part, and files appear whole: writing a part
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import date
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
 
 from rocketmq_tiered.export.export_progress import ExportProgress, PartDone
 from rocketmq_tiered.message_table.batches.message_batches import arrow_schema, read_partition
@@ -27,9 +32,6 @@ from tiered.model.dates import DATES_BEGIN_MS, DATES_END_MS
 from tiered.object_store.interface import GET_BYTES_MAX, Buffer, ObjectStore, StoreOptions
 from tiered.object_store.open_store import open_store
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 DAY_MS = 86_400_000
 EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
 FIRST_DAY, LAST_DAY = DATES_BEGIN_MS // DAY_MS, DATES_END_MS // DAY_MS
@@ -38,6 +40,8 @@ covers, may be any number and is clipped to them."""
 ROW_GROUP_BYTES = 16 << 20
 _ESCAPED = re.compile(r"[^A-Za-z0-9._-]")
 """Characters that are escaped in names of partition directories; Spark and Hive understand any that is."""
+DIRECTORY_BYTES_MAX = 255
+"""Of the name of a directory, in most file systems."""
 TRIES = 3
 """Requests to write a file, which may be repeated."""
 
@@ -70,9 +74,13 @@ def write_part(task: PartTask) -> PartDone:
 
 
 def partition_directory(topic: str, day: int) -> str:
-    """The directory of a topic and a UTC day, in days since the epoch."""
-    escaped = _ESCAPED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), topic)
-    return f"topic={escaped}/date={date.fromordinal(EPOCH_ORDINAL + day).isoformat()}"
+    """The directory of a topic and a UTC day, in days since the epoch. A name that is too long for a directory ends in
+    ``%_`` and a hash of the topic: no other topic has it, as ``%`` is escaped."""
+    name = "topic=" + _ESCAPED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), topic)
+    if len(name) > DIRECTORY_BYTES_MAX:
+        ending = f"%_{hashlib.sha256(topic.encode()).hexdigest()[:32]}"
+        name = re.sub("%.?$", "", name[: DIRECTORY_BYTES_MAX - len(ending)]) + ending
+    return f"{name}/date={date.fromordinal(EPOCH_ORDINAL + day).isoformat()}"
 
 
 def _write(task: PartTask, store: ObjectStore) -> PartDone:
@@ -103,9 +111,6 @@ def _write(task: PartTask, store: ObjectStore) -> PartDone:
 
 def _by_directory(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], pa.RecordBatch]]:
     """((topic, day), its rows), rows in order."""
-    import numpy as np
-    import pyarrow as pa
-
     if batch.num_rows == 0:
         return
     topic = batch.column("topic").dictionary_encode()
@@ -146,9 +151,6 @@ class _File:
 
     def _flush(self) -> None:
         """Writes the buffered batches to the file in memory, as row groups compressed with zstd."""
-        import pyarrow as pa
-        from pyarrow import parquet
-
         if not self._buffered:
             return
         table = pa.Table.from_batches(self._buffered)
@@ -189,9 +191,6 @@ def write_file(store: ObjectStore, name: str, data: Buffer) -> bool:
 
 def _has_same_rows(found: Buffer, data: Buffer) -> bool:
     """Whether both are the same Parquet file, perhaps by versions of the library that encode it differently."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
     if found == data:
         return True
     try:

@@ -70,7 +70,7 @@ def _grow(builder: ArchiveBuilder, day: int, count: int = 30) -> None:
         [
             Sent(QueueKey(topic, number % 2, 0), b"x" * number, stored_ms=STORED_MS + day * DAY_MS)
             for number in range(count)
-            for topic in ("orders", "a-topic-with-a-name-longer-than-statistics", "%RETRY%g")
+            for topic in ("orders", "a-topic-with-a-name-longer-than-statistics", f"%RETRY%{'g' * 255}")
         ]
     )
 
