@@ -44,7 +44,7 @@ Parameters = Sequence[Any] | Mapping[str, Any] | None
 ALL_TOPICS = "messages"
 """The table of all topics, unless a topic has its name."""
 CLOSED = """SET enable_external_access = false;
-SET allowed_configs = ['TimeZone', 'memory_limit', 'operator_memory_limit']; SET lock_configuration = true"""
+SET allowed_configs = ['TimeZone', 'memory_limit', 'operator_memory_limit', 'threads']; SET lock_configuration = true"""
 """Unless files are allowed: other settings could write files as well."""
 _TABLES = """SELECT unnest($topics) AS name UNION SELECT table_name FROM duckdb_tables() UNION
 SELECT view_name FROM duckdb_views() WHERE NOT internal AND view_name NOT IN (SELECT unnest($views)) ORDER BY 1"""
@@ -341,7 +341,10 @@ class SqlSession:
         hint = ""
         if isinstance(error, duckdb.OutOfMemoryException):
             message = message.partition(" Possible solutions")[0]
-            hint = "SET memory_limit = '2GB' gives it more; COPY needs less with (ROW_GROUP_SIZE 10000)"
+            hint = (
+                "SET memory_limit = '2GB' gives it more; a sort needs less with SET threads = 1, COPY with"
+                " (ROW_GROUP_SIZE 10000)"
+            )
         elif isinstance(error, duckdb.PermissionException):
             hint = (
                 "--allow-files, or Archive.session(allow_files=True), opens files and networks to statements"

@@ -330,7 +330,9 @@ def test_statements_reach_no_file_but_the_one_that_a_copy_writes(
         f"COPY orders TO '{tmp_path}/none/new.csv'": "cannot write",
     }
     with rocketmq_tiered.open(orders) as archive:
-        archive.sql("CREATE TABLE mine(a INT); SET TimeZone = 'Asia/Shanghai'; SET memory_limit = '300MiB'")
+        archive.sql(
+            "CREATE TABLE mine(a INT); SET TimeZone = 'Asia/Shanghai'; SET memory_limit = '300MiB'; SET threads = 1"
+        )
         for statement, message in statements.items():
             with pytest.raises(UsageError, match=message):
                 archive.sql(statement)
