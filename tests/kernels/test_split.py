@@ -33,7 +33,7 @@ def test_split_takes_only_the_first_rows() -> None:
 
 @pytest.mark.parametrize("queues", [[5], [-1]])
 def test_an_ordinal_outside_the_table_is_refused(queues: list[int]) -> None:
-    with pytest.raises(ValueError, match="ordinal"):
+    with pytest.raises(ValueError, match="has no number below"):
         split_by_queue(np.array(queues, np.int32), 1, 5, SCRATCH)
 
 

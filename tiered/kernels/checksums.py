@@ -16,7 +16,8 @@ _POLYNOMIAL = 0xEDB88320
 
 
 def _crc32_tables() -> NDArray[np.uint32]:
-    """Tables for eight bytes at once; table k of 256 entries follows a byte by k zero bytes."""
+    """Eight tables of 256 entries, one behind the other, by which a CRC-32 takes eight bytes at once: entry b of table
+    k is the CRC register of the byte b followed by k zero bytes."""
     table = np.arange(256, dtype=np.uint64)
     for _ in range(8):
         table = np.where(table & 1, (table >> 1) ^ _POLYNOMIAL, table >> 1)
@@ -35,7 +36,7 @@ _U40, _U48, _U56 = np.uint64(40), np.uint64(48), np.uint64(56)
 
 @kernel
 def _crc32_word(word: Int) -> Int:
-    """The register after the eight bytes of ``word``, into which the register before was XORed."""
+    """The CRC-32 register after eight bytes: ``word`` has these bytes, XORed with the register before them."""
     return np.uint64(
         _TABLES[np.int64(word >> _U56)]
         ^ _TABLES[256 + np.int64((word >> _U48) & _LOW_BYTE)]
@@ -50,7 +51,8 @@ def _crc32_word(word: Int) -> Int:
 
 @kernel
 def crc32(address: Int, position: Int, length: Int) -> Int:
-    """CRC-32 as ``zlib.crc32`` of ``length`` bytes, as int64."""
+    """CRC-32, as ``zlib.crc32``, of ``length`` bytes at ``address + position``, as an int64. Uses the processor's
+    instruction for 64 bytes at once where there is one."""
     register = _INVERTED
     end = position + length
     if length >= 64 and can_fold_crc32():
@@ -103,7 +105,7 @@ def _xxh64_merge(total: Int, lane: Int) -> Int:
 
 @kernel
 def xxh64(address: Int, position: Int, length: Int) -> Int:
-    """XXH64 with seed 0 of ``length`` bytes."""
+    """The XXH64 hash, with seed 0, of ``length`` bytes at ``address + position``, as its specification describes it."""
     end = position + length
     if length >= 32:
         a, b, c, d = _P1 + _P2, _P2, np.uint64(0), np.uint64(0) - _P1
@@ -134,7 +136,8 @@ def xxh64(address: Int, position: Int, length: Int) -> Int:
 
 @kernel
 def java_hash(address: Int, position: Int, length: Int) -> Int:
-    """``new String(bytes, UTF_8).hashCode()`` of ``length`` bytes, sign-extended to int64.
+    """What Java's ``new String(bytes, UTF_8).hashCode()`` returns for ``length`` bytes at ``address + position``,
+    sign-extended to int64: a tag's code in a consume queue.
 
     Invalid UTF-8 hashes as Java decodes it: U+FFFD for each maximal invalid part, one for a surrogate.
     """
@@ -148,7 +151,7 @@ def java_hash(address: Int, position: Int, length: Int) -> Int:
             continue
         taken, code = _decode_sequence(address, position, end)
         position += taken
-        if code >= 0x10000:
+        if code >= 0x10000:  # Java has it as two chars, a surrogate pair
             total = np.uint32(total * np.uint32(31) + np.uint32(0xD7C0 + (code >> 10)))
             code = 0xDC00 + (code & 0x3FF)
         total = np.uint32(total * np.uint32(31) + np.uint32(code))
@@ -157,8 +160,10 @@ def java_hash(address: Int, position: Int, length: Int) -> Int:
 
 @kernel
 def _decode_sequence(address: Int, position: Int, end: Int) -> tuple[Int, Int]:
-    """(bytes taken, code point) of the non-ASCII sequence at ``position``; U+FFFD where it is invalid."""
+    """Decode the UTF-8 sequence at ``position``, of more than one byte and before ``end``. Returns the number of its
+    bytes and its code point; where it is invalid, the bytes that Java skips and U+FFFD."""
     first = load_u8(address, position)
+    # The range of the second byte: overlong forms and code points above U+10FFFF are invalid.
     low, high = 0x80, 0xBF
     if 0xC2 <= first <= 0xDF:
         needed, code = 1, first & 0x1F
@@ -196,6 +201,7 @@ def is_utf8(address: Int, position: Int, length: Int) -> bool:
             position += 1
             continue
         taken, code = _decode_sequence(address, position, end)
+        # U+FFFD may stand there itself, as the bytes EF BF BD.
         if code == 0xFFFD and not (taken == 3 and load_u8(address, position) == 0xEF):
             return False
         position += taken

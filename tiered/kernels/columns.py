@@ -26,7 +26,8 @@ _LAST_SHIFT = 63
 
 @kernel
 def _put(out: NDArray[np.uint8], position: Int, value: Int) -> Int:
-    """Write one number of seven bits a byte, lowest first; returns the position after it."""
+    """Write a number to ``out`` at ``position``, seven bits a byte, the lowest first, all bytes but the last with the
+    top bit. Returns the position after it."""
     word = np.uint64(value)
     while word >= _MORE:
         out[position] = np.uint8((word & _LOW) | _MORE)
@@ -60,12 +61,13 @@ def encode_page(
     streams: NDArray[np.uint8],
     out: NDArray[np.uint8],
 ) -> Int:
-    """Write rows [first, end), the first of them in ``run``, to ``out``; returns the length.
+    """Encode the columns of rows ``first`` to ``end``, the first of which is in ``run``, as one page in ``out``: a
+    stream for each column, most values as their difference to the row before. Returns the length of the page.
 
-    ``streams`` is scratch of 70 bytes a row, ``out`` needs 28 bytes more.
+    ``streams`` is memory for the work, of 70 bytes a row; ``out`` needs 28 bytes more.
     """
     stride = (end - first) * VARINT_BYTES_MAX
-    at = np.empty(STREAMS, np.int64)
+    at = np.empty(STREAMS, np.int64)  # where each stream ends
     for stream in range(STREAMS):
         at[stream] = stream * stride
     row = first
@@ -101,7 +103,8 @@ def encode_page(
 
 @kernel
 def _take_all(address: Int, position: Int, end: Int, words: NDArray[np.uint64]) -> Int:
-    """Fill ``words`` with the integers of a stream; False unless it holds exactly so many."""
+    """Decode the numbers of one stream, from ``position`` to ``end``, into ``words``. Returns whether the stream has
+    exactly so many."""
     for i in range(len(words)):
         word, shift = np.uint64(0), np.uint64(0)
         while True:
@@ -140,9 +143,12 @@ def decode_page(
     parent: NDArray[np.int32],
     parent_queue_offset: NDArray[np.int64],
 ) -> bool:
-    """Like ``tiered.formats.column_pages.decode_page``; never reads outside ``data``."""
+    """Decode the page ``data``, which has the columns of rows ``first`` to ``end``, the first of which is in ``run``,
+    into the arrays ``size`` to ``parent_queue_offset``. Returns False if the page is damaged: other lengths, or values
+    that no row has. Never reads outside ``data``. The reverse of ``encode_page``."""
     if len(data) < LENGTHS_BYTES:
         return False
+    # Numbers in each stream: three of the columns exist only for some kinds of runs.
     counts = np.array([end - first] * 4 + [0] * 3)
     row, last_run = first, run
     while row < end:

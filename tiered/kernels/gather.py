@@ -29,10 +29,12 @@ def check_rows(
     inner_num: NDArray[np.int32],
     parent: NDArray[np.int32],
 ) -> Int:
-    """The first row that contradicts its run (at a run's end: one past it), or -1.
+    """Check rows that are about to be written against their runs (rows of one queue with contiguous offsets; those of
+    run i begin at ``first_row[i]``). Returns the first row that contradicts its run, one past the run's end if all of
+    it together does, or -1 if none does.
 
-    Offsets are contiguous from base to end, sizes add up to the run's bytes, only BatchCQ rows span several offsets,
-    only LMQ rows have no position and a parent below ``queues``.
+    Offsets must be contiguous from base to end, and sizes add up to the run's bytes. Only rows of a BatchCQ span
+    several offsets; only rows of an LMQ have no position, but a parent queue below ``queues``.
     """
     for run in range(len(kind)):
         expected = base_queue_offset[run]
@@ -65,7 +67,9 @@ def cut_blocks(
     block_raw: NDArray[np.int64],
     blocks_of_run: NDArray[np.uint32],
 ) -> Int:
-    """Blocks of all runs; ``blocks_of_run`` counts those that begin in a run. Returns their number.
+    """Divide the records of a segment's runs into blocks, which are compressed together. Writes the rows and bytes of
+    each block to ``block_rows`` and ``block_raw``, and how many begin in each run to ``blocks_of_run``. Returns their
+    number.
 
     A block ends before the record that would take it above ``block_bytes``, or above ``shared_bytes`` once it
     holds records of two runs, and at the end of a run when half of ``shared_bytes`` is reached. A larger
@@ -74,7 +78,7 @@ def cut_blocks(
     count = 0
     rows = 0
     raw = np.int64(0)
-    begun_in = -1
+    begun_in = -1  # the run in which the present block begins
     for run in range(len(is_lmq)):
         if is_lmq[run]:
             continue
@@ -108,10 +112,11 @@ def gather_records(
     length: Int,
     out: NDArray[np.uint8],
 ) -> Int:
-    """Copy records from ``row`` on, except those at negative positions, until ``out`` has ``length`` bytes.
+    """Copy the records of a block to ``out``, one behind the other: from number ``row`` on, until ``out`` has
+    ``length`` bytes. Rows at negative positions, of an LMQ, have none.
 
-    Returns the row after the last one copied, or -1 - row for a record outside the arena or ``out``. Adjacent records
-    are copied together.
+    Returns the number after the last one copied, or -1 - number of a record that is outside the arena or does not fit
+    into ``out``. Records that are adjacent in the arena are copied together.
     """
     source, target = arena.ctypes.data, out.ctypes.data
     filled = np.int64(0)

@@ -50,7 +50,8 @@ class Deferred:
         return (self._wrapped or self.wrapped())(*args)
 
     def wrapped(self) -> Any:
-        """numba's own object. Kernels and intrinsics that the function names are replaced by theirs."""
+        """The object that numba makes of the function, made at the first call. Kernels that the function calls are
+        replaced, in its module, by what numba made of them: numba compiles calls of its own objects only."""
         with _lock:
             if self._wrapped is None:
                 names = self._function.__globals__
@@ -84,13 +85,16 @@ def compiling() -> str:
 
 @cache
 def _observe_compilation() -> None:
-    """Let the status page name the kernel that is being compiled, and log once that the start takes longer."""
+    """Follow numba's compilations from now on: ``compiling`` names the kernel that is compiled, for the status page,
+    and the first compilation is logged, as the start takes longer."""
     from numba.core import event
 
     class Observer(event.Listener):  # type: ignore[misc, unused-ignore]
         def on_start(self, event: Any) -> None:
             if not self.has_logged:
-                logger.info("compiling kernels: without a cache the first start takes about a minute")
+                logger.info(
+                    "kernels are compiled, as no cache has them: this start takes about a minute longer"
+                )
             self.has_logged = True
             _compiling.append(event.data["dispatcher"].py_func.__name__)
 
@@ -103,9 +107,9 @@ def _observe_compilation() -> None:
 
 
 def _njit(function: Callable[..., Any]) -> Any:
-    """Wraps ``function`` so that numba compiles it at its first call, unless a cache has it: first the kernels
-    compiled at the installation, then the user's own cache. numba's global setting for its cache directory is changed
-    only while the wrapper is made."""
+    """numba's wrapper of ``function``, which compiles it at the first call with new argument types, unless a cache has
+    it: first the kernels that were compiled at the installation, then the user's own cache. numba's global setting for
+    its cache directory is changed only while the wrapper is made."""
     import numba
 
     _observe_compilation()
@@ -126,8 +130,9 @@ _writes_ahead = ""
 
 @contextmanager
 def compiled_ahead() -> Iterator[Path]:
-    """Kernels that are first used within this context are compiled into ``AHEAD``, which is yielded and left readable
-    for all users. For a process of its own. Raises AccessDeniedError, and OSError where it cannot be written."""
+    """Within this context, which a process of its own uses at the installation, kernels are compiled into the directory
+    ``AHEAD``, from which later processes load them. Yields it, and leaves it readable for all users. Raises
+    AccessDeniedError if others can write it, and OSError where it cannot be written."""
     global _writes_ahead  # noqa: PLW0603
     AHEAD.mkdir(mode=0o755, parents=True, exist_ok=True)
     check_private(AHEAD, "NUMBA_CACHE_DIR")
@@ -150,7 +155,9 @@ def _has_ahead() -> bool:
         _refuse_exposed(AHEAD)
         check_files(AHEAD, "NUMBA_CACHE_DIR")
     except AccessDeniedError as error:
-        logger.warning("kernels compiled ahead are not used: %s", error)
+        logger.warning(
+            "the kernels that were compiled at the installation are not used, and compiled again: %s", error
+        )
         return False
     except OSError:
         return False
@@ -158,8 +165,9 @@ def _has_ahead() -> bool:
 
 
 def _compiled_first(function: Callable[..., Any], own: Any) -> Any:
-    """numba's cache ``own`` of a function behind a read-only one in numba's configured directory. numba's alone must be
-    writable."""
+    """A cache for the compiled ``function`` that looks in the directory that numba is configured with at present, the
+    kernels compiled at the installation, and then in ``own``, numba's cache in the user's directory. What is compiled
+    goes to ``own`` only: numba's usual cache would have to write the first one."""
     from numba.core import caching
 
     class Locator(caching.UserProvidedCacheLocator):  # type: ignore[misc, unused-ignore]
@@ -173,8 +181,8 @@ def _compiled_first(function: Callable[..., Any], own: Any) -> Any:
         _impl_class = Implementation
 
         def load_overload(self, sig: Any, target_context: Any) -> Any:
-            found = super().load_overload(sig, target_context)
-            return own.load_overload(sig, target_context) if found is None else found
+            compiled = super().load_overload(sig, target_context)
+            return own.load_overload(sig, target_context) if compiled is None else compiled
 
         def save_overload(self, sig: Any, data: Any) -> None:
             own.save_overload(sig, data)
@@ -184,8 +192,9 @@ def _compiled_first(function: Callable[..., Any], own: Any) -> Any:
 
 @cache
 def _cache_directory(configured: str) -> str:
-    """A private directory for these sources; "" where there is none: then each process compiles for itself. numba
-    unpickles what it finds there, which runs code."""
+    """The directory in which numba caches the kernels of these sources: below ``configured``, or, if that is empty,
+    beside the sources or in the user's cache. "" if none of them can be written, or other users can write it: numba
+    unpickles what it finds there, which runs code. Then each process compiles for itself."""
     user = Path("~/.cache/rocketmq-tiered")
     refusals: list[AccessDeniedError] = []
     for parent in [Path(configured)] if configured else [_PACKAGE / "__pycache__", user]:

@@ -31,7 +31,8 @@ def _element(builder: Any, address: Any, index: Any, bits: int) -> Any:
 
 
 def _loader(bits: int, *, swap: bool, signed: bool, indexed: bool) -> Callable[..., Any]:
-    """The typing and code of a load; ``indexed``: by element, else by byte offset."""
+    """What numba needs to compile a load of ``bits`` bits from memory: ``swap`` reverses the bytes (big-endian),
+    ``signed`` extends the sign; ``indexed``: the second argument is the number of an element, else a byte offset."""
 
     def load(_typing_context: Any, _address: Any, _offset: Any) -> Any:
         """The types of the load and what generates its code, as numba's ``intrinsic`` wants them."""
@@ -39,7 +40,7 @@ def _loader(bits: int, *, swap: bool, signed: bool, indexed: bool) -> Callable[.
         from numba.core import types
 
         def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-            """The load, widened to 64 bits."""
+            """Emit LLVM code of the load; the result is widened to 64 bits."""
             if indexed:
                 word = builder.load(_element(builder, args[0], args[1], bits), align=1)
             else:
@@ -57,7 +58,7 @@ def _loader(bits: int, *, swap: bool, signed: bool, indexed: bool) -> Callable[.
 
 
 def _storer(bits: int) -> Callable[..., Any]:
-    """The typing and code of a store by element."""
+    """What numba needs to compile a store of the lowest ``bits`` bits of a value as one element of an array."""
 
     def store(_typing_context: Any, _address: Any, _index: Any, value: Any) -> Any:
         """The types of the store and what generates its code, as numba's ``intrinsic`` wants them."""
@@ -65,6 +66,7 @@ def _storer(bits: int) -> Callable[..., Any]:
         from numba.core import types
 
         def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            """Emit LLVM code of the store."""
             word = args[2] if bits == 64 else builder.trunc(args[2], ir.IntType(bits))
             builder.store(word, _element(builder, args[0], args[1], bits), align=1)
             return context.get_dummy_value()
@@ -109,10 +111,12 @@ put_i64 = _named("put_i64", _storer(64))
 
 @intrinsic
 def copy_bytes(_typing_context: Any, _source: Any, _offset: Any, _target: Any, _at: Any, _length: Any) -> Any:
-    """``copy_bytes(source, offset, target, target_offset, length)``: memcpy between addresses."""
+    """``copy_bytes(source, offset, target, target_offset, length)`` in a kernel copies bytes between two addresses, as
+    memcpy. Returns the types and the code generator, as numba's ``intrinsic`` wants them."""
     from numba.core import cgutils, types
 
     def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        """Emit LLVM code of the copy."""
         source, offset, target, at, length = args
         byte = cgutils.int8_t
         cgutils.raw_memcpy(
@@ -126,7 +130,8 @@ def copy_bytes(_typing_context: Any, _source: Any, _offset: Any, _target: Any, _
 
 @intrinsic
 def write_at(_typing_context: Any, _file: Any, _address: Any, _length: Any, _offset: Any) -> Any:
-    """``write_at(descriptor, address, length, file_offset)``: pwrite(2), bytes written or -1."""
+    """``write_at(descriptor, address, length, file_offset)`` in a kernel calls pwrite(2), and gives the number of bytes
+    written or -1. Returns the types and the code generator, as numba's ``intrinsic`` wants them."""
     from llvmlite import ir
     from numba.core import cgutils, types
 
@@ -151,11 +156,13 @@ def _can_fold(context: Any) -> bool:
 
 @intrinsic
 def can_fold_crc32(_typing_context: Any) -> Any:
-    """``can_fold_crc32() -> bool``: whether code is made for a processor with PCLMULQDQ (x86)."""
+    """``can_fold_crc32()`` in a kernel is whether ``fold_crc32`` works: code is made for an x86 processor that has the
+    instruction PCLMULQDQ. Returns the type and the code generator, as numba's ``intrinsic`` wants them."""
     from llvmlite import ir
     from numba.core import types
 
     def codegen(context: Any, _builder: Any, _signature: Any, _args: Any) -> Any:
+        """A constant, so that the compiler drops the branch that is not taken."""
         return ir.Constant(ir.IntType(1), int(_can_fold(context)))
 
     return types.boolean(), codegen
@@ -163,15 +170,15 @@ def can_fold_crc32(_typing_context: Any) -> Any:
 
 @intrinsic
 def fold_crc32(_typing_context: Any, _address: Any, _offset: Any, _blocks: Any, _register: Any) -> Any:
-    """``fold_crc32(address, offset, blocks, register) -> (uint64, uint64)``.
-
-    Folds ``blocks`` >= 1 blocks of 64 bytes, starting from the CRC register, into 16 bytes whose CRC (from register 0)
-    is the register after all of them. Only where ``can_fold_crc32()``.
+    """``fold_crc32(address, offset, blocks, register)`` in a kernel gives two uint64: 16 bytes that have, from a CRC-32
+    register of 0, the same register after them as ``blocks`` >= 1 blocks of 64 bytes from ``register`` on. Only where
+    ``can_fold_crc32()``. Returns the types and the code generator, as numba's ``intrinsic`` wants them.
     """
     from llvmlite import ir
     from numba.core import types
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        """Emit LLVM code of the folding; for other processors zeros, which nothing uses."""
         if not _can_fold(context):
             zero = ir.Constant(ir.IntType(64), 0)
             return context.make_tuple(builder, signature.return_type, [zero, zero])
@@ -182,7 +189,9 @@ def fold_crc32(_typing_context: Any, _address: Any, _offset: Any, _blocks: Any, 
 
 
 def _emit_fold(builder: Any, args: Any) -> list[Any]:
-    """LLVM code of ``fold_crc32``: four 128-bit lanes, folded 64 bytes at a time, then into one."""
+    """Emit LLVM code that folds a CRC-32 over blocks of 64 bytes, as in the paper of Gopal et al. (2009): four sums of
+    128 bits are carried over the blocks, each multiplied by constants without carries, and then folded into one.
+    ``args``: address, offset, number of blocks, register. Returns the two halves of the result."""
     from llvmlite import ir
 
     address, offset, blocks, register = args
@@ -193,6 +202,7 @@ def _emit_fold(builder: Any, args: Any) -> list[Any]:
     )
 
     def fold(value: Any, factors: tuple[int, int], following: Any) -> Any:
+        """``value`` moved over as many bytes as ``factors`` are for, added to ``following``."""
         factor = ir.Constant(lanes, [ir.Constant(i64, word) for word in factors])
         low = builder.call(clmul, [value, factor, ir.Constant(ir.IntType(8), 0x00)])
         high = builder.call(clmul, [value, factor, ir.Constant(ir.IntType(8), 0x11)])

@@ -30,8 +30,9 @@ def write_rows(
     offsets: NDArray[np.int64],
     row: Int,
 ) -> Int:
-    """Write rows from ``row`` on, each from ``address + starts[i]`` to ``offsets[i]`` of ``file``, neighbours together.
-    Returns the first row of a write that failed or was short, or the number of rows."""
+    """Write the records from number ``row`` on to a file descriptor, each from ``address + starts[i]`` to
+    ``offsets[i]`` of the file. Records that are adjacent in memory and in the file are one write. Returns the number of
+    the first record of a write that failed or was short, or how many records there are."""
     rows = len(starts)
     while row < rows:
         last: Int = row
@@ -51,7 +52,9 @@ def write_rows(
 
 @kernel
 def is_record(address: Int, position: Int, phys: Int) -> Int:
-    """Whether a record of the log, not a filler, has its header at ``position``, which is ``phys``."""
+    """Whether a record begins at ``address + position``, which is commitlog offset ``phys``: by size, magic and its own
+    offset. A filler (what a restore writes in place of log bytes that were not archived) is a rolled back transaction,
+    and no record here."""
     if load_be32(address, position) < RECORD_BYTES_MIN or load_be64(address, position + 28) != phys:
         return False
     magic = load_be32(address, position + 4)
@@ -69,8 +72,9 @@ def stored_ms_at(address: Int, position: Int) -> Int:
 
 @kernel
 def end_of_records(address: Int, length: Int, begin_phys: Int, position: Int) -> tuple[Int, Int]:
-    """(where consecutive records from ``position`` on end, store timestamp of the last; -1 without one). The last may
-    end beyond ``length``."""
+    """Where the records that follow one another from ``position`` on end, and the store timestamp of the last one, -1
+    if there is none. ``begin_phys``: the commitlog offset of ``address``, at which ``length`` bytes are. The last
+    record may end beyond them."""
     stored_ms = np.int64(-1)
     while position + HEAD_BYTES <= length and is_record(address, position, begin_phys + position):
         stored_ms = stored_ms_at(address, position)
@@ -80,9 +84,11 @@ def end_of_records(address: Int, length: Int, begin_phys: Int, position: Int) ->
 
 @kernel
 def next_record(address: Int, length: Int, begin_phys: Int, position: Int) -> Int:
-    """Where the next record begins at or after ``position``; if none, the place from which on none was looked for."""
+    """Where the next record begins at or after ``position`` in the ``length`` bytes at ``address``, which are at
+    commitlog offset ``begin_phys``. If there is none, the first position where the header would not be inside."""
     last = length - HEAD_BYTES
     while position <= last:
+        # The first byte of each magic is not 0: a quick test, as most bytes here are zeros.
         if load_u8(address, position + 4) and is_record(address, position, begin_phys + position):
             return position
         position += 1
@@ -91,7 +97,8 @@ def next_record(address: Int, length: Int, begin_phys: Int, position: Int) -> In
 
 @kernel
 def record_sizes(address: Int, length: Int, sizes: NDArray[np.int32]) -> Int:
-    """Fills ``sizes`` with those of whole records that lie back to back from ``address`` on; returns their number."""
+    """Fills ``sizes`` with the sizes of the whole records that follow one another in the ``length`` bytes at
+    ``address``, as many as fit into it. Returns their number."""
     count, position = 0, np.int64(0)
     while position + 4 <= length and count < len(sizes):
         size = load_be32(address, position)
@@ -107,7 +114,8 @@ def record_sizes(address: Int, length: Int, sizes: NDArray[np.int32]) -> Int:
 def relocate(
     address: Int, starts: NDArray[np.int64], sizes: NDArray[np.int32], phys: NDArray[np.int64]
 ) -> Int:
-    """Give each record its new physical offset, and a ``__CRC32#`` that it has the new checksum."""
+    """Change the records at ``address + starts[i]`` in place, so that they belong at the commitlog offsets ``phys``:
+    PHYSICALOFFSET in the header, and the checksum of the whole record in the property ``__CRC32#``, if it has that."""
     for row in range(len(starts)):
         begin, end = address + starts[row], address + starts[row] + sizes[row]
         for byte in range(8):

@@ -97,16 +97,19 @@ class QueueTable:
         return sum(column.nbytes for column in self._columns.values())
 
     def ordinal(self, topic: str, queue_id: int) -> int:
-        """The queue's ordinal; a new queue is inserted. Raises ValueError for a topic over 32,767 bytes."""
+        """The number of a queue in this table, into which a new one is inserted. Raises ValueError for a topic that is
+        empty or over 32,767 bytes."""
         encoded = np.frombuffer(topic.encode() + b"\0", np.uint8)
         length = len(encoded) - 1
         if not 0 < length <= _TOPIC_BYTES_MAX:
-            raise ValueError(f"topic of {length} bytes")
+            raise ValueError(
+                f"a topic's name has 1 to {_TOPIC_BYTES_MAX} bytes, not {length}: {topic[:100]!r}"
+            )
         while True:
-            found = int(find_or_insert(encoded.ctypes.data, 0, length, queue_id, self.address))
-            if found >= 0:
-                return found
-            self.grow(found)
+            ordinal = int(find_or_insert(encoded.ctypes.data, 0, length, queue_id, self.address))
+            if ordinal >= 0:
+                return ordinal
+            self.grow(ordinal)  # a negative result says which array is full
 
     def find(self, topic: str, queue_id: int) -> int | None:
         """The queue's ordinal, None if it was never inserted."""
@@ -115,29 +118,33 @@ class QueueTable:
         return None if found < 0 else found
 
     def topic(self, ordinal: int) -> str:
-        """Topic of a queue."""
-        known = self._topics.get(ordinal)
-        if known is None:
+        """The topic of the queue number ``ordinal``, decoded at the first call. Raises IndexError for an unknown
+        number."""
+        topic = self._topics.get(ordinal)
+        if topic is None:
             if not 0 <= ordinal < len(self):
-                raise IndexError(f"no queue has ordinal {ordinal}")
+                raise IndexError(
+                    f"the queue table has {len(self)} queues, and none with the number {ordinal}"
+                )
             begin = int(self._columns["topic_begin"][ordinal])
             length = int(self._columns["topic_length"][ordinal])
             encoded = self._columns["topic_bytes"][begin : begin + length].tobytes()
-            known = self._topics[ordinal] = encoded.decode()
-        return known
+            topic = self._topics[ordinal] = encoded.decode()
+        return topic
 
     def grow(self, shortage: int) -> None:
-        """Double what ``find_or_insert`` found full (QUEUES_FULL or TOPIC_BYTES_FULL)."""
+        """Double the array that an insertion found full: ``shortage`` is QUEUES_FULL or TOPIC_BYTES_FULL."""
         queues, topic_bytes = int(self._words[_QUEUES_MAX]), int(self._words[_BYTES_MAX])
         if shortage == QUEUES_FULL:
             self._allocate(2 * queues, topic_bytes)
         elif shortage == TOPIC_BYTES_FULL:
             self._allocate(queues, max(2 * topic_bytes, topic_bytes + _TOPIC_BYTES_MAX))
         else:
-            raise ValueError(f"{shortage} is not QUEUES_FULL or TOPIC_BYTES_FULL")
+            raise ValueError(f"the queue table cannot grow for the reason {shortage}: it is none of its own")
 
     def _allocate(self, queues: int, topic_bytes: int) -> None:
-        """Replace the arrays by larger ones of the same content. ``queues`` is a power of two."""
+        """Replace the arrays by larger ones of the same content, with room for ``queues``, a power of two, and
+        ``topic_bytes`` of names, and write their addresses to the words that kernels read."""
         used, bytes_used = len(self), int(self._words[_BYTES_USED])
         old, new = self._columns, dict[str, NDArray[Any]]()
         for name, kind, _ in _COLUMNS:
@@ -166,7 +173,8 @@ _SHIFT = np.uint64(29)
 
 @kernel
 def _queue_hash(data: Int, position: Int, length: Int, queue_id: Int) -> Int:
-    """A hash for this table only; never stored."""
+    """A hash of a queue, its topic of ``length`` bytes at ``data + position`` and its queue id, for this table only: it
+    is never stored."""
     total = np.uint64(queue_id) * _PRIME_QUEUE + np.uint64(length)
     end = position + length
     while end - position >= 8:
@@ -199,7 +207,8 @@ def _same_bytes(left: Int, left_at: Int, right: Int, right_at: Int, length: Int)
 
 @kernel
 def _probe(data: Int, position: Int, length: Int, queue_id: Int, code: Int, table: Int) -> tuple[Int, Int]:
-    """(ordinal or ABSENT, slot where it is or belongs). At least half of all slots are always free."""
+    """Look for a queue in the hash table, from the slot of its hash ``code`` on. Returns its number, or ABSENT, and the
+    slot where it is or belongs. Ends, as at least half of all slots are always free."""
     mask = get_i64(table, _SLOT_MASK)
     slots = get_i64(table, _SLOTS)
     slot = np.int64(code) & mask
@@ -226,21 +235,21 @@ def _find(data: Int, position: Int, length: Int, queue_id: Int, table: Int) -> I
 
 @kernel
 def find_or_insert(data: Int, position: Int, length: Int, queue_id: Int, table: Int) -> Int:
-    """Ordinal of the queue whose topic is ``length`` UTF-8 bytes at ``data + position``.
-
-    Or QUEUES_FULL, TOPIC_BYTES_FULL (nothing was inserted), TOPIC_INVALID when a new topic is not UTF-8.
+    """The number in ``table`` of the queue whose topic is ``length`` UTF-8 bytes at ``data + position``; a new one is
+    inserted. Negative, without an insertion: QUEUES_FULL or TOPIC_BYTES_FULL, if an array is full, or TOPIC_INVALID, if
+    the topic of a new queue is not UTF-8.
     """
     code = _queue_hash(data, position, length, queue_id)
-    found, slot = _probe(data, position, length, queue_id, code, table)
-    if found >= 0:
-        return found
+    ordinal, slot = _probe(data, position, length, queue_id, code, table)
+    if ordinal >= 0:
+        return ordinal
     return _insert(data, position, length, queue_id, code, slot, table)
 
 
 @kernel
 def _insert(data: Int, position: Int, length: Int, queue_id: Int, code: Int, slot: Int, table: Int) -> Int:
-    """Add a queue and return its ordinal, or a negative code: invalid topic, or a full array that the caller
-    enlarges."""
+    """Add a queue, with hash ``code``, at the free ``slot``, and return its number; or a negative code, if the topic is
+    not UTF-8, or an array is full, which the caller enlarges."""
     if not is_utf8(data, position, length):
         return TOPIC_INVALID
     ordinal, begin = get_i64(table, _COUNT), get_i64(table, _BYTES_USED)

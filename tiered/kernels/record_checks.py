@@ -66,10 +66,9 @@ _STORE_HOST_V6 = 0x20
 
 @kernel
 def check_record(arena: Int, position: Int, end: Int, phys: Int, file_end_phys: Int, out: Int) -> Int:
-    """VALID with the parsed fields filled, or a StopReason with STOP_DETAIL.
-
-    A record that is partly inside ``[position, end)`` is tested as far as possible.
-    """
+    """Whether a valid record begins at ``arena + position``, which is commitlog offset ``phys`` in a file that ends at
+    ``file_end_phys``. Returns VALID and writes its fields to the words of ``out``; or a StopReason, with the failed
+    test in the word STOP_DETAIL. A record of which only a part is before ``end`` is tested as far as possible."""
     available = end - position
     if available < END_OF_FILE_BYTES:
         return _INPUT_END
@@ -103,7 +102,9 @@ def check_record(arena: Int, position: Int, end: Int, phys: Int, file_end_phys: 
 
 @kernel
 def _check_structure(arena: Int, position: Int, end: Int, long_topic: bool, out: Int) -> Int:
-    """Parse the lengths of a record wholly inside the arena, at least RECORD_BYTES_MIN long."""
+    """Check that the lengths inside the record from ``position`` to ``end``, at least RECORD_BYTES_MIN, fill it
+    exactly, and write the places of its fields to the words of ``out``. Returns the failed test, or _NONE.
+    ``long_topic``: the length of the topic has two bytes."""
     system_flag = load_be32(arena, position + 36)
     cursor = position + 48 + (20 if system_flag & _BORN_HOST_V6 else 8)
     put_i64(out, SYS_FLAG, system_flag)
@@ -142,10 +143,11 @@ def _check_structure(arena: Int, position: Int, end: Int, long_topic: bool, out:
 
 @kernel
 def _check_sums(arena: Int, position: Int, end: Int, out: Int) -> Int:
-    """Body CRC (none for an empty body, as in the broker), then ``__CRC32#`` if it is the last property.
+    """Check the checksum of the body (an empty one has none, as in the broker), then that of the whole record in the
+    property ``__CRC32#``, if it is the last one. Returns the failed test, or _NONE.
 
-    Behind another byte than the separator it is the end of a longer name; but if it matches with the separator there,
-    that byte is damaged.
+    If another byte than the separator is before that name, it is the end of a longer name, and no checksum; but if the
+    checksum matches with the separator there, that byte is damaged.
     """
     body_length = get_i64(out, BODY_LENGTH)
     if body_length > 0:

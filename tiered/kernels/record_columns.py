@@ -237,7 +237,8 @@ class RecordColumns:
         self._allocate(shortage, 2 * int(self._words[_CAPACITY[shortage]]))
 
     def _allocate(self, group: int, capacity: int) -> None:
-        """Make the arrays of one group larger and keep what is in them; the kernel gets the new addresses."""
+        """Replace the columns of one group (rows, keys or LMQ rows) by ones of ``capacity`` items with the same
+        content, and write their addresses to the words that kernels read."""
         for name, kind, word, member_of in _COLUMNS:
             if member_of != group:
                 continue

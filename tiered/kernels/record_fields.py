@@ -141,14 +141,17 @@ class Pairs:
 def record_fields(
     data: NDArray[np.uint8], starts: NDArray[Any], sizes: NDArray[Any], *, properties: bool
 ) -> RecordFields:
-    """Fields of the records ``data[starts[i] : starts[i] + sizes[i]]``.
+    """Where the fields of the records ``data[starts[i] : starts[i] + sizes[i]]`` are, and the numbers in them.
 
-    Without ``properties`` TAGS, KEYS, UNIQ_KEY, PAIRS and IS_TEXT stay 0. Raises ValueError for a record outside
-    ``data``.
+    Without ``properties`` these are not searched, and TAGS, KEYS, UNIQ_KEY, PAIRS and IS_TEXT stay 0. Raises ValueError
+    for a record outside ``data``.
     """
     starts, sizes = np.ascontiguousarray(starts, np.int64), np.ascontiguousarray(sizes, np.int64)
     if not data.flags.c_contiguous or data.dtype != np.uint8 or len(starts) != len(sizes):
-        raise ValueError(f"data of {data.dtype}, {len(starts)} starts, {len(sizes)} sizes")
+        raise ValueError(
+            f"records must be in contiguous bytes, with as many starts as sizes; these are {len(starts)} starts and "
+            f"{len(sizes)} sizes in items of {data.dtype}"
+        )
     if len(starts) and (
         int(starts.min()) < 0 or int(sizes.min()) < 0 or int((starts + sizes).max()) > len(data)
     ):
@@ -159,7 +162,8 @@ def record_fields(
 
 
 def property_pairs(data: NDArray[np.uint8], fields: RecordFields) -> Pairs:
-    """All properties of records located with ``properties``. The last of equal names wins, as in Java."""
+    """The places of all properties, names and values, of the records in ``data`` whose ``fields`` were found with
+    ``properties``. Of equal names in one record the last counts, as in Java."""
     starts = np.zeros(len(fields) + 1, np.int32)
     places = np.empty((4, int(fields[Number.PAIRS].sum())), np.int64)
     count = _property_pairs(
@@ -171,15 +175,14 @@ def property_pairs(data: NDArray[np.uint8], fields: RecordFields) -> Pairs:
 def copied(
     data: NDArray[np.uint8], at: NDArray[Any], lengths: NDArray[Any]
 ) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """(offsets, bytes) of the slices ``data[at[i] : at[i] + lengths[i]]``: one offset more than slices.
-
-    Raises ValueError when they reach outside ``data`` or are 2 GiB or more together.
-    """
+    """A copy of the slices ``data[at[i] : at[i] + lengths[i]]``, one behind the other, as Arrow stores texts: the
+    offset of each slice and of the end, and the bytes. Raises ValueError when a slice reaches outside ``data``, or all
+    are 2 GiB or more together."""
     at, lengths = np.ascontiguousarray(at, np.int64), np.ascontiguousarray(lengths, np.int64)
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
     if total >= 1 << 31:
-        raise ValueError(f"{total} bytes do not fit 32-bit offsets")
+        raise ValueError(f"the {total:,} bytes of one column are too many for its 32-bit offsets")
     if len(at) and (int(at.min()) < 0 or int(lengths.min()) < 0 or int((at + lengths).max()) > len(data)):
         raise ValueError(f"a field reaches outside the {len(data)} bytes of the records")
     offsets = np.zeros(len(at) + 1, np.int32)
@@ -196,7 +199,8 @@ def copy_to(
     offsets: NDArray[np.int32],
     out: NDArray[np.uint8],
 ) -> None:
-    """Copy slice i to ``out[offsets[i] : …]``; slices of no bytes leave ``out`` as it is. Raises ValueError."""
+    """Copy the slices ``data[at[i] : at[i] + lengths[i]]`` to ``out``, each to ``offsets[i]``. Raises ValueError when a
+    slice reaches outside ``data``, or its copy outside ``out``."""
     ends = offsets[: len(lengths)] + lengths
     if len(at) and (
         int(at.min()) < 0
@@ -251,7 +255,8 @@ def _record_fields(
 
 @kernel
 def _locate(address: Int, begin: Int, end: Int, row: Int, numbers: NDArray[np.int64]) -> bool:
-    """Fill everything but properties; False when the lengths do not fill the record exactly."""
+    """Find the fields of the record from ``begin`` to ``end``, but for its properties, and write them to column ``row``
+    of ``numbers``. Returns False, and writes nothing, when the lengths inside do not fill the record exactly."""
     if end - begin < RECORD_BYTES_MIN or load_be32(address, begin) != end - begin:
         return False
     magic, system_flag = load_be32(address, begin + 4), load_be32(address, begin + 36)
@@ -299,7 +304,8 @@ def _locate(address: Int, begin: Int, end: Int, row: Int, numbers: NDArray[np.in
 
 @kernel
 def _find_properties(address: Int, row: Int, numbers: NDArray[np.int64]) -> None:
-    """Find the properties of a row that have columns of their own; without a name or value a pair is none."""
+    """Find the properties TAGS, KEYS and UNIQ_KEY of the record in column ``row`` of ``numbers``, count all its
+    properties, and note whether they are UTF-8. A pair with an empty name or value is no property."""
     begin = numbers[_PROPERTIES, row]
     end = begin + numbers[_PROPERTIES_BYTES, row]
     numbers[_IS_TEXT, row] = 1 if is_utf8(address, begin, end - begin) else 0
@@ -315,7 +321,8 @@ def _find_properties(address: Int, row: Int, numbers: NDArray[np.int64]) -> None
 
 @kernel
 def pair_at(address: Int, begin: Int, end: Int) -> tuple[Int, Int]:
-    """(its first name separator or -1, its end) of the pair that begins at ``begin``."""
+    """Where the name of the property that begins at ``begin`` ends (its first name separator, or -1), and where the
+    property ends, at ``end`` at the latest. Looks at eight bytes at once."""
     split, at = np.int64(-1), begin
     while at < end:
         if at + 8 <= end:
@@ -354,9 +361,9 @@ def _property_pairs(
     starts: NDArray[np.int32],
     places: NDArray[np.int64],
 ) -> Int:
-    """Finds the properties of each row: ``places`` gets (name, its length, value, its length) of each pair, and
-    ``starts`` the first pair of each row. Of equal names in a row the last pair counts. Returns the number of
-    pairs."""
+    """Find all properties of many records, whose properties are at ``properties_at``. ``places`` gets four numbers for
+    each: place and length of the name, place and length of the value; ``starts`` gets the number of each record's first
+    property. Of equal names in a record the last counts. Returns the number of properties."""
     address = data.ctypes.data
     count = np.int64(0)
     for row in range(len(properties_at)):
@@ -376,7 +383,8 @@ def _property_pairs(
 
 @kernel
 def _slot_of(address: Int, name: Int, length: Int, first: Int, count: Int, places: NDArray[np.int64]) -> Int:
-    """The place of the record's earlier pair of this name, else ``count``."""
+    """The number of the property, among those from ``first`` to ``count``, that has this name already; ``count`` if
+    none has."""
     for slot in range(first, count):
         if places[1, slot] == length:
             other, step = places[0, slot], np.int64(0)

@@ -105,8 +105,11 @@ _SCHEDULE_HEAD, _SCHEDULE_MIDDLE, _SCHEDULE_TAIL = word(b"SCHEDULE"), word(b"_TO
 def emit_record(
     arena: Int, position: Int, phys: Int, table: Int, out: Int, delay_levels: Int, level_count: Int
 ) -> Int:
-    """Append a row: VALID, a GROW code (nothing changed but the table), or INVALID: a topic that is not
-    UTF-8.
+    """Append the row of columns, the key hashes and the LMQ entries of a checked record at ``arena + position``, whose
+    fields are in the words of ``out``. A record that no archived queue has is only counted.
+
+    Returns VALID; the code of a full array, after which the caller enlarges it and repeats the call, as only ``table``
+    has changed; or INVALID for a topic that is not UTF-8.
     """
     row = get_i64(out, ROWS)
     if row >= get_i64(out, ROWS_MAX):
@@ -152,7 +155,8 @@ def _grow_code(shortage: Int) -> Int:
 
 @kernel
 def _put_offsets(arena: Int, position: Int, system_flag: Int, row: Int, out: Int) -> Int:
-    """Queue offset and count. Of an inner batch, they default to the record's own offset and 1."""
+    """Write the queue offset of a record, and how many offsets it spans, to its row. A record that is a batch of
+    messages has them in properties; without these, they are the record's own offset and 1."""
     offset, count = load_be64(arena, position + 20), np.int64(1)
     if system_flag & FLAG_BATCH:
         base = _parse_int(arena, get_i64(out, INNER_BASE), get_i64(out, INNER_BASE + 1))
@@ -168,10 +172,9 @@ def _put_offsets(arena: Int, position: Int, system_flag: Int, row: Int, out: Int
 
 @kernel
 def _find_properties(arena: Int, out: Int) -> Int:
-    """Fill (position, length) of the properties the scan needs.
-
-    Pairs with an empty name or value are ignored, the first name separator splits, the last of equal names
-    wins.
+    """Find the properties of a record that the scan needs, and write place and length of their values to the words of
+    ``out``; 0 for those that it does not have. As in the broker, pairs with an empty name or value are ignored, the
+    first name separator splits a pair, and the last of equal names counts.
     """
     for field in range(TAGS, MULTI_OFFSET + 2):
         put_i64(out, field, 0)
@@ -195,7 +198,8 @@ def _find_properties(arena: Int, out: Int) -> Int:
 
 @kernel
 def _note_property(arena: Int, name: Int, split: Int, end: Int, out: Int) -> Int:
-    """Note the value of one ``name 0x01 value`` pair, if the scan needs it."""
+    """If the property from ``name`` to ``end``, whose separator is at ``split``, is one that the scan needs, write the
+    place and length of its value to the words of ``out``. Names are compared in words of eight bytes."""
     length = split - name
     field = -1
     if length == 4:
@@ -217,7 +221,8 @@ def _note_property(arena: Int, name: Int, split: Int, end: Int, out: Int) -> Int
 
 @kernel
 def _long_name(length: Int, head: Int, tail: Int, arena: Int, name: Int) -> Int:
-    """The field of a name of at least eight bytes, -1 for one the scan does not need."""
+    """Which property that the scan needs has this name of at least eight bytes, by its first eight (``head``) and last
+    eight (``tail``); -1: none."""
     if length == 8 and head == _UNIQ_KEY_NAME:
         return UNIQ_KEY
     if length == 9 and head == _NUM_HEAD and tail == _NUM_TAIL:
@@ -235,7 +240,8 @@ def _long_name(length: Int, head: Int, tail: Int, arena: Int, name: Int) -> Int:
 
 @kernel
 def _tags_code(arena: Int, out: Int, delay_levels: Int, level_count: Int) -> Int:
-    """Java hash of TAGS; deliver time in ms of a scheduled message when delay levels are known."""
+    """The tags code of a record, as in the broker's consume queue: Java's hash of its tags; of a scheduled message, if
+    delay levels are known, its deliver time in ms."""
     delay_length = get_i64(out, DELAY + 1)
     if delay_length > 0 and level_count > 0 and _is_schedule_topic(arena, out):
         level = _parse_int(arena, get_i64(out, DELAY), delay_length)
@@ -259,7 +265,8 @@ def _is_schedule_topic(arena: Int, out: Int) -> Int:
 
 @kernel
 def _parse_int(arena: Int, position: Int, length: Int) -> Int:
-    """Java's Long.parseLong of at most 18 ASCII digits with an optional sign, else _PARSE_FAILED."""
+    """The number in ``length`` bytes at ``arena + position``, as Java's Long.parseLong reads it: at most 18 ASCII
+    digits with an optional sign; _PARSE_FAILED for anything else."""
     step, sign = np.int64(0), np.int64(1)
     if length > 1:
         first = load_u8(arena, position)
@@ -281,7 +288,8 @@ def _parse_int(arena: Int, position: Int, length: Int) -> Int:
 
 @kernel
 def _emit_keys(arena: Int, out: Int) -> Int:
-    """Append the hash of UNIQ_KEY and of every key in KEYS; the new number of keys, -1 if they do not fit."""
+    """Append the hashes of a record's keys, as ``topic#key``: its UNIQ_KEY, then every key in KEYS, which are separated
+    by spaces. Returns how many hashes there are then in all, or -1 if they do not fit."""
     count, limit = get_i64(out, KEYS), get_i64(out, KEYS_MAX)
     uniq_length, list_length = get_i64(out, UNIQ_KEY + 1), get_i64(out, KEY_LIST + 1)
     if uniq_length + list_length == 0:
@@ -320,10 +328,12 @@ def _put_key_hash(arena: Int, position: Int, length: Int, prefix: Int, index: In
 
 @kernel
 def _emit_lmq_entries(arena: Int, queue_id: Int, row: Int, table: Int, out: Int) -> Int:
-    """Append LMQ entries with their DOUBT bits; the new number of LMQ rows, or minus a GROW code.
+    """Append the LMQ entries that a record lists in two properties, names and offsets, each with DOUBT bits: why the
+    broker may not have made it. ``row``: the record's row. Returns how many LMQ rows there are then in all, or minus
+    the code of a full array.
 
-    As ConsumeQueue.multiDispatchLmqQueue: both lists have the same length (trailing empty items do not
-    count), and an offset that is no number ends the list, unless its name holds a path separator.
+    As ConsumeQueue.multiDispatchLmqQueue: both lists must have the same length (trailing empty items do not
+    count), and an offset that is no number ends the list, unless its name has a path separator.
     """
     count = get_i64(out, LMQ_ROWS)
     doubt = DOUBT_TOPIC if _is_of_doubtful_topic(arena, out) else 0
@@ -367,7 +377,8 @@ def _is_lmq_name(arena: Int, name: Int, length: Int) -> Int:
 
 @kernel
 def _lmq_ordinal(arena: Int, name: Int, length: Int, queue_id: Int, table: Int) -> Int:
-    """Ordinal of an admitted queue, a shortage of the table, or TOPIC_INVALID for one to skip."""
+    """The number in ``table`` of the LMQ with this name, which is inserted if it is new. TOPIC_INVALID for one that is
+    not archived or has an empty name; another negative code if an array is full."""
     if length == 0 or (length == 5 and _is_lmq_name(arena, name, length)):
         return TOPIC_INVALID
     queue = find_or_insert(arena, name, length, queue_id, table)

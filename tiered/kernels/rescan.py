@@ -38,17 +38,18 @@ def rescan(
     table: QueueTable,
     out: RecordColumns,
 ) -> tuple[int, str]:
-    """Append one row to ``out`` per record ``data[starts[i] : starts[i] + sizes[i]]``, in this order.
+    """Check archived records, ``data[starts[i] : starts[i] + sizes[i]]``, with the rules of the commitlog scan, and
+    append a row of columns to ``out`` for each. ``phys``: their commitlog offsets; ``table`` numbers their queues.
 
-    Returns how many are valid and the test that the next one fails ("" when all are valid). Raises ValueError for a
-    record outside ``data``.
+    Returns how many are valid, from the first on, and the name of the test that the next one fails ("" when all are
+    valid). Raises ValueError for a record outside ``data``.
     """
     if len(starts) and (
         int(starts.min()) < 0 or int((starts + sizes).max()) > len(data) or int(sizes.min()) < 0
     ):
-        raise ValueError("a record lies outside the data")
+        raise ValueError(f"a record is outside the {len(data)} bytes in which the records should be")
     if not data.flags.c_contiguous or data.dtype != np.uint8:
-        raise ValueError(f"data of {data.dtype}")
+        raise ValueError(f"records must be in contiguous bytes, not in items of {data.dtype}")
     # Copies: read-only arrays would need a second compilation.
     starts, sizes, phys = np.array(starts, np.int64), np.array(sizes, np.int32), np.array(phys, np.int64)
     done = no_levels = 0
@@ -59,8 +60,10 @@ def rescan(
         if outcome == VALID:
             break
         if outcome < GROW_ROWS:
+            # A record that is not whole ends the input: its size is wrong.
             detail = out.stop_detail
             return done, detail.name if detail != InvalidReason.NONE else "SIZE"
+        # An array is full: the kernel continues at the same record with a larger one.
         if outcome == GROW_QUEUES:
             table.grow(QUEUES_FULL)
         elif outcome == GROW_TOPIC_BYTES:
@@ -81,8 +84,10 @@ def _rescan(
     out: Int,
     no_levels: Int,
 ) -> tuple[Int, Int]:
-    """(rows done, VALID or the reason of the stop). A literal 0 in place of ``no_levels`` would compile emit_record a
-    second time."""
+    """Check the records from number ``row`` on, and append a row to ``out`` for each. Returns the number of the record
+    at which this stopped, and why: VALID behind the last one, a reason that it is invalid, or a full array.
+
+    ``no_levels`` is 0; a literal 0 in its place would compile emit_record a second time."""
     while row < len(starts):
         begin = starts[row]
         end = begin + sizes[row]

@@ -68,9 +68,10 @@ def scan_log(
     *,
     delay_levels_ms: NDArray[np.int64] | None,
 ) -> ScanStop:
-    """Validate the records in ``arena[begin:end]`` and append their rows to ``out``.
+    """Check the records in ``arena[begin:end]`` one after the other and append a row of columns to ``out`` for each.
+    Returns where and why this stopped: at the first byte that is no valid record.
 
-    The first byte lies at ``phys_begin`` in the commitlog file that ends at ``file_end_phys``. Prepared and rolled back
+    The first byte is at ``phys_begin`` in the commitlog file that ends at ``file_end_phys``. Prepared and rolled back
     transactions give no row, nor do queues whose ``table.admitted`` is 0 unless the record has an entry of an admitted
     LMQ. New queues are inserted into ``table`` as UNDECIDED. ``delay_levels_ms[i]`` is the delay of level i + 1; when
     given, tagsCode of a scheduled message is its deliver time, as in the consume queue of SCHEDULE_TOPIC_XXXX. Raises
@@ -78,7 +79,7 @@ def scan_log(
     """
     if not 0 <= begin <= end <= len(arena) or not arena.flags.c_contiguous or arena.dtype != np.uint8:
         raise ValueError(
-            f"[{begin}, {end}) cannot be scanned in an arena of {len(arena)} items of {arena.dtype}"
+            f"the range [{begin}, {end}) cannot be scanned: the arena has {len(arena)} items of {arena.dtype}"
         )
     levels = _NO_DELAY_LEVELS if delay_levels_ms is None else np.ascontiguousarray(delay_levels_ms, np.int64)
     address = arena.ctypes.data
@@ -96,6 +97,7 @@ def scan_log(
         )
         if outcome < GROW_ROWS:
             return ScanStop(StopReason(outcome), out.stop_position, out.stop_detail)
+        # An array is full: the kernel continues at the same record with a larger one.
         if outcome == GROW_QUEUES:
             table.grow(QUEUES_FULL)
         elif outcome == GROW_TOPIC_BYTES:
@@ -123,7 +125,9 @@ def _scan(
     delay_levels: Int,
     level_count: Int,
 ) -> Int:
-    """A StopReason or a GROW code, at STOP_POSITION. Rows are appended whole or not at all."""
+    """Check the records from ``position`` to ``end`` and append their rows to ``out``. Returns why this stopped, a
+    StopReason or the code of a full array, at the position that the word STOP_POSITION of ``out`` then has. Rows are
+    appended as a whole or not at all."""
     while True:
         outcome = check_record(arena, position, end, phys, file_end_phys, out)
         if outcome == VALID:

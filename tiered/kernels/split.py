@@ -41,16 +41,19 @@ class QueueSplit:
 def split_by_queue(
     queue: NDArray[np.int32], rows: int, queue_count: int, scratch: SplitScratch
 ) -> QueueSplit:
-    """Group the first ``rows`` entries of ``queue``, ordinals below ``queue_count``, stably."""
+    """Group the first ``rows`` rows by queue, those of one queue in their order. ``queue``: the queue's number of each
+    row, below ``queue_count``; ``scratch`` is memory for one call at a time. Raises ValueError for other numbers."""
     if rows > len(queue) or (
         rows and not 0 <= int(queue[:rows].min()) <= int(queue[:rows].max()) < queue_count
     ):
-        raise ValueError(f"{rows} rows of {len(queue)}, or an ordinal outside {queue_count} queues")
+        raise ValueError(
+            f"{rows} rows cannot be split by queue: only {len(queue)} exist, or one has no number below {queue_count}"
+        )
     present = np.empty(min(rows, queue_count), np.int32)
     counts = scratch.for_queues(queue_count)
-    found = _count_queues(queue, rows, counts, present)
-    present = np.sort(present[:found])
-    starts = np.empty(found + 1, np.int64)
+    queues = _count_queues(queue, rows, counts, present)
+    present = np.sort(present[:queues])
+    starts = np.empty(queues + 1, np.int64)
     order = np.empty(rows, np.int32)
     _place_rows(queue, rows, counts, present, starts, order)
     return QueueSplit(present, starts, order)
@@ -60,15 +63,16 @@ def split_by_queue(
 def _count_queues(
     queue: NDArray[np.int32], rows: Int, counts: NDArray[np.int32], present: NDArray[np.int32]
 ) -> Int:
-    """Count the rows of each queue, and list the queues in order of appearance."""
-    found = 0
+    """Count the rows of each queue in ``counts``, which is all zero before, and list the queues that have rows in
+    ``present``, in order of appearance. Returns their number."""
+    queues = 0
     for row in range(rows):
         ordinal = queue[row]
         if counts[ordinal] == 0:
-            present[found] = ordinal
-            found += 1
+            present[queues] = ordinal
+            queues += 1
         counts[ordinal] += 1
-    return found
+    return queues
 
 
 @kernel
@@ -80,8 +84,10 @@ def _place_rows(
     starts: NDArray[np.int64],
     order: NDArray[np.int32],
 ) -> None:
-    """Counts become cursors, rows are placed, the counters used are cleared."""
+    """Fill ``order`` with the numbers of the rows by queue, in the order of ``present``, and ``starts`` with the
+    position where each queue's begin. ``counts`` has the rows of each queue, and is all zero again afterwards."""
     total = 0
+    # Each count becomes the position of the queue's next row.
     for index in range(len(present)):
         starts[index] = total
         count = counts[present[index]]

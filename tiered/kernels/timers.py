@@ -52,8 +52,10 @@ def find_timers(
 
 @kernel
 def _find(arena: Int, fields: NDArray[np.int64], found: NDArray[Any], max_delay_ms: Int) -> None:
-    """Find the timer that each message asks for, or why it is refused."""
-    where = np.zeros(12, np.int64)
+    """Find, for each message of the gateway topic, the timer that it creates or cancels, or why it is refused, and
+    write it to its column of ``found``. ``fields``: where the messages' properties are in ``arena``; ``max_delay_ms``:
+    how far ahead a timer may be."""
+    where = np.zeros(12, np.int64)  # place and length of each property that timers have
     for row in range(found.shape[1]):
         where[:] = 0
         begin = fields[_PROPERTIES_AT, row]
@@ -70,13 +72,13 @@ def _find(arena: Int, fields: NDArray[np.int64], found: NDArray[Any], max_delay_
 def same_texts(
     arena: Int, at: NDArray[np.int64], length: NDArray[np.int64], like: NDArray[np.int64]
 ) -> NDArray[Any]:
-    """Whether each text, which is at ``arena + at``, equals that of row ``like``: two different texts may have one
-    hash."""
-    found: NDArray[Any] = length == length[like]
+    """Whether the text of each row, of ``length`` bytes at ``arena + at``, equals that of the row ``like``, which has
+    the same hash: two different texts may have one hash."""
+    is_same: NDArray[Any] = length == length[like]
     for row in range(len(at)):
-        for byte in range(length[row] if found[row] else 0):
-            found[row] &= load_u8(arena, at[row] + byte) == load_u8(arena, at[like[row]] + byte)
-    return found
+        for byte in range(length[row] if is_same[row] else 0):
+            is_same[row] &= load_u8(arena, at[row] + byte) == load_u8(arena, at[like[row]] + byte)
+    return is_same
 
 
 def time_order(times: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -89,7 +91,8 @@ def time_order(times: NDArray[np.int64]) -> NDArray[np.int64]:
 def _time_order(
     times: NDArray[np.int64], first: Int, source: NDArray[Any], target: NDArray[Any], at: NDArray[Any]
 ) -> NDArray[Any]:
-    """Sort row numbers by time, digit by digit, so that equal times keep their order."""
+    """The row numbers ``source`` sorted by ``times``, of which ``first`` is the earliest: a radix sort, in which rows
+    of equal times keep their order. ``target`` and ``at`` are memory for the work."""
     span = np.int64(0)
     for time in times:
         span = max(span, time - first)
@@ -99,6 +102,7 @@ def _time_order(
         for time in times:
             at[time - first >> shift & _DIGIT] += 1
         total = np.int64(0)
+        # The count of each digit becomes the position of its next row.
         for digit in range(_DIGITS):
             at[digit], total = total, total + at[digit]
         for row in source:
@@ -114,8 +118,9 @@ def _time_order(
 def _row(
     arena: Int, where: NDArray[Any], stored_ms: Int, flag: Int, max_delay_ms: Int, out: NDArray[Any]
 ) -> None:
-    """Write what one message asks for. Only the first refusal is noted: the rest is found all the same."""
-    refusal = _TRANSACTION if flag & 0x8C else 0
+    """Write to ``out`` the timer that one message creates or cancels, or why it is refused: the first of several
+    reasons. ``where``: place and length of its properties in ``arena``; ``flag``: its system flag."""
+    refusal = _TRANSACTION if flag & 0x8C else 0  # also a batch
     cancels = where[_CANCEL + 1] or where[_PLACE + 1]
     if cancels and not _cancel(arena, where, out):
         refusal = refusal or _BAD_CANCEL
@@ -129,6 +134,7 @@ def _row(
     if where[_DELIVER + 1] or not cancels:
         deliver_ms = _number(arena, where[_DELIVER], where[_DELIVER] + where[_DELIVER + 1])
         if not _FIRST_MS <= deliver_ms < _END_MS:
+            # A common mistake gets a reason of its own.
             is_seconds = deliver_ms < _FIRST_MS <= deliver_ms * 1000 < _END_MS
             refusal = refusal or (_SECONDS if is_seconds else _BAD_TIME)
         if deliver_ms - stored_ms > max_delay_ms:
@@ -142,7 +148,9 @@ def _row(
 
 @kernel
 def _cancel(arena: Int, where: NDArray[Any], out: NDArray[Any]) -> bool:
-    """Writes what the message cancels to ``out``. Returns whether it is valid."""
+    """Write to ``out`` which timer a message cancels: the deliver time and key in its property, separated by a space,
+    and the place (queue id and offset, separated by a colon) if it has that property. Returns whether they are
+    valid."""
     at, stop = where[_CANCEL], where[_CANCEL] + where[_CANCEL + 1]
     space = _find_byte(arena, at, stop, _SPACE)
     out[4], out[6] = _number(arena, at, space), 1
@@ -168,7 +176,8 @@ def _find_byte(arena: Int, at: Int, stop: Int, wanted: Int) -> Int:
 
 @kernel
 def _note(arena: Int, name: Int, split: Int, end: Int, where: NDArray[Any]) -> None:
-    """Note where the value of a property lies, if its name is one that timers have."""
+    """If the property from ``name`` to ``end``, whose separator is at ``split``, is one that timers have, write the
+    place and length of its value to ``where``. Names are compared in words of eight bytes."""
     length = split - name
     if length < 8:
         return
@@ -191,7 +200,7 @@ def _note(arena: Int, name: Int, split: Int, end: Int, where: NDArray[Any]) -> N
 
 @kernel
 def _number(arena: Int, at: Int, end: Int) -> Int:
-    """The value of 1 to 18 decimal digits; -1 for anything else."""
+    """The number whose decimal digits, 1 to 18 of them, are from ``at`` to ``end``; -1 for anything else."""
     if end - at < 1 or end - at > 18:
         return np.int64(-1)
     total = np.int64(0)
