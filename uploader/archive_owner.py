@@ -75,11 +75,14 @@ class ArchiveOwner:
         self._environment = environment
         self._instance = identity.instance
         self._take_over = take_over
+        """Whether the archive may be taken from an owner that has not released it."""
         self._has_claimed = False
         self._restored = NOT_RESTORED
+        """The checksums of a store that `tiered restore` wrote, which replace those of the archive."""
         self.is_claim_settled = False
         """Whether a claim was won or refused; not after one that the store did not answer."""
         self._has_planned = False
+        """Whether cycles are planned from the state that was loaded before a claim."""
         self.writer = CatalogWriter(
             archive,
             cluster=identity.cluster,
@@ -93,7 +96,12 @@ class ArchiveOwner:
         )
 
     def open(self, *, claim_now: bool) -> int:
-        """The physical offset to continue from. Raises LogDivergedError if the log does not continue the archive."""
+        """Load the catalog, compare the broker's log with the archive, and return the commitlog offset from which this
+        writer continues. ``claim_now``: become the archive's writer at once; otherwise only if a log history must be
+        started.
+
+        Raises LogDivergedError if the log does not continue the archive, FencedError if another writer owns it, and
+        what reading raises."""
         self._log.refresh()
         state = self.writer.load()
         if self.writer.state.version:
@@ -102,30 +110,31 @@ class ArchiveOwner:
         else:
             self._refuse_objects()
             self._environment.refuse_empty()
-        found = None if state is None else self._compared(state)
+        comparison = None if state is None else self._compared(state)
         if claim_now:
-            self._may_claim(self.writer.state, found)
-        if state is not None and found is not None and found.decision.step is LogStep.CONTINUE:
+            self._may_claim(self.writer.state, comparison)
+        if state is not None and comparison is not None and comparison.decision.step is LogStep.CONTINUE:
             self._look_beyond_end(state)
         if claim_now:
             self.claim()
             before, state = state, self.writer.state_or_none
             if state is not None and (before is None or before.cursor != state.cursor):
-                found = self._compared(state)  # the previous owner committed until the claim was won
-        if state is None or found is None:
+                comparison = self._compared(state)  # the previous owner committed until the claim was won
+        if state is None or comparison is None:
             return self._log.min_phys
-        if found.decision.step is LogStep.STOP:
-            raise found.error()
-        if found.decision.step is LogStep.CONTINUE:
+        if comparison.decision.step is LogStep.STOP:
+            raise comparison.error()
+        if comparison.decision.step is LogStep.CONTINUE:
             return state.cursor.phys
         self.claim()
-        if found.decision.step is LogStep.RETURN:
+        if comparison.decision.step is LogStep.RETURN:
             with suppress(CommitInvalidError):
-                return self._return_to(found.divergence)
-            found = self._compared(state, may_return=False)
-            if found.decision.step is LogStep.STOP:
-                raise found.error()
-        return self._start_history(found.divergence)
+                return self._return_to(comparison.divergence)
+            # Messages of the earlier log history are deleted: the log is archived from where it diverged.
+            comparison = self._compared(state, may_return=False)
+            if comparison.decision.step is LogStep.STOP:
+                raise comparison.error()
+        return self._start_history(comparison.divergence)
 
     def _refuse_objects(self) -> None:
         """Raises CatalogLostError or UnsupportedFormatError if objects are where an archive is to begin."""
@@ -134,51 +143,55 @@ class ArchiveOwner:
             raise error
 
     def _look_beyond_end(self, state: CatalogState) -> None:
-        """Before a claim, look for objects that begin where the archive ends: its newest commit may be missing. Raises
-        ArchiveDamagedError if the broker's log no longer has their messages; else these are archived again."""
+        """Before a claim, look for objects that begin where the archive of ``state`` ends and that no commit names: its
+        newest commit may be missing. Raises ArchiveDamagedError if the broker's log no longer has their messages;
+        otherwise warns that these are archived again."""
         owner = state.owner
         if owner and not (owner.released or owner.instance == self._instance or self._take_over):
             return  # they are uploads of a running writer
         is_lost = self._log.min_phys > state.cursor.phys
-        found = objects_at_end(self._archive, state, all_queues=is_lost)
-        messages = counted(sum(one.messages for one in found), "message")
-        if found and is_lost:
+        objects = objects_at_end(self._archive, state, all_queues=is_lost)
+        messages = counted(sum(one.messages for one in objects), "message")
+        if objects and is_lost:
             raise ArchiveDamagedError(
-                f"the newest commit may be missing: {found[0].key} begins at the archive's end; {messages} in "
-                f"{counted(len(found), 'object')} are named by no commit, and the broker's log no longer has them",
+                f"the newest commit of {self._archive.url} may be missing: no commit names {messages} in "
+                f"{counted(len(objects), 'object')}, such as {objects[0].key}, which begins where the archive ends, "
+                "and the broker's log no longer has these messages",
                 hint=REPAIR_HINT,
             )
-        if found:
+        if objects:
             logger.warning(
                 "%s of unfinished uploads, or of a missing newest commit, are archived again from the broker's log",
                 messages,
-                extra={"object": found[0].key},
+                extra={"object": objects[0].key},
             )
 
-    def _may_claim(self, owned: CatalogState, found: LogComparison | None) -> None:
-        """Decide whether to fence a live owner: only with a log that continues the archive. Raises LogDivergedError
-        before a claim that each retry would repeat."""
+    def _may_claim(self, owned: CatalogState, comparison: LogComparison | None) -> None:
+        """Decide, before a claim, whether the archive may be taken from an owner that has not released it: only with a
+        log that continues the archive. ``comparison`` is None of an archive without messages.
+
+        Raises LogDivergedError if a claim would only fail, or be refused, each time this process starts."""
         owner = owned.owner
         if owner is None or owner.released or owner.instance == self._instance:
-            if found is not None and found.decision.step is LogStep.STOP:
-                raise found.error()
+            if comparison is not None and comparison.decision.step is LogStep.STOP:
+                raise comparison.error()
             return
-        if found is None or found.decision.step is LogStep.CONTINUE:
+        if comparison is None or comparison.decision.step is LogStep.CONTINUE:
             if not self._take_over:
                 self._take_over = self._environment.may_take_over(owned, self._reported_end_phys())
             return
         self._environment.may_take_over(owned, None)  # reports the lag
         if self._take_over:
-            if found.decision.step is LogStep.STOP:
-                raise found.error()
+            if comparison.decision.step is LogStep.STOP:
+                raise comparison.error()
             return
         name = f"{owner.instance} on {owner.host}"
-        if found.decision.is_foreign:
+        if comparison.decision.is_foreign:
             hint = "give this broker a name of its own, or its archive another archive.url"
-            raise found.error(f"another broker of this name owns the archive ({name}): ", hint)
-        if not self._ends_below(owned, found.divergence):
-            hint = "stop the broker that is not the master; if it is the other one, start this sidecar with --take-over"
-            raise found.error(f"another writer owns the archive ({name}): ", hint)
+            raise comparison.error(f"another broker of this name owns the archive (writer {name}): ", hint)
+        if not self._ends_below(owned, comparison.divergence):
+            hint = "stop the broker that is not the master; if that is the other one, start this one with --take-over"
+            raise comparison.error(f"another writer owns the archive (writer {name}): ", hint)
 
     def _ends_below(self, state: CatalogState, divergence: CommonEnd) -> bool:
         """Whether the log, as that of a slave that lags, only ends before the archive does."""
@@ -188,8 +201,9 @@ class ArchiveOwner:
         return end_phys < state.cursor.phys
 
     def _compared(self, state: CatalogState, *, may_return: bool = True) -> LogComparison:
-        """What the log shares with the archive of ``state``, and what follows from it. ``may_return``: to an earlier
-        log history."""
+        """Compare the broker's log with the archive of ``state``: what they share, and whether archiving continues,
+        starts a log history or stops. ``may_return``: whether an earlier log history may become current again, if the
+        log is that one. Reads the log, catalog versions and objects."""
         reported_end_phys = self._reported_end_phys()
         check = self._restored.of(state.cursor.check)
         result = compare_log(self._log, check, reported_end_phys, to_phys=state.cursor.phys)
@@ -205,6 +219,7 @@ class ArchiveOwner:
             shared = Shared.EARLIER if divergence.is_compared else Shared.EARLIER_DELETED
             if not divergence.version:
                 shared = Shared.NOTHING
+        # At the begin of a log history the archive has no bytes of its own to compare: an earlier history has the same.
         has_grown = not state.log_histories or state.cursor.phys > state.log_histories[-1].begin_phys
         is_proven = shared is Shared.END and has_grown
         if may_return and not is_proven and (earlier := self._earlier(state, divergence, shared)) is not None:
@@ -231,9 +246,10 @@ class ArchiveOwner:
         return LogComparison(CommonEnd(0, self._log.min_phys), decision, state, None, ended)
 
     def _inside(self, state: CatalogState, found: CommonEnd) -> CommonEnd:
-        """Where log and archive diverge inside the commit after ``found``, if they have records of it in common."""
+        """Where log and archive diverge: inside the commit that follows the common end ``found``, if they have records
+        of that commit in common, otherwise at ``found``. Reads objects of ``state``."""
         if found.above is None or found.above[0] == 1:
-            return found
+            return found  # no commit follows, or it is the claim
         version, end_phys = found.above
         begin_phys = found.phys if found.version else 0
         commits = Commits(begin_phys, end_phys, (found.version + 1, version))
@@ -253,12 +269,15 @@ class ArchiveOwner:
         self._has_planned = True
 
     def claim(self) -> None:
-        """Claim the epoch. Only once: a writer that lost it has planned from outdated tails."""
+        """Become the archive's only writer, unless this one is it. Raises FencedError if another writer owns it, and
+        also if one took it over from this one: what this process has planned since is outdated. Raises UnavailableError
+        if another writer committed before the claim."""
         if self.writer.is_claimed:
             return
         if self._has_claimed:
             raise FencedError(
-                "another writer has claimed the archive", hint="this writer stops; reads continue"
+                f"another writer has claimed the archive {self._archive.url}",
+                hint="this writer stops archiving; reads of the archive continue",
             )
         before = self.writer.state_or_none
         try:
@@ -271,10 +290,13 @@ class ArchiveOwner:
         self._environment.log("epoch claimed", {"epoch": self.writer.state.epoch})
         after = self.writer.state_or_none
         if self._has_planned and after is not None and (before is None or before.cursor != after.cursor):
-            raise UnavailableError("another writer committed just before the claim", hint="run again")
+            raise UnavailableError(
+                f"another writer committed to {self._archive.url} just before this one claimed it",
+                hint="start the command again",
+            )
 
     def load_tails(self, table: QueueTable, tails: QueueTails) -> None:
-        """Every queue's current generation, from the catalog."""
+        """Set ``tails``, by the queue's number in ``table``, to where each queue ends in the archive."""
         tails.clear()
         state = self.writer.state_or_none
         if state is None:
@@ -283,21 +305,23 @@ class ArchiveOwner:
             tails.set(table.ordinal(key.topic, key.queue_id), key.generation, row)
 
     def _earlier(self, state: CatalogState, present: CommonEnd, shared: Shared) -> CommonEnd | None:
-        """Where the log stops agreeing with an earlier log history, if that is beyond ``present``; None otherwise."""
+        """Where the log stops agreeing with an earlier log history (what the archive had before a truncated or replaced
+        log), if it agrees with that further than with the current one, which it shares up to ``present``; else None."""
         reported_end_phys = self._reported_end_phys()
-        is_present = shared in (Shared.END, Shared.EARLIER) and present.is_compared
-        best, phys = None, present.phys if is_present else -1
+        is_known = shared in (Shared.END, Shared.EARLIER) and present.is_compared
+        best, phys = None, present.phys if is_known else -1
         for history in state.log_histories:
-            end = history.version - 1
-            common = shared_version(state.log_histories, end, state.version)
+            last_version = history.version - 1
+            common = shared_version(state.log_histories, last_version, state.version)
+            # Only versions that the current history does not have.
             spans = [
                 (max(first, common + 1), last)
-                for first, last in spans_to(state.log_histories, end)
+                for first, last in spans_to(state.log_histories, last_version)
                 if last > common
             ]
-            found = find_divergence(self._log, spans, self._newest_check, reported_end_phys)
-            if found.version and found.is_compared and found.phys > phys:
-                best, phys = found, found.phys
+            end = find_divergence(self._log, spans, self._newest_check, reported_end_phys)
+            if end.version and end.is_compared and end.phys > phys:
+                best, phys = end, end.phys
         return best
 
     def _newest_check(self, first: int, last: int) -> Check | None:
@@ -305,24 +329,26 @@ class ArchiveOwner:
         return None if found is None else (found[0], self._restored.of(found[1]), found[2])
 
     def _return_to(self, divergence: CommonEnd) -> int:
-        """Raises CommitInvalidError if messages of that history are gone."""
+        """Commit that the earlier log history which ends at ``divergence`` is current again, and return the commitlog
+        offset at which reading continues. Raises CommitInvalidError if messages of that history are deleted."""
         before = self.writer.state.cursor.history
         self.writer.return_to(divergence.version)
         logger.warning(
-            "the broker's earlier log is back: its messages are visible again up to %d, without another upload; those "
-            "of log history %d are hidden",
+            "the broker's earlier log is back: its archived messages are visible again up to commitlog offset %d, "
+            "without another upload; messages that only log history %d has are hidden",
             divergence.phys,
             before,
         )
         self._environment.log(
-            "the broker's earlier log is back: new log history",
+            "the broker's earlier log is back: a new log history continues it",
             {"from_phys": divergence.phys, "common_version": divergence.version},
         )
         return divergence.phys
 
     def _start_history(self, divergence: CommonEnd) -> int:
-        """Commit a new log history from where the log diverged, and return that position, at which reading begins. A
-        lost commit is UnavailableError: the next start compares again."""
+        """Commit that a new log history begins where the log diverged from the archive, and return that commitlog
+        offset, at which reading begins. Raises UnavailableError if another commit came first: the next start compares
+        again."""
         before = self.writer.state
         try:
             after = self.writer.append_history(
@@ -332,14 +358,14 @@ class ArchiveOwner:
             raise UnavailableError(error.message, hint=error.hint) from error
         lost_bytes = max(0, before.cursor.phys - divergence.phys) if divergence.version else 0
         logger.error(
-            "the broker's log diverged from the archive at %d: %s hidden; tiered ls --histories lists what is hidden "
-            "(log history %d)",
+            "the broker's log diverged from the archive at commitlog offset %d: %s of log history %d are hidden; "
+            "tiered ls --histories lists them",
             divergence.phys,
             counted(after.log_histories[-1].hidden_messages, "archived message"),
             before.cursor.history,
         )
         self._environment.log(
-            "the broker's log diverged from the archive: new log history",
+            "the broker's log diverged from the archive: a new log history begins",
             {
                 "from_phys": divergence.phys,
                 "common_version": divergence.version,
@@ -367,9 +393,14 @@ class LogComparison:
     hidden_if_same: int | None = None
 
     def error(self, subject: str = "", hint: str = _PUT_BACK) -> LogDivergedError:
-        """Why the writer stops, and what it would hide. ``subject``: what is known besides."""
-        common = f"diverged from the archive at {self.divergence.phys}" if self.common is not None else ""
-        why = self.decision.why or common or "shares nothing with the archive"
+        """The error of a writer that stops: why the log does not continue the archive, and how many messages continuing
+        would hide. ``subject`` comes first in the text; ``hint`` says what to do."""
+        diverged = (
+            f"diverged from the archive at commitlog offset {self.divergence.phys}"
+            if self.common is not None
+            else ""
+        )
+        why = self.decision.why or diverged or "shares nothing with the archive"
         lost = hidden_messages(self.state, self.common) - self.divergence.records
         hidden = counted(max(0, lost), "archived message")
         if self.hidden_if_same is not None and hint is _PUT_BACK:
@@ -386,15 +417,15 @@ class LogComparison:
 def hidden_messages(
     state: CatalogState, common: CatalogState | None, ended: Collection[tuple[str, int]] = ()
 ) -> int:
-    """How many visible messages of ``state`` a log history that begins after ``common`` hides, by offsets, with all
-    those of the queues that ``ended``."""
+    """How many visible messages of ``state``, counted by offsets, a new log history would hide that continues the
+    earlier state ``common``: those that it does not have, and all of the queues ``ended`` (topic, queue id)."""
     count = 0
     for key, row in state.queues():
         if row["flags"] & QUEUE_HIDDEN:
             continue
-        before = None if common is None or (key.topic, key.queue_id) in ended else common.queue(key)
+        common_row = None if common is None or (key.topic, key.queue_id) in ended else common.queue(key)
         begin = int(row["min_queue_offset"])
-        if before is not None:
-            begin = max(begin, int(before["end_queue_offset"]))
+        if common_row is not None:
+            begin = max(begin, int(common_row["end_queue_offset"]))
         count += max(0, int(row["end_queue_offset"]) - begin)
     return count

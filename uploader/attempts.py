@@ -41,25 +41,26 @@ class Stop:
 
 
 def attempt_timeout_ms(policy: AttemptPolicy, size_bytes: int, consecutive_failures: int) -> int:
-    """Timeout of one attempt: by size at a floor rate, doubled for each failure in a row after the first.
-
-    One unanswered attempt means a lost connection, several mean a slow store.
+    """How long an attempt to put ``size_bytes`` waits for its answer: as long as that takes at the lowest rate of
+    ``policy``, doubled for each failure in a row after the first, up to a maximum. One unanswered attempt means a lost
+    connection, several mean a slow store.
     """
     transfer_ms = size_bytes * 1000 // policy.rate_bytes_per_s_floor
-    patient_ms = (policy.timeout_ms_min + transfer_ms) << min(max(consecutive_failures - 1, 0), 8)
-    return min(policy.timeout_ms_max, patient_ms)
+    timeout_ms = (policy.timeout_ms_min + transfer_ms) << min(max(consecutive_failures - 1, 0), 8)
+    return min(policy.timeout_ms_max, timeout_ms)
 
 
 def after_failure(
     policy: AttemptPolicy, error: Exception, consecutive_failures: int, jitter: float
 ) -> Retry | Stop:
-    """The next step after ``error``, the ``consecutive_failures``-th in a row (from 1). ``jitter`` in [0, 1)."""
+    """Whether a PUT is tried again after ``error``, and when. ``consecutive_failures``: how many failed in a row, this
+    one included. ``jitter``, in [0, 1), spreads the retries of several writers."""
     if not isinstance(error, UnavailableError):
-        return Stop(error)
+        return Stop(error)  # such as a refused right: a retry cannot help
     if isinstance(error, UnansweredError) and consecutive_failures <= IMMEDIATE_RETRIES:
         return Retry(0)
     exponent = consecutive_failures - 1
     if isinstance(error, UnansweredError) and not isinstance(error, ThrottledError):
-        exponent -= IMMEDIATE_RETRIES
+        exponent -= IMMEDIATE_RETRIES  # the first ones did not wait
     ceiling_ms = min(policy.backoff_ms_max, policy.backoff_ms_first << min(max(exponent, 0), 16))
     return Retry(int(ceiling_ms * (0.5 + jitter / 2)))

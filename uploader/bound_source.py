@@ -37,13 +37,16 @@ class BoundSource:
     def __init__(
         self, store: BrokerStore, offsets_source: OffsetsSource, silence: Silence = lambda: NO_ADDRESS
     ) -> None:
-        """``silence`` says why the broker does not answer, for the reason shown with the bound."""
+        """``offsets_source`` requests the broker's offsets; ``silence`` says why it gives none, for errors."""
         self._store = store
         self._offsets_source = offsets_source
         self._silence = silence
         self.last: Bound | None = None
+        """The bound found last; None before the first."""
         self._facts: BoundFacts
+        """What ``last`` was decided from."""
         self._shown: Future[Queues] | None = None
+        """The queues of a broker proven dead, which a thread lists."""
         self._unproven: ConsumeQueueIndex | None = None
         """The index of a broker proven dead, until the ends of its queues have been read."""
         self.feed = FeedBound(0, 0)
@@ -60,10 +63,11 @@ class BoundSource:
         return self.settle() or bound
 
     def ask_early(self, cursor_phys: int) -> Bound:
-        """Like ``ask``, without the ends of a dead broker's queues, each of which costs a disk access.
+        """The bound for the begin of a backfill: like ``ask``, but the ends of a dead broker's consume queues, each of
+        which costs a disk access, are read only by ``settle``.
 
-        Until ``settle`` no byte is proven: records are read up to the first invalid one. The broker's queues are listed
-        in the background.
+        Until then no part of the log is proven to be written: records are read up to the first invalid one. A thread
+        lists the broker's queues in the background.
         """
         bound = self._gather(cursor_phys)
         if self._unproven is not None:
@@ -74,16 +78,17 @@ class BoundSource:
 
     @property
     def written_phys(self) -> int:
-        """End of the log that the broker last reported, else of its files: records below it may be above the bound. 0
-        before the first check."""
+        """Where the log ends, as the broker last reported it, or without a report where its files end: records below
+        that may be above the bound, as replicas do not have them yet. 0 before the first bound."""
         if self.last is None:
             return 0
         offsets, log_end_phys = self._facts.offsets, self._facts.log_end_phys
-        said = -1 if offsets is None or offsets.max_phys is None else offsets.max_phys
-        return log_end_phys if said < 0 else min(said, log_end_phys)
+        reported_phys = -1 if offsets is None or offsets.max_phys is None else offsets.max_phys
+        return log_end_phys if reported_phys < 0 else min(reported_phys, log_end_phys)
 
     def reported_end_phys(self) -> int | None:
-        """The end of its log that a live broker reports, also for ``written_phys``; None from a dead or silent one."""
+        """Request where the broker's log ends; None if the broker does not run or does not answer. ``written_phys``
+        uses the answer too."""
         if self._store.liveness().is_dead:
             return None
         offsets = self._offsets_source()
@@ -102,24 +107,24 @@ class BoundSource:
         return self._decide(replace(self._facts, proven_phys=proven_phys(self._store.commit_log, index)))
 
     def refuse_started_broker(self) -> None:
-        """Raises UnavailableError when the broker was proven dead for the bound and has been started since: what it
-        appends is not confirmed."""
+        """Raise UnavailableError if the broker was not running when the bound was found, and has been started since:
+        what it appends is not confirmed by its replicas."""
         if self.last is not None and self.last.why is BoundReason.DEAD:
             now = self._store.liveness()
             if not now.is_dead:
                 raise UnavailableError(
                     f"a broker was started on {self._store.path} during the backfill: {now.why}",
-                    hint="the archive keeps what it has; use tiered run for a running broker",
+                    hint="the archive keeps what it has; beside a running broker, use tiered run",
                 )
 
     def refuse_silent_broker(self) -> None:
-        """Raises UnavailableError when a broker runs on the store and its offsets are unknown: what it appended is not
-        confirmed."""
+        """Raise UnavailableError if a broker runs on the store and its offsets are unknown, so that it is not known
+        which of its records are confirmed by its replicas."""
         if self.last is not None and self.last.frozen:
             raise UnavailableError(
-                f"a broker runs on {self._store.path}, and {self._silence()}: nothing above physical offset "
+                f"a broker runs on {self._store.path}, and {self._silence()}: nothing above commitlog offset "
                 f"{self.last.phys:,} was archived",
-                hint="set broker.address or --broker-conf, or stop the broker",
+                hint="set broker.address or pass --broker-conf, or stop the broker",
             )
 
     def proven_phys(self) -> int:
@@ -134,8 +139,9 @@ class BoundSource:
         return None if self._store.consume_queues() is None else self._store.shown_queues()
 
     def _gather(self, cursor_phys: int) -> Bound:
-        """Read the broker's offsets before the log's end: what the bound lets through was confirmed before it was
-        read."""
+        """Find the bound from what the broker reports and its files show. ``cursor_phys``: up to where the log was
+        read. The broker's offsets are read before the end of the log, so that all bytes below the bound were confirmed
+        before they are read."""
         liveness = self._store.liveness()
         offsets = None if liveness.is_dead else self._offsets_source()
         if offsets is not None and offsets.config:
@@ -144,9 +150,10 @@ class BoundSource:
         index = self._store.consume_queues()
         frontier = None
         if index is not None and not liveness.is_dead and (offsets is None or not offsets.counts_dispatch):
-            # Not where the broker counts: each of up to 320 reads waits for the interpreter's lock.
-            said = offsets.max_phys if offsets is not None else None
-            frontier = index.frontier_phys(at_least=said)
+            # Not where the broker counts dispatched records itself: each of up to 320 reads waits for the
+            # interpreter's lock.
+            reported_phys = offsets.max_phys if offsets is not None else None
+            frontier = index.frontier_phys(at_least=reported_phys)
         log = self._store.commit_log
         log.refresh()
         self._unproven = index if liveness.is_dead else None

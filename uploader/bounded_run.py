@@ -33,19 +33,22 @@ class OutageLimit:
     def check(
         self, status: OffloadStatus | None, *, is_stopping: bool, now_s: float, retry_reason: str = ""
     ) -> None:
-        """Raises UnavailableError at the outage limit. ``retry_reason``: why a commit is retried, if one is; a store
-        may accept data but no commits, and the first commit precedes all data."""
-        failing = bool(retry_reason) or (status is not None and status.counters.consecutive_failures > 0)
+        """Note whether uploads fail now, and raise UnavailableError once they have failed for ``outage_s_max``, or a
+        stop has taken ``drain_s_max``. Called several times a second with the uploader's ``status``, None before it has
+        one. ``retry_reason``: why a commit is retried, empty if none is: a store may accept data but no commits."""
+        is_failing = bool(retry_reason) or (status is not None and status.counters.consecutive_failures > 0)
         why = status.last_error if status is not None else "the object store does not answer"
         why = retry_reason or why
         if is_stopping:
             self._stopping_since_s = now_s if self._stopping_since_s is None else self._stopping_since_s
             if now_s - self._stopping_since_s >= self.drain_s_max:
                 raise UnavailableError(f"stopped before all uploads in flight were stored: {why}", hint=AGAIN)
-        elif failing:
+        elif is_failing:
             self._failing_since_s = now_s if self._failing_since_s is None else self._failing_since_s
             if now_s - self._failing_since_s >= self.outage_s_max:
-                raise UnavailableError(f"nothing stored for {self.outage_s_max:g} s: {why}", hint=AGAIN)
+                raise UnavailableError(
+                    f"the object store has stored nothing for {self.outage_s_max:g} s: {why}", hint=AGAIN
+                )
         else:
             self._failing_since_s = None
 
@@ -62,14 +65,16 @@ def run_bounded(
     stop: threading.Event,
     observe: Callable[[OffloadStatus], None] = lambda status: None,
 ) -> OffloadResult:
-    """Run ``offload``, a run of ``offloader``, in a thread; ``observe`` sees its status several times a second.
+    """Do ``offload``, which runs ``offloader`` to the end of its log, in a thread, and return its result. ``observe``
+    is called with the uploader's status several times a second.
 
-    Raises what ``offload`` raises, and UnavailableError at ``limit``, after ``offloader`` was aborted: it logs nothing
-    after this error.
+    Raises what ``offload`` raises, and UnavailableError once the object store has failed for longer than ``limit``
+    allows; ``offloader`` is aborted before, so that it logs nothing after this error.
     """
     outcome: Future[OffloadResult] = Future()
 
     def work() -> None:
+        """The work of the thread: its result or error goes to ``outcome``."""
         try:
             outcome.set_result(offload())
         except BaseException as error:  # raised in the caller's thread

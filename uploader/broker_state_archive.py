@@ -34,7 +34,8 @@ class BrokerStateArchive:
             self._pending = {}
 
     def archived_names(self, state_objects: Mapping[str, str], name: str) -> set[str]:
-        """The names in an archived table. Raises what reading an object raises."""
+        """The names (of topics, say) that the archived copy of the table ``name`` has; empty if it was not archived.
+        ``state_objects``: the keys of the copies, by name of the table. Raises what reading an object raises."""
         key = state_objects.get(name)
         if key is None:
             return set()
@@ -48,9 +49,10 @@ class BrokerStateArchive:
             return self._digests.keys() >= set(names)
 
     def refresh(self, epoch: int, attempt: int) -> bool:
-        """Write changed documents durably; True when the next commit has keys to name.
+        """Put a copy of each table of the broker that has changed since its last copy. Returns whether the next commit
+        must name copies. ``epoch`` and ``attempt`` are a part of their keys, which no other object has.
 
-        Raises what the object store raises; a failed document is written again under a new key.
+        Raises what the object store raises; the next call tries again under a new key.
         """
         for name, document, digest in self._changed():
             key = state_key(name, epoch, attempt, digest)
@@ -65,7 +67,8 @@ class BrokerStateArchive:
         return any(True for _ in self._changed())
 
     def _changed(self) -> Iterator[tuple[str, Any, str]]:
-        """(name, document, digest) of documents that no key has yet."""
+        """The tables that differ from their last copies: name, content, and a digest of the content, which is a part of
+        the copy's key."""
         for name, document in self._read().items():
             encoded = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
             digest = hashlib.sha256(encoded.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -107,9 +107,8 @@ class Attempt:
         return [key for key, put in zip(self.keys, self.puts, strict=True) if not _left_nothing(put)]
 
     def failure(self, now_s: float) -> Exception | None:
-        """Why it must be abandoned now, or None: it may still become durable, or its PUTs still run.
-
-        The first failure cancels PUTs that have not begun and abandons running ones.
+        """Why this attempt must be abandoned at ``now_s``; None while all its PUTs may still succeed, and after a
+        failed one while others run. The first failure cancels PUTs that have not begun, and ends running ones early.
         """
         if self._failure is None:
             answered = (put for put in self.puts if put.done() and not put.cancelled())
@@ -121,6 +120,7 @@ class Attempt:
                 put.cancel()
             self.abandonment.cancel()
         is_over = all(put.done() for put in self.puts)
+        # A PUT that hangs beyond its timeout no longer delays the next attempt.
         is_over = is_over or now_s - self._failing_since_s >= self.timeout_s + PUT_GRACE_S
         return self._failure if is_over else None
 
@@ -216,9 +216,12 @@ def _left_nothing(put: Future[None]) -> bool:
 
 
 def _error_of(put: Future[None]) -> Exception | None:
-    """The error of a PUT that is done."""
+    """The error of a PUT that is done; None if it succeeded. Raises what is no Exception, such as a KeyboardInterrupt
+    in its thread."""
     if put.cancelled():
-        return CancelledError("cancelled before it was sent")
+        return CancelledError(
+            "the PUT was cancelled before it was sent, as another PUT of its attempt failed"
+        )
     error = put.exception()
     if error is not None and not isinstance(error, Exception):
         raise error

@@ -62,17 +62,20 @@ class CycleBuilder:
         self._extend = extend
         self._put_pool = ThreadPoolExecutor(upload_threads, thread_name_prefix="put")
         self._plan_lock = threading.RLock()
+        """Held while a cycle is planned: cycles are planned in the order of the log."""
         self._stopping = threading.Event()
         self._attempt = 0
+        """The number of the newest attempt, a part of its keys."""
         self._was_damaged = self._was_lost = False
         """Whether any planned cycle, committed or not, had damaged or lost parts."""
         self._scratch = SegmentScratch()
 
     def build_next(self, timeout_s: float) -> bool:
-        """Start the attempts that are due; plan, encode and start uploading the next closed batch.
+        """Upload failed cycles again that are due, and plan, encode and start uploading the next closed batch. Waits
+        for one up to ``timeout_s``, and returns whether there was one.
 
-        False when there was none in time. Raises what cannot be retried, after older cycles are committed:
-        AccessDeniedError, RefusedRequestError, NotFoundError.
+        Raises errors that a retry cannot help, once older cycles are committed: AccessDeniedError, RefusedRequestError,
+        NotFoundError.
         """
         changes = self._in_flight.changes
         self._retry_failed()
@@ -105,36 +108,45 @@ class CycleBuilder:
         return plan
 
     def _make_way(self, plan: CyclePlan, batch: LogBatch) -> bool:
-        """End queues whose later offsets the broker used again, and archive again what it serves from there on. True:
-        plan again. Raises UnavailableError when stopping, or for a retry: its range is read again after a restart."""
+        """Before ``batch`` is archived by ``plan``: if the broker has used offsets of a queue again, end the archived
+        queue in front of these by a commit, and archive again what the broker's consume queue has from there on.
+        Returns whether that changed something, so that ``batch`` must be planned again.
+
+        Raises UnavailableError when stopping, or if ``batch`` is in flight already: the next start reads its range
+        again."""
         context, state = self._context, self._context.writer.state
         gaps = [gap for gap in plan.gaps if gap.queue in repeated_offsets(state)]
         if not (plan.ends or gaps) or np.count_nonzero(state.table["flags"] & QUEUE_LMQ) > LMQS_MAX:
             return False
         if any(cycle.batch is batch for cycle in self._in_flight.all()):
-            raise UnavailableError("a queue continues below its archived end", hint="it is archived again")
+            queue = next(iter(plan.ends), None) or gaps[0].queue
+            raise UnavailableError(
+                f"the broker has used offsets of {queue} again while its messages were uploaded",
+                hint="the next start archives them again",
+            )
         self._await_commits()
         if plan.ends:
             gaps = context.header_check.to_read_again(context.writer.state, plan.ends)
             self._end_queues({gap.queue: gap.begin_queue_offset for gap in gaps})
-        is_found, read_again = bool(plan.ends), context.header_check.read_again
-        places = [(context.planner.ordinal_of(gap.queue), gap) for gap in gaps]
-        for again in (one for place in places for one in read_again(*place, batch.from_phys)):
-            cycle = Cycle(again, context.planner.plan(again.columns, gap_reason=self._gap_reason(again)))
-            context.tails.apply(cycle.plan.change)
-            self._start_attempt(cycle)
-            self._in_flight.append(cycle)
-            self._await_commits()
-            is_found = True
-        return is_found
+        has_changed = bool(plan.ends)
+        for gap in gaps:
+            ordinal = context.planner.ordinal_of(gap.queue)
+            for again in context.header_check.read_again(ordinal, gap, batch.from_phys):
+                cycle = Cycle(again, context.planner.plan(again.columns, gap_reason=self._gap_reason(again)))
+                context.tails.apply(cycle.plan.change)
+                self._start_attempt(cycle)
+                self._in_flight.append(cycle)
+                self._await_commits()
+                has_changed = True
+        return has_changed
 
     def _end_queues(self, ends: Mapping[QueueKey, int]) -> None:
-        """Commit that queues end where the broker used their offsets again, before the new messages of those offsets
-        are planned."""
+        """Commit that queues end at the offsets ``ends``, which the broker used again; their archived messages from
+        there on are hidden. The planner then continues the queues from there."""
         context = self._context
         state = context.writer.end_queues(ends)
         context.log(
-            "archived messages superseded: tiered ls --histories lists them",
+            "archived messages are hidden, as the broker used their offsets again: tiered ls --histories lists them",
             {
                 "error": "the broker used queue offsets again",
                 "queues": ", ".join(f"{key} from {offset} on" for key, offset in ends.items()),
@@ -144,9 +156,14 @@ class CycleBuilder:
         context.planner.reload(state, ends)
 
     def _await_commits(self) -> None:
+        """Wait until all cycles in flight are committed, and retry failed ones. Raises UnavailableError when
+        stopping."""
         while len(self._in_flight):
             if self._stopping.is_set():
-                raise UnavailableError("this writer was stopped before earlier cycles were committed")
+                raise UnavailableError(
+                    "this writer was stopped before all uploads in flight were committed: the next start archives them "
+                    "again from the commitlog"
+                )
             changes = self._in_flight.changes
             self._retry_failed()
             self._in_flight.wait(1.0, after=changes)
@@ -160,8 +177,8 @@ class CycleBuilder:
         )
 
     def _start_attempt(self, cycle: Cycle) -> None:
-        """Start the PUT of each object under keys of this attempt alone; an object is encoded once here and kept
-        until the commit."""
+        """Encode the objects of ``cycle``, and start the PUT of each under a key that no other attempt has. The encoded
+        objects stay in memory until the commit, or until the attempt is abandoned."""
         context, batch = self._context, cycle.batch
         self._attempt += 1
         state = context.writer.state
@@ -225,8 +242,9 @@ class CycleBuilder:
                 self._start_again(cycle)
 
     def _abandon_if_failed(self, cycle: Cycle, now_s: float) -> None:
-        """Make the keys of a failed attempt garbage and set when the cycle is tried again; raise what only an
-        operator can correct, once all older cycles are committed."""
+        """If the attempt of ``cycle`` has failed, abandon it: its keys become garbage, its memory is released, and a
+        time for the next attempt is set. An error that only an operator can correct is raised, once all older cycles
+        are committed."""
         attempt = cycle.attempt
         error = None if attempt is None else attempt.failure(now_s)
         if attempt is None or error is None:
@@ -257,6 +275,7 @@ class CycleBuilder:
         cycle.retry_at_s = now_s + step.delay_ms / 1000
 
     def _start_again(self, cycle: Cycle) -> None:
+        """Start the next attempt of a cycle that failed: the newest one together with newer data, so planned again."""
         with self._plan_lock:
             if self._is_newest(cycle) and cycle.batch.to_phys > cycle.batch.from_phys:
                 self._context.tails.revert(cycle.plan.change)
@@ -272,9 +291,9 @@ class CycleBuilder:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing closed, building or in flight."""
+        """Whether every closed batch is committed."""
         if not self._plan_lock.acquire(blocking=False):
-            return False
+            return False  # a cycle is being planned
         try:
             return not len(self._in_flight) and len(self._closed) == 0
         finally:

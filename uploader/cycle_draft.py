@@ -31,7 +31,8 @@ class CycleRange:
 
 
 def gap_reason(*, is_lost: bool, is_damaged: bool, was_damaged: bool, was_lost: bool) -> GapReason:
-    """Why offsets are missing in a cycle that skipped parts of the log, or that follows such a cycle."""
+    """The reason to record for queue offsets that are missing in a cycle. ``is_lost``, ``is_damaged``: its own range of
+    the log has missing or damaged parts; ``was_lost``, ``was_damaged``: that of an earlier cycle had."""
     if is_lost:
         return GapReason.BROKER_DELETED
     if is_damaged or was_damaged:
@@ -48,7 +49,8 @@ def object_key(plan: ObjectPlan, from_phys: int, epoch: int, attempt: int) -> st
 
 
 def draft_in_place(state: CatalogState, created_ms: int) -> CommitDraft:
-    """A commit that does not move the cursor of ``state``."""
+    """A commit for ``state`` that archives no part of the log: its range is empty, at the archive's end. The caller
+    adds what it changes."""
     cursor = state.cursor
     return CommitDraft(
         CommitKind.APPEND,
@@ -67,16 +69,17 @@ def cycle_draft(
     place: CycleRange,
     batch: LogBatch,
 ) -> CommitDraft:
-    """The commit of a cycle whose objects are durable under ``keys``, without time, tables and garbage. It records what
-    was skipped in ``batch``, from which the cycle was planned."""
+    """The commit of one cycle, whose objects are stored under ``keys``: their runs, gaps, and settings that record what
+    was skipped in ``batch``, from which the cycle was planned. The caller adds the time, tables of the broker and
+    garbage."""
     gap_queues = [gap.queue for gap in plan.gaps]
-    lists = [item.queues for item in plan.objects]
-    queues, places = united([*lists, gap_queues] if gap_queues else lists)
+    queues_of_objects = [item.queues for item in plan.objects]
+    queues, numbers = united([*queues_of_objects, gap_queues] if gap_queues else queues_of_objects)
     run_tables = []
     objects = np.zeros(len(keys), OBJECT_DTYPE)
     for number, (item, segment) in enumerate(zip(plan.objects, encoded, strict=True)):
         runs = item.runs.copy()
-        runs["queue"] = places[number][item.runs["queue"]]
+        runs["queue"] = numbers[number][item.runs["queue"]]
         runs["object"] = number
         run_tables.append(runs)
         objects[number] = (
@@ -93,9 +96,9 @@ def cycle_draft(
         )
     gaps = np.zeros(len(plan.gaps), GAP_DTYPE)
     for i, gap in enumerate(plan.gaps):
-        gaps[i] = (places[-1][i], gap.reason, gap.begin_queue_offset, gap.end_queue_offset)
+        gaps[i] = (numbers[-1][i], gap.reason, gap.begin_queue_offset, gap.end_queue_offset)
     return CommitDraft(
-        kind="append",
+        kind=CommitKind.APPEND,
         history=place.history,
         from_phys=place.from_phys,
         to_phys=place.to_phys,

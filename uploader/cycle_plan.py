@@ -136,8 +136,8 @@ class CyclePlanner:
         selections: TopicSelections | None = None,
         timer_topic: str = "",
     ) -> None:
-        """``tails``: where each queue ends in the archive and in the cycles planned before; ``split_bytes``: a queue
-        with so many bytes gets an object of its own."""
+        """``tails``: where each queue ends in the archive and in the cycles planned before; ``split_bytes``: a run of a
+        queue with so many bytes gets an object of its own."""
         self._table = table
         self._tails = tails
         self._split_bytes = split_bytes
@@ -156,8 +156,9 @@ class CyclePlanner:
         excluded: Sequence[int] = (),
         lmq: LmqOffsets = MappingProxyType({}),
     ) -> CyclePlan:
-        """Plan all rows of ``columns`` but ``excluded``. Does not touch the tails: the caller applies
-        ``plan.change``."""
+        """Plan the objects and gaps of one cycle: all records of ``columns`` of topics that are archived, but the rows
+        ``excluded``. ``gap_reason``: why offsets are missing; ``lmq``: offsets of LMQ entries where these differ from
+        what the records say. The queue tails do not change: the caller applies ``change`` of the plan."""
         self._tails.grow(len(self._table))
         rows = self._admitted_rows(columns, excluded, lmq)
         if len(rows.queue) == 0:
@@ -165,14 +166,15 @@ class CyclePlanner:
             change = TailChange(empty, self._tails.of(empty), self._tails.of(empty))
             return CyclePlan([], [], change, 0, 0, [])
         order = self._order(rows)
-        runs = self._cut(columns, rows, order)
+        runs = self._runs(columns, rows, order)
         gaps, unusual, repeated = self._chain(runs, gap_reason)
         change = self._change(runs)
+        # Each large run gets an object of its own; the others of one TTL class share one, in the order of queues.
         by_queue = np.argsort(self._generations.rank()[runs.ordinal], kind="stable")
-        large = runs.byte_count[by_queue] >= self._split_bytes
-        groups = [by_queue[i : i + 1] for i in np.flatnonzero(large)]
+        is_large = runs.byte_count[by_queue] >= self._split_bytes
+        groups = [by_queue[i : i + 1] for i in np.flatnonzero(is_large)]
         ttl_days = self._ttl_days(columns, rows, runs, order)
-        small = by_queue[~large]
+        small = by_queue[~is_large]
         groups += [small[ttl_days[small] == days] for days in np.unique(ttl_days[small])]
         generation_of_row = self._generation_of_row(rows, runs, order)
         objects = [
@@ -208,22 +210,24 @@ class CyclePlanner:
         )
 
     def _admitted_rows(self, columns: RecordColumns, excluded: Sequence[int], offsets: LmqOffsets) -> _Rows:
-        """The rows to archive: one for each record of an archived topic, then one for each of their LMQ entries."""
+        """The consume-queue rows to archive: one for each record of ``columns`` whose topic is archived, then one for
+        each entry of an LMQ. ``excluded``: rows of records that are not archived; ``offsets``: of LMQ entries where
+        these differ from what the records say."""
         count = columns.rows
-        admitted = self._table.admitted[: len(self._table)] == 1
-        is_in = admitted[columns.queue[:count]]
-        is_in[list(excluded)] = False
-        record = np.flatnonzero(is_in)
+        is_topic_archived = self._table.admitted[: len(self._table)] == 1
+        is_archived = is_topic_archived[columns.queue[:count]]
+        is_archived[list(excluded)] = False
+        record = np.flatnonzero(is_archived)
         queue = columns.queue[record].astype(np.int64)
         offset = columns.queue_offset[record]
         inner = columns.inner_num[record].astype(np.int64)
         records = len(record)
         if columns.lmq_rows:
             lmq, lmq_offset = resolved_lmq_rows(columns, offsets)
-            is_in = admitted[columns.lmq_queue[lmq]] & ~np.isin(columns.lmq_row[lmq], excluded)
+            is_archived = is_topic_archived[columns.lmq_queue[lmq]] & ~np.isin(columns.lmq_row[lmq], excluded)
             # A record that lists its own queue as an LMQ is in it once, as in the broker's consume queue.
-            is_in &= columns.lmq_queue[lmq] != columns.queue[columns.lmq_row[lmq]]
-            lmq, lmq_offset = lmq[is_in], lmq_offset[is_in]
+            is_archived &= columns.lmq_queue[lmq] != columns.queue[columns.lmq_row[lmq]]
+            lmq, lmq_offset = lmq[is_archived], lmq_offset[is_archived]
             record = np.concatenate([record, columns.lmq_row[lmq]])
             queue = np.concatenate([queue, columns.lmq_queue[lmq]])
             offset = np.concatenate([offset, lmq_offset])
@@ -231,7 +235,7 @@ class CyclePlanner:
         return _Rows(record, queue.astype(np.int32), offset, inner.astype(np.int32), records)
 
     def _order(self, rows: _Rows) -> Ints:
-        """Rows queue by queue, each queue's in log order."""
+        """The indexes that sort ``rows`` by queue, and those of one queue by their place in the log."""
         stored, lmq = rows.queue[: rows.records], rows.queue[rows.records :]
         has_both = len(lmq) and bool((np.bincount(stored, minlength=len(self._table))[lmq] > 0).any())
         if has_both:  # a client sends to an LMQ's name directly
@@ -239,8 +243,9 @@ class CyclePlanner:
             return by_queue_and_record
         return split_by_queue(rows.queue, len(rows.queue), len(self._table), self._scratch).order
 
-    def _cut(self, columns: RecordColumns, rows: _Rows, order: Ints) -> _Runs:
-        """Cut the rows of each queue where an offset does not continue."""
+    def _runs(self, columns: RecordColumns, rows: _Rows, order: Ints) -> _Runs:
+        """Divide the rows, which ``order`` sorts by queue, into runs: rows of one queue with contiguous offsets. The
+        runs are made as if each continued its queue's tail; ``_chain`` corrects the others."""
         queue, base = rows.queue[order], rows.queue_offset[order]
         end = base + rows.inner_num[order]
         first = np.flatnonzero(np.concatenate([[True], (queue[1:] != queue[:-1]) | (base[1:] != end[:-1])]))
@@ -250,10 +255,12 @@ class CyclePlanner:
         size = columns.size[record].astype(np.int64)
         stamp = columns.store_timestamp[record]
         phys = columns.phys[record]
+        # A run of LMQ entries refers to the rows of its messages, unless one of their topics is not archived: then it
+        # stores the bytes itself.
         is_lmq = np.logical_and.reduceat(order >= rows.records, first)
         if is_lmq.any():
-            admitted = self._table.admitted[columns.queue[record]] == 1
-            is_lmq &= np.logical_and.reduceat(admitted, first)
+            is_topic_archived = self._table.admitted[columns.queue[record]] == 1
+            is_lmq &= np.logical_and.reduceat(is_topic_archived, first)
         is_batch = np.logical_or.reduceat((columns.flags[record] & FLAG_BATCH) != 0, first)
         kind = np.where(is_lmq, RunKind.LMQ, np.where(is_batch, RunKind.BATCH, RunKind.PLAIN))
         tails = self._tails.of(ordinal)
@@ -278,7 +285,9 @@ class CyclePlanner:
     def _chain(
         self, runs: _Runs, reason: GapReason
     ) -> tuple[list[PlannedGap], list[UnusualQueue], list[RepeatedOffset]]:
-        """Check every run against its queue's tail; set generation and base byte where it does not continue it."""
+        """Compare every run with the end of its queue. Sets generation and first byte, in place, of runs that do not
+        continue it. Returns the gaps (``reason``: why offsets are missing), the queues with such runs, and the offsets
+        that queues had before."""
         tails = self._tails.of(runs.ordinal)
         is_first = np.ones(len(runs.ordinal), bool)
         is_first[1:] = runs.ordinal[1:] != runs.ordinal[:-1]
@@ -289,18 +298,20 @@ class CyclePlanner:
         next_offsets = self._tails.of(ordinals)[:, 0]
         unusual = list(map(UnusualQueue, ordinals.tolist(), next_offsets.tolist()))
         gaps, repeated = list[PlannedGap](), list[RepeatedOffset]()
-        following = next_offset = byte = end_phys = generation = -1
+        # Where the present queue ends, while its runs are gone through one by one.
+        present = next_offset = byte = end_phys = generation = -1
         for i in np.flatnonzero(~continues | _has_unusual_successor(runs.ordinal, continues)):
             ordinal = int(runs.ordinal[i])
-            if ordinal != following:
-                following = ordinal
+            if ordinal != present:
+                present = ordinal
                 next_offset, byte, end_phys, generation = (int(v) for v in tails[i])
             base = int(runs.base[i])
             if next_offset != UNKNOWN and base > next_offset:
                 queue = self._generations.key(ordinal, generation)
-                why = self._why(queue, end_phys, int(runs.min_phys[i]), reason)
-                gaps.append(PlannedGap(queue, next_offset, base, why))
+                gap_reason = self._gap_reason(queue, end_phys, int(runs.min_phys[i]), reason)
+                gaps.append(PlannedGap(queue, next_offset, base, gap_reason))
             elif base < next_offset:
+                # The topic was deleted and created again; or, above offset 0, the broker used an offset again.
                 if base:
                     repeated.append(RepeatedOffset(ordinal, base, end_phys))
                 generation, byte = generation + 1, 0
@@ -310,25 +321,28 @@ class CyclePlanner:
             runs.end_byte[i], end_phys = byte, int(runs.end_phys[i])
         return gaps, unusual, repeated
 
-    def _why(self, queue: QueueKey, begin_phys: int, end_phys: int, reason: GapReason) -> GapReason:
+    def _gap_reason(self, queue: QueueKey, begin_phys: int, end_phys: int, reason: GapReason) -> GapReason:
         """Why a queue has no records between two offsets of the log. ``reason``: by what this process has read."""
         if self._selections.excluded(queue.topic, begin_phys, end_phys):
             return GapReason.EXCLUDED
         return self._skipped.reason(begin_phys) if reason is GapReason.NEVER_WRITTEN else reason
 
     def _timers(self, columns: RecordColumns, rows: _Rows, runs: _Runs, order: Ints) -> TimerRows | None:
-        """Records of the gateway topic; None without any."""
-        found = self._timer_queues.among(runs.ordinal)
-        if not len(found):
+        """The messages of the gateway topic, which takes timers: messages to be delivered later. None without any."""
+        timer_runs = self._timer_queues.among(runs.ordinal)
+        if not len(timer_runs):
             return None
-        row = order[positions(runs.first[found], runs.rows[found])]
+        row = order[positions(runs.first[timer_runs], runs.rows[timer_runs])]
         record = rows.record[row]
-        keys = map(self._generations.key, runs.ordinal[found].tolist(), runs.generation[found].tolist())
-        queue = np.repeat(np.arange(len(found)), runs.rows[found])
+        keys = map(
+            self._generations.key, runs.ordinal[timer_runs].tolist(), runs.generation[timer_runs].tolist()
+        )
+        queue = np.repeat(np.arange(len(timer_runs)), runs.rows[timer_runs])
         place = columns.position[record], columns.size[record], columns.phys[record]
         return TimerRows(list(keys), queue, rows.queue_offset[row], *place)
 
     def _change(self, runs: _Runs) -> TailChange:
+        """How the ends of the queues of ``runs``, which are sorted by queue, change with these."""
         is_last = np.ones(len(runs.ordinal), bool)
         is_last[:-1] = runs.ordinal[1:] != runs.ordinal[:-1]
         ordinals = runs.ordinal[is_last].astype(np.int64)
@@ -337,8 +351,8 @@ class CyclePlanner:
         return TailChange(ordinals, before, after)
 
     def _ttl_days(self, columns: RecordColumns, rows: _Rows, runs: _Runs, order: Ints) -> Ints:
-        """TTL class of each run, _LAST for those that never expire. An LMQ run goes with the messages it refers to,
-        with the longest class of several."""
+        """The TTL class of each run, in days; _LAST for those that never expire. Entries of an LMQ have the class of
+        the messages to which they refer, the longest of several."""
         days = self._ttl_classes.days(self._table)
         days = np.where(days == FOREVER_CLASS, _LAST, days)
         of_run: Ints = days[runs.ordinal]
@@ -349,7 +363,8 @@ class CyclePlanner:
         return of_run
 
     def _generation_of_row(self, rows: _Rows, runs: _Runs, order: Ints) -> Ints | None:
-        """Generation of each stored record's run, by row; needed by LMQ entries only."""
+        """The generation of the queue to which each row belongs, by row. Only entries of LMQs, which refer to rows of
+        other queues, need it: None without any."""
         if rows.records == len(rows.queue):
             return None
         generation = np.empty(len(order), np.int64)
@@ -366,9 +381,9 @@ class CyclePlanner:
         order: Ints,
         generation_of_row: Ints | None,
     ) -> ObjectPlan:
-        """Plans one object from the runs ``group``: its queues, runs, and rows in the order of the runs.
-        ``generation_of_row``: in which generation each row lies, to find the queues to which LMQ rows refer; required
-        if there are any."""
+        """Plans the object of the runs number ``group``: its queues, its runs, and its rows in the order of the runs.
+        ``ttl_days``: the TTL class of all of them; ``generation_of_row``: the generation of each row, which is required
+        if there are rows of LMQs."""
         row = order[positions(runs.first[group], runs.rows[group])]
         record = rows.record[row]
         is_lmq = np.repeat(runs.kind[group] == RunKind.LMQ, runs.rows[group])
@@ -380,6 +395,7 @@ class CyclePlanner:
         parent = np.full(len(row), -1, np.int32)
         parent_offset = np.full(len(row), -1, np.int64)
         if is_lmq.any():
+            # Rows of LMQs refer to rows of parent queues, which join the queues of the object.
             assert generation_of_row is not None
             row_of_record = np.full(columns.rows, -1, np.int64)
             row_of_record[rows.record[: rows.records]] = np.arange(rows.records)
@@ -387,9 +403,9 @@ class CyclePlanner:
             parents = self._generations.numbers(columns.queue[record[is_lmq]], parent_generation)
             parent_offset[is_lmq] = columns.queue_offset[record[is_lmq]]
             numbers = distinct(np.concatenate([numbers, parents]))
-            place = np.empty(len(self._generations.roster), np.int32)
-            place[numbers] = np.arange(len(numbers))
-            parent[is_lmq] = place[parents]
+            index_of_number = np.empty(len(self._generations.roster), np.int32)
+            index_of_number[numbers] = np.arange(len(numbers))
+            parent[is_lmq] = index_of_number[parents]
         table = np.zeros(len(group), RUN_DTYPE)
         table["queue"] = np.cumsum(is_new) - 1
         table["ordinal"] = np.arange(len(group))

@@ -56,10 +56,10 @@ class CycleUploader:
         )
 
     def commit_next(self, timeout_s: float) -> bool:
-        """Commit the oldest cycle once it is durable, after any number of attempts; the committer thread's work. False
-        when there is none in time, or after ``close``.
+        """Wait until all objects of the oldest cycle are stored, after any number of attempts, and commit it. Called
+        again and again by the committer thread. False when there is no cycle within ``timeout_s``, or after ``close``.
 
-        Raises what cannot be retried: FencedError, AccessDeniedError, RefusedRequestError, NotFoundError.
+        Raises errors that a retry cannot help: FencedError, AccessDeniedError, RefusedRequestError, NotFoundError.
         """
         changes = self._in_flight.changes
         cycle = self._in_flight.oldest()
@@ -75,7 +75,7 @@ class CycleUploader:
         return True
 
     def _await_durable(self, cycle: Cycle) -> Attempt | None:
-        """The durable attempt; None after ``close``."""
+        """Wait for an attempt of ``cycle`` of which all PUTs are acknowledged, and return it; None after ``close``."""
         while not self._stopping.is_set():
             changes = self._in_flight.changes
             if (attempt := cycle.durable_attempt()) is not None:
@@ -84,7 +84,8 @@ class CycleUploader:
         return None
 
     def _commit(self, cycle: Cycle, attempt: Attempt) -> None:
-        """Commit a cycle whose PUTs are all durable; count and log what it lost only now that the archive says so."""
+        """Commit a cycle whose ``attempt`` has stored all objects. Then count it, and log its gaps and what could not
+        be archived: only now does the archive say the same."""
         draft = self._draft(cycle, attempt, self._state_archive.pending())
         self._context.writer.append(draft)
         self._state_archive.committed(draft.state_objects)
@@ -100,11 +101,9 @@ class CycleUploader:
         counters.damaged_ranges += len(cycle.batch.damaged)
         counters.lost_ranges += len(cycle.batch.lost)
         for gap in cycle.plan.gaps:
-            what = (
-                "gap recorded: its topic was excluded" if gap.reason is GapReason.EXCLUDED else "gap recorded"
-            )
+            was_excluded = gap.reason is GapReason.EXCLUDED
             self._context.log(
-                what,
+                "gap recorded: its topic was excluded" if was_excluded else "gap recorded",
                 {
                     "queue": str(gap.queue),
                     "begin": gap.begin_queue_offset,
@@ -116,13 +115,15 @@ class CycleUploader:
             counters.set_aside += count
             if count:
                 self._context.log(
-                    "messages set aside: not archived",
-                    {"error": "the broker used queue offsets again, and its queue does not have them"}
+                    "messages of a queue set aside: they are not archived",
+                    {
+                        "error": "the broker used their queue offsets again, and its consume queue does not have them"
+                    }
                     | {"queue": str(key), "messages": count},
                 )
         for damage in cycle.batch.damaged:
             self._context.log(
-                "commitlog damaged: range not archived",
+                "a range of the commitlog is damaged and not archived",
                 {
                     "error": damage.detail,
                     "file": damage.path,
@@ -137,13 +138,15 @@ class CycleUploader:
             )
 
     def _draft(self, cycle: Cycle, attempt: Attempt, state_objects: dict[str, str]) -> CommitDraft:
-        """What a cycle's commit adds: its runs, timers and settings, tables of the broker, and garbage of abandoned
-        attempts."""
+        """The commit of ``cycle``, whose ``attempt`` is stored: its runs, timers and settings, the copies of the
+        broker's tables, and the keys of abandoned attempts as garbage."""
         batch = cycle.batch
         state = self._context.writer.state
         check = batch.log_check() or state.cursor.check
-        place = CycleRange(state.epoch, state.cursor.history, batch.from_phys, batch.to_phys, check)
-        draft = cycle_draft(cycle.plan, attempt.keys[: len(attempt.encoded)], attempt.encoded, place, batch)
+        cycle_range = CycleRange(state.epoch, state.cursor.history, batch.from_phys, batch.to_phys, check)
+        # The keys of segments come first; that of timers, if there are any, last.
+        segment_keys = attempt.keys[: len(attempt.encoded)]
+        draft = cycle_draft(cycle.plan, segment_keys, attempt.encoded, cycle_range, batch)
         return replace(
             draft,
             timers=[TimerRef.of(timers, state.epoch, attempt.timers_number) for timers in attempt.timers],
@@ -166,9 +169,8 @@ class CycleUploader:
         return bool(self._context.new_settings(self._context.writer.state))
 
     def commit_metadata(self, *, hide: list[QueueKey], unhide: list[QueueKey]) -> None:
-        """Commit queues to hide and to show again, and broker tables, without a range.
-
-        Raises CommitInvalidError when a cycle was committed at the same moment: retry later.
+        """Commit, without a part of the log, which queues are hidden and shown again, the copies of the broker's
+        tables, and new settings. Raises CommitInvalidError when a cycle was committed at the same moment: retry later.
         """
         draft = replace(
             draft_in_place(self._context.writer.state, self._context.clock.wall_ms()),

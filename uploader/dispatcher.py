@@ -50,7 +50,8 @@ class TieredDispatcher:
         range_bytes_max: int,
         clock: Clock,
     ) -> None:
-        """``range_bytes_max``: bytes of the log that one batch may span, however few of them are archived."""
+        """``feed`` reads the log from ``start_phys`` on into batches of ``pool``; full or old ones go to ``closed``.
+        ``range_bytes_max``: bytes of the log that one batch may span, however few of them are archived."""
         self._feed = feed
         self._pool = pool
         self._closed = closed
@@ -60,8 +61,10 @@ class TieredDispatcher:
         self._clock = clock
         self._lock = threading.Lock()
         self._open: LogBatch | None = None
+        """The batch into which the log is read at present."""
         self._cursor = start_phys
         self._closed_check: LogCheck | None = None
+        """The checksum of the last bytes of the last closed batch."""
 
     @property
     def cursor(self) -> int:
@@ -81,7 +84,8 @@ class TieredDispatcher:
             return check or self._closed_check
 
     def dispatch_step(self, bound: FeedBound) -> StepResult:
-        """Hand over at most STEP_BYTES; never waits for a lock, memory or the store."""
+        """Read at most STEP_BYTES of the log below ``bound`` into the open batch. Never waits: if another thread reads
+        at present, or no batch is free, the bytes stay in the log and the result is BUSY."""
         if not self._lock.acquire(blocking=False):
             return StepResult.BUSY
         try:
@@ -108,15 +112,15 @@ class TieredDispatcher:
                 self._close(batch)
 
     def extend_into(self, batch: LogBatch, bound: FeedBound) -> bool:
-        """NonStopWrite: add newer data to ``batch``, the newest closed one, whose attempt failed.
-
-        The open batch is dropped and its range read into ``batch``. False when newer closed batches exist: other
-        attempts may have their data.
+        """Before ``batch`` is uploaded again, after its upload failed: read into it what the open batch has, as far as
+        it fits; the open batch is released. Returns whether that was done: not if a later batch is closed already, as
+        another upload may have its data.
         """
         with self._lock:
             newest_end = self._open.from_phys if self._open is not None else self._cursor
             if batch.to_phys != newest_end or self._open is None:
                 return False
+            # Only what was read already is read again.
             limit = FeedBound(self._cursor, min(self._cursor, bound.proven_phys))
             while batch.to_phys < limit.limit_phys:
                 before = batch.to_phys
@@ -129,11 +133,12 @@ class TieredDispatcher:
             return True
 
     def _advance(self, bound: FeedBound, max_bytes: int) -> StepResult:
-        """Read into the open batch; with the lock held. BUSY: all batches wait for their upload, and the bytes stay
-        in the log."""
+        """Read at most ``max_bytes`` of the log into the open batch, and close it if it is full. The caller holds the
+        lock. BUSY: all batches wait for their upload, and the bytes stay in the log."""
         batch = self._open or self._open_batch()
         if batch is None:
             return StepResult.BUSY
+        # The age of a batch counts from its first record that is archived.
         was_wanted = batch.is_wanted
         outcome = self._feed.advance(batch, bound, min(max_bytes, max(self._batch_bytes - batch.filled, 1)))
         self._cursor = batch.to_phys
@@ -168,9 +173,9 @@ class TieredDispatcher:
         return True
 
     def _replace_with_larger(self, batch: LogBatch) -> StepResult:
-        """Exchange the open batch, empty so far, for one that the next record fits into. The record is read by the
-        next step, so HANDED_OVER only says that there is more to read. Without a free batch the range is read again
-        later."""
+        """Exchange the open ``batch``, which has no record yet, for one that is large enough for the next record. That
+        is read by the next step: HANDED_OVER says that there is more to read. Without a free batch the result is BUSY,
+        and the range is read again later."""
         phys = batch.to_phys
         from_phys, damaged, lost = batch.from_phys, batch.damaged, batch.lost
         self._pool.release(batch)

@@ -26,7 +26,7 @@ class DoubleBuffer(Generic[T]):
         return len(self._write) + len(self._read)
 
     def try_put(self, request: T) -> bool:
-        """Append unless the write side is full; never waits for the consumer."""
+        """Append ``request`` for the consumer. False, without waiting, if as many wait as the capacity allows."""
         with self._not_empty:
             if len(self._write) >= self._capacity:
                 return False
@@ -40,9 +40,10 @@ class DoubleBuffer(Generic[T]):
             self._not_empty.notify()
 
     def wait_for_request(self, timeout_s: float) -> bool:
-        """Wait until ``get`` would return a request; False when none came in time."""
+        """Wait until ``get`` would return a request; False when none came in time, or ``wake`` was called. For the
+        consumer's thread."""
         if self._read:
-            return True
+            return True  # only this thread takes from the read side
         with self._not_empty:
             if not self._write:
                 self._not_empty.wait(timeout_s)

@@ -74,7 +74,7 @@ class FollowLoop:
         clock: Clock,
         check_failure: Callable[[], None],
     ) -> None:
-        """``pins``: None if commitlog files are not pinned."""
+        """``pins`` keeps commitlog files by hard links until they are archived; None: it is off."""
         self._store = store
         self._log = store.commit_log
         self._settings = settings
@@ -88,7 +88,9 @@ class FollowLoop:
         self.pin_status: PinStatus | None = None
 
     def run(self, stop: threading.Event) -> None:
-        """Follow until ``stop``. Raises BrokerRestartedError, and what ``check_failure`` raises."""
+        """Read the log of a broker as it grows, until ``stop``: polls the tail, requests the broker's offsets when new
+        bytes are there, and hands what lies below them to the open batch. Raises BrokerRestartedError, and what
+        ``check_failure`` raises."""
         dispatcher, source = self._dispatcher, self._bound_source
         broker = self._store.liveness()
         wait_ms = self._settings.poll_min_ms
@@ -124,26 +126,36 @@ class FollowLoop:
         self._behind.clear()
 
     def _refuse_restarted_broker(self, before: LivenessReport) -> None:
-        """A broker that started or stopped may have cut or replaced its log: start again from the archive's end and
-        compare the log with the archive."""
+        """Raise BrokerRestartedError if the broker has started or stopped since ``before``, or its log has become
+        shorter: it may have cut or replaced its log, so following starts again, by comparing the log with the
+        archive."""
         now = self._store.liveness()
         if (now.liveness, now.pid) != (before.liveness, before.pid):
             raise BrokerRestartedError(
-                f"the broker is {now.liveness.value} (was {before.liveness.value}): its log is compared again"
+                f"the broker of {self._store.path} is {now.liveness.value} (was {before.liveness.value}): its log is "
+                "compared with the archive again"
             )
         last = self._bound_source.last
         if last is not None and last.has_retreated:
-            raise BrokerRestartedError(f"the broker's log ends at {last.phys}, lower than before")
+            raise BrokerRestartedError(
+                f"the log of the broker of {self._store.path} now ends at commitlog offset {last.phys}, lower than "
+                "before: it is compared with the archive again"
+            )
 
     def _refuse_cut_log(self) -> None:
-        """Checked even if nothing new stands at the cursor: records after a cut are written below it."""
+        """Raise BrokerRestartedError if the broker reports an end of its log below what was read of it. Checked even if
+        nothing new is at the read position: records after a cut are written below it."""
         end_phys = self._bound_source.reported_end_phys()
         if end_phys is not None and end_phys < self._dispatcher.cursor:
-            raise BrokerRestartedError(f"the broker's log ends at {end_phys}, lower than what was read of it")
+            raise BrokerRestartedError(
+                f"the log of the broker of {self._store.path} ends at commitlog offset {end_phys}, but was read up to "
+                f"{self._dispatcher.cursor}: it is compared with the archive again"
+            )
 
     def _refuse_overwritten_log(self) -> None:
-        """A log that was cut and has grown beyond the cursor has other bytes below it. Checked after the broker's
-        offsets were read, so that no offset of another log is used."""
+        """Raise BrokerRestartedError if the bytes below the read position are no longer those that were read: the log
+        was cut, and has grown beyond that position since. Checked after the broker's offsets were read, so that no
+        offset of another log is used."""
         state = self._writer.state_or_none
         check = self._dispatcher.log_check() or (state.cursor.check if state is not None else NO_CHECK)
         to_phys = self._dispatcher.cursor
@@ -151,20 +163,24 @@ class FollowLoop:
             return
         self._log.refresh()  # the broker may have deleted the file
         if compare_log(self._log, check, to_phys=to_phys) is CheckResult.DIFFERENT:
-            raise BrokerRestartedError(f"the commitlog below {check.end_phys} is no longer what was read")
+            raise BrokerRestartedError(
+                f"the commitlog of {self._store.path} below offset {check.end_phys} has other bytes than were read of "
+                "it: it is compared with the archive again"
+            )
 
     def _has_more(self, *, has_new: bool | None) -> bool:
-        """Whether a step may progress. Below a live broker's offsets, zeros or a missing file must be passed too; the
-        bound of a dead broker is the end of its last file, written or not. ``has_new``: whether new bytes stand at the
-        cursor, if that was just read."""
+        """Whether a step of reading may progress. ``has_new``: whether there are new bytes at the read position, if
+        that was just found out."""
         cursor, feed = self._dispatcher.cursor, self._bound_source.feed
+        # Below what a live broker reports as written, zeros and missing files are passed too.
         if cursor < feed.proven_phys or cursor >= feed.limit_phys:
             return cursor < feed.proven_phys
+        # The bound of a dead broker is the end of its last file, which may not be written up to there.
         return self._has_new_bytes() if has_new is None else has_new
 
     def _has_new_bytes(self) -> bool:
-        """Whether bytes other than zeros stand at the cursor, or the log continues after missing files; one small read
-        of a hot page."""
+        """Whether the log continues at the read position: its next bytes are not zeros, or files are missing there and
+        later ones exist. Takes one small read, of a page that the broker has just written."""
         cursor = self._dispatcher.cursor
         try:
             head = self._log.read(cursor, 8)
@@ -173,15 +189,15 @@ class FollowLoop:
         return any(head) or (self._log.file_at(cursor) is None and self._log.max_file_end > cursor)
 
     def step_pins(self) -> None:
-        """Pin files that are not archived yet, within the disk limits; release archived ones. Archiving continues if
-        the pin directory fails."""
+        """Pin commitlog files that are not archived yet (keep them by hard links), within the disk limits, and release
+        archived ones. A failure of the pin directory becomes a part of ``pin_status``, and archiving continues."""
         if self._pins is None:
             return
         state = self._writer.state_or_none
-        archived = state.cursor.phys if state is not None else self._log.min_phys
-        own = [file for file in self._log.files if not file.is_pinned]
+        archived_phys = state.cursor.phys if state is not None else self._log.min_phys
+        files_of_broker = [file for file in self._log.files if not file.is_pinned]
         try:
-            self.pin_status = self._pins.step(own, archived)
+            self.pin_status = self._pins.step(files_of_broker, archived_phys)
         except OSError as error:
             place = f" {error.filename}" if error.filename else ""
             problem = f"pins not updated: {error.strerror or error}{place}"

@@ -74,42 +74,47 @@ class HeaderCheck:
     def plan(
         self, planner: CyclePlanner, batch: LogBatch, gap_reason: Callable[[LogBatch], GapReason]
     ) -> CyclePlan:
-        """Plan ``batch`` without its contradicted records, which become damage, with the LMQ entries that the broker
-        dispatched, and with records at the places where a queue has them that used an offset twice. Raises what
-        reading such a queue raises."""
+        """Plan the cycle of ``batch``, with what the broker's consume queues say where record headers are not enough:
+        records whose headers they contradict are excluded as damaged, LMQ entries are those that the broker made, and
+        where a queue used an offset twice its records are where the consume queue has them. ``gap_reason`` says why
+        offsets of a batch are missing. Raises what reading a consume queue raises."""
         may_search = True
         batch.lmq = self._lmq.offsets(batch.columns, planner.next_offsets)
-        while True:
+        while True:  # each round excludes or moves records, until none is left to correct
             plan = planner.plan(
                 batch.columns, gap_reason=gap_reason(batch), excluded=batch.excluded, lmq=batch.lmq
             )
             rows = self._contradicted(batch, plan.unusual, may_search=may_search)
             self.exclude(batch, rows.tolist())
             may_search = may_search and not len(rows)
-            if not len(rows) and (ends := self._followed(planner, batch, plan.repeated)) is not None:
+            if not len(rows) and (ends := self._repeated_ends(planner, batch, plan.repeated)) is not None:
                 return replace(plan, ends=ends)
 
-    def _followed(
+    def _repeated_ends(
         self, planner: CyclePlanner, batch: LogBatch, repeated: Sequence[RepeatedOffset]
     ) -> dict[QueueKey, int] | None:
-        """Where queues must end, before ``batch`` is archived; None: records were moved, plan again."""
+        """The archived queues that must end, and at which offsets, before ``batch`` is archived, because the broker
+        used later offsets again (``repeated``). None: records of ``batch`` were moved or set aside, so that it must be
+        planned again."""
         index = self._consume_queues() if repeated else None
         if index is None:
             return {}
         offsets, ends, is_moved = RepeatedOffsets(self._table, index, self._log), dict[QueueKey, int](), False
         for one in offsets.continued(repeated):
-            found = offsets.placed(batch, one.ordinal)
-            is_moved |= bool(found)
-            if found is False and (key := planner.archived_key(one.ordinal)) is not None:
+            was_moved = offsets.placed(batch, one.ordinal)
+            is_moved |= bool(was_moved)
+            # The records are where the queue has them, so the archived ones are not.
+            if was_moved is False and (key := planner.archived_key(one.ordinal)) is not None:
                 ends[key] = offsets.first_difference(one.ordinal, one.offset)
         return None if is_moved else ends
 
     def to_read_again(self, state: CatalogState, ends: Mapping[QueueKey, int]) -> list[PlannedGap]:
-        """What the broker has from ``ends`` of queues on. LMQs end where its log begins, as records do not tell their
-        places there, and all of them where another queue ends. Raises UnavailableError if the broker's queues have
-        become invisible."""
+        """The offsets that are read again from the broker's consume queues, once queues end at ``ends``, as the broker
+        used later offsets again. The LMQs of ``state`` join them from their first offset on, if a queue with messages
+        of its own ends: their entries refer to its offsets, and records do not tell their places there. Raises
+        UnavailableError if the broker's consume queues can no longer be read."""
         if (index := self._consume_queues()) is None:
-            raise UnavailableError("the broker's consume queues are not visible any more")
+            raise UnavailableError("the broker's consume queues can no longer be read")
         begins = {
             key: index.min_offset(*key[:2])
             for key, row in state.current_queues()
@@ -124,15 +129,16 @@ class HeaderCheck:
         ]
 
     def read_again(self, ordinal: int, gap: PlannedGap, before_phys: int) -> Iterator[LogBatch]:
-        """The records below ``before_phys`` that the consume queue has at the offsets of ``gap``; none if the
-        broker's consume queues cannot be read."""
+        """The records below commitlog offset ``before_phys`` that the broker's consume queue has at the offsets of
+        ``gap``, in batches. ``ordinal``: the number of the queue. None if consume queues cannot be read."""
         index = self._consume_queues()
         if index is not None:
             yield from RepeatedOffsets(self._table, index, self._log).read_again(ordinal, gap, before_phys)
 
     def _contradicted(self, batch: LogBatch, unusual: Sequence[UnusualQueue], *, may_search: bool) -> Ints:
-        """Rows whose consume queues place them elsewhere; none if the check fails. ``may_search`` allows the costly
-        search of other queues, which takes a bounded share of time."""
+        """The rows of ``batch`` whose headers are damaged, as consume queues of the broker have the records elsewhere.
+        Only the queues ``unusual``, which do not simply continue, are checked. ``may_search``: whether other queues may
+        be searched too, which is costly and takes a bounded share of time. A check that fails finds none."""
         nothing = np.empty(0, np.int64)
         if not unusual:
             return nothing
@@ -143,27 +149,32 @@ class HeaderCheck:
             if index is None:
                 return nothing
             comparison = HeaderComparison(batch.columns, self._table, index, self._log, batch.excluded)
-            found = comparison.contradicted(unusual, may_search=may_search)
+            rows = comparison.contradicted(unusual, may_search=may_search)
         except Exception as error:
             # A failed check must not stop archiving; the broker may just have started.
             logger.warning(
-                "records are archived without a check against the broker's consume queues: %s", error
+                "messages of %d queues are archived without a check of their headers against the broker's consume "
+                "queues: %s",
+                len(unusual),
+                error,
             )
             return nothing
         if comparison.has_searched:
             ended_s = time.monotonic()
             self._search_again_s = ended_s + (ended_s - began_s) / SEARCH_SHARE
-        return found
+        return rows
 
     def exclude(self, batch: LogBatch, rows: Sequence[int]) -> None:
-        """Exclude ``rows``, which a consume queue contradicts, from ``batch`` and record them as damaged."""
+        """Exclude the records in ``rows`` from ``batch``, and note them as damaged: a consume queue of the broker says
+        that their headers are."""
         columns = batch.columns
         for row in rows:
             phys, size = int(columns.phys[row]), int(columns.size[row])
             file = self._log.file_at(phys)
             path = "" if file is None else str(file.path)
             batch.excluded.append(row)
-            batch.damaged.append(DamagedRange(phys, phys + size, path, "contradicted by a consume queue"))
+            damage = "a consume queue of the broker contradicts the record's header"
+            batch.damaged.append(DamagedRange(phys, phys + size, path, damage))
 
 
 class HeaderComparison:
@@ -203,10 +214,12 @@ class HeaderComparison:
         self.has_searched = False
 
     def contradicted(self, unusual: Sequence[UnusualQueue], *, may_search: bool = True) -> Ints:
-        """Rows that the index contradicts, ascending; of ``unusual`` queues and of queues with the records they miss.
+        """The rows, ascending, of records whose headers the consume queues contradict: such a record is not in the
+        queue, or not at the offset, that its header names. Rows of the queues ``unusual`` are checked, and those that
+        these queues have instead.
 
-        Reads the units of these queues' records and, with ``may_search``, searches every queue for records found in
-        none. Raises what reading index and log raises.
+        Reads the units of these queues and, with ``may_search``, searches every queue for records found in none. Raises
+        what reading consume queues and log raises.
         """
         for queue, rows in self._rows_of(unusual):
             offset, end = self._offset[rows], self._offset[rows] + self._inner_num[rows]
@@ -232,8 +245,10 @@ class HeaderComparison:
         return named
 
     def _is_misplaced(self, row: int) -> bool:
-        """Whether only ``row`` is elsewhere in its consume queue: its neighbours' headers agree with their units.
-        Offset 0 is accepted: a recreated topic starts with it."""
+        """Whether the offset in the header of ``row``, which its consume queue has at another offset, is damaged: then
+        the queue has the records before and after it where their headers say. Otherwise the broker miscounted, and the
+        record is sound."""
+        # A recreated topic starts with offset 0.
         if not self._stands_alone[row] or self._offset[row] == 0:
             return False
         ordinal, offset = int(self._queue[row]), int(self._other_offset[row])
@@ -246,7 +261,7 @@ class HeaderComparison:
         return before in (None, (queue_id, offset - 1)) and behind == (queue_id, offset + 1)
 
     def _rows_of(self, unusual: Iterable[UnusualQueue]) -> Iterator[tuple[UnusualQueue, Ints]]:
-        """The rows of each queue in log order."""
+        """Each of the queues ``unusual`` with the rows of its records in the batch, in the order of the log."""
         by_ordinal = {queue.ordinal: queue for queue in unusual}
         rows = np.flatnonzero(np.isin(self._queue, list(by_ordinal)))
         rows = rows[np.argsort(self._queue[rows], kind="stable")]
@@ -261,7 +276,8 @@ class HeaderComparison:
         return empty_units() if queue_id < 0 else self._index.units(topic, queue_id, offset, count)
 
     def _search_all(self, rows: Ints) -> None:
-        """Look for units of any queue that reference ``rows``."""
+        """Look in all consume queues of the broker for units that refer to the records in ``rows``, and note what they
+        say. Does nothing at a broker with more than SEARCHED_MAX queues."""
         if not len(rows) or len(self._index.queues()) > SEARCHED_MAX:
             return
         self._index.refresh()  # for queues created since
@@ -271,32 +287,35 @@ class HeaderComparison:
             self._note_units(name, units)
 
     def _note_units(self, name: tuple[str, int], units: Table) -> None:
-        """Compare ``units`` of a queue with the headers of the records they reference."""
+        """Compare consume-queue units of the queue ``name`` (topic, queue id) with the headers of the records to which
+        they refer, if these are in the batch: note which headers they confirm, and which have another queue or offset
+        that differs in one byte, as after a flipped bit."""
         row = np.searchsorted(self._phys, units["phys"])
         row[row == len(self._phys)] = 0
-        is_here = (self._phys[row] == units["phys"]) & (self._size[row] == units["size"])
-        row, offset = row[is_here], units["queue_offset"][is_here]
-        is_own = self._queue[row] == self._ordinals.get(name, UNKNOWN)
-        agrees = self._offset[row] == offset
-        self._confirmed[row[is_own & agrees]] = True
+        is_in_batch = (self._phys[row] == units["phys"]) & (self._size[row] == units["size"])
+        row, offset = row[is_in_batch], units["queue_offset"][is_in_batch]
+        is_same_queue = self._queue[row] == self._ordinals.get(name, UNKNOWN)
+        is_same_offset = self._offset[row] == offset
+        self._confirmed[row[is_same_queue & is_same_offset]] = True
         if name[0].startswith(LMQ_PREFIX):
-            return  # LMQs reference records of other queues
-        for at in np.flatnonzero(is_own != agrees).tolist():
+            return  # LMQs refer to records of other queues
+        for at in np.flatnonzero(is_same_queue != is_same_offset).tolist():
             header = self._names[int(self._queue[row[at]])]
-            if agrees[at]:
+            if is_same_offset[at]:
                 self._in_other_queue[row[at]] |= _differ_in_one_byte(header, name)
             elif _is_in_one_byte(int(self._offset[row[at]]) ^ int(offset[at])):
                 self._other_offset[row[at]] = offset[at]
 
 
-def _differ_in_one_byte(one: tuple[str, int], other: tuple[str, int]) -> bool:
-    """Whether two queues differ in one byte of the topic or of the queue id."""
-    (topic, queue_id), (other_topic, other_id) = one, other
+def _differ_in_one_byte(queue: tuple[str, int], other: tuple[str, int]) -> bool:
+    """Whether two queues (topic, queue id) differ in one byte only, of the topic or of the queue id, as after a flipped
+    bit."""
+    (topic, queue_id), (other_topic, other_id) = queue, other
     if topic == other_topic:
         return _is_in_one_byte((queue_id ^ other_id) & 0xFFFFFFFF)
-    here, there = topic.encode(), other_topic.encode()
-    differing = sum(a != b for a, b in zip(here, there, strict=False))
-    return queue_id == other_id and len(here) == len(there) and differing == 1
+    topic_bytes, other_bytes = topic.encode(), other_topic.encode()
+    differing = sum(a != b for a, b in zip(topic_bytes, other_bytes, strict=False))
+    return queue_id == other_id and len(topic_bytes) == len(other_bytes) and differing == 1
 
 
 def _is_in_one_byte(difference: int) -> bool:
@@ -305,10 +324,13 @@ def _is_in_one_byte(difference: int) -> bool:
 
 
 def _ranges(offset: Ints, end: Ints, next_offset: int) -> Iterator[tuple[int, int]]:
-    """Queue offsets to look up: those in the headers, run by run, and the missing ones before each run."""
+    """The offsets (first, one past the last) of a queue whose consume-queue units are looked up: those in the headers
+    of its records, whose first offsets and ends are ``offset`` and ``end``, and those that are missing before or
+    between them. ``next_offset``: where the queue ended before, UNKNOWN if it is new."""
     first = np.flatnonzero(np.concatenate([[True], offset[1:] != end[:-1]]))
     last = np.append(first[1:], len(offset)) - 1
     for begin, behind in zip(offset[first].tolist(), end[last].tolist(), strict=True):
+        # Only the begin and the end of a large gap: a damaged header may hold any offset.
         missing = begin - max(next_offset, 0)
         if 0 < missing <= 2 * MISSING_MAX:
             yield max(next_offset, 0), begin

@@ -59,10 +59,12 @@ def expired_offsets(state: CatalogState) -> int:
 def mostly_expired(
     refs: Sequence[IndexRef], pages: Iterable[Page], covered_of: Callable[[IndexRef], Covered | None]
 ) -> list[IndexRef]:
-    """The files of ``refs``, which are in order, with less than half of their message bytes alive. ``pages``: all
-    living runs of their versions; ``covered_of``: a file's objects, None if its footer is damaged."""
+    """The index files of ``refs``, which are in order, of whose messages more than half, by bytes, have expired.
+    ``pages``: all living runs of the versions that they cover; ``covered_of`` returns the objects of a file, None if
+    its footer is damaged: such a file is skipped."""
     first = np.array([ref.from_version for ref in refs], np.int64)
     living = np.zeros(len(refs), np.int64)
+    """Bytes of living messages, by file."""
     keys: list[KeySet] = []
     for page in pages:
         runs, chunk = page.chunk.runs, page.chunk
@@ -72,16 +74,17 @@ def mostly_expired(
         used = np.unique(chunk.objects["key"][runs["object"]])
         keys.append(KeySet(chunk.object_keys[key] for key in used.tolist()))
     alive = KeySet.union(keys)
-    found = []
+    mostly_gone = []
     for ref, living_bytes in zip(refs, living.tolist(), strict=True):
         covered = covered_of(ref)
         if covered is None:
             continue
         sizes = covered.objects["raw_bytes"].astype(np.int64)
         is_gone = np.array([covered.keys[key] not in alive for key in covered.objects["key"].tolist()], bool)
+        # Compaction moves messages to other objects, so the living bytes of its versions must be few as well.
         if 2 * int(sizes[is_gone].sum()) > int(sizes.sum()) > 2 * living_bytes:
-            found.append(ref)
-    return found
+            mostly_gone.append(ref)
+    return mostly_gone
 
 
 PAGES_AT_ONCE = 1024
@@ -119,7 +122,7 @@ class IndexBuilder:
         log: Callable[[str, Mapping[str, object]], None],
         random_source: random.Random | None = None,
     ) -> None:
-        """``random_source`` makes the keys of this process's files its own."""
+        """``log`` logs a message with fields; ``random_source`` makes the keys of this process's files unique."""
         self._store = store
         self._writer = writer
         self._settings = settings
@@ -165,7 +168,9 @@ class IndexBuilder:
         return work is not None and self.step(state, work)
 
     def plan(self, state: CatalogState, *, is_final: bool = False) -> IndexWork | None:
-        """The next file; None: nothing is due. Reads pages only if there is something to do."""
+        """What is to be done next: index new segments, merge index files, or rebuild those of which most messages have
+        expired; None: nothing is due. ``is_final``: at the end of a backfill, whatever is not indexed is due. Reads
+        pages of the catalog only if there is something to do."""
         if not self._settings.enabled or not state.started:
             return None
         if self._is_due(state, is_final=is_final):
@@ -182,7 +187,8 @@ class IndexBuilder:
         return IndexWork(expired=expired) if expired else None
 
     def step(self, state: CatalogState, work: IndexWork) -> bool:
-        """Make it, and commit."""
+        """Make the index file, or files, of ``work``, and commit them. Returns True: there may be
+        more to do."""
         if work.unindexed:
             self._build(state, self._input.first_group(work.unindexed))
         elif work.merging:
@@ -191,7 +197,10 @@ class IndexBuilder:
             for ref in work.expired:
                 self._rebuild(self._writer.state, ref)
             self._checked_offsets = expired_offsets(state)
-            self._log("index files of expired messages rebuilt", {"files": len(work.expired)})
+            self._log(
+                "index files were rebuilt, as most of their messages have expired",
+                {"files": len(work.expired)},
+            )
         return True
 
     def _unindexed_versions(self, state: CatalogState) -> int:
@@ -202,7 +211,7 @@ class IndexBuilder:
         return in_pages + fresh
 
     def _is_due(self, state: CatalogState, *, is_final: bool) -> bool:
-        """Whether there is enough to index; at a final run, whether there is anything."""
+        """Whether so many objects are not indexed that a new index file is due; ``is_final``: whether any is."""
         if is_final:
             return self._unindexed_versions(state) > 0
         covered = state.indexed_version
@@ -210,12 +219,13 @@ class IndexBuilder:
             return True  # a lookup by id would read these pages: their runs are no longer in memory
         objects = 0
         for chunk in state.chunks:
-            fresh = chunk.runs["version"] > covered
-            objects += len(np.unique(chunk.runs["object"][fresh]))
+            is_unindexed = chunk.runs["version"] > covered
+            objects += len(np.unique(chunk.runs["object"][is_unindexed]))
         return objects >= self._settings.unindexed_objects_max
 
     def _unindexed(self, state: CatalogState) -> list[Segment]:
-        """The oldest unindexed segments: each page of the catalog is read once for many files."""
+        """The oldest segments (objects with the runs that one catalog version added) that no index file covers, from
+        those found before, or, when these are used up, by reading pages of the catalog: once for many index files."""
         self._backlog = self._backlog.of(state)
         if not self._backlog.segments:
             first = max(state.indexed_version, self._backlog.to_version) + 1
@@ -226,14 +236,14 @@ class IndexBuilder:
     def _segments(
         self, state: CatalogState, first: int, last: int, count_max: int = sys.maxsize
     ) -> tuple[list[Segment], int]:
-        """Segments with runs that versions from ``first`` on added, and the last of these versions: ``last``, or the
-        one with which they would be more than about ``count_max``."""
-        found: list[Segment] = []
+        """The segments (objects with the runs that one version added) of the catalog versions from ``first`` on, and up
+        to which version they are: ``last``, or an earlier one, if there would be more than about ``count_max``."""
+        segments: list[Segment] = []
         for page in self._pages(state, first, last):
-            found += segments_of(page, first, last)
-            if len(found) > 2 * count_max:
-                found, last = oldest(combined(found), last, count_max)
-        return oldest(combined(found), last, count_max)
+            segments += segments_of(page, first, last)
+            if len(segments) > 2 * count_max:
+                segments, last = oldest(combined(segments), last, count_max)
+        return oldest(combined(segments), last, count_max)
 
     def _pages(self, state: CatalogState, first: int, last: int) -> Iterator[Page]:
         """Living runs that versions [first, last] added, with others."""
@@ -242,8 +252,8 @@ class IndexBuilder:
     # -- a new file ---------------------------------------------------------------------------------------------
 
     def _build(self, state: CatalogState, group: Group) -> None:
-        """Build and commit one index file over the first unindexed segments; ``read`` returns a smaller group if
-        they do not fit."""
+        """Build one index file of the segments of ``group``, the oldest that no file covers, and commit it. If their
+        keys do not fit into memory, it covers only the first of them."""
         with self._input.gathered() as items:
             group, damaged, places = self._input.read(group, items)
             meta = group.meta(state.indexed_version + 1)
@@ -262,7 +272,8 @@ class IndexBuilder:
         *,
         level: int,
     ) -> IndexRef:
-        """Write and upload one index file, with fields as wide as its items need; the caller commits it."""
+        """Write and put one index file of ``items``, with fields as wide as these need, and return its entry for the
+        catalog; the caller commits it. ``meta``: its versions and times; ``level``: how often it was merged."""
         form = Form(slot_bits_for(items.count), items.widths(meta.end_ms - meta.begin_ms), meta.begin_ms)
         return self._files.put(
             state, meta, items.in_order(), pages_of(places), group.covered(), form, level=level
@@ -271,51 +282,56 @@ class IndexBuilder:
     # -- a merge ------------------------------------------------------------------------------------------------
 
     def _merge_or_rebuild(self, state: CatalogState, refs: Sequence[IndexRef]) -> None:
-        """Merge, or rebuild the damaged files that prevent merging."""
+        """Merge the index files ``refs``, or, if some are damaged, rebuild these from their segments: then the next
+        step merges. Raises what reading raises if none is damaged: bytes may have been damaged in transit."""
         self._input.stale = stale_entries(state, self._run_index)
         try:
             self._merge(state, refs, [self._footer(shape_of(ref)) for ref in refs])
         except (CorruptionError, NotFoundError):
-            damaged = [(ref, why) for ref in refs if (why := self._damage_of(ref)) is not None]
+            damaged = [(ref, damage) for ref in refs if (damage := self._damage_of(ref)) is not None]
             if not damaged:
                 raise  # bytes were damaged in transit, or a file was removed
-            for ref, why in damaged:
-                self.counters.rebuilt += self._try_to_rebuild(ref, str(why))
+            for ref, damage in damaged:
+                self.counters.rebuilt += self._try_to_rebuild(ref, str(damage))
 
-    def _try_to_rebuild(self, ref: IndexRef, why: str) -> bool:
-        """Whether the file was rebuilt; if it cannot be, it stays, and is never merged by this process."""
-        fields = {"file": ref.key, "error": why}
+    def _try_to_rebuild(self, ref: IndexRef, damage: str) -> bool:
+        """Rebuild a damaged index file from its segments; ``damage`` is logged. Returns whether that was done: if it
+        cannot be, the file stays, and this process never merges it."""
+        fields = {"file": ref.key, "error": damage}
         try:
             is_done = self._rebuild(self._writer.state, ref)
         except (CorruptionError, NotFoundError) as error:
             self._beyond_repair.add(ref.key)
-            self._log("damaged index file not rebuilt", fields | {"cause": str(error)})
+            self._log(
+                "a damaged index file cannot be rebuilt: it stays as it is, and is not merged",
+                fields | {"cause": str(error)},
+            )
             return False
         if is_done:
-            self._log("damaged index file rebuilt", fields)
+            self._log("a damaged index file was rebuilt from its segments", fields)
         return is_done
 
     def _mostly_expired(self, state: CatalogState) -> Sequence[IndexRef]:
-        """Files of which most expired; looked for once after each pass of expiry."""
+        """The index files of which most messages have expired. Reads pages of the catalog, once after each pass of
+        expiry; otherwise the answer is none."""
         offsets, refs = expired_offsets(state), state.indexes
         if offsets == self._checked_offsets or not refs:
             return ()
         pages = self._pages(state, refs[0].from_version, refs[-1].to_version)
-        found = mostly_expired(refs, pages, self._footer_of)
-        if not found:
+        expired = mostly_expired(refs, pages, self._footer_of)
+        if not expired:
             self._checked_offsets = offsets
-        return found
+        return expired
 
     def _footer_of(self, ref: IndexRef) -> Covered | None:
-        """None if it is damaged."""
-        shape = shape_of(ref)
+        """The objects that the footer of an index file names; None if it is damaged or missing."""
         try:
-            return decode_tail(shape, self._store.get_range(shape.key, *shape.tail_range))[1]
+            return self._footer(shape_of(ref))
         except (CorruptionError, NotFoundError):
             return None
 
     def _damage_of(self, ref: IndexRef) -> TieredError | None:
-        """Why a file cannot be merged, or None; reads as much of it as merging does."""
+        """The error of reading an index file; None if all that a merge needs of it can be read."""
         try:
             shape = shape_of(ref)
             for _ in file_places(self._store.get_range, shape, self._footer(shape)):
@@ -327,8 +343,9 @@ class IndexBuilder:
         return None
 
     def _rebuild(self, state: CatalogState, ref: IndexRef) -> bool:
-        """Replace ``ref`` by files built from the key sections of its segments, each as large as memory allows. False
-        if another actor removed it."""
+        """Build the index file ``ref`` again, from the key sections of the segments that it covers, as one or more
+        files as memory allows, and commit these in its place. Returns whether that was done: not if another actor has
+        removed the file."""
         segments, _ = self._segments(state, ref.from_version, ref.to_version)
         made: list[IndexRef] = []
         damaged: list[Unread] = []
@@ -346,7 +363,8 @@ class IndexBuilder:
         return self._files.publish(made, removed=[ref.key], damaged=damaged)
 
     def _merge(self, state: CatalogState, refs: Sequence[IndexRef], footers: Sequence[Covered]) -> None:
-        """Merge neighbouring index files into one of the next level, and commit it in their place."""
+        """Merge the neighbouring index files ``refs``, whose ``footers`` were read, into one of the next level, and
+        commit it in their place. Objects that are pending deletions are not covered any longer."""
         shapes = [shape_of(ref) for ref in refs]
         covered = joined([_without_pending(state, footer) for footer in footers])
         places = merged_places(

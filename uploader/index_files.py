@@ -83,7 +83,9 @@ class IndexFiles:
         *,
         level: int,
     ) -> IndexRef:
-        """Write and upload one file, and return what the catalog has to know of it; it is not committed yet."""
+        """Write one index file to a temporary file, put it, and return its entry for the catalog, which the caller
+        commits. ``chunks``: its items in order; ``places``: of the messages; ``covered``: its objects. Raises
+        UnavailableError if the local disk or the store fails."""
         self._made += 1
         key = index_key(meta.begin_ms, meta.end_ms, state.epoch, f"{self._nonce}_{self._made}")
         with work_disk("a temporary index file"), tempfile.SpooledTemporaryFile(self._spool_bytes) as spool:
@@ -107,7 +109,8 @@ class IndexFiles:
         )
 
     def _send(self, key: str, spool: IO[bytes], size_bytes: int) -> None:
-        """Upload a file, in time for its size. A failed upload is counted; its key is never used again."""
+        """Put the index file in ``spool`` under ``key``, with a timeout by its size. A failed PUT is counted and
+        raised; its key is never used again."""
         timeout_s = max(TIMEOUT_S_MIN, size_bytes / UPLOAD_BYTES_PER_S_MIN)
         spool.flush()
         try:
@@ -125,18 +128,19 @@ class IndexFiles:
     def publish(
         self, refs: Sequence[IndexRef], *, removed: Sequence[str], damaged: Sequence[Unread] = ()
     ) -> bool:
-        """Commit that ``refs`` cover their versions except ``damaged`` segments. False if another actor was faster:
-        then the files are garbage."""
+        """Commit that the index files ``refs`` cover their versions, but for the ``damaged`` segments, and replace the
+        files ``removed``. False if another actor has changed the index before: then the new files are garbage."""
         excluded: dict[str, list[int]] = {}
         for unread in damaged:
             excluded.setdefault(unread.segment.key, []).append(unread.segment.version)
-        gone, self._input.stale = self._input.stale, {}
+        stale, self._input.stale = self._input.stale, {}
 
         def change(state: CatalogState) -> CommitDraft:
+            """The commit after ``state``."""
             return CommitDraft(
                 CommitKind.MAINTENANCE,
                 index=IndexChange(list(refs), list(removed)),
-                settings=with_unindexed(state.unindexed, excluded, gone),
+                settings=with_unindexed(state.unindexed, excluded, stale),
             )
 
         required = Requirements(
@@ -149,5 +153,7 @@ class IndexFiles:
         self.counters.excluded += len(damaged)
         for unread in damaged:
             fields = {"segment": unread.segment.key, "error": str(unread.error)}
-            self._log("damaged segment excluded from the index", fields)
+            self._log(
+                "a damaged segment is excluded from the index: queries read its keys themselves", fields
+            )
         return True

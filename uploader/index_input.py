@@ -53,7 +53,9 @@ Stale = Mapping[str, Set[int]]
 
 
 def stale_entries(state: CatalogState, index: RunIndex) -> Stale:
-    """The stale entries of ``state``; empty where a page cannot be read."""
+    """The entries of the archive's setting ``unindexed`` (objects that index files do not cover, as they were damaged)
+    that are no longer needed: the object's runs of a version have expired or were replaced. Reads pages that may have
+    such runs; empty if one cannot be read."""
     unindexed = state.unindexed
     versions = sorted({version for found in unindexed.values() for version in found})
     if not versions:
@@ -65,12 +67,12 @@ def stale_entries(state: CatalogState, index: RunIndex) -> Stale:
             _add_living(living, page, unindexed)
     except (CorruptionError, NotFoundError):
         return {}
-    stale = {key: set(found) - living.get(key, set()) for key, found in unindexed.items()}
-    return {key: found for key, found in stale.items() if found}
+    stale = {key: set(recorded) - living.get(key, set()) for key, recorded in unindexed.items()}
+    return {key: gone for key, gone in stale.items() if gone}
 
 
 def without(unindexed: Mapping[str, tuple[int, ...]], stale: Stale) -> dict[str, tuple[int, ...]]:
-    """``unindexed`` but for ``stale``."""
+    """The entries of ``unindexed`` (object → versions) that are not in ``stale``."""
     kept = {
         key: tuple(version for version in versions if version not in stale.get(key, ()))
         for key, versions in unindexed.items()
@@ -79,14 +81,14 @@ def without(unindexed: Mapping[str, tuple[int, ...]], stale: Stale) -> dict[str,
 
 
 def _add_living(living: dict[str, set[int]], page: Page, unindexed: Mapping[str, object]) -> None:
-    """Add, for each unindexed object that a page names, the versions of its runs that are still visible."""
+    """Add to ``living`` the versions of the runs in ``page`` that belong to an object of ``unindexed``, by its key."""
     chunk = page.chunk
-    is_named = np.array([key in unindexed for key in chunk.object_keys], bool)
-    if not is_named.any():
+    is_unindexed = np.array([key in unindexed for key in chunk.object_keys], bool)
+    if not is_unindexed.any():
         return
     keys = chunk.objects["key"][chunk.runs["object"]]
-    hits = is_named[keys]
-    for key, version in zip(keys[hits].tolist(), chunk.runs["version"][hits].tolist(), strict=True):
+    chosen = is_unindexed[keys]
+    for key, version in zip(keys[chosen].tolist(), chunk.runs["version"][chosen].tolist(), strict=True):
         living.setdefault(chunk.object_keys[key], set()).add(version)
 
 
@@ -100,13 +102,17 @@ class GatheredItems:
     """At most ``items_max`` are in memory, except those of one larger row. Must be closed."""
 
     def __init__(self, items_max: int) -> None:
-        """``items_max``: more items than these are spilled to a temporary file."""
+        """``items_max``: with more items than these in memory, they are written to a temporary file."""
         self._items_max = items_max
         self._waiting: list[Table] = []
+        """Items in memory, not sorted yet."""
         self._waiting_count = 0
         self._file: IO[bytes] | None = None
+        """The temporary file, which has small index files one behind the other."""
         self._spilled: list[Shape] = []
+        """The index files in it."""
         self._begins: dict[str, int] = {}
+        """Where each begins, by its key."""
         self.count = 0
         """Items added, duplicates included."""
 
@@ -119,14 +125,14 @@ class GatheredItems:
         self.count += len(items)
 
     def add_all_or_none(self, pieces: Iterable[Table]) -> None:
-        """Add all pieces; if ``pieces`` raises, none is added."""
-        self._spill()
-        mark, count = len(self._spilled), self.count
+        """Add all items of ``pieces``; if that raises, none of them is added, and those added before stay."""
+        self._spill()  # so that what is in memory afterwards is of ``pieces``
+        spilled_before, count = len(self._spilled), self.count
         try:
             for piece in pieces:
                 self.add(piece)
         except BaseException:
-            del self._spilled[mark:]
+            del self._spilled[spilled_before:]
             self._waiting, self._waiting_count, self.count = [], 0, count
             raise
 
@@ -155,7 +161,7 @@ class GatheredItems:
         return sorted_items(items)
 
     def _spill(self) -> None:
-        """Write the items in memory, sorted, as an index file of their own to the end of the temporary file."""
+        """Move the items in memory, sorted, to the end of the temporary file, as an index file of their own."""
         if not self._waiting_count:
             return
         items = self._take_sorted()
@@ -170,10 +176,15 @@ class GatheredItems:
         self._file.flush()
 
     def _read(self, key: str, offset: int, length: int) -> bytes:
+        """Bytes of one of the small index files in the temporary file, by its ``key``. Raises CorruptionError if the
+        temporary file is shorter than what was written."""
         assert self._file is not None
         data = os.pread(self._file.fileno(), length, self._begins[key] + offset)
         if len(data) != length:
-            raise CorruptionError(f"a temporary index file is cut short at {self._begins[key] + offset}")
+            raise CorruptionError(
+                f"the temporary index file in {tempfile.gettempdir()} ends before byte "
+                f"{self._begins[key] + offset + length}, which was written"
+            )
         return data
 
 
@@ -183,14 +194,14 @@ def _sliced(items: Table) -> Iterator[Table]:
 
 @contextmanager
 def work_disk(what: str) -> Iterator[None]:
-    """Translate errors of the local disk; those of the object store are translated already. ``what`` names what
-    is written."""
+    """While the block writes ``what`` to a temporary file, turn an error of the local disk into an UnavailableError;
+    errors of the object store are no OSErrors."""
     try:
         yield
     except OSError as error:
         raise UnavailableError(
-            f"cannot write {what} in {tempfile.gettempdir()}: {error.strerror or error}",
-            hint="free space there, or set TMPDIR",
+            f"{what} cannot be written in {tempfile.gettempdir()}: {error.strerror or error}",
+            hint="free space in this directory, or set TMPDIR to another one",
         ) from error
 
 
@@ -234,27 +245,30 @@ class IndexInput:
         return closing(GatheredItems(self.items_max))
 
     def read(self, group: Group, items: GatheredItems) -> tuple[Group, list[Unread], Places]:
-        """Add the items of the first versions of ``group`` to ``items``: at least one version, and as many as memory
-        allows, since the number of keys is known only now. Returns these versions, the damaged segments, and the places
-        of the others."""
-        taken, damaged, places = Group(), list[Unread](), list[Places]()
+        """Read the keys of the segments of ``group`` and add them to ``items``: those of its first catalog version, and
+        of as many further versions as memory allows, which is known only now. Returns the group of these versions, the
+        damaged segments in it, and the places of the messages in the others."""
+        read_group, damaged, places = Group(), list[Unread](), list[Places]()
         for _, segments in groupby(group.segments, key=attrgetter("version")):
             of_version = list(segments)
-            if taken.segments:
-                read = self._gather_if_few(items, of_version)
-                if read is None:
+            if read_group.segments:
+                results = self._gather_if_few(items, of_version)
+                if results is None:
                     break
             else:
-                read = [self._tried(segment, partial(self._gather, items, segment)) for segment in of_version]
-            taken.segments += of_version
-            damaged += [found for found in read if isinstance(found, Unread)]
-            places += [found for found in read if isinstance(found, Places)]
-        return taken, damaged, joined_places(places)
+                results = [
+                    self._tried(segment, partial(self._gather, items, segment)) for segment in of_version
+                ]
+            read_group.segments += of_version
+            damaged += [result for result in results if isinstance(result, Unread)]
+            places += [result for result in results if isinstance(result, Places)]
+        return read_group, damaged, joined_places(places)
 
     def _gather(
         self, items: GatheredItems, segment: Segment, index: SegmentIndex, keys: KeySection
     ) -> Places:
-        """Add the items of ``segment``, which may exceed the memory; returns its places."""
+        """Add the keys of ``segment``, which may be more than fit into memory, to ``items``; if that fails, none of
+        them. ``index`` and ``keys``: its footer and its key section. Returns the places of its messages."""
         pieces = pieces_of_segment(index, keys, segment.runs, self.items_max)
         with work_disk("a temporary index file"):
             if len(keys.hashes) > self.items_max:
@@ -267,23 +281,25 @@ class IndexInput:
     def _gather_if_few(
         self, items: GatheredItems, segments: Sequence[Segment]
     ) -> list[Places | Unread] | None:
-        """Add the items of all ``segments``, or, without memory for them, none: then None. Returns their places."""
+        """Add the keys of all ``segments`` to ``items``, if they fit into memory; otherwise add none and return None.
+        Returns, for each segment, the places of its messages, or why it cannot be read."""
         room = self.items_max - items.count
-        found: list[tuple[Table, Places] | Unread] = []
+        results: list[tuple[Table, Places] | Unread] = []
         for segment in segments:
-            some = self._tried(segment, partial(_items_if_few, segment, room)) if room > 0 else None
-            if some is None:
+            result = self._tried(segment, partial(_items_if_few, segment, room)) if room > 0 else None
+            if result is None:
                 return None
-            found.append(some)
-            room -= 0 if isinstance(some, Unread) else len(some[0])
-        for some in found:
-            if not isinstance(some, Unread):
-                items.add(some[0])
-        return [some if isinstance(some, Unread) else some[1] for some in found]
+            results.append(result)
+            room -= 0 if isinstance(result, Unread) else len(result[0])
+        for result in results:
+            if not isinstance(result, Unread):
+                items.add(result[0])
+        return [result if isinstance(result, Unread) else result[1] for result in results]
 
     def _tried(self, segment: Segment, use: Callable[[SegmentIndex, KeySection], T]) -> T | Unread:
-        """The result of ``use``, or why the segment is excluded from the index: a damaged or missing one must not
-        keep all later ones from being indexed."""
+        """The result of ``use``, which is called with the footer and the key section of ``segment``; or an Unread, if
+        they are damaged or missing: such a segment is excluded from the index, so that all later ones can be indexed.
+        Raises the error if too many are excluded already."""
         try:
             try:
                 return self._read_keys_for(segment, use)
@@ -302,8 +318,8 @@ class IndexInput:
         return len({*without(state.unindexed, self.stale), key}) <= UNINDEXED_MAX
 
     def _read_keys_for(self, segment: Segment, use: Callable[[SegmentIndex, KeySection], T]) -> T:
-        """Read the key section of a segment for ``use``; the caller repeats it once, and then calls the segment
-        damaged."""
+        """Read the footer and the key section of ``segment``, and return what ``use`` makes of them. Raises
+        CorruptionError, NotFoundError, or what the store raises."""
         place = segment.place
         index, keys = read_keys(
             self._store,

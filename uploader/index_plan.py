@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import attrgetter
 
 import numpy as np
 
@@ -48,7 +50,8 @@ class Group:
     segments: list[Segment] = field(default_factory=list)
 
     def meta(self, from_version: int) -> IndexMeta:
-        """Coverage of the file, which begins at ``from_version``."""
+        """The versions, times and commitlog offsets that the index file of these segments covers; its first version is
+        ``from_version``, as versions without segments are covered too."""
         places = [segment.place for segment in self.segments]
         return IndexMeta(
             from_version,
@@ -60,7 +63,7 @@ class Group:
         )
 
     def covered(self) -> Covered:
-        """Its objects, without duplicates."""
+        """The data objects of these segments, each once, by commitlog offset."""
         places = {segment.key: segment.place for segment in self.segments}
         objects = np.zeros(len(places), COVERED_DTYPE)
         for number, place in enumerate(places.values()):
@@ -78,27 +81,28 @@ class Group:
 
 
 def segments_of(page: Page, first: int, last: int) -> list[Segment]:
-    """Segments with runs that versions [first, last] added."""
+    """The runs of ``page`` that the catalog versions ``first`` to ``last`` added, as segments: one for each object and
+    version."""
     chunk = page.chunk
     versions = chunk.runs["version"]
-    fresh = picked(chunk.runs, (versions >= first) & (versions <= last))
-    fresh = picked(fresh, np.lexsort((fresh["object"], fresh["version"])))
-    cuts = np.flatnonzero((np.diff(fresh["object"]) != 0) | (np.diff(fresh["version"]) != 0)) + 1
-    return [_segment(page, runs) for runs in np.split(fresh, cuts) if len(runs)]
+    runs = picked(chunk.runs, (versions >= first) & (versions <= last))
+    runs = picked(runs, np.lexsort((runs["object"], runs["version"])))
+    cuts = np.flatnonzero((np.diff(runs["object"]) != 0) | (np.diff(runs["version"]) != 0)) + 1
+    return [_segment(page, of_segment) for of_segment in np.split(runs, cuts) if len(of_segment)]
 
 
 def combined(segments: Sequence[Segment]) -> list[Segment]:
-    """One segment per object and version; several pages may hold its runs."""
-    found: dict[tuple[str, int], Segment] = {}
+    """``segments``, in which those of one object and version, whose runs were in several pages, are joined."""
+    joined: dict[tuple[str, int], Segment] = {}
     for segment in segments:
-        known = found.get((segment.key, segment.version))
-        found[segment.key, segment.version] = segment if known is None else _union(known, segment)
-    return list(found.values())
+        known = joined.get((segment.key, segment.version))
+        joined[segment.key, segment.version] = segment if known is None else _union(known, segment)
+    return list(joined.values())
 
 
 def oldest(segments: list[Segment], last: int, count_max: int) -> tuple[list[Segment], int]:
-    """About ``count_max`` segments of the oldest whole versions, at least of one; and the last of these versions, or
-    ``last`` if all are taken."""
+    """Those of ``segments`` that belong to the oldest catalog versions, about ``count_max`` of them and at least all of
+    one version; and the last of these versions, or ``last`` if all segments are taken."""
     if len(segments) <= count_max:
         return segments, last
     versions = sorted(segment.version for segment in segments)
@@ -127,12 +131,13 @@ class Backlog:
         return replace(self, segments=left)
 
 
-def _union(one: Segment, other: Segment) -> Segment:
+def _union(segment: Segment, other: Segment) -> Segment:
+    """Both segments, of one object and version, as one."""
     return replace(
-        one,
-        runs=concatenated([one.runs, other.runs], RUN_DTYPE),
-        begin_ms=min(one.begin_ms, other.begin_ms),
-        end_ms=max(one.end_ms, other.end_ms),
+        segment,
+        runs=concatenated([segment.runs, other.runs], RUN_DTYPE),
+        begin_ms=min(segment.begin_ms, other.begin_ms),
+        end_ms=max(segment.end_ms, other.end_ms),
     )
 
 
@@ -150,48 +155,47 @@ def _segment(page: Page, runs: Table) -> Segment:
 
 
 def groups_of(segments: Sequence[Segment], rows_max: int, objects_max: int) -> list[Group]:
-    """Segments by version, cut where a day begins or a file would exceed ``rows_max`` or ``objects_max``."""
+    """``segments`` in groups, each for one new index file: in the order of catalog versions, which are not divided. A
+    new group begins with a day, and where a file would have more rows than ``rows_max`` or objects than
+    ``objects_max``."""
     groups: list[Group] = []
     day, rows = -1, 0
-    ordered = sorted(segments, key=lambda segment: segment.version)
-    versions = sorted({segment.version for segment in ordered})
-    at = 0
-    for version in versions:
-        mine: list[Segment] = []
-        while at < len(ordered) and ordered[at].version == version:
-            mine.append(ordered[at])
-            at += 1
-        its_day = max(segment.end_ms for segment in mine) // DAY_MS
-        its_rows = sum(int(segment.place["rows"]) for segment in mine)
+    by_version = attrgetter("version")
+    for _, same_version in groupby(sorted(segments, key=by_version), key=by_version):
+        added = list(same_version)
+        added_day = max(segment.end_ms for segment in added) // DAY_MS
+        added_rows = sum(int(segment.place["rows"]) for segment in added)
         if (
             not groups
-            or its_day != day
-            or rows + its_rows > rows_max
-            or (len(groups[-1].segments) + len(mine) > objects_max)
+            or added_day != day
+            or rows + added_rows > rows_max
+            or (len(groups[-1].segments) + len(added) > objects_max)
         ):
             groups.append(Group())
             rows = 0
-        groups[-1].segments += mine
-        day, rows = its_day, rows + its_rows
+        groups[-1].segments += added
+        day, rows = added_day, rows + added_rows
     return groups
 
 
 def mergeable(refs: Sequence[IndexRef], apart: Set[str]) -> list[list[IndexRef]]:
-    """``refs`` cut at those whose keys are in ``apart``: only neighbours can be merged."""
-    found: list[list[IndexRef]] = [[]]
+    """The index files ``refs``, which are in order, without those whose keys are in ``apart``, as lists of neighbours:
+    only neighbours can be merged."""
+    neighbours: list[list[IndexRef]] = [[]]
     for ref in refs:
         if ref.key in apart:
-            found.append([])
+            neighbours.append([])
         else:
-            found[-1].append(ref)
-    return found
+            neighbours[-1].append(ref)
+    return neighbours
 
 
 def plan_merge(
     refs: Sequence[IndexRef], day_files_max: int, *, is_final: bool = False, now_ms: int = 0
 ) -> list[IndexRef]:
-    """Neighbouring files to merge into one, or none: all of an ended day, or the newest of the current day when it has
-    more than ``day_files_max``. ``is_final``: the backfill has ended, at ``now_ms``."""
+    """The neighbouring index files that are to be merged into one: all of a day that has ended, or the newest of the
+    current day when it has more than ``day_files_max``; empty if none are. ``is_final``: a backfill has ended, at
+    ``now_ms``, so that no more files follow."""
     groups = _same_day(refs)
     for group in groups:
         if len(group) < 2:
@@ -201,7 +205,7 @@ def plan_merge(
             return group
         mergeable_again = _newest_up_to(MERGES_MAX - 1, group)
         if len(mergeable_again) > max(1, day_files_max):
-            # Files that were merged as often as the newest two: so one is rewritten few times.
+            # Only those that were merged as often as the newest two: so a file is rewritten few times.
             return _newest_up_to(max(ref.level for ref in mergeable_again[-2:]), group)
     return []
 

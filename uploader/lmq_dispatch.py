@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tiered.broker_store.conf import is_true
 from tiered.consume_queue.index import ConsumeQueueIndex
 from tiered.kernels.queue_table import ADMITTED, QueueTable
 from tiered.kernels.scan import DOUBT_PLAIN, DOUBT_SLASH, DOUBT_TOPIC, RecordColumns
@@ -55,6 +56,13 @@ class LmqRules:
     in_rocksdb: bool = False
     is_off: bool = False
 
+    @classmethod
+    def of(cls, properties: Mapping[str, str] | None, *, in_rocksdb: bool) -> LmqRules:
+        """The rules by the broker's configuration; without one (None) the broker may dispatch to LMQs. Consume queues
+        in files take LMQs with ``enableMultiDispatch``, those in RocksDB with ``enableLmq``."""
+        name = "enableLmq" if in_rocksdb else "enableMultiDispatch"
+        return cls(in_rocksdb, properties is not None and not is_true(properties, name))
+
 
 class UnitPlace(NamedTuple):
     """The end of a queue: ``offset``, UNKNOWN if unknown, and ``claimed``, the offset the next record has by the
@@ -75,21 +83,23 @@ class UnitClaims(NamedTuple):
 
 
 def resolved_lmq_rows(columns: RecordColumns, offsets: LmqOffsets) -> tuple[Ints, Ints]:
-    """(LMQ row, queue offset) of the dispatched entries, in log order; each once."""
+    """The LMQ entries of ``columns`` that the broker made, in the order of the log, each once: their rows there, and
+    their offsets in the LMQs. ``offsets`` are those that differ from what the records say, or were decided."""
     index, _ = _distinct(columns)
     offset = columns.lmq_queue_offset[index]
-    is_made = columns.lmq_doubt[index] == 0
+    is_dispatched = columns.lmq_doubt[index] == 0
     if offsets:
         phys, queue = columns.phys[columns.lmq_row[index]], columns.lmq_queue[index]
         for at in np.flatnonzero(np.isin(phys, [phys for phys, _ in offsets])).tolist():
-            found = offsets.get((int(phys[at]), int(queue[at])))
-            if found is not None:
-                is_made[at], offset[at] = found != NOT_DISPATCHED, found
-    return index[is_made], offset[is_made]
+            resolved = offsets.get((int(phys[at]), int(queue[at])))
+            if resolved is not None:
+                is_dispatched[at], offset[at] = resolved != NOT_DISPATCHED, resolved
+    return index[is_dispatched], offset[is_dispatched]
 
 
 def _distinct(columns: RecordColumns) -> tuple[Ints, Ints]:
-    """The first entry of each record in each queue, and the number of its entries."""
+    """The LMQ entries of ``columns`` without repetitions: the index of the first entry of each record in each queue,
+    and how often the record lists that queue."""
     count = columns.lmq_rows
     queue, row = columns.lmq_queue[:count], columns.lmq_row[:count]
     if not _has_duplicates(queue, row):
@@ -101,8 +111,9 @@ def _distinct(columns: RecordColumns) -> tuple[Ints, Ints]:
 
 
 def _has_duplicates(queue: Ints, row: Ints) -> bool:
-    """Whether a record lists a queue twice, or many queues. A record's entries are few and adjacent: comparing
-    neighbours costs less than sorting all."""
+    """Whether the entries (``queue`` and ``row`` of the record of each) may have a record that lists a queue twice: one
+    does, or lists many queues. A record's entries are few and adjacent, so comparing neighbours costs less than sorting
+    all."""
     for distance in range(1, _NAMES_FEW):
         is_same_record = row[distance:] == row[:-distance]
         if not is_same_record.any():
@@ -113,9 +124,11 @@ def _has_duplicates(queue: Ints, row: Ints) -> bool:
 
 
 def decide_lmqs(claims: UnitClaims, begin: UnitPlace, rules: LmqRules) -> tuple[list[int], UnitPlace]:
-    """The offset of each entry in its queue, or NOT_DISPATCHED, and the new end of the queue. Pure."""
+    """The offset in one LMQ of each of its entries ``claims``, or NOT_DISPATCHED if the broker did not make it, and
+    where the queue then ends. ``begin``: where it ended before; ``rules``: how the broker is configured. Pure."""
     offsets, place = [], begin
     for claimed, times, doubt, by_units in zip(*claims, strict=True):
+        # The queue's own units decide where they could be read.
         if by_units == NO_UNIT:
             offset = _without_units(claimed, doubt, place, rules)
         else:
@@ -127,8 +140,9 @@ def decide_lmqs(claims: UnitClaims, begin: UnitPlace, rules: LmqRules) -> tuple[
 
 
 def _without_units(claimed: int, doubt: int, place: UnitPlace, rules: LmqRules) -> int:
-    """The offset of an LMQ entry that no consume queue can confirm, from the broker's rules and the entries before;
-    NOT_DISPATCHED if it is not sure that the broker made it."""
+    """The offset in its queue of an LMQ entry whose consume queue cannot be read: ``claimed``, as the record says, if
+    the broker surely made the entry or it continues the queue, which ends at ``place``; else NOT_DISPATCHED. ``doubt``:
+    DOUBT bits of why the broker may not have made it."""
     if doubt & DOUBT_PLAIN:
         return NOT_DISPATCHED
     if rules.in_rocksdb:  # excluded topics are never dispatched
@@ -139,8 +153,9 @@ def _without_units(claimed: int, doubt: int, place: UnitPlace, rules: LmqRules) 
         return claimed
     if not is_sure or rules.is_off:
         return NOT_DISPATCHED
-    is_counted = not rules.in_rocksdb and place.offset != UNKNOWN and claimed == place.claimed
-    return place.offset if is_counted else claimed
+    # A record that listed the queue twice was counted twice: the broker's count is ahead of the places in the queue.
+    is_count_ahead = not rules.in_rocksdb and place.offset != UNKNOWN and claimed == place.claimed
+    return place.offset if is_count_ahead else claimed
 
 
 class _Records(NamedTuple):
@@ -169,10 +184,9 @@ class LmqDispatch:
         """Offset of the next record by the broker's count, by (queue, end), where it differs from the end."""
 
     def offsets(self, columns: RecordColumns, next_offsets: Callable[[Ints], Ints]) -> LmqOffsets:
-        """Entries that differ from the records' properties, or are in doubt. ``next_offsets``: ends of queues, by
-        ordinal.
-
-        Reads only queues that do not simply continue.
+        """The offsets of the LMQ entries of a batch, of queues that do not simply continue: by the broker's consume
+        queues where these can be read, otherwise by its rules. All other entries are as the records say.
+        ``next_offsets`` returns where queues end, by their numbers.
         """
         if not columns.lmq_rows:
             return {}
@@ -189,8 +203,8 @@ class LmqDispatch:
         resolved: dict[tuple[int, int], int] = {}
         behind = np.append(first[1:], len(queue))
         for at in unusual.tolist():
-            mine = slice(int(first[at]), int(behind[at]))
-            rows, ordinal, end = index[mine], int(queue[first[at]]), int(ends[at])
+            entries = slice(int(first[at]), int(behind[at]))
+            rows, ordinal, end = index[entries], int(queue[first[at]]), int(ends[at])
             records = _Records(
                 columns.phys[columns.lmq_row[rows]],
                 columns.size[columns.lmq_row[rows]],
@@ -199,7 +213,7 @@ class LmqDispatch:
             )
             by_units = self._offsets_by_units(units, ordinal, records, max(end, 0))
             claims = UnitClaims(
-                records.claimed.tolist(), times[mine].tolist(), records.doubt.tolist(), by_units.tolist()
+                records.claimed.tolist(), times[entries].tolist(), records.doubt.tolist(), by_units.tolist()
             )
             offsets, place = decide_lmqs(
                 claims, UnitPlace(end, self._claimed.get((ordinal, end), end)), rules
@@ -209,21 +223,27 @@ class LmqDispatch:
         return resolved
 
     def _index(self, queues: int) -> ConsumeQueueIndex | None:
-        """The broker's consume queues, if reading so many of them is worth it; None: decide without them."""
+        """The broker's consume queues; None if they cannot be read, or if more than QUEUES_READ_MAX of them would be:
+        then entries are decided without them."""
         if not 0 < queues <= QUEUES_READ_MAX:
             return None
         try:
             return self._consume_queues()
         except Exception as error:
+            # A failed check must not stop archiving.
             logger.warning(
-                "LMQ entries are archived without a check against the broker's consume queues: %s", error
+                "entries of %d LMQs are archived without a check against the broker's consume queues: %s",
+                queues,
+                error,
             )
             return None
 
     def _offsets_by_units(
         self, index: ConsumeQueueIndex | None, ordinal: int, records: _Records, end: int
     ) -> Ints:
-        """The offset at which a consume queue refers to each record, NO_UNIT where it does not or cannot be read."""
+        """The offset at which the broker's consume queue number ``ordinal`` refers to each of ``records``; NO_UNIT
+        where it does not or cannot be read, ABSENT where it surely does not. ``end``: where the queue ends in the
+        archive."""
         topic, queue_id = self._table.topic(ordinal), int(self._table.queue_id[ordinal])
         try:
             if index is not None and queue_id >= 0:
@@ -231,7 +251,7 @@ class LmqDispatch:
         except Exception as error:
             # A failed check must not stop archiving.
             logger.warning(
-                "records are archived without a check against the broker's consume queue %s/%d: %s",
+                "entries of the LMQ %s queue %d are archived without a check against the broker's consume queue: %s",
                 topic,
                 queue_id,
                 error,
@@ -248,7 +268,8 @@ class LmqDispatch:
 def _is_unusual(
     columns: RecordColumns, index: Ints, times: Ints, first: Ints, ends: Ints
 ) -> NDArray[np.bool_]:
-    """Whether each queue has an entry in doubt, listed more than once, or that does not continue the queue.
+    """Whether each LMQ has an entry that needs a decision: the broker may not have made it, a record lists it more than
+    once, or it does not continue the queue.
 
     ``index``: the entries, queue by queue; ``times``: how often each is listed; ``first``: the first of each queue;
     ``ends``: the next offset of each queue.
@@ -259,28 +280,28 @@ def _is_unusual(
     expected = np.append([0], claimed[:-1] + 1)
     expected[first] = np.where(ends == UNKNOWN, 0, ends)
     is_odd = (claimed != expected) | (columns.lmq_doubt[index] != 0) | (times > 1)
-    found: NDArray[np.bool_] = np.logical_or.reduceat(is_odd, first)
-    return found
+    is_unusual: NDArray[np.bool_] = np.logical_or.reduceat(is_odd, first)
+    return is_unusual
 
 
 def _offsets_in_units(
     index: ConsumeQueueIndex, topic: str, queue_id: int, records: _Records, end: int
 ) -> Ints:
-    """The offset of the unit that references each record, NO_UNIT, or ABSENT.
+    """The offset at which a consume queue refers to each of ``records``; ABSENT if it surely does not, NO_UNIT if that
+    cannot be known.
 
-    First the unit at the offset that the record claims; otherwise any unit that has the record's place in the log,
-    unless it lies above that offset, where a truncation left it over. Those that a truncation left over mislead
-    a search by place in the log: so the units behind ``end``, where the queue ends in the archive, are read as well.
-    A record is absent if another has its
-    offset, or the queue has units before and after it. If all units are after it in the log, the queue may have been
-    deleted and recreated, and the record belongs to the earlier one: it is accepted unless in doubt.
+    First the unit at the offset that the record claims is compared; then any unit with the record's place in the log
+    counts, unless its offset is higher: a truncation of the log left it there. Such units mislead a search by place in
+    the log, so the units behind ``end``, where the queue ends in the archive, are read as well. A record is absent if
+    another has its offset, or the queue has units before and after it. If all units are after it in the log, the queue
+    may have been deleted and recreated, and the record belongs to the earlier one: it is absent only if in doubt.
     """
     phys, size, claimed, doubt = records
-    found_phys, found_size = _units_at(index, topic, queue_id, claimed)
-    found = np.where((found_phys == phys) & (found_size == size), claimed, NO_UNIT)
-    rows = np.flatnonzero(found == NO_UNIT)
+    unit_phys, unit_size = _units_at(index, topic, queue_id, claimed)
+    offsets = np.where((unit_phys == phys) & (unit_size == size), claimed, NO_UNIT)
+    rows = np.flatnonzero(offsets == NO_UNIT)
     if not len(rows):
-        return found
+        return offsets
     units = np.concatenate(
         [
             index.units(topic, queue_id, end, len(rows) + _NAMES_FEW),
@@ -294,18 +315,18 @@ def _offsets_in_units(
         (phys[at] == units["phys"]) & (size[at] == units["size"]) & (units["queue_offset"] <= claimed[at])
     )
     # Reversed, so that the first unit of a record counts.
-    found[at[is_referenced][::-1]] = units["queue_offset"][is_referenced][::-1]
-    is_absent = (found_phys >= 0) & ((doubt != 0) | (found_phys < phys))
+    offsets[at[is_referenced][::-1]] = units["queue_offset"][is_referenced][::-1]
+    is_absent = (unit_phys >= 0) & ((doubt != 0) | (unit_phys < phys))
     first, last = index.units(topic, queue_id, 0, 1), index.last_unit(topic, queue_id)
     if len(first) and len(last):
         is_absent |= (first["phys"][0] < phys) & (phys < last["phys"][0])
-    found[(found == NO_UNIT) & is_absent] = ABSENT
-    return found
+    offsets[(offsets == NO_UNIT) & is_absent] = ABSENT
+    return offsets
 
 
 def _units_at(index: ConsumeQueueIndex, topic: str, queue_id: int, offsets: Ints) -> tuple[Ints, Ints]:
-    """(phys, size) of the units at ``offsets``; -1 where there is none, and if they lie far apart: an offset in a
-    record may be any number."""
+    """The commitlog offset and size in the consume-queue units at ``offsets``; -1 where there is no unit. If the
+    offsets are far apart none is read: an offset in a record may be any number."""
     phys, size = np.full(len(offsets), -1), np.full(len(offsets), -1)
     first, count = int(offsets.min()), int(offsets.max()) - int(offsets.min()) + 1
     if count <= 2 * len(offsets) + LOOKED_UP_MAX:

@@ -56,14 +56,17 @@ class LogBatch:
         self.reset(0, 0)
 
     def reset(self, phys: int, now_ms: int) -> None:
-        """Empty the batch; it will continue at ``phys``."""
+        """Empty the batch, for the log from ``phys`` on."""
         self.columns.reset()
         self.filled = 0
+        """Bytes of the arena in use."""
         self.from_phys = self.to_phys = phys
         self.opened_ms = now_ms
         self.chunk_begin = 0
         self.chunk_phys = phys
+        """Where the last contiguous bytes begin, in the arena and in the log."""
         self._kept_check: LogCheck | None = None
+        """The checksum of bytes that were dropped, as they held filtered traffic only."""
         self.is_wanted = False
         self.damaged: list[DamagedRange] = []
         self.excluded: list[int] = []
@@ -82,14 +85,16 @@ class LogBatch:
         return self.arena.nbytes + int(self.columns.nbytes)
 
     def extend(self, byte_count: int, phys: int) -> None:
-        """Account for ``byte_count`` scanned bytes that begin at ``phys`` and lie at the end of the arena."""
+        """Count ``byte_count`` bytes as part of the batch that are scanned and lie behind its bytes in the arena; they
+        begin at commitlog offset ``phys``."""
+        # Padding at the end of a file, or a skipped part, lies between.
         if phys != self.chunk_phys + (self.filled - self.chunk_begin):
             self.chunk_begin, self.chunk_phys = self.filled, phys
         self.filled += byte_count
         self.to_phys = phys + byte_count
 
     def drop_bytes(self) -> None:
-        """Drop rows and bytes, keep the range: it held filtered traffic only."""
+        """Drop the rows and bytes of the batch, all of topics that are not archived, but keep its range of the log."""
         self._kept_check = self.log_check()
         self.columns.reset()
         self.is_wanted = False
@@ -97,7 +102,8 @@ class LogBatch:
         self.chunk_phys = self.to_phys
 
     def log_check(self) -> LogCheck | None:
-        """CRC32C over the last bytes of the log in this batch, or None when the batch holds none."""
+        """The checksum of the last bytes of the log in this batch, by which a later start recognises the log; None if
+        the batch has no bytes."""
         length = min(CHECK_BYTES_MAX, self.filled - self.chunk_begin)
         if length <= 0:
             return self._kept_check
@@ -117,7 +123,8 @@ class LogBatchPool:
         self._in_use: dict[int, LogBatch] = {}
 
     def try_acquire(self, *, at_least_bytes: int = 0) -> LogBatch | None:
-        """A batch, or None when the budget is spent. Never waits."""
+        """A batch that has room for ``at_least_bytes``, or None when all batches are in use. Never waits. A record that
+        is larger than the pool's batches gets one of its own."""
         with self._lock:
             if self._free:
                 batch = self._free.pop()

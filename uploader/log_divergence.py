@@ -55,13 +55,15 @@ class CommonEnd:
 def compare_log(
     log: CommitLog, check: LogCheck, reported_end_phys: int | None = None, *, to_phys: int = 0
 ) -> CheckResult:
-    """Read the checked bytes again. ``reported_end_phys``: the end of its log that the broker reports, or None.
-    ``to_phys``: up to where the log was read; a record where the rest of a file was padding is another log's.
+    """Compare ``log`` with the checksum ``check`` of the last bytes below the end of a commit, or below the position up
+    to which the log was read: the bytes are read again.
 
-    Raises UnavailableError if the log may not be mounted.
+    ``reported_end_phys``: the end of its log that the broker reports, None if it does not run. ``to_phys``: the end of
+    the commit; a record where the commit had the padding at the end of a file is of another log. Raises
+    UnavailableError if the log may not be mounted.
     """
     if check.end_phys <= check.begin_phys:
-        return CheckResult.SAME
+        return CheckResult.SAME  # there is nothing to compare
     log.refuse_unmounted()
     end_phys = log_end(log, reported_end_phys)
     if check.begin_phys < log.min_phys:
@@ -80,8 +82,9 @@ def compare_log(
             return CheckResult.DIFFERENT
         filled += got
     file = log.file_at(check.end_phys)
-    is_filled = file is not None and file.end_phys == to_phys and record_size(log, check.end_phys) is not None
-    is_same = fastcrc.crc32.iscsi(bytes(data)) == check.crc32c and not is_filled
+    was_padding = file is not None and file.end_phys == to_phys
+    is_record_now = was_padding and record_size(log, check.end_phys) is not None
+    is_same = fastcrc.crc32.iscsi(bytes(data)) == check.crc32c and not is_record_now
     return CheckResult.SAME if is_same else CheckResult.DIFFERENT
 
 
@@ -102,17 +105,18 @@ def find_divergence(
     newest: Callable[[int, int], Check | None],
     reported_end_phys: int | None = None,
 ) -> CommonEnd:
-    """The newest commit whose check still holds. ``spans`` of versions, newest first, are searched by doubling and
-    halving: a log that holds one commit holds all earlier ones. ``newest`` returns the newest check in a span.
+    """Up to where ``log`` agrees with an archive: the end of the newest commit whose checksum the log still has.
 
-    A version whose bytes the broker deleted counts as held, if nothing newer contradicts it: a log that contradicts
-    everything comparable is another broker's, or of a replaced disk.
+    ``spans`` of catalog versions (first, last), newest first, are searched by doubling and halving: a log that has one
+    commit has all earlier ones. ``newest`` returns the newest checksum in a span. A commit whose bytes the broker has
+    deleted counts, if nothing newer contradicts it: a log that contradicts everything that can be compared is another
+    broker's, or of a replaced disk.
     """
     search = _Search(log, newest, reported_end_phys)
     for first, last in spans:
-        found = search.newest_held(first, last)
-        if found is not None:
-            version, check, to_phys = found
+        newest_held = search.newest_held(first, last)
+        if newest_held is not None:
+            version, check, to_phys = newest_held
             is_deleted = compare_log(log, check, reported_end_phys) == CheckResult.DELETED
             if is_deleted and search.is_contradicted:
                 break
@@ -135,9 +139,10 @@ class _Search:
         """The lowest commit that is not held."""
 
     def newest_held(self, first: int, last: int) -> Check | None:
-        """The newest held check of the versions [first, last]."""
+        """The newest commit of the versions ``first`` to ``last`` that the log has ("holds"), by its checksum; None if
+        there is none."""
         held: Check | None = None
-        # Versions up to ``low`` are held, or followed by no held one; from ``high`` on none is.
+        # The newest held commit is above ``low`` or found already; none from ``high`` on is held. ``step`` doubles.
         low, high, step = first - 1, last + 1, 1
         while held is None and high > first:
             entry = self._newest(first, max(first, high - step))
@@ -158,7 +163,8 @@ class _Search:
         return held
 
     def _is_held(self, entry: Check) -> bool:
-        """Not if it ends above the log, or has no bytes to compare, as at the start of a history."""
+        """Whether the log has the commit ``entry``, by the checksum of its last bytes; not if the commit ends above the
+        log, or has no bytes to compare, as at the start of a log history."""
         version, check, to_phys = entry
         end_phys = log_end(self._log, self._reported_end_phys)
         result = compare_log(self._log, check, self._reported_end_phys, to_phys=to_phys)
@@ -172,8 +178,9 @@ class _Search:
 
 
 def ends_before(log: CommitLog, check: LogCheck, shared_phys: int) -> bool:
-    """Whether the log has nothing where the bytes of ``check`` end. A log that diverged has something there: bytes, or,
-    near the end of a file, padding. ``shared_phys``: end of what log and archive share."""
+    """Whether the log simply ends before the bytes of ``check``, which the archive has: it is an older copy, or was
+    truncated. A log that diverged has something there: bytes, or, near the end of a file, padding. ``shared_phys``: up
+    to where log and archive are the same."""
     begin_phys = max(check.begin_phys, check.end_phys - WRITTEN_BYTES)
     if begin_phys < log.min_phys:
         return False
@@ -183,8 +190,8 @@ def ends_before(log: CommitLog, check: LogCheck, shared_phys: int) -> bool:
 
 
 def _is_written_through(log: CommitLog, phys: int, end_phys: int) -> bool:
-    """Whether records and file ends lead from ``phys`` to ``end_phys`` or beyond, so that zeros there are padding.
-    False beyond WALKED_BYTES_MAX, and in a copy made while its broker wrote."""
+    """Whether the log is written from ``phys`` to ``end_phys``, record by record and file by file, so that zeros there
+    are padding. False also if that is more than WALKED_BYTES_MAX, and in a copy made while its broker wrote."""
     if end_phys - phys > WALKED_BYTES_MAX:
         return False
     while phys < end_phys:

@@ -44,28 +44,31 @@ _PREPARED = 0x4
 
 
 def hosts_setting(batch: LogBatch) -> dict[str, list[str]]:
-    """Settings in the commit of ``batch``: the store hosts of its first and last record."""
-    columns, found = batch.columns, list[str]()
+    """The archive's setting of store hosts (``address:port`` of the broker in a record) in the commit of ``batch``:
+    those of its first and last record; empty without records."""
+    columns, hosts = batch.columns, dict[str, None]()
     for row in sorted({0, columns.rows - 1}) if columns.rows else ():
         begin = int(columns.position[row])
-        host = store_host_text(batch.arena[begin : begin + int(columns.size[row])].tobytes())
-        found += [host] if host not in found else []
-    return {STORE_HOSTS: found} if found else {}
+        hosts[store_host_text(batch.arena[begin : begin + int(columns.size[row])].tobytes())] = None
+    return {STORE_HOSTS: list(hosts)} if hosts else {}
 
 
 def with_known_hosts(settings: Mapping[str, Any], state: CatalogState) -> dict[str, Any]:
-    """``settings`` of a commit after ``state``, with hosts only if some are new."""
-    known, new = _hosts(state), list(settings.get(STORE_HOSTS, ()))
-    rest = {name: value for name, value in settings.items() if name != STORE_HOSTS}
-    added = [host for host in new if host not in known]
-    return rest | {STORE_HOSTS: [*known, *added][-HOSTS_MAX:]} if added else rest
+    """``settings`` of a commit after ``state`` in which the store hosts follow those that ``state`` has; without them
+    if none is new."""
+    known, hosts = _hosts(state), list(settings.get(STORE_HOSTS, ()))
+    others = {name: value for name, value in settings.items() if name != STORE_HOSTS}
+    added = [host for host in hosts if host not in known]
+    return others | {STORE_HOSTS: [*known, *added][-HOSTS_MAX:]} if added else others
 
 
 def archived_end(state: CatalogState) -> ArchivedEnd:
-    """Where the archive ends at ``state``. A time in the future of its commit is not believed."""
-    shown = [(key, row) for key, row in state.current_queues() if not row["flags"] & QUEUE_HIDDEN]
-    newest_ms = max((int(row["max_store_timestamp"]) for _, row in shown), default=0)
-    ends = {(key.topic, key.queue_id): int(row["end_queue_offset"]) for key, row in shown}
+    """Where the archive ends at ``state``: the next offset of each visible queue, the time of the newest message, and
+    the store hosts of its records."""
+    visible = [(key, row) for key, row in state.current_queues() if not row["flags"] & QUEUE_HIDDEN]
+    newest_ms = max((int(row["max_store_timestamp"]) for _, row in visible), default=0)
+    ends = {(key.topic, key.queue_id): int(row["end_queue_offset"]) for key, row in visible}
+    # A message cannot be newer than the commit that archived it.
     return ArchivedEnd(ends, min(newest_ms, state.advanced_ms), frozenset(_hosts(state)))
 
 
@@ -79,30 +82,32 @@ def log_head(store: BrokerStore, archived: ArchivedEnd) -> LogHead:
 
 
 def _first_records(store: BrokerStore) -> list[Record]:
+    """The oldest records of the broker's log, at most HEAD_RECORDS_MAX."""
     log = store.commit_log
-    phys, found = log.min_phys, list[Record]()
-    while len(found) < HEAD_RECORDS_MAX and (size := record_size(log, phys)) is not None:
-        found.append(decode_record(log.read(phys, size)))
+    phys, records = log.min_phys, list[Record]()
+    while len(records) < HEAD_RECORDS_MAX and (size := record_size(log, phys)) is not None:
+        records.append(decode_record(log.read(phys, size)))
         phys += size
-    return found
+    return records
 
 
 def _begins(store: BrokerStore, archived: ArchivedEnd, records: list[Record]) -> dict[tuple[str, int], int]:
-    """By (topic, queue id), the queue offset of the first record that the log has; for queues of the archive without
-    one, the minimum of the broker's consume queue, if it can be read."""
-    found: dict[tuple[str, int], int] = {}
+    """The offset at which each queue (topic, queue id) begins in the broker's log, whose first records are ``records``:
+    that of its first record there; of an archived queue without one, the minimum of the broker's consume queue, if that
+    can be read."""
+    begins: dict[tuple[str, int], int] = {}
     for record in records:
         if not record.sys_flag & _PREPARED:
-            found.setdefault((record.topic, record.queue_id), record.queue_offset)
+            begins.setdefault((record.topic, record.queue_id), record.queue_offset)
     index = store.consume_queues()
     if index is None:
-        return found
+        return begins
     index.refresh()
-    for queue in archived.ends.keys() - found.keys():
+    for queue in archived.ends.keys() - begins.keys():
         with contextlib.suppress(UnreadableError, AccessDeniedError, CorruptionError):
             if index.max_offset(*queue) > 0:
-                found[queue] = index.min_offset(*queue)
-    return found
+                begins[queue] = index.min_offset(*queue)
+    return begins
 
 
 def _hosts(state: CatalogState) -> list[str]:
@@ -138,13 +143,16 @@ class Commits:
 def common_records(
     log: CommitLog, log_end_phys: int, store: ObjectStore, state: CatalogState, commits: Commits
 ) -> CommonRecords | None:
-    """The records of ``commits`` in ``state`` that ``log``, which ends at ``log_end_phys``, begins with; None without
-    any. Reads pages with their versions, tails of objects, and a block for each comparison."""
+    """How many records of ``commits``, from the first, the broker's ``log``, which ends at ``log_end_phys``, has as
+    well; None if it has none, or the archive's objects in ``store`` cannot be read. Reads pages of ``state``, the ends
+    of objects, and a block for each comparison."""
     try:
         return _Compared(log, log_end_phys, store, state, commits).last()
     except (CorruptionError, NotFoundError) as error:
         logger.warning(
-            "whether the broker's log continues the archive cannot be found out from its records: %s", error
+            "the broker's log could not be compared with archived records, as an object of the archive cannot be read: "
+            "%s",
+            error,
         )
         return None
 
@@ -155,53 +163,57 @@ class _Compared:
     def __init__(
         self, log: CommitLog, log_end_phys: int, store: ObjectStore, state: CatalogState, commits: Commits
     ) -> None:
-        """Gather the rows of records that ``commits`` archived and the log should have, in log order."""
+        """List the records that ``commits`` archived and ``log`` should have, in the order of the log. Reads pages of
+        ``state`` and the ends of objects in ``store``."""
         self._log, self._log_end_phys = log, log_end_phys
         self._runs: list[tuple[SegmentReader, CatalogRun]] = []
+        """Where the records of each run are read."""
         table = np.concatenate([np.zeros((0, 4), np.int64), *self._read(store, state, commits)])
-        is_in = (table[:, 0] >= max(commits.begin_phys, log.min_phys)) & (table[:, 0] < commits.end_phys)
-        table = table[is_in]
+        is_in_log = (table[:, 0] >= max(commits.begin_phys, log.min_phys)) & (table[:, 0] < commits.end_phys)
+        table = table[is_in_log]
         table = table[np.argsort(table[:, 0], kind="stable")]
         self._phys, self._size, self._run, self._row = table.T
 
     def _read(self, store: ObjectStore, state: CatalogState, commits: Commits) -> list[NDArray[np.int64]]:
-        """One array for each run: physical offset, size, number of the run, row in it. LMQ runs have no bytes of
-        their own."""
-        segments, found = SegmentCache(store), []
+        """The archived records of ``commits``, one array for each run of theirs, with a line for each record: commitlog
+        offset, size, number of the run, row in it. Runs of LMQs have no bytes of their own."""
+        segments, arrays = SegmentCache(store), []
         for page in living_runs(RunIndex(store), state, *commits.versions):
             chunk = page.chunk
-            chosen = compared_runs(state, page) & (chunk.runs["kind"] != RunKind.LMQ)
-            chosen &= chunk.runs["min_phys"] < commits.end_phys
-            chosen &= chunk.runs["end_phys"] > commits.begin_phys
-            for at in np.flatnonzero(chosen).tolist():
+            is_chosen = compared_runs(state, page) & (chunk.runs["kind"] != RunKind.LMQ)
+            is_chosen &= chunk.runs["min_phys"] < commits.end_phys
+            is_chosen &= chunk.runs["end_phys"] > commits.begin_phys
+            for at in np.flatnonzero(is_chosen).tolist():
                 reader = segments.of_run(chunk, chunk.runs[at])
-                part = CatalogRun.of(chunk.runs[at])
-                rows = reader.row_columns(part)
+                run = CatalogRun.of(chunk.runs[at])
+                rows = reader.row_columns(run)
                 numbers = np.full(len(rows), len(self._runs)), np.arange(len(rows))
-                found.append(np.stack([rows.phys, rows.size.astype(np.int64), *numbers], axis=1))
-                self._runs.append((reader, part))
-        return found
+                arrays.append(np.stack([rows.phys, rows.size.astype(np.int64), *numbers], axis=1))
+                self._runs.append((reader, run))
+        return arrays
 
     def last(self) -> CommonRecords | None:
-        """The newest archived records that the log has as well, if any."""
+        """The archived records that the log has as well: their number, and the end of the last one; None if it has not
+        even the first. The last is found by halving, as a log that has a record has all before it."""
         if not len(self._phys) or not self._is_same(0):
             return None
         low, high = 0, len(self._phys)
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self._is_same(middle) else (low, middle)
+        # If it does not have some records before it, this is no common begin.
         if not all(self._is_same(at) for at in range(max(0, low - _COMPARED_BELOW), low)):
             return None
         end_phys = int(self._phys[low] + self._size[low])
         return CommonRecords(low + 1, end_phys, _check_below(self._log, end_phys))
 
     def _is_same(self, at: int) -> bool:
-        """Whether the archived record number ``at`` stands in the log at its physical offset, byte for byte."""
+        """Whether the log has the archived record number ``at`` at its commitlog offset, byte for byte."""
         phys, size = int(self._phys[at]), int(self._size[at])
         if phys + size > self._log_end_phys or self._log.file_at(phys) is None:
             return False
-        reader, part = self._runs[int(self._run[at])]
-        records = reader.read_blocks(part, int(self._row[at]), int(self._row[at]) + 1)
+        reader, run = self._runs[int(self._run[at])]
+        records = reader.read_blocks(run, int(self._row[at]), int(self._row[at]) + 1)
         start = int(records.starts[0])
         return records.data[start : start + size].tobytes() == bytes(self._log.read(phys, size))
 

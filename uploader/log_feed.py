@@ -40,15 +40,15 @@ def next_readable_record(
     limit_phys: int,
     next_record: Callable[[int, int], int | None],
 ) -> int | None:
-    """Physical offset of a provable record of ``file`` in (bad_phys, limit_phys), where ``bad_phys`` is unreadable;
-    None when there is none. ``next_record``: damage.find_next_record.
+    """The commitlog offset of the next record of ``file`` that is surely one, between ``bad_phys``, which the disk
+    cannot read, and ``limit_phys``; None when there is none. ``next_record`` finds it behind a damaged offset.
 
     Raises what reading the log raises, except for this file.
     """
     limit_phys = min(limit_phys, file.end_phys)
-    bad: int | None = bad_phys
-    while bad is not None:
-        readable_phys = _next_readable_phys(log, file, bad)
+    unreadable_phys: int | None = bad_phys
+    while unreadable_phys is not None:
+        readable_phys = _next_readable_phys(log, file, unreadable_phys)
         if readable_phys is None or readable_phys >= limit_phys:
             return None
         try:
@@ -56,12 +56,14 @@ def next_readable_record(
         except UnreadableError as error:
             if error.path != file.path:
                 raise
-            bad = first_unreadable_phys(log, readable_phys, limit_phys)  # none up to there
+            # No record begins before the next unreadable place.
+            unreadable_phys = first_unreadable_phys(log, readable_phys, limit_phys)
     return None
 
 
 def first_unreadable_phys(log: CommitLog, phys: int, limit_phys: int) -> int | None:
-    """The first unreadable physical offset in [phys, limit_phys) of a file; None when all is readable."""
+    """The first commitlog offset from ``phys`` on, below ``limit_phys``, that the disk cannot read, in one file; None
+    when all can be read."""
     data = memoryview(bytearray(min(READ_BYTES, max(0, limit_phys - phys))))
     while phys < limit_phys:
         got, failure = log.read_readable_part(data[: limit_phys - phys], phys)
@@ -74,8 +76,9 @@ def first_unreadable_phys(log: CommitLog, phys: int, limit_phys: int) -> int | N
 
 
 def _next_readable_phys(log: CommitLog, file: LogFile, bad_phys: int) -> int | None:
-    """Physical offset of the first readable page of ``file`` after the unreadable one at ``bad_phys``, or None.
-    The distance is doubled until a page can be read; then the range between is halved."""
+    """The commitlog offset of a readable page of ``file`` behind the unreadable one at ``bad_phys``; None if there is
+    none. Reads few pages, as each may take seconds to fail: the distance is doubled until a page can be read, then the
+    range between is halved."""
     last = (file.size_bytes - 1) // PAGE_BYTES
     bad = (bad_phys - file.begin_phys) // PAGE_BYTES
     step = 1
@@ -161,15 +164,18 @@ class LogFeed:
         self._next_record = next_record or (lambda phys, limit: find_next_record(log, phys, limit))
         self._accepted_size = accepted_size
         self._decided = 0
+        """How many queues of the table were decided to be archived or not."""
         self.excluded: set[str] = set()
         """Topics that are not archived, by the selection; without the broker's own."""
         self.oversize_bytes = 0
+        """Size of the record for which the last outcome was OVERSIZE."""
 
     def advance(self, batch: LogBatch, bound: FeedBound, max_bytes: int) -> FeedOutcome:
-        """Add at most ``max_bytes`` of log to ``batch`` at ``batch.to_phys``.
+        """Read the log from ``batch.to_phys`` on, at most ``max_bytes``, and add its records to ``batch``; the outcome
+        says why it ended. Nothing at or above ``bound`` is read.
 
-        Raises UnreadableError where the disk cannot read the next record; what precedes it is added. A range that
-        only a pin has, and that is unreadable there, is lost.
+        Raises UnreadableError where the disk cannot read the next record; what precedes it is added. Where the broker
+        has deleted the file, and the pin (hard link) that kept it cannot be read either, the range is lost.
         """
         try:
             return self._advance(batch, bound, max_bytes)
@@ -179,8 +185,8 @@ class LogFeed:
         return FeedOutcome.MORE
 
     def _advance(self, batch: LogBatch, bound: FeedBound, max_bytes: int) -> FeedOutcome:
-        """Read and scan once; the outcome says why it ended. An error of the disk is raised only if nothing before
-        it could be scanned."""
+        """Read and scan a piece of the log once, for ``advance``. An error of the disk is raised only if no record
+        before the unreadable place could be scanned."""
         phys = batch.to_phys
         if phys >= bound.limit_phys:
             return FeedOutcome.CAUGHT_UP
@@ -214,7 +220,8 @@ class LogFeed:
         return self._after_stop(stop, batch, bound, _Read(file, available, wanted, got, scanned))
 
     def _after_stop(self, stop: ScanStop, batch: LogBatch, bound: FeedBound, read: _Read) -> FeedOutcome:
-        """Decide what a scan that ended without filling the batch has met: the file's end, the bound, or damage."""
+        """Decide what follows after the scan of ``read`` has ended at ``stop``: the end of a file, the bound, a record
+        that was not read as a whole, or damage, which is skipped."""
         phys, reason, detail = batch.to_phys, stop.reason, stop.detail
         if reason == StopReason.FILE_END:
             batch.to_phys = read.file.end_phys
@@ -224,18 +231,19 @@ class LogFeed:
                 return FeedOutcome.CAUGHT_UP
             return FeedOutcome.MORE if read.scanned else self._record_larger_than_read(batch, bound, read)
         if phys >= bound.proven_phys:
-            return FeedOutcome.CAUGHT_UP
+            return FeedOutcome.CAUGHT_UP  # not proven to be written: the log may end here
         if (
             reason == StopReason.INVALID
             and detail == InvalidReason.RECORD_CRC
             and self._take_accepted(batch, read.file)
         ):
             return FeedOutcome.MORE
-        what = "no record" if reason == StopReason.NO_RECORD else detail.name.lower()
-        return self._skip_damage(batch, bound, read.file, what)
+        damage = "no record" if reason == StopReason.NO_RECORD else detail.name.lower()
+        return self._skip_damage(batch, bound, read.file, damage)
 
     def _take_accepted(self, batch: LogBatch, file: LogFile) -> bool:
-        """Add the record at ``to_phys``, already in the arena, if the broker accepted it with its wrong checksum."""
+        """Add the record at ``batch.to_phys``, whose bytes are in the arena already, if the broker has accepted it
+        although its checksum is wrong. Returns whether it was added."""
         phys, begin = batch.to_phys, batch.filled
         size = self._accepted_size(phys)
         if size is None:
@@ -263,7 +271,8 @@ class LogFeed:
         return True
 
     def _record_larger_than_read(self, batch: LogBatch, bound: FeedBound, read: _Read) -> FeedOutcome:
-        """The record at ``to_phys`` needs more bytes than file, bound or arena gave."""
+        """Decide what follows where the record at ``batch.to_phys`` is larger than what was read of it: read more,
+        close the batch, wait for the rest of the record, or skip it as damaged."""
         phys = batch.to_phys
         if read.got < read.wanted:
             return self._after_short_read(phys, read.file)
@@ -292,33 +301,36 @@ class LogFeed:
         return FeedOutcome.CAUGHT_UP if self._log.file_at(phys) == file else FeedOutcome.MORE
 
     def _is_disproved(self, phys: int, size: int, bound: FeedBound) -> bool:
-        """Whether a provable record begins inside the record at ``phys``, so that its size is damaged. Reads about
-        ``size`` bytes. A body may contain what looks like records, so lengths that add up take precedence."""
+        """Whether the ``size`` that the record at ``phys`` claims is wrong, as another record surely begins inside it.
+        Reads about ``size`` bytes. A body may contain what looks like records, so a record whose lengths add up is
+        believed."""
         if phys >= bound.proven_phys or do_lengths_add_up(self._log, phys, size):
             return False
         following = self._next_record(phys, min(bound.proven_phys, bound.limit_phys))
         return following is not None and following < phys + size
 
     def _skip_missing(self, batch: LogBatch, bound: FeedBound) -> FeedOutcome:
-        """No file holds ``to_phys``: the broker deleted it, or it is not written yet.
+        """Decide what follows where no file has the offset ``batch.to_phys``: if a later file is below the bound, the
+        range up to that is lost and skipped, as the broker has deleted its file; otherwise it is not written yet.
 
         Raises UnavailableError if a directory may not be mounted.
         """
         following = self._next_file_phys(batch.to_phys)
         if following is None or following >= bound.limit_phys:
             return FeedOutcome.CAUGHT_UP
-        self._skip_lost(batch, following, "no file holds it")
+        self._skip_lost(batch, following, "no commitlog file has this range: the broker has deleted it")
         return FeedOutcome.MORE
 
     def _skip_broken_pin(self, batch: LogBatch, bound: FeedBound, failure: UnreadableError) -> bool:
-        """Skip an unreadable part of the pin that holds ``to_phys``, up to its next provable record or its end. False
-        if ``failure`` is of another file, or may pass. Once its end is committed the pin is released as archived."""
+        """After ``failure``: if only a pin (a hard link that keeps a file which the broker has deleted) has the log at
+        ``batch.to_phys``, and it cannot be read there, skip it up to its next record, or its end. Returns whether
+        something was skipped; not if the failure is of another file, or may pass."""
         file = self._log.file_at(batch.to_phys)
         if file is None or file.path != failure.path or not self._log.is_broken_pin(file):
             return False
         next_file = self._next_file_phys(batch.to_phys)
         if next_file is None or next_file > bound.limit_phys:
-            return False
+            return False  # the log may end in this file
         bad_phys = first_unreadable_phys(self._log, batch.to_phys, file.end_phys)
         if bad_phys is None:
             return False  # readable now
@@ -336,8 +348,9 @@ class LogFeed:
     def _next_file_phys(self, phys: int) -> int | None:
         return min((file.begin_phys for file in self._log.files if file.begin_phys > phys), default=None)
 
-    def _skip_damage(self, batch: LogBatch, bound: FeedBound, file: LogFile, what: str) -> FeedOutcome:
-        """Note a damaged range and continue behind it. Wait, by CAUGHT_UP, where the log may only end here."""
+    def _skip_damage(self, batch: LogBatch, bound: FeedBound, file: LogFile, damage: str) -> FeedOutcome:
+        """Continue behind the invalid bytes at ``batch.to_phys``, and note them as damaged; ``damage`` says how.
+        CAUGHT_UP instead where the log may only end here, or a record may not be written to its end yet."""
         phys = batch.to_phys
         limit = min(bound.proven_phys, bound.limit_phys)
         size = self._log.record_size_at(phys)
@@ -352,7 +365,7 @@ class LogFeed:
             # A sound record may cross the bound: wait for its rest.
             following = find_cut_record(self._log, end_phys - 1, limit) or (end_phys if is_whole else None)
         following = limit if following is None else min(following, limit)
-        batch.damaged.append(DamagedRange(phys, following, str(file.path), what))
+        batch.damaged.append(DamagedRange(phys, following, str(file.path), damage))
         batch.to_phys = following
         return FeedOutcome.MORE
 
@@ -363,15 +376,17 @@ class LogFeed:
         )
 
     def _decide_new_queues(self) -> None:
-        """Decide for queues seen for the first time whether their topic is archived; it stays decided in this
-        process."""
+        """Decide for queues that were scanned for the first time whether their topic is archived, by the selection.
+        This does not change while the process runs."""
         count = len(self._table)
         if self._decided == count:
             return
         topics = [self._table.topic(ordinal) for ordinal in range(self._decided, count)]
         admits = {topic: int(self._filter.admits(topic)) for topic in dict.fromkeys(topics)}
         self.excluded |= {
-            name for name, is_in in admits.items() if not (is_in or self._filter.is_system(name))
+            topic
+            for topic, is_archived in admits.items()
+            if not (is_archived or self._filter.is_system(topic))
         }
         self._table.admitted[self._decided : count] = [admits[topic] for topic in topics]
         self._decided = count

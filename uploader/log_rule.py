@@ -77,22 +77,23 @@ class LogDecision:
 
 
 def decide_log(facts: LogFacts, limits: LogLimits) -> LogDecision:
-    """The step for ``facts``."""
+    """What a writer does with a log of which ``facts`` are known, within the ``limits`` that the operator sets:
+    continue the archive, start a log history in it, make an earlier one current again, or stop."""
     if limits.same_broker:
         facts = replace(facts, misfit="")
     if facts.shared is Shared.END or (facts.shared is Shared.END_DELETED and not facts.misfit):
         return LogDecision(LogStep.CONTINUE)
     if facts.shared is Shared.EARLIER_HISTORY:
         return LogDecision(LogStep.RETURN, is_foreign=True)
-    why, is_foreign = _why_not(facts, limits)
+    why, is_foreign = _objection(facts, limits)
     if limits.replace_log or not why:
         return LogDecision(LogStep.NEW_HISTORY, is_foreign=is_foreign)
     return LogDecision(LogStep.STOP, why, is_foreign)
 
 
-def _why_not(facts: LogFacts, limits: LogLimits) -> tuple[str, bool]:
-    """Why archiving stops, empty if it continues; and whether the log may be another broker's, which takes one more
-    setting to allow."""
+def _objection(facts: LogFacts, limits: LogLimits) -> tuple[str, bool]:
+    """Why a log that does not continue the archive may not start a log history, as the text after "the broker's log";
+    empty if it may. And whether it may be another broker's log."""
     if facts.shared is Shared.NOTHING:
         return "shares nothing with the archive: another broker's, or a replaced disk", True
     if facts.misfit:
@@ -134,7 +135,8 @@ def recreated(archived: ArchivedEnd, head: LogHead) -> list[tuple[str, int]]:
 
 
 def misfit(archived: ArchivedEnd, head: LogHead) -> str:
-    """Why a log that begins above the archive's end is not its continuation; empty if all fits."""
+    """Why a log, of which nothing can be compared with the archive as the broker deleted it, does not continue the
+    archive; empty if its first records fit: known store host, later times, queue offsets that do not go back."""
     if head.oldest_ms is None:
         return "has no record that could be compared"
     if head.host not in archived.hosts:

@@ -88,19 +88,22 @@ class MetadataCommits:
         """Queues of topics in the broker's table that have messages in the log and no consume queue."""
 
     def step(self, now_ms: int) -> None:
-        """Following: archive changed tables and hide queues of deleted topics, even if no message arrives."""
+        """Beside a running broker: archive its tables if they changed, and hide queues of deleted topics, even if no
+        message arrives. Called again and again."""
         if not self._has_archived_topics and not self._adopt_archived_topics():
-            return  # the next step retries: the table of this broker must not replace it before
+            return  # the next step retries: the archived topic table must be read before a newer one replaces it
         self._refresh(following=True)
         if self._watch.is_due(now_ms):
             self._watch_deletions(now_ms)
         self.commit_when_idle()
 
     def finish(self, with_units: set[tuple[str, int]], proven_phys: Callable[[], int]) -> None:
-        """End of a backfill: hide queues of deleted topics, show those that are back, archive the broker's tables.
+        """At the end of a backfill: hide queues of deleted topics, show queues again that are back, and archive the
+        broker's tables.
 
-        ``with_units``: (topic, queue id) of the broker's queues. Above ``proven_phys``, the end of the last unit, the
-        recovery of a killed broker will add units: queues there stay visible. Called only if a queue has no unit.
+        ``with_units``: (topic, queue id) of the broker's queues that have consume-queue units. ``proven_phys`` returns
+        the end of the record of the last unit: a killed broker's recovery adds units for records above it, so queues
+        with such records stay visible. It is costly, and called only if an archived queue has no unit.
         """
         state = self._writer.state_or_none
         if state is None:
@@ -133,11 +136,12 @@ class MetadataCommits:
             table = self._store.topics()
             return table.keys() | topic_names_backup(self._store.path) if table else set()
         except (UnavailableError, CorruptionError) as error:
-            self._log("topic table not readable this time: no queue is hidden", error=str(error))
+            self._log("the broker's topic table cannot be read: no queue is hidden", error=str(error))
             return set()
 
     def _shown_again(self, state: CatalogState, topics: Set[str]) -> list[QueueKey]:
-        """Hidden queues of ``topics`` that are back at the broker."""
+        """Hidden queues of ``state``, of the given ``topics``, that the broker has again; none if its consume queues
+        cannot be read."""
         index = self._store.consume_queues()
         hidden = (
             (key, row)
@@ -147,10 +151,9 @@ class MetadataCommits:
         return [] if index is None else shown_again(hidden, index)
 
     def _are_tables_outdated(self, state: CatalogState) -> bool:
-        """Whether an earlier backfill ended between the last messages and the tables, or the tables changed since.
-
-        Not after a writer that follows: the tables of a running broker change all the time.
-        """
+        """Whether a backfill that has nothing else to commit must archive the broker's tables: an earlier backfill
+        ended before it did, or they have changed since. Not after `tiered run`: the tables of a running broker change
+        all the time."""
         owner = state.owner
         if not state_fingerprint(self._store.path):
             return False  # the store is a copy without tables
@@ -163,12 +166,12 @@ class MetadataCommits:
         except (UnavailableError, CorruptionError) as error:
             if not owner.released:
                 raise
-            self._log("broker tables not archived this time", error=str(error))
+            self._log("tables of the broker cannot be read and are not archived", error=str(error))
             return False
 
     def _adopt_archived_topics(self) -> bool:
-        """Start from the topic table in the archive, so that a topic deleted while no process watched is noticed.
-        Whether that is decided: not while the object store is unavailable."""
+        """Read the archived copy of the broker's topic table, so that a topic which was deleted while no process
+        watched is noticed. False while the object store is unavailable: then this is to be called again."""
         state = self._writer.state_or_none
         if state is None:
             return True
@@ -177,18 +180,19 @@ class MetadataCommits:
                 self._state_archive.archived_names(state.state_objects, TABLE_NAMES[0])
             )
         except UnavailableError as error:
-            self._log("archived topic table not readable this time", error=str(error))
+            self._log("the archived topic table could not be read and is read again", error=str(error))
             return False
         except TieredError as error:
             self._log(
-                "archived topic table not readable: topics that were deleted before this start stay visible",
+                "the archived topic table cannot be read: topics that were deleted before this start stay visible",
                 error=str(error),
             )
         self._has_archived_topics = True
         return True
 
     def _watch_deletions(self, now_ms: int) -> None:
-        """Hide queues of topics that the master deleted. An absent topic is not yet a deleted one."""
+        """Find topics that the broker has deleted, and queues of hidden ones that are back, for the next metadata
+        commit. Does nothing beside a slave, whose topic table is wiped and filled again."""
         state = self._writer.state_or_none
         if state is None or (self._store.conf is not None and self._store.conf.is_slave):
             return
@@ -196,7 +200,7 @@ class MetadataCommits:
             table = set(self._store.topics())
             backup = topic_names_backup(self._store.path)
         except (UnavailableError, CorruptionError) as error:
-            self._log("topic table not readable this time", error=str(error))
+            self._log("the broker's topic table could not be read and is read again", error=str(error))
             return
         index = self._store.consume_queues()
         with_queues = {queue.topic for queue in index.queues()} if index is not None else set()
@@ -206,12 +210,13 @@ class MetadataCommits:
                 "too many topics are missing from the broker's table at once: none of them is hidden",
                 error=verdict.alarm,
             )
-        gone = [key for key in state.visible_queues() if key.topic in verdict.deleted]
-        self._hide += [key for key in gone if key not in self._hide]
+        deleted = [key for key in state.visible_queues() if key.topic in verdict.deleted]
+        self._hide += [key for key in deleted if key not in self._hide]
         self._unhide = self._shown_again(state, with_queues)
 
     def commit_when_idle(self) -> None:
-        """Commit tables that are written and not named yet, and queues to hide or to show again."""
+        """Commit what waits for a commit: stored copies of the broker's tables, queues to hide or to show again, new
+        settings. Does nothing while messages are uploaded: their commit takes the tables and settings along."""
         if not (self._writer.is_claimed and self._writer.state.started and self._uploader.builder.is_idle):
             return
         if not (
@@ -223,18 +228,17 @@ class MetadataCommits:
         except CommitInvalidError:
             return  # a cycle was committed at the same moment; the next step retries
         if self._hide:
-            self._log("queues of deleted topics hidden", queues=len(self._hide))
+            self._log("queues of deleted topics are hidden", queues=len(self._hide))
         if self._unhide:
-            self._log("hidden queues shown again: the broker has them", queues=len(self._unhide))
+            self._log("hidden queues are shown again: the broker has them", queues=len(self._unhide))
         self.hidden += len(self._hide)
         self.shown_again += len(self._unhide)
         self._hide, self._unhide = [], []
 
     def _refresh(self, *, following: bool) -> None:
-        """Archive the broker's tables if they changed; the next commit names them.
-
-        Following continues without tables that are damaged or refused: the next step retries. A backfill retries here,
-        then fails.
+        """Store copies of the broker's tables if they changed; the next commit names them. If that fails, a writer that
+        is ``following`` a broker tries it again at its next step; a backfill tries it a few times here, and then raises
+        the error. A damaged table is not tried again by a backfill.
         """
         fingerprint = state_fingerprint(self._store.path)
         if not self._writer.is_claimed or fingerprint == self._fingerprint:
@@ -249,7 +253,7 @@ class MetadataCommits:
             except (UnavailableError, CorruptionError) as error:
                 if not following and (isinstance(error, CorruptionError) or attempt == TABLE_ATTEMPTS - 1):
                     raise
-                self._log("broker tables not archived this time", error=str(error))
+                self._log("tables of the broker could not be archived; this is tried again", error=str(error))
                 if not following:
                     self._wait(TABLE_WAIT_S * 2**attempt)
 
@@ -265,7 +269,8 @@ MASS_DELETION_TOPICS_MIN = 3
 def without_units(
     archived: Iterable[QueueKey], shown: Set[tuple[str, int]], topics: Set[str]
 ) -> tuple[list[QueueKey], list[QueueKey]]:
-    """Queues without a consume-queue unit at the broker: those of deleted topics, and those that lost their files.
+    """The ``archived`` queues that have no consume-queue unit at the broker, in two lists: those of deleted topics, and
+    those of existing topics, which have lost their files.
 
     ``shown``: (topic, queue id) of every queue with units. ``topics``: the broker's topic table and its backup; empty
     where they are not known, and then no topic counts as deleted. LMQs are never in the table.
@@ -280,15 +285,15 @@ def without_units(
 
 
 def shown_again(hidden: Iterable[tuple[QueueKey, np.void]], index: ConsumeQueueIndex) -> list[QueueKey]:
-    """Hidden queues, with their rows in the catalog, to whose last archived record the broker's queue refers. One whose
-    files cannot be read proves nothing."""
-    found = []
+    """Those of the ``hidden`` queues, given with their rows in the catalog, that the broker has again: its consume
+    queue refers to the last record that is archived of the queue. One whose files cannot be read stays hidden."""
+    back = []
     for key, row in hidden:
         with suppress(AccessDeniedError, CorruptionError, UnavailableError):
             for unit in index.units(key.topic, key.queue_id, max(int(row["end_queue_offset"]) - 1, 0), 1):
                 if unit["phys"] + unit["size"] == row["end_phys"]:
-                    found.append(key)
-    return found
+                    back.append(key)
+    return back
 
 
 @dataclass(frozen=True)
@@ -313,11 +318,12 @@ class DeletedTopics:
     def check(
         self, table: Set[str], backup: Set[str], consume_queues: Iterable[str], now_ms: int
     ) -> DeletionVerdict:
-        """Compare what a master has now with what it had at earlier checks: which topics count as deleted.
-        LMQs are never in the table: they are not checked."""
+        """Which topics count as deleted at ``now_ms``: a master had them in its topic table at an earlier check, and
+        for ABSENT_MS_MIN neither in ``table``, nor in its ``backup``, nor in ``consume_queues``. LMQs are never in the
+        table, and not checked. Too many at once are an alarm, and none of them counts as deleted."""
         present = set(table) | set(backup) | set(consume_queues)
         if not table:
-            return DeletionVerdict()
+            return DeletionVerdict()  # a table that was just wiped tells nothing
         self._seen |= set(table)
         absent = {topic for topic in self._seen - present if not topic.startswith(LMQ_PREFIX)}
         for topic in list(self._absent_since_ms):

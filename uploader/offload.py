@@ -90,12 +90,14 @@ Log = Callable[[str, dict[str, object]], None]
 
 @contextmanager
 def released_when_full(pins: PinKeeper | None, log: CommitLog, every_s: float, say: Log) -> Iterator[None]:
-    """Release pins above the disk limits while the block runs; see ``maintained``."""
+    """While the block runs, every ``every_s`` seconds remove pins (hard links that keep commitlog files until they are
+    archived) if the disk is too full. Failures go to ``say``. Without ``pins`` this does nothing."""
     if pins is None:
         yield
         return
 
     def step() -> None:
+        """Release pins, of the files that the broker still has as well."""
         log.refresh()
         pins.let_go([file for file in log.files if not file.is_pinned])
 
@@ -105,16 +107,22 @@ def released_when_full(pins: PinKeeper | None, log: CommitLog, every_s: float, s
 
 @contextmanager
 def maintained(step: Callable[[], None], every_s: float, say: Log) -> Iterator[None]:
-    """Call ``step`` at once, then every ``every_s`` seconds while the block runs; failures go to ``say``."""
+    """Call ``step``, which keeps pins of commitlog files, at once and then every ``every_s`` seconds in a thread, while
+    the block runs. A failed step is logged with ``say``, and the next one follows."""
     ended = threading.Event()
 
     def try_step() -> None:
+        """Do one step, and log its failure."""
         try:
             step()
         except (TieredError, OSError) as error:
-            say("pins not checked; the next check follows", {"error": str(error)})
+            say(
+                "the pins of commitlog files could not be checked and are checked again",
+                {"error": str(error)},
+            )
 
     def watch() -> None:
+        """The work of the thread."""
         while not ended.wait(every_s):
             try_step()
 
@@ -136,10 +144,12 @@ def referenced_end_phys(
     shown: Set[tuple[str, int]],
     topics: TopicFilter,
 ) -> int:
-    """Physical end of the last referenced record, at least ``end_phys``.
+    """The commitlog offset at which the last record ends that a consume queue of the broker refers to; ``end_phys`` if
+    none is above that.
 
-    Reads the queues that end elsewhere in the broker than in the archive, and the queues of ``shown``, those with units
-    at the broker, that the archive does not have in their present generation.
+    Reads the last unit of each queue that ends elsewhere in ``index`` (the broker's consume queues) than in the archive
+    of ``state``, and of those of ``shown``, (topic, queue id) of the broker's queues, that the archive does not have.
+    Queues of topics that ``topics`` excludes are not read; unreadable ones are skipped.
     """
     ends = {
         (key.topic, key.queue_id): int(row["end_queue_offset"])
@@ -220,7 +230,8 @@ class Offloader:
     # -- start ------------------------------------------------------------------------------------------------
 
     def _open(self, *, claim_now: bool) -> None:
-        """Load the catalog, compare the log with the archive, place the cursor, build the parts."""
+        """Load the catalog, compare the log with the archive, and build the parts that read on from where the archive
+        ends. ``claim_now``: become the archive's writer at once, not only before the first upload."""
         start_phys = self._owner.open(claim_now=claim_now)
         self._owner.load_tails(self._table, self._tails)
         self._read_topic_attributes()
@@ -229,9 +240,10 @@ class Offloader:
         self._is_open = True
 
     def _build(self, start_phys: int) -> None:
-        """Make the parts of the write path, which read the log from ``start_phys``."""
+        """Make the parts that read the log from ``start_phys``, upload it, and build the index."""
         settings, environment, writer = self._settings, self._environment, self._writer
         arena_bytes = int(settings.batch_bytes * (1 + ARENA_SLACK))
+        # Half of the budget is for batches of log bytes: encoded objects take the other half.
         count = max(2, min(IN_FLIGHT_MAX + 2, settings.memory_budget_bytes // (2 * arena_bytes)))
         self._pool = LogBatchPool(batch_bytes=arena_bytes, count=count)
         closed: DoubleBuffer[LogBatch] = DoubleBuffer(capacity=count)
@@ -287,7 +299,8 @@ class Offloader:
         )
 
     def _upload_context(self) -> UploadContext:
-        """What the builder and committer threads share."""
+        """The stores, settings and parts that the two threads of the upload share: the one that plans and starts PUTs,
+        and the one that commits."""
         settings, environment = self._settings, self._environment
         return UploadContext(
             archive=self._archive,
@@ -318,27 +331,31 @@ class Offloader:
         )
 
     def _new_settings(self, state: CatalogState) -> dict[str, Any]:
-        """Topics, rules and facts of the broker, where ``state`` has others. A backfill leaves the rules
-        of `tiered run`."""
-        found: dict[str, Any] = {
+        """The settings that the next commit must change in ``state``: which topics are archived, the rules in force,
+        and the broker's version and file sizes; empty if it has all of them."""
+        changed: dict[str, Any] = {
             **self._selections.setting(state),
             **facts_to_record(state, self._broker_facts()),
         }
-        known = state.settings.get(RULES)
-        may_change = known is None or self._identity.kind == RUN
-        return found | {RULES: self._rules} if self._rules and may_change and known != self._rules else found
+        # A backfill does not change the rules that `tiered run` set.
+        in_force = state.settings.get(RULES)
+        may_change = in_force is None or self._identity.kind == RUN
+        if self._rules and may_change and in_force != self._rules:
+            changed[RULES] = self._rules
+        return changed
 
     def _broker_facts(self) -> BrokerFacts:
         sizes = commitlog_file_bytes(self._store), self._consume_queue_file_bytes
         return BrokerFacts(*sizes, self._bound_source.version)
 
     def _broker_tables(self) -> Mapping[str, Any]:
-        """Read the broker's tables to archive. Damaged ones are logged once, and their topics' times to live stay."""
+        """The broker's tables (topics, subscription groups, consumer offsets, ...) that are to be archived, by name,
+        without damaged ones, which are logged once. Takes the topics' times to live from them."""
         state = self._store.state()
         damaged = tuple(f"{name} ({why})" for name, why in state.damaged.items())
         if damaged and damaged != self._damaged_tables:
             self._environment.log(
-                "the broker's damaged tables are not archived: their earlier copies stay current",
+                "damaged tables of the broker are not archived; their earlier copies in the archive stay current",
                 {"error": "; ".join(damaged)},
             )
         self._damaged_tables = damaged
@@ -355,11 +372,11 @@ class Offloader:
     # -- run --------------------------------------------------------------------------------------------------
 
     def run(self, stop: threading.Event, *, follow: bool) -> OffloadResult:
-        """Work until ``stop`` is set or, without ``follow``, the end of the log is committed.
+        """Archive the log until ``stop`` is set or, unless ``follow``, all of it is committed. Returns what was done.
 
-        Raises FencedError when another writer took over, UnavailableError when the store was unavailable while
-        stopping, and other TieredErrors that a retry cannot cure. What was read and not committed stays in the
-        commitlog.
+        Raises FencedError when another writer took the archive over, UnavailableError when the store was unavailable
+        while stopping, and other TieredErrors that a retry cannot cure. What was read and not committed is still in the
+        commitlog, and the next start reads it again.
         """
         with released_when_full(self._pins, self._log, PIN_EVERY_MS / 1000, self._environment.log):
             self._open(claim_now=follow)
@@ -420,7 +437,8 @@ class Offloader:
 
     @contextmanager
     def _drained_before_unreadable(self) -> Iterator[None]:
-        """Commit the log before an unreadable place, then raise: the next start reads no further."""
+        """If the block meets an unreadable place of the log, commit what was read before it, then raise the error: the
+        next start would meet it first."""
         try:
             yield
         except UnreadableError:
@@ -428,11 +446,13 @@ class Offloader:
             raise
 
     def _maintained_pins(self) -> AbstractContextManager[None]:
-        """Pins files in a thread of its own: they may live for a shorter time than a step of the dispatch loop takes,
-        and a store may be unavailable for hours while the broker's disk fills."""
+        """While the block runs, pin commitlog files (keep them by hard links until they are archived) in a thread of
+        its own: a file may live for a shorter time than a step of the dispatch loop takes, and the store may be
+        unavailable for hours while the broker's disk fills."""
         due = Every(PIN_EVERY_MS)
 
         def step() -> None:
+            """Pin and release files if it is time, or if the broker has begun a new file."""
             if due.is_due(self._environment.clock.wall_ms()) or self._log.has_next_file():
                 self._log.refresh()
                 self._loop.step_pins()
@@ -440,7 +460,8 @@ class Offloader:
         return maintained(step, NEXT_FILE_EVERY_S, self._environment.log)
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """A failed part stops all others: none may continue as if its data had been stored."""
+        """Do the work of a thread. If it fails, keep its error for ``run`` to raise, and stop all other threads: none
+        may continue as if the failed one had stored its data."""
         try:
             work()
         except BaseException as error:
@@ -453,7 +474,8 @@ class Offloader:
             raise self._failure
 
     def _compensate_loop(self) -> None:
-        """The compensate thread: reads while the dispatch loop is behind."""
+        """The work of the compensate thread: it reads the log in large steps whenever the dispatch loop, which never
+        waits, has fallen behind and has set ``_behind``."""
         while not self._stop_parts.is_set():
             if not self._behind.wait(self._wait_s):
                 continue
@@ -467,7 +489,7 @@ class Offloader:
             if result == StepResult.CAUGHT_UP:
                 self._behind.clear()
             elif result == StepResult.BUSY:
-                self._stop_parts.wait(SHORT_WAIT_S / 5)
+                self._stop_parts.wait(SHORT_WAIT_S / 5)  # all batches wait for their upload
 
     def _build_loop(self) -> None:
         while not self._stop_parts.is_set():
@@ -480,12 +502,13 @@ class Offloader:
                 self._environment.committed(self._writer.state)
 
     def _metadata_loop(self) -> None:
-        """A thread of its own: these commits wait for the object store, the dispatch loop does not."""
+        """The work of the metadata thread: it archives changed tables of the broker and hides queues of deleted topics,
+        again and again. It takes at most TABLES_CPU_SHARE of a core, however large the tables are."""
         while not self._stop_metadata.is_set():
             began_s = time.thread_time()
             self._metadata.step(self._environment.clock.wall_ms())
-            cost_s = time.thread_time() - began_s
-            self._stop_metadata.wait(max(self._settings.tables_every_ms / 1000, cost_s / TABLES_CPU_SHARE))
+            cpu_s = time.thread_time() - began_s
+            self._stop_metadata.wait(max(self._settings.tables_every_ms / 1000, cpu_s / TABLES_CPU_SHARE))
 
     def _join(self, thread: threading.Thread) -> None:
         while thread.is_alive():
@@ -493,7 +516,8 @@ class Offloader:
             thread.join(SHORT_WAIT_S)
 
     def _read_to_the_end(self, stop: threading.Event) -> None:
-        """Backfill: reads the stopped broker's log to its end; fails if the broker starts."""
+        """The reading of a backfill: reads the log of a stopped broker to its end, or until ``stop``. Raises
+        UnavailableError if the broker starts, as what it appends is not confirmed."""
         self._bound_source.ask_early(self._dispatcher.cursor)
         while not stop.is_set():
             self._check_failure()
@@ -501,7 +525,7 @@ class Offloader:
             before = self._dispatcher.cursor
             result = self._dispatcher.compensate(self._bound_source.feed)
             if result == StepResult.BUSY:
-                stop.wait(SHORT_WAIT_S / 5)
+                stop.wait(SHORT_WAIT_S / 5)  # all batches wait for their upload
             elif (
                 result == StepResult.CAUGHT_UP
                 and self._dispatcher.cursor == before
@@ -523,7 +547,8 @@ class Offloader:
             time.sleep(SHORT_WAIT_S / 5)
 
     def _finish_backfill(self) -> None:
-        """Report a truncated log, hide queues of deleted topics, archive the broker's tables."""
+        """End a backfill, once all of the log is committed: report a truncated log, hide queues of deleted topics,
+        archive the broker's tables. Does nothing where the broker's consume queues cannot be read."""
         with_units = self._bound_source.shown_queues()
         if with_units is not None:
             self._excluded_before = self._absent_topics(with_units)
@@ -531,16 +556,18 @@ class Offloader:
             self._metadata.finish(with_units, self._bound_source.proven_phys)
 
     def _absent_topics(self, with_units: Set[tuple[str, int]]) -> list[str]:
-        """Topics of the broker that are selected, and without a message in the archive since earlier starts left them
-        out."""
+        """Topics of the broker that are selected now, but have no message in the archive because earlier starts
+        excluded them. ``with_units``: (topic, queue id) of the broker's queues."""
         archived = {key.topic for key, _ in self._writer.state.queues()}
         topics = {topic for topic, _ in with_units} - archived
         return self._selections.absent(topics, self._dispatcher.cursor)
 
     def _report_truncation(self, shown: Set[tuple[str, int]]) -> None:
-        """Only for a broker proven dead: a live one reports the end of its log."""
+        """Log and count it if consume queues of the broker (``shown``, by topic and queue id) refer to records above
+        the end of its log: the log has lost its last messages."""
         index, state = self._store.consume_queues(), self._writer.state_or_none
         last = self._bound_source.last
+        # A running broker reports the end of its log, and may dispatch to its queues while they are read.
         if index is None or state is None or last is None or last.why is not BoundReason.DEAD:
             return
         end_phys = self._dispatcher.cursor
@@ -551,7 +578,7 @@ class Offloader:
             self._environment.log(
                 "commitlog truncated: its last messages cannot be archived",
                 {
-                    "error": "consume queues reference records beyond its end",
+                    "error": "consume queues refer to records beyond the end of the commitlog",
                     "file": "" if file is None else str(file.path),
                     "begin_phys": end_phys,
                     "end_phys": referenced_phys,
@@ -559,8 +586,8 @@ class Offloader:
             )
 
     def _finish_index(self, stop: threading.Event, thread: threading.Thread) -> None:
-        """Build the index files that are due: the thread may be behind, or an earlier process was killed. If
-        configured, cover every key: few segments are searched as fast without."""
+        """End the index building of a backfill: stop its ``thread``, and build the index files that are due still. With
+        ``index.after_backfill`` that covers every key; few segments are searched as fast without an index."""
         self._index_loop.stop()
         self._join(thread)
         is_final = self._index_settings.after_backfill
@@ -569,7 +596,7 @@ class Offloader:
             self._index_builder.run_to_end(stop, is_final=is_final)
 
     def _result(self, from_phys: int) -> OffloadResult:
-        """What one run did; without a loaded catalog it did nothing."""
+        """What this process archived and met. ``from_phys``: where it began to read the log."""
         counters = self._uploader.counters
         state = self._writer.state_or_none
         return OffloadResult(
@@ -611,7 +638,8 @@ class Offloader:
         return self._writer.retry_reason
 
     def status(self) -> OffloadStatus | None:
-        """A snapshot for status and metrics; never blocks the parts. None until the catalog is loaded."""
+        """A snapshot of the uploader for status and metrics, taken without a lock of its parts; None until the catalog
+        is loaded."""
         if not self._is_open:
             return None
         state, counters = self._writer.state, self._uploader.counters

@@ -78,7 +78,8 @@ DAMAGED_TABLES = "DAMAGED tables of the broker NOT archived (an earlier copy in 
 
 
 def outcome_text(outcome: OffloadResult) -> str:
-    """``1,000 messages, 1.0 MiB as 200.0 KiB in 3 objects, 1.2s (850.0 KiB/s)``, and warnings."""
+    """What a backfill did, as the line that the command prints: ``1,000 messages, 1.0 MiB as 200.0 KiB in 3 objects,
+    1.2s (850.0 KiB/s)``, followed by what an operator must know of gaps, damage and hidden queues."""
     rate = outcome.raw_bytes / outcome.duration_s if outcome.duration_s > 0 else 0.0
     parts = [
         f"{counted(outcome.messages, 'message')}, {size_text(outcome.raw_bytes)} as {size_text(outcome.stored_bytes)}"
@@ -104,11 +105,11 @@ def outcome_text(outcome: OffloadResult) -> str:
     if outcome.damaged_tables:
         parts.append(f"{DAMAGED_TABLES}: {'; '.join(outcome.damaged_tables)}")
     if outcome.excluded:
-        parts.append(f"excluded by topics.include and topics.exclude: {names_text(outcome.excluded)}")
+        parts.append(f"topics excluded by topics.include and topics.exclude: {names_text(outcome.excluded)}")
     if outcome.excluded_before:
         parts.append(
-            f"NOT archived, because an earlier start excluded them: {names_text(outcome.excluded_before)}; archive "
-            "what the broker still has with --include to another archive URL"
+            f"topics NOT archived, because an earlier start excluded them: {names_text(outcome.excluded_before)}; to "
+            "archive what the broker still has of them, use --include and another archive URL"
         )
     return "; ".join(parts)
 

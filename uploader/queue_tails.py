@@ -42,7 +42,7 @@ class QueueTails:
         self._values[:, 0] = UNKNOWN
 
     def grow(self, count: int) -> None:
-        """Make room for ``count`` ordinals."""
+        """Make room for ``count`` queues. Those that are new are UNKNOWN."""
         if count > len(self._values):
             larger = np.zeros((max(count, 2 * len(self._values)), len(TAIL_FIELDS)), np.int64)
             larger[:, 0] = UNKNOWN
@@ -89,7 +89,8 @@ class QueueGenerations:
         self._rank: Ints = np.empty(0, np.int64)
 
     def numbers(self, ordinal: Ints, generation: Ints) -> Ints:
-        """The number of each generation in ``roster``."""
+        """The numbers in ``roster`` of the queues with these ordinals in these generations; new ones are added. Most
+        are the last generation seen of their queue, and need no search."""
         missing = len(self._table) - len(self._newest)
         if missing > 0:
             self._newest = np.concatenate([self._newest, np.full((missing, 2), -1, np.int64)])
@@ -104,7 +105,7 @@ class QueueGenerations:
         return self.roster.keys[self._number(ordinal, generation)]
 
     def _number(self, ordinal: int, generation: int) -> int:
-        """The number of a generation, which is new if this process has not seen it."""
+        """The number of one generation of a queue in ``roster``, to which it is added the first time."""
         number = self._numbers.get((ordinal, generation))
         if number is None:
             key = QueueKey(self._table.topic(ordinal), int(self._table.queue_id[ordinal]), generation)
@@ -114,7 +115,8 @@ class QueueGenerations:
         return number
 
     def rank(self) -> Ints:
-        """Place of every ordinal in order by topic and queue id; computed again only when queues were added."""
+        """By ordinal, the position of each queue when all are sorted by topic and queue id. Computed again only when
+        queues were added."""
         count = len(self._table)
         if len(self._rank) != count:
             topics = map(self._table.topic, range(count))

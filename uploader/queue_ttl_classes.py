@@ -44,7 +44,8 @@ class QueueTtlClasses:
             self._attributes = attributes
 
     def days(self, table: QueueTable) -> NDArray[np.int64]:
-        """The class of every queue of ``table``, by ordinal."""
+        """The TTL class of every queue of ``table``, in days (FOREVER_CLASS: it never expires), by ordinal. Classes are
+        kept from call to call, until another topic table is adopted."""
         attributes = self._attributes
         if attributes is not self._made_of:
             self._made_of, self._days = attributes, np.empty(0, np.int64)

@@ -81,13 +81,16 @@ class LogUnits:
             delay_levels_ms=conf.delay_levels_ms,
             accepted_size=lambda phys: None if is_crc_binding else stored_size(self._log, phys),
         )
-        self._lmqs = LmqDispatch(self._table, lambda: None, lambda: _lmq_rules(store.conf, kind))
+        properties = None if store.conf is None else store.conf.properties
+        rules = LmqRules.of(properties, in_rocksdb=kind is StoreKind.ROCKSDB)
+        self._lmqs = LmqDispatch(self._table, lambda: None, lambda: rules)
         self._ends = dict(ends or {})
         self._fills_gap = fills_gap
         self.end_phys = self._log.max_file_end
 
     def parts(self, begin_phys: int) -> Iterator[LogPart]:
-        """The log from ``begin_phys`` to its last record. A part is valid until the next one is requested."""
+        """The consume-queue units of the log from ``begin_phys`` to its last record, in parts of the log. A part is
+        valid until the next one is requested, as they share memory."""
         bound = FeedBound(self.end_phys, _proven_phys(self._log))
         batch = LogBatch(WINDOW_BYTES)
         batch.reset(begin_phys, 0)
@@ -104,7 +107,8 @@ class LogUnits:
             batch.reset(to_phys, 0)
 
     def _queues(self, batch: LogBatch) -> list[QueueUnits]:
-        """The units of one batch, split into queues; a record has one in its own queue and one in each LMQ."""
+        """The consume-queue units of one batch of the log, by queue: a record has one in its own queue, and one in each
+        LMQ that the broker added it to."""
         columns = batch.columns
         lmq, lmq_offset = resolved_lmq_rows(columns, self._lmqs.offsets(columns, self._next_offsets))
         own = np.arange(columns.rows)
@@ -124,8 +128,9 @@ class LogUnits:
         ]
 
     def _queue_units(self, ordinal: int, units: Table) -> QueueUnits:
-        """The units of one queue in one part of the log; those before a restart at a lower offset are dropped, as
-        the broker has dropped them."""
+        """The units of the queue number ``ordinal`` in one part of the log, from all its ``units`` there. Where offsets
+        go back, the topic was deleted and created again: units before that are dropped, as the broker has dropped
+        them. Gaps are filled if the topic wants it."""
         key = self._table.topic(ordinal), int(self._table.queue_id[ordinal])
         ends = units["queue_offset"] + units["inner_num"]
         before = np.concatenate([[self._ends.get(key, 0)], ends[:-1]])
@@ -141,14 +146,17 @@ class LogUnits:
         return QueueUnits(*key, units, len(restarts) > 0)
 
     def _without_holes(self, key: _Key, units: Table, before: NDArray[np.int64], holes: list[int]) -> Table:
-        """``units`` with units of gaps before those at ``holes``. They name the last byte of the oldest file, where no
-        record begins: pulls skip them."""
+        """``units`` of the queue ``key`` with units for the missing offsets before each of the rows ``holes``;
+        ``before`` is the offset that should be in each row. The added units refer to the last byte of the oldest file,
+        where no record begins, so that pulls skip them. Raises CorruptionError if more are missing than
+        GAP_UNITS_MAX."""
         parts, begin = list[Table](), 0
         for row in holes:
             count = int(units["queue_offset"][row] - before[row])
             if count > GAP_UNITS_MAX:
                 raise CorruptionError(
-                    f"queue offsets of {key[0]}/{key[1]} jump by {count:,} at {before[row]:,}"
+                    f"{key[0]} queue {key[1]}: {count:,} queue offsets are missing in the commitlog from "
+                    f"{before[row]:,} on, more than the {GAP_UNITS_MAX:,} for which units are written"
                 )
             gap = np.zeros(count, UNIT_DTYPE)
             gap["phys"], gap["size"], gap["inner_num"] = self._log.files[0].end_phys - 1, GAP_BYTES, 1
@@ -167,13 +175,6 @@ def is_living_topic(topic: str, topics: Collection[str]) -> bool:
     """Whether ``topic`` is not deleted, by the topic table, which is unknown if empty. LMQs, and some topics of the
     broker itself, are never there."""
     return not topics or topic in topics or topic.startswith(LMQ_PREFIX) or TopicFilter().is_system(topic)
-
-
-def _lmq_rules(conf: BrokerConf | None, kind: StoreKind) -> LmqRules:
-    """Whether the broker dispatches to LMQs, as broker.conf says; without that file it may."""
-    in_rocksdb = kind is StoreKind.ROCKSDB
-    name = "enableLmq" if in_rocksdb else "enableMultiDispatch"
-    return LmqRules(in_rocksdb, conf is not None and not is_true(conf.properties, name))
 
 
 def _proven_phys(log: CommitLog) -> int:

@@ -46,19 +46,21 @@ class RepeatedOffsets:
         self._table, self._index, self._log = table, index, log
 
     def continued(self, repeated: Sequence[RepeatedOffset]) -> list[RepeatedOffset]:
-        """The first of each queue of ``repeated`` that the broker did not recreate: the unit before refers to a record
-        that was there before."""
-        found: dict[int, RepeatedOffset] = {}
+        """Of the offsets ``repeated``, which queues had before, the first of each queue whose topic was not deleted and
+        created again: the broker's queue still refers to an earlier record at the offset before it."""
+        first_of_queue: dict[int, RepeatedOffset] = {}
         for one in repeated:
             unit = self._index.units(*self._name(one.ordinal), one.offset - 1, 1)
-            is_there = len(unit) and unit["queue_offset"][0] < one.offset  # of a batch, its first one
-            if is_there and 0 <= unit["phys"][0] < one.end_phys:
-                found.setdefault(one.ordinal, one)
-        return list(found.values())
+            # The unit of a batch of messages has the offset of the first one.
+            has_unit = len(unit) and unit["queue_offset"][0] < one.offset
+            if has_unit and 0 <= unit["phys"][0] < one.end_phys:
+                first_of_queue.setdefault(one.ordinal, one)
+        return list(first_of_queue.values())
 
     def placed(self, batch: LogBatch, ordinal: int) -> bool | None:
-        """Move the records of a queue to where the broker's queue has them, and set aside those that it has not.
-        Returns whether any was; None if the queue cannot be followed."""
+        """Give the records of one queue in ``batch`` the offsets at which the broker's consume queue has them, and
+        exclude, and count, those that it does not have. Returns whether any record was changed or excluded; None if the
+        consume queue has no unit for the range of the log that would show it."""
         columns = batch.columns
         rows = np.setdiff1d(np.flatnonzero(columns.queue[: columns.rows] == ordinal), batch.excluded)
         if not len(rows):
@@ -69,6 +71,7 @@ class RepeatedOffsets:
             return None
         at = np.minimum(np.searchsorted(units["phys"], phys), len(units) - 1)
         has_unit = units["phys"][at] == phys
+        # Records behind the last unit may not be dispatched yet.
         aside = rows[~has_unit & (phys < units["phys"][-1])].tolist()
         is_moved = has_unit & (columns.queue_offset[rows] != units["queue_offset"][at])
         columns.queue_offset[rows[is_moved]] = units["queue_offset"][at][is_moved]
@@ -77,21 +80,24 @@ class RepeatedOffsets:
         return bool(aside or is_moved.any())
 
     def first_difference(self, ordinal: int, end: int) -> int:
-        """The first place below ``end`` that the queue gives to a record of another offset; ``end`` if none."""
+        """The first offset of a queue, below ``end``, at which the broker's consume queue has a record whose header
+        names another offset; ``end`` if there is none. Found by halving: from there on all differ."""
         topic, queue_id = self._name(ordinal)
 
         def differs(offset: int) -> bool:
+            """Whether the record at ``offset`` of the consume queue names another place in its header."""
             unit = self._index.units(topic, queue_id, offset, 1)
             if not len(unit) or unit["queue_offset"][0] > offset:
                 return False
-            place = record_place(self._log, int(unit["phys"][0]))
-            return place is not None and place != (queue_id, int(unit["queue_offset"][0]))
+            header = record_place(self._log, int(unit["phys"][0]))
+            return header is not None and header != (queue_id, int(unit["queue_offset"][0]))
 
         return bisect_left(range(end), True, key=differs)
 
     def read_again(self, ordinal: int, gap: PlannedGap, before_phys: int) -> Iterator[LogBatch]:
-        """The records below ``before_phys`` that the queue has at the offsets of ``gap``, in batches that do not move
-        the cursor from there."""
+        """The records below commitlog offset ``before_phys`` that the broker's consume queue has at the offsets of
+        ``gap``, in batches of an empty range at ``before_phys``: committing them does not move the archive's end.
+        ``ordinal``: the number of the queue."""
         topic, queue_id, at = gap.queue.topic, gap.queue.queue_id, gap.begin_queue_offset
         while at < gap.end_queue_offset:
             units = self._index.units(topic, queue_id, at, min(gap.end_queue_offset - at, UNITS_AT_ONCE))
@@ -100,15 +106,15 @@ class RepeatedOffsets:
                 return
             at = int(units["queue_offset"][-1]) + 1
             units = units[(units["phys"] >= 0) & (units["phys"] < before_phys)]
-            part = np.cumsum(units["size"], dtype=np.int64) // READ_AGAIN_BYTES
-            for number in np.unique(part):
-                batch = self._read(units[part == number], ordinal, before_phys)
+            batch_number = np.cumsum(units["size"], dtype=np.int64) // READ_AGAIN_BYTES
+            for number in np.unique(batch_number):
+                batch = self._read(units[batch_number == number], ordinal, before_phys)
                 if batch.columns.rows:
                     yield batch
 
     def _read(self, units: Table, ordinal: int, at_phys: int) -> LogBatch:
-        """Read the records that the broker's queue refers to into a batch of one queue, at the queue's offsets;
-        unreadable ones are skipped."""
+        """A batch of the records to which ``units`` of one consume queue refer, at the offsets that the units have.
+        Records that cannot be read are skipped. Its range is empty, at commitlog offset ``at_phys``."""
         batch = LogBatch(int(units["size"].sum()), pooled=False)
         batch.reset(at_phys, 0)
         batch.repeated[ordinal] = 0

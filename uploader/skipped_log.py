@@ -19,13 +19,14 @@ DAMAGED, LOST = "log_damaged", "log_lost"
 
 
 def skipped_settings(batch: LogBatch, history: int) -> dict[str, Any]:
-    """Settings in the commit of ``batch``."""
-    found: dict[str, Any] = {}
+    """The archive's settings that the commit of ``batch``, which belongs to log history ``history``, must have: where
+    the last damaged and the last missing part of the log in it end. Empty if it has none."""
+    settings: dict[str, Any] = {}
     if batch.damaged:
-        found[DAMAGED] = [history, max(part.end_phys for part in batch.damaged)]
+        settings[DAMAGED] = [history, max(damage.end_phys for damage in batch.damaged)]
     if batch.lost:
-        found[LOST] = [history, max(part.end_phys for part in batch.lost)]
-    return found
+        settings[LOST] = [history, max(lost.end_phys for lost in batch.lost)]
+    return settings
 
 
 @dataclass(frozen=True)

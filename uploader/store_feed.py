@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tiered.broker_store.conf import BrokerConf, is_true
+from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.store import BrokerStore
 from tiered.kernels.queue_table import QueueTable
 from tiered.model.queue import SCHEDULE_TOPIC, TopicFilter
@@ -17,8 +17,9 @@ from uploader.log_feed import LogFeed
 def feed_of(
     store: BrokerStore, table: QueueTable, topic_filter: TopicFilter, bound_source: BoundSource
 ) -> LogFeed:
-    """A feed that skips damage up to the next record that ``bound_source`` finds, accepts records with a stale checksum
-    that a consume queue references, and uses the broker's delay levels, or RocketMQ's without a configuration."""
+    """The reader of the store's commitlog, as every writer uses it: it skips damage up to the next record that
+    ``bound_source`` finds, accepts records with a wrong checksum to which a consume queue refers, and uses the broker's
+    delay levels, or RocketMQ's without a configuration. ``table`` numbers the queues of what is read."""
     conf = store.conf if store.conf is not None else BrokerConf()
     return LogFeed(
         store.commit_log,
@@ -42,11 +43,7 @@ def header_check_of(
 
 
 def lmq_rules(store: BrokerStore, reported: Mapping[str, str]) -> LmqRules:
-    """The rules by the reported configuration, else by broker.conf; without either, the broker may dispatch to LMQs.
-
-    Stores in files dispatch with ``enableMultiDispatch``, RocksDB with ``enableLmq``.
-    """
-    in_rocksdb = store.has_rocksdb_lmqs
+    """How the broker of ``store`` adds messages to LMQs, by the configuration that it ``reported``, else by its
+    broker.conf."""
     known = reported or (store.conf.properties if store.conf is not None else None)
-    is_off = known is not None and not is_true(known, "enableLmq" if in_rocksdb else "enableMultiDispatch")
-    return LmqRules(in_rocksdb, is_off)
+    return LmqRules.of(known, in_rocksdb=store.has_rocksdb_lmqs)

@@ -43,7 +43,8 @@ class TimerQueues:
         self._searched = 0
 
     def among(self, ordinals: Ints) -> Ints:
-        """The places of its queues in ``ordinals``."""
+        """Which of ``ordinals`` (numbers of queues) are of the gateway topic, as indexes. Looks at each queue of the
+        table once."""
         if self._topic:
             for ordinal in range(self._searched, len(self._table)):
                 if self._table.topic(ordinal) == self._topic:
@@ -53,43 +54,48 @@ class TimerQueues:
 
 
 def timer_entries(rows: TimerRows, arena: NDArray[np.uint8], settings: TimerSettings, now_ms: int) -> Rows:
-    """What the messages in ``rows`` ask for, whose records are in ``arena``."""
-    found = find_timers(
+    """The entries of a timer object for the messages ``rows`` of the gateway topic, whose records are in ``arena``:
+    each is a timer (a message to be delivered later), cancels one by key or by place, or is refused. Returns the
+    entries with the queues and the target topics to which they refer."""
+    fields = find_timers(
         arena, rows.position.astype(np.int64), rows.size.astype(np.int64), max_delay_ms=settings.max_delay_ms
     )
-    deliver_ms, key_hash, _, refusal, cancelled_ms, cancelled_hash, cancels, *place = found
+    deliver_ms, key_hash, _, refusal, cancelled_ms, cancelled_hash, cancels, *place = fields
     queues = list(rows.queues)
-    topic, topics = _targets(arena, found, queues[0].topic)
-    # Without a key no other timer is like it.
+    topic, topics = _targets(arena, fields, queues[0].topic)
+    # A timer without a key cannot be cancelled by key: its place in the log, which no other has, stands for it.
     key_hash = np.where(key_hash == 0, rows.phys, key_hash)
     is_refused, parts = refusal != 0, []
+    # Refused ones are listed for some time.
     until_ms = np.full_like(refusal, now_ms + settings.listed_ms)
-    for chosen, kind, ms, hashes in (
+    for is_chosen, kind, ms, hashes in (
         (~is_refused & (deliver_ms > 0), EntryKind.TIMER, deliver_ms, key_hash),
         (~is_refused & (cancels == 1), EntryKind.CANCEL, cancelled_ms, cancelled_hash),
         (~is_refused & (cancels == 2), EntryKind.CANCEL_PLACE, cancelled_ms, cancelled_hash),
         (is_refused, EntryKind.REFUSED, until_ms, refusal),
     ):
-        if not (count := int(chosen.sum())):
+        if not (count := int(is_chosen.sum())):
             continue
-        which = slice(None) if count == len(refusal) else chosen  # copies less
-        part = np.zeros(count, ENTRY_DTYPE)
-        part["deliver_ms"], part["key_hash"] = ms[which], hashes[which].view(np.uint64)
-        part["order"], part["queue_offset"] = rows.phys[which], rows.queue_offset[which]
-        part["queue"], part["topic"], part["kind"] = rows.queue[which], topic[which], kind
+        chosen = slice(None) if count == len(refusal) else is_chosen  # copies less
+        entries = np.zeros(count, ENTRY_DTYPE)
+        entries["deliver_ms"], entries["key_hash"] = ms[chosen], hashes[chosen].view(np.uint64)
+        entries["order"], entries["queue_offset"] = rows.phys[chosen], rows.queue_offset[chosen]
+        entries["queue"], entries["topic"], entries["kind"] = rows.queue[chosen], topic[chosen], kind
         if kind == EntryKind.CANCEL_PLACE:
-            _name_places(part, place[0][which], place[1][which], queues)
-        parts.append(part)
+            _name_places(entries, place[0][chosen], place[1][chosen], queues)
+        parts.append(entries)
     return concatenated(parts, ENTRY_DTYPE), queues, topics
 
 
 def _targets(
-    arena: NDArray[np.uint8], found: NDArray[np.int64], gateway_topic: str
+    arena: NDArray[np.uint8], fields: NDArray[np.int64], gateway_topic: str
 ) -> tuple[Ints, Sequence[str]]:
-    """The number of each row's topic, and topics, without those that take no timers: their rows are refused. Each topic
-    is judged once; two may have one hash."""
-    _, _, topic_hash, refusal, *_, at, length = found
+    """The topics to which timers are to be delivered: the number of each row's topic, and the topics by number. Rows
+    whose topic takes no timers are marked as refused, in place. ``fields``: as ``find_timers`` returns them, with the
+    place of the topic's name in ``arena``. Each topic is judged once."""
+    _, _, topic_hash, refusal, *_, at, length = fields
     _, first, number = np.unique(topic_hash, return_index=True, return_inverse=True)
+    # Two topics may have one hash: rows whose name is another one's are judged one by one.
     others = np.flatnonzero(~same_texts(arena.ctypes.data, at, length, first[number]))
     number[others] = len(first) + np.arange(len(others))
     topics, numbers = {"": 0}, list[int]()
@@ -101,13 +107,14 @@ def _targets(
     return topic, list(topics)
 
 
-def _name_places(part: Table, queue_ids: Ints, offsets: Ints, queues: list[QueueKey]) -> None:
-    """The message of a cancelled timer; queues that it is in are added to ``queues``."""
-    part["queue_offset"] = offsets
+def _name_places(entries: Table, queue_ids: Ints, offsets: Ints, queues: list[QueueKey]) -> None:
+    """Set, in ``entries`` that cancel timers by place, the queue and offset of the cancelled timer's message in place
+    of those of the message that cancels it. Queues that are new are added to ``queues``."""
+    entries["queue_offset"] = offsets
     numbers = {queue: number for number, queue in enumerate(queues)}
     for row, queue_id in enumerate(queue_ids.tolist()):
-        queue = queues[int(part["queue"][row])]._replace(queue_id=queue_id)
-        part["queue"][row] = numbers.setdefault(queue, len(numbers))
+        queue = queues[int(entries["queue"][row])]._replace(queue_id=queue_id)
+        entries["queue"][row] = numbers.setdefault(queue, len(numbers))
     queues[:] = numbers
 
 

@@ -36,11 +36,13 @@ class TopicSelections:
 
     @classmethod
     def at(cls, state: CatalogState, topics: TopicFilter, phys: int) -> TopicSelections:
-        """Those of ``state``, continued with ``topics`` at ``phys``."""
-        known = [one for one in _read(state.settings) if one.from_phys < phys] or [TopicSelection(0)]
-        now = TopicSelection(phys, tuple(topics.include), tuple(topics.exclude), topics.include_system)
-        if known[-1][1:] != now[1:]:
-            known.append(now)
+        """The selections that ``state`` records, followed by ``topics``, the present one, for the log from commitlog
+        offset ``phys`` on."""
+        known = [earlier for earlier in _read(state.settings) if earlier.from_phys < phys]
+        known = known or [TopicSelection(0)]
+        present = TopicSelection(phys, tuple(topics.include), tuple(topics.exclude), topics.include_system)
+        if known[-1][1:] != present[1:]:
+            known.append(present)
         return cls(topics, tuple(known[-SELECTIONS_MAX:]))
 
     def setting(self, state: CatalogState) -> dict[str, list[TopicSelection]]:
@@ -49,11 +51,11 @@ class TopicSelections:
         return {} if known == self.entries else {SELECTIONS: list(self.entries)}
 
     def excluded(self, topic: str, begin_phys: int, end_phys: int) -> bool:
-        """Whether a selection in force between two offsets of the log excluded ``topic``."""
-        ends = [*(one.from_phys for one in self.entries[1:]), end_phys]
+        """Whether a selection excluded ``topic`` that was in force anywhere between two offsets of the commitlog."""
+        ends = [*(later.from_phys for later in self.entries[1:]), end_phys]
         return any(
-            one.from_phys < end_phys and end > begin_phys and self._is_refused(one, topic)
-            for one, end in zip(self.entries, ends, strict=True)
+            selection.from_phys < end_phys and end > begin_phys and self._is_refused(selection, topic)
+            for selection, end in zip(self.entries, ends, strict=True)
         )
 
     def absent(self, topics: Iterable[str], end_phys: int) -> list[str]:
@@ -62,10 +64,9 @@ class TopicSelections:
             topic for topic in set(topics) if self.topics.admits(topic) and self.excluded(topic, 0, end_phys)
         )
 
-    def _is_refused(self, one: TopicSelection, topic: str) -> bool:
-        chosen = replace(
-            self.topics, include=one.include, exclude=one.exclude, include_system=one.include_system
-        )
+    def _is_refused(self, selection: TopicSelection, topic: str) -> bool:
+        _, include, exclude, include_system = selection
+        chosen = replace(self.topics, include=include, exclude=exclude, include_system=include_system)
         return not chosen.admits(topic)
 
 

@@ -281,7 +281,7 @@ def test_a_full_disk_is_exit_4_and_with_room_the_same_command_continues(
     assert done.returncode == 4, done.stderr
     last = done.stderr.splitlines()[-1]
     assert (
-        last.startswith("tiered: nothing stored for 1 s: ")
+        last.startswith("tiered: the object store has stored nothing for 1 s: ")
         and "No space left" in last
         and str(small_disk) in last
     )

@@ -84,7 +84,7 @@ def test_backfill_beside_a_broker_that_does_not_answer_is_unavailable(
         broker.close()
     assert (code, out) == (4, "")
     assert f"a broker runs on {store}, and {cause}" in err
-    assert "set broker.address or --broker-conf, or stop the broker" in err
+    assert "set broker.address or pass --broker-conf, or stop the broker" in err
 
 
 def test_backfill_says_what_it_did_and_a_second_run_uploads_nothing(

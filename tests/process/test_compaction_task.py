@@ -256,7 +256,7 @@ def test_the_thread_reports_failures_and_tries_again(
     thread.start()
     wait_for(lambda: beside.report.failures >= 2, "two passes fail")
     assert "was refused; allow the account" in beside.report.problem
-    assert "compaction has not run: GET of" in caplog.text
+    assert "compaction has not run, and is tried again: GET of" in caplog.text
     assert not any(beside.spool.iterdir()), "what a killed process left is removed"
     beside.task._store._store = beside.scene.store
     wait_for(lambda: beside.report.last_ms is not None, "a pass ends well")

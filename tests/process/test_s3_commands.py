@@ -126,6 +126,6 @@ def test_a_backfill_whose_commits_are_refused_is_exit_4(
         arguments = ("backfill", str(real_store("F") / "store"), url)
         done = _command(server, *arguments, outage_s_max=1.0)
     assert done.returncode == 4, done.stderr
-    assert "nothing stored for 1 s" in _one_line(done) and "SlowDown" in _one_line(done)
+    assert "has stored nothing for 1 s" in _one_line(done) and "SlowDown" in _one_line(done)
     assert "a request to the object store for the catalog failed and is tried again" in done.stderr
     assert _command(minio_url, *arguments).returncode == 0

@@ -25,6 +25,6 @@ def test_nothing_works_on_after_the_failure() -> None:
         ended.set()
         raise UnavailableError("aborted")
 
-    with pytest.raises(UnavailableError, match="nothing stored for 0 s: 503 SlowDown"):
+    with pytest.raises(UnavailableError, match="the object store has stored nothing for 0 s: 503 SlowDown"):
         run_bounded(offload, offloader, OutageLimit(0.0, 0.0), threading.Event())
     assert ended.is_set()

@@ -154,7 +154,9 @@ def test_damaged_tables_are_reported_and_do_not_fail_a_backfill_with_nothing_to_
     environment = Environment(log=lambda message, _: lines.append(message))
     assert backfill(tmp_path / "store", memory, environment=environment).messages == 0
     assert tables_of(memory) == set(TABLE_NAMES)
-    assert lines == ["the broker's damaged tables are not archived: their earlier copies stay current"]
+    assert lines == [
+        "damaged tables of the broker are not archived; their earlier copies in the archive stay current"
+    ]
 
 
 @pytest.mark.parametrize("file, table", [("topics", 0), ("consumerOffset", 2), ("delayOffset", 3)])

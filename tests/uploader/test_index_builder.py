@@ -552,7 +552,7 @@ def test_a_damaged_index_file_is_rebuilt_and_all_are_merged(indexed: Indexed, wh
     assert victim not in {ref.key for ref in state.indexes} and victim in state.pending_deletions
     assert builder.counters.merges > 0 and builder.counters.rebuilt == 1
     assert [(message, fields["file"]) for message, fields in indexed.said] == [
-        ("damaged index file rebuilt", victim)
+        ("a damaged index file was rebuilt from its segments", victim)
     ]
     check(indexed.store, 12)
 
@@ -621,7 +621,7 @@ def test_a_file_that_cannot_be_rebuilt_is_passed_by(monkeypatch: pytest.MonkeyPa
     assert victim.key in {ref.key for ref in refs}
     assert builder.counters.merges > 0 and len(refs) < len(indexed.files)
     assert [(message, fields["file"]) for message, fields in indexed.said] == [
-        ("damaged index file not rebuilt", victim.key)
+        ("a damaged index file cannot be rebuilt: it stays as it is, and is not merged", victim.key)
     ]
 
 

@@ -142,7 +142,7 @@ def test_a_broker_that_tells_only_later_is_believed_then(
     def answer() -> None:
         broker.answers = True
 
-    assert "lower than" in followed(directory, memory, broker, answer)
+    assert "but was read up to" in followed(directory, memory, broker, answer)
     archive_the_rest(directory, memory, broker)
     assert_archive_equals_the_log(directory, memory, KEPT + AFTER)
 
@@ -188,7 +188,7 @@ def test_a_broker_that_cuts_its_log_as_it_runs_is_noticed_while_nothing_comes(
     directory, memory, broker = cut
     broker.end_phys = MESSAGES * RECORD
     said = followed(directory, memory, broker, lambda: overwrite(directory, broker, tmp_path))
-    assert "lower than what was read" in said
+    assert "but was read up to" in said
     archive_the_rest(directory, memory, broker)
     assert_archive_equals_the_log(directory, memory, KEPT + AFTER)
 
@@ -208,6 +208,6 @@ def test_a_log_that_grew_beyond_its_cut_is_another_one(
             opened.seek(KEPT * RECORD)
             opened.write(data[KEPT * RECORD : broker.end_phys])
 
-    assert "is no longer what was read" in followed(directory, memory, broker, replace)
+    assert "has other bytes than were read of it" in followed(directory, memory, broker, replace)
     archive_the_rest(directory, memory, broker)
     assert_archive_equals_the_log(directory, memory, MESSAGES + AFTER)

@@ -143,7 +143,7 @@ def test_a_run_beside_a_much_shorter_log_stops_and_one_beside_a_little_shorter_c
     follow_a_while(tmp_path / "copy", memory, has_messages=False)
     after = load(archive)
     assert [history.common_version > 0 for history in after.log_histories] == [True]
-    assert any("archived messages hidden" in record.getMessage() for record in caplog.records)
+    assert any("are hidden; " in record.getMessage() for record in caplog.records)
     reasons = {pending.reason for pending in after.pending_deletions.values()}
     assert "diverged" in reasons
     gone = {key for key, pending in after.pending_deletions.items() if pending.reason == "diverged"}
@@ -246,7 +246,7 @@ def test_only_what_was_skipped_behind_a_queues_last_record_is_a_reason() -> None
     assert skipped_settings(batch, 1) == {}
     assert SkippedLog.of(state_after(batch)) == SkippedLog()
     batch.damaged += [DamagedRange(100, 200, "", ""), DamagedRange(300, 400, "", "")]
-    batch.lost += [LostRange(500, 600, "no file holds it")]
+    batch.lost += [LostRange(500, 600, "no commitlog file has this range: the broker has deleted it")]
     skipped = SkippedLog.of(state_after(batch))
     assert skipped == SkippedLog(400, 600)
     assert skipped.reason(300) is GapReason.DAMAGED

@@ -182,6 +182,7 @@ class DividedRuns:
     """Divides the runs of ``state`` at the begin of a new log history, page by page, and counts what that changes."""
 
     def __init__(self, state: CatalogState, cuts: RunCuts) -> None:
+        """``state``: the one before the new log history; ``cuts`` divides single runs. Nothing is read yet."""
         self._state, self._cuts = state, cuts
         self.rows_gone = np.zeros(state.queue_count, np.int64)
         """By row of the queue: how many of its messages are dropped."""
