@@ -119,5 +119,5 @@ def test_keys_of_records(tmp_path: Path) -> None:
     assert found["high"][0] == found["high"][1] != found["high"][2]
     digest = found["high"][2].tobytes() + found["low"][2].tobytes()
     assert digest == hashlib.md5(b"a b").digest()
-    with pytest.raises(CorruptionError, match="the record at offset 10 is malformed"):
+    with pytest.raises(CorruptionError, match="the record at queue offset 10 is damaged"):
         entries_of(data[1:], np.zeros(1, np.int64), sizes[:1], np.arange(10, 11))

@@ -94,5 +94,5 @@ def test_rows_continue_inside_a_run_only() -> None:
     ranges = ranges.selected(np.argsort(ranges.ranges["ordinal"]))
     ranges.ranges["base_queue_offset"][3:] += 100
     assert ranges.row_table(np.array([0, 3, 6])).queue_offset.tolist() == [*range(6), *range(106, 112)]
-    with pytest.raises(ValueError, match="do not continue before 106"):
+    with pytest.raises(ValueError, match="before queue offset 106"):
         ranges.row_table(np.array([0, 6]))

@@ -147,7 +147,7 @@ def test_a_full_disk_ends_the_round_and_names_the_directory(scene: Scene) -> Non
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
     try:
-        with pytest.raises(StoreFullError, match=f"no space is left in {scene.spool}"):
+        with pytest.raises(StoreFullError, match=f"as no space is left in {scene.spool}"):
             scene.run()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

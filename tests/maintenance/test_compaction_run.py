@@ -274,7 +274,7 @@ def test_a_spool_that_is_too_small_is_refused_before_any_request(tmp_path: Path)
     plan = plan_rewrite(before, SMALL)
     assert plan is not None
     counting = FaultStore(store)
-    with pytest.raises(UsageError, match="which may hold 100"):
+    with pytest.raises(UsageError, match="more than the 100 that it may use"):
         compact(counting, before, plan, IDENTITY, options(tmp_path, spool_bytes_max=100))
     assert counting.requests == []
 
@@ -327,9 +327,9 @@ def test_totals_of_every_queue_are_compared(tmp_path: Path) -> None:
     for name in ("rows", "byte_count", "end_queue_offset"):
         changed = new.copy()
         changed[name][0] += 1
-        with pytest.raises(CorruptionError, match="compaction would change"):
+        with pytest.raises(CorruptionError, match="the compaction is not committed, as it would change"):
             check_totals(before, plan, changed)
-    with pytest.raises(CorruptionError, match="compaction would change"):
+    with pytest.raises(CorruptionError, match="the compaction is not committed, as it would change"):
         check_totals(before, plan, new[1:])
 
 

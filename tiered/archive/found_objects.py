@@ -68,7 +68,7 @@ class FoundObject:
         return segments.open(self.key, size_bytes=self.size_bytes, tail_bytes=self.tail_bytes)
 
     def row(self) -> Table:
-        """Its row of OBJECT_DTYPE, whose ``key`` is 0."""
+        """The row (OBJECT_DTYPE) with which the catalog would describe this object; its ``key`` is 0."""
         runs, row = self.runs, np.zeros(1, OBJECT_DTYPE)
         row["rows"], row["size_bytes"] = int(runs["rows"].sum()), self.size_bytes
         row["tail_bytes"], row["tail_crc32c"] = self.tail_bytes, self.tail_crc32c
@@ -82,7 +82,8 @@ class FoundObject:
 def found_objects(
     store: ObjectStore, infos: Iterable[ObjectInfo]
 ) -> Iterator[tuple[ObjectInfo, FoundObject | None]]:
-    """Each of ``infos`` that still exists; None: its tail cannot be read. Raises UnsupportedFormatError for a format
+    """Read the ends of data objects, a few at a time, where their runs are listed. Yields each of ``infos`` that still
+    exists with what was read of it; None: it is damaged, or no data object. Raises UnsupportedFormatError for a format
     that this program does not read, and the store's errors."""
 
     def opened(info: ObjectInfo) -> tuple[bool, FoundObject | None]:
@@ -105,8 +106,8 @@ def found_objects(
         return True, FoundObject(info.key, size, length, fastcrc.crc32.iscsi(tail), index.meta, runs, queues)
 
     with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="tails") as pool:
-        for info, read in few_at_a_time((info, pool.submit(opened, info)) for info in infos):
-            exists, found = read.result()
+        for info, reading in few_at_a_time((info, pool.submit(opened, info)) for info in infos):
+            exists, found = reading.result()
             if exists:
                 yield info, found
 
@@ -125,10 +126,10 @@ def is_own(state: CatalogState, found: FoundObject) -> bool:
 
 
 def why_unexplained(state: CatalogState, found: FoundObject | None) -> str:
-    """Why an object that ``state`` does not name may hold messages that no commit named; empty: its messages are
-    committed elsewhere."""
+    """Why the object ``found``, which ``state`` does not name, may have messages that no commit ever named, as text
+    after the object's name; empty if all of its messages are in other objects. None: an object that cannot be read."""
     if found is None:
-        return "its tail cannot be read"
+        return "its end, which lists its messages, cannot be read"
     meta, runs = found.meta, found.runs
     if not is_own(state, found):
         return f"it belongs to the archive of {meta.cluster}/{meta.broker}"
@@ -136,8 +137,11 @@ def why_unexplained(state: CatalogState, found: FoundObject | None) -> str:
         return f"it is of epoch {meta.epoch}, and the newest known one is {state.epoch}"
     if meta.log_history > state.cursor.history or meta.catalog_version > state.version:
         return f"its writer knew version {meta.catalog_version}, and the newest known one is {state.version}"
-    newer = [one.begin_phys for one in state.log_histories if one.number > meta.log_history]
-    if len(runs) and int(runs["end_phys"].max()) > min([state.cursor.phys, *newer]):
+    # The log that the object is of ends where a later log history, of a replaced or truncated log, begins.
+    later_begins = [
+        history.begin_phys for history in state.log_histories if history.number > meta.log_history
+    ]
+    if len(runs) and int(runs["end_phys"].max()) > min([state.cursor.phys, *later_begins]):
         return "it has messages beyond the end of what is archived from their log"
     for queue, run in zip(found.queues, runs, strict=True):
         row = state.queue(queue)
@@ -151,20 +155,21 @@ def why_unexplained(state: CatalogState, found: FoundObject | None) -> str:
 
 
 def may_be_newest(state: CatalogState, found: FoundObject | None) -> bool:
-    """Whether an object that ``state`` does not name shows that its newest commit may be missing: its writer is of the
-    newest known epoch or a later one, and it has messages beyond the archive's end. Cycles are uploaded side by side,
-    so that its writer may have known an earlier version than the newest one."""
+    """Whether the object ``found``, which ``state`` does not name, shows that the newest commit may be missing: it has
+    messages beyond the archive's end, and its writer owned the archive in the newest known epoch or a later one."""
     if found is None or not len(found.runs) or not is_own(state, found):
         return False
+    # Cycles are uploaded side by side, so that its writer may have known an earlier version than the newest one.
     is_new = found.meta.epoch >= state.epoch or found.meta.catalog_version >= state.version
     return is_new and bool(why_unexplained(state, found))
 
 
 def objects_at_end(store: ObjectStore, state: CatalogState, *, all_queues: bool) -> list[FoundObject]:
-    """Objects whose names begin where the archive of ``state`` ends, and which it does not name: one LIST for each TTL
-    class, and one for each of the last written queues with ``all_queues``."""
-    days = {0, *np.unique(state.memory.objects["ttl_class_days"]).tolist()}
-    prefixes = [set_prefix(batch_id(state.cursor.phys, one)) for one in days]
+    """Data objects that begin, by their names, where the archive of ``state`` ends, and that it does not name, if they
+    may have messages that no commit named. Takes one LIST for each TTL class, and, with ``all_queues``, one for each of
+    the QUEUES_ASKED queues that were written last."""
+    ttl_days = {0, *np.unique(state.memory.objects["ttl_class_days"]).tolist()}
+    prefixes = [set_prefix(batch_id(state.cursor.phys, days)) for days in ttl_days]
     if all_queues:
         newest = sorted(state.current_queues(), key=lambda item: -int(item[1]["end_phys"]))
         prefixes += [
@@ -174,5 +179,8 @@ def objects_at_end(store: ObjectStore, state: CatalogState, *, all_queues: bool)
         ]
     named = {*state.memory.object_keys}
     infos = (info for prefix in prefixes for info in store.list(prefix) if info.key not in named)
-    read = [found for _, found in found_objects(store, infos)]
-    return [one for one in read if one is not None and is_own(state, one) and why_unexplained(state, one)]
+    return [
+        found
+        for _, found in found_objects(store, infos)
+        if found is not None and is_own(state, found) and why_unexplained(state, found)
+    ]

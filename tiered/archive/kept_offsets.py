@@ -30,7 +30,8 @@ class KeptOffsets:
         np.bitwise_or.at(self._bits, at >> 3, np.left_shift(1, at & 7).astype(np.uint8))
 
     def mask(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of ``offsets`` stay."""
+        """Which of ``offsets`` key compaction keeps: those noted with ``keep``, and all from ``end`` on; none below
+        ``begin``."""
         kept = offsets >= self.begin
         inside = np.flatnonzero((offsets >= self.begin) & (offsets < self.end))
         at = offsets[inside] - self.begin
@@ -38,7 +39,8 @@ class KeptOffsets:
         return kept
 
     def count(self, begin: int, end: int) -> int:
-        """How many below the cut of [begin, end) stay."""
+        """How many of the offsets from ``begin`` up to, but not including, ``end`` are kept, of those below the offset
+        up to which key compaction works."""
         first, last = max(begin, self.begin) - self.begin, min(end, self.end) - self.begin
         if first >= last:
             return 0

@@ -23,7 +23,9 @@ def key_bytes_guess(rows: int) -> int:
 def read_keys(
     store: ObjectStore, key: str, *, size_bytes: int, tail_bytes: int, rows: int
 ) -> tuple[SegmentIndex, KeySection]:
-    """One request, or two. Raises CorruptionError, UnsupportedFormatError, or the store's errors."""
+    """The footer of the data object ``key`` and the hashes of its messages' keys, by one request, or two if it has more
+    keys than expected. ``size_bytes``, ``tail_bytes`` and ``rows``: as the catalog has them. Raises CorruptionError,
+    UnsupportedFormatError, or the store's errors."""
     check_tail_length(key, size_bytes, tail_bytes)
     length = min(size_bytes, tail_bytes + key_bytes_guess(rows))
     data = store.get_range(key, size_bytes - length, length)

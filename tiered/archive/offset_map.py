@@ -42,16 +42,22 @@ class OffsetMap:
     ``directory``."""
 
     def __init__(self, directory: Path, memory_bytes: int) -> None:
+        """``directory``: where the temporary file is created when it is needed."""
         self._entries_max = max(1024, memory_bytes // (_WORK_FACTOR * ENTRY_DTYPE.itemsize))
         self._directory = directory
         self._file: Any = None
         self._places: list[list[tuple[int, int]]] = [[] for _ in range(_PARTS)]
+        """Where the entries of each part are in the file: position and number."""
         self._held: list[Table] = []
         self._count = 0
+        """Entries in memory, and how many these are."""
         self.spooled_bytes = 0
+        """Bytes in the file."""
 
     def add(self, entries: Table) -> None:
-        """``entries`` (ENTRY_DTYPE) with keys, later in the queue than those before. Raises OSError."""
+        """Add messages with keys (``entries``, ENTRY_DTYPE), which are later in the queue than all before. When there
+        are too many in memory, only the last of each key stays; if that are many still, they go to the temporary file.
+        Raises OSError."""
         self._held.append(entries)
         self._count += len(entries)
         if self._count <= self._entries_max:
@@ -62,7 +68,7 @@ class OffsetMap:
             self._spill(latest)
 
     def latest(self) -> Iterator[Table]:
-        """The last entry of each key, in parts."""
+        """The last message of each key (ENTRY_DTYPE), in several tables, each with all entries of its keys."""
         if self._file is None:
             yield _latest(concatenated(self._held, ENTRY_DTYPE))
             return
@@ -80,8 +86,8 @@ class OffsetMap:
             self._file.close()
 
     def _spill(self, entries: Table) -> None:
-        """Appends ``entries``, to which those in memory were reduced, to the spool, divided into _PARTS parts by the
-        high bits of the digest; then empties the memory."""
+        """Move ``entries``, all that are in memory, to the end of the temporary file, divided into _PARTS parts by the
+        first bits of the key's digest: each part is read alone, so that it fits into memory."""
         if self._file is None:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._file = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115
@@ -108,8 +114,8 @@ def _latest(entries: Table) -> Table:
 
 
 def key_entries(reader: SegmentReader, run: RunPart) -> Iterator[Table]:
-    """An entry (ENTRY_DTYPE) for each message of ``run``, some megabytes at a time, in order. Raises as
-    SegmentReader.read_blocks, and CorruptionError."""
+    """An entry (ENTRY_DTYPE: digest of the key, offset, size) for each message of ``run`` in the object of ``reader``,
+    in order, some megabytes of messages at a time. Raises CorruptionError, and what reading raises."""
     rows = reader.row_columns(run)
     whole = reader.index.block_span(run, 0, len(rows))
     for span in reader.index.split_span(run, whole, RANGE_BYTES_MAX):
@@ -120,23 +126,27 @@ def key_entries(reader: SegmentReader, run: RunPart) -> Iterator[Table]:
 def entries_of(
     data: NDArray[np.uint8], starts: NDArray[Any], sizes: NDArray[Any], offsets: NDArray[Any]
 ) -> Table:
-    """Entries of the records ``data[starts[i] : starts[i] + sizes[i]]`` at ``offsets``. Raises CorruptionError for a
-    malformed one."""
+    """Entries (ENTRY_DTYPE) of the records ``data[starts[i] : starts[i] + sizes[i]]``, which are at ``offsets`` of
+    their queue: the MD5 of their KEYS, and whether they delete the key by an empty body. Raises CorruptionError for a
+    malformed record."""
     fields = record_fields(data, starts, sizes, properties=True)
     if not fields[Number.VALID].all():
-        raise CorruptionError(f"the record at offset {offsets[fields[Number.VALID].argmin()]} is malformed")
+        raise CorruptionError(
+            f"the record at queue offset {offsets[fields[Number.VALID].argmin()]} is damaged: its lengths do not fit "
+            "together"
+        )
     keys_at, keys_bytes = fields[Number.KEYS_AT], fields[Number.KEYS_BYTES]
-    found = np.zeros(len(offsets), ENTRY_DTYPE)
+    entries = np.zeros(len(offsets), ENTRY_DTYPE)
     view, md5 = data.data, hashlib.md5
     ends = (keys_at + keys_bytes).tolist()
     keys = [view[begin:end] for begin, end in zip(keys_at.tolist(), ends, strict=True)]
     digests = b"".join([md5(key, usedforsecurity=False).digest() for key in keys])
     halves = np.frombuffer(digests, "<u8").reshape(-1, 2)
-    found["high"], found["low"] = halves[:, 0], halves[:, 1]
-    found["offset"], found["size"] = offsets, sizes
-    found["is_tombstone"], found["has_key"] = fields[Number.BODY_BYTES] == 0, keys_bytes > 0
-    # A blank key is none: StringUtils.isNotBlank.
-    blank = np.flatnonzero(found["has_key"])
-    for row in blank[data[keys_at[blank]] <= ord(" ")].tolist():
-        found["has_key"][row] = bool(bytes(keys[row]).strip())
-    return found
+    entries["high"], entries["low"] = halves[:, 0], halves[:, 1]
+    entries["offset"], entries["size"] = offsets, sizes
+    entries["is_tombstone"], entries["has_key"] = fields[Number.BODY_BYTES] == 0, keys_bytes > 0
+    # As in the broker (StringUtils.isNotBlank), a key of blanks is none. Only those that begin with one may be.
+    with_key = np.flatnonzero(entries["has_key"])
+    for row in with_key[data[keys_at[with_key]] <= ord(" ")].tolist():
+        entries["has_key"][row] = bool(bytes(keys[row]).strip())
+    return entries

@@ -77,18 +77,18 @@ class LivingRuns:
         return WindowObjects(self.between(window.from_version, window.to_version))
 
     def of_objects(self, keys: Collection[str]) -> dict[str, SegmentCheck]:
-        """What the catalog expects of some objects, with all of their runs; of those that it names."""
+        """What the catalog expects of the objects ``keys``, with all of their runs; without those that it does not
+        name."""
         pages = [
             Page(page.queues, selected(page.chunk, np.isin(page.chunk.runs["object"], numbers)))
             for page in self.between(0, self.state.version)
             if len(numbers := _numbers_of(page.chunk, keys))
         ]
-        found = WindowObjects(pages)
-        return {key: found[key] for key in found}
+        return dict(WindowObjects(pages))
 
     def _pages(self, refs: Iterable[PageRef]) -> Iterator[Page]:
-        """The living runs of each page, which ``seen`` gets first; pages that cannot be read are noted in
-        ``unreadable``."""
+        """The living runs of each of the pages ``refs``; ``seen`` is called with them first. Pages that cannot be read
+        are skipped, and noted in ``unreadable`` with the reason."""
         index = RunIndex(self.store)
         for ref in refs:
             try:
@@ -101,15 +101,16 @@ class LivingRuns:
 
 
 def cut_windows(counts: NDArray[np.int64], runs_max: int) -> list[Window]:
-    """Spans of versions (indices of ``counts``) of at most ``runs_max`` runs, or one version of more. Pure."""
+    """Divide the catalog versions into spans, of at most ``runs_max`` runs each; a version with more is one of its own.
+    ``counts``: how many runs each version added, by version. Pure."""
     windows: list[Window] = []
-    begin = held = 0
+    begin = runs = 0
     for version in np.flatnonzero(counts).tolist():
-        if held and held + int(counts[version]) > runs_max:
+        if runs and runs + int(counts[version]) > runs_max:
             windows.append(Window(begin, version - 1))
-            begin, held = version, 0
-        held += int(counts[version])
-    if held:
+            begin, runs = version, 0
+        runs += int(counts[version])
+    if runs:
         windows.append(Window(begin, len(counts) - 1))
     return windows
 

@@ -89,7 +89,7 @@ class Salvage:
         return found
 
     def missing(self, run: int) -> list[tuple[int, int]]:
-        """Offsets [begin, end) of a run that no row found so far spans."""
+        """The queue offsets [begin, end) of the run number ``run`` for which no row was found yet."""
         known, row = self.rows[run], self.runs[run]
         begins = np.append(known["begin"], row["end_queue_offset"])
         ends = np.append(row["base_queue_offset"], known["end"])
@@ -104,11 +104,12 @@ class Salvage:
         ]
 
     def add(self, run: int, rows: Table) -> None:
-        """Add rows of ``run`` whose offsets are not known yet."""
+        """Add rows that were found of the run number ``run``; those whose offsets have a row already are dropped."""
         every = np.concatenate([self.rows[run], rows])
         _, first = np.unique(every["end"], return_index=True)
         every = every[first]
         if self.runs["kind"][run] == RunKind.SPARSE and self.wanted[run] is None:
+            # Which offsets the run's rows had is unknown: each row spans those that are missing before it.
             every["begin"][1:] = every["end"][:-1]
             every["begin"][:1] = self.runs["base_queue_offset"][run]
             if len(every) == int(self.runs["rows"][run]):
@@ -116,28 +117,29 @@ class Salvage:
         self.rows[run] = every
 
     def take_records(self, data: NDArray[np.uint8], columns: RecordColumns, rows: NDArray[np.int64]) -> Table:
-        """The records ``rows`` of ``columns``, whose bytes are in ``data``, as rows of a plain run."""
-        found = np.zeros(len(rows), ROW_DTYPE)
-        found["begin"] = columns.queue_offset[rows]
-        found["end"] = found["begin"] + columns.inner_num[rows]
+        """Copy the records in the ``rows`` of ``columns``, whose bytes are in ``data``, to the salvaged ones, and
+        return them as rows (ROW_DTYPE) of a plain run."""
+        salvaged_rows = np.zeros(len(rows), ROW_DTYPE)
+        salvaged_rows["begin"] = columns.queue_offset[rows]
+        salvaged_rows["end"] = salvaged_rows["begin"] + columns.inner_num[rows]
         for name in ("size", "tags_code", "store_timestamp", "phys", "key_count"):
-            found[name] = getattr(columns, name)[rows]
-        found["parent"] = found["parent_queue_offset"] = -1
+            salvaged_rows[name] = getattr(columns, name)[rows]
+        salvaged_rows["parent"] = salvaged_rows["parent_queue_offset"] = -1
         firsts = (
             np.cumsum(columns.key_count[: columns.rows], dtype=np.int64) - columns.key_count[: columns.rows]
         )
-        found["key_first"] = firsts[rows] + self.hash_count
+        salvaged_rows["key_first"] = firsts[rows] + self.hash_count
         self.hashes.append(columns.key_hashes[: columns.keys].copy())
         self.hash_count += columns.keys
         for at, row in enumerate(rows.tolist()):
             begin = int(columns.position[row])
-            found["position"][at] = len(self.records)
+            salvaged_rows["position"][at] = len(self.records)
             self.records += data[begin : begin + int(columns.size[row])].data
-        return found
+        return salvaged_rows
 
     def written(self, codec: BlockCodec, meta: SegmentMeta) -> tuple[bytes, WrittenSegment, Table] | None:
-        """The new object's blocks with its header, what follows them, and its runs for the catalog, whose ``queue``
-        indexes the segment's queues; None without a row."""
+        """A new object of all rows that were found: its header and blocks, what follows them, and its runs for the
+        catalog, whose ``queue`` is an index into the segment's queues. None if no row was found."""
         blocks = io.BytesIO()
         writer = SegmentWriter(blocks, codec)
         hashes = np.concatenate([np.zeros(0, np.uint64), *self.hashes])
@@ -201,8 +203,9 @@ def _pieces(rows: Table) -> list[Table]:
 def salvaged(
     store: ObjectStore, state: CatalogState, check: SegmentCheck, log: CommitLog | None = None
 ) -> Salvage:
-    """What is left of the object of ``check``, and of its rest in other objects of ``state`` and in ``log``. Raises the
-    store's errors, except for objects that cannot be read."""
+    """Save what can be saved of a damaged data object, which ``check`` describes: what is whole in it, entries of LMQs
+    from the messages in other objects of ``state``, and what the broker's ``log``, if there is one, still has. Raises
+    the store's errors, except for objects that cannot be read."""
     found = Salvage.of(check)
     try:
         size_bytes, tail_bytes = int(check.place["size_bytes"]), int(check.place["tail_bytes"])
@@ -229,7 +232,8 @@ def salvaged(
 
 
 def _add_indexed(store: ObjectStore, index: SegmentIndex, found: Salvage) -> None:
-    """Adds the rows that the tail describes, with the records of those whose blocks are whole."""
+    """Add to ``found`` the rows of the damaged object that its footer ``index`` describes, with the records of those
+    whose blocks are whole. Runs whose rows cannot be read, or that are not the catalog's, are skipped."""
     blocks: dict[int, NDArray[np.uint8] | None] = {}
     for number, (run, queue) in enumerate(zip(found.runs, found.check.queues, strict=True)):
         part = CatalogRun.of(run)
@@ -276,7 +280,8 @@ def _add_indexed(store: ObjectStore, index: SegmentIndex, found: Salvage) -> Non
 
 
 def _add_entries(store: ObjectStore, state: CatalogState, found: Salvage, runs: Sequence[int]) -> None:
-    """Entries of LMQs, from their messages in other objects."""
+    """Add to ``found`` the missing entries of LMQs, of the ``runs`` with these numbers, from the messages to which they
+    refer, in other objects of ``state``. Objects that cannot be read are skipped."""
     low, high = int(found.runs["min_phys"][runs].min()), int(found.runs["end_phys"][runs].max())
     segments = SegmentCache(store)
     for page in LivingRuns(store, state).between(0, state.version):
@@ -307,8 +312,8 @@ def _add_entries(store: ObjectStore, state: CatalogState, found: Salvage, runs: 
 
 
 def _known_rows(run: np.void, rows: RowTable) -> Table:
-    """The rows of ``run`` as a table (ROW_DTYPE) without parents. In a sparse run each row begins where the one
-    before ends, so that the rows cover its holes too."""
+    """The rows that the footer describes of ``run``, as a table (ROW_DTYPE) without parents. In a sparse run, from
+    which key compaction dropped messages, each row begins where the one before ends, so that they cover all offsets."""
     known = np.zeros(len(rows), ROW_DTYPE)
     for name in ("size", "tags_code", "store_timestamp", "phys"):
         known[name] = getattr(rows, name)
@@ -329,7 +334,9 @@ def _add_block(
     data: NDArray[np.uint8],
     raw_offset: int,
 ) -> None:
-    """The rows ``known`` of a run, from ``first`` of ``rows`` on, whose records are in ``data``."""
+    """Add to ``found`` the rows of one block of the run number ``number``: ``known`` are its rows, the first of which
+    is number ``first`` of ``rows``, and ``data`` its bytes, which begin at ``raw_offset`` of the run's. Records that
+    are damaged are skipped."""
     starts = rows.position[first : first + len(known)] - raw_offset
     left = np.arange(len(known))
     while len(left):
@@ -343,7 +350,8 @@ def _add_block(
 
 
 def _add_scanned(data: bytes, found: Salvage) -> None:
-    """Rows by the records in the object alone, for the runs of which the tail says nothing."""
+    """Add to ``found`` rows by the records in the object's bytes ``data`` alone, for the runs of which the damaged
+    footer says nothing."""
     for raw in _chunks(data):
         view = np.frombuffer(raw, np.uint8)
         starts, sizes, phys = _records(view)
@@ -355,8 +363,8 @@ def _add_scanned(data: bytes, found: Salvage) -> None:
 
 
 def _chunks(data: bytes) -> Iterator[bytes | memoryview]:
-    """Raw bytes of blocks, one behind the other from the header on, as far as they can be told apart; a damaged one
-    ends where the next frame begins."""
+    """The decoded bytes of the blocks in a damaged object's bytes ``data``, from the header on: blocks are compressed
+    frames of zstd, or plain records. Behind a damaged one the next frame is searched."""
     position = HEADER_BYTES
     while position < len(data):
         view = memoryview(data)[position:]
@@ -382,7 +390,7 @@ def _chunks(data: bytes) -> Iterator[bytes | memoryview]:
 
 
 def _record_ends(view: memoryview) -> list[int]:
-    """Ends of the records that lie one behind the other at the begin of ``view``."""
+    """Where the records end that follow one another from the begin of ``view``, by their sizes and magic numbers."""
     ends, position = list[int](), 0
     while position + RECORD_HEAD.itemsize <= len(view):
         head = np.frombuffer(view, RECORD_HEAD, 1, position)[0]
@@ -407,7 +415,8 @@ def _records(data: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int
 def _match(
     found: Salvage, data: NDArray[np.uint8], table: QueueTable, columns: RecordColumns, runs: Sequence[int]
 ) -> None:
-    """Give scanned records to the runs that they belong to: of the same queue, offset and place in the log."""
+    """Add scanned records (``columns``, whose bytes are in ``data`` and whose queues ``table`` numbers) to those of the
+    ``runs`` with these numbers to which they belong: by queue, offset and place in the commitlog."""
     count, entries = columns.rows, columns.lmq_rows
     phys = columns.phys[:count]
     for number in runs:
@@ -438,7 +447,8 @@ def _match(
                 entry["parent"] = [_parent(found, table, int(columns.queue[row])) for row in records[is_own]]
             taken = np.concatenate([taken, entry])
         wanted = found.wanted[number]
-        if wanted is not None and len(taken):  # which rows a sparse run keeps, and what its last one spans
+        if wanted is not None and len(taken):
+            # The footer says which rows the run has, and which offsets each spans.
             place = np.searchsorted(wanted["phys"], taken["phys"])
             place[place == len(wanted)] = 0
             is_known = wanted["phys"][place] == taken["phys"]
@@ -456,7 +466,9 @@ def _parent(found: Salvage, table: QueueTable, ordinal: int) -> int:
 
 
 def _add_logged(log: CommitLog, found: Salvage) -> None:
-    """Rows that are missing, from the broker's log or its pins."""
+    """Add to ``found`` the rows that are missing, from the broker's commitlog or the pins (hard links) of its files.
+    Ends early if the log cannot be read now. Sparse runs of unknown rows are skipped: the log does not tell which
+    messages key compaction dropped."""
     runs = [
         number
         for number in range(len(found.runs))

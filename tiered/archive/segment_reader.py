@@ -72,6 +72,7 @@ class SegmentReader:
         )
 
     def _fetch(self, run: int | RunPart, span: BlockSpan) -> NDArray[np.uint8]:
+        """The decoded bytes of consecutive blocks of ``run``, by GETs of at most RANGE_BYTES_MAX."""
         pieces = self.index.split_span(run, span, RANGE_BYTES_MAX)
         parts = [
             self.index.decode_blocks(piece, self._store.get_range(self.index.key, piece.offset, piece.length))
@@ -89,11 +90,12 @@ class SegmentCache:
         self._readers: Lru[str, SegmentReader] = Lru(cache_bytes)
 
     def open(self, key: str, *, size_bytes: int, tail_bytes: int) -> SegmentReader:
-        """The segment of ``key``, fetched unless cached."""
+        """The data object ``key``, opened for reading: its end is read, unless it is cached. Raises what that
+        raises."""
         with self._lock:
-            found = self._readers.get(key)
-            if found is not None:
-                return found
+            cached = self._readers.get(key)
+            if cached is not None:
+                return cached
         reader = SegmentReader.open(self._store, key, size_bytes=size_bytes, tail_bytes=tail_bytes)
         with self._lock:
             # A single one is kept even if it is larger than the cache.

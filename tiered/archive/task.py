@@ -97,7 +97,8 @@ class TaskStatus:
 
 
 def run_pass(task: Task[P], state_of: StateOf) -> bool:
-    """Plan and carry out steps until nothing is left. False: this process does not own the archive."""
+    """Carry out one pass of ``task``: plan and do steps until nothing is left. ``state_of`` returns the newest state,
+    or None while this process does not own the archive: then this returns False."""
     state = state_of()
     if state is None:
         return False
@@ -149,7 +150,8 @@ class TaskLoop(Generic[P]):
         self._woken.set()
 
     def run(self) -> None:
-        """Runs passes until ``stop``. Failures are logged, and the pass is tried again; they never end the process."""
+        """Run passes when they are due, until ``stop``. A failure is logged and becomes the ``problem`` of the status,
+        and the pass is tried again: the process continues."""
         due = self.task.due
         wait_s: float | None = due.first_s if due.every_s is None else min(due.first_s, due.every_s)
         while self._waited(wait_s):
@@ -160,7 +162,7 @@ class TaskLoop(Generic[P]):
                 return
             except FencedError as error:
                 logger.info(
-                    "%s ends, as another process has taken the archive over: %s",
+                    "%s ends here, as another process has taken the archive over: %s",
                     self.task.name,
                     error.message,
                 )
@@ -169,16 +171,18 @@ class TaskLoop(Generic[P]):
                 is_repeated = is_outage and self._failing_s is not None
                 self._failed(str(error), is_outage=is_outage)
                 level = logging.DEBUG if is_repeated else logging.WARNING
-                logger.log(level, "%s has not run: %s", self.task.name, error)
+                logger.log(level, "%s has not run, and is tried again: %s", self.task.name, error)
                 wait_s = due.every_s if due.retry_s is None else due.retry_s
                 if is_outage and (wait_s is None or wait_s > OUTAGE_RETRY_S):
                     wait_s = OUTAGE_RETRY_S
             except Exception as error:
-                logger.exception("%s has not run", self.task.name)
+                logger.exception(
+                    "%s has not run because of an internal error, and is tried again", self.task.name
+                )
                 self._failed(f"internal error: {error!r}")
 
     def make_pass(self) -> None:
-        """One pass. Raises StoppedError, TieredError."""
+        """Carry out one pass at once, and note in the status that it ended well. Raises StoppedError, TieredError."""
         self._is_in_pass = True
         try:
             is_owner = run_pass(self.task, lambda: None if self._stopped.is_set() else self._state_of())

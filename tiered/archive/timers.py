@@ -92,23 +92,25 @@ def hash_of(text: str) -> int:
 
 
 def sort_out(entries: Entries) -> Sorted:
-    """What becomes of ``entries``, which are in order and have all of each (time, key). Pure.
+    """Sort the ``entries`` of timer objects into timers to be delivered, cancelled timers, cancellations, and refused
+    messages. They are in order, and all entries of one time and key must be among them. Pure.
 
-    A cancellation ends timers before it: those of its topic, or the one at its place. A record that several log
-    histories have is one timer.
+    A cancellation ends timers that came before it: those of its topic with its time and key, or the one at its place. A
+    record that several log histories have is one timer.
     """
     table = entries.table
-    kind, order, every = table["kind"], table["order"], [table[name] for name in ("deliver_ms", "key_hash")]
+    kind, order, time_and_key = table["kind"], table["order"], [table["deliver_ms"], table["key_hash"]]
     is_cancel, is_refused = np.isin(kind, CANCELS), kind == EntryKind.REFUSED
     is_timer = ~(is_cancel | is_refused)
-    columns = [*every, order, table["queue_offset"], table["queue"], kind]
+    # Entries that are equal to the one before are the same record.
+    columns = [*time_and_key, order, table["queue_offset"], table["queue"], kind]
     is_timer[1:] &= np.any([column[1:] != column[:-1] for column in columns], axis=0)
     is_over = np.zeros(len(table), bool)
     if is_cancel.any():
         queue_id = np.array([queue.queue_id for queue in entries.queues])[table["queue"]]
         places = [queue_id, table["queue_offset"]]
         for which, more in ((EntryKind.CANCEL, []), (EntryKind.CANCEL_PLACE, places)):
-            group, is_which = _groups([*every, table["topic"], *more]), kind == which
+            group, is_which = _groups([*time_and_key, table["topic"], *more]), kind == which
             last = np.full(len(table), -1, np.int64)
             np.maximum.at(last, group[is_which], order[is_which])
             is_over |= is_timer & (order < last[group])
@@ -172,8 +174,9 @@ class TimerFiles:
         return next(found for found in self.counting(state) if found is not None)
 
     def counting(self, state: CatalogState) -> Iterator[TimerCounts | None]:
-        """None while counting, then the counts. Footers count hours that have timers alone; others are read, and
-        kept in memory until they change."""
+        """Count the pending timers of ``state`` by hour, in steps: yields None after each step, so that the caller can
+        pause, and at last the counts. Of hours that have timers only, footers have the counts; in others, cancellations
+        and refused messages are read too, and the result is cached until the hour changes."""
         parts = [np.zeros((5, 0), np.int64)]
         for number, ref in enumerate(state.timers):
             table = self.footer(ref).hours
@@ -203,70 +206,73 @@ class TimerFiles:
         return len(timers), postponed, sum(len(some.refused) for some in every)
 
     def merged(self, slices: Sequence[Slice], before_ms: int = NEVER_MS) -> Iterator[Entries]:
-        """Entries of ``slices`` delivered before ``before_ms``, in order, a few pages at a time; all of a (time, key)
-        come together."""
-        heads = [_Head(self, part, before_ms) for part in slices if part.first < part.last]
-        while heads := [head for head in heads if head.fill()]:
-            # What lies before the least of the last entries in memory is known of all objects.
-            bound = min(head.bound for head in heads)
-            taken = [(head, head.take(bound)) for head in heads]
+        """Merge rows of several timer objects: the entries of ``slices`` to be delivered before ``before_ms``, in the
+        order of time and key, a few pages at a time. All entries of one time and key come together."""
+        readers = [_SliceReader(self, part, before_ms) for part in slices if part.first < part.last]
+        while readers := [reader for reader in readers if reader.fill()]:
+            # Every object's entries before the earliest last entry in memory are in memory.
+            bound = min(reader.bound for reader in readers)
+            taken = [(reader, reader.take(bound)) for reader in readers]
             table, queues, topics = united([rows for _, rows in taken])
             keys = table["order"], table["key_hash"], table["deliver_ms"]
-            ends = {head.ref: head.end for head, rows in taken if len(rows[0])}
+            ends = {reader.ref: reader.end for reader, rows in taken if len(rows[0])}
             if len(table):
                 yield Entries(table.take(np.lexsort(keys)), queues, topics, ends)
 
     def pending(self, state: CatalogState, begin_ms: int, end_ms: int) -> Iterator[Entries]:
-        """Entries not handed over that are delivered in [begin_ms, end_ms), in order."""
+        """The entries of ``state`` that are to be delivered from ``begin_ms`` on and before ``end_ms``, and are not
+        handed over to the broker yet, in order, in tables."""
         slices = []
         for ref in state.timers:
             footer = self.footer(ref)
             before = int(footer.page_row[int(np.searchsorted(footer.pages["last_ms"], begin_ms))])
             slices.append(Slice(ref, max(before, ref.claimed), ref.entries))
-        for some in self.merged(slices, end_ms):
-            yield some._replace(table=picked(some.table, some.table["deliver_ms"] >= begin_ms))
+        for entries in self.merged(slices, end_ms):
+            yield entries._replace(table=picked(entries.table, entries.table["deliver_ms"] >= begin_ms))
 
     def find(self, state: CatalogState, name: TimerName | TimerPlace) -> Entries:
-        """The timers that ``name`` names, which are not handed over and alive. Reads all entries. Raises
-        NotFoundError."""
-        found = []
-        for some in self.pending(state, 0, NEVER_MS):
-            timers = sort_out(some).timers
+        """The pending timers that ``name`` names, by unique key and topic or by their place: not cancelled, and not
+        handed over to the broker. Reads all entries. Raises NotFoundError if there is none."""
+        matches = []
+        for entries in self.pending(state, 0, NEVER_MS):
+            timers = sort_out(entries).timers
             if isinstance(name, TimerName):
-                is_named = np.array([topic == name.topic for topic in some.topics])[timers["topic"]]
+                is_named = np.array([topic == name.topic for topic in entries.topics])[timers["topic"]]
                 is_named &= timers["key_hash"] == np.uint64(hash_of(name.unique_key))
             else:
-                queue_id = np.array([queue.queue_id for queue in some.queues])[timers["queue"]]
+                queue_id = np.array([queue.queue_id for queue in entries.queues])[timers["queue"]]
                 is_named = (queue_id == name.queue_id) & (timers["queue_offset"] == name.queue_offset)
-            found.append(some._replace(table=picked(timers, is_named)))
-        entries = joined(found)
-        if not len(entries.table):
+            matches.append(entries._replace(table=picked(timers, is_named)))
+        named = joined(matches)
+        if not len(named.table):
             raise NotFoundError(
                 f"no timer {name.text} is pending",
-                hint="it may be handed over to the broker already, or was cancelled, or is not archived yet",
+                hint="the timer may be handed over to the broker already, or was cancelled, or is not archived yet",
             )
-        return entries
+        return named
 
     def pending_times(self, state: CatalogState) -> dict[QueueKey, Table]:
-        """The pending timers of each queue: offsets of their messages, ascending, with their times (PENDING_DTYPE)."""
-        found: dict[QueueKey, list[Table]] = {}
-        for some in self.pending(state, 0, NEVER_MS):
-            timers = sort_out(some).timers
+        """The pending timers of each queue of the gateway topic: the offsets of their messages, ascending, with the
+        times of delivery (PENDING_DTYPE). Reads all entries."""
+        by_queue: dict[QueueKey, list[Table]] = {}
+        for entries in self.pending(state, 0, NEVER_MS):
+            timers = sort_out(entries).timers
             for number in np.unique(timers["queue"]).tolist():
-                own = timers[timers["queue"] == number]
-                found.setdefault(some.queues[number], []).append(
-                    own[["queue_offset", "deliver_ms"]].astype(PENDING_DTYPE)
+                of_queue = timers[timers["queue"] == number]
+                by_queue.setdefault(entries.queues[number], []).append(
+                    of_queue[["queue_offset", "deliver_ms"]].astype(PENDING_DTYPE)
                 )
-        return {queue: np.sort(np.concatenate(parts)) for queue, parts in found.items()}
+        return {queue: np.sort(np.concatenate(tables)) for queue, tables in by_queue.items()}
 
     def first_offsets(self, state: CatalogState) -> dict[QueueKey, int]:
-        """For each queue, an offset below which no timer needs a message."""
-        found: dict[QueueKey, int] = {}
+        """For each queue of the gateway topic, an offset below which no timer needs a message, so that expiry may go up
+        to there. Reads footers only."""
+        first: dict[QueueKey, int] = {}
         for ref in state.timers:
             footer = self.footer(ref)
             for queue, offset in zip(footer.queues, footer.min_offsets.tolist(), strict=True):
-                found[queue] = min(offset, found.get(queue, offset))
-        return found
+                first[queue] = min(offset, first.get(queue, offset))
+        return first
 
 
 def joined(parts: Sequence[Entries]) -> Entries:
@@ -275,8 +281,8 @@ def joined(parts: Sequence[Entries]) -> Entries:
     return Entries(*united([part[:3] for part in parts]), ends)
 
 
-class _Head:
-    """A slice that is read page by page."""
+class _SliceReader:
+    """Reads rows of one timer object page by page, up to those that are delivered at ``before_ms`` or later."""
 
     def __init__(self, files: TimerFiles, part: Slice, before_ms: int) -> None:
         self._files, self._before_ms = files, before_ms
@@ -286,7 +292,8 @@ class _Head:
         self._is_over = False
 
     def fill(self) -> bool:
-        """Read on until memory has entries of two keys, or the end. False: nothing is left."""
+        """Read pages until entries of two times or keys are in memory, so that the first of them is known as a whole,
+        or all are. False: nothing is left."""
         while not self._is_over and not self._has_two():
             number = int(np.searchsorted(self._footer.page_row, self._at, side="right")) - 1
             begin, end = self._footer.page_row[number : number + 2].tolist()

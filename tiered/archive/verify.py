@@ -75,8 +75,8 @@ def verify_archive(
         try:
             next(steps)
         except StopIteration as end:
-            found: VerifyReport = end.value
-            return found
+            report: VerifyReport = end.value
+            return report
 
 
 def verifying(
@@ -88,15 +88,20 @@ def verifying(
     segments: SegmentChecker | None = None,
     own: CatalogState | None = None,
 ) -> Generator[tuple[str, SegmentResult], None, VerifyReport]:
-    """The steps of ``verify_archive``: each data object with its result, and the report in the end. ``own``: what
-    the writer of this process has committed at least; uploads of its epoch are in progress."""
+    """Check an archive as ``verify_archive`` does, step by step: yields each data object with its result, so that the
+    caller can pause, and returns the report. ``own``: the newest state of the writer of this process, whose uploads are
+    in progress; None: it has none."""
     head = head_version(store)
     if head == 0:
         raise without_commits(store)
     current, report, by_names = saved.begin(head), VerifyReport(), depth == "names"
     own = own or CatalogState()
     if own.version > head:
-        report.add(AnomalyKind.NEWEST, catalog_key(own.version), "is missing: this process has committed it")
+        report.add(
+            AnomalyKind.NEWEST,
+            catalog_key(own.version),
+            f"catalog version {own.version} is missing, though this process has committed it",
+        )
     state = _load(store, current.version, report)
     if not current.is_chain_checked:
         since = saved.verified if by_names else None
@@ -125,11 +130,15 @@ def verifying(
     )
     report = replace(report.joined(current.anomalies), leftovers=sorted(current.leftovers))
     for key in named.missing() if by_names else ():
-        report.add(AnomalyKind.MISSING, key, "is in the catalog, but does not exist, or has another size")
+        report.add(
+            AnomalyKind.MISSING,
+            key,
+            "the catalog names this object, but it does not exist, or has another size",
+        )
     forgive_what_moved(store, state, report)
     report.anomalies += newest_missing(store, state, report.leftovers, own.epoch)
     for key in unlisted:
-        report.add(AnomalyKind.MISSING, key, "is in the catalog, but does not exist")
+        report.add(AnomalyKind.MISSING, key, "the catalog names this object, but it does not exist")
     check_catalog_objects(store, state, report)
     check_state_objects(store, state, report)
     report.counts = {
@@ -148,7 +157,7 @@ def verifying(
 
 
 def _load(store: ObjectStore, version: int, report: VerifyReport) -> CatalogState | None:
-    """The state at ``version`` as readers load it."""
+    """The state at ``version`` as readers load it; None if they cannot, which is added to ``report``."""
     try:
         return load(store, version=version)
     except (NotFoundError, CorruptionError) as error:
@@ -167,9 +176,13 @@ def _check_chain(
     current: VerifyPass,
     saved: VerifyProgress,
 ) -> CatalogState | None:
-    """Versions without a hole, from the newest repair on, and the chain of put ids, whose anomalies are in the pass.
-    ``state``: as readers load it. ``since`` None: all commits are read, and the state that they give is returned, if
-    they give one; else those after this version (of this put id) up to the newest root. ``load`` followed the rest."""
+    """Check the chain of commits: that no version is missing from the newest repair on, and that each names the put id
+    of the one before. Anomalies are added to the pass ``current``, which ``saved`` saves now and then.
+
+    ``state``: as readers load it, None if they cannot. With ``since`` None all commits are read, compared with
+    ``state``, and the state that they lead to is returned, None if they are broken. Otherwise only those after the
+    version ``since`` (with its put id), up to the newest root page, are read: loading ``state`` has followed the
+    rest."""
     report = VerifyReport()
     first = 1 if state is None else max(1, state.repaired_version)
     listed = listed_versions(store, first, current.version)
@@ -223,15 +236,14 @@ def _followed(store: ObjectStore, state: CatalogState, commit: Commit) -> Catalo
 
 
 def listed_versions(store: ObjectStore, first: int, last: int) -> list[int]:
-    """Versions in [first, last] that exist, ascending, by listing."""
-    found = (
-        parse_catalog_key(info.key) for info in store.list(CATALOG_PREFIX, start_after=catalog_key(last + 1))
-    )
+    """The catalog versions from ``first`` to ``last`` that exist, ascending, by listing."""
     versions = []
-    for version in (one for one in found if one is not None):
-        if version < first:
-            break
-        versions.append(version)
+    for info in store.list(CATALOG_PREFIX, start_after=catalog_key(last + 1)):
+        version = parse_catalog_key(info.key)
+        if version is not None and version < first:
+            break  # newer versions are listed first
+        if version is not None:
+            versions.append(version)
     return versions[::-1]
 
 
@@ -253,7 +265,9 @@ class _Objects:
     def check(
         self, current: VerifyPass, report: VerifyReport, progress: Progress, saved: VerifyProgress
     ) -> Iterator[tuple[str, SegmentResult]]:
-        """Each of them, but those that an interrupted pass has checked."""
+        """Check all data objects, but those that the interrupted pass ``current`` has checked, and yield each with its
+        result. Anomalies and counts are added to the pass, objects that cannot be read now to ``report``. Raises
+        UnavailableError if UNCHECKED_MAX objects in a row cannot be read."""
         counts = {"runs": 0, "messages": 0, "blocks": 0, "bytes": 0} | current.counts
         windows, total = self._runs.windows()
         done = unchecked = 0
@@ -273,7 +287,8 @@ class _Objects:
                     report.unchecked[key] = result.unchecked
                 if unchecked >= UNCHECKED_MAX:
                     raise UnavailableError(
-                        f"the verification ends, as {unchecked} objects in a row cannot be read: {result.unchecked}"
+                        f"the verification ends at {key}, as {unchecked} objects in a row cannot be read: "
+                        f"{result.unchecked}"
                     )
                 done += objects.cost(key)
                 current.checked, current.counts = (number, key), counts
@@ -297,11 +312,12 @@ def check_objects(
 
 
 def _threaded(store: ObjectStore, *, full: bool) -> SegmentChecker:
-    """A checker that reads a few objects at a time, in threads of this process."""
+    """What checks data objects of ``store`` a few at a time, in threads of this process; ``full``: every byte, not only
+    their ends."""
 
     def check_all(state: CatalogState, checks: Iterable[SegmentCheck]) -> Iterator[tuple[str, SegmentResult]]:
-        """Checks segments in READ_THREADS threads, and yields the results in the order of ``checks``. One that the
-        store does not give is reported as unchecked."""
+        """Check objects, and yield their keys and results in the order of ``checks``. The result of one that cannot be
+        read now says so."""
         with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="verify") as pool:
             pending = (
                 (check.key, pool.submit(check_segment, store, state, check, full=full)) for check in checks
@@ -316,7 +332,8 @@ def _threaded(store: ObjectStore, *, full: bool) -> SegmentChecker:
 
 
 def forgive_what_moved(store: ObjectStore, state: CatalogState, report: VerifyReport) -> None:
-    """Drop missing objects that the newest catalog no longer names."""
+    """Remove from ``report`` the missing objects that the catalog no longer names: they were compacted or expired, and
+    deleted, while ``state`` was checked."""
     missing = {anomaly.key for anomaly in report.anomalies if anomaly.kind == AnomalyKind.MISSING}
     newest = refresh(store, state) if missing else state
     if newest.version == state.version:

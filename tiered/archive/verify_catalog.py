@@ -31,8 +31,8 @@ from tiered.object_store.interface import ObjectStore
 
 
 def check_catalog_objects(store: ObjectStore, state: CatalogState, report: VerifyReport) -> None:
-    """Check every root of the state, and the roots in which earlier log histories keep what they hid.
-    Readers do without a damaged root, so that only this check reports it."""
+    """Check every root page (a copy of a whole state) that ``state`` names, and the states of what log histories hid.
+    Anomalies are added to ``report``. Readers do without a damaged root page, so that only this check reports it."""
     begins = (RootRef(history.root, history.version) for history in state.log_histories)
     newest = state.unread_root if state.unread_root.key else state.root
     for root in dict.fromkeys((newest, *state.kept_roots, *begins)):
@@ -43,7 +43,8 @@ def check_catalog_objects(store: ObjectStore, state: CatalogState, report: Verif
 
 
 def check_root(store: ObjectStore, root: RootRef, report: VerifyReport) -> None:
-    """Check one root, which is of any version if its version is given as 0."""
+    """Check that the root page ``root`` can be read and is of its version, of any if that is 0. Anomalies are added to
+    ``report``; a missing one is reported by the comparison with the listing."""
     if not root.key:
         return
     try:
@@ -58,17 +59,18 @@ def check_root(store: ObjectStore, root: RootRef, report: VerifyReport) -> None:
 
 
 def pending_of(store: ObjectStore, state: CatalogState, report: VerifyReport) -> KeySet:
-    """Keys of all pending deletions but those that nothing explains; damaged lists of them are reported."""
+    """The keys of all pending deletions of ``state``, but for objects whose messages no commit explains, which are
+    kept. Reads the lists of them; a damaged list is added to ``report``."""
 
     def keys() -> Iterator[str]:
-        """The keys of all pending deletions but unexplained objects; an unreadable list is reported."""
+        """The keys, one after the other, so that they need not be in memory together."""
         pending = state.pending_deletions.items()
         yield from (key for key, entry in pending if entry.reason != Reason.UNEXPLAINED)
         for listed in state.deletion_lists:
             try:
                 yield from read_list(store, listed)
             except NotFoundError:
-                continue  # as above
+                continue  # reported with everything else that is named and does not exist
             except CorruptionError as error:
                 report.add(AnomalyKind.DELETIONS, listed.key, error.message)
 
@@ -76,12 +78,13 @@ def pending_of(store: ObjectStore, state: CatalogState, report: VerifyReport) ->
 
 
 def check_state_objects(store: ObjectStore, state: CatalogState, report: VerifyReport) -> None:
-    """The broker's tables, which archive mode needs. They are few and small."""
+    """Check that the archived tables of the broker (topics, groups, offsets), which archive mode needs, can be read.
+    Anomalies are added to ``report``."""
     for name, key in sorted(state.state_objects.items()):
         try:
             decode_state(store.get(key, stored_bytes_max()), name, source=key)
         except NotFoundError:
-            continue  # as above
+            continue  # reported with everything else that is named and does not exist
         except CorruptionError as error:
             report.add(AnomalyKind.DAMAGED, key, error.message)
 
@@ -90,8 +93,8 @@ def check_state_objects(store: ObjectStore, state: CatalogState, report: VerifyR
 
 
 def check_timers(store: ObjectStore, state: CatalogState, *, full: bool) -> tuple[list[Anomaly], int]:
-    """(anomalies, entries in all objects). Footers are always read; ``full`` reads every entry. Raises the store's
-    errors, except for a single object."""
+    """Check the objects with timers: their footers, and with ``full`` every entry. Returns the anomalies, and how many
+    entries there are in all. Raises the store's errors, except for an object that is damaged or missing."""
     files, anomalies = TimerFiles(store), list[Anomaly]()
     for ref in state.timers:
         try:
@@ -106,33 +109,38 @@ def check_timers(store: ObjectStore, state: CatalogState, *, full: bool) -> tupl
 
 
 def _check_entries(files: TimerFiles, state: CatalogState, ref: TimerRef) -> None:
-    """Reads all pages of one file of timers. Raises CorruptionError if entries are out of order, if their hours are
-    not the footer's, or if the message of a pending timer is not in the archive."""
+    """Read all entries of the object with timers ``ref``. Raises CorruptionError if entries are out of order, if the
+    footer counts others by hour, or if the message of a pending timer is not in the archive of ``state``."""
     footer, hours, row, last = files.footer(ref), [np.zeros(0, HOUR_DTYPE)], 0, None
     for number in range(len(footer.pages)):
         page = files.page(ref, number)[0]
         joined = page if last is None else np.concatenate([last, page])
         if not (sorted_entries(joined) == joined).all():
-            raise CorruptionError(f"{ref.key}: entries are not in order")
+            raise CorruptionError(f"{ref.key}: the entries of timers are not in order")
         hours.append(hours_of(page))
         _check_messages(state, ref, footer.queues, page[max(ref.done - row, 0) :])
         row, last = row + len(page), page[-1:]
     if not np.array_equal(joined_hours(hours), footer.hours):
-        raise CorruptionError(f"{ref.key}: hours of the footer are not those of the entries")
+        raise CorruptionError(
+            f"{ref.key}: the footer counts other timers by hour than the object has entries"
+        )
 
 
 def _check_messages(state: CatalogState, ref: TimerRef, queues: Sequence[QueueKey], page: Table) -> None:
-    """A message that another log history replaced may lie beyond the end: its timer is dropped when it is due."""
+    """Check that the messages of the pending timers in ``page``, entries of the object ``ref``, have not expired;
+    raises CorruptionError otherwise. A message may be beyond the end of its queue, after a truncation of the log: then
+    its timer is dropped when it is due."""
     for number in np.unique(page["queue"]).tolist():
         of_queue = picked(page, (page["queue"] == number) & np.isin(page["kind"], TIMERS))
         row = state.queue(queues[number])
         if row is None:
-            raise CorruptionError(f"{ref.key}: timers of {queues[number]}, which is not in the archive")
+            raise CorruptionError(f"{ref.key} has timers of {queues[number]}, which is not in the archive")
         expired = of_queue[of_queue["queue_offset"] < row["min_queue_offset"]]
         if len(expired):
             offset = int(expired["queue_offset"][0])
             raise CorruptionError(
-                f"{ref.key}: {queues[number]} has expired to {int(row['min_queue_offset'])}, but a timer needs {offset}"
+                f"{ref.key}: a timer needs the message of {queues[number]} at queue offset {offset}, but the queue has "
+                f"expired up to {int(row['min_queue_offset'])}"
             )
 
 
@@ -143,7 +151,9 @@ TIMERS = (EntryKind.TIMER, EntryKind.POSTPONED)
 
 
 def check_queues(state: CatalogState, pages: Iterable[Page]) -> Iterator[Anomaly]:
-    """``pages``: all live runs by (queue, base offset). One page and the state of one queue are in memory."""
+    """Check that runs and recorded gaps cover the offsets of each queue of ``state`` once, from its minimum offset to
+    its end, and yield an anomaly for each hole and overlap. ``pages``: all living runs, by queue and offset. One page
+    and one queue are in memory."""
     gaps = _Gaps(state)
     seen = np.zeros(len(state.table), bool)
     chain: _Chain | None = None
@@ -162,14 +172,14 @@ def check_queues(state: CatalogState, pages: Iterable[Page]) -> Iterator[Anomaly
         suspects = _suspects(state, gaps, row, begin, end, starts)
         # The first queue of a page may begin in the page before, the last may continue in the next.
         suspects[0] = suspects[-1] = True
-        for part in np.flatnonzero(suspects).tolist():
-            own = int(row[starts[part]])
-            if chain is None or chain.row != own:
+        for number in np.flatnonzero(suspects).tolist():
+            queue_row = int(row[starts[number]])
+            if chain is None or chain.row != queue_row:
                 if chain is not None:
                     yield from chain.finish()
-                chain = _Chain(state, gaps, own)
-            mine = slice(starts[part], ends[part])
-            yield from chain.advance(begin[mine], end[mine])
+                chain = _Chain(state, gaps, queue_row)
+            of_queue = slice(starts[number], ends[number])
+            yield from chain.advance(begin[of_queue], end[of_queue])
     if chain is not None:
         yield from chain.finish()
     for unseen in np.flatnonzero(~seen).tolist():
@@ -179,7 +189,9 @@ def check_queues(state: CatalogState, pages: Iterable[Page]) -> Iterator[Anomaly
 def _suspects(
     state: CatalogState, gaps: _Gaps, row: Ints, begin: Ints, end: Ints, starts: Ints
 ) -> NDArray[np.bool_]:
-    """Whether each queue of a page has gaps, or its runs alone do not cover it from minimum to end."""
+    """Whether each queue of a page must be looked at run by run: it has gaps, or the runs in this page alone do not
+    cover its offsets. ``row``, ``begin``, ``end``: queue and offsets of each run; ``starts``: the first run of each
+    queue."""
     first = np.zeros(len(row), bool)
     first[starts] = True
     last = np.roll(first, -1)
@@ -216,10 +228,10 @@ class _Chain:
         self._gap_begin, self._gap_end = gaps.of(row)
 
     def advance(self, begin: Ints, end: Ints) -> Iterator[Anomaly]:
-        """Takes the next runs of the queue, by base offset, with the gaps recorded up to there. Yields the offsets
-        that neither covers, or that are covered twice."""
+        """Take the next runs of the queue, which begin at the offsets ``begin`` and end at ``end``, together with the
+        gaps recorded up to there. Yields an anomaly for offsets that neither covers, and for those covered twice."""
         due = int(np.searchsorted(self._gap_begin, begin[-1], side="right"))
-        begin = np.maximum(begin, self._floor)  # it may divide a run
+        begin = np.maximum(begin, self._floor)  # a queue's minimum offset may be inside a run
         begins = np.concatenate([begin, self._gap_begin[:due]])
         ends = np.concatenate([end, self._gap_end[:due]])
         self._gap_begin, self._gap_end = self._gap_begin[due:], self._gap_end[due:]

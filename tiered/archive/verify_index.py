@@ -54,7 +54,9 @@ PagesBetween = Callable[[int, int], Iterable[Page]]
 def check_indexes(
     store: ObjectStore, state: CatalogState, pages: PagesBetween, *, full: bool
 ) -> tuple[list[Anomaly], int]:
-    """(anomalies, items in all files). Raises the store's errors, except for a single file."""
+    """Check the index files of ``state``: their footers, and with ``full`` whether they have every key of the segments
+    that they cover. ``pages`` returns the living runs of a span of versions. Returns the anomalies, and how many items
+    all files have. Raises the store's errors, except for a file that is damaged or missing."""
     anomalies: list[Anomaly] = []
     for ref in state.indexes:
         segments = _segments(pages, ref)
@@ -78,32 +80,34 @@ class _IncompleteError(CorruptionError):
 
 
 def _segments(pages: PagesBetween, ref: IndexRef) -> list[_Segment]:
-    """The segments of which the index file ``ref`` has the keys, each with its row of the object table and the runs
-    that the covered versions added."""
+    """The segments (data objects) of which the index file ``ref`` must have the keys, each with its row of the object
+    table and the runs that the covered versions added."""
     places: dict[str, np.void] = {}
-    found: dict[str, list[Table]] = {}
+    runs_of: dict[str, list[Table]] = {}
     for page in pages(ref.from_version, ref.to_version):
         runs = picked(page.chunk.runs, np.argsort(page.chunk.runs["object"], kind="stable"))
-        for part in np.split(runs, np.flatnonzero(np.diff(runs["object"])) + 1) if len(runs) else ():
-            place = page.chunk.objects[int(part["object"][0])]
+        for of_object in np.split(runs, np.flatnonzero(np.diff(runs["object"])) + 1) if len(runs) else ():
+            place = page.chunk.objects[int(of_object["object"][0])]
             key = page.chunk.object_keys[int(place["key"])]
             places[key] = place
-            found.setdefault(key, []).append(part)
-    return [_Segment(key, places[key], concatenated(parts, RUN_DTYPE)) for key, parts in found.items()]
+            runs_of.setdefault(key, []).append(of_object)
+    return [_Segment(key, places[key], concatenated(tables, RUN_DTYPE)) for key, tables in runs_of.items()]
 
 
 def _check_tail(store: ObjectStore, ref: IndexRef) -> Covered:
+    """Read the footer of an index file and return the objects that it names. Raises CorruptionError if it is damaged,
+    or covers other versions than the catalog says."""
     shape = shape_of(ref)
     meta, covered = decode_tail(shape, store.get_range(ref.key, *shape.tail_range))
-    wanted = meta_of(ref)
-    if meta != wanted:
-        raise _IncompleteError(f"covers {meta}, but the catalog says {wanted}")
+    expected = meta_of(ref)
+    if meta != expected:
+        raise _IncompleteError(f"the index file covers {meta}, but the catalog says {expected}")
     return covered
 
 
 def _check_items(store: ObjectStore, ref: IndexRef, segments: Sequence[_Segment]) -> None:
-    """Checks every item of an index file, ITEMS_AT_ONCE at a time by ranges of hashes, so that memory does not grow
-    with the file."""
+    """Check every item (a key of a message) of an index file, and that it has all keys of ``segments``. Works on ranges
+    of hashes, ITEMS_AT_ONCE items at a time, so that memory does not grow with the file. Raises CorruptionError."""
     shape = shape_of(ref)
     check_header(ref.key, store.get_range(ref.key, 0, HEADER_BYTES))
     slots = _check_slots(store, shape)
@@ -115,33 +119,40 @@ def _check_items(store: ObjectStore, ref: IndexRef, segments: Sequence[_Segment]
 
 
 def _check_places(store: ObjectStore, ref: IndexRef, covered: Covered, segments: Sequence[_Segment]) -> None:
-    """The queue of every record of ``segments`` is named, in passes over ranges of physical offsets."""
+    """Check that the pages of places of an index file, which name the queue of each record by its commitlog offset, are
+    in order and have every record of ``segments``. Works on ranges of offsets, some pages at a time. Raises
+    CorruptionError."""
     shape, pages = shape_of(ref), covered.pages
     ends = [*pages["first_phys"][PLACE_PAGES_AT_ONCE::PLACE_PAGES_AT_ONCE].tolist(), None]
     low: int | None = None
     streams = file_places(store.get_range, shape, covered)
     last = -1
     for number, high in enumerate(ends):
-        some = list(islice(streams, PLACE_PAGES_AT_ONCE))
+        batch = list(islice(streams, PLACE_PAGES_AT_ONCE))
         for page, first_phys in zip(
-            some, pages["first_phys"][number * PLACE_PAGES_AT_ONCE :].tolist(), strict=False
+            batch, pages["first_phys"][number * PLACE_PAGES_AT_ONCE :].tolist(), strict=False
         ):
             if int(page.rows["phys"][0]) != first_phys or first_phys < last:
-                raise CorruptionError(f"{ref.key}: pages of places are not in order")
+                raise CorruptionError(
+                    f"{ref.key}: the index file's pages of places, by commitlog offset, are not in order"
+                )
             last = int(page.rows["phys"][-1])
-        named = joined_places(some)
+        named = joined_places(batch)
         for wanted in _recorded(store, segments, low, high):
             missing = missing_places(named, wanted)
             # Equal offsets of several log histories may be in the page before.
             if missing > (0 if low is None else int((wanted.rows["phys"] == low).sum())):
-                raise _IncompleteError(f"lacks the places of {missing} records of the segments it covers")
+                raise _IncompleteError(
+                    f"the index file lacks the places of {missing} records of the segments that it covers"
+                )
         low = high
 
 
 def _recorded(
     store: ObjectStore, segments: Sequence[_Segment], low: int | None, high: int | None
 ) -> Iterator[Places]:
-    """Records of each segment with physical offsets in [low, high)."""
+    """The places (commitlog offset and queue) of the records of each segment that are at commitlog offsets from ``low``
+    up to, but not including, ``high``; None: no bound. Damaged segments are skipped."""
     for segment in segments:
         begin, end = int(segment.place["min_phys"]), int(segment.place["end_phys"])
         if (low is not None and end <= low) or (high is not None and begin >= high):
@@ -158,7 +169,8 @@ def _recorded(
 
 
 def _check_slots(store: ObjectStore, shape: Shape) -> Table:
-    """Items of every slot."""
+    """Check the slots of an index file, each of which says where the items of a range of hashes begin: they must follow
+    one another and have all items. Returns the number of items of each. Raises CorruptionError."""
     counts = np.zeros(1 << shape.slot_bits, np.int64)
     expected = 0
     for begin in range(0, len(counts), SLOTS_AT_ONCE):
@@ -168,10 +180,15 @@ def _check_slots(store: ObjectStore, shape: Shape) -> Table:
             at = SLOT.size * (slot - begin)
             first, counts[slot] = decode_slot(shape, slot, data[at : at + SLOT.size])
             if first != expected:
-                raise CorruptionError(f"{shape.key}: slot {slot} begins at item {first}, not {expected}")
+                raise CorruptionError(
+                    f"{shape.key}: slot {slot} of the index file begins at item {first}, but the one before ends at "
+                    f"{expected}"
+                )
             expected += int(counts[slot])
     if expected != shape.items:
-        raise CorruptionError(f"{shape.key}: slots hold {expected} items, not {shape.items}")
+        raise CorruptionError(
+            f"{shape.key}: the slots of the index file have {expected} items, but it has {shape.items}"
+        )
     return counts
 
 
@@ -182,37 +199,40 @@ def _check_pass(
     hashes: tuple[int, int],
     slots: Table | None,
 ) -> None:
-    """Items whose hash lies in ``hashes``, checked for completeness."""
-    held: list[Table] = []
+    """Read all items of an index file, and check that those with hashes in the range ``hashes`` (first, last) are all
+    keys of ``segments`` in that range. With ``slots``, the number of items of each slot, also check that all items are
+    in order and in their slots. Raises CorruptionError."""
+    in_range: list[Table] = []
     last = np.zeros(0, ITEM_DTYPE)
     for items in file_items(store.get_range, shape, pages_at_once=PAGES_AT_ONCE):
         if slots is not None:
             if not in_order(np.concatenate([last, items])):
-                raise CorruptionError(f"{shape.key}: items are not in order")
+                raise CorruptionError(f"{shape.key}: the items of the index file are not in order")
             last = items[-1:]
             shift = np.uint64(64 - shape.slot_bits)
-            found = (
+            slot = (
                 (items["hash"] >> shift).astype(np.int64)
                 if shape.slot_bits
                 else np.zeros(len(items), np.int64)
             )
-            np.subtract.at(slots, found, 1)
-        held.append(_between(items, hashes))
+            np.subtract.at(slots, slot, 1)
+        in_range.append(_between(items, hashes))
     if slots is not None and bool(slots.any()):
-        raise CorruptionError(f"{shape.key}: slots do not point to their items")
-    present = concatenated(held, ITEM_DTYPE)
-    held.clear()
+        raise CorruptionError(f"{shape.key}: the slots of the index file do not point to their items")
+    present = concatenated(in_range, ITEM_DTYPE)
+    in_range.clear()
     step = -(-(hashes[1] - hashes[0] + 1) // SORTS)
-    for wanted in _expected(store, segments, hashes):
+    for expected in _expected(store, segments, hashes):
         missing = 0
         for low in range(hashes[0], hashes[1] + 1, step):  # sorting takes several times their memory
-            some = low, min(low + step - 1, hashes[1])
-            begin = int(np.searchsorted(present["hash"], np.uint64(some[0])))
-            end = int(np.searchsorted(present["hash"], np.uint64(some[1]), side="right"))
-            both = concatenated([present[begin:end], _between(wanted, some)], ITEM_DTYPE)
+            sorted_range = low, min(low + step - 1, hashes[1])
+            begin = int(np.searchsorted(present["hash"], np.uint64(sorted_range[0])))
+            end = int(np.searchsorted(present["hash"], np.uint64(sorted_range[1]), side="right"))
+            # Sorting drops equal items: what is left beyond the present ones is missing.
+            both = concatenated([present[begin:end], _between(expected, sorted_range)], ITEM_DTYPE)
             missing += len(sorted_items(both)) - (end - begin)
         if missing:
-            raise _IncompleteError(f"lacks {missing} keys of the segments it covers")
+            raise _IncompleteError(f"the index file lacks {missing} keys of the segments that it covers")
 
 
 def _between(items: Table, hashes: tuple[int, int]) -> Table:
@@ -221,7 +241,8 @@ def _between(items: Table, hashes: tuple[int, int]) -> Table:
 
 
 def _expected(store: ObjectStore, segments: Sequence[_Segment], hashes: tuple[int, int]) -> Iterator[Table]:
-    """Items of the segments, in pieces."""
+    """The items that an index file of ``segments`` must have, with hashes in the range ``hashes`` (first, last), in
+    tables of about ITEMS_AT_ONCE. Damaged segments are skipped."""
     parts: list[Table] = []
     count = 0
     for segment in segments:

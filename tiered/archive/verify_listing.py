@@ -40,12 +40,14 @@ class NamedObjects:
     def __init__(
         self, store: ObjectStore, state: CatalogState, current: VerifyPass, report: VerifyReport
     ) -> None:
-        """Reads all living runs and collects the names and sizes of their objects. Reports queues with holes or
-        overlaps, unreadable pages, and unreadable lists of pending deletions."""
+        """Reads all living runs of ``state`` and collects the names and sizes of their objects. Adds to ``report``
+        queues with holes or overlaps, unreadable pages, and unreadable lists of pending deletions."""
         self._store, self._state, self._current = store, state, current
-        self._parts: list[tuple[NDArray[np.uint64], NDArray[np.int64]]] = []
+        self._batches: list[tuple[NDArray[np.uint64], NDArray[np.int64]]] = []
+        """Digests and sizes of pages, until ``_join`` adds them to all others."""
         self._digests = np.empty(0, np.uint64)
         self._sizes = np.empty(0, np.int64)
+        """Digests of the objects' keys, ascending, and the size of each."""
         runs = LivingRuns(store, state, seen=self._add)
         if state.memory_runs:
             self._add(Page(state.directory.keys, state.memory))
@@ -54,30 +56,33 @@ class NamedObjects:
             report.add(AnomalyKind.PAGE, key, reason)
         self._join()
         self._is_found = current.unpack(len(self))
+        """Which of them the listing has, with the right size."""
         self._pending = pending_of(store, state, report)
 
     def __len__(self) -> int:
         return len(self._digests)
 
     def _add(self, page: Page) -> None:
-        """Notes the digests and sizes of the objects that have runs of ``page``."""
+        """Collect the digests and sizes of the objects that have runs of ``page``."""
         chunk = page.chunk
         used = np.unique(chunk.runs["object"])
         keys = (chunk.object_keys[number] for number in chunk.objects["key"][used].tolist())
         digests = np.fromiter(map(key_digest, keys), np.uint64, len(used))
-        self._parts.append((digests, chunk.objects["size_bytes"][used].astype(np.int64)))
-        if len(self._parts) >= 64:
+        self._batches.append((digests, chunk.objects["size_bytes"][used].astype(np.int64)))
+        if len(self._batches) >= 64:
             self._join()
 
     def _join(self) -> None:
-        digests = np.concatenate([self._digests, *(part[0] for part in self._parts)])
-        sizes = np.concatenate([self._sizes, *(part[1] for part in self._parts)])
+        """Sort the collected digests into all others, without repetitions."""
+        digests = np.concatenate([self._digests, *(batch[0] for batch in self._batches)])
+        sizes = np.concatenate([self._sizes, *(batch[1] for batch in self._batches)])
         self._digests, first = np.unique(digests, return_index=True)
         self._sizes = sizes[first]
-        self._parts = []
+        self._batches = []
 
     def _find(self, key: str, size_bytes: int) -> bool:
-        """Whether ``key`` is one of them; it exists with this size."""
+        """Whether the listed object ``key`` is one of those that runs name; then note whether its size is the expected
+        one."""
         digest = np.uint64(key_digest(key))
         at = int(np.searchsorted(self._digests, digest))
         if at == len(self._digests) or self._digests[at] != digest:
@@ -86,25 +91,29 @@ class NamedObjects:
         return True
 
     def listed(self, save: Save, progress: Progress = lambda done, total: None) -> list[str]:
-        """Compares all with the listing; what is wrong and what is left over is in the pass. Returns objects of the
-        catalog that are not listed."""
-        wanted, current = self._state.catalog_keys(), self._current
+        """Compare all names with a listing of the archive's objects, from where an interrupted pass ended. Anomalies,
+        and objects that nothing names ("leftovers"), are added to the pass, which ``save`` saves now and then. Returns
+        the objects that the catalog itself names and that are not listed."""
+        catalog_keys, current = self._state.catalog_keys(), self._current
         report = VerifyReport(current.anomalies, current.leftovers)
-        missing = set(current.missing if current.after else wanted)
+        missing = set(current.missing if current.after else catalog_keys)
         done = int(self._is_found.sum())
 
         def keep() -> None:
+            """Put what was found so far into the pass, before it is saved."""
             current.pack(self._is_found)
             current.missing = sorted(missing)
 
         for info in _listed(self._store, current.after):
             missing.discard(info.key)
-            is_named = self._find(info.key, info.size_bytes) or info.key in wanted
+            is_named = self._find(info.key, info.size_bytes) or info.key in catalog_keys
             if info.key in self._pending:
                 current.pending_deletions += 1
                 if is_named:
                     report.add(
-                        AnomalyKind.PENDING_DELETION, info.key, "is a pending deletion, but still referenced"
+                        AnomalyKind.PENDING_DELETION,
+                        info.key,
+                        "the object is a pending deletion, but the catalog still names it",
                     )
             elif not is_named and not info.key.startswith(SERVE_PREFIX):
                 report.leftovers.append(info.key)
@@ -116,7 +125,8 @@ class NamedObjects:
         return sorted(missing)
 
     def missing(self) -> Iterator[str]:
-        """Names of those that were not listed; reads the pages again, if there are any."""
+        """The keys of the data objects that runs name and that were not listed with their size. If there are any, the
+        pages are read again, as only digests of keys are kept."""
         if self._is_found.all():
             return
         seen: set[str] = set()
@@ -131,32 +141,34 @@ class NamedObjects:
 def newest_missing(
     store: ObjectStore, state: CatalogState, leftovers: Iterable[str], own_epoch: int = 0
 ) -> list[Anomaly]:
-    """Objects among ``leftovers`` that show that the newest commit may be missing; not those that a running writer will
-    name soon: its commits are awaited for some seconds. Reads tails of objects of the newest epoch."""
-    suspects = [
+    """An anomaly for each of the ``leftovers`` (objects that nothing names) that shows that the newest commit may be
+    missing: it has messages beyond the archive's end. Not for those that a running writer will name soon, whose commits
+    are awaited for some seconds, nor for those of ``own_epoch``. Reads the ends of objects of the newest epoch."""
+    of_newest_epoch = [
         key
         for key in leftovers
         if key.startswith((DATA_PREFIX, SETS_PREFIX))
         and (epoch_of(key) or 0) >= state.epoch
         and epoch_of(key) != own_epoch
     ]
-    infos = (info for key in suspects for info in store.list(key, limit=1) if info.key == key)
-    found = [one for _, one in found_objects(store, infos) if one is not None and may_be_newest(state, one)]
+    infos = (info for key in of_newest_epoch for info in store.list(key, limit=1) if info.key == key)
+    read = (found for _, found in found_objects(store, infos))
+    suspects = [found for found in read if found is not None and may_be_newest(state, found)]
     newest, tries = refresh(store, state), SETTLE_TRIES
-    while found and newest.version == state.version and not _is_released(newest) and tries:
+    while suspects and newest.version == state.version and not _is_released(newest) and tries:
         time.sleep(SETTLE_S)
         newest, tries = refresh(store, newest), tries - 1
     is_running = newest.version > state.version
     return [
         Anomaly(
             AnomalyKind.NEWEST,
-            one.key,
+            suspect.key,
             None,
-            f"has {one.messages:,} messages that no commit names, and {why_unexplained(newest, one)}: the newest "
-            "commit may be missing: tiered repair",
+            f"no commit names this object with {suspect.messages:,} messages, and {why_unexplained(newest, suspect)}: "
+            "the newest commit may be missing; run tiered repair",
         )
-        for one in found
-        if may_be_newest(newest, one) and not (is_running and one.meta.epoch == newest.epoch)
+        for suspect in suspects
+        if may_be_newest(newest, suspect) and not (is_running and suspect.meta.epoch == newest.epoch)
     ]
 
 

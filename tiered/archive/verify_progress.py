@@ -60,8 +60,8 @@ class VerifyPass:
 
 
 class VerifyProgress:
-    """The progress of the archive ``url``: what ``document``, if any, says. ``write`` replaces the document; None: it
-    is in memory only.
+    """How far the verification of the archive ``url`` got, as ``document``, if any, says: the content of its progress
+    file. ``write`` replaces that file; None: there is none.
 
     Raises UsageError when ``document`` is of another archive or no such document, and what ``write`` raises.
     """
@@ -75,21 +75,24 @@ class VerifyProgress:
         clock: Clock = MACHINE_CLOCK,
         age_ms_max: int = AGE_MS_MAX,
     ) -> None:
+        """``age_ms_max``: an interrupted pass that is older is not continued."""
         self._url, self._write, self._clock, self._age_ms_max = url, write, clock, age_ms_max
         self._saved_s = time.monotonic()
+        """When the file was last written."""
         self.verified: tuple[int, str] = (0, "")
         """Version and put id at which the last clean pass ended."""
         self._begun: VerifyPass | None = None
+        """The pass in progress."""
         if document is not None:
             self._load(document)
 
     def begin(self, head: int) -> VerifyPass:
-        """The interrupted pass, or one over ``head``."""
-        now_ms, found = self._clock.wall_ms(), self._begun
-        if found is None or found.version > head or now_ms - found.begun_ms > self._age_ms_max:
-            found = VerifyPass(head, now_ms)
-        self._begun = found
-        return found
+        """The pass to carry out: the interrupted one, unless it is too old, or a new one over the version ``head``."""
+        now_ms, begun = self._clock.wall_ms(), self._begun
+        if begun is None or begun.version > head or now_ms - begun.begun_ms > self._age_ms_max:
+            begun = VerifyPass(head, now_ms)
+        self._begun = begun
+        return begun
 
     @property
     def begun_ms(self) -> int | None:
@@ -116,25 +119,30 @@ class VerifyProgress:
         return json.dumps({"archive": self._url, "verified": self.verified, "pass": begun}).encode()
 
     def _load(self, content: bytes) -> None:
-        """Takes over what an earlier pass wrote: version and put id up to which the chain is verified, and the
-        interrupted pass, if any. Raises UsageError for another document or another archive's."""
+        """Read what an earlier pass wrote to the progress file: version and put id up to which the chain of commits is
+        verified, and the interrupted pass, if any. Raises UsageError if it is no such file, or of another archive."""
         try:
             document: dict[str, Any] = json.loads(content)
             url, (version, put_id), begun = document["archive"], document["verified"], document["pass"]
             self.verified = int(version), str(put_id)
             if begun is not None:
-                found = VerifyPass(**begun)
-                anomalies = [_anomaly(**one) for one in begun["anomalies"]]
+                anomalies = [_anomaly(**anomaly) for anomaly in begun["anomalies"]]
+                # JSON has lists in place of tuples.
                 self._begun = replace(
-                    found, chain=tuple(begun["chain"]), checked=tuple(begun["checked"]), anomalies=anomalies
+                    VerifyPass(**begun),
+                    chain=tuple(begun["chain"]),
+                    checked=tuple(begun["checked"]),
+                    anomalies=anomalies,
                 )
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(
-                "this is not a progress file of tiered verify", hint="name another file"
+                f"the file given for the verification of {self._url} is not a progress file of tiered verify",
+                hint="name another file",
             ) from error
         if url != self._url:
             raise UsageError(
-                f"this is the progress file of {url}, not of {self._url}", hint="name another file"
+                f"this progress file of tiered verify is of {url}, not of {self._url}",
+                hint="name another file",
             )
 
 
@@ -161,7 +169,8 @@ class VerifyReport:
         return replace(self, anomalies=[*found, *self.anomalies])
 
     def lines(self, title: str) -> Iterator[str]:
-        """The report as text: each anomaly, each leftover, then a summary that starts with ``title``."""
+        """The report as lines of text: each anomaly, each object that could not be checked, each leftover (an object
+        that nothing names), then a summary that starts with ``title``, and what to do if something is wrong."""
         yield from (f"anomaly: {anomaly}" for anomaly in self.anomalies)
         yield from (f"not checked: {key}: {reason}" for key, reason in self.unchecked.items())
         yield from (f"leftover: {key}" for key in self.leftovers)

@@ -109,7 +109,9 @@ class SegmentResult:
 def check_segment(
     store: ObjectStore, state: CatalogState, check: SegmentCheck, *, full: bool
 ) -> SegmentResult:
-    """All anomalies of one object. Raises the store's errors, except for the object itself."""
+    """Compare one data object with what the catalog expects of it: its end, its runs and their rows; with ``full`` all
+    of its bytes. Returns its anomalies and counts. Raises the store's errors, except for a damaged or missing
+    object."""
     result = SegmentResult()
     key = check.key
     size_bytes, tail_bytes = int(check.place["size_bytes"]), int(check.place["tail_bytes"])
@@ -117,10 +119,14 @@ def check_segment(
         tail = store.get_range(key, size_bytes - tail_bytes, tail_bytes)
         if fastcrc.crc32.iscsi(tail) != int(check.place["tail_crc32c"]):
             where = (size_bytes - tail_bytes, size_bytes)
-            result.add(AnomalyKind.DAMAGED, key, "the tail fails the CRC32C in the catalog", where)
+            result.add(
+                AnomalyKind.DAMAGED, key, "the end of the object fails the checksum in the catalog", where
+            )
         index = SegmentIndex(key, size_bytes, tail)
     except NotFoundError as error:
-        result.add(AnomalyKind.MISSING, key, f"is in the catalog, but does not exist: {error.message}")
+        result.add(
+            AnomalyKind.MISSING, key, f"the catalog names this object, but it does not exist: {error.message}"
+        )
         return result
     except CorruptionError as error:
         result.add(AnomalyKind.DAMAGED, key, error.message)
@@ -128,6 +134,7 @@ def check_segment(
     is_readable = np.ones(len(index), bool)
 
     def failed(run: np.void, error: CorruptionError) -> None:
+        """Note that the rows of ``run`` cannot be read."""
         is_readable[run["ordinal"]] = False
         if all(error.message != known.detail for known in result.anomalies):  # a page holds many runs
             result.add(AnomalyKind.DAMAGED, key, error.message)
@@ -152,8 +159,9 @@ def _read_through(
     seen: Callable[[Table, PartRows], None],
     failed: Callable[[np.void, CorruptionError], None],
 ) -> None:
-    """Call ``seen`` with all rows of ``runs``, perhaps again, or ``failed`` with a run whose rows do not decode: it is
-    searched for by bisection."""
+    """Read the rows of ``runs``: call ``seen`` with runs and their rows, and ``failed`` with each run whose rows cannot
+    be decoded. All are read together; if that fails, each half again, until the damaged ones are found, so ``seen`` may
+    get rows more than once."""
     try:
         ordered = in_object_order(index, runs)
         for rows in rows_of_parts(index, ordered):
@@ -169,19 +177,20 @@ def _read_through(
 def _compare(
     index: SegmentIndex, check: SegmentCheck, is_readable: NDArray[np.bool_], result: SegmentResult
 ) -> None:
-    """Catalog and footer must agree on every run of the catalog, which may be a part of one; expired runs may be in the
-    footer alone."""
+    """Compare the object and the runs that the catalog has of it with the object's footer, and add what differs to
+    ``result``. A run of the catalog may be a part of one in the footer; expired runs are in the footer alone.
+    ``is_readable``: for each run of the footer, whether its rows can be read."""
     place, meta = check.place, index.meta
-    for name, wanted, found in (
+    for name, expected, stored in (
         ("epoch", int(place["epoch"]), meta.epoch),
-        ("rows", int(place["rows"]), int(index.first_row[-1])),
-        ("raw bytes", int(place["raw_bytes"]), int(index.runs["byte_count"].sum())),
+        ("number of rows", int(place["rows"]), int(index.first_row[-1])),
+        ("number of message bytes", int(place["raw_bytes"]), int(index.runs["byte_count"].sum())),
     ):
-        if wanted != found:
+        if expected != stored:
             result.add(
                 AnomalyKind.CONTRADICTION,
                 index.key,
-                f"{name}: {wanted} in the catalog, {found} in the object",
+                f"the {name} is {expected} in the catalog, but {stored} in the object",
             )
     runs = concatenated(check.runs, RUN_DTYPE)
     names = [name for name in runs.dtype.names or () if name not in ("queue", "object", "version", "ordinal")]
@@ -206,7 +215,8 @@ def _compare(
 
 
 def _part_of(index: SegmentIndex, run: np.void, is_readable: bool) -> np.void:
-    """The run that the catalog should name: the object's, or the same part of it."""
+    """What the catalog should have in place of ``run``, by the footer of the object: the footer's run, or the same part
+    of it, if ``run`` has a part of its rows."""
     ordinal, part = int(run["ordinal"]), CatalogRun.of(run)
     whole: np.void = index.whole_runs[ordinal]
     is_sparse = int(whole["kind"]) == RunKind.SPARSE
@@ -227,11 +237,12 @@ def _check_lmqs(
     is_readable: NDArray[np.bool_],
     result: SegmentResult,
 ) -> None:
-    """Parents of the catalog's runs must be archived, or have expired, or be in a recorded gap."""
+    """Check the LMQ rows of the object, which refer to messages of parent queues: add those to ``result`` that refer
+    beyond the end of the parent queue in ``state``."""
     reported: set[tuple[int, int]] = set()
 
     def seen(runs: Table, rows: PartRows) -> None:
-        """Reports, once for each LMQ and parent, rows that refer to a message beyond the end of the parent's queue."""
+        """Report the first row of each LMQ and parent that refers beyond the end of the parent queue."""
         ends = np.full(len(index.queue_table), np.iinfo(np.int64).max)
         for parent in np.unique(rows.parent).tolist():
             row = state.queue(index.queues[parent])  # None: it expired with its whole queue
@@ -242,7 +253,7 @@ def _check_lmqs(
                 reported.add((ordinal, parent))
                 lmq, queue = index.queue_of(ordinal), index.queues[parent]
                 offset = int(rows.parent_queue_offset[at])
-                detail = f"{lmq} refers to {queue} at offset {offset}, beyond its end"
+                detail = f"{lmq} refers to {queue} at queue offset {offset}, beyond the end of that queue"
                 result.add(AnomalyKind.LMQ, index.key, detail)
 
     runs = concatenated(check.runs, RUN_DTYPE)
@@ -269,8 +280,8 @@ class _FullCheck:
     def __init__(
         self, store: ObjectStore, index: SegmentIndex, result: SegmentResult, repeated: Collection[QueueKey]
     ) -> None:
-        """Numbers the queues by topic and queue id, so that those of the footer are compared with those in the
-        records as integers. ``repeated``: queues in which the broker used offsets twice."""
+        """``index``: the object's footer; ``result`` gets its anomalies; ``repeated``: queues in which the broker used
+        offsets twice, so that records name other offsets than their rows."""
         self._store = store
         self._index = index
         self._result = result
@@ -281,7 +292,9 @@ class _FullCheck:
         self._names: dict[tuple[str, int], int] = {}
         """Numbers of queues, by which those of the footer and those of records are compared."""
         self._own = self._numbers_of((queue.topic, queue.queue_id) for queue in index.queues)
+        """The number of each queue of the footer."""
         self._of_table = np.zeros(0, np.int64)
+        """The number of each queue of ``_table``, to which records belong."""
         topics = [queue.topic for queue in index.queues]
         self._is_light = np.array([topic.startswith(LMQ_PREFIX) for topic in topics], bool)
         self._is_scheduled = np.array([topic == SCHEDULE_TOPIC for topic in topics], bool)
@@ -291,7 +304,8 @@ class _FullCheck:
         return np.array([names.setdefault(queue, len(names)) for queue in queues], np.int64)
 
     def run(self, runs: Table) -> None:
-        """Header, blocks, records, keys. ``runs``: those with bytes whose columns decode."""
+        """Check the header, all blocks, records and keys of the object. ``runs``: those of its runs that have message
+        bytes and whose rows can be read."""
         index, result = self._index, self._result
         try:
             check_header(self._spans.read(0, HEADER_BYTES), index.version, source=index.key)
@@ -316,7 +330,8 @@ class _FullCheck:
             return None
 
     def _check_rows(self, runs: Table, rows: PartRows, keys: KeySection | None) -> None:
-        """All rows of some blocks, which are of ``runs``."""
+        """Read the blocks that have the records of ``rows``, check the records, and compare them with the rows and with
+        ``keys``, the object's key section; None: it is damaged. ``rows`` are of ``runs``."""
         index, bounds = self._index, self._index.bounds
         ordinal = runs["ordinal"][rows.part]
         row = bounds.run_rows[ordinal] + rows.row - index.first_row[ordinal]
@@ -327,8 +342,9 @@ class _FullCheck:
         start = begin + raw - bounds.block_raw[block]
         found = _InBlocks(rows, index.runs["queue"][ordinal].astype(np.int64), block, start)
         is_inside = (raw >= bounds.block_raw[block]) & (raw + rows.size <= bounds.block_raw[block + 1])
-        self._report(found, ~is_inside, "does not lie in its block")
+        self._report(found, ~is_inside, "is not inside its block")
         found = found.where(is_inside & (begin >= 0))
+        # Each round ends at a record that is no valid one, and the next begins behind it.
         while len(found.start):
             phys = found.rows.phys
             is_copied = phys < 0
@@ -367,8 +383,9 @@ class _FullCheck:
     def _compare(
         self, found: _InBlocks, columns: RecordColumns, phys: NDArray[np.int64], keys: KeySection | None
     ) -> None:
-        """Rows and what their records say. A record does not determine the deliver time of a scheduled message, nor the
-        offset of an LMQ whose parent is not archived, or where the broker used one twice."""
+        """Compare rows with what their records say (``columns``, and ``phys``, their commitlog offsets), and add what
+        differs to the result. A record does not determine the deliver time of a scheduled message, nor its offset in an
+        LMQ whose parent is not archived, or where the broker used one twice."""
         rows, count = found.rows, len(phys)
         own, other = self._own[found.queue], self._of_table[columns.queue[:count]]
         # A record of another queue may be in this one too, as an LMQ entry that only some brokers make (DOUBT_PLAIN).
@@ -397,7 +414,8 @@ class _FullCheck:
     def _compare_keys(
         self, found: _InBlocks, columns: RecordColumns, is_own: NDArray[np.bool_], keys: KeySection
     ) -> None:
-        """A record of another queue has its keys there."""
+        """Compare the key hashes of records with those that the object's key section ``keys`` lists for their rows. A
+        record of another queue (``is_own`` is False) has its keys listed there, and none here."""
         listed = keys.counts[found.rows.row]
         counts = columns.key_count[: len(listed)]
         differs = (listed != counts) & (is_own | (listed > 0))
@@ -410,7 +428,8 @@ class _FullCheck:
         self._report(found, differs, "has other keys than the object lists")
 
     def _report(self, found: _InBlocks, which: NDArray[np.bool_], what: str) -> None:
-        """``what`` is wrong with the records of some rows: the first of each run is named."""
+        """Add an anomaly for the records of the rows ``which``, of each run only for the first: ``what`` is wrong with
+        them, as text after "the record of a queue at an offset"."""
         index = self._index
         for at in found.rows.first_of_parts(which) if which.any() else ():
             queue, block = index.queues[int(found.queue[at])], int(found.block[at])
@@ -426,18 +445,21 @@ def rescanned(
     phys: NDArray[np.int64],
     table: QueueTable,
 ) -> tuple[RecordColumns, int, str]:
-    """Columns of the records, how many are valid, and the check that the next fails. ``table`` gets their queues.
+    """Check the archived records ``data[starts[i] : starts[i] + sizes[i]]``, at commitlog offsets ``phys``. Returns
+    their columns, how many are valid from the first on, and the name of the check that the next one fails; empty if all
+    are valid. ``table`` gets their queues.
 
-    A record's own checksum may be of an earlier generation of the message (broker_store.damage.accepted_size). The
+    A record's own checksum (``__CRC32#``) may be of an earlier copy of the message, as a broker accepts it. The
     block's checksum was verified, so a record with a wrong one is scanned as if it had none.
     """
-    found, valid, own_copy = RecordColumns(rows=len(starts) or 1), 0, False
+    columns, valid, is_copy = RecordColumns(rows=len(starts) or 1), 0, False
     while True:
         left = slice(valid, None)
-        count, reason = rescan(data, starts[left], sizes[left], phys[left], table, found)
+        count, reason = rescan(data, starts[left], sizes[left], phys[left], table, columns)
         valid += count
         if reason != InvalidReason.RECORD_CRC.name:
-            return found, valid, reason
-        if not own_copy:
-            data, own_copy = data.copy(), True
+            return columns, valid, reason
+        if not is_copy:
+            data, is_copy = data.copy(), True
+        # Rename the property, so that the scan does not check it.
         data[int(starts[valid]) + int(sizes[valid]) - RESERVED_CRC_BYTES] = 0

@@ -115,7 +115,7 @@ def test_a_backfill_ends_when_the_store_refuses_writes_and_continues_later(
         )
         with pytest.raises(UnavailableError, match="no room for") as caught:
             run(store, tmp_path / "bulk", options=IMPATIENT)
-    assert str(caught.value).startswith("nothing stored for 0.5 s")
+    assert str(caught.value).startswith("the object store has stored nothing for 0.5 s")
     assert str(caught.value).endswith("the same command continues where it stopped")
     run(store, tmp_path / "bulk")
     assert truth_of(tmp_path / "bulk") == truth_of(tmp_path / "single")

@@ -14,8 +14,9 @@ from tiered.model.tables import RunKind, Table, begins, concatenated, picked, po
 
 
 def items_of_segment(index: SegmentIndex, keys: KeySection, runs: Table) -> Table:
-    """ITEM_DTYPE rows of every key of ``runs`` (RUN_DTYPE), in the order of the object. Raises CorruptionError unless
-    it has all of them.
+    """The index items (ITEM_DTYPE: hash of a key, and the message that has it) of ``runs`` in the data object whose
+    footer is ``index`` and whose key section is ``keys``, in the order of the object. Raises CorruptionError unless the
+    object has all of these runs.
 
     Rows of an LMQ have none: keys are hashed with the topic of their record, and indexed in its queue.
     """
@@ -23,7 +24,8 @@ def items_of_segment(index: SegmentIndex, keys: KeySection, runs: Table) -> Tabl
 
 
 def pieces_of_segment(index: SegmentIndex, keys: KeySection, runs: Table, items_max: int) -> Iterator[Table]:
-    """Like ``items_of_segment``, at most ``items_max`` at a time; a row with more keys comes whole."""
+    """The items that ``items_of_segment`` returns, in tables of at most ``items_max``; a message with more keys has
+    them all in one table."""
     runs = in_object_order(index, runs)
     first_key = begins(keys.counts)
     first = index.first_row[runs["ordinal"]] + runs["first_row"]
@@ -53,9 +55,10 @@ def pieces_of_segment(index: SegmentIndex, keys: KeySection, runs: Table, items_
 
 
 def rows_with_hash(index: SegmentIndex, keys: KeySection, runs: Table, wanted: int) -> Table:
-    """Items of ``runs`` whose hash is ``wanted``, for queries of segments without an index file."""
+    """The items of ``runs`` in a data object that have the hash ``wanted``, for a query of objects that no index file
+    covers. Raises CorruptionError unless the object has all of these runs."""
     if not bool((keys.hashes == np.uint64(wanted)).any()):
-        in_object_order(index, runs)
+        in_object_order(index, runs)  # raises if a run is not there
         return np.zeros(0, ITEM_DTYPE)
     items = items_of_segment(index, keys, runs)
     found: Table = items[items["hash"] == np.uint64(wanted)]

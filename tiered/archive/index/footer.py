@@ -58,7 +58,7 @@ class IndexMeta:
 
 
 def joined(parts: Sequence[Covered]) -> Covered:
-    """The union of several sets of objects."""
+    """The data objects of several index files as those of one, each once, by commitlog offset."""
     seen: dict[str, np.void] = {}
     for part in parts:
         for row in part.objects:
@@ -75,26 +75,29 @@ def encode_footer(meta: IndexMeta, covered: Covered) -> bytes:
 
 
 def decode_tail(shape: Shape, tail: bytes) -> tuple[IndexMeta, Covered]:
-    """Check and parse footer and trailer; raises CorruptionError or UnsupportedFormatError."""
-    found, footer_crc = decode_trailer(shape.key, tail)
-    if found != shape or len(tail) != shape.tail_bytes:
-        raise CorruptionError(f"{shape.key}: its trailer says {found}, the catalog {shape}")
+    """What the end of an index file, ``tail``, says: which versions it covers, and which data objects. ``shape``: its
+    sizes, by the catalog. Raises CorruptionError or UnsupportedFormatError."""
+    stored, footer_crc = decode_trailer(shape.key, tail)
+    if stored != shape or len(tail) != shape.tail_bytes:
+        raise CorruptionError(
+            f"{shape.key}: the trailer of the index file says {stored}, but the catalog says {shape}"
+        )
     footer = memoryview(tail)[: len(tail) - TRAILER_BYTES]
     where = f"{shape.key} footer at {shape.footer_offset}"
     if fastcrc.crc32.iscsi(footer) != footer_crc:
-        raise CorruptionError(f"{where} fails its CRC32C")
+        raise CorruptionError(f"the index file {where} fails its checksum")
     container = decode_container(footer, FOOTER_KIND, source=where)
     try:
         meta = IndexMeta(*map(int, container.header["meta"]))
         keys = tuple(map(str, container.header["object_keys"]))
         objects = container.table("objects", COVERED_DTYPE)
         if len(objects) and int(objects["key"].max()) >= len(keys):
-            raise ValueError("an object points outside the table of keys")
+            raise ValueError("a covered object refers to a key that the footer does not list")
         pages = container.table("places", PAGE_DTYPE)
         if int(pages["stored_bytes"].sum(dtype=np.int64)) != shape.footer_offset - shape.places_offset:
             raise ValueError("the pages of places have another length than recorded")
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise CorruptionError(f"{where} is damaged: {error!r}") from error
+        raise CorruptionError(f"the index file {where} is damaged: {error!r}") from error
     return meta, Covered(objects, keys, pages)
 
 

@@ -46,9 +46,10 @@ WIDTHS_MAX = Widths(8, 8, 5, 4)
 
 
 def widths_for(items: Table, span_ms: int) -> Widths:
-    """Widths for ``items`` whose times span ``span_ms``. Raises ValueError for a negative queue offset."""
+    """How many bytes each column of an index file needs for ``items``, whose times are at most ``span_ms`` apart.
+    Raises ValueError for a negative queue offset."""
     if len(items) and int(items["queue_offset"].min()) < 0:
-        raise ValueError("a queue offset is negative")
+        raise ValueError("a message to be indexed has a negative queue offset")
     return Widths(
         _bytes_of(int(items["queue_offset"].max(initial=0))),
         _bytes_of(span_ms),
@@ -74,7 +75,8 @@ def _zigzag(column: NDArray[np.int32]) -> NDArray[np.uint64]:
 
 
 def encode_items(items: Table, widths: Widths, base_ms: int) -> bytes:
-    """Items back to back. Raises ValueError when a value needs more bytes than ``widths`` allow."""
+    """``items`` as bytes, one behind the other: the hash, then the other columns in as many bytes as ``widths`` says;
+    times as their distance from ``base_ms``. Raises ValueError when a value needs more bytes."""
     columns = (
         items["queue_offset"].astype(np.uint64),
         (items["store_timestamp"] - base_ms).astype(np.uint64),
@@ -86,7 +88,7 @@ def encode_items(items: Table, widths: Widths, base_ms: int) -> bytes:
     at = HASH_BYTES
     for column, width in zip(columns, widths, strict=True):
         if len(column) and _bytes_of(int(column.max())) > width:
-            raise ValueError(f"index items do not fit into columns of {tuple(widths)} bytes")
+            raise ValueError(f"the keys to be indexed do not fit into columns of {tuple(widths)} bytes")
         stored[:, at : at + width] = _byte_rows(column)[:, :width]
         at += width
     return stored.tobytes()
@@ -97,7 +99,7 @@ def _byte_rows(column: NDArray[np.uint64]) -> NDArray[np.uint8]:
 
 
 def decode_items(data: bytes, widths: Widths, base_ms: int) -> Table:
-    """The reverse of ``encode_items``, for bytes whose checksum was verified."""
+    """The index items (ITEM_DTYPE) that ``encode_items`` has encoded as ``data``, whose checksum was verified."""
     stored = np.frombuffer(data, np.uint8).reshape(-1, widths.item_bytes)
     items = np.zeros(len(stored), ITEM_DTYPE)
     items["hash"] = np.ascontiguousarray(stored[:, :HASH_BYTES]).view("<u8")[:, 0]

@@ -19,7 +19,8 @@ def key_hash(topic: str, key: str) -> int:
 
 
 def xxh64(data: bytes) -> int:
-    """XXH64 with seed 0 (xxHash specification 0.1.1, section "XXH64 algorithm description")."""
+    """The 64-bit hash XXH64 of ``data``, with seed 0, as the xxHash specification 0.1.1 describes it in the section
+    "XXH64 algorithm description"."""
     length, at = len(data), 0
     if length >= 32:
         lanes = [(_P1 + _P2) & _MASK, _P2, 0, -_P1 & _MASK]

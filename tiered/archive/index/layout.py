@@ -69,12 +69,18 @@ class Shape:
     def __post_init__(self) -> None:
         """Raises CorruptionError for numbers and widths that no file of ``size_bytes`` can have."""
         if not 0 <= self.slot_bits <= SLOT_BITS_MAX or self.items < 0 or self.tail_bytes < TRAILER_BYTES:
-            raise CorruptionError(f"{self.key}: an index of {self.items} items, 2^{self.slot_bits} slots")
+            raise CorruptionError(
+                f"{self.key}: an index file cannot have {self.items} items, 2^{self.slot_bits} slots and a footer of "
+                f"{self.tail_bytes} bytes"
+            )
         if not all(0 <= width <= most for width, most in zip(self.widths, WIDTHS_MAX, strict=True)):
-            raise CorruptionError(f"{self.key}: an index with columns of {tuple(self.widths)} bytes")
+            raise CorruptionError(
+                f"{self.key}: an index file cannot have columns of {tuple(self.widths)} bytes"
+            )
         if self.places_offset > self.footer_offset:
             raise CorruptionError(
-                f"{self.key}: {self.size_bytes} bytes cannot hold {self.items} items and 2^{self.slot_bits} slots"
+                f"{self.key}: an index file of {self.size_bytes} bytes cannot have {self.items} items and "
+                f"2^{self.slot_bits} slots"
             )
 
     @cached_property
@@ -140,7 +146,7 @@ def encode_header() -> bytes:
 def check_header(key: str, data: bytes) -> None:
     """Raise CorruptionError unless ``data`` is the header of an index file of a version read here."""
     if data[:10] != encode_header()[:10] or len(data) != HEADER_BYTES:
-        raise CorruptionError(f"{key}: bytes [0, {HEADER_BYTES}) are not an index header")
+        raise CorruptionError(f"{key}: the first {HEADER_BYTES} bytes are not the header of an index file")
 
 
 def encode_slot(identity: int, slot: int, first_item: int, count: int) -> bytes:
@@ -150,16 +156,17 @@ def encode_slot(identity: int, slot: int, first_item: int, count: int) -> bytes:
 
 
 def decode_slot(shape: Shape, slot: int, data: bytes) -> tuple[int, int]:
-    """(first item, items) of ``slot``; raises CorruptionError."""
+    """The number of the first item of ``slot`` (a range of hashes) and how many items it has, from its stored bytes
+    ``data``. Raises CorruptionError."""
     offset, length = shape.slot_range(slot)
-    where = f"{shape.key}: slot {slot} [{offset}, {offset + length})"
+    where = f"{shape.key}: slot {slot} of the index file, [{offset}, {offset + length}),"
     if len(data) != length:
-        raise CorruptionError(f"{where}: the read returned {len(data)} bytes, not {length}")
+        raise CorruptionError(f"{where} was read as {len(data)} bytes, not {length}")
     first_item, count, crc = SLOT.unpack(data)
     if crc != fastcrc.crc32.iscsi(_SLOT_CHECKED.pack(shape.identity, slot, first_item, count)):
-        raise CorruptionError(f"{where} fails its CRC32C")
+        raise CorruptionError(f"{where} fails its checksum")
     if first_item + count > shape.items:
-        raise CorruptionError(f"{where} points beyond the {shape.items} items")
+        raise CorruptionError(f"{where} refers to items beyond the last one, {shape.items}")
     return first_item, count
 
 
@@ -171,11 +178,12 @@ def page_crc(identity: int, page: int, content: bytes | memoryview) -> int:
 
 
 def decode_pages(shape: Shape, first_page: int, end_page: int, data: bytes) -> Table:
-    """ITEM_DTYPE rows of consecutive pages; raises CorruptionError. Read-only."""
+    """The items (ITEM_DTYPE, read-only) of the pages from ``first_page`` up to, but not including, ``end_page`` of an
+    index file, from their stored bytes ``data``. Raises CorruptionError if one fails its checksum."""
     offset, length = shape.page_range(first_page, end_page)
     if len(data) != length:
         raise CorruptionError(
-            f"{shape.key}: the read of [{offset}, {offset + length}) returned {len(data)} bytes"
+            f"{shape.key}: the pages [{offset}, {offset + length}) of the index file were read as {len(data)} bytes"
         )
     identity, view, stride = shape.identity, memoryview(data), shape.page_stride
     parts: list[memoryview] = []
@@ -185,10 +193,10 @@ def decode_pages(shape: Shape, first_page: int, end_page: int, data: bytes) -> T
         content, stored = view[begin : end - 4], bytes(view[end - 4 : end])
         if int.from_bytes(stored, "little") != page_crc(identity, page, content):
             raise CorruptionError(
-                f"{shape.key}: page {page} of items [{offset + begin}, {offset + end}) fails its CRC32C"
+                f"{shape.key}: page {page} of the index file, [{offset + begin}, {offset + end}), fails its checksum"
             )
         parts.append(content)
-    with memory_contained(f"{shape.key}: items [{offset}, {offset + length})"):
+    with memory_contained(f"{shape.key}: the pages [{offset}, {offset + length}) of the index file"):
         return decode_items(b"".join(parts), shape.widths, shape.base_ms)
 
 
@@ -210,18 +218,18 @@ def encode_trailer(footer_offset: int, items: int, footer: bytes, form: Form) ->
 
 
 def decode_trailer(key: str, data: bytes) -> tuple[Shape, int]:
-    """(shape, CRC32C of the footer) from the last bytes of an index file.
+    """The sizes of the index file ``key`` and the checksum of its footer, from its last bytes ``data``.
 
     Raises CorruptionError, or UnsupportedFormatError when another major version wrote it.
     """
     if len(data) < TRAILER_BYTES:
-        raise CorruptionError(f"{key}: {len(data)} bytes are too few for an index file")
+        raise CorruptionError(f"{key}: an index file cannot have only {len(data)} bytes")
     raw = bytes(data[len(data) - TRAILER_BYTES :])
     fields = TRAILER.unpack(raw)
     footer_offset, items, base_ms, footer_crc, major, minor, own, slot_bits, *widths, magic, total = fields
     if magic != TRAILER_MAGIC:
         raise CorruptionError(f"{key}: the last {TRAILER_BYTES} bytes are not the trailer of an index file")
     if raw != TRAILER.pack(*fields) or own != fastcrc.crc32.iscsi(TRAILER.pack(*fields[:6], 0, *fields[7:])):
-        raise CorruptionError(f"{key}: the trailer fails its CRC32C")
+        raise CorruptionError(f"{key}: the trailer of the index file fails its checksum")
     require_major(major, minor, f"{key}: index file")
     return Shape(key, items, slot_bits, Widths(*widths), base_ms, total, total - footer_offset), footer_crc

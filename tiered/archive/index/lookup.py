@@ -46,7 +46,9 @@ class Matches(NamedTuple):
 
 
 async def find_items(read: ReadRange, shape: Shape, wanted: Wanted) -> Matches:
-    """Items of ``shape.key`` that match. Raises CorruptionError and the errors of ``read``."""
+    """Find the items ``wanted`` in the index file ``shape.key``, newest first: by one read where they should be, or, if
+    that fails, by the slot of their hash and a search in its pages. Raises CorruptionError and the errors of
+    ``read``."""
     nothing = Matches(np.zeros(0, ITEM_DTYPE), True)
     if shape.items == 0:
         return nothing
@@ -60,23 +62,24 @@ async def find_items(read: ReadRange, shape: Shape, wanted: Wanted) -> Matches:
     pages = _Pages(read, shape, slot, first, first + count)
     begin = await pages.first_at_least(wanted.hash, wanted.end_ms)
     parts: list[Table] = []
-    found = 0
+    count = 0
     while begin < pages.end_item:
         items, begin = await pages.items_from(begin)
-        mine = items[
+        matches = items[
             (items["hash"] == np.uint64(wanted.hash)) & (items["store_timestamp"] >= wanted.begin_ms)
         ]
-        parts.append(mine)
-        found += len(mine)
-        if len(mine) < len(items):
-            break
-        if found >= wanted.items_max and begin < pages.end_item:
+        parts.append(matches)
+        count += len(matches)
+        if len(matches) < len(items):
+            break  # later items have another hash, or are older
+        if count >= wanted.items_max and begin < pages.end_item:
             return Matches(np.concatenate(parts), False)
     return Matches(np.concatenate(parts), True) if parts else nothing
 
 
 async def _guessed(read: ReadRange, shape: Shape, wanted: Wanted) -> Matches | None:
-    """All matches, if they lie inside the range of items where they are expected, else None."""
+    """All items ``wanted``, by one read of the pages where their hash should be, as hashes are spread evenly; None if
+    they are not all inside these pages. Raises CorruptionError."""
     middle = wanted.hash * shape.items >> 64
     spread = GUESS_SPREAD * isqrt(shape.items) + 1
     first_page = max(0, middle - spread) // PAGE_ITEMS
@@ -85,7 +88,9 @@ async def _guessed(read: ReadRange, shape: Shape, wanted: Wanted) -> Matches | N
     items = decode_pages(shape, first_page, end_page, data)
     hashes = items["hash"]
     if bool((hashes[1:] < hashes[:-1]).any()):
-        raise CorruptionError(f"{shape.key}: items of pages [{first_page}, {end_page}) are not in order")
+        raise CorruptionError(
+            f"{shape.key}: the items in the pages {first_page} to {end_page - 1} of the index file are not in order"
+        )
     begin = _lower_bound(items, wanted.hash, wanted.end_ms)
     end = int(np.searchsorted(hashes, np.uint64(wanted.hash), side="right"))
     if (begin == 0 and first_page > 0) or (end == len(items) and end_page < shape.pages):
@@ -111,7 +116,8 @@ class _Pages:
         return found, item + len(found)
 
     async def first_at_least(self, hash_: int, end_ms: int) -> int:
-        """Number of the first item that is not before (``hash_``, ``end_ms``) in file order."""
+        """The number of the slot's first item with the hash ``hash_`` that is not newer than ``end_ms``, or where it
+        would be. A binary search, which reads pages; the first read is at the slot's begin, where it mostly is."""
         low, high = self.first_item, self.end_item
         pages = PAGES_AT_ONCE
         while low < high:
@@ -131,8 +137,8 @@ class _Pages:
         return low
 
     async def _load(self, page: int, pages: int) -> None:
-        """Reads ``pages`` pages of the index file from number ``page`` on, and keeps those of their items that belong
-        to the slot. Raises CorruptionError if one belongs to another slot, or if hashes descend."""
+        """Read ``pages`` pages of the index file, from number ``page`` on, and keep their items that should belong to
+        this slot (a range of hashes). Raises CorruptionError if one belongs to another slot, or if hashes descend."""
         shape = self._shape
         end_page = min(page + pages, -(-self.end_item // PAGE_ITEMS))
         data = await self._read(shape.key, *shape.page_range(page, end_page))
@@ -142,9 +148,13 @@ class _Pages:
         shift = np.uint64(64 - shape.slot_bits)
         hashes = mine["hash"]
         if len(mine) == 0 or (shape.slot_bits and bool(((hashes >> shift) != np.uint64(self._slot)).any())):
-            raise CorruptionError(f"{shape.key}: slot {self._slot} holds items of another slot")
+            raise CorruptionError(
+                f"{shape.key}: slot {self._slot} of the index file has items of another slot"
+            )
         if bool((hashes[1:] < hashes[:-1]).any()):
-            raise CorruptionError(f"{shape.key}: items of slot {self._slot} are not in order")
+            raise CorruptionError(
+                f"{shape.key}: the items of slot {self._slot} of the index file are not in order"
+            )
         self._begin, self._items = begin, mine
 
 

@@ -34,22 +34,25 @@ def file_places(read: Read, shape: Shape, covered: Covered) -> Iterator[Places]:
 
 
 def merged_items(read: Read, shapes: Sequence[Shape], *, items_in_memory: int) -> Iterator[Table]:
-    """Items of all files in file order, equal ones once; about ``items_in_memory`` of them are in memory."""
+    """Merge the items of several index files, each in order, into one stream of tables in order, in which equal items
+    are there once. About ``items_in_memory`` of them are in memory."""
     pages = max(1, items_in_memory // PAGE_ITEMS // max(1, 2 * len(shapes)))
     streams = [file_items(read, shape, pages_at_once=pages) for shape in shapes]
-    heads = [np.zeros(0, ITEM_DTYPE)] * len(streams)
+    unread = [np.zeros(0, ITEM_DTYPE)] * len(streams)  # items of each file that are read and not merged
     is_open = [True] * len(streams)
     while True:
         for number, stream in enumerate(streams):
-            while is_open[number] and len(heads[number]) == 0:
-                piece = next(stream, None)
-                is_open[number] = piece is not None
-                heads[number] = heads[number] if piece is None else piece
-        if not any(map(len, heads)):
+            while is_open[number] and len(unread[number]) == 0:
+                items = next(stream, None)
+                is_open[number] = items is not None
+                unread[number] = unread[number] if items is None else items
+        if not any(map(len, unread)):
             return
-        # Beyond the smallest of the last items, files still open may have more.
-        lasts = [head[-1] for head, more in zip(heads, is_open, strict=True) if more]
+        # Behind the smallest of the last items, files that are still open may have more.
+        lasts = [items[-1] for items, more in zip(unread, is_open, strict=True) if more]
         limit = min(lasts, key=item_key, default=None)
-        cuts = [len(head) if limit is None else position_after(head, limit) for head in heads]
-        yield sorted_items(np.concatenate([head[:cut] for head, cut in zip(heads, cuts, strict=True)]))
-        heads = [head[cut:] for head, cut in zip(heads, cuts, strict=True)]
+        counts = [len(items) if limit is None else position_after(items, limit) for items in unread]
+        yield sorted_items(
+            np.concatenate([items[:count] for items, count in zip(unread, counts, strict=True)])
+        )
+        unread = [items[count:] for items, count in zip(unread, counts, strict=True)]

@@ -16,7 +16,7 @@ _COLUMNS = (("hash", 1), ("store_timestamp", -1), ("queue_id", 1), ("generation"
 
 
 def sorted_items(items: Table) -> Table:
-    """``items`` in file order, equal ones once."""
+    """``items`` in the order of an index file (by hash, then newest first), each of equal ones once."""
     order: NDArray[np.int64] = np.lexsort([_rising(items[name], sign) for name, sign in reversed(_COLUMNS)])
     ordered = items[order]
     if len(ordered) < 2:
@@ -28,7 +28,7 @@ def sorted_items(items: Table) -> Table:
 
 
 def in_order(items: Table) -> bool:
-    """Whether every item is greater than the one before."""
+    """Whether ``items`` are in the order of an index file, and no two equal: each is greater than the one before."""
     if len(items) < 2:
         return True
     before, after = items[:-1], items[1:]
@@ -44,7 +44,7 @@ def in_order(items: Table) -> bool:
 
 
 def position_after(items: Table, item: np.void) -> int:
-    """How many of the sorted ``items`` are not greater than ``item``."""
+    """How many of the sorted ``items`` are not greater than ``item``, by a binary search in each column in turn."""
     low, high = 0, len(items)
     for name, sign in _COLUMNS:
         column, wanted = _rising(items[name][low:high], sign), _rising(item[name], sign)

@@ -44,8 +44,9 @@ class Places:
 
 
 def places_of_segment(index: SegmentIndex, runs: Table) -> Places:
-    """The records of ``runs`` (RUN_DTYPE) that a commitlog had, in any order. LMQ rows are entries of others' records.
-    Raises CorruptionError unless the object has all of them."""
+    """The places (commitlog offset and queue) of the records of ``runs`` in the data object of ``index``, in any order;
+    without records that were in no commitlog, and without LMQ rows, which have no record of their own. Raises
+    CorruptionError unless the object has all of these runs."""
     runs = in_object_order(index, runs)
     own = picked(index.runs, runs["ordinal"])
     is_logged = (own["kind"] != RunKind.LMQ) & (own["min_phys"] >= 0)
@@ -59,25 +60,27 @@ def places_of_segment(index: SegmentIndex, runs: Table) -> Places:
 
 
 def joined_places(parts: Iterable[Places]) -> Places:
-    """All of ``parts``, by physical offset."""
+    """The places of all ``parts`` together, by commitlog offset, each of equal ones once; their queues get new
+    numbers."""
     numbers: dict[QueueKey, int] = {}
-    rows = []
+    tables = []
     for part in parts:
-        place = np.zeros(len(part.queues), np.uint32)
-        used = np.flatnonzero(np.bincount(part.rows["queue"], minlength=len(place)))
-        place[used] = [numbers.setdefault(part.queues[number], len(numbers)) for number in used.tolist()]
-        mine = part.rows.copy()
-        mine["queue"] = place[mine["queue"]]
-        rows.append(mine)
-    found = concatenated(rows, PLACE_DTYPE)
-    found = picked(found, np.lexsort((found["queue"], found["phys"])))
-    is_new = np.ones(len(found), bool)
-    is_new[1:] = (np.diff(found["phys"]) != 0) | (np.diff(found["queue"]) != 0)
-    return Places(list(numbers), picked(found, is_new))
+        new_number = np.zeros(len(part.queues), np.uint32)
+        used = np.flatnonzero(np.bincount(part.rows["queue"], minlength=len(new_number)))
+        new_number[used] = [numbers.setdefault(part.queues[number], len(numbers)) for number in used.tolist()]
+        rows = part.rows.copy()
+        rows["queue"] = new_number[rows["queue"]]
+        tables.append(rows)
+    every = concatenated(tables, PLACE_DTYPE)
+    every = picked(every, np.lexsort((every["queue"], every["phys"])))
+    is_new = np.ones(len(every), bool)
+    is_new[1:] = (np.diff(every["phys"]) != 0) | (np.diff(every["queue"]) != 0)
+    return Places(list(numbers), picked(every, is_new))
 
 
 def missing_places(named: Places, wanted: Places) -> int:
-    """How many different places of ``wanted`` are not among ``named``, which are in order."""
+    """How many different places (commitlog offset and queue) of ``wanted`` are not among ``named``, which are sorted by
+    commitlog offset."""
     numbers = {queue: number for number, queue in enumerate(named.queues)}
     used, number = np.unique(wanted.rows["queue"], return_inverse=True)
     queue = np.array([numbers.get(wanted.queues[one], -1) for one in used.tolist()], np.int64)[number]
@@ -100,20 +103,21 @@ def pages_of(places: Places) -> Iterator[Places]:
 
 
 def merged_places(streams: Sequence[Iterator[Places]]) -> Iterator[Places]:
-    """Pages of all ``streams`` in order, equal places once; a page of each stream is in memory."""
-    heads: list[Places | None] = [next(stream, None) for stream in streams]
+    """Merge ``streams`` of pages of places, each sorted by commitlog offset, into one stream of full pages, in which
+    equal places are there once. A page of each stream is in memory."""
+    unread: list[Places | None] = [next(stream, None) for stream in streams]  # the rest of each stream's page
     rest = Places([], np.zeros(0, PLACE_DTYPE))
-    while any(head is not None for head in heads):
-        live = [head for head in heads if head is not None]
-        limit = min(int(head.rows["phys"][-1]) for head in live)
+    while any(page is not None for page in unread):
+        # Up to the first end of a page, all places are in memory.
+        limit = min(int(page.rows["phys"][-1]) for page in unread if page is not None)
         ready = [rest]
-        for number, head in enumerate(heads):
-            if head is None:
+        for number, page in enumerate(unread):
+            if page is None:
                 continue
-            cut = int(np.searchsorted(head.rows["phys"], limit, side="right"))
-            ready.append(Places(head.queues, head.rows[:cut]))
-            left = Places(head.queues, head.rows[cut:])
-            heads[number] = left if len(left) else next(streams[number], None)
+            count = int(np.searchsorted(page.rows["phys"], limit, side="right"))
+            ready.append(Places(page.queues, page.rows[:count]))
+            left = Places(page.queues, page.rows[count:])
+            unread[number] = left if len(left) else next(streams[number], None)
         rest = joined_places(ready)
         whole = len(rest) // PAGE_ROWS * PAGE_ROWS
         yield from pages_of(Places(rest.queues, rest.rows[:whole]))
@@ -122,7 +126,7 @@ def merged_places(streams: Sequence[Iterator[Places]]) -> Iterator[Places]:
 
 
 def encode_places(places: Places) -> bytes:
-    """One page, with the queues it has."""
+    """One page of places as bytes: commitlog offsets as differences, and only the queues that it has."""
     used, place = np.unique(places.rows["queue"], return_inverse=True)
     topics, queues = queue_table([places.queues[number] for number in used.tolist()])
     rows = places.rows.copy()
@@ -132,7 +136,8 @@ def encode_places(places: Places) -> bytes:
 
 
 def decode_places(data: bytes | memoryview, source: str) -> Places:
-    """Check and parse a page; raises CorruptionError or UnsupportedFormatError."""
+    """The places of the page ``data``. Raises CorruptionError, which names ``source``, if it is damaged, or
+    UnsupportedFormatError."""
     container = decode_container(data, PAGE_KIND, source=source)
     try:
         container.charge_queues()
@@ -144,9 +149,9 @@ def decode_places(data: bytes | memoryview, source: str) -> Places:
         rows = container.table("rows", PLACE_DTYPE)
         phys = np.cumsum(rows["phys"])
         if len(rows) == 0 or int(rows["queue"].max()) >= len(queues) or bool((np.diff(phys) < 0).any()):
-            raise ValueError("rows are not in order, or point outside the queues")
+            raise ValueError("the page is empty or not in order, or refers to a queue that it does not list")
     except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
-        raise CorruptionError(f"{source} is damaged: {error!r}") from error
+        raise CorruptionError(f"the page of the index file {source} is damaged: {error!r}") from error
     rows = rows.copy()
     rows["phys"] = phys
     return Places(queues, rows)

@@ -104,7 +104,9 @@ class IndexFileImage:
         return self.header.item_count >= self.items
 
     def put(self, hash_: int, phys: int, store_timestamp: int) -> None:
-        """``IndexFile.putKey``."""
+        """Add a key with the broker's hash ``hash_``, of the message at commitlog offset ``phys``, as the broker's
+        ``IndexFile.putKey`` does: the slot of the hash then names this item, and the item the one before in the
+        slot."""
         header, data = self.header, self.data
         slot_offset = HEADER_BYTES + SLOT.size * (hash_ % self.slots)
         (newest,) = SLOT.unpack_from(data, slot_offset)
@@ -129,16 +131,17 @@ class IndexFileImage:
 
 
 def check_sizes(slots: int, items: int) -> None:
-    """Raises UsageError for sizes that no broker uses."""
+    """Raise UsageError if no broker has RocketMQ index files with so many slots and items."""
     if slots < 1 or items < 2:
         raise UsageError(
-            f"index file of {slots:,} slots and {items:,} items: impossible size",
-            hint="give the values of the broker's configuration",
+            f"a RocketMQ index file cannot have {slots:,} slots and {items:,} items",
+            hint="give maxHashSlotNum and maxIndexNum of the broker's configuration",
         )
     if file_bytes(slots, items) > FILE_BYTES_MAX:
         raise UsageError(
-            f"index files of {slots:,} slots and {items:,} items are larger than 2 GiB, and no broker reads them",
-            hint="give the values of the broker's configuration",
+            f"RocketMQ index files of {slots:,} slots and {items:,} items are larger than 2 GiB, and no broker reads "
+            "them",
+            hint="give maxHashSlotNum and maxIndexNum of the broker's configuration",
         )
 
 
@@ -185,8 +188,8 @@ class _FileBeingWritten:
     process (SIGBUS)."""
 
     def __init__(self, path: Path, slots: int, items: int, previous: IndexHeader | None) -> None:
-        """Makes the file ``path``, which must not exist, allocates its slots, and maps it. ``previous``: the header
-        of the index file before it. Raises the TieredError for an OSError."""
+        """Create the file ``path``, which must not exist, with disk space for its slots, and map it into memory.
+        ``previous``: the header of the index file before it. Raises the TieredError of an error of the disk."""
         length = file_bytes(slots, items)
         self._path = path
         self._slot_bytes = file_bytes(slots, 0)
@@ -222,7 +225,7 @@ class _FileBeingWritten:
         self._file.close()
 
     def _allocate(self, end: int) -> None:
-        """Up to ``end`` at least."""
+        """Allocate disk space up to byte ``end`` of the file, and some more, so that few calls need any."""
         begin, self._allocated = (
             self._allocated,
             min(end + ALLOCATED_BYTES, os.fstat(self._file.fileno()).st_size),

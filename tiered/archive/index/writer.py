@@ -46,8 +46,9 @@ def write_index(
     form: Form,
     places: Iterable[Places] = (),
 ) -> Shape:
-    """Write the index file ``key``. ``chunks`` are ITEM_DTYPE rows in file order (order.sorted_items), no two equal;
-    ``places`` are its pages of places. ``covered`` has none yet.
+    """Write the index file that will be put as ``key`` to ``sink``, and return its sizes. ``chunks``: its items
+    (ITEM_DTYPE) in order, no two equal; ``meta`` and ``covered``: the versions and data objects that it covers;
+    ``places``: the commitlog offsets of their records, in pages; ``form``: how wide its columns are.
 
     Raises ValueError for items out of order or too large for ``form``, as a reader would refuse the file.
     """
@@ -87,6 +88,7 @@ class _Pages:
     """Cuts a stream of items into checked pages and counts the items of each slot."""
 
     def __init__(self, sink: Sink, key: str, form: Form) -> None:
+        """``key``: of the index file, which every checksum includes; ``form``: how wide its columns are."""
         self._sink = sink
         self._form = form
         self._identity = xxh64(key.encode())
@@ -97,13 +99,13 @@ class _Pages:
         self.items = 0
 
     def add(self, chunk: Table) -> None:
-        """Counts the items of ``chunk`` by slot, writes pages of PAGE_ITEMS, and keeps the items of an incomplete
-        page. Raises ValueError if an item is less than the one before it."""
+        """Write the next items as pages of PAGE_ITEMS, and keep those of an incomplete page for the next call. Counts
+        the items of each slot. Raises ValueError if an item is not greater than the one before it."""
         if len(chunk) == 0:
             return
         edge = chunk[:1] if self._last is None else np.concatenate([self._last, chunk[:1]])
         if not (in_order(edge) and in_order(chunk)):
-            raise ValueError("index items are not in file order")
+            raise ValueError("the items for an index file are not in order, or two are equal")
         self._last = chunk[-1:].copy()
         self.items += len(chunk)
         bits = self._form.slot_bits

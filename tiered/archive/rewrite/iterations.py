@@ -38,8 +38,9 @@ def with_iterations(
     sequences: Sequences,
     is_alone: NDArray[np.bool_],
 ) -> RewritePlan:
-    """``plan`` with the outputs and iterations of ``sequences``; those that are ``is_alone`` get outputs of their own.
-    Raises ValueError if a run that cannot be cut exceeds the memory."""
+    """``plan`` with its outputs (objects to write) and iterations (what is in memory at a time), so that all
+    ``sequences`` of runs are moved; each one that ``is_alone`` gets an output of its own. Raises ValueError if a run
+    that cannot be cut exceeds the memory."""
     return _Filling(candidates, limits, sequences, kept_share(candidates, plan)).fill(plan, is_alone)
 
 
@@ -49,8 +50,8 @@ class _Filling:
     def __init__(
         self, candidates: Candidates, limits: RewriteLimits, sequences: Sequences, share: NDArray[np.float64]
     ) -> None:
-        """Sums up memory, bytes and rows of the runs in the order of ``sequences``, so that any range of them is a
-        difference of two sums. ``share``: by run, the part of its rows that the rewrite keeps, from 0 to 1."""
+        """``share``: by run, the part of its rows that the rewrite keeps, from 0 to 1. Memory, bytes and rows of the
+        runs are summed up in the order of ``sequences``, so that those of any range are a difference of two sums."""
         self._limits = limits
         tables = len(candidates.runs) * limits.table_bytes
         largest = int(candidates.objects["size_bytes"].max(initial=0))
@@ -74,13 +75,16 @@ class _Filling:
         self._iterations: list[list[OutputPart]] = []
         self._alone: list[OutputPart] = []
         self._shared: dict[int, list[Table]] = {}
+        """Parts of the present iteration: of outputs of one queue, and of sets, by output."""
         self._used_bytes = 0.0
+        """Memory of the present iteration."""
         self._set_bytes = self._set_rows = 0.0
         self._set: int | None = None
+        """The present set (an object of many queues): its output, and what it has."""
         self._set_queue = -1
 
     def fill(self, plan: RewritePlan, is_alone: NDArray[np.bool_]) -> RewritePlan:
-        """``plan`` with outputs and iterations."""
+        """``plan`` with the outputs and iterations that move all sequences."""
         sequences = self._sequences
         # Consecutive sequences of one kind of output are placed together: an archive may have thousands of queues.
         kinds = np.stack([is_alone, sequences.ttl_class, sequences.version])
@@ -95,7 +99,8 @@ class _Filling:
         return replace(plan, outputs=self._outputs, iterations=self._iterations)
 
     def _fill_sets(self, number: int, last: int) -> None:
-        """Place sequences [number, last) in sets, each of which begins with another queue than the one before."""
+        """Place the sequences from ``number`` up to, but not including, ``last`` in sets (objects of many queues), in
+        as many as the limits of one require. A queue is in one set only."""
         sequences, limits = self._sequences, self._limits
         wanted = self._output(number, is_set=True)
         queue = sequences.queue[number:last]
@@ -125,7 +130,8 @@ class _Filling:
         self._set, self._set_bytes, self._set_rows = self._new_output(output), 0.0, 0.0
 
     def _place_all(self, number: int, last: int) -> None:
-        """All runs of sequences [number, last) in the set, whole ones together."""
+        """Place the sequences from ``number`` up to, but not including, ``last`` in the present set: as many whole ones
+        at once as fit into the memory that is left, others in parts."""
         first, shared = self._sequences.first, self._set
         assert shared is not None
         while number < last:
@@ -151,7 +157,8 @@ class _Filling:
         return len(self._outputs) - 1
 
     def _place(self, number: int, shared: int | None) -> None:
-        """All runs of a sequence, from the room that is left on. ``shared``: the set output they belong to."""
+        """Place all runs of one sequence, in as many iterations as their memory requires. ``shared``: the set to which
+        they belong; None: they get outputs of their own, several if one would be too large."""
         at, last = int(self._sequences.first[number]), int(self._sequences.first[number + 1])
         begin = 0
         while at < last:
@@ -166,7 +173,10 @@ class _Filling:
             at, begin = end_at, end
 
     def _fitting(self, at: int, begin: int, last: int, *, is_set: bool) -> tuple[int, int]:
-        """Where the runs from ``at``, ``begin`` on no longer fit: whole runs, then a cut inside one."""
+        """Up to where runs fit into the memory of the present iteration, and into an output unless ``is_set``: from the
+        byte (of an LMQ: row) ``begin`` of run ``at`` on, before run ``last``. Returns a run, and a position inside it
+        where it is cut, 0 if it is not. Raises ValueError if a run that cannot be cut does not fit into an empty
+        iteration."""
         room = self._memory_bytes - self._used_bytes
         end_at = self._whole_runs(self._memory, at, begin * self._each(self._memory, at), room, last)
         if not is_set:
@@ -199,7 +209,7 @@ class _Filling:
         if end_at == at and self._used_bytes == 0:
             if not unit:
                 raise ValueError(
-                    f"a run of {int(self._length[at])} bytes exceeds the memory of {self._memory_bytes} bytes"
+                    f"a run of {int(self._length[at])} bytes cannot be compacted in {self._memory_bytes} bytes"
                 )
             forced = begin // unit * unit + unit
             return (at, forced) if forced < self._length[at] else (at + 1, 0)
@@ -219,8 +229,9 @@ class _Filling:
         return cost + (end * self._each(self._memory, end_at) if end else 0.0)
 
     def _ranges(self, at: int, begin: int, end_at: int, end: int) -> Table:
-        """Ranges (RANGE_DTYPE) of the runs at places [at, end_at) of the order, the first one from ``begin`` on, and
-        the first ``end`` of the run at ``end_at``. They count bytes, of runs of LMQs rows."""
+        """The ranges (RANGE_DTYPE) of the runs number ``at`` up to, but not including, ``end_at`` in the order of the
+        sequences: of the first one from ``begin`` on, and then the first ``end`` of run ``end_at``, if that is not 0.
+        These are bytes, of runs of LMQs rows."""
         count = end_at - at + (1 if end else 0)
         ranges = np.zeros(count, RANGE_DTYPE)
         ranges["run"] = self._sequences.order[at : at + count]
@@ -237,6 +248,7 @@ class _Filling:
             self._alone.append(part)
 
     def _end_iteration(self) -> None:
+        """Add the present iteration to the plan, and begin the next one."""
         if self._alone or self._shared:
             shared = [
                 OutputPart(output, concatenated(found, RANGE_DTYPE)) for output, found in self._shared.items()

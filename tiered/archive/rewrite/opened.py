@@ -81,9 +81,12 @@ class Parents:
         self._numbers = {queue: number for number, queue in enumerate(self.queues)}
 
     def numbers_of(self, queues: Sequence[QueueKey], parent: NDArray[Any]) -> NDArray[np.int32]:
-        """Translate ``parent``, an index into the ``queues`` of one object, to numbers of this table; -1 stays."""
+        """The numbers here of the parent queues of LMQ rows, which ``parent`` gives as indexes into the ``queues`` of
+        one object; -1, of other rows, stays. New queues are added. Raises CorruptionError for an index outside them."""
         if int(parent.max(initial=-1)) >= len(queues):
-            raise CorruptionError("the parent of an LMQ row is not in the footer")
+            raise CorruptionError(
+                "an LMQ row refers to a parent queue that the footer of its object does not list"
+            )
         numbers = np.full(len(queues) + 1, -1, np.int32)  # the last is for parent -1
         for local in np.unique(parent[parent >= 0]).tolist():
             number = self._numbers.setdefault(queues[local], len(self.queues))
@@ -99,8 +102,8 @@ class OpenedSource:
     of ``parents``."""
 
     def __init__(self, index: SegmentIndex, keys: KeySection, parents: Parents) -> None:
-        """Takes the tables of ``index``; in its runs the queue is a hash of its name, which is the same in all
-        sources."""
+        """``index`` and ``keys``: the object's footer and key section; ``parents`` numbers parent queues. In ``runs``
+        the queue is a hash of its name, which is the same in all sources."""
         self._index, self._keys, self._parents = index, keys, parents
         self.key, self.blocks, self.block_offsets = index.key, index.blocks, index.block_offsets[:-1]
         self.first_row, self.bounds = index.first_row, index.bounds
@@ -111,7 +114,7 @@ class OpenedSource:
         self.runs["queue"] = _hashes(index.topics, queues["topic"], queues["queue_id"], queues["generation"])
 
     def rows(self, first: int, end: int) -> SourceRows:
-        """Rows [first, end) of the object."""
+        """The rows from ``first`` up to, but not including, ``end`` of the object, with the hashes of their keys."""
         columns = self._index.stored_columns(first, end)
         table = np.empty(end - first, ROW_DTYPE)
         for name, column in zip(ROW_DTYPE.names or (), columns, strict=False):
@@ -134,8 +137,8 @@ class OpenedSources:
     """Objects as one: their runs, blocks and rows, one object behind the other."""
 
     def __init__(self, sources: Sequence[OpenedSource]) -> None:
-        """Joins runs, blocks and bounds of ``sources`` into one table each; those of a single source are used without
-        a copy."""
+        """Join the runs, blocks and bounds of ``sources`` to one table each; those of a single source are not
+        copied."""
         self._sources = sources
         self._first_run = begins(np.array([len(source.runs) for source in sources]))
         self._first_block = begins(np.array([len(source.blocks) for source in sources]))
@@ -163,14 +166,19 @@ class OpenedSources:
     def _checked_runs(
         self, candidates: Candidates, hashes: NDArray[np.uint64], wanted: Table
     ) -> NDArray[np.int64]:
-        """The runs of ``wanted`` (WANTED_DTYPE, object by object), on which catalog and objects must agree."""
+        """The numbers here of the runs to which the ranges ``wanted`` (WANTED_DTYPE, object by object) belong, after a
+        check that the footers have them as the catalog does. ``hashes``: of the candidates' queues. Raises
+        CorruptionError."""
         rows = picked(candidates.runs, wanted["run"])
         place = np.cumsum(np.diff(rows["object"].astype(np.int64), prepend=rows["object"][0]) != 0)
         found: NDArray[np.int64] = rows["ordinal"].astype(np.int64)
         beyond = np.flatnonzero(found >= np.diff(self._first_run)[place])
         if len(beyond):
             first = int(beyond[0])
-            raise CorruptionError(f"{self._sources[place[first]].key}: has no run {int(found[first])}")
+            raise CorruptionError(
+                f"{self._sources[place[first]].key}: the catalog names its run {int(found[first])}, which the object "
+                "does not have"
+            )
         ordinals, found = found, found + self._first_run[place]
         own = picked(self.runs, found)
         differs = own["queue"] != hashes[rows["queue"]]
@@ -183,13 +191,16 @@ class OpenedSources:
         wrong = np.flatnonzero(differs).tolist()
         if wrong:
             key, queue = self._sources[place[wrong[0]]].key, candidates.queues[int(rows["queue"][wrong[0]])]
-            raise CorruptionError(f"{key}: run {int(ordinals[wrong[0]])} is not the catalog's of {queue}")
+            raise CorruptionError(
+                f"{key}: run {int(ordinals[wrong[0]])} of the object is not the catalog's of {queue}"
+            )
         return found
 
     def places_of(self, candidates: Candidates, hashes: NDArray[np.uint64], wanted: Table) -> Table:
-        """Where ranges that have rows are (PLACE_DTYPE), in the order of the objects. Blocks that begin inside a range
-        belong to it, and to the first one of a run also a block that begins before. ``hashes``: of the candidates'
-        queues. Raises CorruptionError."""
+        """Where the rows and blocks of the ranges ``wanted`` are (PLACE_DTYPE), in the order of the objects, without
+        ranges that have no rows. Blocks that begin inside a range belong to it, and to the first range of a run also a
+        block that begins before. ``hashes``: of the candidates' queues. Raises CorruptionError if the objects differ
+        from the catalog."""
         run = self._checked_runs(candidates, hashes, wanted)
         found = np.zeros(len(wanted), PLACE_DTYPE)
         for name in WANTED_DTYPE.names or ():
@@ -226,8 +237,8 @@ class OpenedSources:
         return picked(found, np.lexsort((found["first_row"], found["in_sources"])))
 
     def selected(self, candidates: Candidates, places: Table, selection: Selection) -> Table:
-        """``places`` divided into neighbouring rows that ``selection`` keeps. Not of rows that span several
-        offsets, or have no bytes."""
+        """``places`` divided where key compaction drops rows: a place for each group of neighbouring rows that
+        ``selection`` keeps. Not for rows that span several offsets (a batch), or have no bytes (of an LMQ)."""
         parts = [np.zeros(0, PLACE_DTYPE)]
         for at in range(len(places)):
             place = places[at]
@@ -251,7 +262,7 @@ class OpenedSources:
         return concatenated(parts, PLACE_DTYPE)
 
     def spans_of(self, places: Table) -> list[list[tuple[int, int]]]:
-        """(offset, length) of each block of ``places``, in the order of each object."""
+        """Which blocks of each object ``places`` need, as (offset, length) in the object, in order; each once."""
         steps = np.zeros(len(self.blocks) + 1, np.int64)
         np.add.at(steps, places["first_block"], 1)
         np.subtract.at(steps, places["end_block"], 1)
@@ -269,7 +280,7 @@ class OpenedSources:
         return base + int(self._rows(first, first + row).table["inner_num"].sum(dtype=np.int64))
 
     def found(self, places: Table, chunks: Chunks) -> FoundRanges:
-        """``chunks`` with the rows and keys of their ``places``, as copies."""
+        """The ranges of ``places``, with copies of their rows and keys, and their bytes, which are ``chunks``."""
         counts = places["end_row"] - places["first_row"]
         row_begins = self.first_row[places["in_sources"]] + places["first_row"]
         first, last = int(row_begins[0]), int(row_begins[-1] + counts[-1])
@@ -301,7 +312,8 @@ class OpenedSources:
         )
 
     def _rows(self, first: int, end: int) -> SourceRows:
-        """Rows [first, end) of all objects."""
+        """The rows from ``first`` up to, but not including, ``end``, when the rows of all objects are numbered
+        through."""
         if len(self._sources) == 1:
             return self._sources[0].rows(first, end)
         parts = [
@@ -343,7 +355,8 @@ class Taking:
         self._is_large = opened.blocks["raw_bytes"] >= COPIED_RAW_BYTES_MIN
 
     def chunks(self, places: Table) -> Chunks:
-        """Stored blocks and records of ``places``: a chunk for each block of each of them."""
+        """The bytes of ``places``, as a chunk for each block of each of them: a large block of which all rows are
+        wanted stays as it is stored, of others the records are taken out."""
         counts = places["end_block"] - places["first_block"]
         of = np.repeat(np.arange(len(places)), counts)
         block = positions(places["first_block"], counts)
@@ -381,7 +394,7 @@ class Taking:
         row = self._opened.blocks[block]
         stored = bytes(self._stored[source].at(offset, int(row["stored_bytes"])))
         if fastcrc.crc32.iscsi(stored) != int(row["crc32c"]):
-            raise CorruptionError(f"{self._opened.name_of(source, offset)} fails its CRC32C")
+            raise CorruptionError(f"{self._opened.name_of(source, offset)} fails its checksum")
         return stored
 
     def _decode(self, block: int, source: int, offset: int) -> None:

@@ -68,14 +68,16 @@ def rewrite(
     identity: OutputIdentity,
     options: RewriteOptions,
 ) -> RewriteResult:
-    """Write and put all outputs of ``plan``. Raises UsageError if the spool is too small, StoreFullError if its disk is
-    full, CorruptionError if a source is not what the catalog says, or the store's errors; what was put until then is
-    garbage."""
+    """Carry out ``plan``: read its source objects, and write and put all its outputs. The caller commits the result.
+    Raises UsageError if the directory for temporary files may not hold enough, StoreFullError if its disk is full,
+    CorruptionError if a source is not what the catalog says, or the store's errors; what was put until then is garbage.
+    """
     needed = spool_bytes(candidates, plan)
     if needed > options.spool_bytes_max:
         raise UsageError(
-            f"compaction needs {needed} bytes in {options.spool_directory}, which may hold {options.spool_bytes_max}",
-            hint="a round that is planned should need less: report it",
+            f"this compaction needs {needed:,} bytes in {options.spool_directory}, more than the "
+            f"{options.spool_bytes_max:,} that it may use",
+            hint="raise the limit of temporary files; planned compactions should stay below it: report it",
         )
     options.release()  # what planning has freed
     with private_temporary(options.spool_directory, "compaction-") as directory:
@@ -89,8 +91,9 @@ def rewrite(
             if error.errno not in FULL_ERRNOS:
                 raise
             raise StoreFullError(
-                f"no space is left in {options.spool_directory}",
-                hint="free space there, or use another directory",
+                f"the compaction ends, as no space is left in {options.spool_directory}, its directory for temporary "
+                "files",
+                hint="free space in this directory, or set another one",
             ) from error
         finally:
             sources.close()
@@ -104,8 +107,8 @@ def compact(
     options: RewriteOptions,
     write: Rewrite = rewrite,
 ) -> RewriteResult:
-    """``write`` all outputs of ``plan``, and check that no queue has changed but by its selection. Raises as it, and
-    CorruptionError."""
+    """Carry out ``plan`` with ``write``, and check that the result has the same messages of each queue, without those
+    that key compaction drops. Raises what ``write`` raises, and CorruptionError if something else is missing."""
     result = write(store, candidates, plan, identity, options)
     cover_holes(candidates, plan, result.runs)
     check_totals(candidates, plan, result.runs)
@@ -140,8 +143,8 @@ class _Rewriting:
         sources: RewriteSources,
         spool: Path,
     ) -> None:
-        """Derives from ``plan`` which iteration ends each output, the runs that begin sequences, and the range of
-        physical offsets of all sources. Reads and writes nothing."""
+        """``candidates`` and ``plan``: what is compacted; ``identity``: what keys and footers of outputs name;
+        ``spool``: the directory for temporary files. Reads and writes nothing."""
         self._store = store
         self._candidates = candidates
         self._plan = plan
@@ -166,7 +169,8 @@ class _Rewriting:
         self._cost = RewriteCost()
 
     def rewrite(self) -> RewriteResult:
-        """Carries out the plan, iteration by iteration."""
+        """Carry out the plan, iteration by iteration: add what was read to the outputs, and put each when it is
+        complete."""
         done_bytes = 0
         shared: dict[int, _Open] = {}
         with ExitStack() as files:
@@ -187,7 +191,8 @@ class _Rewriting:
         return self._result()
 
     def join(self) -> RewriteResult:
-        """Output by output, whose blocks the store copies."""
+        """Carry out a plan whose outputs are whole sources one behind the other: the store copies their blocks, and
+        only rows and keys are read and written."""
         done_bytes = 0
         for (part,) in self._plan.iterations:
             writer = SegmentWriter(None, self._options.codec)
@@ -218,7 +223,8 @@ class _Rewriting:
         return _Open(file, path, SegmentWriter(file, self._options.codec))
 
     def _append(self, output: _Open, part: OutputPart, found: FoundRanges) -> None:
-        """Add the ranges of ``part`` that have rows."""
+        """Add ``found``, the ranges of ``part`` that have rows, to ``output``: begin runs where sequences begin, and
+        add rows and messages."""
         if not len(found.ranges):
             return
         is_set = self._plan.outputs[part.output].is_set
@@ -251,7 +257,8 @@ class _Rewriting:
     def _begin_runs(
         self, writer: SegmentWriter, new: list[int], found: FoundRanges, *, is_set: bool, is_sparse: bool
     ) -> None:
-        """Begin a run for each of the runs ``new`` of the candidates; of an SO, with all of ``found``."""
+        """Begin a run in the output for each of the candidates' runs ``new``, with which sequences begin. An output of
+        one queue has one run, which begins with the first of ``found``."""
         if new:
             runs = self._candidates.runs
             queues = [self._candidates.queues[number] for number in runs["queue"][new].tolist()]
@@ -261,7 +268,8 @@ class _Rewriting:
             writer.begin_runs(queues, heads)
 
     def _add(self, writer: SegmentWriter, found: FoundRanges, bounds: NDArray[np.int64]) -> None:
-        """Rows and blocks of the last runs, each of which has the ranges between two of ``bounds``."""
+        """Add rows and messages of ``found`` to the last runs of the output; each of these has the ranges from one of
+        ``bounds`` up to the next."""
         counts = np.add.reduceat(found.ranges["rows"], bounds[:-1], dtype=np.int64)
         rows = found.row_table(bounds)
         writer.add_rows(rows, self._sources.parents.queues, counts)
@@ -280,7 +288,9 @@ class _Rewriting:
         output.path.unlink()
 
     def _put(self, writer: SegmentWriter, part: OutputPart, blocks: list[Piece] | _Open) -> None:
-        """``blocks``: the header and all blocks, or the output in whose file they are."""
+        """Put a complete output under a key that no other attempt has, again under another key if the store does not
+        answer, and add it to the result. ``blocks``: its header and blocks, or the output in whose file they are.
+        Raises what the store raises in the last of ATTEMPTS_MAX attempts."""
         for again in range(ATTEMPTS_MAX):
             number = part.output
             if again:
@@ -303,7 +313,9 @@ class _Rewriting:
                 self._abandoned.append(key)
                 if again + 1 == ATTEMPTS_MAX:
                     raise
-                logger.warning("no response to the PUT of %s; the object goes to another key", key)
+                logger.warning(
+                    "the store did not answer the PUT of %s: the object is put under another key", key
+                )
             else:
                 sent_size = sent_bytes(sent)
                 self._cost.bytes_sent += sent_size
@@ -312,7 +324,7 @@ class _Rewriting:
                 return
 
     def _meta(self, attempt: int) -> SegmentMeta:
-        """The footer's description of an output, written as this numbered ``attempt`` of the rewrite."""
+        """What the footer of an output says of its origin, when it is put by the ``attempt`` with this number."""
         own = self._identity
         return SegmentMeta(
             own.cluster,
@@ -327,8 +339,8 @@ class _Rewriting:
         )
 
     def _record(self, segment: WrittenSegment, key: str, output: int) -> None:
-        """Adds the stored object ``key``, the output with this number in the plan, to the result: its row, and its
-        runs with the queue numbers of the candidates."""
+        """Add the stored object ``key``, the output number ``output`` of the plan, to the result: its row of the object
+        table, and its runs, whose queues are numbered as those of the candidates."""
         runs = segment.runs.copy()
         numbers = [self._queue_numbers.get(queue, 0) for queue in segment.queues]  # parents have no runs
         runs["queue"] = np.array(numbers, np.uint32)[runs["queue"]]
@@ -341,7 +353,8 @@ class _Rewriting:
         self._keys.append(key)
 
     def _result(self) -> RewriteResult:
-        """The outputs written so far, the abandoned keys, and what reading and writing cost."""
+        """What the caller commits: the outputs, the keys of PUTs without an answer, and how many requests and bytes the
+        compaction took."""
         self._cost.gets, self._cost.bytes_read = self._sources.gets, self._sources.bytes_read
         return RewriteResult(
             runs=concatenated(self._runs, RUN_DTYPE),
@@ -353,8 +366,8 @@ class _Rewriting:
 
 
 def _sequence_heads(candidates: Candidates, plan: RewritePlan) -> tuple[NDArray[np.int64], Table]:
-    """The first runs of the sequences of sets and of joined objects, and the heads (RUN_DTYPE) of their outputs'
-    runs."""
+    """Where the runs of outputs begin, of sets (objects of many queues) and of objects whose blocks the store copies:
+    the candidates' runs with which they begin, and the begins of the new runs (RUN_DTYPE)."""
     ranges: dict[int, list[NDArray[Any]]] = {}
     for iteration in plan.iterations:
         for part in iteration:
@@ -375,7 +388,8 @@ def _sequence_heads(candidates: Candidates, plan: RewritePlan) -> tuple[NDArray[
 
 
 def _head_of(run: Any, found: FoundRanges) -> Any:
-    """The head of an SO that begins in ``run``: its ranges may end or begin inside runs."""
+    """The begin of the run of an output of one queue that begins with ``found``, inside the run ``run`` of the
+    candidates: offset, byte, time and commitlog offset."""
     head = run.copy()
     head["base_queue_offset"] = found.ranges["base_queue_offset"][0]
     if int(head["kind"]) != RunKind.LMQ:
@@ -395,7 +409,8 @@ def _add_records(
 
 
 def _by_part(iteration: Sequence[OutputPart], found: FoundRanges) -> Iterator[FoundRanges]:
-    """What was found of each part; ordinals begin at 0 again."""
+    """``found``, the ranges of a whole iteration, divided into those of each of its parts, whose ordinals begin at 0
+    again."""
     ends = np.cumsum([0, *(len(part.ranges) for part in iteration)])
     bounds = np.searchsorted(found.ranges["ordinal"], ends).tolist()
     for begin, one in zip(ends.tolist(), found.cut(bounds), strict=False):

@@ -122,14 +122,14 @@ class RewritePlan:
     """How many rows of each of the candidates' runs ``selection`` keeps, about; None: all."""
 
     def moved(self, runs: int) -> NDArray[np.bool_]:
-        """Which of so many runs of the candidates the outputs stand for."""
+        """Which of the candidates' runs, of which there are so many, the outputs replace."""
         if self.replaced is not None:
             return self.replaced
-        found = np.zeros(runs, bool)
-        for step in self.iterations:
-            for part in step:
-                found[part.ranges["run"]] = True
-        return found
+        is_moved = np.zeros(runs, bool)
+        for iteration in self.iterations:
+            for part in iteration:
+                is_moved[part.ranges["run"]] = True
+        return is_moved
 
 
 def kept_share(candidates: Candidates, plan: RewritePlan) -> NDArray[np.float64]:
@@ -164,7 +164,8 @@ def length_of(runs: Table) -> NDArray[Any]:
 
 
 def sequence_bounds(runs: Table) -> list[tuple[int, int]]:
-    """[first, last) of each sequence in ``runs`` by queue and offset."""
+    """Where the sequences of ``runs``, which are sorted by queue and offset, begin and end: a sequence is runs of one
+    queue of which each continues the one before."""
     before, after = runs[:-1], runs[1:]
     is_cut = ~((before["queue"] == after["queue"]) & continues(before, after))
     bounds = [0, *(np.flatnonzero(is_cut) + 1).tolist(), len(runs)]
@@ -175,7 +176,8 @@ _Columns = Table | dict[str, NDArray[Any]]
 
 
 def continues(before: _Columns, after: _Columns) -> NDArray[np.bool_]:
-    """Whether each run continues the one before it, of the same queue. Plain and sparse runs are sparse together."""
+    """Whether each run of ``after`` continues the run of ``before`` at the same place, of the same queue, so that both
+    can be one run: in offsets, kind and bytes. A plain and a sparse run (with explicit offsets) can be a sparse one."""
     kind, next_kind = before["kind"], after["kind"]
     is_sparse = kind == RunKind.SPARSE
     continues = (after["base_queue_offset"] == before["end_queue_offset"]) & (
@@ -184,7 +186,8 @@ def continues(before: _Columns, after: _Columns) -> NDArray[np.bool_]:
         | ((kind == RunKind.PLAIN) & (next_kind == RunKind.SPARSE))
     )
     continues &= (before["min_phys"] < 0) == (after["min_phys"] < 0)  # records of another log are apart
-    found: NDArray[np.bool_] = continues & (
+    # Sparse runs and LMQs have no contiguous place among the queue's bytes.
+    all_continues: NDArray[np.bool_] = continues & (
         is_sparse | (kind == RunKind.LMQ) | (before["base_byte"] + before["byte_count"] == after["base_byte"])
     )
-    return found
+    return all_continues

@@ -79,21 +79,23 @@ class RewriteResult:
 
 
 def output_keys(candidates: Candidates, plan: RewritePlan, identity: OutputIdentity) -> list[str]:
-    """The key of each output's first attempt: known before anything is written."""
-    first: dict[int, int] = {}
+    """The key under which each output of a compaction is put first, so that all keys can be announced in the catalog
+    before anything is written. A later attempt has another key."""
+    first_run: dict[int, int] = {}
     for iteration in plan.iterations:
         for part in iteration:
-            first.setdefault(part.output, int(part.ranges["run"][0]))
+            first_run.setdefault(part.output, int(part.ranges["run"][0]))
     return [
-        key_of(candidates, plan, identity, output, first[output], output)
+        key_of(candidates, plan, identity, output, first_run[output], output)
         for output in range(len(plan.outputs))
     ]
 
 
 def spool_bytes(candidates: Candidates, plan: RewritePlan) -> int:
-    """Disk that the outputs of ``plan`` take at most: all set objects, and the largest stream object."""
+    """How many bytes of disk the outputs of ``plan`` take at most while they are written: objects of many queues are
+    there side by side, objects of one queue one after the other."""
     if plan.copies:
-        return 0
+        return 0  # the store copies whole objects
     alone = 0
     shared: dict[int, int] = {}
     sizes = candidates.runs["byte_count"] * kept_share(candidates, plan)
@@ -108,8 +110,9 @@ def spool_bytes(candidates: Candidates, plan: RewritePlan) -> int:
 
 
 def check_totals(candidates: Candidates, plan: RewritePlan, new: Table) -> None:
-    """Raises CorruptionError unless every queue has the same begin, end, offsets, rows and bytes in ``new`` as in the
-    runs that the plan moves; with a selection, no more rows and bytes."""
+    """Check, before a compaction is committed, that each queue has the same first offset, end, number of offsets, rows
+    and bytes in the ``new`` runs as in those that the plan moves; after key compaction, which drops messages, no more
+    rows and bytes. Raises CorruptionError."""
     moved, queues = plan.moved(len(candidates.runs)), len(candidates.queues)
     old = copied(candidates.runs)
     old["base_queue_offset"] = _begins(candidates, plan)
@@ -121,8 +124,8 @@ def check_totals(candidates: Candidates, plan: RewritePlan, new: Table) -> None:
     if len(changed):
         number = int(changed[0])
         raise CorruptionError(
-            f"compaction would change {candidates.queues[number]} from {before[number].tolist()} to "
-            f"{after[number].tolist()} (begin, end, offsets, rows, bytes)"
+            f"the compaction is not committed, as it would change {candidates.queues[number]} from "
+            f"{before[number].tolist()} to {after[number].tolist()} (first offset, end, offsets, rows, bytes)"
         )
 
 
@@ -133,29 +136,32 @@ def _begins(candidates: Candidates, plan: RewritePlan) -> NDArray[np.int64]:
 
 
 def cover_holes(candidates: Candidates, plan: RewritePlan, new: Table) -> None:
-    """Let sparse runs of ``new`` cover, in place, all offsets of the runs that the plan moves: up to the next run, and
-    from the begin, or the plain run before them, on."""
+    """Widen the sparse runs of ``new`` (key compaction dropped messages from them), in place, so that the new runs
+    cover all offsets of the runs that the plan moves: a sparse run goes up to the next run, and begins where the moved
+    offsets, or the plain run before it, require it."""
     for queue in np.unique(new["queue"][new["kind"] == RunKind.SPARSE]).tolist():
-        mine = np.flatnonzero(new["queue"] == queue)
-        mine = mine[np.argsort(new["base_queue_offset"][mine])]
+        of_queue = np.flatnonzero(new["queue"] == queue)
+        of_queue = of_queue[np.argsort(new["base_queue_offset"][of_queue])]
         is_moved = plan.moved(len(candidates.runs)) & (candidates.runs["queue"] == queue)
+        # The intervals of offsets without a hole that are to be covered.
         begin = np.sort(_begins(candidates, plan)[is_moved])
         end = np.sort(candidates.runs["end_queue_offset"][is_moved])
-        is_head = np.append(True, begin[1:] != end[:-1])
-        begin, end = begin[is_head], end[np.append(is_head[1:], True)]
-        base, last = new["base_queue_offset"][mine], new["end_queue_offset"][mine]
-        part = np.searchsorted(begin, base, side="right") - 1
-        is_first = np.append(True, part[1:] != part[:-1])
-        is_sparse = new["kind"][mine] == RunKind.SPARSE
-        before = np.where(is_first, begin[part], np.where(np.roll(is_sparse, 1), base, np.roll(last, 1)))
+        begins_interval = np.append(True, begin[1:] != end[:-1])
+        begin, end = begin[begins_interval], end[np.append(begins_interval[1:], True)]
+        base, last = new["base_queue_offset"][of_queue], new["end_queue_offset"][of_queue]
+        interval = np.searchsorted(begin, base, side="right") - 1
+        is_first = np.append(True, interval[1:] != interval[:-1])
+        is_sparse = new["kind"][of_queue] == RunKind.SPARSE
+        before = np.where(is_first, begin[interval], np.where(np.roll(is_sparse, 1), base, np.roll(last, 1)))
         base = np.where(is_sparse, before, base)
-        following = np.where(np.append(is_first[1:], True), end[part], np.append(base[1:], 0))
-        new["base_queue_offset"][mine] = base
-        new["end_queue_offset"][mine] = np.where(is_sparse, following, last)
+        following = np.where(np.append(is_first[1:], True), end[interval], np.append(base[1:], 0))
+        new["base_queue_offset"][of_queue] = base
+        new["end_queue_offset"][of_queue] = np.where(is_sparse, following, last)
 
 
 def _totals(runs: Table, moved: NDArray[np.bool_], queues: int) -> NDArray[np.int64]:
-    """A row of totals for each queue; zeros where nothing moved."""
+    """For each of so many ``queues``, of the runs that are ``moved``: first offset, end, number of offsets, rows and
+    bytes. The first offset of a queue without any is the largest integer, the others are 0."""
     queue = runs["queue"][moved].astype(np.intp)  # numpy is slow at other indexes, and at columns of a matrix
     begin, end, offsets, rows, byte_count = found = np.zeros((5, queues), np.int64)
     base, last = runs["base_queue_offset"][moved], runs["end_queue_offset"][moved]
@@ -171,7 +177,8 @@ def _totals(runs: Table, moved: NDArray[np.bool_], queues: int) -> NDArray[np.in
 def key_of(
     candidates: Candidates, plan: RewritePlan, identity: OutputIdentity, output: int, run: int, number: int
 ) -> str:
-    """The key of attempt ``number`` for an output that begins in ``run``."""
+    """The key of the attempt ``number`` to put the output number ``output``, which begins in the run number ``run`` of
+    the candidates."""
     attempt = identity.first_attempt + number
     row = candidates.runs[run]
     if plan.outputs[output].is_set:

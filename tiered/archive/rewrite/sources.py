@@ -77,8 +77,8 @@ class RewriteSources:
         in_flight_bytes: int = IN_FLIGHT_BYTES,
         plan: RewritePlan | None = None,
     ) -> None:
-        """Makes the spool and the threads that read; no source is read yet. Without ``plan`` every row of a run is
-        kept."""
+        """``candidates`` and ``plan``: what may be and what is read; ``spooled``: the temporary file. Nothing is read
+        yet. Without ``plan`` every row of a run is kept."""
         self._selection = None if plan is None else plan.selection
         self._share = None if plan is None else kept_share(candidates, plan)
         self._in_flight_bytes = in_flight_bytes
@@ -101,7 +101,8 @@ class RewriteSources:
         self._spool.close()
 
     def read(self, iterations: Sequence[list[OutputPart]]) -> Iterator[FoundRanges]:
-        """Yields, for each iteration, the ranges that have rows, numbered among all ranges of its parts."""
+        """Read what the ``iterations`` of a compaction move: yields, for each of them, its ranges that have rows, with
+        these rows and their bytes. Sources are read once for as many iterations as fit into the temporary file."""
         readings, is_packed = readings_of(self._candidates, iterations, self._spool_bytes_max, self._share)
         while readings:
             reading = readings.pop(0)
@@ -112,7 +113,8 @@ class RewriteSources:
                 yield self._spool.take(number)
 
     def _distribute(self, reading: list[Table]) -> None:
-        """Read the sources of all iterations of ``reading``, each once. It is emptied: sources take its memory."""
+        """Read the sources of several iterations, whose ranges are ``reading``, each source once, and put what was read
+        into the spool. The list is emptied, as the sources take its memory."""
         wanted = _by_object(self._candidates, reading)
         groups = _groups_of(self._candidates, wanted, self._group_bytes_max)
         largest = max((group.size_bytes for group in groups), default=1)
@@ -130,8 +132,8 @@ class RewriteSources:
                 self._spool.add(found, kept)
 
     def _ahead(self, groups: Sequence[_Group], readers: int) -> Iterator[_OpenGroup]:
-        """All groups in order; the ends of the next ``readers`` are being read. Threads only read: decoding in them
-        would make all of them wait for the interpreter's lock."""
+        """All ``groups`` of sources in order, opened, while threads read the ends of the next ``readers`` groups.
+        Threads only read: decoding in them would make all of them wait for the interpreter's lock."""
         waiting: deque[tuple[_Group, Future[list[bytes]]]] = deque()
         for group in groups:
             waiting.append((group, self._readers.submit(self._ends, group.objects)))
@@ -152,7 +154,8 @@ class RewriteSources:
         return list(map(self._last_bytes, numbers))
 
     def _last_bytes(self, number: int) -> bytes:
-        """The end of an object with its tail and, nearly always, its keys; all of a small one."""
+        """Read the end of the object number ``number``: its footer and, nearly always, its key section; all of a small
+        object."""
         key, row = self._key(number), self._candidates.objects[number]
         size, tail = int(row["size_bytes"]), int(row["tail_bytes"])
         check_tail_length(key, size, tail)
@@ -167,7 +170,8 @@ class RewriteSources:
         return index, index.decode_keys(self.get(key, *index.key_span) if stored is None else stored)
 
     def whole_run(self, index: SegmentIndex, keys: KeySection, run: int) -> RowTable:
-        """All rows of a run of the candidates."""
+        """All rows of the run number ``run`` of the candidates, which is in the object of ``index`` and ``keys``,
+        without their messages."""
         wanted = np.zeros(1, WANTED_DTYPE)
         wanted["run"], wanted["end"] = run, length_of(self._candidates.runs[run : run + 1])
         opened = OpenedSources([OpenedSource(index, keys, self.parents)])
@@ -185,8 +189,10 @@ class RewriteSources:
     # -- sources -----------------------------------------
 
     def _opened(self, group: _Group, last_bytes: Future[list[bytes]]) -> _OpenGroup:
-        """Objects whose last bytes have been read."""
-        ends, sizes = [memoryview(one) for one in last_bytes.result()], self._candidates.objects["size_bytes"]
+        """Open the objects of ``group``, whose ends were read: find the rows and blocks that are wanted of them. Raises
+        CorruptionError if catalog and objects differ, and what reading raised."""
+        ends = [memoryview(end) for end in last_bytes.result()]
+        sizes = self._candidates.objects["size_bytes"]
         opened = OpenedSources(
             [
                 OpenedSource(*self._decoded(number, end), self.parents)
@@ -203,7 +209,7 @@ class RewriteSources:
         return _OpenGroup(opened, places, stored)
 
     def _found(self, source: _OpenGroup) -> Iterator[FoundRanges]:
-        """What was wanted of a source, some megabytes at a time."""
+        """Read what is wanted of the opened objects ``source``: rows and messages, some megabytes at a time."""
         opened, places, stored = source
         taking = Taking(opened, stored)
         sizes = np.maximum(
@@ -244,8 +250,8 @@ class _ObjectBytes:
         end: memoryview,
         wanted: list[tuple[int, int]],
     ) -> None:
-        """Reads nothing yet. ``wanted`` blocks that lie close together are joined to reads of up to
-        ``read_bytes_max``; those inside ``end`` need none."""
+        """Reads nothing yet. ``end``: the last bytes of the object, which were read. Blocks of ``wanted`` that are
+        close together are joined to reads of up to ``read_bytes_max``; those inside ``end`` need none."""
         self._sources, self._key = sources, key
         known = size_bytes - len(end)
         if not wanted or wanted[0][0] >= known:
@@ -261,11 +267,14 @@ class _ObjectBytes:
         self._data = memoryview(self._sources.get(self._key, self._begin, length))
 
     def at(self, offset: int, length: int) -> memoryview:
-        """Bytes of one block."""
+        """The bytes of one block of the object. Blocks are taken in ascending order, and the next ones are read when
+        they are needed. Raises CorruptionError for a block that is none of the wanted ones."""
         while self._left and offset + length > self._begin + len(self._data):
             self._read()
         if not self._begin <= offset <= offset + length <= self._begin + len(self._data):
-            raise CorruptionError(f"{self._key}: [{offset}, {offset + length}) was not read")
+            raise CorruptionError(
+                f"{self._key}: the block at [{offset}, {offset + length}) is none of those that the compaction reads"
+            )
         return self._data[offset - self._begin : offset - self._begin + length]
 
 
@@ -275,8 +284,10 @@ def readings_of(
     spool_bytes_max: int,
     share: NDArray[np.float64] | None = None,
 ) -> tuple[list[list[Table]], bool]:
-    """Pieces of consecutive iterations that fit on the disk, and whether they are compressed there: only if all of
-    them do not fit as they are. ``share``: of each run, that is kept."""
+    """Divide the ``iterations`` of a compaction into groups of consecutive ones, whose ranges fit into a temporary file
+    of ``spool_bytes_max`` together, so that sources are read once for each group. Returns the ranges of the iterations
+    of each group, and whether they are to be compressed in the file: only if all of them do not fit as they are.
+    ``share``: the part of each run that is kept."""
     objects, runs = candidates.objects, candidates.runs
     ratio = np.minimum(1.0, objects["size_bytes"] / np.maximum(objects["raw_bytes"], 1))
     steps: list[Table] = []
@@ -307,7 +318,8 @@ def readings_of(
 
 
 def _by_object(candidates: Candidates, reading: Sequence[Table]) -> Table:
-    """Pieces of all iterations (WANTED_DTYPE) in the order of their objects."""
+    """The ranges of several iterations (``reading``) as one table (WANTED_DTYPE), in the order of the objects that they
+    are read from."""
     ranges = np.zeros(sum(map(len, reading)), WANTED_DTYPE)
     at = 0
     for number, mine in enumerate(reading):
@@ -320,7 +332,7 @@ def _by_object(candidates: Candidates, reading: Sequence[Table]) -> Table:
 
 
 def _groups_of(candidates: Candidates, ranges: Table, group_bytes_max: int) -> list[_Group]:
-    """Divides ``ranges``, which are in the order of their objects, into groups of objects that are opened together: a
+    """Divide ``ranges``, which are in the order of their objects, into groups of objects that are opened together: a
     large object alone, small neighbours up to ``group_bytes_max`` bytes and GROUP_SOURCES_MAX objects."""
     numbers, first = np.unique(candidates.runs["object"][ranges["run"]], return_index=True)
     sizes = candidates.objects["size_bytes"][numbers].tolist()
@@ -339,13 +351,14 @@ def _groups_of(candidates: Candidates, ranges: Table, group_bytes_max: int) -> l
 
 
 def joined_spans(spans: list[tuple[int, int]], read_bytes_max: int = READ_BYTES_MAX) -> list[tuple[int, int]]:
-    """(offset, length) of GETs that cover ``spans``: neighbours in one, up to ``read_bytes_max``."""
-    found: list[list[int]] = []
+    """The reads (offset, length) that cover ``spans`` (offset, length) of one object: spans that are close together are
+    one read, of up to ``read_bytes_max``."""
+    reads: list[list[int]] = []
     for offset, length in sorted(spans):
         end = offset + length
-        is_near = bool(found) and offset - found[-1][1] <= HOLE_BYTES_MAX
-        if is_near and (end <= found[-1][1] or end - found[-1][0] <= read_bytes_max):
-            found[-1][1] = max(found[-1][1], end)
+        is_near = bool(reads) and offset - reads[-1][1] <= HOLE_BYTES_MAX
+        if is_near and (end <= reads[-1][1] or end - reads[-1][0] <= read_bytes_max):
+            reads[-1][1] = max(reads[-1][1], end)
         else:
-            found.append([offset, end])
-    return [(begin, end - begin) for begin, end in found]
+            reads.append([offset, end])
+    return [(begin, end - begin) for begin, end in reads]

@@ -71,7 +71,7 @@ class FoundRanges:
         return sum(table.nbytes for table in tables) + int(self.chunks["size_bytes"].sum())
 
     def selected(self, order: NDArray[Any]) -> FoundRanges:
-        """The ranges ``order`` with all that they have."""
+        """The ranges with the numbers ``order``, in this order, with their rows, hashes, chunks and blocks."""
         taken = picked(self.ranges, order)
         tables = {
             name: picked(table, positions(_starts(self.ranges[name])[order], taken[name]))
@@ -82,7 +82,7 @@ class FoundRanges:
         return FoundRanges(ranges=taken, chunks=picked(self.chunks, places), data=data, **tables)
 
     def cut(self, bounds: Sequence[int]) -> Iterator[FoundRanges]:
-        """The ranges between each two of ``bounds``. Nothing is copied."""
+        """The ranges from each of ``bounds`` up to the next one, with what they have. Nothing is copied."""
         ends = {name: [0, *np.cumsum(self.ranges[name], dtype=np.int64).tolist()] for name in _COUNTS}
         for first, last in pairwise(bounds):
             rows, chunks, blocks, hashes = (slice(ends[name][first], ends[name][last]) for name in _COUNTS)
@@ -96,7 +96,8 @@ class FoundRanges:
             )
 
     def without_holes(self) -> FoundRanges:
-        """The ranges, all of one sparse run: the first row of each spans the offsets from the range before on."""
+        """The same ranges, all of one sparse run (some offsets have no row), in which the first row of each range spans
+        the offsets from the end of the range before on, so that no offset is missing."""
         firsts = _starts(self.ranges["rows"])
         spans = np.add.reduceat(self.rows["inner_num"], firsts, dtype=np.int64)
         hole = self.ranges["base_queue_offset"][1:] - (self.ranges["base_queue_offset"] + spans)[:-1]
@@ -106,8 +107,8 @@ class FoundRanges:
         return replace(self, ranges=ranges, rows=rows)
 
     def row_table(self, bounds: NDArray[np.int64]) -> RowTable:
-        """All rows. The ranges between each two of ``bounds`` are of one run. Raises ValueError if one of them does not
-        continue the one before."""
+        """All rows as columns. The ranges from each of ``bounds`` up to the next one are of one run. Raises ValueError
+        if a range does not continue the queue offsets of the one before in its run."""
         columns = {name: np.ascontiguousarray(self.rows[name]) for name in ROW_DTYPE.names or ()}
         spans = columns["inner_num"].astype(np.int64)
         before = np.cumsum(spans) - spans
@@ -116,14 +117,18 @@ class FoundRanges:
         is_apart[bounds[1:-1] - 1] = False
         if is_apart.any():
             at = int(is_apart.argmax()) + 1
-            raise ValueError(f"ranges do not continue before {self.ranges['base_queue_offset'][at]}")
+            raise ValueError(
+                f"rows are missing or repeated before queue offset {self.ranges['base_queue_offset'][at]} of a run "
+                "that is compacted"
+            )
         columns["queue_offset"] = before + np.repeat(shift, self.ranges["rows"])
         columns["position"] = np.full(len(spans), -1, np.int64)
         return RowTable(key_hashes=self.hashes, **columns)
 
     def batches(self, bounds: NDArray[np.int64], size_bytes: int) -> Iterator[Batch]:
-        """Consecutive chunks of one kind in one run, about ``size_bytes`` together. The ranges between each two of
-        ``bounds`` are of one run."""
+        """All chunks in the order of the ranges, in batches of about ``size_bytes``, each of one run and of one kind:
+        blocks that are copied as they are stored, or records. The ranges from each of ``bounds`` up to the next one are
+        of one run."""
         if not len(self.chunks):
             return
         is_stored = self.chunks["blocks"] > 0  # blocks copied as they are, else records
@@ -176,13 +181,17 @@ class IterationSpool:
     """Not thread-safe. Its file has no name: a killed process leaves nothing, and close writes nothing to the disk."""
 
     def __init__(self, path: Path) -> None:
+        """Creates the file ``path`` and removes its name. Raises OSError."""
         self._file = path.open("w+b", buffering=0)
         path.unlink()
         self._added: list[FoundRanges] = []
         self._added_bytes = 0
+        """What is in memory only."""
         self._places: dict[int, list[_Place]] = {}
+        """Where the file has the ranges of each iteration."""
         self._end = 0
         self._is_packed = False
+        """Whether the file is compressed."""
 
     def add(self, found: FoundRanges, memory_bytes_max: int | None) -> None:
         """Keep ``found``; everything goes to the file above ``memory_bytes_max``, if there is one."""
@@ -192,7 +201,8 @@ class IterationSpool:
             self._flush()
 
     def take(self, iteration: int) -> FoundRanges:
-        """The ranges of an iteration, by ordinal. Those of earlier ones may be gone. Raises OSError."""
+        """The ranges that were added for the iteration with this number, in the order of their ordinals. Iterations are
+        taken in order, as those before are dropped. Raises OSError."""
         if self._places:
             self._flush()
             found = joined_ranges([self._read(place) for place in self._places.pop(iteration, [])])
@@ -218,8 +228,8 @@ class IterationSpool:
         self._file.close()
 
     def _flush(self) -> None:
-        """Writes the pieces held in memory to the file, those of one iteration side by side, and notes the place of
-        each."""
+        """Move the ranges in memory to the end of the file, those of one iteration side by side, and note where these
+        are."""
         if not self._added:
             return
         found = joined_ranges(self._added)
@@ -241,27 +251,31 @@ class IterationSpool:
             self._end += stored_bytes
 
     def _write(self, buffers: Sequence[bytes | memoryview]) -> int:
-        """Append ``buffers``; returns how many bytes these are."""
+        """Write ``buffers`` to the file at its present position, one behind the other; returns how many bytes they
+        have."""
         total = 0
         for first in range(0, len(buffers), BUFFERS_MAX):
-            mine = buffers[first : first + BUFFERS_MAX]
-            size = sum(map(len, mine))
-            written = os.writev(self._file.fileno(), mine)
+            batch = buffers[first : first + BUFFERS_MAX]
+            size = sum(map(len, batch))
+            written = os.writev(self._file.fileno(), batch)
             if written < size:
-                rest = memoryview(b"".join(mine))
+                rest = memoryview(b"".join(batch))
                 while written < size:
                     written += self._file.write(rest[written:])
             total += size
         return total
 
     def _read(self, place: _Place) -> FoundRanges:
-        """The ranges that ``write`` put at ``place``: five tables, then the bytes of their blocks."""
+        """The ranges that ``_flush`` wrote at ``place`` of the file: five tables, then the bytes of their chunks.
+        Raises OSError if the file is too short."""
         self._file.seek(place.position)
         target, begin = np.empty(place.stored_bytes, np.uint8).data, 0  # a bytearray would be filled first
         while begin < place.stored_bytes:
             count = self._file.readinto(target[begin:])
             if not count:
-                raise OSError(f"{self._file.name}: ends at {place.position + begin}")
+                raise OSError(
+                    f"the temporary file {self._file.name} ends at byte {place.position + begin}, and more was written"
+                )
             begin += count
         raw = zstandard.ZstdDecompressor().decompress(target) if self._is_packed else target
         begin = 0
