@@ -10,7 +10,7 @@ from tiered.catalog.state import CatalogState
 from tiered.clock import Clock
 from tiered.object_store.interface import ObjectStore
 
-FAKE = Unexplained("its tail cannot be read", 0)
+FAKE = Unexplained("its end, which lists its messages, cannot be read", 0)
 
 
 def run_gc(

@@ -126,9 +126,10 @@ def test_a_newest_commit_that_is_missing_is_named_once_a_cycle_beside_its_writer
     """To the writer its own objects beyond the archive's end are uploads in progress: the commit's number tells."""
     scene = Scene(tmp_path, 3)
     scrub = Scrubbed(scene.store)
-    newest = catalog_key(scene.state.version)
+    version = scene.state.version
+    newest = catalog_key(version)
     scene.store.delete([newest])
     while scrub.task.status.cycle_ms is None:
         scrub.now_ms += 2 * DAY_MS
         scrub.run()
-    assert f"such as newest: {newest}: is missing" in scrub.task.problem
+    assert f"such as newest: {newest}: catalog version {version} is missing" in scrub.task.problem

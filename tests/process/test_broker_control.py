@@ -198,7 +198,7 @@ def test_a_full_disk_of_the_state_directory_is_not_the_object_store(
 
     monkeypatch.chdir(tmp_path)
     with StateDirectory(Path("state")) as state, pytest.raises(StoreFullError) as found:
-        monkeypatch.setattr("rocketmq_tiered.process.instance.replace_whole", full)
+        monkeypatch.setattr("tiered.whole_file.replace_whole", full)
         state.describe(DESCRIPTION)
     assert after_failure(found.value, Settings(), 1, 0.0).condition.text == "blocked: local disk"
 

@@ -71,7 +71,7 @@ def test_who_runs_in_another_container_of_the_same_host_name_is_not_gone() -> No
         store, clock = MemoryStore(), Time()
         first = GroupLog(store, name, Clock(wall_ms=clock))
         first.claim(LEASE_MS)
-        with pytest.raises(FencedError, match=f":{pid}, seen 0 s ago"):
+        with pytest.raises(FencedError, match=f":{pid}, which wrote their offsets 0 s ago"):
             GroupLog(store, own_name(), Clock(wall_ms=clock), is_gone=is_gone).claim(LEASE_MS)
         first.write({("g", "t"): {0: 9}})
 

@@ -47,5 +47,5 @@ def test_the_schema_of_the_default_columns_is_accepted_as_a_schema() -> None:
 
 
 def test_a_column_that_can_be_null_cannot_be_declared_otherwise() -> None:
-    with pytest.raises(UsageError, match="column tags can be null"):
+    with pytest.raises(UsageError, match="column tags as NOT NULL, but it can be null"):
         columns_of(StructType([StructField("tags", StringType(), nullable=False)]))

@@ -336,7 +336,7 @@ class MountedArchive:
                     self._lag += max(0, bounds.maximum - max(offset, bounds.minimum))
 
     def record(self) -> MountRecord:
-        """Return what the node's lease says of this broker, for other nodes and for tiered mount --status."""
+        """Return what the node's lease says of this broker, for other nodes and for tiered mount ls."""
         service, state = self.service, self._access.state
         groups = [] if service is None else service.status().groups
         return MountRecord(
