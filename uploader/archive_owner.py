@@ -365,7 +365,7 @@ class ArchiveOwner:
             before.cursor.history,
         )
         self._environment.log(
-            "the broker's log diverged from the archive: a new log history begins",
+            "the broker's commitlog was truncated or replaced: archiving continues in a new log history",
             {
                 "from_phys": divergence.phys,
                 "common_version": divergence.version,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tiered.errors import ThrottledError, UnansweredError, UnavailableError
+from tiered.errors import UnansweredError, UnavailableError
 
 IMMEDIATE_RETRIES = 2
 
@@ -56,11 +56,11 @@ def after_failure(
     """Whether a PUT is tried again after ``error``, and when. ``consecutive_failures``: how many failed in a row, this
     one included. ``jitter``, in [0, 1), spreads the retries of several writers."""
     if not isinstance(error, UnavailableError):
-        return Stop(error)  # such as a refused right: a retry cannot help
+        return Stop(error)  # such as a missing permission: a retry cannot help
     if isinstance(error, UnansweredError) and consecutive_failures <= IMMEDIATE_RETRIES:
         return Retry(0)
     exponent = consecutive_failures - 1
-    if isinstance(error, UnansweredError) and not isinstance(error, ThrottledError):
-        exponent -= IMMEDIATE_RETRIES  # the first ones did not wait
+    if isinstance(error, UnansweredError):
+        exponent -= IMMEDIATE_RETRIES  # the first retries did not wait
     ceiling_ms = min(policy.backoff_ms_max, policy.backoff_ms_first << min(max(exponent, 0), 16))
     return Retry(int(ceiling_ms * (0.5 + jitter / 2)))

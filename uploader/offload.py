@@ -355,7 +355,7 @@ class Offloader:
         damaged = tuple(f"{name} ({why})" for name, why in state.damaged.items())
         if damaged and damaged != self._damaged_tables:
             self._environment.log(
-                "damaged tables of the broker are not archived; their earlier copies in the archive stay current",
+                "files of the broker's config directory are damaged: the archive keeps their last good copies",
                 {"error": "; ".join(damaged)},
             )
         self._damaged_tables = damaged

@@ -147,8 +147,12 @@ def _checked(options: argparse.Namespace) -> MessageFilter | None:
             hint="remove --body: raw records contain their bodies as the broker stored them",
         )
     if options.charset is not None and (options.body != "text" or not is_charset(options.charset)):
-        hint = "give --body text" if options.body != "text" else "use a name such as UTF-8, GBK or ISO-8859-1"
-        raise UsageError(f"--charset {options.charset} cannot be used", hint=hint)
+        if options.body != "text":
+            raise UsageError("--charset applies to bodies as text alone", hint="give --body text as well")
+        raise UsageError(
+            f"--charset {options.charset} is not a text encoding that is known here",
+            hint="use a name such as UTF-8, GBK or ISO-8859-1",
+        )
     if options.where is not None:
         return Sql92Filter(options.where)
     return None if options.tag is None else tag_filter(options.tag)

@@ -217,7 +217,9 @@ def _print_counters(counts: RequestCounts | None) -> None:
 def _print_month(month: MonthCost, use: ArchiveUse) -> None:
     """Print what the coming month costs. Of an archive less than an hour old only storage is known."""
     if use.is_young:
-        print_lines("", f"{TOO_YOUNG}; storage of what it has now: {_amount(month.storage)} a month")
+        print_lines(
+            "", f"{TOO_YOUNG}; storing what the archive holds now costs {_amount(month.storage)} a month"
+        )
         return
     span = duration_text(use.observed_days * DAY_S)
     rate = f"{size_text(use.bytes_a_day)} and {counted(use.commits_a_day, 'commit')} a day"

@@ -94,7 +94,8 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError(f"--limit {options.limit} is less than 1", hint="give --limit 1 or more")
     if options.all_time and (options.since is not None or options.until is not None):
         raise UsageError(
-            "--all-time cannot be combined with --since or --until", hint="remove --all-time, or the times"
+            "--all-time cannot be combined with --since or --until",
+            hint="remove --all-time, or --since and --until",
         )
     if options.since is not None and options.until is not None and options.since >= options.until:
         raise UsageError(

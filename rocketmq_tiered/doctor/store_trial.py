@@ -82,7 +82,7 @@ class StoreTrial:
             ),
             Check(
                 "bucket-copy-part",
-                "copy of a part inside the store",
+                "copy of a range of an object into a multipart upload (UploadPartCopy)",
                 self._copy,
                 ("bucket-multipart", "bucket-read"),
             ),
@@ -181,7 +181,7 @@ class StoreTrial:
         after = [info.key for info in self._store.list(prefix, start_after=expected[2])]
         if listed != expected or after != expected[3:]:
             return failed(
-                "a list is not sorted by the bytes of keys, or ignores the key from which it should start",
+                "the store does not list keys in order of their bytes, or ignores the key after which a list begins",
                 "use a general-purpose bucket: directory buckets (S3 Express) and some gateways are not supported",
             )
         return ok(f"{len(listed)} objects were listed directly after they were written")

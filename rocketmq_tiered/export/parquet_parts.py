@@ -184,7 +184,8 @@ def write_file(store: ObjectStore, name: str, data: Buffer) -> bool:
             return True
     if not _has_same_rows(store.get(name, GET_BYTES_MAX), data):
         raise UsageError(
-            f"{store.url}/{name} exists with other rows", hint="give a target without other files"
+            f"{store.url}/{name} exists, and has other rows than this export would write",
+            hint="export to a target without other files",
         )
     return False
 

@@ -153,7 +153,7 @@ class CompactionTask:
         if self._void == VOID_MAX:
             self._void = 0
             raise UnavailableError(
-                f"{self._store.url}: the archive changes faster than its objects are joined",
+                f"{self._store.url}: no objects were joined, as the archive changed each time before the commit",
                 hint="the next pass of compaction tries again",
             )
         return True

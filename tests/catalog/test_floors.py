@@ -105,7 +105,7 @@ def test_a_floor_moves_over_the_gap_that_follows() -> None:
 def test_only_maintenance_sets_floors() -> None:
     made = grown(MemoryStore(), 2)
     draft = append_draft(made.state, {A: 1})
-    with pytest.raises(CommitInvalidError, match="an append may not remove runs"):
+    with pytest.raises(CommitInvalidError, match="it appends messages, but also removes"):
         made.append(replace(draft, floors=np.array([(0, 2, 2)], FLOOR_DTYPE)))
 
 

@@ -69,7 +69,11 @@ def test_an_append_removes_no_run(started: CatalogState) -> None:
     removed = np.zeros(1, REMOVED_DTYPE)
     removed["rows"], removed["end_queue_offset"], removed["version"] = 3, 3, 2
     apply(started, at(started, CommitDraft(CommitKind.MAINTENANCE, queues=[A], removed=removed)))
-    refused(started, replace(append_draft(started, {A: 1}), removed=removed), "an append may not remove runs")
+    refused(
+        started,
+        replace(append_draft(started, {A: 1}), removed=removed),
+        "it appends messages, but also removes",
+    )
 
 
 def test_an_append_is_checked_inside_its_range(started: CatalogState) -> None:
@@ -95,7 +99,9 @@ def test_an_append_takes_no_garbage_back_and_purges_none(started: CatalogState, 
     garbage = apply(started, at(started, CommitDraft(CommitKind.MAINTENANCE, pending_deletions=["sets/x"])))
     apply(garbage, at(garbage, CommitDraft(CommitKind.MAINTENANCE, **{field: ["sets/x"]})))  # type: ignore[arg-type]
     changed: dict[str, Any] = {field: ["sets/x"]}
-    refused(garbage, replace(append_draft(garbage, {A: 1}), **changed), "an append may not remove runs")
+    refused(
+        garbage, replace(append_draft(garbage, {A: 1}), **changed), "it appends messages, but also removes"
+    )
 
 
 @pytest.mark.parametrize("kind", [CommitKind.CLAIM, CommitKind.LOG_HISTORY, CommitKind.RELEASE])

@@ -231,7 +231,9 @@ def test_an_unknown_section_and_variable_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_variable_with_one_underscore_is_not_ignored() -> None:
-    with pytest.raises(UsageError, match="TIERED_ARCHIVE_URL is not read; write TIERED_ARCHIVE__URL"):
+    with pytest.raises(
+        UsageError, match="TIERED_ARCHIVE_URL names no setting; did you mean TIERED_ARCHIVE__URL"
+    ):
         load_settings(environment={"TIERED_ARCHIVE_URL": "file:///archive"})
 
 

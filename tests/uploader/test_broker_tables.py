@@ -155,7 +155,7 @@ def test_damaged_tables_are_reported_and_do_not_fail_a_backfill_with_nothing_to_
     assert backfill(tmp_path / "store", memory, environment=environment).messages == 0
     assert tables_of(memory) == set(TABLE_NAMES)
     assert lines == [
-        "damaged tables of the broker are not archived; their earlier copies in the archive stay current"
+        "files of the broker's config directory are damaged: the archive keeps their last good copies"
     ]
 
 

@@ -114,8 +114,9 @@ def _latest(entries: Table) -> Table:
 
 
 def key_entries(reader: SegmentReader, run: RunPart) -> Iterator[Table]:
-    """An entry (ENTRY_DTYPE: digest of the key, offset, size) for each message of ``run`` in the object of ``reader``,
-    in order, some megabytes of messages at a time. Raises CorruptionError, and what reading raises."""
+    """For key compaction: an entry (ENTRY_DTYPE: digest of the message's KEYS property, queue offset, whether it is a
+    tombstone) for each message of ``run``, the rows of one queue in the object that ``reader`` reads. Some megabytes of
+    messages are read at a time, in order. Raises CorruptionError, and what the object store raises."""
     rows = reader.row_columns(run)
     whole = reader.index.block_span(run, 0, len(rows))
     for span in reader.index.split_span(run, whole, RANGE_BYTES_MAX):

@@ -63,12 +63,14 @@ def verify_archive(
     segments: SegmentChecker | None = None,
     saved: VerifyProgress | None = None,
 ) -> VerifyReport:
-    """Check the archive at ``store``, which is its own prefix; of a ``sample`` of the data objects (0 to 1).
+    """Check the archive in ``store``, whose keys begin at the archive's own prefix.
 
-    ``progress(done, total)``, in bytes of messages, or objects listed by names, is called as objects are finished.
-    ``segments`` replaces the threads that check objects here, and gets some of the objects at a time. ``saved``
-    continues an interrupted pass. Memory is proportional to the live queues, and 17 bytes for each object. Raises
-    NotFoundError without an archive, CatalogLostError, and the store's errors.
+    ``depth``: whether data objects are only looked for, their tails are read, or every byte. ``sample``: the share of
+    the data objects that is checked, 0 to 1. ``progress(done, total)`` is called as objects are finished, with bytes of
+    messages, or with numbers of objects if they are only looked for. ``segments``: checks groups of objects in place of
+    this process's threads, as Spark does. ``saved``: where an interrupted pass continues. Memory is proportional to the
+    live queues, and 17 bytes for each object. Raises NotFoundError without an archive, CatalogLostError, and the
+    store's errors.
     """
     steps = verifying(store, saved or VerifyProgress(), depth, sample, progress, segments)
     while True:

@@ -342,7 +342,7 @@ class _FullCheck:
         start = begin + raw - bounds.block_raw[block]
         found = _InBlocks(rows, index.runs["queue"][ordinal].astype(np.int64), block, start)
         is_inside = (raw >= bounds.block_raw[block]) & (raw + rows.size <= bounds.block_raw[block + 1])
-        self._report(found, ~is_inside, "is not inside its block")
+        self._report(found, ~is_inside, "reaches beyond the compressed block that should hold it")
         found = found.where(is_inside & (begin >= 0))
         # Each round ends at a record that is no valid one, and the next begins behind it.
         while len(found.start):

@@ -345,8 +345,8 @@ def _append(state: CatalogState, commit: Commit) -> CatalogState:
         )
     if len(draft.removed) or len(draft.floors) or draft.restored or draft.purged:
         raise CommitInvalidError(
-            f"{invalid}: an append may not remove runs, raise minimum offsets or take back pending deletions, and this "
-            "one does"
+            f"{invalid}: it appends messages, but also removes archived ones, raises minimum offsets or takes back "
+            "pending deletions, which only a maintenance commit may do"
         )
     _check_objects(state, commit)
     directory, table, gaps, chunk = append_runs(state, draft, commit.version)

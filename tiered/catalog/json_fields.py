@@ -16,7 +16,7 @@ T = TypeVar("T")
 def whole(value: Any) -> int:
     """``value``, if it is an integer of 64 bits. Raises TypeError or ValueError."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"the value {value!r} is not an integer")
+        raise TypeError(f"{value!r} stands where an integer must be")
     if not -(1 << 63) <= value < 1 << 63:
         raise ValueError(f"the number {value} has more than 64 bits")
     return value

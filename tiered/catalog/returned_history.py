@@ -232,7 +232,9 @@ class _Return:
         return joined_chunks(tuple(self._kept(page) for page in memory_pages(self._state)))
 
     def _kept(self, page: Page) -> RunChunk:
-        """The runs of ``page``, all of them living, that stay in the new history. Notes where they end."""
+        """The runs of ``page``, which are visible now, that stay visible when the earlier log history returns: those in
+        front of the offset of their queue at which the two histories part. Notes where they end in each queue."""
+        # A queue that the present state does not have has no such offset, so that all its runs stay.
         row = self._state.directory.rows(page.queues, self._state.queue_count)
         limits = np.where(row >= 0, self._limits[row], ALL_PHYS)[page.chunk.runs["queue"]]
         kept = self.divided.kept(page, limits)

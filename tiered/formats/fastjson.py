@@ -78,7 +78,8 @@ def loads(text: str | bytes, *, dialect_max: int | None = None, values: Allowanc
         pass  # parsed as the dialect
     if dialect_max is not None and len(text) > dialect_max:
         raise FastjsonError(
-            f"it is not strict JSON, and with {len(text)} characters longer than the {dialect_max} of other forms",
+            f"the text is not strict JSON, and its {len(text)} characters are more than the {dialect_max} up to which "
+            "fastjson's other forms are read",
             0,
         )
     if isinstance(text, bytes):

@@ -129,7 +129,9 @@ def decode_trailer(data: bytes | memoryview, size_bytes: int, *, source: str) ->
     tail_offset, footer_offset, footer_crc, major, minor, own, magic, total = _TRAILER.unpack(raw)
     where = f"{source}: trailer [{size_bytes - TRAILER_BYTES}, {size_bytes})"
     if magic != TRAILER_MAGIC:
-        raise CorruptionError(f"{where} has no segment magic")
+        raise CorruptionError(
+            f"{where} does not end with the bytes that mark a segment: it is damaged, or no segment"
+        )
     fields = (tail_offset, footer_offset, footer_crc, major, minor)
     if raw != _TRAILER.pack(*fields, own, magic, total) or own != fastcrc.crc32.iscsi(
         _TRAILER.pack(*fields, 0, magic, total)

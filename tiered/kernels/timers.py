@@ -42,8 +42,13 @@ _STORED, _SYS_FLAG = int(Number.STORE_TIMESTAMP), int(Number.SYS_FLAG)
 def find_timers(
     arena: NDArray[np.uint8], position: NDArray[np.int64], size: NDArray[np.int64], *, max_delay_ms: int
 ) -> NDArray[np.int64]:
-    """ROW numbers for each valid record of ``size`` bytes at ``position``, in columns. Raises ValueError outside the
-    arena."""
+    """What the records of ``size`` bytes at ``position`` in ``arena``, a buffer with part of the commitlog, say as
+    timers.
+
+    Returns an array of ROW rows, the fields of a timer (delivery time, place of its key, why it is refused, …), with a
+    column for each record; all 0 where a record is no timer. A timer more than ``max_delay_ms`` ahead is refused.
+    Raises ValueError if a record lies outside the arena.
+    """
     fields = record_fields(arena, position, size, properties=False)
     found = np.zeros((ROW, len(position)), np.int64)
     _find(arena.ctypes.data, fields.numbers, found, np.int64(max_delay_ms))

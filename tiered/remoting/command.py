@@ -440,7 +440,9 @@ class FrameDecoder:
 def decode(frame: bytes) -> RemotingCommand:
     """The command that ``frame`` contains, without its length field. Raises ProtocolError for an invalid one."""
     if len(frame) < 4:
-        raise ProtocolError(f"a frame of {len(frame)} bytes has no header length")
+        raise ProtocolError(
+            f"a remoting command of {len(frame)} bytes is too short for the length of its header"
+        )
     (lengths,) = _LENGTHS.unpack_from(frame)
     kind, header_end = lengths >> 24, 4 + (lengths & 0xFFFFFF)
     if header_end > len(frame):

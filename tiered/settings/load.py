@@ -184,7 +184,8 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, An
             found[key] = (variable, value)
         elif variable in _MISSPELT and not value.startswith(_INJECTED):
             raise UsageError(
-                f"environment variable {variable} is not read", hint=f"write {_MISSPELT[variable]}"
+                f"the environment variable {variable} names no setting",
+                hint=f"did you mean {_MISSPELT[variable]}? Section and key are separated by two underscores",
             )
     return found
 

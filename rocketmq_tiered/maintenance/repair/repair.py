@@ -532,11 +532,11 @@ def _holes(store: ObjectStore, state: CatalogState) -> dict[QueueKey, list[Span]
 
 def _rewrite(repair: Repair, damaged: list[str], log: CommitLog | None) -> None:
     """Write a whole object in the place of each object of ``damaged`` (their keys), of the messages that are readable
-    in it or in the broker's ``log``. The others are lost."""
+    in it or in the broker's ``log``. The others are lost, and so are the entries of LMQs that refer to them."""
     for key in damaged:
         check = checked(repair.store, repair.state, key)
         if check is None:
-            continue
+            continue  # no visible message is in it
         salvage = salvaged(repair.store, repair.state, check, log)
         new = put_salvaged(salvage, repair.state, repair.epoch, repair.now_ms, repair.put)
         repair.state = with_replaced(repair.state, salvage, new, repair.version)

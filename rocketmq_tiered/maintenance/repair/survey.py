@@ -186,7 +186,7 @@ def _number(store: ObjectStore, head: int, found: Survey) -> None:
     found.epoch = epoch + 1
     if found.version >= VERSION_END:
         raise UsageError(
-            f"the name of an object in {store.url} has a catalog version of 16 digits, which no archive reaches",
+            f"an object in {store.url} has catalog version {version} in its name, which is too large for an archive",
             hint=f"move {catalog_key(head)}, or the page of that version, out of the archive, and repair again",
         )
 

@@ -96,8 +96,8 @@ class BodyReader:
         self._ahead: dict[int, bytes | CorruptionError] = {}
 
     def take(self, begin: int) -> Bodies:
-        """The bodies of the rows from ``begin`` on, as many as records and decompressed bodies together stay within
-        ``batch_bytes``; at least one."""
+        """The bodies of the rows from ``begin`` on: as many rows as fit into ``batch_bytes``, which counts each record
+        and, if its body was compressed, the decompressed body as well; at least one row."""
         before = int(self._ends[begin - 1]) if begin else 0
         limit = before + self._batch_bytes
         first = int(np.searchsorted(self._compressed, begin))
@@ -115,7 +115,7 @@ class BodyReader:
                 self._ahead[row] = body
                 end = row
                 break
-            limit -= length
+            limit -= length  # the decompressed body takes this from what is left for records
             end = max(min(end, self._end(limit, begin)), row + 1)
             inflated[row - begin] = body if isinstance(body, bytes) else None
             if isinstance(body, CorruptionError):

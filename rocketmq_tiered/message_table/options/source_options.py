@@ -217,7 +217,7 @@ class SourceOptions:
         if self.starting is not Starting.EARLIEST:
             raise UsageError(
                 f"startingOffsets={self.starting.value} applies to streams only",
-                hint="since and until select a time range",
+                hint="to read a range of times of a table, use since and until",
             )
         if self.max_rows_per_trigger is not None or self.max_bytes_per_trigger is not None:
             raise UsageError("maxRowsPerTrigger and maxBytesPerTrigger apply to streams only")

@@ -364,7 +364,7 @@ class ObjectRows:
         sums = np.add.reduceat(sizes, self._block_row[block:last] - low)
         if (sums != self._index.blocks["raw_bytes"][block:last]).any():
             raise CorruptionError(
-                f"{self._index.key}: row sizes do not add up to the size of blocks [{block}, {last})"
+                f"{self._index.key} is damaged: the messages of blocks [{block}, {last}) do not fill these blocks"
             )
 
     def _matching(

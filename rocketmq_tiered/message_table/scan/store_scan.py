@@ -77,7 +77,8 @@ def store_path(options: SourceOptions) -> str:
     path = options.path.removeprefix("file://")
     if not path.startswith("/"):
         raise UsageError(
-            f"{options.path} is not an absolute path", hint="source=store reads local directories"
+            f"{options.path} is not an absolute path",
+            hint="source=store needs the path of a broker's store directory on this machine",
         )
     return path
 

@@ -207,7 +207,7 @@ class AuditEvents:
             repeats[seen] = 0
             details = {"place": request.place} if request.place else {"offset": _offset(request)}
             if event == AuditEvent.REFUSED:
-                details = {}
+                details = {}  # nothing was read, so no message is concerned
             if response is not None and response.remark:
                 details["reason"] = response.remark[:REASON_CHARS]
             _log(event, seen, 1, client=request.peer.address, **details)

@@ -589,7 +589,8 @@ def _entry(found: Any) -> RuleEntry:
     sources = tuple(_each(entry, "sourceIps", pattern_of))
     if "" in sources:
         raise RulesError(
-            f"an address in sourceIps of resource {resource} is empty", hint="remove it, or write the address"
+            f"an address in sourceIps of resource {resource} is empty",
+            hint="remove the empty entry from sourceIps, or write an address there",
         )
     actions = frozenset[Action]().union(*_each(entry, "actions", _action))
     if not actions:

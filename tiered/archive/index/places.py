@@ -149,7 +149,9 @@ def decode_places(data: bytes | memoryview, source: str) -> Places:
         rows = container.table("rows", PLACE_DTYPE)
         phys = np.cumsum(rows["phys"])
         if len(rows) == 0 or int(rows["queue"].max()) >= len(queues) or bool((np.diff(phys) < 0).any()):
-            raise ValueError("the page is empty or not in order, or refers to a queue that it does not list")
+            raise ValueError(
+                "it has no rows, its rows are not in order of their physical offsets, or a row names an unlisted queue"
+            )
     except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise CorruptionError(f"the page of the index file {source} is damaged: {error!r}") from error
     rows = rows.copy()

@@ -201,8 +201,9 @@ class IterationSpool:
             self._flush()
 
     def take(self, iteration: int) -> FoundRanges:
-        """The ranges that were added for the iteration with this number, in the order of their ordinals. Iterations are
-        taken in order, as those before are dropped. Raises OSError."""
+        """The ranges of rows that were added for an iteration (a part of a rewrite that fits into memory), in the order
+        in which they are written. Iterations are taken in ascending order: what earlier ones took is no longer here.
+        Raises OSError."""
         if self._places:
             self._flush()
             found = joined_ranges([self._read(place) for place in self._places.pop(iteration, [])])
