@@ -109,7 +109,7 @@ def test_a_schema_chooses_columns(spark: SparkSession, small_archive: Path) -> N
     assert frame.columns == ["queueOffset", "body", "topic"]
     assert frame.where("topic = 't_sizes' and length(body) = 4096").count() > 0
     wrong = spark.read.format("rocketmq-tiered").schema("queueOffset string").load(f"file://{small_archive}")
-    with pytest.raises(Exception, match="queueOffset is bigint, not string"):
+    with pytest.raises(Exception, match="column queueOffset as string, but it is bigint"):
         wrong.count()
 
 

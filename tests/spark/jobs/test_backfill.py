@@ -148,7 +148,7 @@ def test_wrong_stores_are_refused_before_any_task(real_store: RealStore, tmp_pat
 
     store, tasks = str(real_store("B") / "store"), InlineTasks(refuse)
     one = StoreToBackfill(store, CLUSTER, BROKER)
-    with pytest.raises(UsageError, match="two stores"):
+    with pytest.raises(UsageError, match="two of the store directories"):
         backfill(NO_SPARK, [one, one], f"file://{tmp_path}", tasks=tasks)
     with pytest.raises(NotFoundError):
         backfill(NO_SPARK, [str(tmp_path / "nothing")], f"file://{tmp_path}", tasks=tasks)

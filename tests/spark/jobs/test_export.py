@@ -91,7 +91,7 @@ def test_files_are_partitioned_by_topic_and_day_with_the_selected_columns(
     assert any("topic=%25LMQ%25" in str(file) for file in files)
     assert partition_directory("a:b%c", 20_000) == "topic=a%3Ab%25c/date=2024-10-04"
     long = [partition_directory("%" * 100 + "x" * 155 + end, 0).partition("/")[0] for end in "ab"]
-    assert long[0] != long[1] and [len(name) for name in long] == [255, 255]
+    assert long[0] != long[1] and all(250 < len(name) <= 255 for name in long)
 
 
 @pytest.fixture(scope="module")
