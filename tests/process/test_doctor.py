@@ -145,7 +145,7 @@ def test_a_good_store_has_no_failure_and_nothing_stays(
         (RacyStore(), "bucket-create-race", "concurrent creates succeeded where only one may"),
         (OverwritingStore(), "bucket-create-again", "two writers would replace"),
         (RangelessStore(), "bucket-range", "a range read returns other bytes"),
-        (UnsortedStore(), "bucket-order", "not sorted"),
+        (UnsortedStore(), "bucket-order", "in order of their bytes"),
         (ForgetfulStore(), "bucket-order", "7 of 8 objects"),
         (UndeletableStore(), "bucket-delete", "s3:DeleteObject: AccessDenied"),
         (ReadOnlyStore(), "bucket-create", "Read-only file system"),
