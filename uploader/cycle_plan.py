@@ -170,6 +170,7 @@ class CyclePlanner:
         change = self._change(runs)
         by_queue = np.argsort(self._generations.rank()[runs.ordinal], kind="stable")
         large = runs.byte_count[by_queue] >= self._split_bytes
+        large |= self._ttl_classes.is_alone(self._table)[runs.ordinal[by_queue]]
         groups = [by_queue[i : i + 1] for i in np.flatnonzero(large)]
         ttl_days = self._ttl_days(columns, rows, runs, order)
         small = by_queue[~large]

@@ -13,7 +13,7 @@ from tiered.archive.unreadable import UnreadableRange
 from tiered.archive.verify_segment import SegmentCheck, check_segment
 from tiered.catalog.pages import Page, RunIndex, living_pages, memory_page
 from tiered.catalog.state import CatalogState
-from tiered.errors import CorruptionError, NotFoundError
+from tiered.errors import TieredError
 from tiered.model.queue import QueueKey
 from tiered.model.tables import picked
 from tiered.object_store.interface import ObjectStore
@@ -40,7 +40,7 @@ class DamagedSources:
         """The objects."""
         return frozenset(self._found)
 
-    def add(self, planned: PlannedRound, error: CorruptionError | NotFoundError) -> bool:
+    def add(self, planned: PlannedRound, error: TieredError) -> bool:
         """Adds the source of ``planned`` that ``error`` names. Returns whether it names one."""
         candidates = planned.candidates
         sources = {
