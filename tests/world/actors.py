@@ -72,6 +72,7 @@ class Broker(Actor):
 
     def act(self) -> None:
         world, broker, chance = self.world, self.world.broker, self.world.random.random()
+        broker.disk_was_not_written_to()
         if chance < 0.84:
             broker.send(world.now_ms)
         elif chance < 0.89:

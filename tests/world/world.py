@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -24,6 +25,7 @@ import numpy.random  # noqa: F401 - takes a seed when it is imported
 import rocketmq_tiered.maintenance.compaction_ranges as ranges
 import uploader.archive_owner
 import uploader.offload
+from rocketmq_tiered.server.mount.node_lease import decode_lease
 from tests.end_to_end.offloading import BROKER, CLUSTER
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tests.world.actors import ACTORS, GRACE_S, PAGE_RUNS, TTL_S, Actor
@@ -32,15 +34,19 @@ from tests.world.invariants import Invariants
 from tests.world.nodes import Nodes
 from tests.world.sidecar import Inline, Sidecar
 from tiered.archive.verify import verify_archive
-from tiered.catalog import catalog_reader
+from tiered.catalog import catalog_reader, maintenance_commit
+from tiered.catalog.apply import apply
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
-from tiered.catalog.commit import decode_commit
+from tiered.catalog.commit import Commit, decode_commit, decode_root
 from tiered.catalog.deletions import Reason
+from tiered.catalog.pages import decode_catalog_page
+from tiered.catalog.state import CatalogState
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.clock import Clock
 from tiered.errors import FencedError, LogDivergedError, NoArchiveError, UnavailableError
 from tiered.formats.keys import archive_prefix
+from tiered.formats.segment_index import SegmentIndex
 from tiered.object_store.interface import Body, Piece
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
@@ -61,8 +67,23 @@ FAULTS = (
     *((fault, READS, 0.005) for fault in (Fault.LOST_BEFORE, Fault.THROTTLED)),
 )
 KILLS = "KILLED"
+DECODERS = (decode_commit, decode_root, decode_catalog_page, decode_lease, SegmentIndex)
+"""Of what never changes: a world decodes the same bytes once."""
 ENDS = (UnavailableError, FencedError, LogDivergedError, NoArchiveError)
 """What a process may end with: all else is a violation."""
+
+
+def applied_once() -> Callable[..., CatalogState]:
+    """``apply``, which remembers what it made of the same state and commit."""
+    known: dict[tuple[int, int], tuple[CatalogState, Commit, CatalogState]] = {}
+
+    def applied(state: CatalogState, commit: Commit, history: CatalogState | None) -> CatalogState:
+        place = id(state), id(commit)
+        if history is not None or place not in known:
+            known[place] = state, commit, apply(state, commit, history)
+        return known[place][2]
+
+    return applied
 
 
 class KilledError(BaseException):
@@ -151,7 +172,7 @@ class World:
             *self.sidecars,
             *(kind(self) for kind in ACTORS if kind.name not in without),
         ]
-        self._nodes = Nodes(self) if seed % 3 == 0 and Nodes.name not in without else None
+        self._nodes = Nodes(self) if seed % 5 == 0 and Nodes.name not in without else None
         self.actors += [] if self._nodes is None else [self._nodes]
 
     def store_of(self, name: str) -> ActorStore:
@@ -208,8 +229,7 @@ class World:
 
     @contextmanager
     def _virtual(self) -> Iterator[None]:
-        """What is not injected takes its time and randomness from here, and has no threads. Commits are decoded once,
-        as they never change."""
+        """What is not injected takes its time and randomness from here, and has no threads."""
         source = random.Random(self.random.getrandbits(64))
         limits = CatalogLimits(
             spill_runs=self.random.choice((12, 10**6)),
@@ -226,16 +246,20 @@ class World:
         )
         places: list[tuple[Any, str, Any]] = [
             (uploader.archive_owner, "CatalogWriter", writer),
+            (maintenance_commit, "CatalogWriter", partial(CatalogWriter, random=source, wait=self.pass_s)),
             (uploader.offload, "IndexBuilder", partial(IndexBuilder, random_source=source)),
             (catalog_reader, "READ_THREADS", 1 << 30),
-            (catalog_reader, "decode_commit", lru_cache(64)(decode_commit)),
+            (catalog_reader, "apply", applied_once()),
             (ranges, "PAGE_RUNS", PAGE_RUNS),
         ]
+        instead = {"ThreadPoolExecutor": (ThreadPoolExecutor, Inline), "time": (time, clock)}
+        instead |= {decoder.__name__: (decoder, lru_cache(256)(decoder)) for decoder in DECODERS}
         for name, module in list(sys.modules.items()):
             if name.startswith(PACKAGES):
                 known = vars(module)
-                places += [(module, "ThreadPoolExecutor", Inline)] if "ThreadPoolExecutor" in known else []
-                places += [(module, "time", clock)] if known.get("time") is time else []
+                places += [
+                    (module, it, own) for it, (right, own) in instead.items() if known.get(it) is right
+                ]
         with ExitStack() as patches:
             for place, name, value in places:
                 patches.enter_context(patch.object(place, name, value))
