@@ -390,17 +390,21 @@ class TimerDelivery:
 
     def _holding(self, cancels: Table) -> Iterator[Table]:
         """Cancellations of timers that wait, as the broker had refused them, perhaps to another process."""
-        first_ms = {ref: self.files.next_ms(ref) for ref in self._commits.state.timers if len(cancels)}
         for row in cancels:
-            at_ms = int(row["deliver_ms"])
-            waiting = [ref for ref, begin_ms in first_ms.items() if begin_ms <= at_ms <= ref.end_ms]
-            slices = [Slice(ref, ref.claimed, ref.entries) for ref in waiting]
-            for some in self.files.merged(slices, at_ms + 1):
-                is_same = (some.table["deliver_ms"] == at_ms) & (some.table["key_hash"] == row["key_hash"])
-                if is_same.any():
-                    self._hold(waiting)
-                    yield np.array([row], ENTRY_DTYPE)
-                    break
+            if waiting := [ref for ref in self._commits.state.timers if self._waits(ref, row)]:
+                self._hold(waiting)
+                yield np.array([row], ENTRY_DTYPE)
+
+    def _waits(self, ref: TimerRef, cancel: np.void) -> bool:
+        """Whether ``ref`` has a refused timer of this time and key that is not claimed. Other timers are claimed beside
+        their cancellations: to hold them would part the two."""
+        at_ms = int(cancel["deliver_ms"])
+        is_near = self.files.next_ms(ref) <= at_ms <= ref.end_ms
+        alike = ("key_hash", cancel["key_hash"]), ("deliver_ms", at_ms), ("kind", EntryKind.POSTPONED)
+        return is_near and any(
+            np.all([some.table[name] == value for name, value in alike], axis=0).any()
+            for some in self.files.merged([Slice(ref, ref.claimed, ref.entries)], at_ms + 1)
+        )
 
     def _note_pending(self, state: CatalogState) -> None:
         """Count what is pending: a part at a time, so that no timer is late."""

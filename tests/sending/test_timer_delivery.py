@@ -163,6 +163,36 @@ def test_a_timer_that_the_broker_refused_is_cancelled_by_its_time(
     scene.check()
 
 
+def test_a_timer_that_is_cancelled_twice_holds_no_other_timers(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process ended with the claim of the first cancellation; with the second one come a timer, and the
+    cancellation of another that is due with it."""
+    scene.broker.timer("a", NOW + HOUR)
+    scene.broker.timer("c", NOW + 2 * HOUR)
+    scene.broker.send_with(cancel_properties("orders", NOW + HOUR, "a"))
+    scene.archive()
+    scene.start()
+    right = scene.commits.commit
+
+    def commit(*arguments: Any) -> bool:
+        assert right(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(scene.commits, "commit", commit)
+    with pytest.raises(KeyboardInterrupt):
+        scene.run(NOW + 60_000, 20_000)
+    scene.broker.send_with(cancel_properties("orders", NOW + HOUR, "a"))
+    scene.broker.timer("b", NOW + HOUR)
+    scene.broker.send_with(cancel_properties("orders", NOW + 2 * HOUR, "c"))
+    scene.archive()
+    scene.start()
+    scene.run(NOW + 180_000, 5_000)
+    assert scene.target.counts == {"b": 1}
+    scene.run(NOW + 3 * HOUR, 60_000)
+    assert scene.target.counts == {"b": 1} and scene.state.timers == ()
+
+
 def test_a_cancellation_between_plan_and_claim_is_obeyed(scene: Scene) -> None:
     for number in range(2):
         scene.broker.timer(f"k{number}", NOW + HOUR + number)
