@@ -183,7 +183,9 @@ def clone(store: ObjectStore) -> MemoryStore:
     return copied
 
 
-def writer_of(store: ObjectStore, names: tuple[str, str], instance: str) -> CatalogWriter:
+def writer_of(
+    store: ObjectStore, names: tuple[str, str], instance: str, *, root_every: int | None = None
+) -> CatalogWriter:
     """A writer that owns the archive, and is paused for a minute again and again."""
     (cluster, broker), minutes = names, itertools.count(NOW_MS, 60_000)
     writer = CatalogWriter(
@@ -193,6 +195,7 @@ def writer_of(store: ObjectStore, names: tuple[str, str], instance: str) -> Cata
         instance=instance,
         kind="run",
         clock=Clock(wall_ms=lambda: next(minutes)),
+        root_every=root_every,
     )
     writer.load()
     writer.claim(take_over=True)

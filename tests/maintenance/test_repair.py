@@ -20,6 +20,8 @@ from tests.maintenance.damaged_archive import (
     writer_of,
 )
 from tests.sweeps import sweep
+from tiered.archive.verify import verify_archive
+from tiered.catalog.catalog_reader import load
 from tiered.errors import FencedError, UnavailableError
 from tiered.object_store.memory import MemoryStore
 
@@ -42,6 +44,21 @@ def test_one_flipped_bit(sound: Sound, kind: str) -> None:
 @pytest.mark.parametrize("gone", sweep(["catalog/", "pages/", BOTH], fast=[BOTH], rest="integration"))
 def test_a_catalog_that_is_gone(sound: Sound, gone: str) -> None:
     assert sound.robbed_and_repaired(gone).lost == []
+
+
+@pytest.mark.parametrize("kind", ["commit", "page"])
+def test_the_root_of_a_repair_is_collected_as_others_are(sound: Sound, kind: str) -> None:
+    """When newer roots have taken its place the archive is sound without it, whether its chain was broken or not."""
+    store = clone(sound.store)
+    flip(store, *sound.places()[kind][-1])
+    apply_repair(plan_repair(store, sound.names, NOW_MS, applies=True))
+    writer = writer_of(store, sound.names, "next", root_every=4)
+    for _ in range(20):
+        writer.append(empty_cycle(writer.state))
+    roots = [key for key in load(store).pending_deletions if key.startswith("pages/repair-")]
+    assert roots, "it is garbage"
+    store.delete(roots)
+    assert verify_archive(store, depth="full").anomalies == []
 
 
 @pytest.mark.integration

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -374,6 +375,24 @@ def test_lmq_entries_of_messages_that_key_compaction_dropped_are_passed(place: P
     records = shown[LIGHT.topic, 0][2]
     assert set(records) == alive and set(shown[KEYED.topic, 0][2]) == set(left)
     assert {decode_record(record).topic for record in records.values()} == {KEYED.topic}
+
+
+def test_a_compact_log_has_a_place_for_lmq_entries_of_messages_that_expired(place: Place) -> None:
+    """Their gap shows only when the queue is written."""
+    store = WrittenStore(place.directory / "store")
+    for number in range(6):
+        more = {"INNER_MULTI_DISPATCH": "%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": str(number)}
+        topic = "kept" if number in (0, 5) else "old"
+        store.put(topic, 0, b"body", more=more)
+        size = store.phys - (phys := int.from_bytes(list(store.records[topic, 0].values())[-1][28:36], "big"))
+        store.put_unit("%LMQ%a", 0, number, struct.pack(">qiq", phys, size, 0))
+    archived(store, place.directory / "archive")
+    rules = place.directory / "rules.toml"
+    rules.write_text('[[topics.rules]]\npattern = "old"\nttl = "1h"\n[retention]\nmin_archived = "1ms"\n')
+    assert place.run("expire", place.url, "--rules", rules, "--apply", "--yes")[0] == 0
+    assert "--layout compact" in place.restore(code=2)
+    place.restore("--layout", "compact")
+    assert sorted(found(place.store)["%LMQ%a", 0][2]) == [0, 5]
 
 
 def test_files_of_the_usual_size_are_sparse(place: Place) -> None:

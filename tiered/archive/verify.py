@@ -30,7 +30,7 @@ from tiered.archive.verify_listing import NamedObjects, key_digest, newest_missi
 from tiered.archive.verify_progress import VerifyPass, VerifyProgress, VerifyReport
 from tiered.archive.verify_segment import Anomaly, AnomalyKind, SegmentCheck, SegmentResult, check_segment
 from tiered.catalog.catalog_reader import follow, head_version, load, read_commit, refresh
-from tiered.catalog.commit import Commit, describe
+from tiered.catalog.commit import Commit, CommitKind, describe
 from tiered.catalog.holdings import without_commits
 from tiered.catalog.state import CatalogState
 from tiered.errors import (
@@ -190,7 +190,7 @@ def _check_chain(
         try:
             commit = read.result()
             if replayed is not None:
-                replayed = follow(store, replayed, commit)
+                replayed = _followed(store, replayed, commit)
         except (NotFoundError, CorruptionError) as error:
             report.add(AnomalyKind.CHAIN, catalog_key(version), error.message)
             replayed, last, put_id = None, version, ""
@@ -209,6 +209,17 @@ def _check_chain(
         report.add(AnomalyKind.ROOT, state.root.key, detail)
     current.anomalies, current.is_chain_checked = report.anomalies, True
     return replayed
+
+
+def _followed(store: ObjectStore, state: CatalogState, commit: Commit) -> CatalogState | None:
+    """``state`` after ``commit``; None: it is a repair whose root is gone. That is garbage once another root is the
+    newest, and a newest one that is gone is reported with everything else that does not exist."""
+    try:
+        return follow(store, state, commit)
+    except NotFoundError:
+        if commit.draft.kind != CommitKind.REPAIR:
+            raise
+        return None
 
 
 def listed_versions(store: ObjectStore, first: int, last: int) -> list[int]:

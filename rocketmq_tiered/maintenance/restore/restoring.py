@@ -60,6 +60,7 @@ from tiered.consume_queue.store import LogView, StoreKind
 from tiered.errors import NotFoundError, UnavailableError, UsageError
 from tiered.kernels.log_records import relocate
 from tiered.kernels.record_checks import END_OF_FILE_BYTES
+from tiered.model.queue import LMQ_PREFIX
 from tiered.object_store.interface import ObjectStore
 from tiered.private_directory import check_files, make_private
 from tiered.timestamps import wall_ms
@@ -261,6 +262,10 @@ class Restoring:
                 same_layout(min(log.begins(), default=None), end_phys, file_bytes, needs),
                 lambda phys: phys,
             )
+        # Gaps of LMQs, whose messages may be gone, show only when queues are written.
+        needs = needs._replace(
+            gaps=needs.gaps or any(queue.topic.startswith(LMQ_PREFIX) for queue in selection.queues)
+        )
         layout = compact_layout(packed_bytes(log, file_bytes), end_phys, file_bytes, needs)
         shutil.rmtree(building / "commitlog", ignore_errors=True)  # of an interrupted restore
         target = RestoredLog(building / "commitlog", file_bytes)
