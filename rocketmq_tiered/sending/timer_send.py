@@ -59,9 +59,9 @@ def timer_send(message: Message, deliver_ms: int, judge: Judge = everyone, *, ha
 
 def is_entry_of(message: Message, deliver_ms: int, order: int, key_hash: int, topic: str) -> bool:
     """Whether an entry of ``topic`` was made of ``message``: another log history may have another one at its place. A
-    moved timer has a higher ``order``, and another time."""
+    timer has another time and an ``order`` higher by one each time it is moved, which stays inside its message."""
     properties, physical_offset = message.properties, message.record.physical_offset
-    key, is_moved = properties.get(UNIQUE_KEY, ""), physical_offset < order
+    key, is_moved = properties.get(UNIQUE_KEY, ""), 0 < order - physical_offset < len(message.data)
     return (
         (is_moved or (physical_offset == order and properties.get(DELIVER_MS) == str(deliver_ms)))
         and (hash_of(key) if key else physical_offset) == key_hash

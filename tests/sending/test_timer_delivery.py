@@ -12,23 +12,28 @@ from typing import Any
 
 import pytest
 
+from fetcher.rows.message import Message
 from rocketmq_tiered.cli import main
 from rocketmq_tiered.sending import timer_delivery
 from rocketmq_tiered.sending.timer_change import change_timers
 from rocketmq_tiered.sending.timer_delivery import FAN_IN, horizon_ms, to_merge
+from rocketmq_tiered.sending.timer_send import is_entry_of
 from tests.end_to_end.offloading import BROKER, CLUSTER
+from tests.kernels.record_builder import Message as Written
+from tests.kernels.record_builder import encode, properties
 from tests.sending.target_broker import TargetScene
 from tests.sending.timer_scene import HOUR, NOW, Scene
 from tiered.archive.index.key_hash import xxh64
 from tiered.archive.task import run_pass
-from tiered.archive.timers import TimerName
+from tiered.archive.timers import TimerName, hash_of
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.timer_refs import TimerRef
 from tiered.clock import Clock
 from tiered.errors import UnavailableError
 from tiered.formats import timer_object
-from tiered.model.timer import TimerPlace, cancel_properties
+from tiered.model.queue import QueueKey
+from tiered.model.timer import DELIVER_MS, TOPIC, UNIQUE_KEY, TimerPlace, cancel_properties
 from tiered.settings.sections import TimerSettings
 from tiered.timestamps import wall_ms
 
@@ -161,6 +166,19 @@ def test_a_timer_that_the_broker_refused_is_cancelled_by_its_time(
     assert scene.target.stored[-1][3] == NOW + 2 * HOUR + 1
     assert scene.task.counts.cancelled == 1 and scene.state.timers == ()
     scene.check()
+
+
+def test_an_entry_of_another_log_history_is_not_that_of_a_moved_timer() -> None:
+    """A log was cut: a message of the same key and topic lies at the place of a timer, below it."""
+    pairs = {UNIQUE_KEY: "K", TOPIC: "orders", DELIVER_MS: str(NOW + HOUR)}
+    text = properties(*((name.encode(), value.encode()) for name, value in pairs.items()))
+    data = encode(Written(b"TIERED_TIMERS", 0, 9, b"body", text, 0, NOW), 5_000)
+    message = Message(QueueKey("TIERED_TIMERS", 0, 0), 9, memoryview(data), NOW)
+    made_of = hash_of("K"), "orders"
+    assert is_entry_of(message, NOW + HOUR, 5_000, *made_of)
+    assert is_entry_of(message, NOW + 3 * HOUR, 5_002, *made_of), "it was moved twice"
+    assert not is_entry_of(message, NOW + 3 * HOUR, 5_000 + len(data), *made_of)
+    assert not is_entry_of(message, NOW + HOUR, 4_800, *made_of)
 
 
 def test_a_timer_that_is_cancelled_twice_holds_no_other_timers(
