@@ -44,7 +44,7 @@ def replace_runs(state: CatalogState, draft: CommitDraft, version: int) -> Repla
     for row in np.union1d(runs["queue"], removed["queue"]).tolist():
         mine, gone = runs[runs["queue"] == row], removed[removed["queue"] == row]
         gaps = _replace_in_queue(state.key_of(row), row, table, gaps, mine, gone)
-        if len(mine) and not len(gone):
+        if len(mine):
             table["flags"][row] |= QUEUE_FILLED
     added = RunChunk(runs, draft.objects, tuple(draft.object_keys))
     return Replacement(table, gaps, tombstones, chunks, added)

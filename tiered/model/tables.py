@@ -70,7 +70,7 @@ QUEUE_LMQ = 2
 QUEUE_BATCH = 4
 QUEUE_SUPERSEDED = 8  # of an earlier log history; its next record starts a new generation
 QUEUE_EXPIRED = 16  # a floor was set: runs in pages may lie below ``min_queue_offset``
-QUEUE_FILLED = 32  # a gap was filled, or the begin: a later version may have added lower offsets
+QUEUE_FILLED = 32  # a gap or the begin was filled, or runs replaced: later versions have lower offsets
 QUEUE_SPARSE = 64  # key compaction dropped rows: the first one may be above ``min_queue_offset``
 
 COPIED_PHYS = -(1 << 50)

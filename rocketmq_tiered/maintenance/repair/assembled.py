@@ -118,7 +118,10 @@ def with_replaced(state: CatalogState, found: Salvage, new: Healed | None, versi
         runs = new.runs.copy()
         rows = np.array([-1 if (row := state.row_of(queue)) is None else row for queue in new.segment.queues])
         runs["queue"], runs["object"], runs["version"] = rows[runs["queue"]], 0, version
-        state = replace(state, chunks=(*state.chunks, RunChunk(runs, new.objects, (new.key,))))
+        table = state.table.copy()
+        table["flags"][runs["queue"]] |= QUEUE_FILLED
+        chunk = RunChunk(runs, new.objects, (new.key,))
+        state = replace(state, table=table, chunks=(*state.chunks, chunk))
     return with_lost(state, found.lost)
 
 
