@@ -291,7 +291,8 @@ class _Collection:
         """Drop from the plan what was taken back since, and commit that what another command may still take back is
         garbage for good: it moves into a list of its own."""
         newest = refresh(self._store, self._state)
-        revocable = {key for key in self._plan.purge if self._reason(key) in TAKEN_BACK}
+        pending = newest.pending_deletions  # which may have more than the state that was planned for
+        revocable = {key for key in self._plan.purge if key in pending and pending[key].reason in TAKEN_BACK}
         lists = {listed for listed in self._plan.lists if listed.reason in TAKEN_BACK}
         withdrawn, made = self._withdrawn(revocable, lists) if revocable or lists else ({}, [])
         plan = self._plan
@@ -307,9 +308,6 @@ class _Collection:
         ]
         plan.purge = [key for key in plan.purge if key not in kept and key not in withdrawn]
         plan.lists = [listed for listed in plan.lists if listed not in kept_lists] + made
-
-    def _reason(self, key: str) -> str:
-        return self._state.pending_deletions[key].reason
 
     def _withdrawn(
         self, keys: Set[str], lists: Set[DeletionList]

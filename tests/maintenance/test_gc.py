@@ -24,7 +24,9 @@ from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
+from tiered.catalog.deletions import Reason
 from tiered.catalog.garbage import Grace
+from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.clock import Clock
 from tiered.errors import AccessDeniedError
 from tiered.model.queue import QueueKey
@@ -265,3 +267,20 @@ def test_what_was_committed_while_it_planned_is_no_garbage_after_two_take_overs(
     plan = plan_collection(store, state, Grace(0, 0), Clock(wall_ms=lambda: BUILT_MS))
     collect(store, state, plan, clock=Clock(wall_ms=lambda: BUILT_MS))
     assert not plan.delete and verify_archive(store, depth="full").anomalies == []
+
+
+def test_what_became_a_pending_deletion_while_it_planned_is_collected() -> None:
+    store, clock = MemoryStore(clock=Clock(wall_ms=lambda: BUILT_MS)), Clock(wall_ms=lambda: BUILT_MS)
+    archive = ArchiveBuilder(store)
+    archive.commit([Sent(QueueKey("t", 0, 0), b"one")])
+    left = f"pages/runs-{1:020d}-1-left_1"
+    store.put_if_absent(left, [b"x"])
+    archive.restart(2)
+    archive.commit([Sent(QueueKey("t", 0, 0), b"two")])
+    state = load(store)
+    other = MaintenanceCommit.opened(store, state, "other", clock)
+    draft = CommitDraft(CommitKind.MAINTENANCE, pending_deletions=(left,), reason=Reason.UNEXPLAINED)
+    assert other.commit(lambda _: draft)
+    plan = plan_collection(store, state, Grace(0, 0), clock)
+    collect(store, state, plan, clock=clock)
+    assert left not in {info.key for info in store.list("pages/")}
