@@ -8,10 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.soak.results import knob
-from tests.world.actors import ACTORS
 from tests.world.defects import DEFECTS
-from tests.world.histories import failure, histories, played
-from tests.world.world import FAULTS
+from tests.world.histories import failure, histories, noticed_after, played
+from tests.world.world import EVERYONE, FAULTS
 
 SEEDS = 300
 FAST = 40
@@ -19,6 +18,9 @@ CAUGHT_WITHIN = 300
 ONCE_FAILED: dict[int, str] = {
     14: "a log cut above expired messages lowers the floor",
     148: "an object without a tail: gc keeps it as unexplained",
+    0: "a timer cancelled twice held others of its commit; verification missed the root of a repair",
+    5: "a message below a timer's, at its place, was sent in its stead",
+    9: "a compact restore had no place for the gaps of an LMQ",
     293: "a deleted key had a value again: a run that key compaction emptied kept its last row, not the tombstone",
 }
 """What was wrong with seeds that failed, at their time: later changes of the world give them other histories."""
@@ -36,8 +38,9 @@ def no_rule_is_broken(seeds: range) -> None:
     counts = histories(seeds)
     failed = [what for what in counts if what.startswith("seed ")]
     assert not failed, failed
-    expected = {*(actor.name for actor in ACTORS), *(fault.name for fault, *_ in FAULTS), "master", "slave"}
+    expected = {*(actor.name for actor in EVERYONE), *(fault.name for fault, *_ in FAULTS), "master", "slave"}
     expected |= {"rounds", "floors", "rows read", "logs cut", "disks put back", "topics recreated"}
+    expected |= {"timers handed over", "objects healed", "repairs", "restores"}
     expected |= {
         "rounds of key compaction",
         "files deleted late",
@@ -76,4 +79,4 @@ def test_one_seed_is_one_history() -> None:
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_planted_defect_is_caught(defect: str) -> None:
     with DEFECTS[defect].planted():
-        assert any(failure(seed) for seed in range(CAUGHT_WITHIN)), "no seed notices it"
+        assert noticed_after(0, CAUGHT_WITHIN), "no seed notices it"
