@@ -98,10 +98,10 @@ class CatalogWriter:
         self._instance, self._kind, self._host = instance, kind, host
         self._clock = clock
         self._limits = limits if root_every is None else replace(limits, root_every=root_every)
-        random = random or random_module.SystemRandom()
-        self._nonce = f"{random.getrandbits(64):016x}"
+        source = random or random_module.SystemRandom()
+        self._nonce = f"{source.getrandbits(64):016x}"
         """A part of put ids and page keys, unique to this writer."""
-        self._retry = StoreRetry(self._limits, random, wait)
+        self._retry = StoreRetry(self._limits, source, wait)
         self._pages = PageWriter(store, self._limits, self._nonce)
         self._background = background or (lambda work: work())
         self._attempt = CommitAttempt(store, self._limits, self._retry)
