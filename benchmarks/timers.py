@@ -148,7 +148,7 @@ def pending(work: Path, count: int) -> None:
         entries["deliver_ms"] = STORED_MS + 2 * HOUR_MS + rng.integers(0, YEARS_MS, len(entries))
         entries["queue_offset"] = np.arange(first, first + len(entries)) % MESSAGES
         entries["key_hash"] = hashes[entries["queue_offset"]]
-        entries["order"] = (1 << 40) + np.arange(first, first + len(entries))  # as if they had been moved
+        entries["physical_offset"] = (1 << 40) + np.arange(first, first + len(entries))
         ref = put_timers(commits, [(entries, queues, ["orders"])], commits.state.epoch)
         commits.commit(lambda _state, ref=ref: CommitDraft(CommitKind.MAINTENANCE, timers=[ref]))  # type: ignore[misc]
         run_pass(task, commits.refresh)

@@ -79,7 +79,7 @@ def timer_entries(rows: TimerRows, arena: NDArray[np.uint8], settings: TimerSett
         chosen = slice(None) if count == len(refusal) else is_chosen  # copies less
         entries = np.zeros(count, ENTRY_DTYPE)
         entries["deliver_ms"], entries["key_hash"] = ms[chosen], hashes[chosen].view(np.uint64)
-        entries["order"], entries["queue_offset"] = rows.phys[chosen], rows.queue_offset[chosen]
+        entries["physical_offset"], entries["queue_offset"] = rows.phys[chosen], rows.queue_offset[chosen]
         entries["queue"], entries["topic"], entries["kind"] = rows.queue[chosen], topic[chosen], kind
         if kind == EntryKind.CANCEL_PLACE:
             _name_places(entries, place[0][chosen], place[1][chosen], queues)

@@ -29,13 +29,14 @@ def change_timers(
     for _ in range(ATTEMPTS):
         state = commits.refresh()
         timers, queues, topics, _ = TimerFiles(commits.store).find(state, name)
-        # One entry cancels each timer; to move it, a second one sets it again at the new time. ``order`` decides which
-        # entries come after which.
+        # One entry cancels each timer; to move it, a second one sets it again at the new time. Entries of one message
+        # come after each other by ``changes``.
         changes = np.concatenate([timers] if at_ms is None else [timers, timers])
-        changes["order"] += 1
+        changes["changes"] += 1
         changes["late_hours"], changes["kind"] = 0, EntryKind.TIMER
         changes["kind"][: len(timers)] = EntryKind.CANCEL_PLACE
         if at_ms is not None:
+            changes["moved_ms"][len(timers) :] += at_ms - timers["deliver_ms"]
             changes["deliver_ms"][len(timers) :] = at_ms
         changes_ref = put_timers(commits, [(changes, queues, topics)], state.epoch)
         if _commit(commits, state, changes_ref, timers["deliver_ms"]):

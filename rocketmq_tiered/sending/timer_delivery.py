@@ -393,13 +393,12 @@ class TimerDelivery:
         rows: list[int] = []
         has_timers = self._broker.longest_ms() > 0
         for row, (place, timer) in enumerate(zip(places, timers, strict=True)):
-            message, deliver_ms = self._messages[place], int(timer["deliver_ms"])
-            entry = int(timer["order"]), int(timer["key_hash"]), topics[timer["topic"]]
-            if message is None or not is_entry_of(message, deliver_ms, *entry):
+            message = self._messages[place]
+            if message is None or not is_entry_of(message, timer, topics[timer["topic"]]):
                 self.counts.dropped += 1
                 self.counts.problem = f"{_name(place)}: the archive no longer has this timer's message"
                 continue
-            send = timer_send(message, deliver_ms, self._judge, has_timers=has_timers)
+            send = timer_send(message, int(timer["deliver_ms"]), self._judge, has_timers=has_timers)
             if not (is_doubt and self._was_sent(send)):
                 sends.append(send)
                 rows.append(row)

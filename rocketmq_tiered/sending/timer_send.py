@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from fetcher.rows.message import Message
 from rocketmq_tiered.sending.outgoing import OutgoingMessage, outgoing_messages
 from tiered.archive.timers import hash_of
@@ -60,15 +62,14 @@ def timer_send(message: Message, deliver_ms: int, judge: Judge = everyone, *, ha
     return TimerSend(outgoing, sent_properties[PLACE], queue_number, deliver_ms, refusal)
 
 
-def is_entry_of(message: Message, deliver_ms: int, order: int, key_hash: int, topic: str) -> bool:
-    """Return whether ``message`` is the one that set a timer: after a loss of the end of the broker's log, another
-    message may have got its queue offset. The other arguments are what the archive's list of timers says: the time of
-    delivery, the hash of the unique key and the topic; ``order`` is the physical offset, or higher by one for each time
-    that the timer was moved to another time, which stays inside the message."""
+def is_entry_of(message: Message, entry: np.void, topic: str) -> bool:
+    """Return whether ``message`` set the timer of ``entry``, a row of the archive's timers whose topic is ``topic``:
+    after a loss of the end of the broker's log, another message may have got its queue offset."""
     properties, physical_offset = message.properties, message.record.physical_offset
-    key, is_moved = properties.get(UNIQUE_KEY, ""), 0 < order - physical_offset < len(message.data)
+    key, said_ms = properties.get(UNIQUE_KEY, ""), entry["deliver_ms"] - entry["moved_ms"]
     return (
-        (is_moved or (physical_offset == order and properties.get(DELIVER_MS) == str(deliver_ms)))
-        and (hash_of(key) if key else physical_offset) == key_hash
+        physical_offset == entry["physical_offset"]
+        and properties.get(DELIVER_MS) == str(said_ms)
+        and (hash_of(key) if key else physical_offset) == entry["key_hash"]
         and properties.get(TOPIC, "") == topic
     )

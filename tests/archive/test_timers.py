@@ -27,11 +27,11 @@ TIMER, CANCEL, CANCEL_PLACE, REFUSED, POSTPONED = map(int, EntryKind)
 
 
 def entries(*rows: tuple[int, ...]) -> Table:
-    """(ms, key, order, kind), and perhaps (number of the topic, queue offset, queue)."""
+    """(ms, key, physical offset, kind), and perhaps (number of the topic, queue offset, queue, changes)."""
     table = np.zeros(len(rows), ENTRY_DTYPE)
-    for at, (ms, key, order, kind, *more) in enumerate(rows):
-        topic, offset, queue = more or (0, order * 10, order % 2)
-        table[at] = (ms, key, order, offset, queue, topic, kind, 0)
+    for at, (ms, key, phys, kind, *more) in enumerate(rows):
+        topic, offset, queue, changes = more or (0, phys * 10, phys % 2, 0)
+        table[at] = (ms, key, phys, offset, queue, topic, kind, 0, changes, 0)
     return sorted_entries(table)
 
 
@@ -82,11 +82,12 @@ def test_what_becomes_of_entries_and_their_counts(seed: int, monkeypatch: pytest
 
     def some() -> tuple[int, ...]:
         kind = rng.choice([TIMER, TIMER, *EntryKind])
-        ms, key, order = rng.randrange(3) * HOUR, rng.randrange(2), rng.randrange(30)
-        return ms, key, order, int(kind), rng.randrange(2), rng.randrange(3), rng.randrange(2)
+        ms, key, phys = rng.randrange(3) * HOUR, rng.randrange(2), rng.randrange(8)
+        more = phys % 2, rng.randrange(3), rng.randrange(2), rng.randrange(3)
+        return ms, key, phys, int(kind), *more
 
     rows = sorted({some() for _ in range(rng.randrange(1, 40))})
-    refs, every = [], [row[:7] for row in entries(*rows).tolist()]
+    refs, every = [], entries(*rows).tolist()
     for number in range(3):
         if part := [row for at, row in enumerate(rows) if at % 3 == number]:
             refs.append(put(store, number, entries(*part)))
@@ -110,7 +111,7 @@ def test_what_becomes_of_entries_and_their_counts(seed: int, monkeypatch: pytest
 
 def test_a_record_of_several_log_histories_is_one_timer() -> None:
     table = entries((5, 1, 1, TIMER), (5, 1, 1, TIMER), (5, 1, 2, TIMER))
-    assert sort_out(Entries(table, QUEUES, TOPICS)).timers["order"].tolist() == [1, 2]
+    assert sort_out(Entries(table, QUEUES, TOPICS)).timers["physical_offset"].tolist() == [1, 2]
 
 
 def test_a_damaged_object_is_named() -> None:

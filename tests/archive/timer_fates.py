@@ -23,7 +23,8 @@ def fate_of(row: tuple[int, ...], every: Sequence[tuple[int, ...]]) -> str:
 
 
 def _ends(cancel: tuple[int, ...], timer: tuple[int, ...]) -> bool:
-    is_alike = cancel[:2] == timer[:2] and cancel[5] == timer[5] and timer[2] < cancel[2]
+    is_earlier = (timer[2], timer[8]) < (cancel[2], cancel[8])
+    is_alike = cancel[:2] == timer[:2] and cancel[5] == timer[5] and is_earlier
     is_there = cancel[6] == EntryKind.CANCEL or cancel[3:5] == timer[3:5]
     return cancel[6] in CANCELS and timer[6] in TIMERS and is_alike and is_there
 

@@ -10,6 +10,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fetcher.rows.message import Message
@@ -32,6 +33,7 @@ from tiered.catalog.timer_refs import TimerRef
 from tiered.clock import Clock
 from tiered.errors import UnavailableError
 from tiered.formats import timer_object
+from tiered.formats.timer_object import ENTRY_DTYPE
 from tiered.model.queue import QueueKey
 from tiered.model.timer import DELIVER_MS, TOPIC, UNIQUE_KEY, TimerPlace, cancel_properties
 from tiered.settings.sections import TimerSettings
@@ -168,17 +170,21 @@ def test_a_timer_that_the_broker_refused_is_cancelled_by_its_time(
     scene.check()
 
 
-def test_an_entry_of_another_log_history_is_not_that_of_a_moved_timer() -> None:
-    """A log was cut: a message of the same key and topic lies at the place of a timer, below it."""
+def test_an_entry_is_of_the_message_at_its_place_however_often_it_was_moved() -> None:
+    """After a log was cut, one with the same key and topic lies at a timer's place, or one of another time."""
     pairs = {UNIQUE_KEY: "K", TOPIC: "orders", DELIVER_MS: str(NOW + HOUR)}
     text = properties(*((name.encode(), value.encode()) for name, value in pairs.items()))
     data = encode(Written(b"TIERED_TIMERS", 0, 9, b"body", text, 0, NOW), 5_000)
     message = Message(QueueKey("TIERED_TIMERS", 0, 0), 9, memoryview(data), NOW)
-    made_of = hash_of("K"), "orders"
-    assert is_entry_of(message, NOW + HOUR, 5_000, *made_of)
-    assert is_entry_of(message, NOW + 3 * HOUR, 5_002, *made_of), "it was moved twice"
-    assert not is_entry_of(message, NOW + 3 * HOUR, 5_000 + len(data), *made_of)
-    assert not is_entry_of(message, NOW + HOUR, 4_800, *made_of)
+    entry = np.zeros(1, ENTRY_DTYPE)
+    entry["key_hash"], entry["physical_offset"], entry["deliver_ms"] = hash_of("K"), 5_000, NOW + HOUR
+    assert is_entry_of(message, entry[0], "orders") and not is_entry_of(message, entry[0], "mails")
+    entry["deliver_ms"], entry["moved_ms"], entry["changes"] = NOW + 3 * HOUR, 2 * HOUR, 1_000
+    assert is_entry_of(message, entry[0], "orders"), "it was moved a thousand times"
+    for name in ("physical_offset", "moved_ms"):
+        entry[name] += 1
+        assert not is_entry_of(message, entry[0], "orders")
+        entry[name] -= 1
 
 
 def test_a_timer_that_is_cancelled_twice_holds_no_other_timers(

@@ -62,7 +62,7 @@ def over_places(table: Any) -> None:
 
 
 def of_later_timers(table: Any) -> None:
-    table["order"] -= 8 * np.isin(table["kind"], CANCELS)
+    table["physical_offset"] -= 8 * np.isin(table["kind"], CANCELS)
 
 
 def is_found(topic_is_searched: Callable[[str], bool]) -> Callable[[Any], Any]:

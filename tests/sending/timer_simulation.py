@@ -424,7 +424,7 @@ class World:
         found = timer_of(all_pairs, stored_ms=now_ms, sys_flag=0, max_delay_ms=MAX_DELAY_MS)
         assert not found.refusal, found
         entry = np.zeros(1, ENTRY_DTYPE)
-        entry["order"] = entry["queue_offset"] = offset
+        entry["physical_offset"] = entry["queue_offset"] = offset
         entry["topic"] = ALL_TOPICS.index(found.topic)
         if found.cancel is not None:
             entry["kind"], entry["deliver_ms"] = EntryKind.CANCEL, found.cancel[0]
@@ -453,7 +453,7 @@ class World:
         if self._counted == self.owner.writer.state.timers:
             return
         self._counted = self.owner.writer.state.timers
-        rows = [row.tolist()[:7] for row in self._unclaimed()]
+        rows = [row.tolist() for row in self._unclaimed()]
         pending = [row for row in rows if fate_of(row, rows) == "timers"]
         counts = self.owner.task.files.counts(self.owner.writer.state)
         found = counts.pending, counts.postponed

@@ -16,7 +16,15 @@ from tiered.archive.index.key_hash import xxh64
 from tiered.catalog.state import CatalogState
 from tiered.catalog.timer_refs import TimerRef
 from tiered.errors import NotFoundError
-from tiered.formats.timer_object import ENTRY_DTYPE, Rows, TimerFooter, decode_footer, decode_page, united
+from tiered.formats.timer_object import (
+    ENTRY_DTYPE,
+    SORTED_BY,
+    Rows,
+    TimerFooter,
+    decode_footer,
+    decode_page,
+    united,
+)
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table, concatenated, picked
 from tiered.model.timer import CANCELS, EntryKind, TimerPlace
@@ -99,11 +107,13 @@ def sort_out(entries: Entries) -> Sorted:
     record that several log histories have is one timer.
     """
     table = entries.table
-    kind, order, time_and_key = table["kind"], table["order"], [table["deliver_ms"], table["key_hash"]]
+    kind, time_and_key = table["kind"], [table["deliver_ms"], table["key_hash"]]
+    is_later = np.any([np.diff(table[name], prepend=table[name][:1]) != 0 for name in SORTED_BY], axis=0)
+    order = np.cumsum(is_later)
     is_cancel, is_refused = np.isin(kind, CANCELS), kind == EntryKind.REFUSED
     is_timer = ~(is_cancel | is_refused)
     # Entries that are equal to the one before are the same record.
-    columns = [*time_and_key, order, table["queue_offset"], table["queue"], kind]
+    columns = [order, table["queue_offset"], table["queue"], kind]
     is_timer[1:] &= np.any([column[1:] != column[:-1] for column in columns], axis=0)
     is_over = np.zeros(len(table), bool)
     if is_cancel.any():
@@ -214,7 +224,7 @@ class TimerFiles:
             bound = min(reader.bound for reader in readers)
             taken = [(reader, reader.take(bound)) for reader in readers]
             table, queues, topics = united([rows for _, rows in taken])
-            keys = table["order"], table["key_hash"], table["deliver_ms"]
+            keys = [table[name] for name in reversed(SORTED_BY)]
             ends = {reader.ref: reader.end for reader, rows in taken if len(rows[0])}
             if len(table):
                 yield Entries(table.take(np.lexsort(keys)), queues, topics, ends)

@@ -1,6 +1,6 @@
 """Objects of timer entries: the hours of delivery of one commit, or of several that were merged.
 
-    pages of entries, by (delivery time, key, order), and of topics | footer: hours, pages, queues
+    pages of entries, by (delivery time, key, physical offset, changes), and of topics | footer: hours, pages, queues
 
 The TimerFlatFile of an hour is the rows that the objects have of it, one behind the other. Pages and footer are
 containers. The catalog has the footer's length, so one ranged GET opens an object.
@@ -33,16 +33,20 @@ ENTRY_DTYPE = np.dtype(
         (
             "key_hash",
             "<u8",
-        ),  # XXH64 of the unique key, without one the order; of a refused message, the Refusal
-        ("order", "<i8"),  # physical offset of its message, or one more than that of what it changes
+        ),  # XXH64 of the unique key, without one the physical offset; of a refused message, the Refusal
+        ("physical_offset", "<i8"),  # of the message
         ("queue_offset", "<i8"),  # of the message; of a cancellation of one place, of the timer there
         ("queue", "<u4"),  # row of the footer's table ``queues``
         ("topic", "<u4"),  # of the page's list ``topics``; a refused message may have an empty one
         ("kind", "<u4"),  # EntryKind
         ("late_hours", "<u4"),  # of a postponed timer, from its time until the broker refused it first
+        ("changes", "<u4"),  # how often commands had changed the timer, this entry included
+        ("moved_ms", "<i8"),  # how much later than its message says they have set it
     ]
 )
-"""One entry. Entries of an object are sorted by its first three fields."""
+"""One entry. Its message is known by its queue, its two offsets, its key, its topic and the time that it says. Entries
+of an object are sorted by the first three fields and ``changes``."""
+SORTED_BY = ("deliver_ms", "key_hash", "physical_offset", "changes")
 
 HOUR_DTYPE = np.dtype([("hour", "<i8"), ("rows", "<i8"), ("others", "<i8")])
 """``others``: rows that are not of kind TIMER."""
@@ -79,16 +83,15 @@ class TimerFooter:
 
 
 def sorted_entries(entries: Table, sort: Callable[[Table], Table] = np.argsort) -> Table:
-    """``entries`` of timers in the order that they have in an object: by delivery time, then by their order and key.
-    ``sort`` returns the indices that sort an array of times."""
+    """``entries`` of timers in the order that they have in an object: by SORTED_BY. ``sort`` returns the indices that
+    sort an array of times."""
     deliver_ms = np.ascontiguousarray(entries["deliver_ms"])
     order = sort(deliver_ms)
     is_equal = deliver_ms[order[1:]] == deliver_ms[order[:-1]]
     if is_equal.any():  # few, as a rule: three keys take three times as long
         among = np.append(is_equal, False) | np.append(False, is_equal)
         rows = entries.take(order[among])
-        keys = rows["order"], rows["key_hash"], rows["deliver_ms"]
-        order[among] = order[among][np.lexsort(keys)]
+        order[among] = order[among][np.lexsort([rows[name] for name in reversed(SORTED_BY)])]
     found: Table = entries.take(order)
     return found
 
