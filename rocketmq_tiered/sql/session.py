@@ -36,6 +36,13 @@ T = TypeVar("T")
 MEMORY_BYTES = 512 << 20
 """Memory of DuckDB. Joins, groups and sorts spill to a temporary directory above a quarter of it, which leaves room to
 merge what they spilled: a sort of 500,000 messages of 1 KiB fails with half of it, or without that bound."""
+SMALL_STEPS = "PRAGMA verify_parallelism"
+"""Lets DuckDB merge what a sort spilled by 2,048 rows at a time. By default each thread has 122,880 rows in memory,
+which is more than all memory if they are whole messages. Can only be said before settings are locked."""
+CURSORS = 16
+"""Connections that are made before that, for the first threads that ask: sorts in others need more memory."""
+GROUP_BYTES = 16 << 20
+"""Of a row group of Parquet that COPY writes, unless it says what they have: DuckDB's has 122,880 rows in memory."""
 THREADS_MAX = 2
 END_ROWS, END_GROWTH = 64, 16
 """Offsets, or ms, from the end of a topic in which its last rows are looked for, and how much more each next time."""
@@ -95,6 +102,9 @@ class SqlSession:
                 "errors_as_json": "true",
             },
         )
+        self._unused = [self._database.cursor() for _ in range(CURSORS)]
+        for cursor in self._unused:
+            cursor.execute(SMALL_STEPS)
         self._database.execute("" if allow_files else CLOSED)
         self._names: dict[str, list[str]] = {}
         """Topics of each name in lower case, which is what DuckDB compares."""
@@ -131,7 +141,9 @@ class SqlSession:
         """The thread's. Views and settings are a connection's."""
         own: _Cursor | None = getattr(self._local, "cursor", None)
         if own is None:
-            own = self._local.cursor = _Cursor(self._database.cursor())
+            with self._lock:
+                connection = self._unused.pop() if self._unused else self._database.cursor()
+            own = self._local.cursor = _Cursor(connection)
             own.connection.execute(
                 f"SET TimeZone = 'UTC'; SET operator_memory_limit = '{MEMORY_BYTES >> 22}MiB'"
             )
@@ -181,11 +193,12 @@ class SqlSession:
             )
             asked = _renamed(text, last.location, last.table, view)
             try:
-                counted = f"SELECT count(*) FROM ({asked.rstrip('; ')}\n)"  # nosec B608 - the user's own statement
-                rows = own.connection.execute(counted, parameters).fetchall()
+                # The hash needs all columns: the scan keeps what it read of them for the statement itself.
+                counted = f"SELECT count(*), bit_xor(hash(x)) FROM ({asked.rstrip('; ')}\n) AS x"  # nosec B608 - the user's
+                found = own.connection.execute(counted, parameters).fetchall()
             except duckdb.Error:  # as the statement itself will say
                 return text
-            if rows == [(last.rows,)]:
+            if found[0][0] == last.rows:
                 return asked
             own.connection.unregister(view)
             width *= END_GROWTH
@@ -267,7 +280,7 @@ class SqlSession:
         self._check_target(target)
         with tempfile.TemporaryDirectory(dir=self._spill.name) as made:
             written = f"{made}/{target.name}"
-            yield before + _quoted(written, "'") + after
+            yield before + _quoted(written, "'") + _bounded(after, target)
             self._place(Path(written), target)
 
     def _check_target(self, target: Path) -> None:
@@ -298,7 +311,7 @@ class SqlSession:
 
     def close(self) -> None:
         """Release memory and temporary files. Idempotent."""
-        for connection in (*(one.connection for one in self._cursors), self._database):
+        for connection in (*(one.connection for one in self._cursors), *self._unused, self._database):
             connection.close()
         self._spill.cleanup()
 
@@ -341,10 +354,7 @@ class SqlSession:
         hint = ""
         if isinstance(error, duckdb.OutOfMemoryException):
             message = message.partition(" Possible solutions")[0]
-            hint = (
-                "SET memory_limit = '2GB' gives it more; a sort needs less with SET threads = 1, COPY with"
-                " (ROW_GROUP_SIZE 10000)"
-            )
+            hint = "SET memory_limit = '2GB' gives it more"
         elif isinstance(error, duckdb.PermissionException):
             hint = (
                 "--allow-files, or Archive.session(allow_files=True), opens files and networks to statements"
@@ -391,6 +401,17 @@ def _renamed(text: str, location: tuple[int, int], name: str, view: str) -> str:
 
 def _quoted(text: str, mark: str = '"') -> str:
     return mark + text.replace(mark, mark * 2) + mark
+
+
+def _bounded(options: str, target: Path) -> str:
+    """The ``options`` of a COPY, with row groups of so many bytes if it writes Parquet and they do not say what these
+    have."""
+    words = options.lower()
+    if "row_group" in words or "parquet" not in (words if "format" in words else target.suffix.lower()):
+        return options
+    before, bracket, after = options.partition("(")
+    size = f"ROW_GROUP_SIZE_BYTES {GROUP_BYTES}"
+    return f"{before}({size}, {after}" if bracket else f" ({size}){options}"
 
 
 def _copy_target(text: str) -> tuple[str, str, str] | None:

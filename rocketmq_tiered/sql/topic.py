@@ -7,6 +7,7 @@ of them.
 from __future__ import annotations
 
 import operator
+import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -109,6 +110,8 @@ def checked(names: Sequence[str] | None) -> list[str]:
 
 KEYS_MAX = 64
 """Keys of a condition, each in each of its topics, that are looked up, one after the other."""
+KEPT_BYTES = 16 << 20
+"""Of a scan of a topic's end, for the statement whose rows were counted there first."""
 ONE_PART = 1 << 62
 """Bytes of a partition: one thread reads, and others fetch and decode for it."""
 _OF_BATCHES = ("queueId", "generation", "storeTimestamp", "commitLogOffset")
@@ -266,8 +269,9 @@ class TopicDataset(Dataset):  # type: ignore[misc]
         self, topic: Topic, on_error: Callable[[TieredError], None], report: Report, within: Any = None
     ) -> None:
         """``on_error`` gets what a scan raised: DuckDB keeps only its text. ``within``: only rows for which this is
-        true, an expression."""
+        true, an expression; a scan that asks for the same as the one before then gets what that one read, once."""
         self._topic, self._on_error, self._report, self._within = topic, on_error, report, within
+        self._kept: tuple[bytes, list[pa.RecordBatch]] | None = None
 
     def scanner(
         self, columns: list[str] | None = None, filter: Any = None, **options: Any
@@ -275,14 +279,25 @@ class TopicDataset(Dataset):  # type: ignore[misc]
         """Called by DuckDB at the start of each scan: what it asks of a scanner of Arrow."""
         names, given = checked(columns), [one for one in (self._within, filter) if one is not None]
         condition = reduce(operator.and_, given) if given else None
-        batches = self._noted(self._topic.batches(names, Predicate(), condition, self._report))
+        asked, kept, self._kept = pickle.dumps((names, filter)), self._kept, None
+        if kept is not None and kept[0] == asked:
+            batches = iter(kept[1])
+        else:
+            batches = self._noted(self._topic.batches(names, Predicate(), condition, self._report), asked)
         schema = pa.schema([SCHEMA.field(name) for name in names])
         read = partial(pa.RecordBatchReader.from_batches, schema, batches)
         return SimpleNamespace(projected_schema=schema, to_reader=read)
 
-    def _noted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _noted(self, batches: Iterator[pa.RecordBatch], asked: bytes) -> Iterator[pa.RecordBatch]:
+        """The ``batches``, which are kept for the next scan if they are few; ``asked``: what this scan asks for."""
+        kept, size_bytes = list[pa.RecordBatch](), 0
         try:
-            yield from batches
+            for batch in batches:
+                size_bytes += batch.nbytes
+                kept = [*kept, batch] if self._within is not None and size_bytes <= KEPT_BYTES else []
+                yield batch
         except TieredError as error:
             self._on_error(error)
             raise
+        if kept:
+            self._kept = asked, kept

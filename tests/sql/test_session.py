@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
 
+import pyarrow.compute as pc
 import pytest
+from pyarrow import parquet
 
 import rocketmq_tiered
 from rocketmq_tiered.message_table.options.predicate import Allowed, Predicate
@@ -297,6 +299,7 @@ def test_the_last_rows_and_a_day_read_their_part_of_a_topic(
             assert found is not None and found.fetchall() == rows
             read = {one for call in wrapped.call_args_list for one in call.args[1].objects}
             assert parts in (None, len(read)), question
+            assert "LIMIT" not in question or wrapped.call_count == 1
 
 
 def test_each_of_some_statements_runs_once(orders: str) -> None:
@@ -381,3 +384,29 @@ def test_a_statement_makes_tables_of_the_topics_that_it_names(tmp_path: Path) ->
             assert session.execute('SELECT text FROM "TOPIC-7"').fetchall() == [("topic-7",)]
             assert made.call_count == 1
             assert sorted(session.execute("SHOW TABLES").fetchall()) == sorted((topic,) for topic in topics)
+
+
+def test_sorts_of_rows_that_do_not_fit_into_the_memory(
+    orders: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "MEMORY_BYTES", 64 << 20)
+    monkeypatch.setattr(session_module, "GROUP_BYTES", 1 << 20)
+    rows = (
+        "SELECT hash(range) AS h, repeat(h::VARCHAR, 7) AS a, repeat(h::VARCHAR, 8) AS b FROM range(300000)"
+    )
+    with rocketmq_tiered.open(orders) as archive:
+        session = archive.session()
+        found = session.query(f"{rows} ORDER BY a")
+        assert found is not None
+        texts = found.to_arrow_table()["a"]
+        assert len(texts) == 300_000 and texts.equals(texts.take(pc.array_sort_indices(texts)))
+        for rest, groups in (
+            (".parquet'", range(20, 200)),
+            ("' WITH (FORMAT parquet);", range(20, 200)),
+            (".parquet' (ROW_GROUP_SIZE 20480)", range(15, 16)),
+        ):
+            session.execute(f"COPY ({rows} ORDER BY h) TO '{tmp_path}/sorted{rest}")
+            (target,) = tmp_path.iterdir()
+            written = parquet.ParquetFile(target)
+            assert (written.metadata.num_rows, written.num_row_groups in groups) == (300_000, True)
+            target.unlink()
