@@ -261,7 +261,7 @@ class ArchiveOwner:
         first, _ = history_spans(state)[-1]
         for common in filter(None, (version - 1, found.version, first if first == 1 else 0)):
             if load(self._archive, version=common).cursor.phys <= records.end_phys:
-                return CommonEnd(common, records.end_phys, check=records.check, records=records.count)
+                return CommonEnd(common, records.end_phys, True, found.above, records.check, records.count)
         return found
 
     def planning_begins(self) -> None:
@@ -350,9 +350,13 @@ class ArchiveOwner:
         offset, at which reading begins. Raises UnavailableError if another commit came first: the next start compares
         again."""
         before = self.writer.state
+        above_version = divergence.above[0] if divergence.check and divergence.above else 0
         try:
             after = self.writer.append_history(
-                common_version=divergence.version, phys=divergence.phys, check=divergence.check
+                common_version=divergence.version,
+                phys=divergence.phys,
+                check=divergence.check,
+                above_version=above_version,
             )
         except CommitInvalidError as error:
             raise UnavailableError(error.message, hint=error.hint) from error

@@ -35,12 +35,14 @@ from tiered.archive.task import run_pass
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.deletions import read_list
-from tiered.catalog.state import CatalogState
+from tiered.catalog.state import CatalogState, LogCheck
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.clock import Clock
 from tiered.errors import UsageError
 from tiered.model.queue import QueueKey
+from tiered.model.tables import FLOOR_DTYPE
 from tiered.object_store.memory import MemoryStore
 from tiered.settings.sections import GcSettings, RetentionSettings, Settings
 from tiered.settings.topic_rules import TopicRule, TopicRules
@@ -266,6 +268,28 @@ def test_a_log_that_was_truncated_below_the_floor_starts_at_its_end() -> None:
     made.commit([Sent(B, b"young", stored_ms=store.now_ms)])
     assert readable(store, B) == [truth.rows[-1].record]
     assert verify_archive(store, depth="full").anomalies == []
+
+
+@pytest.mark.parametrize("queue", [B, QueueKey("new", 0, 0)])
+def test_a_queue_whose_messages_below_a_cut_expired_ends_where_it_did_in_the_log(queue: QueueKey) -> None:
+    store = Bucket()
+    made = built(store, 3)
+    common, end = made.state, made.truth[queue].end if queue in made.truth else 0
+    kept, gone = Sent(KEPT, b"kept", stored_ms=store.now_ms), Sent(queue, b"gone", stored_ms=store.now_ms)
+    made.commit([kept, gone, kept, gone, kept, gone, kept])
+    phys = made.truth[KEPT].rows[-2].phys
+    row = made.state.queue(queue)
+    assert row is not None
+    draft = CommitDraft(
+        CommitKind.MAINTENANCE, queues=[queue], floors=np.zeros(1, FLOOR_DTYPE), created_ms=NOW_MS
+    )
+    draft.floors[0] = (0, row["end_queue_offset"], row["row_count"])
+    made.writer.append(draft)
+    check, above = LogCheck(phys - 1, phys, 1), common.version + 1
+    after = made.writer.append_history(
+        common_version=common.version, phys=phys, check=check, above_version=above
+    ).queue(queue)
+    assert after is not None and after["min_queue_offset"] == after["end_queue_offset"] == end + 2
 
 
 class World:

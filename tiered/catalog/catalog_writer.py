@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tiered.catalog.apply import apply
 from tiered.catalog.catalog_reader import head_version, load, refresh
@@ -240,22 +240,21 @@ class CatalogWriter:
         return state
 
     def append_history(
-        self, *, common_version: int, phys: int, check: LogCheck | None = None
+        self, *, common_version: int, phys: int, check: LogCheck | None = None, above_version: int = 0
     ) -> CatalogState:
         """Start a new log history, after the broker's log was truncated or replaced, at the commitlog offset ``phys``.
 
         ``common_version``: the newest version of which all is in the new log as well; 0: none. ``phys`` is its end, or,
-        with a ``check`` (checksum of the log below ``phys``), the end of a record of the commit after it. Raises
-        CommitInvalidError, FencedError and what the store raises."""
+        with a ``check`` (checksum of the log below ``phys``), the end of a record of the next commit of the log, which
+        is ``above_version``. Raises CommitInvalidError, FencedError and what the store raises."""
         with self._lock:
-            common = (
-                self._retry.call(lambda: load(self._store, version=common_version))
-                if common_version
-                else None
+            common, above = (
+                self._retry.call(lambda: load(self._store, version=version)) if version else None  # noqa: B023
+                for version in (common_version, above_version)
             )
 
             def build(state: CatalogState) -> Built:
-                return self._retry.call(lambda: self._history(self._owned(state), common, phys, check))
+                return self._history(self._owned(state), common, phys, check=check, above=above)
 
             self._commit(CommitDraft(CommitKind.LOG_HISTORY), build)
             return self._state
@@ -267,10 +266,7 @@ class CatalogWriter:
 
             def build(state: CatalogState) -> Built:
                 """The begin of the log history as the commit after ``state``."""
-                start = replace(self._start_of(self._owned(state), state.cursor.phys, state), ends=ends)
-                return self._retry.call(
-                    lambda: self._begin(begin_history(state, start, self._history_pages(state)), start)
-                )
+                return self._history(self._owned(state), state, state.cursor.phys, ends=ends)
 
             self._commit(CommitDraft(CommitKind.LOG_HISTORY), build)
             return self._state
@@ -472,11 +468,15 @@ class CatalogWriter:
         history = return_to(state, target, hidden, self._store, start, self._history_pages(state))
         return self._begin(history, start)
 
-    def _history(
-        self, state: CatalogState, common: CatalogState | None, phys: int, check: LogCheck | None
-    ) -> Built:
-        start = replace(self._start_of(state, phys, common), check=check)
-        return self._begin(begin_history(state, start, self._history_pages(state)), start)
+    def _history(self, state: CatalogState, common: CatalogState | None, phys: int, **more: Any) -> Built:
+        """The begin of a log history as the commit after ``state``. ``more``: fields of its Divergence. What is put has
+        new keys at each try."""
+
+        def begun() -> Built:
+            start = replace(self._start_of(state, phys, common), **more)
+            return self._begin(begin_history(state, start, self._history_pages(state)), start)
+
+        return self._retry.call(begun)
 
     def _history_pages(self, state: CatalogState) -> HistoryPages:
         return HistoryPages(

@@ -13,6 +13,7 @@ Reads pages and the state at the common version. The uploader finds the divergen
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,7 +26,16 @@ from tiered.catalog.commit import CommitInvalidError
 from tiered.catalog.deletions import PendingDeletion, Reason
 from tiered.catalog.floors import rows_below
 from tiered.catalog.hidden_history import ended_queues, hidden_runs, message_count
-from tiered.catalog.pages import Bounds, Page, PutPage, RunIndex, cut, referenced_keys, write_pages
+from tiered.catalog.pages import (
+    Bounds,
+    Page,
+    PutPage,
+    RunIndex,
+    cut,
+    living_runs,
+    referenced_keys,
+    write_pages,
+)
 from tiered.catalog.queue_directory import QueueDirectory
 from tiered.catalog.repeated_offsets import repeated_offsets, with_repeated
 from tiered.catalog.requirements import Floors
@@ -39,7 +49,9 @@ from tiered.catalog.state import (
     RootRef,
     RunChunk,
     joined_chunks,
+    selected,
 )
+from tiered.errors import NotFoundError
 from tiered.model.queue import QueueKey
 from tiered.model.tables import (
     QUEUE_EXPIRED,
@@ -57,8 +69,8 @@ ALL_PHYS = np.iinfo(np.int64).max
 @dataclass(frozen=True)
 class Divergence:
     """Where the new log history begins. ``common``: the state at the last common version, or None. ``check``: of the
-    log below ``phys``, where that is inside the next commit; runs are cut there. ``ends``: of a log that continues,
-    offsets at which queues end."""
+    log below ``phys``, where that is inside the next commit of the log, which led to the state ``above``; runs are cut
+    there. ``ends``: of a log that continues, offsets at which queues end."""
 
     phys: int
     common: CatalogState | None
@@ -66,6 +78,7 @@ class Divergence:
     hidden_key: str
     now_ms: int
     check: LogCheck | None = None
+    above: CatalogState | None = None
     ends: Mapping[QueueKey, int] = field(default_factory=dict)
 
     @property
@@ -110,7 +123,7 @@ def begin_history(state: CatalogState, start: Divergence, pages: HistoryPages) -
             f"a log history cannot begin at commitlog offset {start.phys}: catalog version {common_version} does not "
             "end at it"
         )
-    if common_version and not any(
+    if common_version not in (0, state.version) and not any(
         first - 1 <= common_version <= last for first, last in history_spans(state)
     ):
         raise CommitInvalidError(
@@ -139,7 +152,7 @@ def begin_history(state: CatalogState, start: Divergence, pages: HistoryPages) -
         return NewHistory(with_garbage(state, after, start.now_ms), hidden)
     walk = _Walk(state, start, pages)
     base = replace(base, settings={**state.settings, **with_repeated(state, dict.fromkeys(start.ends, 0))})
-    after = _walked_back(base, state, start.common, walk)
+    after = _walked_back(base, state, start, walk)
     hidden = hidden_runs(state, walk.divided.dropped, None if start.ends else start.common)
     if start.ends and hidden.chunks:  # the versions of these runs are current ones, but the runs are not
         hidden.memory.runs["version"] = 0
@@ -279,10 +292,29 @@ class _Walk:
 
     def _kept(self, page: Page) -> RunChunk:
         """The runs of ``page``, all of them living, that stay in the new history. Notes where the newer ones end."""
-        row = self._state.directory.rows(page.queues, self._state.queue_count)
         kept = self.divided.kept(page, *self._limits(page))
-        at, is_newer = row[kept.runs["queue"]], kept.runs["version"] > self._common_version
-        newer = kept.runs[(is_newer | self.is_repeated[at]) & (at >= 0)]
+        self._note_ends(page.queues, kept.runs)
+        return kept
+
+    def note_expired(self, above: CatalogState) -> None:
+        """Note where queues end whose messages expired after the commit that led to ``above``, inside which the new
+        history begins: the log has them. Of an object that is deleted already nothing is noted if the history begins
+        inside its run."""
+        for page in living_runs(self._pages.index, above, above.version, above.version):
+            runs = page.chunk.runs
+            is_expired = runs["end_queue_offset"] <= _run_minimums(self._state, page)
+            is_chosen = is_expired & (runs["version"] == above.version) & (runs["min_phys"] < self._phys)
+            for at in np.flatnonzero(is_chosen).tolist():
+                one = Page(page.queues, selected(page.chunk, np.arange(len(runs)) == at))
+                with contextlib.suppress(NotFoundError):
+                    below, _ = self._pages.cuts.divided(one, np.array([self._phys]), np.zeros(1, np.int64))
+                    self._note_ends(page.queues, below.runs)
+
+    def _note_ends(self, queues: Sequence[QueueKey], runs: Table) -> None:
+        """Note where the newer ones of ``runs``, whose column ``queue`` indexes ``queues``, end."""
+        row = self._state.directory.rows(queues, self._state.queue_count)
+        at, is_newer = row[runs["queue"]], runs["version"] > self._common_version
+        newer = runs[(is_newer | self.is_repeated[at]) & (at >= 0)]
         np.maximum.at(self.ends["end_byte"], row[newer["queue"]], newer["base_byte"] + newer["byte_count"])
         at = row[newer["queue"]]
         # A newer run below the common end has replaced older ones there, and does not move the queue's end. Commitlog
@@ -291,7 +323,6 @@ class _Walk:
         above = newer[is_above & ~self._has_ended[at]]
         for name in ("end_queue_offset", "end_phys", "max_store_timestamp"):
             np.maximum.at(self.ends[name], row[above["queue"]], above[name])
-        return kept
 
 
 def compared_runs(state: CatalogState, page: Page) -> NDArray[np.bool_]:
@@ -324,11 +355,15 @@ def memory_pages(state: CatalogState) -> list[Page]:
     )
 
 
-def _walked_back(base: CatalogState, state: CatalogState, common: CatalogState, walk: _Walk) -> CatalogState:
-    """``base``, the first state of the new history but for its queues and runs, with those of ``state`` that stay: what
-    the state ``common`` has, and what ``walk``, which this carries out, finds above it."""
+def _walked_back(base: CatalogState, state: CatalogState, start: Divergence, walk: _Walk) -> CatalogState:
+    """``base``, the first state of the history that begins at ``start``, but for its queues and runs, with those of
+    ``state`` that stay: what the common state has, and what ``walk``, which this carries out, finds above it."""
+    common, above = start.common, start.above
+    assert common is not None
     pages, memory = walk.pages(), walk.memory()
     walk.end_emptied()
+    if above is not None:
+        walk.note_expired(above)
     kept_rows = [
         row
         for row, (key, _) in enumerate(state.queues())
