@@ -3,18 +3,21 @@
 Fails above the sizes below. The steps are those of the image: without a compiler run at the first start.
 
 The locked `build` and `hatchling` build both files, the wheel from the sdist. The environment gets the locked runtime
-dependencies, checked by hash, without Spark and development tools. Exits non-zero on any failure.
+dependencies, checked by hash, without Spark and development tools. At the end it gets the extra `sql`, and runs all
+commands and programs of docs/SQL.md and docs/READING.md. Exits non-zero on any failure.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+import textwrap
 import time
 import zipfile
 from pathlib import Path
@@ -28,6 +31,8 @@ MESSAGES = 18_004
 WHEEL_BYTES_MAX = 2 << 20
 INSTALLED_BYTES_MAX = 400_000_000
 """Without pip, which pipx shares."""
+DOCUMENTS_S_MAX = 60
+"""Of processor time for all that documents tell to run."""
 READY_S_MAX = 5.0
 """Of processor time until the first start archives: on a busy machine it takes longer."""
 SHARED = ("man/man1/tiered.1", "bash-completion/completions/tiered", "zsh/site-functions/_tiered")
@@ -44,6 +49,7 @@ def main() -> int:
         sys.exit(f"{wheel.name} has {wheel.stat().st_size:,} bytes, more than {WHEEL_BYTES_MAX:,}")
     with tempfile.TemporaryDirectory(prefix="tiered-package-") as directory:
         check_installed(wheel, Path(directory))
+        check_documents(wheel, Path(directory))
     print(f"{wheel.name} and {sdist.name}: built, installed, {MESSAGES} messages archived and read back")
     return 0
 
@@ -101,6 +107,46 @@ def check_installed(wheel: Path, directory: Path) -> None:
     messages = run(tiered, "cat", archive, "--all", cwd=directory).count("\n")
     if messages != MESSAGES:
         sys.exit(f"tiered cat prints {messages} messages, the store has {MESSAGES}")
+
+
+def check_documents(wheel: Path, directory: Path) -> None:
+    """The commands and programs of docs/SQL.md and docs/READING.md run as they are written, but for addresses, in the
+    environment with the extra `sql`, and on the example store's archive. A block that is neither is the output of the
+    command before it."""
+    binaries = directory / "venv" / "bin"
+    pins = re.findall(r"^[^# \n]+==[^ \n]+", (ROOT / "requirements.lock").read_text("utf-8"), re.MULTILINE)
+    (directory / "pins").write_text("\n".join(pins), "utf-8")
+    run(binaries / "pip", "install", "--quiet", "-c", directory / "pins", f"{wheel}[sql]")
+    before = os.times()
+    orders = "from pathlib import Path; from tests.sql.conftest import write_orders; write_orders(Path({!r}))"
+    run(sys.executable, "-c", orders.format(f"{directory}/orders"))
+    (directory / "tiered.toml").touch()
+    addresses = {
+        "s3://bucket/prefix": f"file://{directory}/orders",
+        "file:///tmp/tour/archive": f"file://{directory}/archive",
+        "/tables": str(directory / "tables"),
+    }
+    path, said = {"PATH": f"{binaries}:{os.environ['PATH']}"}, ""
+    for page in ("SQL.md", "READING.md"):
+        text = (ROOT / "docs" / page).read_text("utf-8")
+        for written, given in addresses.items():
+            text = text.replace(written, given)
+        for indented in re.findall(r"(?:^    .*\n|^\n)+", text, re.MULTILINE):
+            block = textwrap.dedent(indented).strip("\n")
+            for part in [block] if "import " in block else block.split("\n\n"):
+                if "import " in part:
+                    said = run("python", "-c", part, cwd=directory, **path)
+                elif part.startswith("tiered "):
+                    said = "".join(
+                        run("bash", "-c", line, cwd=directory, **path) for line in part.split("\n")
+                    )
+                elif part and part != said.strip("\n"):
+                    sys.exit(f"docs/{page} shows\n{part}\nThe command prints\n{said}")
+    after = os.times()
+    used_s = after.children_user + after.children_system - before.children_user - before.children_system
+    print(f"docs/SQL.md and docs/READING.md: run in {used_s:.0f} s of processor time")
+    if used_s > DOCUMENTS_S_MAX:
+        sys.exit(f"the documents took {used_s:.0f} s of processor time, more than {DOCUMENTS_S_MAX} s")
 
 
 NO_CACHE = {"NUMBA_CACHE_DIR": "/dev/null"}

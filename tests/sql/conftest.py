@@ -30,7 +30,11 @@ def archive_k(real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPa
 @pytest.fixture(scope="session")
 def orders(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Topic orders: 200 messages of 2 queues, one a minute; topics pay-ments and payments: 4 messages."""
-    root = tmp_path_factory.mktemp("orders")
+    return write_orders(tmp_path_factory.mktemp("orders"))
+
+
+def write_orders(root: Path) -> str:
+    """The URL of that archive, made at ``root``."""
     builder = ArchiveBuilder(PrefixedStore(FileStore(root), "cluster/broker"))
     for part in range(4):
         builder.commit(
