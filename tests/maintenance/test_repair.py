@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_tiered.maintenance.repair.repair import apply_repair, plan_repair
+from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.maintenance.damage import flip
 from tests.maintenance.damaged_archive import (
     BOTH,
@@ -17,12 +18,16 @@ from tests.maintenance.damaged_archive import (
     clone,
     compacted_archive,
     empty_cycle,
+    messages,
     writer_of,
 )
 from tests.sweeps import sweep
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
+from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import FencedError, UnavailableError
+from tiered.formats.keys import catalog_key
+from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
 
 
@@ -76,6 +81,26 @@ def test_entries_of_an_lmq_come_from_their_messages(tmp_path: Path) -> None:
     aged = aged_archive(tmp_path)
     place = next(place for place in aged.places()["tail"] if "LMQ" in place[0])
     assert aged.flipped_and_repaired("tail", place).lost == []
+
+
+@pytest.mark.parametrize("damaged", [-4, -1, 0], ids=["a commit below", "the one before", "the newest"])
+def test_what_was_cut_before_a_commit_named_it_does_not_come_back(damaged: int) -> None:
+    """An upload was left behind; the log was cut below it, and grew over its range with messages of another queue."""
+    a, b = QueueKey("a", 0, 0), QueueKey("b", 0, 0)
+    made, left = (ArchiveBuilder(MemoryStore(), limits=CatalogLimits(root_every=99)) for _ in range(2))
+    for _ in range(4):
+        for one in (made, left):
+            one.commit([Sent(a), Sent(b)])
+    left.commit([Sent(a, b"cut"), Sent(a, b"cut")])
+    made.store.put_if_absent(left.keys[-1], [left.store.get(left.keys[-1])])
+    made.restart(2)
+    for _ in range(3):
+        made.commit([Sent(b, bytes(700))])
+    flip(made.store, catalog_key(made.state.version + damaged), 60)
+    repair = plan_repair(made.store, ("cluster", "broker"), NOW_MS, applies=True)
+    apply_repair(repair)
+    found = messages(made.store)
+    assert (list(found[a]), list(found[b])) == ([*range(4)], [*range(7)]), repair.notes
 
 
 def test_a_paused_writer_cannot_commit(sound: Sound) -> None:

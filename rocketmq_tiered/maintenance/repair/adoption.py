@@ -6,7 +6,7 @@ above the place where a newer log history began are superseded. What differs fro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -51,10 +51,12 @@ def adopt(
     wanted: Mapping[QueueKey, list[Span]] | None,
     ends: Mapping[int, int],
     segments: SegmentCache,
+    may_be: Callable[[QueueKey, FoundObject, RowTable], NDArray[np.bool_]],
 ) -> Adopted:
     """Choose runs of ``objects``, which no readable commit names, for the offsets ``wanted`` of each queue; None: for
-    all offsets that objects have. ``ends``: where each log history was superseded. Of objects with the same offsets the
-    best ranked one wins; objects that differ from it, or cannot be read, are for the quarantine."""
+    all offsets that objects have. ``ends``: where each log history was superseded. ``may_be``: which rows of an object
+    the archive may have. Of objects with the same offsets the best ranked one wins; objects that differ from it, or
+    cannot be read, are for the quarantine."""
     adopted = Adopted()
     left: dict[QueueKey, list[Span]] = (  # offsets for which no run was found yet
         {} if wanted is None else {queue: [*spans] for queue, spans in wanted.items()}
@@ -81,6 +83,7 @@ def adopt(
         if not all(_agree(rows, other.rows(segments)) for other in others):
             adopted.quarantined.add(one.key)
         current = rows.phys + rows.size <= ends.get(one.meta.log_history, FOREVER)
+        current &= may_be(queue, one, rows)
         if wanted is None and run["kind"] == RunKind.LMQ:
             current &= _has_parents(reader.queues, rows, taken, segments)
         for piece in _cut(run, rows, spans, current):

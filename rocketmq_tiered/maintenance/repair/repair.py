@@ -13,9 +13,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import takewhile
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rocketmq_tiered.maintenance.healing import PUT_TIMEOUT_S, checked, put_salvaged
 from rocketmq_tiered.maintenance.repair.adoption import Span, adopt, history_ends
@@ -78,6 +80,7 @@ from tiered.formats.keys import (
     page_key,
 )
 from tiered.formats.run_part import CatalogRun
+from tiered.formats.segment import RowTable
 from tiered.model.queue import QueueKey
 from tiered.model.tables import RunKind
 from tiered.object_store.interface import ObjectStore
@@ -406,7 +409,7 @@ def _fill(repair: Repair) -> None:
             wanted.setdefault(queue, []).extend(_missing_of(state, queue))
         objects = objects if holes else continuing
     segments = SegmentCache(repair.store)
-    adopted = adopt(objects, wanted, history_ends(objects), segments)
+    adopted = adopt(objects, wanted, history_ends(objects), segments, partial(_may_be, repair, state))
     repair.quarantined |= adopted.quarantined
     used = {one.key: one for _, one, _ in adopted.runs}
     repair.used |= used.keys()
@@ -495,6 +498,25 @@ def _missing_of(state: CatalogState, queue: QueueKey) -> list[Span]:
     row = state.queue(queue)
     gaps = [(int(gap["begin_queue_offset"]), int(gap["end_queue_offset"])) for gap in state.gaps_of(queue)]
     return [*gaps, (0 if row is None else int(row["end_queue_offset"]), 1 << 62)]
+
+
+def _may_be(
+    repair: Repair, state: CatalogState, queue: QueueKey, one: FoundObject, rows: RowTable
+) -> NDArray[np.bool_]:
+    """Which ``rows`` of ``queue`` in ``one`` a lost commit may have named. Not those beyond the queue's end in a part
+    of the log that is known to be archived without them: it was cut before a commit named them."""
+    row, surveyed = state.queue(queue), repair.survey
+    end = 0 if row is None else int(row["end_queue_offset"])
+    is_cut = (rows.phys < surveyed.begun.phys) & (one.meta.log_history == surveyed.begun.history)
+    for draft in surveyed.appends:
+        is_there = (rows.phys >= draft.from_phys) & (rows.phys < draft.to_phys)
+        for run in draft.runs[[draft.queues[number] == queue for number in draft.runs["queue"]]]:
+            is_there &= (rows.queue_offset < run["base_queue_offset"]) | (
+                rows.queue_offset >= run["end_queue_offset"]
+            )
+        is_cut |= is_there & (one.meta.log_history == draft.history)
+    found: NDArray[np.bool_] = (rows.queue_offset < end) | ~is_cut
+    return found
 
 
 def _set_aside(repair: Repair, unnamed: Iterable[FoundObject]) -> None:

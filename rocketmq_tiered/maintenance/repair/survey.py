@@ -16,7 +16,7 @@ import numpy as np
 from tiered.archive.verify import listed_versions
 from tiered.catalog.apply import apply
 from tiered.catalog.catalog_reader import follow, head_version, load, read_commit
-from tiered.catalog.commit import Commit, CommitInvalidError, CommitKind, decode_root
+from tiered.catalog.commit import Commit, CommitDraft, CommitInvalidError, CommitKind, decode_root
 from tiered.catalog.holdings import OBJECT_PREFIXES
 from tiered.catalog.page_bytes import read_page_bytes
 from tiered.catalog.state import CatalogState, LogCursor, Owner
@@ -42,6 +42,9 @@ class Survey:
     notes: list[str] = field(default_factory=list)
     version: int = 1
     epoch: int = 1
+    begun: LogCursor = field(default_factory=lambda: CatalogState().cursor)
+    appends: list[CommitDraft] = field(default_factory=list)
+    """What of the log was archived is known up to ``begun``, and of the ranges of ``appends``, later commits."""
     unreadable: set[str] = field(default_factory=set)
     """Roots that may have facts which nothing else has."""
 
@@ -56,12 +59,14 @@ def survey(store: ObjectStore) -> Survey:
     versions = listed_versions(store, 1, head)
     try:
         result.state = load(store, version=head)
+        result.begun = result.state.cursor
     except NoArchiveError:
         raise
     except DAMAGE as error:
         result.is_whole = False
         result.notes.append(f"catalog version {head}, the newest, cannot be loaded: {error.message}")
         result.state = _newest_root(store, result)
+        result.begun = result.state.cursor
         _apply_later(store, [one for one in versions if one > result.state.version], result)
     _check_commits(store, [one for one in versions if one >= result.state.repaired_version], result)
     _number(store, head, result)
@@ -92,6 +97,8 @@ def _apply_later(store: ObjectStore, versions: list[int], found: Survey) -> None
         except DAMAGE as error:
             found.notes.append(f"catalog commit {version} cannot be read: {error.message}")
             continue
+        if commit.draft.kind == CommitKind.APPEND:
+            found.appends.append(commit.draft)
         try:
             if version == state.version + 1 and state.put_id in ("", commit.place.predecessor_put_id):
                 found.state = follow(store, replace(state, put_id=commit.place.predecessor_put_id), commit)
