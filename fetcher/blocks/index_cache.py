@@ -20,8 +20,8 @@ from fetcher.io.request_scheduler import Priority, RangeRequest, RequestSchedule
 from fetcher.io.waiting import new_future
 from tiered.clock import Clock
 from tiered.errors import CorruptionError, TieredError, UnavailableError
-from tiered.formats.segment_index import PART_RUNS, SegmentIndex
-from tiered.formats.segment_layout import check_tail_length
+from tiered.formats.segment_index import SegmentIndex
+from tiered.formats.segment_layout import PART_RUNS, check_tail_length
 from tiered.model.lru import Lru
 
 CHECK_S = 1.0
@@ -181,11 +181,10 @@ class IndexCache:
     def _decode(self, load: IndexLoad, tail: bytes) -> None:
         """Decode and keep a tail; of a large one only the part that was wanted, as most of its runs are not read."""
         try:
-            index = SegmentIndex(load.wanted[0], load.size_bytes, tail)
+            key, part = load.wanted
+            index = SegmentIndex(key, load.size_bytes, tail, None if part == WHOLE else part)
             index.check_pages()
-            held = load.wanted[0], WHOLE
-            if load.wanted != held and len(index) > PART_RUNS:
-                held, index = load.wanted, index.part_of(load.wanted[1] * PART_RUNS)
+            held = (key, WHOLE) if index.is_whole else load.wanted
         except TieredError as error:
             self.counts.corrupt += isinstance(error, CorruptionError)
             # Without its traceback, which refers to the load: the error would keep itself in memory.

@@ -30,7 +30,7 @@ from tiered.catalog.pages import Page
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, TieredError
 from tiered.formats.part_rows import in_object_order, rows_of_parts
-from tiered.formats.segment_index import PART_RUNS
+from tiered.formats.segment_layout import PART_RUNS
 from tiered.kernels.record_fields import copy_to
 from tiered.model.queue import QueueKey
 from tiered.model.tables import RunKind, begins, picked, positions

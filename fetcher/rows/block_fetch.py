@@ -18,7 +18,8 @@ from fetcher.rows.run_list import QueueView, RunPlace
 from fetcher.rows.run_rows import RunRows
 from tiered.errors import CorruptionError
 from tiered.formats.segment import RowTable
-from tiered.formats.segment_index import PART_RUNS, SegmentIndex
+from tiered.formats.segment_index import SegmentIndex
+from tiered.formats.segment_layout import PART_RUNS
 
 Block = NDArray[np.uint8]
 BlockId = tuple[str, int]

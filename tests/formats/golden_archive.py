@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
+from tests.formats.segment_builder import RowSpec, RunSpec, Segment, build, whole
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.clock import Clock
 from tiered.formats.container import encode_container
 from tiered.formats.keys import state_key
 from tiered.formats.segment import BlockCodec
+from tiered.formats.segment_layout import PART_RUNS
 from tiered.model.queue import QueueKey
+from tiered.model.tables import RunKind
 from tiered.object_store.file import FileStore
 from tiered.settings.sections import IndexSettings
 from uploader.index_builder import IndexBuilder
@@ -77,6 +80,15 @@ def write(directory: Path) -> None:
     builder.writer.release()
     assert builder.state.pages and builder.state.root.key and builder.state.indexes
     (directory / "expected.json").write_text(json.dumps(_expected(builder), indent=1) + "\n")
+    (directory / "parts.sso").write_bytes(whole(of_many_queues().encode()))
+
+
+def of_many_queues() -> Segment:
+    """A segment whose tail has two parts; its last run is of an LMQ."""
+    queues = [QueueKey("golden", number, 0) for number in range(PART_RUNS)]
+    specs = [RunSpec(number, 3, [RowSpec(b"%d" % number)]) for number in range(PART_RUNS)]
+    light = RunSpec(PART_RUNS, 0, [RowSpec(b"77", parent=77, parent_queue_offset=3)], RunKind.LMQ)
+    return build([*queues, LMQ], [*specs, light])
 
 
 def _expected(builder: ArchiveBuilder) -> dict[str, Any]:

@@ -52,7 +52,7 @@ DOCUMENT = (Path(__file__).parents[2] / "docs" / "FORMATS.md").read_text("utf-8"
 TRAILERS = {FOOTER_KIND: TRAILER_BYTES, INDEX_FOOTER_KIND: index_layout.TRAILER_BYTES}
 NAMES = {"u1": "u8", "u2": "u16", "u4": "u32", "i4": "i32", "i8": "i64", "u8": "u64"}
 SECTIONS = {
-    "Segment": [QUEUE_DTYPE, SEGMENT_RUN_DTYPE, BLOCK_DTYPE],
+    "Segment": [QUEUE_DTYPE, SEGMENT_RUN_DTYPE, BLOCK_DTYPE, segment_layout.PART_DTYPE],
     "Commit": [RUN_DTYPE, OBJECT_DTYPE, GAP_DTYPE, REMOVED_DTYPE, FLOOR_DTYPE, TIMER_DTYPE],
     "Timer object": [ENTRY_DTYPE, HOUR_DTYPE, timer_object.PAGE_DTYPE],
     "Root page": [QUEUE_STATE_DTYPE],
@@ -128,6 +128,7 @@ def test_constants_are_these() -> None:
         LIST_KIND,
         STATE_KIND,
         FOOTER_KIND,
+        segment_layout.PART_KIND,
         INDEX_FOOTER_KIND,
         *magics,
     ):
@@ -137,6 +138,7 @@ def test_constants_are_these() -> None:
     assert f"CRC32C `{fastcrc.crc32.iscsi(DICTIONARY):08x}`" in _section("Container")
     assert f"first of every {KEEP_EVERY:,}" in DOCUMENT and f"up to {KEPT_MAX};" in DOCUMENT
     assert f"Pages of {PAGE_ROWS:,} rows" in DOCUMENT
+    assert f"more than {segment_layout.PART_RUNS:,} runs" in DOCUMENT
     assert f"more than {ESCAPED_CHARACTERS_MAX} characters" in DOCUMENT
     assert f"The last {TRAILER_BYTES} bytes" in DOCUMENT
     assert f"Pages of {index_layout.PAGE_ITEMS} items" in DOCUMENT

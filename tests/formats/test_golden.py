@@ -14,7 +14,7 @@ import pytest
 
 from tests.archive.queue_reader import QueueReader
 from tests.archive.uncataloged import open_uncataloged
-from tests.formats.golden_archive import GOLDEN, STATE_DOCUMENT, STATE_KIND, write
+from tests.formats.golden_archive import GOLDEN, STATE_DOCUMENT, STATE_KIND, of_many_queues, write
 from tests.formats.golden_bytes import assert_same_files, needs_golden_zstd
 from tiered.archive.segment_reader import SegmentReader
 from tiered.archive.verify import verify_archive
@@ -23,7 +23,8 @@ from tiered.catalog.commit import COMMIT_KIND, ROOT_KIND, decode_commit, decode_
 from tiered.catalog.pages import PAGE_KIND, decode_catalog_page
 from tiered.errors import UnsupportedFormatError
 from tiered.formats.container import HEADER, decode_container
-from tiered.formats.segment_layout import FOOTER_KIND
+from tiered.formats.segment_index import SegmentIndex
+from tiered.formats.segment_layout import FOOTER_KIND, PART_RUNS
 from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
 from tiered.object_store.memory import MemoryStore
@@ -98,7 +99,22 @@ def test_the_golden_archive_is_what_is_written_today(tmp_path: Path) -> None:
     needs_golden_zstd()
     write(tmp_path)
     assert_same_files(tmp_path / "archive", ARCHIVE)
-    assert (tmp_path / "expected.json").read_bytes() == (VERSION / "expected.json").read_bytes()
+    for name in ("expected.json", "parts.sso"):
+        assert (tmp_path / name).read_bytes() == (VERSION / name).read_bytes()
+
+
+@pytest.mark.parametrize("part", [None, 0, 1])
+def test_the_golden_object_of_many_queues_is_read(part: int | None) -> None:
+    data, truth = (VERSION / "parts.sso").read_bytes(), of_many_queues()
+    index = SegmentIndex("golden", len(data), data, part)
+    assert (index.first_run, len(index)) == ((part or 0) * PART_RUNS, {None: 2049, 0: 2048, 1: 1}[part])
+    for run in range(index.first_run, index.first_run + len(index)):
+        assert index.queue_of(run) == truth.queues[run]
+        rows = index.row_columns(run)
+        assert rows.phys.tolist() == truth.rows.phys[run : run + 1].tolist()
+        assert [index.queues[at] for at in rows.parent.tolist() if at >= 0] == [truth.queues[77]] * (
+            run == 2048
+        )
 
 
 def test_a_newer_segment_is_refused_by_name() -> None:

@@ -17,12 +17,12 @@ from tiered.archive.index.collect import items_of_segment, pieces_of_segment
 from tiered.archive.index.items import ITEM_DTYPE
 from tiered.archive.index.places import places_of_segment
 from tiered.errors import CorruptionError
-from tiered.formats import segment_index
+from tiered.formats import segment_layout, segment_writer
 from tiered.formats.part_rows import PartRows, in_object_order, rows_of_parts
 from tiered.formats.run_part import CatalogRun, cut_run
 from tiered.formats.segment import BlockCodec
 from tiered.formats.segment_index import SegmentIndex
-from tiered.formats.segment_writer import SegmentWriter
+from tiered.formats.segment_writer import SegmentWriter, WrittenSegment
 from tiered.model.queue import QueueKey
 from tiered.model.tables import RUN_DTYPE, RunKind, Table, concatenated, picked
 
@@ -31,6 +31,12 @@ KINDS = (RunKind.PLAIN, RunKind.BATCH, RunKind.LMQ, RunKind.SPARSE)
 
 
 def opened(seed: int, runs: int, rows: int) -> tuple[SegmentIndex, bytes]:
+    """The index and the keys of an object."""
+    done = written(seed, runs, rows)
+    return SegmentIndex(f"object {seed}", done.size_bytes, done.tail), done.keys
+
+
+def written(seed: int, runs: int, rows: int) -> WrittenSegment:
     """An object of runs of all kinds; key compaction dropped rows of sparse ones."""
     rng = random.Random(seed)
     specs = []
@@ -60,8 +66,7 @@ def opened(seed: int, runs: int, rows: int) -> tuple[SegmentIndex, bytes]:
         if spec.kind != RunKind.LMQ:
             records = [row.content for row in spec.rows]
             writer.add_records(records, np.array(list(map(len, records)), np.int32), run)
-    done = writer.finish(META)
-    return SegmentIndex(f"object {seed}", done.size_bytes, done.tail), done.keys
+    return writer.finish(META)
 
 
 def parts_of(index: SegmentIndex, rng: random.Random) -> Table:
@@ -135,30 +140,44 @@ def test_what_the_rows_of_a_part_contradict(name: str) -> None:
 
 @settings(max_examples=examples(30), deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(1, 40), st.sampled_from([1, 300, 3000]), st.integers(1, 9))
-def test_a_part_of_a_tail_answers_for_its_runs(seed: int, runs: int, rows: int, part_runs: int) -> None:
-    index, _ = opened(seed, runs, rows)
-    with patch.object(segment_index, "PART_RUNS", part_runs):
-        parts = [index.part_of(ordinal) for ordinal in range(runs)]
-    for ordinal, part in enumerate(parts):
-        first = ordinal // part_runs * part_runs
-        for run in range(first, min(first + part_runs, runs)):
-            place, queue = CatalogRun.of(index.whole_runs[run]), index.queue_of(run)
-            part.check_part(place, int(index.runs["kind"][run]), queue)
-            found, expected = part.row_columns(place), index.row_columns(run)
+def test_parts_of_a_tail_answer_for_their_runs(seed: int, runs: int, rows: int, part_runs: int) -> None:
+    """A tail in parts says what one footer says, and so does each of its parts."""
+    single, stored_keys = opened(seed, runs, rows)
+    with (
+        patch.object(segment_layout, "PART_RUNS", part_runs),
+        patch.object(segment_writer, "PART_RUNS", part_runs),
+    ):
+        done = written(seed, runs, rows)
+    whole = SegmentIndex("key", done.size_bytes, done.tail)
+    assert whole.decode_keys(done.keys).hashes.tolist() == single.decode_keys(stored_keys).hashes.tolist()
+    parts = [
+        SegmentIndex("key", done.size_bytes, done.tail, number) for number in range(-(-runs // part_runs))
+    ]
+    assert sum(map(len, parts)) == runs and max(map(len, parts)) <= part_runs
+    assert sum(len(part.page_bytes) for part in parts) == len(whole.page_bytes)
+    for run in range(runs):
+        place, kind, queue = (
+            CatalogRun.of(single.whole_runs[run]),
+            int(single.runs["kind"][run]),
+            single.queue_of(run),
+        )
+        expected = single.row_columns(run)
+        for index in (whole, parts[run // part_runs]):
+            index.check_pages()
+            index.check_part(place, kind, queue)
+            found = index.row_columns(place)
             for name in ("size", "phys", "queue_offset", "parent_queue_offset"):
                 assert np.array_equal(getattr(found, name), getattr(expected, name)), name
-            assert [part.queues[at] for at in found.parent[found.parent >= 0].tolist()] == [
-                index.queues[at] for at in expected.parent[expected.parent >= 0].tolist()
+            assert [index.queues[at] for at in found.parent[found.parent >= 0].tolist()] == [
+                single.queues[at] for at in expected.parent[expected.parent >= 0].tolist()
             ]
-            assert (part.row_of(run), part.byte_count_of(run)) == (
-                index.row_of(run),
-                index.byte_count_of(run),
-            )
-            if index.runs["kind"][run] != RunKind.LMQ:
-                span = index.block_span(run, 0, place.rows)
-                assert part.block_span(place, 0, place.rows) == part.block_span(run, 0, place.rows) == span
+            assert index.row_of(run) == single.row_of(run)
+            assert index.byte_count_of(run) == single.byte_count_of(run)
+            if kind != RunKind.LMQ:
+                span = single.block_span(run, 0, place.rows)
+                assert index.block_span(place, 0, place.rows) == index.block_span(run, 0, place.rows) == span
                 blocks = range(span.first_block, span.end_block)
-                assert part.spans_of_single_blocks(run, blocks) == index.spans_of_single_blocks(run, blocks)
+                assert index.spans_of_single_blocks(run, blocks) == single.spans_of_single_blocks(run, blocks)
+    for index in (whole, parts[-1], SegmentIndex("key", done.size_bytes, done.tail, runs)):
         with pytest.raises(CorruptionError, match="differs"):
-            part.check_part(CatalogRun(runs, 0, 1, 0, 1, 0, 1), 0, QUEUES[0])
-        assert part is index if runs <= part_runs else len(part) <= runs
+            index.check_part(CatalogRun(runs, 0, 1, 0, 1, 0, 1), 0, QUEUES[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from unittest.mock import patch
 
 import fastcrc
 import numpy as np
@@ -87,15 +88,20 @@ def segments(draw: st.DrawFn) -> Segment:
 
 
 def _assert_same(segment: Segment, index: SegmentIndex, data: bytes) -> None:
-    assert index.queues == list(QUEUES)
-    for name in segment.runs.dtype.names or ():
+    queues = [segment.queues[spec.queue] for spec in segment.specs]
+    assert list(map(index.queue_of, range(len(queues)))) == queues
+    for name in set(segment.runs.dtype.names or ()) - {"queue"}:
         assert index.runs[name].tolist() == segment.runs[name].tolist(), name
     first = 0
     for run, spec in enumerate(segment.specs):
         columns = index.row_columns(run)
         end = first + len(spec.rows)
-        for name in COLUMNS:
+        for name in set(COLUMNS) - {"parent"}:
             assert getattr(columns, name).tolist() == getattr(segment.rows, name)[first:end].tolist(), name
+        parents = columns.parent.tolist(), segment.rows.parent[first:end].tolist()
+        assert [at >= 0 and index.queues[at] for at in parents[0]] == [
+            at >= 0 and segment.queues[at] for at in parents[1]
+        ]
         first = end
         if spec.kind != RunKind.LMQ:
             assert read_run(index, data, run) == segment.content(run)
@@ -107,9 +113,10 @@ def _assert_same(segment: Segment, index: SegmentIndex, data: bytes) -> None:
 
 
 @settings(max_examples=examples(120), deadline=None)
-@given(segments(), st.integers(1, 6000), st.integers(1, 2))
-def test_everything_comes_back(segment: Segment, block_bytes: int, threads: int) -> None:
-    encoded = segment.encode(BlockCodec(block_bytes=block_bytes, threads=threads))
+@given(segments(), st.integers(1, 6000), st.integers(1, 2), st.integers(1, 6))
+def test_everything_comes_back(segment: Segment, block_bytes: int, threads: int, part_runs: int) -> None:
+    with patch.object(segment_layout, "PART_RUNS", part_runs):
+        encoded = segment.encode(BlockCodec(block_bytes=block_bytes, threads=threads))
     data = whole(encoded)
     assert len(data) == encoded.size_bytes
     assert (encoded.rows, encoded.raw_bytes) == (len(segment.rows), int(segment.runs["byte_count"].sum()))

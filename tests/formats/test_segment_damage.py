@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import tracemalloc
+from itertools import pairwise
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,11 +17,19 @@ from tests.formats.segment_builder import RowSpec, RunSpec, Segment, build, whol
 from tests.sweeps import examples
 from tiered.archive.segment_reader import SegmentReader
 from tiered.errors import CorruptionError
+from tiered.formats import segment_layout
 from tiered.formats.container import decode_container, encode_container
 from tiered.formats.segment import BlockCodec
-from tiered.formats.segment_layout import FOOTER_KIND, TRAILER_BYTES, decode_trailer, encode_trailer
+from tiered.formats.segment_index import SegmentIndex
+from tiered.formats.segment_layout import (
+    FOOTER_KIND,
+    PART_KIND,
+    TRAILER_BYTES,
+    decode_trailer,
+    encode_trailer,
+)
 from tiered.model.queue import QueueKey
-from tiered.model.tables import RunKind
+from tiered.model.tables import RunKind, begins
 from tiered.object_store.memory import MemoryStore
 
 KEY = "data/00/topic/0/0/00000000000000000005-1-1.so"
@@ -35,7 +45,10 @@ SEGMENT = build(
     [RunSpec(0, 5, ROWS), RunSpec(1, 0, NOISE, RunKind.BATCH), RunSpec(2, 7, LMQ, RunKind.LMQ)],
     shuffle_seed=1,
 )
-ENCODED = SEGMENT.encode(BlockCodec(block_bytes=400))
+SINGLE = whole(SEGMENT.encode(BlockCodec(block_bytes=400)))
+"""Its tail has one footer, that of DATA has parts."""
+with patch.object(segment_layout, "PART_RUNS", 2):
+    ENCODED = SEGMENT.encode(BlockCodec(block_bytes=400))
 DATA = whole(ENCODED)
 
 
@@ -136,7 +149,6 @@ def test_an_empty_object_and_one_of_zeros() -> None:
             _open(data, known=False)
 
 
-TABLES = st.sampled_from(["queues", "runs", "blocks", "pages"])
 NUMBERS = st.one_of(
     st.integers(-3, 5), st.sampled_from([-(1 << 63), (1 << 62), (1 << 63) - 1, (1 << 32) - 1])
 )
@@ -146,10 +158,17 @@ NUMBERS = st.one_of(
 @given(st.data())
 def test_a_footer_that_lies_behind_valid_checksums(data: st.DataObject) -> None:
     """Not damage but malice or a defect: no crash, no read outside, no allocation for what is only claimed."""
-    trailer = decode_trailer(DATA, len(DATA), source=KEY)
-    footer = decode_container(DATA[trailer.footer_offset : -TRAILER_BYTES], FOOTER_KIND, source=KEY)
+    true = data.draw(st.sampled_from([SINGLE, DATA]))
+    trailer = decode_trailer(true, len(true), source=KEY)
+    footer = decode_container(true[trailer.footer_offset : -TRAILER_BYTES], FOOTER_KIND, source=KEY)
+    parts, table = [], footer.tables.get("parts")
+    if table is not None:
+        first = trailer.footer_offset - int(table["stored_bytes"].sum())
+        bounds = pairwise((first + begins(table["stored_bytes"])).tolist())
+        parts = [decode_container(true[begin:end], PART_KIND, source=KEY) for begin, end in bounds]
+    tables = [one for container in (footer, *parts) for one in container.tables.values() if len(one)]
     for _ in range(data.draw(st.integers(1, 3))):
-        table = footer.tables[data.draw(TABLES)]
+        table = tables[data.draw(st.integers(0, len(tables) - 1))]
         column = data.draw(st.sampled_from(table.dtype.names or ()))
         limits = np.iinfo(table.dtype[column])
         value = min(max(data.draw(NUMBERS), limits.min), limits.max)
@@ -159,11 +178,21 @@ def test_a_footer_that_lies_behind_valid_checksums(data: st.DataObject) -> None:
         header["keys"][data.draw(st.sampled_from(["count", "stored_counts_bytes", "crc32c"]))] = data.draw(
             NUMBERS
         )
+    encoded_parts = [encode_container(PART_KIND, part.header, part.tables) for part in parts]
+    before = true[: trailer.footer_offset]
+    if parts:
+        before = true[:first] + b"".join(encoded_parts)
+        if data.draw(st.booleans()):
+            footer.tables["parts"]["stored_bytes"] = list(map(len, encoded_parts))
     encoded = encode_container(FOOTER_KIND, header, footer.tables)
-    ending = encode_trailer(trailer.tail_offset, trailer.footer_offset, encoded)
-    lying = DATA[: trailer.footer_offset] + encoded + ending
+    lying = before + encoded + encode_trailer(trailer.tail_offset, len(before), encoded)
     tracemalloc.start()
     try:
+        part = SegmentIndex(KEY, len(lying), lying, data.draw(st.integers(0, 3)))
+        for run in range(part.first_run, part.first_run + len(part)):
+            part.row_columns(run)
+            if part.byte_count_of(run):
+                part.block_span(run, 0, 1)
         _everything(SEGMENT, _open(lying, known=False))
     except (CorruptionError, ValueError, IndexError):
         # ValueError, IndexError: the caller's own expectation of what is in the object does not hold.

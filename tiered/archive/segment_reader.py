@@ -15,7 +15,7 @@ from tiered.catalog.state import RunChunk
 from tiered.formats.run_part import RunPart
 from tiered.formats.segment import RowTable
 from tiered.formats.segment_index import BlockSpan, KeySection, SegmentIndex
-from tiered.formats.segment_layout import check_tail_length
+from tiered.formats.segment_layout import PART_RUNS, check_tail_length
 from tiered.model.lru import Lru
 from tiered.model.queue import QueueKey
 from tiered.object_store.interface import ObjectStore
@@ -41,11 +41,13 @@ class SegmentReader:
         self.index = index
 
     @classmethod
-    def open(cls, store: ObjectStore, key: str, *, size_bytes: int, tail_bytes: int) -> SegmentReader:
-        """Open an object the catalog describes, by one ranged GET of its tail."""
+    def open(
+        cls, store: ObjectStore, key: str, *, size_bytes: int, tail_bytes: int, part: int | None = None
+    ) -> SegmentReader:
+        """Open an object the catalog describes, by one ranged GET of its tail; with ``part``, only that of the tail."""
         check_tail_length(key, size_bytes, tail_bytes)
         tail = store.get_range(key, size_bytes - tail_bytes, tail_bytes)
-        return cls(store, SegmentIndex(key, size_bytes, tail))
+        return cls(store, SegmentIndex(key, size_bytes, tail, part))
 
     @property
     def queues(self) -> list[QueueKey]:
@@ -87,26 +89,30 @@ class SegmentCache:
     def __init__(self, store: ObjectStore, *, cache_bytes: int = CACHE_BYTES) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self._readers: Lru[str, SegmentReader] = Lru(cache_bytes)
+        self._readers: Lru[tuple[str, int | None], SegmentReader] = Lru(cache_bytes)
 
-    def open(self, key: str, *, size_bytes: int, tail_bytes: int) -> SegmentReader:
-        """The data object ``key``, opened for reading: its end is read, unless it is cached. Raises what that
-        raises."""
+    def open(
+        self, key: str, *, size_bytes: int, tail_bytes: int, ordinal: int | None = None
+    ) -> SegmentReader:
+        """The data object ``key``, opened for reading, or the part of its tail that has the run ``ordinal``: its end
+        is read, unless it is cached. Raises what that raises."""
+        part = None if ordinal is None else ordinal // PART_RUNS
         with self._lock:
-            cached = self._readers.get(key)
+            cached = self._readers.get((key, None)) or self._readers.get((key, part))
             if cached is not None:
                 return cached
-        reader = SegmentReader.open(self._store, key, size_bytes=size_bytes, tail_bytes=tail_bytes)
+        reader = SegmentReader.open(self._store, key, size_bytes=size_bytes, tail_bytes=tail_bytes, part=part)
         with self._lock:
             # A single one is kept even if it is larger than the cache.
-            self._readers.put(key, reader, min(reader.index.nbytes, self._readers.bytes_max))
+            held = key, None if reader.index.is_whole else part
+            self._readers.put(held, reader, min(reader.index.nbytes, self._readers.bytes_max))
         return reader
 
     def of_run(self, chunk: RunChunk, run: np.void) -> SegmentReader:
-        """The segment of a run of ``chunk``."""
-        place = chunk.objects[int(run["object"])]
+        """The segment of a run of ``chunk``, or the part that has it."""
+        place, ordinal = chunk.objects[int(run["object"])], int(run["ordinal"])
         key, size_bytes = chunk.object_keys[int(place["key"])], int(place["size_bytes"])
-        return self.open(key, size_bytes=size_bytes, tail_bytes=int(place["tail_bytes"]))
+        return self.open(key, size_bytes=size_bytes, tail_bytes=int(place["tail_bytes"]), ordinal=ordinal)
 
     @property
     def held_bytes(self) -> int:

@@ -197,7 +197,8 @@ def _compare(
     is_there = runs["ordinal"] < len(index)
     own = picked(index.runs, np.where(is_there, runs["ordinal"], 0))
     numbers = {queue: number for number, queue in enumerate(index.queues)}
-    differing = ~is_there | (own["queue"] != np.array([numbers.get(queue, -1) for queue in check.queues]))
+    number_of = np.array([numbers[queue] for queue in index.queues])[own["queue"]]
+    differing = ~is_there | (number_of != np.array([numbers.get(queue, -1) for queue in check.queues]))
     for name in names:
         differing |= runs[name] != own[name]
     for at in np.flatnonzero(differing).tolist():  # or it is a part

@@ -3,8 +3,9 @@
 A stream object (SO) and a stream set object (SSO) have the same format; only the key differs. Layout (every byte is in
 docs/FORMATS.md):
 
-    header 16 | blocks | key section | column pages | footer (container RMQTSEGF) | trailer 48
+    header 16 | blocks | key section | column pages | parts | footer (container RMQTSEGF) | trailer 48
 
+The footer of more than PART_RUNS runs leaves them to parts (containers RMQTSEGP), so that a reader opens one of these.
 ``segment_index.py`` decodes it, ``tiered.archive.segment_reader`` reads it from a store.
 
 Gathers, compresses and checksums the blocks of a segment on a pool of threads.
@@ -19,7 +20,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -38,11 +39,13 @@ from tiered.formats.segment_layout import (
     HEADER_BYTES,
     PAGE_DTYPE,
     PAGE_ROWS,
+    PART_DTYPE,
+    PART_KIND,
     SEGMENT_RUN_DTYPE,
-    TRAILER_BYTES,
     RunView,
     encode_header,
     encode_trailer,
+    part_bounds,
 )
 from tiered.kernels.columns import encode_page
 from tiered.kernels.gather import check_rows, cut_blocks, gather_records
@@ -296,22 +299,23 @@ def encode_segment(
     view = RunView.of(runs)
     _check(queues, runs, view, rows)
     is_lmq = runs["kind"] == RunKind.LMQ
+    parents = np.zeros(0, np.int64)
+    if is_lmq.any():
+        parents = np.unique(rows.parent[rows.parent >= 0])
+        numbers = np.where(rows.parent < 0, -1, np.searchsorted(parents, rows.parent))
+        rows = replace(rows, parent=numbers.astype(np.int32))
     blocks, blocks_of_run = _cut_blocks(view, is_lmq, rows.size, codec.block_bytes)
     with scratch.packer(codec).packing(blocks, Records(arena, _i8(rows.position), _i4(rows.size))) as packed:
         keys, key_header = encode_keys(rows.key_count, rows.key_hashes)
-        pages, page_table = _encode_pages(view, rows, codec.level, scratch)
+        pages = _encode_pages(view, rows, codec.level, scratch)
         body: list[Buffer] = [encode_header(), *packed.stored()]
-    keys_offset = HEADER_BYTES + int(blocks["stored_bytes"].sum())
-    tail_offset = keys_offset + len(keys)
-    footer = encode_footer(meta, queues, runs, blocks, blocks_of_run, page_table, key_header)
-    footer_offset = tail_offset + int(page_table["stored_bytes"].sum())
-    tail = b"".join([*pages, footer, encode_trailer(tail_offset, footer_offset, footer)])
+    tail = encode_tail(meta, queues, parents, runs, (blocks, blocks_of_run), pages, key_header)
     if keys:
         body.append(keys)
     body.append(tail)
     return EncodedSegment(
         body=body,
-        size_bytes=footer_offset + len(footer) + TRAILER_BYTES,
+        size_bytes=HEADER_BYTES + int(blocks["stored_bytes"].sum()) + len(keys) + len(tail),
         tail_bytes=len(tail),
         tail_crc32c=fastcrc.crc32.iscsi(tail),
         rows=len(rows),
@@ -412,7 +416,7 @@ def encode_keys(key_count: NDArray[Any], key_hashes: NDArray[Any]) -> tuple[byte
 def _encode_pages(
     view: RunView, rows: RowTable, level: int, scratch: SegmentScratch
 ) -> tuple[list[bytes], Table]:
-    """Column pages of PAGE_ROWS rows each; a page holds rows of many runs, a long run spans pages."""
+    """Column pages of up to PAGE_ROWS rows each; one holds rows of many runs of a part, a long run spans pages."""
     compressor = zstandard.ZstdCompressor(level=level)
     columns: list[Any] = [
         *view.columns,
@@ -426,11 +430,11 @@ def _encode_pages(
         scratch.streams,
         scratch.page,
     ]
-    starts = range(0, len(rows), PAGE_ROWS)
+    ends_of_parts = view.first_row[part_bounds(len(view))].tolist()
+    starts = [row for first, end in pairwise(ends_of_parts) for row in range(first, end, PAGE_ROWS)]
     table = np.zeros(len(starts), PAGE_DTYPE)
     pages: list[bytes] = []
-    for number, start in enumerate(starts):
-        end = min(start + PAGE_ROWS, len(rows))
+    for number, (start, end) in enumerate(pairwise([*starts, len(rows)])):
         length = int(encode_page(start, end, view.run_at(start), *columns))
         raw = scratch.page[:length].tobytes()
         stored, codec = compressor.compress(raw), CODEC_ZSTD
@@ -441,24 +445,45 @@ def _encode_pages(
     return pages, table
 
 
-def encode_footer(
+def encode_tail(
     meta: SegmentMeta,
     queues: Sequence[QueueKey],
+    parents: NDArray[np.int64],
     runs: Table,
-    blocks: Table,
-    blocks_of_run: NDArray[np.uint32],
-    pages: Table,
+    blocks: tuple[Table, NDArray[np.uint32]],
+    pages: tuple[Sequence[bytes], Table],
     keys: dict[str, int],
 ) -> bytes:
-    """The footer of an object. ``runs`` index ``queues``; ``blocks_of_run`` counts the blocks that begin in each."""
-    topics, queue_numbers = queue_table(queues)
+    """The tail of an object. ``runs`` and ``parents``, the queues to which LMQ rows refer by their places there, index
+    ``queues``. ``blocks``: also how many begin in each run; ``pages``: stored, and their table."""
+    topics, names = queue_table(queues)
     run_table = np.zeros(len(runs), SEGMENT_RUN_DTYPE)
     for name in runs.dtype.names or ():
         run_table[name] = runs[name]
     run_table["object"] = 0
     run_table["version"] = 0
     run_table["ordinal"] = np.arange(len(runs))
-    run_table["blocks"] = blocks_of_run
+    run_table["blocks"] = blocks[1]
+    tables = {"queues": names, "runs": run_table, "blocks": blocks[0], "pages": pages[1]}
+    bounds, parts = part_bounds(len(runs)), list[bytes]()
+    if len(parents):
+        order = np.concatenate([parents, np.setdiff1d(np.arange(len(names)), parents)])
+        tables["queues"] = names[order]
+        run_table["queue"] = np.argsort(order)[runs["queue"]]
+    if len(bounds) > 2:
+        table = np.zeros(len(bounds) - 1, PART_DTYPE)
+        for number, (first, end) in enumerate(pairwise(bounds)):
+            part = run_table[first:end]
+            used, part["queue"] = np.unique(runs["queue"][first:end], return_inverse=True)
+            header, own = _named(topics, names[used])
+            parts.append(encode_container(PART_KIND, header, {"queues": own, "runs": part}, is_packed=True))
+            own = part[part["kind"] != RunKind.LMQ]
+            sums = part["rows"].sum(), own["rows"].sum(), own["byte_count"].sum()
+            table[number] = (end - first, len(parts[-1]), *sums)
+        header, tables["queues"] = _named(topics, names[parents])
+        topics = header["topics"]
+        del tables["runs"]
+        tables["parts"] = table
     header = {
         "meta": asdict(meta),
         "topics": topics,
@@ -466,9 +491,17 @@ def encode_footer(
         "encryption": None,  # key id and nonces, once blocks are encrypted
         "dictionaries": [],  # keys of dictionary objects; run field ``dictionary`` counts from 1
     }
-    return encode_container(
-        FOOTER_KIND, header, {"queues": queue_numbers, "runs": run_table, "blocks": blocks, "pages": pages}
-    )
+    footer = encode_container(FOOTER_KIND, header, tables)
+    tail_offset = HEADER_BYTES + int(blocks[0]["stored_bytes"].sum(dtype=np.int64))
+    tail_offset += keys["stored_counts_bytes"] + 8 * keys["count"]
+    footer_offset = tail_offset + sum(map(len, pages[0])) + sum(map(len, parts))
+    return b"".join([*pages[0], *parts, footer, encode_trailer(tail_offset, footer_offset, footer)])
+
+
+def _named(topics: Sequence[str], queues: Table) -> tuple[dict[str, Any], Table]:
+    """A container's header with the names that ``queues`` use of ``topics``, and ``queues`` with numbers of these."""
+    used, queues["topic"] = np.unique(queues["topic"], return_inverse=True)
+    return {"topics": [topics[number] for number in used.tolist()]}, queues
 
 
 def _i8(column: NDArray[Any]) -> NDArray[np.int64]:

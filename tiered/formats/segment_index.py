@@ -6,12 +6,12 @@ bytes are used, and the footer's tables must agree; a mismatch is a CorruptionEr
 
 from __future__ import annotations
 
-import copy
 import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 import fastcrc
@@ -35,6 +35,8 @@ from tiered.formats.segment_layout import (
     HEADER_BYTES,
     PAGE_DTYPE,
     PAGE_ROWS,
+    PART_DTYPE,
+    PART_KIND,
     RECORD_BYTES_MAX,
     SEGMENT_RUN_DTYPE,
     TRAILER_BYTES,
@@ -43,7 +45,7 @@ from tiered.formats.segment_layout import (
 )
 from tiered.kernels.columns import LENGTHS_BYTES, STREAMS, VARINT_BYTES_MAX
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_DTYPE, RUN_DTYPE, RunKind, Table, begins, picked
+from tiered.model.tables import QUEUE_DTYPE, RUN_DTYPE, RunKind, Table, begins, concatenated
 
 SPAN_RAW_BYTES_MAX = 64 * 1024 * 1024
 """Raw bytes of a piece of a span: limits memory for blocks that compress well."""
@@ -57,9 +59,6 @@ _PART_AT = operator.itemgetter(
         ("kind", "base_queue_offset", "end_queue_offset", "first_row", "rows", "base_byte", "byte_count"),
     )
 )
-
-PART_RUNS = 2048
-"""Runs that ``part_of`` keeps together, but for those of the same column pages."""
 
 _decoded = PageCache()
 
@@ -87,7 +86,7 @@ class BlockSpan(NamedTuple):
 
 class SegmentBounds(NamedTuple):
     """Begins of runs and blocks in an object, each with the end of the last: in rows, and in raw bytes. LMQ runs count
-    nothing."""
+    nothing. Of a part: of its runs, and of all blocks."""
 
     run_rows: NDArray[np.int64]
     run_raw: NDArray[np.int64]
@@ -95,12 +94,12 @@ class SegmentBounds(NamedTuple):
     block_raw: NDArray[np.int64]
 
     @classmethod
-    def of(cls, runs: Table, blocks: Table) -> SegmentBounds:
-        """``runs``: SEGMENT_RUN_DTYPE, whose blocks are ``blocks`` (BLOCK_DTYPE)."""
+    def of(cls, runs: Table, blocks: Table, before: tuple[int, int] = (0, 0)) -> SegmentBounds:
+        """``runs``: SEGMENT_RUN_DTYPE, behind so many rows and raw bytes ``before`` them; ``blocks``: BLOCK_DTYPE."""
         is_lmq = runs["kind"] == RunKind.LMQ
         return cls(
-            begins(np.where(is_lmq, 0, runs["rows"])),
-            begins(np.where(is_lmq, 0, runs["byte_count"])),
+            begins(np.where(is_lmq, 0, runs["rows"])) + before[0],
+            begins(np.where(is_lmq, 0, runs["byte_count"])) + before[1],
             begins(blocks["rows"]),
             begins(blocks["raw_bytes"]),
         )
@@ -115,10 +114,12 @@ class KeySection:
 
 
 class SegmentIndex:
-    """The decoded tail of one segment. Immutable; may be shared by threads."""
+    """The decoded tail of one segment, or a part of it: runs under their numbers in the object. Immutable; may be
+    shared by threads."""
 
-    def __init__(self, key: str, size_bytes: int, tail: bytes) -> None:
-        """``tail``: the last bytes of the object, from its footer or further ahead.
+    def __init__(self, key: str, size_bytes: int, tail: bytes, part: int | None = None) -> None:
+        """``tail``: the last bytes of the object, from its footer or further ahead. ``part``: the only one to decode,
+        if the tail has parts, which takes time and memory by the runs of one.
 
         Raises CorruptionError or UnsupportedFormatError.
         """
@@ -138,46 +139,16 @@ class SegmentIndex:
         container = decode_container(footer, FOOTER_KIND, source=f"{key} footer at {trailer.footer_offset}")
         self.version = trailer.version
         self.tail_offset = trailer.tail_offset
-        self._page_bytes = bytes(tail[trailer.tail_offset - start : trailer.footer_offset - start])
+        before_footer = memoryview(tail)[trailer.tail_offset - start : trailer.footer_offset - start]
         try:
             with memory_contained(key):
-                self._load(container)
-                self._check(trailer.footer_offset)
+                self._load(container, before_footer, part)
+                self._check()
         except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
             raise CorruptionError(
                 f"{key}: footer at {trailer.footer_offset} is impossible: {error}"
             ) from error
         self._number = _decoded.number_of(self)
-        self.first_run = 0
-        """The number of the first of ``runs`` in the object."""
-
-    def part_of(self, ordinal: int) -> SegmentIndex:
-        """An index of the run ``ordinal`` and some neighbours, under their numbers in the object, which keeps none of
-        the others in memory: for readers of single queues. This one, if it has few runs."""
-        begin = ordinal // PART_RUNS * PART_RUNS
-        if len(self) <= PART_RUNS or begin >= len(self):
-            return self
-        rows = self.first_row[begin], self.first_row[min(begin + PART_RUNS, len(self))] - 1
-        first, last = np.searchsorted(self._page_row, rows, side="right").tolist()
-        begin = self._view.run_at(int(self._page_row[first - 1]))
-        end = int(np.searchsorted(self.first_row, self._page_row[last]))
-        part = copy.copy(self)
-        part.first_run = begin
-        part.runs = self.runs[begin:end].copy()
-        if not (self.runs["kind"] == RunKind.LMQ).any():  # their rows name any queue
-            part.queue_table = picked(self.queue_table, part.runs["queue"])
-            part.runs["queue"] = np.arange(end - begin)
-            names, number = np.unique(part.queue_table["topic"], return_inverse=True)
-            part.topics, part.queue_table["topic"] = [self.topics[name] for name in names.tolist()], number
-        part._base_byte = part.runs["base_byte"]
-        part.first_row = self.first_row[begin : end + 1].copy()
-        part._view = replace(RunView.of(part.runs), first_row=part.first_row)
-        part._run_row, part._run_raw = (column[begin : end + 1].copy() for column in self.bounds[:2])
-        part.bounds = SegmentBounds(part._run_row, part._run_raw, *self.bounds[2:])
-        for cached in ("queues", "whole_runs"):
-            part.__dict__.pop(cached, None)
-        part._number = _decoded.number_of(part)
-        return part
 
     def row_of(self, ordinal: int) -> int:
         """The number of the first row of a run in the object."""
@@ -187,7 +158,7 @@ class SegmentIndex:
         """Message bytes of a run."""
         return int(self.runs["byte_count"][ordinal - self.first_run])
 
-    def _load(self, container: Container) -> None:
+    def _load(self, container: Container, before_footer: memoryview, part: int | None) -> None:
         """Takes header and tables of the footer, and sums up where runs, blocks and pages begin. Raises
         UnsupportedFormatError for features of later versions, and ValueError for impossible numbers of runs or
         rows."""
@@ -203,30 +174,80 @@ class SegmentIndex:
         self.topics = list(map(str, header["topics"]))
         container.charge_queues()
         self.queue_table = _table(container, "queues", QUEUE_DTYPE)
-        self.runs = _table(container, "runs", SEGMENT_RUN_DTYPE)
         self.blocks = _table(container, "blocks", BLOCK_DTYPE)
         self.pages = _table(container, "pages", PAGE_DTYPE)
         keys = header["keys"]
         self.key_count = int(keys["count"])
         self._stored_counts_bytes = int(keys["stored_counts_bytes"])
         self._keys_crc32c = int(keys["crc32c"])
+        parts = np.zeros(0, PART_DTYPE)
+        if "parts" in container.tables:
+            parts = _table(container, "parts", PART_DTYPE)
+        chosen = range(len(parts)) if part is None or part >= len(parts) else range(part, part + 1)
+        self.is_whole = len(chosen) == len(parts)
+        """Whether it has all runs of the object."""
+        sums = {name: begins(parts[name]) for name in PART_DTYPE.names or ()}
+        self._pages_bytes = len(before_footer) - int(sums["stored_bytes"][-1])
+        sums = {name: column[chosen.start : chosen.stop + 1] for name, column in sums.items()}
+        self.first_run = int(sums["runs"][0])
+        """The number of the first of ``runs`` in the object."""
+        if len(parts):
+            self._load_parts(before_footer, (self._pages_bytes + sums["stored_bytes"]).tolist())
+        else:
+            self.runs = _table(container, "runs", SEGMENT_RUN_DTYPE)
         rows_of_run = self.runs["rows"]
         if len(self.runs) > _RUNS_MAX or bool(((rows_of_run < 1) | (rows_of_run > _ROWS_MAX)).any()):
             raise ValueError("impossible numbers of runs or rows")
         self._base_byte = self.runs["base_byte"]
-        self._view = RunView.of(self.runs)
+        self._view = RunView.of(self.runs, int(sums["rows"][0]))
         self.first_row = self._view.first_row
-        self.bounds = SegmentBounds.of(self.runs, self.blocks)
+        before = int(sums["block_rows"][0]), int(sums["raw_bytes"][0])
+        self.bounds = SegmentBounds.of(self.runs, self.blocks, before)
         self._run_row, self._run_raw, self._block_row, self._block_raw = self.bounds
         self._block_offset = begins(self.blocks["stored_bytes"]) + HEADER_BYTES
         self._page_row = begins(self.pages["rows"])
         self._page_offset = begins(self.pages["stored_bytes"])
+        columns = {"rows": self.first_row, "block_rows": self._run_row, "raw_bytes": self._run_raw}
+        at = sums["runs"] - self.first_run
+        if len(parts) and (
+            at[-1] != len(self.runs) or any((columns[name][at] != sums[name]).any() for name in columns)
+        ):
+            raise ValueError("parts")
+        self._load_pages(before_footer)
 
-    def _check(self, footer_offset: int) -> None:
-        """Raises ValueError with the names of all checks that fail: tables of the footer that contradict each other,
-        or sizes beyond a limit. The column pages must end at ``footer_offset``."""
+    def _load_pages(self, before_footer: memoryview) -> None:
+        """Takes the column pages of ``runs``. Raises ValueError unless they begin and end with pages."""
+        ends = self.first_row[0], self.first_row[-1]
+        self._pages = range(*np.searchsorted(self._page_row, ends).tolist())
+        """Those with rows of ``runs``."""
+        if (
+            self._pages.stop >= len(self._page_row)
+            or (self._page_row[[self._pages.start, self._pages.stop]] != ends).any()
+        ):
+            raise ValueError("page rows")
+        first, end = self._page_offset[[self._pages.start, self._pages.stop]].tolist()
+        self._page_bytes, self._pages_offset = bytes(before_footer[first:end]), first
+
+    def _load_parts(self, before_footer: memoryview, ends: Sequence[int]) -> None:
+        """Takes topics, queues and runs of the parts between these ends, each numbered behind those before."""
+        queues, runs = [self.queue_table], list[Table]()
+        for begin, end in pairwise(ends):
+            where = f"{self.key} part at {self.tail_offset + begin}"
+            part = decode_container(before_footer[begin:end], PART_KIND, source=where)
+            part.charge_queues()
+            runs.append(_table(part, "runs", SEGMENT_RUN_DTYPE))
+            table = _table(part, "queues", QUEUE_DTYPE)
+            table["topic"] += len(self.topics)
+            runs[-1]["queue"] += sum(map(len, queues))
+            queues.append(table)
+            self.topics += map(str, part.header["topics"])
+        self.queue_table = concatenated(queues, QUEUE_DTYPE)
+        self.runs = concatenated(runs, SEGMENT_RUN_DTYPE)
+
+    def _check(self) -> None:
+        """Raises ValueError with the names of all checks that fail: tables that contradict each other, or sizes
+        beyond a limit."""
         runs, blocks, pages = self.runs, self.blocks, self.pages
-        rows = int(self.first_row[-1])
         keys_offset, keys_bytes = self.key_span
         raw_max = np.where(blocks["rows"] > 1, BLOCK_RAW_BYTES_MAX, RECORD_BYTES_MAX)
         large = blocks["raw_bytes"] > raw_max
@@ -240,25 +261,29 @@ class SegmentIndex:
             "unknown run kind": bool((runs["kind"] > max(RunKind)).any()),
             "topic index": int(self.queue_table["topic"].max(initial=0)) >= len(self.topics),
             "queue index": int(runs["queue"].max(initial=0)) >= len(self.queue_table),
-            "block count": int(runs["blocks"].sum(dtype=np.int64)) != len(blocks),
+            "block count": self.is_whole and int(runs["blocks"].sum(dtype=np.int64)) != len(blocks),
             "bytes of LMQs": bool((is_lmq & ((runs["byte_count"] != 0) | (runs["blocks"] != 0))).any()),
             "bytes of runs": bool((~is_lmq & (runs["byte_count"] < 1)).any()),
             "first rows": bool(runs["first_row"].any()),
-            "rows of blocks": int(self._block_row[-1]) != int(self._run_row[-1]),
-            "bytes of blocks": int(self._block_raw[-1]) != int(self._run_raw[-1]),
+            "rows of blocks": self._differs(self._run_row, self._block_row),
+            "bytes of blocks": self._differs(self._run_raw, self._block_raw),
             "codecs": bool((blocks["codec"] > CODEC_ZSTD).any() or (pages["codec"] > CODEC_ZSTD).any()),
             "stored raw": _raw_differs(blocks) or _raw_differs(pages),
             "block sizes": bool(large.any() or (blocks["rows"] < 1).any() or (blocks["raw_bytes"] < 1).any()),
             "page sizes": bool((impossible_page | (page_rows < 1) | (page_rows > PAGE_ROWS)).any()),
             "stored sizes": bool((blocks["stored_bytes"] < 1).any() or (pages["stored_bytes"] < 1).any()),
-            "page rows": int(self._page_row[-1]) != rows,
             "keys": self.key_count < 0 or self._stored_counts_bytes < 0,
             "length of blocks": keys_offset + keys_bytes != self.tail_offset,
-            "length of pages": int(self._page_offset[-1]) != footer_offset - self.tail_offset,
+            "length of pages": int(self._page_offset[-1]) != self._pages_bytes,
         }
         wrong = [name for name, is_wrong in says.items() if is_wrong]
         if wrong:
             raise ValueError(", ".join(wrong))
+
+    def _differs(self, runs: NDArray[np.int64], blocks: NDArray[np.int64]) -> bool:
+        """Whether the sums of all runs do not end with those of all blocks, or those of a part lie outside."""
+        end = int(runs[-1])
+        return int(blocks[-1]) != end if self.is_whole else not 0 <= int(runs[0]) <= end <= int(blocks[-1])
 
     # -- what is inside ---------------------------------------------------------------------------------------
 
@@ -274,15 +299,17 @@ class SegmentIndex:
 
     @property
     def page_bytes(self) -> bytes:
-        """The stored column pages, one behind the other. Each is checked when it is decoded, or by ``check_pages``."""
+        """The stored column pages of its runs, one behind the other. Each is checked when it is decoded, or by
+        ``check_pages``."""
         return self._page_bytes
 
     def check_pages(self) -> None:
         """Check the CRC32C of all column pages now. Raises CorruptionError."""
         view = memoryview(self._page_bytes)
-        for page, crc32c in enumerate(self.pages["crc32c"].tolist()):
+        for page in self._pages:
             begin, end = int(self._page_offset[page]), int(self._page_offset[page + 1])
-            if fastcrc.crc32.iscsi(view[begin:end]) != crc32c:
+            stored = view[begin - self._pages_offset : end - self._pages_offset]
+            if fastcrc.crc32.iscsi(stored) != int(self.pages["crc32c"][page]):
                 raise CorruptionError(
                     f"{self.key}: column page [{self.tail_offset + begin}, {self.tail_offset + end}) fails its CRC32C"
                 )
@@ -415,7 +442,7 @@ class SegmentIndex:
     def stored_columns(self, first_row: int, end_row: int) -> tuple[NDArray[Any], ...]:
         """Columns of rows [first_row, end_row) of the object, across runs: size, tags code, store timestamp, physical
         offset, queue offsets spanned (of sparse runs: with the hole before), parent, parent's queue offset."""
-        if not 0 <= first_row < end_row <= int(self.first_row[-1]):
+        if not int(self.first_row[0]) <= first_row < end_row <= int(self.first_row[-1]):
             raise ValueError(
                 f"rows [{first_row}, {end_row}) are outside an object of {int(self.first_row[-1])} rows"
             )
@@ -455,9 +482,8 @@ class SegmentIndex:
         length or content is wrong."""
         begin, end = int(self._page_offset[page]), int(self._page_offset[page + 1])
         where = f"{self.key}: column page [{self.tail_offset + begin}, {self.tail_offset + end})"
-        raw = expand_block(
-            memoryview(self._page_bytes)[begin:end], self.pages[page], zstandard.ZstdDecompressor(), where
-        )
+        stored = memoryview(self._page_bytes)[begin - self._pages_offset : end - self._pages_offset]
+        raw = expand_block(stored, self.pages[page], zstandard.ZstdDecompressor(), where)
         first, last = int(self._page_row[page]), int(self._page_row[page + 1])
         columns = tuple(np.empty(last - first, kind) for kind in COLUMN_KINDS)
         arguments: list[Any] = [*self._view.columns, *columns]
@@ -620,7 +646,7 @@ class SegmentIndex:
         """Key hashes of all rows from the object's bytes of ``key_span``."""
         offset, length = self.key_span
         where = f"{self.key}: key section [{offset}, {offset + length})"
-        rows = int(self.first_row[-1])
+        rows = int(self._page_row[-1])
         if self.key_count == 0:
             with memory_contained(where):
                 return KeySection(np.zeros(rows, np.uint16), np.zeros(0, np.uint64))

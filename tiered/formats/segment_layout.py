@@ -17,6 +17,7 @@ from tiered.model.tables import RUN_DTYPE, Table, begins
 
 MAGIC = b"RMQTSEG\n"
 FOOTER_KIND = b"RMQTSEGF"
+PART_KIND = b"RMQTSEGP"
 TRAILER_MAGIC = b"RMQTSEGE"
 HEADER = struct.Struct("<8sHHI")
 HEADER_BYTES = HEADER.size
@@ -29,6 +30,8 @@ PAGE_ROWS = 4096
 """Rows of a column page; some 40 KiB before compression."""
 BLOCK_RAW_BYTES_MAX = 64 * 1024 * 1024
 """A larger block is valid only with a single record."""
+PART_RUNS = 2048
+"""Runs of each part of a tail but the last; a smaller tail has none."""
 RECORD_BYTES_MAX = 1 << 30
 """Limit of a block with a single record: the size of a commitlog file."""
 TAIL_BYTES_MAX = 1 << 30
@@ -42,7 +45,12 @@ PAGE_DTYPE = BLOCK_DTYPE
 """Column pages, back to back from the start of the tail, in row order."""
 
 SEGMENT_RUN_DTYPE = np.dtype([*RUN_DTYPE.descr, ("blocks", "<u4"), ("dictionary", "<u4")])
-"""A run in a footer; ``blocks`` begin in it. Its first row and first byte are sums over earlier runs."""
+"""A run in a footer or part; ``blocks`` begin in it. Its first row and first byte are sums over earlier runs."""
+
+PART_DTYPE = np.dtype(
+    [("runs", "<u4"), ("stored_bytes", "<u4"), ("rows", "<i8"), ("block_rows", "<i8"), ("raw_bytes", "<i8")]
+)
+"""Parts, back to back up to the footer. ``block_rows`` and ``raw_bytes`` are those of runs that are not LMQs'."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +63,10 @@ class RunView:
     min_phys: NDArray[np.int64]
 
     @classmethod
-    def of(cls, runs: Table) -> RunView:
-        """Columns of a run table whose row counts are not negative."""
+    def of(cls, runs: Table, rows_before: int = 0) -> RunView:
+        """Columns of a run table whose row counts are not negative. Their object has ``rows_before`` ahead of them."""
         return cls(
-            begins(runs["rows"]),
+            begins(runs["rows"]) + rows_before,
             runs["kind"].astype(np.int32),
             np.ascontiguousarray(runs["min_store_timestamp"], np.int64),
             np.ascontiguousarray(runs["min_phys"], np.int64),
@@ -87,6 +95,11 @@ class Trailer:
     total_bytes: int
     version: tuple[int, int]
     """Major and minor format version."""
+
+
+def part_bounds(runs: int) -> list[int]:
+    """The first run of each part of a tail of so many ``runs``, and the end of the last; of a small one: all."""
+    return [*range(0, runs, PART_RUNS), runs]
 
 
 def encode_header() -> bytes:

@@ -21,8 +21,8 @@ from tiered.formats.segment import (
     BlockCodec,
     RowTable,
     SegmentMeta,
-    encode_footer,
     encode_keys,
+    encode_tail,
 )
 from tiered.formats.segment_layout import (
     BLOCK_DTYPE,
@@ -31,9 +31,8 @@ from tiered.formats.segment_layout import (
     HEADER_BYTES,
     PAGE_DTYPE,
     PAGE_ROWS,
-    TRAILER_BYTES,
+    PART_RUNS,
     encode_header,
-    encode_trailer,
 )
 from tiered.model.queue import QueueKey
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, RunKind, Table, concatenated, copied, picked
@@ -97,6 +96,8 @@ class SegmentWriter:
             blocks.write(encode_header())
         self._queues: list[QueueKey] = []
         self._numbers: dict[QueueKey, int] = {}
+        self._parent_places: dict[int, int] = {}
+        """Places in the footer of queues to which LMQ rows refer, by their numbers."""
         self._runs = np.zeros(0, RUN_DTYPE)
         self._blocks: list[Table] = []
         self._blocks_bytes = 0
@@ -225,12 +226,9 @@ class SegmentWriter:
             self._key_counts, self._key_hashes = [], []
         keys, key_header = self._keys
         counts = np.array(self._blocks_of_run, np.uint32)
-        pages = concatenated(self._page_table, PAGE_DTYPE)
-        footer = encode_footer(meta, self._queues, runs, blocks, counts, pages, key_header)
-        tail_offset = HEADER_BYTES + self._blocks_bytes + len(keys)
-        footer_offset = tail_offset + sum(map(len, self._pages))
-        tail = b"".join([*self._pages, footer, encode_trailer(tail_offset, footer_offset, footer)])
-        assert len(tail) == footer_offset - tail_offset + len(footer) + TRAILER_BYTES
+        pages = self._pages, concatenated(self._page_table, PAGE_DTYPE)
+        parents = np.array(list(self._parent_places), np.int64)
+        tail = encode_tail(meta, self._queues, parents, runs, (blocks, counts), pages, key_header)
         return WrittenSegment(
             queues=self._queues,
             runs=runs,
@@ -250,12 +248,13 @@ class SegmentWriter:
     def _parents(
         self, parent: NDArray[Any], is_lmq: NDArray[np.bool_], parents: Sequence[QueueKey]
     ) -> NDArray[np.int32]:
-        """The number, in this object, of the queue to which each LMQ row refers; -1 for other rows. ``parent``:
-        numbers of ``parents``."""
+        """The place, in this object's footer, of the queue to which each LMQ row refers; -1 for other rows.
+        ``parent``: numbers of ``parents``."""
         found = np.full(len(parent), -1, np.int32)
         used, inverse = np.unique(parent[is_lmq], return_inverse=True)
-        numbers = np.array([self._number(parents[number]) for number in used.tolist()], np.int32)
-        found[is_lmq] = numbers[inverse]
+        numbers = [self._number(parents[number]) for number in used.tolist()]
+        places = [self._parent_places.setdefault(number, len(self._parent_places)) for number in numbers]
+        found[is_lmq] = np.array(places, np.int32)[inverse]
         return found
 
     # -- blocks -----------------------------------------
@@ -298,23 +297,26 @@ class SegmentWriter:
     def _add_to_pages(
         self, columns: dict[str, NDArray[Any]], run: int, starts: NDArray[np.int64], count: int
     ) -> None:
-        """Rows of the runs from ``run`` on, which begin at ``starts``."""
+        """Rows of the runs from ``run`` on, which begin at ``starts``. A page ends where a part of the tail does."""
         taken = 0
-        while taken < count:
-            fitting = min(count - taken, PAGE_ROWS - self._page_rows)
-            end = taken + fitting
-            first, last = np.searchsorted(starts, [taken, end - 1], side="right").tolist()
-            numbers = np.arange(first - 1, last)
-            places = np.maximum(starts[numbers], taken) - taken + self._page_rows
-            if self._page_runs and self._page_runs[-1][0][-1] == run + numbers[0]:
-                numbers, places = numbers[1:], places[1:]
-            if len(numbers):
-                self._page_runs.append((run + numbers, places))
-            for name, column in columns.items():
-                self._page[name][self._page_rows : self._page_rows + fitting] = column[taken:end]
-            self._page_rows += fitting
-            taken = end
-            if self._page_rows == PAGE_ROWS:
+        for part in [*starts[-run % PART_RUNS :: PART_RUNS].tolist(), count]:
+            while taken < part:
+                fitting = min(part - taken, PAGE_ROWS - self._page_rows)
+                end = taken + fitting
+                first, last = np.searchsorted(starts, [taken, end - 1], side="right").tolist()
+                numbers = np.arange(first - 1, last)
+                places = np.maximum(starts[numbers], taken) - taken + self._page_rows
+                if self._page_runs and self._page_runs[-1][0][-1] == run + numbers[0]:
+                    numbers, places = numbers[1:], places[1:]
+                if len(numbers):
+                    self._page_runs.append((run + numbers, places))
+                for name, column in columns.items():
+                    self._page[name][self._page_rows : self._page_rows + fitting] = column[taken:end]
+                self._page_rows += fitting
+                taken = end
+                if self._page_rows == PAGE_ROWS:
+                    self._end_page()
+            if part < count and self._page_runs and (part or self._page_runs[-1][0][-1] < run):
                 self._end_page()
 
     def _end_page(self) -> None:

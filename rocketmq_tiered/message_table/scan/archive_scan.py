@@ -17,7 +17,6 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from fetcher.blocks.index_cache import TailPart, tail_part
 from fetcher.io.request_scheduler import Priority
 from fetcher.io.waiting import InlineExecutor, run_sync
 from fetcher.rows.block_fetch import Block, BufferedRows
@@ -38,13 +37,12 @@ from rocketmq_tiered.message_table.scan.object_rows import (
     RowWindow,
     ahead_with,
 )
-from tiered.archive.segment_reader import RANGE_BYTES_MAX, SegmentReader
+from tiered.archive.segment_reader import RANGE_BYTES_MAX, SegmentCache, SegmentReader
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.clock import MACHINE_CLOCK
 from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
 from tiered.formats.segment_index import BlockSpan, SegmentIndex
-from tiered.model.lru import Lru
 from tiered.model.queue import QueueKey
 from tiered.model.tables import RunKind, Table
 from tiered.object_store.interface import ObjectStore
@@ -55,19 +53,13 @@ class _StoreSource:
 
     def __init__(self, store: ObjectStore, cache_bytes: int) -> None:
         self._store = store
-        self._tails: Lru[TailPart, SegmentIndex] = Lru(cache_bytes)
+        self._segments = SegmentCache(store, cache_bytes=cache_bytes)
 
     async def index(
         self, key: str, size_bytes: int, tail_bytes: int, priority: Priority, ordinal: int | None = None
     ) -> SegmentIndex:
         """The decoded tail of an object, or only the part of it with the run ``ordinal``; it is cached."""
-        wanted = tail_part(key, ordinal)
-        found = self._tails.get(wanted)
-        if found is None:
-            found = SegmentReader.open(self._store, key, size_bytes=size_bytes, tail_bytes=tail_bytes).index
-            found = found if ordinal is None else found.part_of(ordinal)
-            self._tails.put(wanted, found, min(found.nbytes, self._tails.bytes_max))
-        return found
+        return self._segments.open(key, size_bytes=size_bytes, tail_bytes=tail_bytes, ordinal=ordinal).index
 
     def index_in_memory(self, key: str, ordinal: int) -> SegmentIndex | None:
         return None
