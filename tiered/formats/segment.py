@@ -476,7 +476,8 @@ def encode_tail(
             part = run_table[first:end]
             used, part["queue"] = np.unique(runs["queue"][first:end], return_inverse=True)
             header, own = _named(topics, names[used])
-            parts.append(encode_container(PART_KIND, header, {"queues": own, "runs": part}, is_packed=True))
+            own_tables = {"queues": own, "runs": part}
+            parts.append(encode_container(PART_KIND, header, own_tables, is_packed=True, level=1))
             own = part[part["kind"] != RunKind.LMQ]
             sums = part["rows"].sum(), own["rows"].sum(), own["byte_count"].sum()
             table[number] = (end - first, len(parts[-1]), *sums)
