@@ -21,12 +21,12 @@ import zstandard
 from numpy.typing import NDArray
 
 from tiered.archive.run_passes import LivingRuns
-from tiered.archive.segment_reader import RANGE_BYTES_MAX, SegmentCache
+from tiered.archive.segment_reader import RANGE_BYTES_MAX, SegmentCache, SegmentReader
 from tiered.archive.verify_segment import SegmentCheck, rescanned
 from tiered.broker_store.commit_log import RECORD_MAGICS, CommitLog
 from tiered.broker_store.damage import find_next_record
 from tiered.catalog.state import CatalogState
-from tiered.errors import CorruptionError, NotFoundError, UnavailableError
+from tiered.errors import CorruptionError, NotFoundError, TieredError, UnavailableError
 from tiered.formats.memory_bound import require_stored_bytes
 from tiered.formats.run_part import CatalogRun
 from tiered.formats.segment import BlockCodec, RowTable, SegmentMeta
@@ -234,7 +234,7 @@ def salvaged(
 def _add_indexed(store: ObjectStore, index: SegmentIndex, found: Salvage) -> None:
     """Add to ``found`` the rows of the damaged object that its footer ``index`` describes, with the records of those
     whose blocks are whole. Runs whose rows cannot be read, or that are not the catalog's, are skipped."""
-    blocks: dict[int, NDArray[np.uint8] | None] = {}
+    reader, blocks = SegmentReader(store, index), dict[int, NDArray[np.uint8] | TieredError]()
     for number, (run, queue) in enumerate(zip(found.runs, found.check.queues, strict=True)):
         part = CatalogRun.of(run)
         try:
@@ -260,14 +260,9 @@ def _add_indexed(store: ObjectStore, index: SegmentIndex, found: Salvage) -> Non
         for block in range(span.first_block, span.end_block):
             one = index.span_of_blocks(part, block, block + 1)
             if block not in blocks:
-                try:
-                    blocks[block] = index.decode_blocks(
-                        one, store.get_range(index.key, one.offset, one.length)
-                    )
-                except CorruptionError:
-                    blocks[block] = None
+                (blocks[block],) = reader.blocks(block, block + 1)
             data = blocks[block]
-            if data is not None:
+            if isinstance(data, np.ndarray):
                 _add_block(
                     found,
                     number,
@@ -277,6 +272,8 @@ def _add_indexed(store: ObjectStore, index: SegmentIndex, found: Salvage) -> Non
                     data,
                     one.raw_offset,
                 )
+            elif not isinstance(data, CorruptionError):
+                raise data
 
 
 def _add_entries(store: ObjectStore, state: CatalogState, found: Salvage, runs: Sequence[int]) -> None:
@@ -301,7 +298,7 @@ def _add_entries(store: ObjectStore, state: CatalogState, found: Salvage, runs: 
                     continue
                 span = index.block_span(part, int(inside[0]), int(inside[-1]) + 1)
                 for one in index.split_span(part, span, RANGE_BYTES_MAX):
-                    data = index.decode_blocks(one, store.get_range(key, one.offset, one.length))
+                    data = reader.raw(one.first_block, one.end_block)
                     mine = slice(one.first_row, one.end_row)
                     starts = rows.position[mine] - one.raw_offset
                     table = QueueTable()

@@ -6,15 +6,20 @@ One ranged GET opens a segment, one GET reads consecutive blocks. ``tiered.forma
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import zstandard
 from numpy.typing import NDArray
 
 from tiered.catalog.state import RunChunk
+from tiered.errors import TieredError
+from tiered.formats.memory_bound import memory_contained
 from tiered.formats.run_part import RunPart
 from tiered.formats.segment import RowTable
-from tiered.formats.segment_index import BlockSpan, KeySection, SegmentIndex
+from tiered.formats.segment_index import KeySection, SegmentIndex
 from tiered.formats.segment_layout import PART_RUNS, check_tail_length
 from tiered.model.lru import Lru
 from tiered.model.queue import QueueKey
@@ -36,9 +41,13 @@ class Records(NamedTuple):
 class SegmentReader:
     """Runs of one object. Raises CorruptionError, UnsupportedFormatError, or the store's errors."""
 
-    def __init__(self, store: ObjectStore, index: SegmentIndex) -> None:
+    def __init__(self, store: ObjectStore, index: SegmentIndex, ahead_to: int = 0) -> None:
+        """``ahead_to``: blocks are read from front to back, so that a GET may fetch those that come next too, up to
+        that offset of the object; the reader is then not thread-safe."""
         self._store = store
         self.index = index
+        self._ahead_to = ahead_to
+        self._window, self._window_offset = memoryview(b""), 0
 
     @classmethod
     def open(
@@ -62,7 +71,7 @@ class SegmentReader:
         """Records of rows [first_row, end_row) of ``run``: consecutive blocks, as few GETs as possible."""
         span = self.index.block_span(run, first_row, end_row)
         columns = self.row_columns(run)
-        data = self._fetch(run, span)
+        data = self.raw(span.first_block, span.end_block)
         starts = columns.position[first_row:end_row] - span.raw_offset
         return Records(data, starts, columns.size[first_row:end_row])
 
@@ -73,14 +82,43 @@ class SegmentReader:
             self._store.get_range(self.index.key, offset, length) if length else b""
         )
 
-    def _fetch(self, run: int | RunPart, span: BlockSpan) -> NDArray[np.uint8]:
-        """The decoded bytes of consecutive blocks of ``run``, by GETs of at most RANGE_BYTES_MAX."""
-        pieces = self.index.split_span(run, span, RANGE_BYTES_MAX)
-        parts = [
-            self.index.decode_blocks(piece, self._store.get_range(self.index.key, piece.offset, piece.length))
-            for piece in pieces
-        ]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    def raw(self, first: int, end: int) -> NDArray[np.uint8]:
+        """The records of blocks [first, end) of the object, back to back; those of one block are read-only."""
+        blocks = self.whole_blocks(first, end)
+        if len(blocks) == 1:
+            return blocks[0]
+        with memory_contained(f"{self.index.key}: blocks [{first}, {end})"):
+            return np.concatenate(blocks)
+
+    def whole_blocks(self, first: int, end: int) -> list[NDArray[np.uint8]]:
+        """The records of each of the blocks [first, end) of the object."""
+        found = []
+        for block in self.blocks(first, end):
+            if isinstance(block, TieredError):
+                raise block
+            found.append(block)
+        return found
+
+    def blocks(self, first: int, end: int) -> Iterator[NDArray[np.uint8] | TieredError]:
+        """The records of each of the blocks [first, end) of the object, or why they do not decode, by GETs of at most
+        RANGE_BYTES_MAX. Raises what the store raises."""
+        index, decompressor = self.index, zstandard.ZstdDecompressor()
+        for low, high in pairwise(index.cuts(first, end, RANGE_BYTES_MAX)):
+            at = index.block_offsets[low : high + 1].tolist()
+            stored = self.stored(at[0], at[-1] - at[0])
+            pieces = [stored[begin - at[0] : stop - at[0]] for begin, stop in pairwise(at)]
+            yield from index.decode_each(range(low, high), pieces, decompressor)
+
+    def stored(self, offset: int, length: int) -> memoryview:
+        """Stored bytes of the object. Raises what the store raises."""
+        begin = offset - self._window_offset
+        if begin < 0 or begin + length > len(self._window):
+            end = max(offset + length, min(offset + RANGE_BYTES_MAX, self._ahead_to))
+            window = memoryview(self._store.get_range(self.index.key, offset, end - offset))
+            if not self._ahead_to:
+                return window
+            self._window, self._window_offset, begin = window, offset, 0
+        return self._window[begin : begin + length]
 
 
 class SegmentCache:

@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import pairwise
 from typing import NamedTuple
 
 import fastcrc
 import numpy as np
-import zstandard
 from numpy.typing import NDArray
 
-from tiered.archive.object_spans import ObjectSpans
+from tiered.archive.segment_reader import SegmentReader
 from tiered.catalog.repeated_offsets import repeated_offsets
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError, TieredError
 from tiered.formats.part_rows import PartRows, ends_by_blocks, in_object_order, rows_of_parts
 from tiered.formats.run_part import CatalogRun, cut_run
 from tiered.formats.segment_index import KeySection, SegmentIndex
-from tiered.formats.segment_layout import HEADER_BYTES, check_header
+from tiered.formats.segment_layout import HEADER_BYTES, TRAILER_BYTES, check_header
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.record_checks import RESERVED_CRC_BYTES
 from tiered.kernels.record_columns import InvalidReason, RecordColumns
@@ -287,8 +285,7 @@ class _FullCheck:
         self._index = index
         self._result = result
         self._is_repeated = np.array([queue in repeated for queue in index.queues], bool)
-        self._spans = ObjectSpans(store, index)
-        self._decompressor = zstandard.ZstdDecompressor()
+        self._reader = SegmentReader(store, index, ahead_to=index.size_bytes - TRAILER_BYTES)
         self._table = QueueTable()
         self._names: dict[tuple[str, int], int] = {}
         """Numbers of queues, by which those of the footer and those of records are compared."""
@@ -309,7 +306,7 @@ class _FullCheck:
         bytes and whose rows can be read."""
         index, result = self._index, self._result
         try:
-            check_header(self._spans.read(0, HEADER_BYTES), index.version, source=index.key)
+            check_header(self._reader.stored(0, HEADER_BYTES), index.version, source=index.key)
         except CorruptionError as error:
             result.add(AnomalyKind.DAMAGED, index.key, error.message)
         keys = self._keys()
@@ -365,14 +362,11 @@ class _FullCheck:
 
     def _decoded(self, first: int, end: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Raw bytes of the blocks [first, end) that are undamaged, and where each begins in them; -1: it is damaged."""
-        index, at = self._index, self._index.block_offsets[first : end + 1].tolist()
-        stored = self._spans.read(at[0], at[-1] - at[0])
-        pieces = [stored[low - at[0] : high - at[0]] for low, high in pairwise(at)]
         found, begin, length = [], np.full(end - first, -1), 0
-        for number, raw in enumerate(index.decode_each(range(first, end), pieces, self._decompressor)):
+        for number, raw in enumerate(self._reader.blocks(first, end)):
             if isinstance(raw, CorruptionError):
-                where = at[number], at[number + 1]
-                self._result.add(AnomalyKind.DAMAGED, index.key, raw.message, where)
+                low, high = self._index.block_offsets[first + number : first + number + 2].tolist()
+                self._result.add(AnomalyKind.DAMAGED, self._index.key, raw.message, (low, high))
             elif isinstance(raw, TieredError):
                 raise raw
             else:

@@ -568,19 +568,23 @@ class SegmentIndex:
     def split_span(self, run: int | RunPart, span: BlockSpan, stored_bytes_max: int) -> list[BlockSpan]:
         """``span`` in pieces of at most so many stored bytes and SPAN_RAW_BYTES_MAX raw ones; a larger block is a piece
         of its own."""
-        pieces = []
-        first = span.first_block
-        while first < span.end_block:
-            stored_end = int(self._block_offset[first]) + stored_bytes_max
-            raw_end = int(self._block_raw[first]) + SPAN_RAW_BYTES_MAX
-            end = min(
-                int(np.searchsorted(self._block_offset, stored_end, side="right")) - 1,
-                int(np.searchsorted(self._block_raw, raw_end, side="right")) - 1,
-                span.end_block,
-            )
-            pieces.append(self.span_of_blocks(run, first, max(end, first + 1)))
-            first = pieces[-1].end_block
-        return pieces
+        pieces = pairwise(self.cuts(span.first_block, span.end_block, stored_bytes_max))
+        return [self.span_of_blocks(run, first, end) for first, end in pieces]
+
+    def cuts(self, first: int, end: int, stored_bytes_max: int) -> list[int]:
+        """Blocks [first, end) in pieces of at most so many stored bytes and SPAN_RAW_BYTES_MAX raw ones: the first
+        block of each, and ``end``. A larger block is a piece of its own."""
+        found = [first]
+        while found[-1] < end:
+            fitting = [
+                int(np.searchsorted(starts, starts[found[-1]] + most, side="right")) - 1
+                for starts, most in (
+                    (self._block_offset, stored_bytes_max),
+                    (self._block_raw, SPAN_RAW_BYTES_MAX),
+                )
+            ]
+            found.append(max(min(*fitting, end), found[-1] + 1))
+        return found
 
     def decode_blocks(self, span: BlockSpan, stored: bytes | memoryview) -> NDArray[np.uint8]:
         """The records of ``span``, back to back, from its stored bytes. Those of one block are read-only."""

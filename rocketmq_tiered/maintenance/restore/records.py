@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from rocketmq_tiered.maintenance.restore.selection import RestoreSelection, ShownQueue
 from tiered.archive.found_objects import READ_THREADS, few_at_a_time
 from tiered.archive.kept_offsets import KeptOffsets
-from tiered.archive.object_spans import ObjectSpans
 from tiered.archive.run_passes import LivingRuns, WindowObjects
-from tiered.archive.segment_reader import SegmentCache
+from tiered.archive.segment_reader import SegmentCache, SegmentReader
 from tiered.archive.verify_segment import SegmentCheck
 from tiered.broker_store.restored_log import Piece, RestoredLog
 from tiered.catalog.pages import Page, RunIndex
@@ -221,13 +220,12 @@ class RecordWriter:
         index, parts = _opened(self._tails, check)
         raw, blocks = _raw_of(index, parts), index.bounds.block_raw
         end = int(np.searchsorted(blocks, raw[-1] + int(parts["byte_count"][-1])))
-        spans = ObjectSpans(self._store, index, int(index.block_offsets[end]))
+        reader = SegmentReader(self._store, index, ahead_to=int(index.block_offsets[end]))
         for rows in rows_of_parts(index, parts, ends_by_blocks(index, parts, PENDING_BYTES)):
             begin = raw[rows.part] + rows.position
             first = int(np.searchsorted(blocks, begin[0], side="right")) - 1
             last = int(np.searchsorted(blocks, begin[-1] + rows.size[-1]))
-            span = index.span_of_blocks(int(parts["ordinal"][rows.part[0]]), first, last)
-            data = index.decode_blocks(span, spans.read(span.offset, span.length))
+            data = reader.raw(first, last)
             kept = self._selection.rows(rows, check.queues, index.queues)
             piece = Piece(data, (begin - blocks[first])[kept], rows.size[kept], rows.phys[kept])
             if (

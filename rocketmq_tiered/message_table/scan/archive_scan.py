@@ -37,7 +37,7 @@ from rocketmq_tiered.message_table.scan.object_rows import (
     RowWindow,
     ahead_with,
 )
-from tiered.archive.segment_reader import RANGE_BYTES_MAX, SegmentCache, SegmentReader
+from tiered.archive.segment_reader import SegmentCache, SegmentReader
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.clock import MACHINE_CLOCK
@@ -72,15 +72,9 @@ class _StoreSource:
     ) -> Sequence[Block]:
         """Read and decompress the blocks ``numbers`` of an object. Consecutive ones share a request of up to
         RANGE_BYTES_MAX."""
-        found = list[Block]()
-        for group in np.split(np.array(numbers), np.flatnonzero(np.diff(numbers) > 1) + 1):
-            whole = index.span_of_blocks(run, int(group[0]), int(group[-1]) + 1)
-            for span in index.split_span(run, whole, RANGE_BYTES_MAX):
-                stored = memoryview(self._store.get_range(index.key, span.offset, span.length))
-                for one in index.spans_of_single_blocks(run, range(span.first_block, span.end_block)):
-                    begin = one.offset - span.offset
-                    found.append(index.decode_blocks(one, stored[begin : begin + one.length]))
-        return found
+        groups = np.split(np.array(numbers), np.flatnonzero(np.diff(numbers) > 1) + 1)
+        read = SegmentReader(self._store, index).whole_blocks
+        return [block for group in groups for block in read(int(group[0]), int(group[-1]) + 1)]
 
 
 class ScanReader:
