@@ -218,7 +218,7 @@ class _Printer:
         self._filter = message_filter
         self.body_form = None if options.body is None else BodyForm(options.body, options.charset or CHARSET)
         self._walks: dict[QueueKey, Walk] = {}
-        """Where printing of each queue continues."""
+        """Where printing of each queue continues, with --follow."""
         self._begun: set[tuple[str, int]] = set()
         """Topic and queue id of each walk, whatever its generation."""
         self._unreadable: list[UnreadableRange] = []
@@ -290,7 +290,9 @@ class _Printer:
         self._begun.add(queue[:2])
         span = Span(start, options.since, options.limit, READ_ROWS, READ_BYTES, options.until)
         handle = self._archive.queue(queue.topic, queue.queue_id, generation=queue.generation)
-        walk = self._walks[queue] = handle.walk(span, self._filter)
+        walk = handle.walk(span, self._filter)
+        if options.follow:
+            self._walks[queue] = walk
         if options.since is not None and handle.has_expired and walk.offset == handle.min_offset:
             logger.warning(
                 "%s queue %d: messages before offset %d have expired", *queue[:2], handle.min_offset

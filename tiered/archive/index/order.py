@@ -10,21 +10,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.model.tables import Table
+from tiered.model.tables import Table, picked
 
 _COLUMNS = (("hash", 1), ("store_timestamp", -1), ("queue_id", 1), ("generation", 1), ("queue_offset", -1))
 
 
 def sorted_items(items: Table) -> Table:
     """``items`` in the order of an index file (by hash, then newest first), each of equal ones once."""
-    order: NDArray[np.int64] = np.lexsort([_rising(items[name], sign) for name, sign in reversed(_COLUMNS)])
-    ordered = items[order]
-    if len(ordered) < 2:
+    order: NDArray[np.int64] = np.argsort(np.ascontiguousarray(items["hash"]))
+    ordered = picked(items, order)
+    is_same = ordered["hash"][1:] == ordered["hash"][:-1]
+    if not is_same.any():
         return ordered
-    is_new = np.empty(len(ordered), bool)
-    is_new[0] = True
-    is_new[1:] = ordered[1:] != ordered[:-1]
-    return ordered if bool(is_new.all()) else ordered[is_new]
+    # Few keys are those of several messages: the other columns decide only among these.
+    tied = np.flatnonzero(np.append(is_same, False) | np.append(False, is_same))
+    few = picked(ordered, tied)
+    ordered[tied] = picked(few, np.lexsort([_rising(few[name], sign) for name, sign in reversed(_COLUMNS)]))
+    second = np.flatnonzero(is_same) + 1
+    is_new = np.ones(len(ordered), bool)
+    is_new[second] = ordered[second] != ordered[second - 1]
+    return picked(ordered, is_new)
 
 
 def in_order(items: Table) -> bool:
