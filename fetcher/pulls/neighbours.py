@@ -170,7 +170,8 @@ class Neighbours:
             await self._load(view.state, number)
         history, ready = self._ready
         batch = ready.pop(view.queue, None)
-        if batch is None or history != view.state.cursor.history:
+        # Key compaction may have dropped messages since they were read.
+        if batch is None or history != view.state.cursor.history or view.is_sparse:
             return None
         first = int(batch.queue_offsets[0])
         if not first <= offset < first + len(batch) == view.max_offset:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,15 +16,19 @@ from fetcher.blocks.budget import ByteBudget
 from fetcher.io.waiting import run_sync
 from fetcher.rows.tag_filter import TagFilter
 from fetcher.walk import Span, Walk
+from rocketmq_tiered.maintenance.key_job import compact_keys
 from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.fetcher.reading_fakes import PlainSource, plain_fetcher
 from tests.sweeps import examples
+from tiered.archive.rewrite.result import RewriteOptions
+from tiered.catalog.catalog_reader import load
 from tiered.errors import TieredError
 from tiered.formats.segment import BlockCodec
 from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
+from tiered.settings.sections import Settings
 
 BATCHED, LMQ = QueueKey("batched", 0, 0), QueueKey("%LMQ%light", 0, 0)
 SMALL = [QueueKey(f"topic-{number % 7}", number // 7, 0) for number in range(40)]
@@ -106,6 +111,27 @@ def test_the_steps_of_reading_many_queues_follow_objects() -> None:
     _, alone, _ = walked(builder, together=False)
     assert len(alone.fetched) == 5 * len(SMALL)
     assert len(source.fetched) < 45
+
+
+def test_messages_that_key_compaction_drops_are_not_given_to_a_reader_that_goes_on(tmp_path: Path) -> None:
+    builder = ArchiveBuilder(MemoryStore())
+    for body in (b"oldest", b"older", b"new"):
+        builder.commit([Sent(queue, body, keys=["key"]) for queue in SMALL])
+    fetcher = plain_fetcher(builder.store, budget=ByteBudget(1 << 26))
+
+    def count_of(queue: QueueKey) -> int:
+        view = fetcher.catalog.view(fetcher.catalog.state, queue)
+        assert view is not None
+        walk = Walk(fetcher, queue, view.min_offset, Span())
+        return sum(len(batch) for batch in iter(lambda: run_sync(walk.next_batch()), None))
+
+    queues = sorted(SMALL)
+    before = [count_of(queue) for queue in queues[:20]]
+    settings = replace(Settings(), key_compaction=replace(Settings().key_compaction, min_age_ms=-(10**15)))
+    options = RewriteOptions(tmp_path, 10**8, BlockCodec(), wait=lambda _: None)
+    compact_keys(builder.store, load(builder.store), settings, options, lambda topic: True, apply=True)
+    run_sync(fetcher.catalog.refreshed())
+    assert before + [count_of(queue) for queue in queues[20:]] == [3] * 20 + [2] * (len(queues) - 20)
 
 
 def test_a_limit_holds_for_queues_that_are_read_together(tmp_path: Path) -> None:
