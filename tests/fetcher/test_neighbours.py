@@ -113,7 +113,7 @@ def test_the_steps_of_reading_many_queues_follow_objects() -> None:
     assert len(source.fetched) < 45
 
 
-def test_messages_that_key_compaction_drops_are_not_given_to_a_reader_that_goes_on(tmp_path: Path) -> None:
+def test_messages_that_key_compaction_drops_are_not_given_to_readers_of_many_queues(tmp_path: Path) -> None:
     builder = ArchiveBuilder(MemoryStore())
     for body in (b"oldest", b"older", b"new"):
         builder.commit([Sent(queue, body, keys=["key"]) for queue in SMALL])
