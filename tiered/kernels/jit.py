@@ -167,8 +167,10 @@ def _has_ahead() -> bool:
 def _compiled_first(function: Callable[..., Any], own: Any) -> Any:
     """A cache for the compiled ``function`` that looks in the directory that numba is configured with at present, the
     kernels compiled at the installation, and then in ``own``, numba's cache in the user's directory. What is compiled
-    goes to ``own`` only: numba's usual cache would have to write the first one."""
+    goes to ``own`` only: numba's usual cache would have to write the first one. Machine code is loaded without all that
+    numba needs to compile, whose import takes as long as numba's own."""
     from numba.core import caching
+    from numba.core.runtime import rtsys
 
     class Locator(caching.UserProvidedCacheLocator):  # type: ignore[misc, unused-ignore]
         def ensure_cache_path(self) -> None:
@@ -181,7 +183,8 @@ def _compiled_first(function: Callable[..., Any], own: Any) -> Any:
         _impl_class = Implementation
 
         def load_overload(self, sig: Any, target_context: Any) -> Any:
-            compiled = super().load_overload(sig, target_context)
+            rtsys.initialize(target_context)
+            compiled = self._load_overload(sig, target_context)
             return own.load_overload(sig, target_context) if compiled is None else compiled
 
         def save_overload(self, sig: Any, data: Any) -> None:
