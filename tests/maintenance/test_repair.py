@@ -91,7 +91,7 @@ def test_what_was_cut_before_a_commit_named_it_does_not_come_back(damaged: int) 
     for _ in range(4):
         for one in (made, left):
             one.commit([Sent(a), Sent(b)])
-    left.commit([Sent(a, b"cut"), Sent(a, b"cut")])
+    left.commit([Sent(a, b"cut"), Sent(a, bytes(5_000)), Sent(a, b"cut, above the new end")])
     made.store.put_if_absent(left.keys[-1], [left.store.get(left.keys[-1])])
     made.restart(2)
     for _ in range(3):

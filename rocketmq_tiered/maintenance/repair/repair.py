@@ -503,18 +503,22 @@ def _missing_of(state: CatalogState, queue: QueueKey) -> list[Span]:
 def _may_be(
     repair: Repair, state: CatalogState, queue: QueueKey, one: FoundObject, rows: RowTable
 ) -> NDArray[np.bool_]:
-    """Which ``rows`` of ``queue`` in ``one`` a lost commit may have named. Not those beyond the queue's end in a part
-    of the log that is known to be archived without them: it was cut before a commit named them."""
-    row, surveyed = state.queue(queue), repair.survey
+    """Which ``rows`` of ``queue`` in ``one`` a lost commit may have named. Not those beyond the queue's end if a part
+    of the log that the object's cycle covers is known to be archived by another one: the log was cut before a commit
+    named them."""
+    row, meta, surveyed = state.queue(queue), one.meta, repair.survey
+    is_cycle = meta.history_phys >= 0
+    begins, ends = (meta.from_phys, meta.to_phys) if is_cycle else (rows.phys, rows.phys + 1)
     end = 0 if row is None else int(row["end_queue_offset"])
-    is_cut = (rows.phys < surveyed.begun.phys) & (one.meta.log_history == surveyed.begun.history)
+    is_cut = np.full(len(rows), meta.log_history == surveyed.begun.history) & (begins < surveyed.begun.phys)
     for draft in surveyed.appends:
-        is_there = (rows.phys >= draft.from_phys) & (rows.phys < draft.to_phys)
+        is_there = np.full(len(rows), meta.log_history == draft.history)
+        is_there &= (begins < draft.to_phys) & (ends > draft.from_phys)
         for run in draft.runs[[draft.queues[number] == queue for number in draft.runs["queue"]]]:
             is_there &= (rows.queue_offset < run["base_queue_offset"]) | (
                 rows.queue_offset >= run["end_queue_offset"]
             )
-        is_cut |= is_there & (one.meta.log_history == draft.history)
+        is_cut |= is_there
     found: NDArray[np.bool_] = (rows.queue_offset < end) | ~is_cut
     return found
 
