@@ -193,8 +193,8 @@ def plan_pass(
 
 def commit_pass(store: ObjectStore, state: CatalogState, found: ExpiryPass, *, clock: Clock) -> CatalogState:
     """Commit the new minimum offsets that a pass over ``state`` ``found``, and the objects without living messages.
-    Nothing is committed if another pass was faster (``found.is_committed``). Raises UsageError if the broker's log was
-    truncated since."""
+    Nothing is committed if another pass was faster, or another writer claimed the archive (``found.is_committed``).
+    Raises UsageError if the broker's log was truncated since."""
     if not len(found.plan.floors):
         return state
     maintenance = MaintenanceCommit.opened(store, state, "expire", clock)
@@ -226,7 +226,10 @@ def commit_pass(store: ObjectStore, state: CatalogState, found: ExpiryPass, *, c
         )
 
     required = Requirements(
-        histories=histories_of(state), floors=Floors.of(state, queues), uncompacted_since=state.version
+        epoch=state.epoch,
+        histories=histories_of(state),
+        floors=Floors.of(state, queues),
+        uncompacted_since=state.version,
     )
     found.is_committed = maintenance.commit(change, required)
     if maintenance.unmet == LOG_HISTORY:

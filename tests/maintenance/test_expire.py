@@ -270,6 +270,19 @@ def test_a_log_that_was_truncated_below_the_floor_starts_at_its_end() -> None:
     assert verify_archive(store, depth="full").anomalies == []
 
 
+def test_a_pass_is_not_committed_after_another_writer_has_claimed_the_archive() -> None:
+    """Garbage collection deletes lists of an earlier epoch that no commit names."""
+    store = Bucket()
+    made = built(store)
+    store.now_ms = NOW_MS + 50 * HOUR_MS
+    state, clock = made.state, Clock(wall_ms=lambda: store.now_ms)
+    found = plan_pass(store, state, rule, clock=clock)
+    made.restart(2)
+    assert not commit_pass(store, state, found, clock=clock).deletion_lists and not found.is_committed
+    found, state = expire(store)
+    assert found.is_committed and state.deletion_lists
+
+
 @pytest.mark.parametrize("queue", [B, QueueKey("new", 0, 0)])
 def test_a_queue_whose_messages_below_a_cut_expired_ends_where_it_did_in_the_log(queue: QueueKey) -> None:
     store = Bucket()
