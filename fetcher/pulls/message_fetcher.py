@@ -227,9 +227,11 @@ class TieredMessageFetcher:
         offset, key = request.offset, ReaderKey(request.group, view.queue)
         until = 0 if request.until is None else min(request.until, view.max_offset)
         # A reader whose first pull takes the whole rest of the queue has no next pull: nothing is kept for it.
-        is_rest = 0 < until - offset <= request.count and self.readers.find(key) is None
-        if is_rest and until == view.max_offset and self._neighbours is not None:
-            batch = await self._neighbours.rest_of(view, offset)
+        is_new = self.readers.find(key) is None
+        is_rest = is_new and 0 < until - offset <= request.count
+        is_pulled = is_new and request.until is None and request.filter is None
+        if (is_pulled or (is_rest and until == view.max_offset)) and self._neighbours is not None:
+            batch = await self._neighbours.rest_of(view, offset, request.count if is_pulled else None)
             if batch is not None and batch.record_bytes <= request.max_bytes:
                 return _result(view, await chosen_rows(batch, request))
         reader = None if is_rest else self.readers.open(key, began_s)

@@ -43,6 +43,8 @@ QUEUES_MAX = 4096
 SKIPPED_MAX = 64
 """Readers that take queues side by side come to them nearly in order, and pass long ones."""
 BYTES_MAX = 64 * 1024 * 1024
+PULLED_BYTES_MAX = 4 * 1024 * 1024
+"""For consumers, of whom one waits until all are read."""
 MEMORY_SHARE = 8
 """At most this part of the memory for reading holds messages of neighbours."""
 ROW_BYTES = 44
@@ -157,17 +159,23 @@ class Neighbours:
         if priority == Priority.USER:
             self._ready, self._count = (0, {}), 1
 
-    async def rest_of(self, view: QueueView, offset: int) -> MessageBatch | None:
+    async def rest_of(self, view: QueueView, offset: int, pulled: int | None = None) -> MessageBatch | None:
         """All messages of a queue from ``offset`` on, if they were or can be read together with other queues' messages;
-        None if the queue has to be read alone."""
+        None if the queue has to be read alone. ``pulled``: a consumer pulls so many of them, the others stay for its
+        next pulls; queues are read together for it only from their first message on."""
         if self._order[0] is not view.state or not self._order[1]:
             queues = view.state.visible_queues()
             self._order = view.state, {queue: number for number, queue in enumerate(queues)}
-        number, loading = self._order[1].get(view.queue, -1), self._loading
-        if loading is not None and number in loading[0]:
-            await Wait(loading[1])
-        elif number >= 0 and view.queue not in self._ready[1]:
-            await self._load(view.state, number)
+        number, places = self._order[1].get(view.queue, -1), range(0)
+        begins_here = pulled is None or offset == view.min_offset
+        while begins_here and (loading := self._loading) is not None:
+            places = loading[0]
+            if not places.start <= number < places.stop + SKIPPED_MAX:
+                break
+            await Wait(loading[1])  # and then for those behind, which are read together next
+        is_unread = number >= 0 and number not in places and view.queue not in self._ready[1]
+        if begins_here and is_unread:
+            await self._load(view.state, number, BYTES_MAX if pulled is None else PULLED_BYTES_MAX)
         history, ready = self._ready
         batch = ready.pop(view.queue, None)
         # Key compaction may have dropped messages since they were read.
@@ -176,11 +184,14 @@ class Neighbours:
         first = int(batch.queue_offsets[0])
         if not first <= offset < first + len(batch) == view.max_offset:
             return None
-        return batch if offset == first else batch.select(np.arange(offset - first, len(batch)))
+        begin, end = offset - first, len(batch)
+        if pulled is not None and begin + pulled < end:
+            ready[view.queue], end = batch, begin + pulled
+        return batch if end - begin == len(batch) else batch.select(slice(begin, end))
 
-    async def _load(self, state: CatalogState, number: int) -> None:
+    async def _load(self, state: CatalogState, number: int, bytes_max: int) -> None:
         """Read the queue with this number and the ones after it together, if readers came to it from the queues before
-        it: twice as many queues as the last time, up to QUEUES_MAX."""
+        it: twice as many queues as the last time, up to QUEUES_MAX and ``bytes_max``."""
         with self._lock:
             is_next = 0 <= number - self._next <= SKIPPED_MAX
             self._count = min(2 * self._count, QUEUES_MAX) if is_next else 1
@@ -192,7 +203,7 @@ class Neighbours:
         count, ready = 1, {}
         try:
             queues = list(islice(self._order[1], places.start, places.stop))
-            bytes_max = min(self._budget.total_bytes // MEMORY_SHARE, BYTES_MAX)
+            bytes_max = min(self._budget.total_bytes // MEMORY_SHARE, bytes_max)
             page = await self._catalog.runs_of_queues(state, queues)
             together = TogetherRead(page, state, bytes_max)
             ready = await together.read(self._source, self._budget)
@@ -204,5 +215,6 @@ class Neighbours:
         finally:
             with self._lock:
                 self._ready, self._loading = (state.cursor.history, ready), None
-                self._next, self._count = number + max(1, count), count if ready else 1
+                self._next = max(self._next, number + max(1, count))
+                self._count = count if ready else 1
             future.set_result(None)

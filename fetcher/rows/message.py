@@ -121,8 +121,8 @@ class MessageBatch:
             )
         ]
 
-    def select(self, rows: NDArray[Any]) -> MessageBatch:
-        """A batch with only the given rows: ascending indexes, or a mask. Copies the columns of numbers, never the
+    def select(self, rows: NDArray[Any] | slice) -> MessageBatch:
+        """A batch with only the given rows: ascending indexes, a mask or a slice. Copies columns of numbers, never the
         records' bytes."""
         return MessageBatch(
             self.pieces,

@@ -306,8 +306,8 @@ async def _filtered(
 
 
 async def chosen_rows(batch: MessageBatch, request: PullRequest) -> ReadRows:
-    """Answer ``request`` from ``batch``, which has all messages of the queue from the request's offset on: apply its
-    filter and its limits."""
+    """Answer ``request`` from ``batch``, which has all messages of the queue from the request's offset on, or without a
+    filter no more than it may have: apply its filter and its limits."""
     end = covered = _after(batch, -1)
     if request.filter is not None:
         mask = request.filter.tags_mask(batch.tags_code)

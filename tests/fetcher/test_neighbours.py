@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from fetcher.archive import Archive
 from fetcher.blocks.budget import ByteBudget
-from fetcher.io.waiting import run_sync
+from fetcher.io.waiting import gather, run_sync
+from fetcher.rows.pull import PullRequest
 from fetcher.rows.tag_filter import TagFilter
 from fetcher.walk import Span, Walk
 from rocketmq_tiered.maintenance.key_job import compact_keys
@@ -111,6 +113,47 @@ def test_the_steps_of_reading_many_queues_follow_objects() -> None:
     _, alone, _ = walked(builder, together=False)
     assert len(alone.fetched) == 5 * len(SMALL)
     assert len(source.fetched) < 45
+
+
+def pulled(builder: ArchiveBuilder, *, together: bool, count: int, consumers: int) -> tuple[list[Found], int]:
+    """What consumers find that share all queues, and how many requests that took."""
+    source, budget = PlainSource(builder.store), ByteBudget(1 << 26)
+    fetcher = plain_fetcher(builder.store, source, budget=budget if together else None)
+    views = [
+        fetcher.catalog.view(fetcher.catalog.state, one) for one in fetcher.catalog.state.visible_queues()
+    ]
+    left, found = deque(view for view in views if view is not None), list[Found]()
+
+    async def consume() -> None:
+        while left:
+            view = left.popleft()
+            messages, offset = [], view.min_offset
+            while offset < view.max_offset:
+                request = PullRequest(view.queue.topic, view.queue.queue_id, offset, count, 1 << 20, "group")
+                result = await fetcher.pull(request)
+                if result.batch is not None:
+                    assert len(result.batch) <= count
+                    columns = result.batch.phys.tolist(), result.batch.tags_code.tolist()
+                    records = map(bytes, result.batch.records())
+                    messages += zip(result.batch.queue_offsets.tolist(), records, *columns, strict=True)
+                assert result.next_offset > offset
+                offset = result.next_offset
+            found.append((view.queue, messages))
+
+    run_sync(gather([consume() for _ in range(consumers)]))
+    return sorted(found), len(source.fetched)
+
+
+@settings(max_examples=examples(8))
+@given(seed=st.integers(0, 5), count=st.integers(1, 40), consumers=st.integers(1, 5))
+def test_consumers_of_many_queues_get_the_messages_of_queues_read_alone(
+    seed: int, count: int, consumers: int
+) -> None:
+    builder = many_queues(seed)
+    together, requests = pulled(builder, together=True, count=count, consumers=consumers)
+    alone, requests_alone = pulled(builder, together=False, count=count, consumers=consumers)
+    assert together == alone
+    assert requests < requests_alone
 
 
 def test_messages_that_key_compaction_drops_are_not_given_to_readers_of_many_queues(tmp_path: Path) -> None:
