@@ -3,9 +3,10 @@
     claim rows by a commit → read their messages → send them → the next claim says that they are over
 
 What a claim covers may have been sent by a process that ended, or without an answer: the broker is searched for the
-place of each first, once it has nothing to dispatch. A claim ends after CLAIM_S: a process that pauses sends nothing
-afterwards. What the broker refuses becomes an object of its own, which is held for RETRY_S, and so does its
-cancellation: they are read together. After timers.refused_ttl_ms it becomes an entry that is only listed.
+place of each first, once it has nothing to dispatch. So it is for timers that an earlier log history may have had, or
+that are older than a repair. A claim ends after CLAIM_S: a process that pauses sends nothing afterwards. What the
+broker refuses becomes an object of its own, which is held for RETRY_S, and so does its cancellation: they are read
+together. After timers.refused_ttl_ms it becomes an entry that is only listed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from rocketmq_tiered.sending.timer_send import Judge, TimerSend, everyone, is_en
 from rocketmq_tiered.sending.timer_status import TimerStatus
 from tiered.archive.task import TIMER_DELIVERY, Due
 from tiered.archive.timers import NEVER_MS, Entries, Slice, TimerCounts, TimerFiles, joined, sort_out
+from tiered.catalog.catalog_reader import read_commit
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.requirements import Requirements
@@ -44,6 +46,8 @@ logger = logging.getLogger(__name__)
 CLAIM_S = 6.0
 SETTLE_S = 2.0
 """After a connection ends, the broker may still store what it had received."""
+CLOCK_SKEW_MS_MAX = 300_000
+"""Of the clocks of the broker and of the writer."""
 BATCH = 4096
 PENDING_EVERY_S = 10.0
 LATE_MS = 60_000
@@ -156,6 +160,8 @@ class TimerDelivery:
         self._messages_max = AHEAD_FIRST
         self._claim_s: float
         """When the entries that are being handed over were claimed by a commit."""
+        self._repaired = 0, -CLOCK_SKEW_MS_MAX
+        """The version of the last repair, and when it was."""
         self._sent: set[str] = set()
         """Places of the entries in doubt that the broker has."""
         self._batch = (
@@ -391,7 +397,7 @@ class TimerDelivery:
         broker already has, if ``is_doubt`` says that it may."""
         sends: list[TimerSend] = []
         rows: list[int] = []
-        has_timers = self._broker.longest_ms() > 0
+        has_timers, is_settled = self._broker.longest_ms() > 0, is_doubt
         for row, (place, timer) in enumerate(zip(places, timers, strict=True)):
             message = self._messages[place]
             if message is None or not is_entry_of(message, timer, topics[timer["topic"]]):
@@ -399,10 +405,27 @@ class TimerDelivery:
                 self.counts.problem = f"{_name(place)}: the archive no longer has this timer's message"
                 continue
             send = timer_send(message, int(timer["deliver_ms"]), self._judge, has_timers=has_timers)
-            if not (is_doubt and self._was_sent(send)):
+            is_again = self._may_be_over(message)
+            if is_again and not is_settled and not (is_settled := self._broker.is_settled()):
+                raise UnavailableError("the broker has not yet dispatched all that it received")
+            if not ((is_doubt or is_again) and self._was_sent(send)):
                 sends.append(send)
                 rows.append(row)
         return sends, rows
+
+    def _may_be_over(self, message: Message) -> bool:
+        """Return whether the timer of ``message`` may have been handed over although its entry does not say so. An
+        earlier log history may have had it: it is in the part of the log that was replaced, and as old. Or it is older
+        than a repair, which may have lost what commits said of it."""
+        record, state = message.record, self._commits.state
+        if state.repaired_version != self._repaired[0]:
+            commit = read_commit(self._commits.store, state.repaired_version)
+            self._repaired = state.repaired_version, commit.draft.created_ms
+        stored_ms = record.store_timestamp - CLOCK_SKEW_MS_MAX
+        return stored_ms <= self._repaired[1] or any(
+            record.physical_offset >= history.begin_phys and stored_ms <= history.created_ms
+            for history in state.log_histories
+        )
 
     def _was_sent(self, send: TimerSend) -> bool:
         """Return whether the broker already has a timer that another process may have handed over. Such a timer is

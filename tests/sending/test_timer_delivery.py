@@ -15,6 +15,7 @@ import pytest
 
 from fetcher.rows.message import Message
 from rocketmq_tiered.cli import main
+from rocketmq_tiered.maintenance.repair.repair import apply_repair, plan_repair
 from rocketmq_tiered.sending import timer_delivery
 from rocketmq_tiered.sending.timer_change import change_timers
 from rocketmq_tiered.sending.timer_delivery import FAN_IN, horizon_ms, to_merge
@@ -22,6 +23,7 @@ from rocketmq_tiered.sending.timer_send import is_entry_of
 from tests.end_to_end.offloading import BROKER, CLUSTER
 from tests.kernels.record_builder import Message as Written
 from tests.kernels.record_builder import encode, properties
+from tests.maintenance.damage import flip
 from tests.sending.target_broker import TargetScene
 from tests.sending.timer_scene import HOUR, NOW, Scene
 from tiered.archive.index.key_hash import xxh64
@@ -33,6 +35,7 @@ from tiered.catalog.timer_refs import TimerRef
 from tiered.clock import Clock
 from tiered.errors import UnavailableError
 from tiered.formats import timer_object
+from tiered.formats.keys import catalog_key
 from tiered.formats.timer_object import ENTRY_DTYPE
 from tiered.model.queue import QueueKey
 from tiered.model.timer import DELIVER_MS, TOPIC, UNIQUE_KEY, TimerPlace, cancel_properties
@@ -185,6 +188,23 @@ def test_an_entry_is_of_the_message_at_its_place_however_often_it_was_moved() ->
         entry[name] += 1
         assert not is_entry_of(message, entry[0], "orders")
         entry[name] -= 1
+
+
+def test_a_timer_that_was_handed_over_before_a_repair_is_not_sent_again(scene: Scene) -> None:
+    """The commits that say so are damaged."""
+    for number in range(2):
+        scene.broker.timer(f"k{number}", NOW + (number + 1) * HOUR)
+    scene.archive()
+    before = scene.state.version
+    scene.start()
+    scene.run(NOW + HOUR, 60_000)
+    for version in range(before + 1, scene.state.version + 1):
+        flip(scene.store, catalog_key(version), 60)
+    apply_repair(plan_repair(scene.store, (CLUSTER, BROKER), scene.now_ms, applies=True))
+    scene.start()
+    scene.run(NOW + 3 * HOUR, 60_000)
+    assert scene.target.counts == {"k0": 1, "k1": 1}
+    scene.check()
 
 
 def test_a_timer_that_is_cancelled_twice_holds_no_other_timers(

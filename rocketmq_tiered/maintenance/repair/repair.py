@@ -425,7 +425,8 @@ def _fill(repair: Repair) -> None:
         repair.state = with_log_cursor(segments, repair.state, objects)
     else:
         repair.state = with_cursor_at(segments, repair.state, list(used.values()))
-    _set_aside(repair, [one for one in unnamed if one.key not in used])
+    named = referenced_by(repair.store, repair.state) if unnamed else KeySet(())
+    _set_aside(repair, [one for one in unnamed if one.key not in named])
     for queue, spans in _holes(repair.store, repair.state).items():
         repair.lost += [(queue, begin, end) for begin, end in spans]
     repair.state = with_lost(repair.state, repair.lost)
