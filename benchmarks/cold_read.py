@@ -123,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rocketmq-tiered"
     default_peer = os.environ.get("PEER_DIR")
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cold_read", description=main.__doc__)
-    parser.add_argument("--stores", default="A,B,C,D,E", help=f"of {','.join(PROFILES)}")
+    parser.add_argument("--stores", default="A,B,C,D,E,F", help=f"of {','.join(PROFILES)}")
     parser.add_argument(
         "--messages-scale", type=float, default=1.0, help="share of the messages of each store"
     )

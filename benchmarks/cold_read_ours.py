@@ -12,7 +12,7 @@ import json
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -208,9 +208,9 @@ Ask = Callable[[Archive], None]
 Open = Callable[[], Archive]
 
 
-def random_offset(archive: Archive, chance: random.Random) -> Ask:
+def random_offset(archive: Archive, listings: Sequence[QueueListing], chance: random.Random) -> Ask:
     """One message at a random offset of a random queue."""
-    queue = chance.choice(archive.queues())
+    queue = chance.choice(listings)
     offset = chance.randrange(queue.min_offset, queue.max_offset)
 
     def ask(asked: Archive) -> None:
@@ -226,9 +226,8 @@ def random_offset(archive: Archive, chance: random.Random) -> Ask:
     return ask
 
 
-def random_time(archive: Archive, chance: random.Random) -> Ask:
+def random_time(archive: Archive, listings: Sequence[QueueListing], chance: random.Random) -> Ask:
     """The offset of a random time of a random queue."""
-    listings = archive.queues()
     queue = chance.choice(listings)
     first_ms = archive.queue(*queue.key[:2]).earliest_time() or 0
     time_ms = chance.randint(first_ms, queue.newest_ms)
@@ -241,9 +240,9 @@ def random_time(archive: Archive, chance: random.Random) -> Ask:
     return ask
 
 
-def random_key(archive: Archive, chance: random.Random) -> Ask:
+def random_key(archive: Archive, listings: Sequence[QueueListing], chance: random.Random) -> Ask:
     """The only message with the first key of a random message."""
-    queue = chance.choice(archive.queues())
+    queue = chance.choice(listings)
     offset = chance.randrange(queue.min_offset, queue.max_offset)
     keys = list(next(iter(archive.queue(queue.topic, queue.queue_id).messages(offset))).keys)
 
@@ -256,7 +255,10 @@ def random_key(archive: Archive, chance: random.Random) -> Ask:
 
 
 def single(
-    open_archive: Open, choose: Callable[[Archive, random.Random], Ask], count: int, drop: Path | None
+    open_archive: Open,
+    choose: Callable[[Archive, Sequence[QueueListing], random.Random], Ask],
+    count: int,
+    drop: Path | None,
 ) -> Row:
     """Requests of ``COLD_READS`` answers of archives just opened and of the same again; then the time of ``count``
     answers of one archive, which learns as it goes."""
@@ -264,9 +266,11 @@ def single(
     cold: list[int] = []
     warm: list[int] = []
     took_ms: list[float] = []
+    with open_archive() as archive:
+        listings = archive.queues()
     for _ in range(COLD_READS):
         with open_archive() as archive:
-            ask = choose(archive, chance)
+            ask = choose(archive, listings, chance)
         with open_archive() as archive:
             for counts in (cold, warm):
                 before = requests_of(archive)
@@ -274,7 +278,7 @@ def single(
                 counts.append(requests_of(archive) - before)
     drop_directory(drop)
     with open_archive() as archive:
-        asks = [choose(archive, chance) for _ in range(count)]
+        asks = [choose(archive, listings, chance) for _ in range(count)]
     with open_archive() as archive:
         cpu, began = time.process_time(), time.perf_counter()
         for ask in asks:
