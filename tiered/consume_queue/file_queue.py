@@ -89,9 +89,14 @@ STORED_DTYPES: Final[dict[QueueKind, np.dtype[Any]]] = {
 class FileQueue:
     """One queue's files, which are read without a trace. Not thread-safe."""
 
-    def __init__(self, kind: QueueKind, directory: Path, topic_ext: Path, open_files: OpenFiles) -> None:
+    __slots__ = ("_open_files", "_topic_ext", "files", "kind")
+
+    def __init__(
+        self, kind: QueueKind, topic: Path, name: str, topic_ext: Path, open_files: OpenFiles
+    ) -> None:
+        """``topic``, ``name``: as of UnitFiles; ``topic_ext``: the topic's directory in consumequeue_ext."""
         self.kind = kind
-        self.files = UnitFiles(directory, STORED_DTYPES[kind], open_files)
+        self.files = UnitFiles(topic, name, STORED_DTYPES[kind], open_files)
         self._topic_ext = topic_ext
         self._open_files = open_files
 

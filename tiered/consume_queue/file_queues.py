@@ -306,7 +306,7 @@ class FileConsumeQueues:
         for name in _subdirectories(directory):
             if name.isdecimal():
                 key = topic, int(name)
-                found[key] = known.get(key) or FileQueue(kind, directory / name, topic_ext, self._open_files)
+                found[key] = known.get(key) or FileQueue(kind, directory, name, topic_ext, self._open_files)
         self._by_topic[kind, topic] = found
 
     def _gather(self) -> None:

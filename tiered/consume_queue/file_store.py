@@ -161,8 +161,8 @@ class FileQueueStore:
         self._open_files.close()
 
     def _add(self, kind: QueueKind, topic: str, queue_id: int) -> FileQueue:
-        directory = self._path / kind.value / topic / str(queue_id)
-        queue = FileQueue(kind, directory, self._path / "consumequeue_ext" / topic, self._open_files)
+        directory, topic_ext = self._path / kind.value / topic, self._path / "consumequeue_ext" / topic
+        queue = FileQueue(kind, directory, str(queue_id), topic_ext, self._open_files)
         if (topic, queue_id) not in self._queues or queue.has_places():
             self._queues[topic, queue_id] = queue
         return self._queues[topic, queue_id]

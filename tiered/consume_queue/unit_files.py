@@ -69,10 +69,12 @@ def _close(files: Iterable[ColdReadFile]) -> None:
 class UnitFiles:
     """The files of one queue. ``dtype`` is the big-endian unit and has fields ``phys`` and ``size``."""
 
-    def __init__(self, directory: Path, dtype: np.dtype[Any], open_files: OpenFiles) -> None:
-        """``dtype``: the type of a unit as it is stored; ``open_files`` limits how many files of all queues are open.
-        The directory is listed when it is first needed."""
-        self.directory = directory
+    __slots__ = ("_dtype", "_end", "_listed", "_listed_end", "_name", "_open_files", "_topic")
+
+    def __init__(self, topic: Path, name: str, dtype: np.dtype[Any], open_files: OpenFiles) -> None:
+        """``name``: of the queue's directory in that of its ``topic``; ``dtype``: the type of a unit as it is stored;
+        ``open_files`` limits how many files of all queues are open. The directory is listed when it is first needed."""
+        self._topic, self._name = topic, name
         self._dtype = dtype
         self._open_files = open_files
         self._listed: list[UnitFile] | None = None
@@ -80,6 +82,11 @@ class UnitFiles:
         """One past the last valid unit at the last look, where the next one begins to search."""
         self._listed_end = 0
         """The known end of these files; 0 before the first search."""
+
+    @property
+    def directory(self) -> Path:
+        """The queue's directory: made when needed, as a path takes 400 bytes for each of 100,000 queues."""
+        return self._topic / self._name
 
     @property
     def _files(self) -> list[UnitFile]:
