@@ -22,13 +22,17 @@ def sorted_items(items: Table) -> Table:
     is_same = ordered["hash"][1:] == ordered["hash"][:-1]
     if not is_same.any():
         return ordered
-    # Few keys are those of several messages: the other columns decide only among these.
-    tied = np.flatnonzero(np.append(is_same, False) | np.append(False, is_same))
-    few = picked(ordered, tied)
-    ordered[tied] = picked(few, np.lexsort([_rising(few[name], sign) for name, sign in reversed(_COLUMNS)]))
+    # The other columns decide among messages of one key: only these are sorted, and not copies of one item.
     second = np.flatnonzero(is_same) + 1
+    differs = picked(ordered, second) != picked(ordered, second - 1)
+    of_key = np.concatenate(([0], np.cumsum(~is_same)))
+    is_shared = np.zeros(of_key[-1] + 1, bool)
+    is_shared[of_key[second[differs]]] = True
+    shared = np.flatnonzero(is_shared[of_key])
+    few = picked(ordered, shared)
+    ordered[shared] = picked(few, np.lexsort([_rising(few[name], sign) for name, sign in reversed(_COLUMNS)]))
     is_new = np.ones(len(ordered), bool)
-    is_new[second] = ordered[second] != ordered[second - 1]
+    is_new[second] = picked(ordered, second) != picked(ordered, second - 1)
     return picked(ordered, is_new)
 
 
