@@ -24,6 +24,7 @@ from tests.maintenance.damaged_archive import (
 from tests.sweeps import sweep
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
+from tiered.catalog.state import LogCheck
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import FencedError, UnavailableError
 from tiered.formats.keys import catalog_key
@@ -101,6 +102,25 @@ def test_what_was_cut_before_a_commit_named_it_does_not_come_back(damaged: int) 
     apply_repair(repair)
     found = messages(made.store)
     assert (list(found[a]), list(found[b])) == ([*range(4)], [*range(7)]), repair.notes
+
+
+def test_an_object_that_a_cut_of_the_log_divided_is_not_in_quarantine() -> None:
+    """Another damage makes a repair look for messages in all objects."""
+    a, b = QueueKey("a", 0, 0), QueueKey("b", 0, 0)
+    made = ArchiveBuilder(MemoryStore(), limits=CatalogLimits(root_every=3, spill_runs=6, page_runs_max=4))
+    for _ in range(8):
+        common = made.commit([Sent(a), Sent(b)])
+    made.commit([Sent(a), Sent(b), Sent(a), Sent(b)])
+    phys, above = made.truth[a].rows[-1].phys, made.state.version
+    made.restart(2)
+    state = made.writer.append_history(
+        common_version=common.version, phys=phys, check=LogCheck(phys - 1, phys, 1), above_version=above
+    )
+    key = state.pages[0].key.partition(":")[0]
+    flip(made.store, key, len(made.store.get(key)) // 2)
+    apply_repair(plan_repair(made.store, ("cluster", "broker"), NOW_MS, applies=True))
+    assert made.keys[-1] not in load(made.store).pending_deletions
+    assert {queue: len(rows) for queue, rows in messages(made.store).items()} == {a: 9, b: 9}
 
 
 def test_a_paused_writer_cannot_commit(sound: Sound) -> None:
