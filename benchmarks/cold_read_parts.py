@@ -62,31 +62,28 @@ class Work:
 
 def all_pieces(store: ObjectStore, state: CatalogState, piece_bytes: int = PIECE_BYTES) -> Work:
     """Every visible queue's blocks, each once, in the order a reader of queue after queue meets them."""
-    segments, run_index = SegmentCache(store, cache_bytes=1 << 30), RunIndex(store)
+    segments = SegmentCache(store, cache_bytes=1 << 30)
     pieces, messages = [], 0
     met: dict[str, set[int]] = {}
-    for queue in state.visible_queues():
-        chunk = run_index.runs_of(state, queue)
-        for run in chunk.runs[chunk.runs["kind"] != RunKind.LMQ]:
-            place = chunk.objects[int(run["object"])]
-            key = chunk.object_keys[int(place["key"])]
-            index = segments.open(
-                key, size_bytes=int(place["size_bytes"]), tail_bytes=int(place["tail_bytes"])
-            ).index
-            ordinal, rows = int(run["ordinal"]), int(run["rows"])
-            first, end = index.block_span(ordinal, 0, rows)[:2]
-            known = met.setdefault(key, set())
-            while (
-                first < end and first in known
-            ):  # small runs share blocks: only the ends of a span may be known
-                first += 1
-            while first < end and end - 1 in known:
-                end -= 1
-            if first < end:
-                span = index.span_of_blocks(ordinal, first, end)
-                pieces += [Piece(index, part) for part in index.split_span(ordinal, span, piece_bytes)]
-                known.update(range(first, end))
-            messages += rows
+    chunk = RunIndex(store).runs_of_queues(state, list(state.visible_queues())).chunk
+    for run in chunk.runs[chunk.runs["kind"] != RunKind.LMQ]:
+        place = chunk.objects[int(run["object"])]
+        key = chunk.object_keys[int(place["key"])]
+        index = segments.open(
+            key, size_bytes=int(place["size_bytes"]), tail_bytes=int(place["tail_bytes"])
+        ).index
+        ordinal, rows = int(run["ordinal"]), int(run["rows"])
+        first, end = index.block_span(ordinal, 0, rows)[:2]
+        known = met.setdefault(key, set())
+        while first < end and first in known:  # small runs share blocks: only the ends of a span may be known
+            first += 1
+        while first < end and end - 1 in known:
+            end -= 1
+        if first < end:
+            span = index.span_of_blocks(ordinal, first, end)
+            pieces += [Piece(index, part) for part in index.split_span(ordinal, span, piece_bytes)]
+            known.update(range(first, end))
+        messages += rows
     return Work(pieces, messages, len(met))
 
 
