@@ -112,7 +112,7 @@ def check_installed(wheel: Path, directory: Path) -> None:
 def check_documents(wheel: Path, directory: Path) -> None:
     """The commands and programs of docs/SQL.md and docs/READING.md run as they are written, but for addresses, in the
     environment with the extra `sql`, and on the example store's archive. A block that is neither is the output of the
-    command before it."""
+    command before it. Programs pass mypy --strict with the installed package's types."""
     binaries = directory / "venv" / "bin"
     pins = re.findall(r"^[^# \n]+==[^ \n]+", (ROOT / "requirements.lock").read_text("utf-8"), re.MULTILINE)
     (directory / "pins").write_text("\n".join(pins), "utf-8")
@@ -126,7 +126,7 @@ def check_documents(wheel: Path, directory: Path) -> None:
         "file:///tmp/tour/archive": f"file://{directory}/archive",
         "/tables": str(directory / "tables"),
     }
-    path, said = {"PATH": f"{binaries}:{os.environ['PATH']}"}, ""
+    path, said, programs = {"PATH": f"{binaries}:{os.environ['PATH']}"}, "", list[Path]()
     for page in ("SQL.md", "READING.md"):
         text = (ROOT / "docs" / page).read_text("utf-8")
         for written, given in addresses.items():
@@ -135,13 +135,17 @@ def check_documents(wheel: Path, directory: Path) -> None:
             block = textwrap.dedent(indented).strip("\n")
             for part in [block] if "import " in block else block.split("\n\n"):
                 if "import " in part:
-                    said = run("python", "-c", part, cwd=directory, **path)
+                    programs.append(directory / f"program{len(programs)}.py")
+                    programs[-1].write_text(part, "utf-8")
+                    said = run("python", programs[-1], cwd=directory, **path)
                 elif part.startswith("tiered "):
                     said = "".join(
                         run("bash", "-c", line, cwd=directory, **path) for line in part.split("\n")
                     )
                 elif part and part != said.strip("\n"):
                     sys.exit(f"docs/{page} shows\n{part}\nThe command prints\n{said}")
+    strict = ("-m", "mypy", "--strict", "--ignore-missing-imports", "--config-file=", "--scripts-are-modules")
+    run(sys.executable, *strict, "--python-executable", binaries / "python", *programs, cwd=directory)
     after = os.times()
     used_s = after.children_user + after.children_system - before.children_user - before.children_system
     print(f"docs/SQL.md and docs/READING.md: run in {used_s:.0f} s of processor time")

@@ -204,7 +204,7 @@ def _print_table(session: SqlSession, statement: Any) -> None:
     """Print the first TABLE_ROWS rows of a statement's result as a table, drawn by DuckDB, and whether there are more.
     A statement that only does something, such as COPY, prints nothing."""
     result = session.query(statement)
-    if result is None or result.columns == ["Success"]:
+    if result.columns == ["Success"]:
         return
     rows = result.limit(TABLE_ROWS + 1).materialize()
     with redirect_stdout(StringIO()) as text:

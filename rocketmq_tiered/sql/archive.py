@@ -38,9 +38,9 @@ class Archive(fetcher.archive.Archive):
         with Extra():
             return tables.Topic(self.access, name)
 
-    def sql(self, statement: str, parameters: Parameters = None) -> DuckDBPyRelation | None:
-        """The result of a statement on the topics, as DuckDB's relation (``.df()``, ``.pl()``, ``.fetchall()``); None
-        of a statement without a result. Statements of one thread share temporary tables. Raises UsageError."""
+    def sql(self, statement: str, parameters: Parameters = None) -> DuckDBPyRelation:
+        """The result of a statement on the topics, as DuckDB's relation (``.df()``, ``.pl()``, ``.fetchall()``).
+        Statements of one thread share temporary tables. Raises UsageError."""
         return self.session().query(statement, parameters)
 
     def session(self, **options: bool) -> tables.SqlSession:

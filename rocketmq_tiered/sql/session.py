@@ -53,6 +53,7 @@ ALL_TOPICS = "messages"
 CLOSED = """SET enable_external_access = false;
 SET allowed_configs = ['TimeZone', 'memory_limit', 'operator_memory_limit', 'threads']; SET lock_configuration = true"""
 """Unless files are allowed: other settings could write files as well."""
+NO_RESULT = "SELECT true AS Success LIMIT 0"
 _TABLES = """SELECT unnest($topics) AS name UNION SELECT table_name FROM duckdb_tables() UNION
 SELECT view_name FROM duckdb_views() WHERE NOT internal AND view_name NOT IN (SELECT unnest($views)) ORDER BY 1"""
 
@@ -120,17 +121,15 @@ class SqlSession:
 
     def query(
         self, statement: str | duckdb.Statement, parameters: Parameters = None
-    ) -> duckdb.DuckDBPyRelation | None:
-        """The result, read when it is fetched, with ``parameters`` at once; None of a statement without one. Raises as
-        ``errors``."""
+    ) -> duckdb.DuckDBPyRelation:
+        """The result, read when it is fetched, with ``parameters`` at once. Raises as ``errors``."""
 
-        def related(
-            own: duckdb.DuckDBPyConnection, text: str, given: Parameters
-        ) -> duckdb.DuckDBPyRelation | None:
+        def related(own: duckdb.DuckDBPyConnection, text: str, given: Parameters) -> duckdb.DuckDBPyRelation:
             """The result of a statement as a relation; if a table is missing, the error is raised with DuckDB's full
             text."""
             try:
-                return own.sql(text, params=given)
+                found = own.sql(text, params=given)
+                return own.sql(NO_RESULT) if found is None else found
             except duckdb.CatalogException:  # says in words alone what is missing
                 own.execute(text, given)
                 raise

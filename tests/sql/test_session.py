@@ -92,7 +92,6 @@ def test_filters_reach_catalog_and_rows(orders: str, monkeypatch: pytest.MonkeyP
             "(queue_offset < 5 OR 95 <= queue_offset) AND queue_id NOT IN (0, 2) AND (tags = 't1' OR tags IS NULL)",
         ):
             found = archive.sql(f"SELECT count(*) FROM (SELECT * FROM orders) AS o WHERE {condition}")
-            assert found is not None
             assert found.fetchall()
     day_ms = 86_400_000
     assert [one for one in seen if one != Predicate()] == [
@@ -119,17 +118,14 @@ def test_joins_repeats_and_temporary_tables(orders: str) -> None:
             "WITH o AS (SELECT * FROM orders WHERE queue_offset < 30) SELECT count(*) FROM o a JOIN o b USING (keys) "
             "JOIN firsts f ON f.keys = a.keys JOIN \"pay-ments\" p ON (p.json->>'$.id') = '7'"
         )
-        assert found is not None
         assert found.fetchall() == found.fetchall() == [(30,)]
         bodies = archive.sql('SELECT text, json, octet_length(body) FROM "pay-ments" ORDER BY queue_offset')
-        assert bodies is not None
         assert bodies.fetchall() == [
             ('{"id": 7}', '{"id": 7}', 9),
             ("no json \ufffd", None, 9),
             ("", None, 0),
         ]
         frame = archive.sql("SELECT store_time, tags FROM orders WHERE keys = 'k3'")
-        assert frame is not None
         assert frame.df()["tags"].tolist() == ["t0"]
     with pytest.raises(UsageError, match="archive is closed"):
         archive.sql("SELECT 1")
@@ -152,19 +148,19 @@ def test_threads_ask_at_once_with_parameters_and_find_new_topics(tmp_path: Path)
                 "SELECT count(*), any_value(number) FROM orders, mine WHERE tags = $tag AND queue_offset >= $low",
                 {"tag": f"t{number % 4}", "low": 200},
             )
-            return found and found.fetchall()
+            return found.fetchall()
 
         assert list(pool.map(ask, range(24))) == [[(50, number)] for number in range(24)]
         assert len(archive.find_by_key("orders", "k")) == 400
         with patch("fetcher.access.PLACES_MAX", 399):
             many = archive.sql("SELECT count(*) FROM orders WHERE keys = 'k'")
-            assert many is not None and many.fetchall() == [(400,)]
+            assert many.fetchall() == [(400,)]
         with pytest.raises(NotFoundError):
             archive.sql("FROM later")
         builder.commit([Sent(QueueKey("later", 0, 0), b"1")])
         archive.refresh()
         later = archive.sql("SELECT text FROM later")
-        assert later is not None and later.fetchall() == [("1",)]
+        assert later.fetchall() == [("1",)]
 
 
 def test_errors_say_what_to_do(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +292,7 @@ def test_the_last_rows_and_a_day_read_their_part_of_a_topic(
         with rocketmq_tiered.open(orders) as archive:
             monkeypatch.setattr(topic_module, "archive_chunks", wrapped := Mock(wraps=archive_chunks))
             found = archive.sql(question)
-            assert found is not None and found.fetchall() == rows
+            assert found.fetchall() == rows
             read = {one for call in wrapped.call_args_list for one in call.args[1].objects}
             assert parts in (None, len(read)), question
             assert "LIMIT" not in question or wrapped.call_count == 1
@@ -306,7 +302,7 @@ def test_each_of_some_statements_runs_once(orders: str) -> None:
     with rocketmq_tiered.open(orders) as archive:
         archive.sql("CREATE TABLE t(a INT)")
         found = archive.sql("INSERT INTO t VALUES (1); SELECT count(*), any_value(a) FROM t, orders")
-        assert found is not None and found.fetchall() == [(200, 1)]
+        assert found.fetchall() == [(200, 1)]
 
 
 def test_statements_reach_no_file_but_the_one_that_a_copy_writes(
@@ -397,7 +393,6 @@ def test_sorts_of_rows_that_do_not_fit_into_the_memory(
     with rocketmq_tiered.open(orders) as archive:
         session = archive.session()
         found = session.query(f"{rows} ORDER BY a")
-        assert found is not None
         texts = found.to_arrow_table()["a"]
         assert len(texts) == 300_000 and texts.equals(texts.take(pc.array_sort_indices(texts)))
         for rest, groups in (

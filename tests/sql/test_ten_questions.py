@@ -62,7 +62,6 @@ def made(real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
 def _expire_half(url: str) -> None:
     with rocketmq_tiered.open(url) as archive:
         median = archive.sql(f"SELECT median(store_timestamp)::BIGINT FROM {TOPICS[0]}")
-        assert median is not None
         ttl_ms = time.time_ns() // 1_000_000 - median.fetchall()[0][0]
     rules = ("--set", f"retention.ttl={ttl_ms}ms", "--set", "retention.min_archived=1ms")
     assert main(["expire", url, *rules, "--apply", "--yes", "--json"]) == 0
@@ -84,7 +83,6 @@ def _window(url: str, topic: str) -> tuple[str, str]:
     """The middle half of the topic's time."""
     with rocketmq_tiered.open(url) as archive:
         found = archive.sql(f'SELECT min(store_timestamp), max(store_timestamp) FROM "{topic}"')
-        assert found is not None
         first, last = found.fetchall()[0]
     bounds = (first + (last - first) // 4, last - (last - first) // 4 + 1)
     since, until = (datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f") for ms in bounds)
