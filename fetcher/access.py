@@ -42,6 +42,7 @@ from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_BATCH, QUEUE_EXPIRED
 from tiered.object_store.interface import ObjectStore, StoreOptions
 from tiered.object_store.open_store import open_async_store, open_store, parse_url
+from tiered.object_store.sealed import LocalSeals, SealedStore
 from tiered.private_directory import check_private
 from tiered.settings.sections import DERIVED, Settings
 from tiered.timestamps import TimePoint, milliseconds
@@ -85,16 +86,18 @@ def open_access(
     try:
         names = cluster or settings.archive.cluster or None, broker or settings.archive.broker or None
         place = open_archive(root, *names)
+        keys = root.keys(archive_prefix(place.cluster, place.broker))
+        keys.check()
         state = load(place.store, version=version)
         if history is not None:
             state = history_state(place.store, state, history)
-        disk = _disk_cache(settings, place)
+        disk = _disk_cache(settings, place, LocalSeals(keys) if keys.is_encrypted() else None)
         return ArchiveAccess(
             url,
             root,
             place,
             state,
-            _reader(url, place, settings, has_loop=has_loop),
+            _reader(url, root, place, settings, has_loop=has_loop),
             settings,
             disk,
             has_loop=has_loop,
@@ -108,12 +111,15 @@ def open_access(
 open_async_access = partial(open_access, has_loop=True)
 
 
-def _reader(url: str, place: ArchivePlace, settings: Settings, *, has_loop: bool) -> RangeReader:
+def _reader(
+    url: str, root: SealedStore, place: ArchivePlace, settings: Settings, *, has_loop: bool
+) -> RangeReader:
     """The reader of ranges: for s3:// beside an event loop an asynchronous client with a loop of its own, else
     threads. A client of file:// would use threads too, and switch them twice more."""
     if has_loop and parse_url(url).scheme == "s3":
-        own_url = f"{url.rstrip('/')}/{archive_prefix(place.cluster, place.broker)}"
-        return LoopRangeReader(open_async_store(own_url, StoreOptions(settings.object_store)))
+        name = archive_prefix(place.cluster, place.broker)
+        own_url, options = f"{url.rstrip('/')}/{name}", StoreOptions(settings.object_store)
+        return LoopRangeReader(open_async_store(own_url, options, (root, name)))
     return ThreadRangeReader(place.store, settings.fetch.threads)
 
 
@@ -134,7 +140,7 @@ def _share(settings: Settings, shares: int) -> Settings:
     return replace(settings, fetch=fetch, prefetch=prefetch)
 
 
-def _disk_cache(settings: Settings, place: ArchivePlace) -> DiskCache | None:
+def _disk_cache(settings: Settings, place: ArchivePlace, seals: LocalSeals | None) -> DiskCache | None:
     """The disk cache of one archive, or None if the settings name no directory. Each archive has a directory of its own
     in it, named by cluster, broker and URL, because two archives may have objects with the same keys."""
     if not settings.fetch.disk_cache_path:
@@ -144,7 +150,7 @@ def _disk_cache(settings: Settings, place: ArchivePlace) -> DiskCache | None:
     try:
         if os.path.lexists(settings.fetch.disk_cache_path):
             check_private(Path(settings.fetch.disk_cache_path), "fetch.disk_cache_path")
-        return DiskCache(directory, settings.fetch.disk_cache_bytes)
+        return DiskCache(directory, settings.fetch.disk_cache_bytes, seals)
     except OSError as error:
         raise UsageError(
             f"cannot create the disk cache {directory}: {error.strerror}", hint="check fetch.disk_cache_path"

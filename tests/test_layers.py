@@ -31,6 +31,7 @@ MAY_IMPORT = {
 """Package, or one folder of it -> packages it may import."""
 CORNERS = {
     "boto3": ("tiered/object_store/",),
+    "cryptography": ("tiered/object_store/",),
     "botocore": ("tiered/object_store/",),
     "aioboto3": ("tiered/object_store/",),
     "aiobotocore": ("tiered/object_store/",),

@@ -7,6 +7,7 @@ fenced. Foreign exceptions (botocore, OSError) are translated only where the for
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -138,3 +139,12 @@ class FencedError(TieredError):
 
 class UnsupportedFormatError(UsageError):
     """The object has a format that this program does not read. It is not damaged, and nothing may change it."""
+
+
+class EncryptionKeyError(UnsupportedFormatError):
+    """A key that encrypts the object, or the archive, is missing, wrong or refused. Names the key. The object is not
+    damaged, and nothing may change it."""
+
+    check: Callable[[], None] = lambda: None
+    """Checks the bytes of the object as they are stored, which needs no key. Raises CorruptionError and the store's
+    errors."""

@@ -172,6 +172,7 @@ class CyclePlanner:
         # Each large run gets an object of its own; the others of one TTL class share one, in the order of queues.
         by_queue = np.argsort(self._generations.rank()[runs.ordinal], kind="stable")
         is_large = runs.byte_count[by_queue] >= self._split_bytes
+        is_large |= self._ttl_classes.is_alone(self._table)[runs.ordinal[by_queue]]
         groups = [by_queue[i : i + 1] for i in np.flatnonzero(is_large)]
         ttl_days = self._ttl_days(columns, rows, runs, order)
         small = by_queue[~is_large]

@@ -1,4 +1,5 @@
-"""The TTL class of each queue of a table: which runs may share an object. Owns when topic attributes are read again."""
+"""The TTL class of each queue of a table, and whether its topic has a key of its own: which runs may share an object.
+Owns when topic attributes are read again."""
 
 from __future__ import annotations
 
@@ -36,12 +37,21 @@ class QueueTtlClasses:
         self._attributes = attributes_in_use(self._rules, {})
         self._made_of = self._attributes
         self._days = np.empty(0, np.int64)
+        self._is_alone = np.empty(0, np.bool_)
 
     def adopt(self, topics: Mapping[str, Any]) -> None:
         """Use the topic table of the broker from the next cycle on."""
         attributes = attributes_in_use(self._rules, topics)
         if attributes != self._attributes:
             self._attributes = attributes
+
+    def is_alone(self, table: QueueTable) -> NDArray[np.bool_]:
+        """Whether every queue of ``table``, by ordinal, shares no object with others."""
+        if not self._rules.own_keys:
+            return np.zeros(len(table), np.bool_)
+        added = [self._rules.has_own_key(table.topic(at)) for at in range(len(self._is_alone), len(table))]
+        self._is_alone = np.concatenate([self._is_alone, np.array(added, np.bool_)])
+        return self._is_alone
 
     def days(self, table: QueueTable) -> NDArray[np.int64]:
         """The TTL class of every queue of ``table``, in days (FOREVER_CLASS: it never expires), by ordinal. Classes are

@@ -1,9 +1,9 @@
 """Cache of stored blocks on a local disk, which survives restarts and memory pressure.
 
 A file per block: 8 bytes magic, its own CRC32C, the CRC32C of the stored bytes, their length, the length of the
-object's key, the key, then the bytes as the object has them. Written under a temporary name and renamed, without
-fsync: a file damaged by a crash fails its checks and is a miss. The directory is scanned at the start; files of another
-format are left alone. The bound is disk space: a file counts with whole pages.
+object's key, the key, then the bytes as the object has them; of an encrypted archive, all of this sealed. Written under
+a temporary name and renamed, without fsync: a file damaged by a crash fails its checks and is a miss. The directory is
+scanned at the start; files of another format are left alone. The bound is disk space: a file counts with whole pages.
 
 Nothing is trusted: a hit needs the key, the length and the CRC32C from the object's footer. Disk errors are misses,
 counted. The bound is exact for one process at a time; two are safe.
@@ -27,6 +27,7 @@ import fastcrc
 
 from fetcher.blocks.block_cache import BlockKey
 from tiered.model.lru import Lru
+from tiered.object_store.sealed import LOCAL_BYTES, LocalSeals
 from tiered.private_directory import is_own, log_exposed_parent, make_private
 
 LOG = logging.getLogger(__name__)
@@ -54,14 +55,17 @@ class DiskCache:
     """Stored blocks below ``directory``, on at most ``bytes_max`` of disk. Thread-safe. Blocks its caller: call it in a
     pool."""
 
-    def __init__(self, directory: str | os.PathLike[str], bytes_max: int) -> None:
+    def __init__(
+        self, directory: str | os.PathLike[str], bytes_max: int, seals: LocalSeals | None = None
+    ) -> None:
         """Open or make the cache in ``directory``, with at most ``bytes_max`` bytes on disk, and take over the blocks
         that are there. Raises OSError when that fails, and AccessDeniedError if other users can write to the
-        directory."""
+        directory. With ``seals``, its files are sealed."""
         self._directory = os.path.abspath(directory)
         self._lock = threading.Lock()
         self._names: Lru[str, str] = Lru(bytes_max)
         self._numbers = itertools.count()
+        self._seals = seals
         self.counts = DiskCacheCounts()
         make_private(Path(self._directory), "fetch.disk_cache_path")
         log_exposed_parent(Path(self._directory))
@@ -110,11 +114,13 @@ class DiskCache:
         path = self._path(name)
         try:
             with open(path, "rb", buffering=0) as file:
-                content = file.read(_HEADER.size + len(key.object_key) + length + 1)
+                content = file.read(_HEADER.size + len(key.object_key) + length + 1 + LOCAL_BYTES)
         except OSError as error:
             self._failed(error, path)
             self.drop(key)
             return None
+        if self._seals is not None:
+            content = self._seals.open(key.object_key, content)
         stored = _decoded(content, key, crc32c, length)
         if stored is None:
             self.counts.corrupt += 1
@@ -128,15 +134,20 @@ class DiskCache:
         """Write the stored bytes of a block, which have passed their checks, to the cache. If that fails, it is logged,
         and the block is not cached."""
         name = _name(key)
-        size = _HEADER.size + len(key.object_key) + len(stored)
+        size = _HEADER.size + len(key.object_key) + len(stored) + LOCAL_BYTES * (self._seals is not None)
         space_bytes = _space_bytes(size)
         with self._lock:
             if name in self._names or space_bytes > self._names.bytes_max:
                 return
+        pieces = [_header(key, stored), stored]
+        if self._seals is not None:
+            pieces = [self._seals.seal(key.object_key, b"".join(pieces))]
+            if not pieces[0]:
+                return
         temporary = self._path(f"{os.getpid()}-{next(self._numbers)}.tmp")
         try:
             with open(temporary, "xb", buffering=0, opener=_open_private) as file:
-                if os.writev(file.fileno(), [_header(key, stored), stored]) != size:
+                if os.writev(file.fileno(), pieces) != size:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), temporary)
             os.rename(temporary, self._path(name))
         except OSError as error:

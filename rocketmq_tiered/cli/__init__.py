@@ -72,6 +72,10 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
             "rocketmq_tiered.cli.compact_keys",
             "keep the latest message of each key of compaction topics (dry run by default)",
         ),
+        "keys": (
+            "rocketmq_tiered.cli.keys",
+            "check, rotate or rewrap the keys of an encrypted archive",
+        ),
         "cost": (
             "rocketmq_tiered.cli.cost",
             "estimate what an archive costs a month, and what settings would change",

@@ -162,11 +162,11 @@ class _File:
 
 
 def readable_as_umask(options: StoreOptions) -> StoreOptions:
-    """``options`` for files that those read whom the umask lets, as files of other programs."""
+    """``options`` for files that those read whom the umask lets, as files of other programs; never encrypted."""
     umask = os.umask(0o077)
     os.umask(umask)
     readers = "owner" if umask & 0o040 else "group" if umask & 0o004 else "all"
-    return replace(options, settings=replace(options.settings, file_readers=readers))
+    return replace(options, settings=replace(options.settings, file_readers=readers, key_ring=""))
 
 
 def write_file(store: ObjectStore, name: str, data: Buffer) -> bool:

@@ -38,12 +38,13 @@ from tiered.catalog.pages import RunIndex, living_runs
 from tiered.catalog.state import CatalogState
 from tiered.clock import MACHINE_CLOCK
 from tiered.console import camel_names, counted, size_text
-from tiered.errors import CorruptionError, NotFoundError, UnavailableError
+from tiered.errors import CorruptionError, EncryptionKeyError, NotFoundError, UnavailableError
 from tiered.formats.keys import is_compacted
 from tiered.formats.segment import BlockCodec
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.quantities import written_duration
 from tiered.settings.sections import Settings
+from tiered.settings.topic_rules import TopicRules
 
 MIB = 1 << 20
 SOURCE_READ_BYTES = 16 * MIB
@@ -233,7 +234,10 @@ def _in_flight_bytes(settings: Settings) -> int:
 def rewrite_options(settings: Settings, spool: Path) -> RewriteOptions:
     """What the settings say of a rewrite with objects in progress in ``spool``."""
     codec = BlockCodec(settings.offload.compression_level, settings.offload.block_bytes)
-    return RewriteOptions(spool, settings.compaction.spool_bytes, codec, _in_flight_bytes(settings))
+    is_secret = bool(settings.object_store.key_ring)
+    return RewriteOptions(
+        spool, settings.compaction.spool_bytes, codec, _in_flight_bytes(settings), is_secret=is_secret
+    )
 
 
 def limits_of(settings: Settings) -> CompactionLimits:
@@ -251,6 +255,7 @@ def limits_of(settings: Settings) -> CompactionLimits:
         table_bytes=TABLE_BYTES,
         in_flight_bytes=_in_flight_bytes(settings),
         runs_max=min(RUNS_MAX, own.memory_bytes // (2 * TABLE_BYTES)),
+        is_alone=TopicRules.of(settings).has_own_key,
     )
 
 
@@ -355,7 +360,7 @@ class CompactionRounds:
                 write=self._write,
                 maintenance=self._maintenance,
             )
-        except (CorruptionError, NotFoundError) as error:
+        except (CorruptionError, EncryptionKeyError, NotFoundError) as error:
             if not self.damaged.add(planned, error):
                 raise
             return True

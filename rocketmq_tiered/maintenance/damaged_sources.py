@@ -13,7 +13,7 @@ from tiered.archive.unreadable import UnreadableRange
 from tiered.archive.verify_segment import SegmentCheck, check_segment
 from tiered.catalog.pages import Page, RunIndex, living_pages, memory_page
 from tiered.catalog.state import CatalogState
-from tiered.errors import CorruptionError, NotFoundError
+from tiered.errors import TieredError
 from tiered.model.queue import QueueKey
 from tiered.model.tables import picked
 from tiered.object_store.interface import ObjectStore
@@ -40,7 +40,7 @@ class DamagedSources:
         """The objects."""
         return frozenset(self._found)
 
-    def add(self, planned: PlannedRound, error: CorruptionError | NotFoundError) -> bool:
+    def add(self, planned: PlannedRound, error: TieredError) -> bool:
         """Note the object that could not be read in the round ``planned``: the one whose key is in the message of
         ``error``. Returns False if it names no object of the round."""
         candidates = planned.candidates

@@ -208,6 +208,8 @@ class UploaderJob:
         topic_filter = topic_filter_of(settings, conf, names.cluster, names.broker)
         archive = open_store(settings.archive.url, StoreOptions(settings.object_store), metrics=metrics)
         opened.callback(archive.close)
+        prefix = archive_prefix(names.cluster, names.broker)
+        archive.keys(prefix).begin(TopicRules.of(settings).own_keys)
         self.names = names
         self._log = store.commit_log
         self.offloader = Offloader(
@@ -226,7 +228,7 @@ class UploaderJob:
                 settings.index, TopicRules.of(settings), _rules_to_commit(settings, writer), settings.timers
             ),
         )
-        own = PrefixedStore(archive, archive_prefix(names.cluster, names.broker))  # this broker's objects
+        own = PrefixedStore(archive, prefix)  # this broker's objects
         self._own, self._writer = own, writer
         self._batch_bytes, self._reads = settings.offload.batch_bytes, writer.reads
         self._tasks = ArchiveTasks(own, self.offloader.catalog_writer, settings, self._load)

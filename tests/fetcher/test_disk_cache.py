@@ -19,8 +19,11 @@ from fetcher.blocks.block_cache import BlockKey
 from fetcher.blocks.disk_cache import DiskCache, directory_of
 from tests.broker_store.unprivileged import UNPRIVILEGED_UID
 from tests.end_to_end.offloading import SMALL, backfill
+from tests.object_store.sealed_scene import ARCHIVE, key_file, sealing
 from tests.sweeps import examples
 from tiered.object_store.file import FileStore
+from tiered.object_store.memory import MemoryStore
+from tiered.object_store.sealed import LocalSeals
 from tiered.settings.sections import FetchSettings, Settings
 
 KEY = BlockKey("data/ab/topic/0/3/00000000000000000000-1-1.so", 5)
@@ -49,6 +52,20 @@ def test_what_was_put_is_there_after_a_restart(tmp_path: Path) -> None:
     assert KEY in again and _get(again) == STORED
     assert again.held_bytes == cache.held_bytes == 2 * 4096 > _file(tmp_path / "new" / "cache").stat().st_size
     assert again.counts.hits == 1 and again.counts.misses == 0
+
+
+def test_blocks_of_an_encrypted_archive_are_sealed(tmp_path: Path) -> None:
+    archive, ring = MemoryStore("memory://m"), key_file(tmp_path / "ring", "k1")
+    sealing(archive, ring).keys(ARCHIVE).begin(())
+    cache = DiskCache(tmp_path / "cache", 1 << 20, LocalSeals(sealing(archive, ring).keys(ARCHIVE)))
+    cache.put(KEY, STORED)
+    assert STORED[:64] not in _file(tmp_path / "cache").read_bytes()
+    assert _get(cache) == STORED
+    again = DiskCache(tmp_path / "cache", 1 << 20, LocalSeals(sealing(archive, ring).keys(ARCHIVE)))
+    assert _get(again) == STORED and again.held_bytes == cache.held_bytes
+    other = key_file(tmp_path / "other", "k1", seed=2)
+    without = DiskCache(tmp_path / "cache", 1 << 20, LocalSeals(sealing(archive, other).keys(ARCHIVE)))
+    assert _get(without) is None and without.counts.corrupt == 1
 
 
 def test_no_other_user_reads_or_makes_blocks(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.object_store.sealed_scene import ARCHIVE, key_file, sealing
 from tests.servers.running_store import RunningStore
 from tiered.errors import AlreadyExistsError, CorruptionError, NotFoundError, ObjectTooLargeError, UsageError
 from tiered.object_store import s3
@@ -320,6 +321,15 @@ class TestFile(StoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> ObjectStore:
         return FileStore(tmp_path / "archive")
+
+
+class TestSealed(StoreContract):
+    """Objects of an encrypted archive."""
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> ObjectStore:
+        store = sealing(MemoryStore(), key_file(tmp_path / "ring", "k1"))
+        return PrefixedStore(store, f"{ARCHIVE}/data")
 
 
 class TestFileWithNamedUploads(StoreContract):

@@ -76,8 +76,8 @@ def test_who_reads_an_archive_is_a_setting_and_not_the_umask(
     try:
         options = StoreOptions(ObjectStoreSettings(file_readers=readers))
         store = open_store((tmp_path / "above" / "archive").as_uri(), options)
-        assert isinstance(store, FileStore)
-        store.writes_anonymously = anonymous
+        assert isinstance(store._store, FileStore)
+        store._store.writes_anonymously = anonymous
         store.put_if_absent("data/ab/object", [b"x"])
         store.clock_ms()
     finally:

@@ -159,7 +159,7 @@ def test_config_check_tells_a_wrong_address(url: str, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("assignment", "expected"),
     [
-        ("encryption.key=1", "encryption.key (--set encryption.key) is not supported"),
+        ("offload.dictionary=1", "offload.dictionary (--set offload.dictionary) is not supported"),
         ("retention.ttl=soon", "retention.ttl = soon (--set retention.ttl) is invalid"),
         ("offload.batch_byte=1", "did you mean offload.batch_bytes?"),
         ("offload.batch_bytes=-1", "use a whole number of bytes"),

@@ -254,7 +254,7 @@ def test_cat_all_is_the_truth(run: Run, archive: str, killed: Path) -> None:
         (("ls", "ftp://x/y"), 2, "file:///"),
         (("ls", "file:relative"), 2, "use file:///directory"),
         (("gc", "ARCHIVE", "--grace", "soon"), 2, "gc.grace_ms"),
-        (("ls", "ARCHIVE", "--set", "encryption.key=x"), 2, "not supported"),
+        (("ls", "ARCHIVE", "--set", "offload.dictionary=x"), 2, "not supported"),
         (("backfill", "/nowhere", "ARCHIVE"), 3, "/nowhere"),
         (("backfill", "/", "file:///tmp/unused-archive"), 2, "commitlog"),
         (("status",), 3, "no tiered run"),

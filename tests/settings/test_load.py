@@ -208,7 +208,7 @@ def test_unknown_settings_are_refused_with_a_suggestion(key: str, hint: str) -> 
     assert hint in str(caught.value)
 
 
-@pytest.mark.parametrize("key", ["encryption.key", "offload.dictionary"])
+@pytest.mark.parametrize("key", ["offload.dictionary"])
 def test_unsupported_settings_are_refused(key: str) -> None:
     with pytest.raises(UsageError, match="is not supported"):
         load_settings(flags={key: ("flag", "30d")})
@@ -226,8 +226,6 @@ def test_an_unknown_section_and_variable_are_refused(tmp_path: Path) -> None:
         load_settings(environment={"TIERED_OFFLOAD__BATCH": "1"})
     with pytest.raises(UsageError, match="stands outside of any section"):
         load_settings(_file(tmp_path, 'url = "x"\n'))
-    with pytest.raises(UsageError, match="not supported"):
-        load_settings(_file(tmp_path, "[encryption]\n"))
 
 
 def test_a_variable_with_one_underscore_is_not_ignored() -> None:

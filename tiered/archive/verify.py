@@ -12,7 +12,8 @@ By names alone it proves that all that the newest commit names is there, that th
 shows a later commit: the chain is followed from where the last clean pass ended, or from the newest root.
 
 Anomalies are collected, not raised; so are objects that cannot be read now, unless many in a row cannot. Other errors
-of the store are raised, and UnsupportedFormatError: an object of another format is not damaged.
+of the store are raised, and UnsupportedFormatError: an object of another format is not damaged. Without the key of an
+object, the checksums of its stored bytes are checked, and nothing else.
 """
 
 from __future__ import annotations
@@ -283,7 +284,7 @@ class _Objects:
             for key, result in self._checker(self._runs.state, map(objects.__getitem__, left)):
                 current.anomalies += result.anomalies
                 for name, count in result.counts.items():
-                    counts[name] += count
+                    counts[name] = counts.get(name, 0) + count
                 unchecked = unchecked + 1 if result.unchecked else 0
                 if result.unchecked:
                     report.unchecked[key] = result.unchecked

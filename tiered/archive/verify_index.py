@@ -21,7 +21,7 @@ from tiered.archive.index.order import in_order, sorted_items
 from tiered.archive.index.places import Places, joined_places, missing_places, places_of_segment
 from tiered.archive.key_section_reader import read_keys
 from tiered.archive.segment_reader import SegmentReader
-from tiered.archive.verify_segment import Anomaly, AnomalyKind
+from tiered.archive.verify_segment import Anomaly, AnomalyKind, by_checksums_without_key
 from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.pages import Page
 from tiered.catalog.state import CatalogState
@@ -61,12 +61,13 @@ def check_indexes(
     for ref in state.indexes:
         segments = _segments(pages, ref)
         try:
-            covered = _check_tail(store, ref)
-            if full:
-                indexed = [segment for segment in segments if segment.key not in state.unindexed]
-                _check_items(store, ref, indexed)
-                if len(covered.pages):
-                    _check_places(store, ref, covered, indexed)
+            with by_checksums_without_key():
+                covered = _check_tail(store, ref)
+                if full:
+                    indexed = [segment for segment in segments if segment.key not in state.unindexed]
+                    _check_items(store, ref, indexed)
+                    if len(covered.pages):
+                        _check_places(store, ref, covered, indexed)
         except NotFoundError:
             continue  # reported with everything else that is named and does not exist
         except CorruptionError as error:

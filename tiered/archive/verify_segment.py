@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from tiered.archive.segment_reader import SegmentReader
 from tiered.catalog.repeated_offsets import repeated_offsets
 from tiered.catalog.state import CatalogState
-from tiered.errors import CorruptionError, NotFoundError, TieredError
+from tiered.errors import CorruptionError, EncryptionKeyError, NotFoundError, TieredError
 from tiered.formats.part_rows import PartRows, ends_by_blocks, in_object_order, rows_of_parts
 from tiered.formats.run_part import CatalogRun, cut_run
 from tiered.formats.segment_index import KeySection, SegmentIndex
@@ -104,6 +105,15 @@ class SegmentResult:
         self.anomalies.append(Anomaly(kind, key, where, detail))
 
 
+@contextmanager
+def by_checksums_without_key() -> Iterator[None]:
+    """What ends for want of a key is checked by the checksums of its stored bytes. Raises CorruptionError."""
+    try:
+        yield
+    except EncryptionKeyError as error:
+        error.check()
+
+
 def check_segment(
     store: ObjectStore, state: CatalogState, check: SegmentCheck, *, full: bool
 ) -> SegmentResult:
@@ -128,6 +138,13 @@ def check_segment(
         return result
     except CorruptionError as error:
         result.add(AnomalyKind.DAMAGED, key, error.message)
+        return result
+    except EncryptionKeyError as error:
+        try:
+            error.check()
+        except CorruptionError as damage:
+            result.add(AnomalyKind.DAMAGED, key, damage.message)
+        result.counts["without_key"] = 1
         return result
     is_readable = np.ones(len(index), bool)
 

@@ -24,6 +24,8 @@ SERVE_PREFIX = "state/serve/"
 """State that servers keep for clients; no commit names it."""
 PRIVATE_KEY = "private/key"
 """For the sidecar only: policies by role deny it to all others."""
+KEYS_PREFIX = "keys/"
+"""The wrapped keys of an encrypted archive, in versions; no commit names them."""
 
 ESCAPED_CHARACTERS_MAX = 200
 """Longer escapes are cut and end in a digest: file systems allow 255 bytes a path component."""

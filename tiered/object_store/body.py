@@ -8,10 +8,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tiered.errors import CorruptionError
 from tiered.object_store.interface import Body, Buffer, FileRange
+from tiered.object_store.secret_file import secret_cipher
 
 SMALL_PIECE_BYTES = 64 * 1024
 JOINED_BYTES_MAX = 256 * 1024
@@ -50,7 +51,7 @@ def coalesced(views: list[memoryview]) -> Iterator[Buffer]:
         yield b"".join(pending)
 
 
-def parts(views: list[memoryview], part_bytes: int) -> Iterator[list[memoryview]]:
+def parts(views: Iterable[memoryview], part_bytes: int) -> Iterator[list[memoryview]]:
     """Divide the bytes of ``views`` into consecutive parts of exactly ``part_bytes``, the last one smaller, each as a
     list of views. Nothing is copied."""
     part: list[memoryview] = []
@@ -139,4 +140,4 @@ def read_file_range(piece: FileRange) -> bytes:
             found += more
     finally:
         os.close(descriptor)
-    return found
+    return secret_cipher(piece.secret, piece.offset).update(found) if piece.secret else found

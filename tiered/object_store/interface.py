@@ -15,13 +15,16 @@ unanswered, and the caller continues under another key.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 from tiered.errors import AlreadyExistsError, ObjectTooLargeError, UnansweredError
 from tiered.settings.sections import ObjectStoreSettings
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 Buffer = bytes | bytearray | memoryview
 Body = Sequence[Buffer]
@@ -39,11 +42,13 @@ class ObjectRange(NamedTuple):
 
 
 class FileRange(NamedTuple):
-    """Bytes of a local file, read when they are sent; the file must not change until the call returns."""
+    """Bytes of a local file, read when they are sent; the file must not change until the call returns. ``secret`` is
+    that of a SecretFile, which only a store that seals can read."""
 
     path: str
     offset: int
     length: int
+    secret: bytes = b""
 
 
 Piece = Buffer | ObjectRange | FileRange
@@ -178,3 +183,10 @@ def _unanswered_if_there() -> Iterator[None]:
     except AlreadyExistsError as error:
         why = "a proxy may have sent the request twice, or the object is left of a lost archive"
         raise UnansweredError(f"{error.message}; {why}") from error
+
+
+async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run ``work`` in a thread of the event loop."""
+    import asyncio  # import takes 0.07 s
+
+    return await asyncio.to_thread(work, *args, **kwargs)

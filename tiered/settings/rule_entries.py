@@ -15,7 +15,7 @@ from tiered.settings.quantities import BadValueError, byte_count, duration_ms
 
 READ_POLICIES: Final = ("DISABLE", "NOT_IN_DISK", "NOT_IN_MEM", "FORCE")
 """Names in the order of RocketMQ's levels 0 to 3."""
-_NAMES: Final = ("pattern", "ttl", "max_bytes", "read_policy", "key_compaction")
+_NAMES: Final = ("pattern", "ttl", "max_bytes", "read_policy", "key_compaction", "encryption_key")
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class RuleEntry:
     read_policy: str | None = None
     key_compaction: str | None = None
     """``on`` or ``off``."""
+    encryption_key: str | None = None
+    """The ring key of its own."""
 
     def to_json(self) -> dict[str, Any]:
         """The entry as in the settings file."""
@@ -76,13 +78,14 @@ def _entry(number: int, value: Any) -> RuleEntry:
     if not isinstance(pattern, str) or not pattern.strip():
         raise BadValueError(f"rule {number}: set pattern to topic names, such as orders-*")
     if len(value) == 1:
-        raise BadValueError(f"rule {number} sets nothing: add ttl, max_bytes, read_policy or key_compaction")
+        raise BadValueError(f"rule {number} sets nothing: add {', '.join(_NAMES[1:-1])} or {_NAMES[-1]}")
     return RuleEntry(
         pattern.strip(),
         _ttl(number, value["ttl"]) if "ttl" in value else None,
         _size(number, value["max_bytes"]) if "max_bytes" in value else None,
         _policy(number, value["read_policy"]) if "read_policy" in value else None,
         _switch(number, value["key_compaction"]) if "key_compaction" in value else None,
+        _key(number, value["encryption_key"]) if "encryption_key" in value else None,
     )
 
 
@@ -106,6 +109,12 @@ def _switch(number: int, value: object) -> str:
     if text not in ("on", "off"):
         raise BadValueError(f"rule {number}, key_compaction: use on or off")
     return str(text)
+
+
+def _key(number: int, value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise BadValueError(f"rule {number}, encryption_key: name a key of object_store.key_ring")
+    return value.strip()
 
 
 def _policy(number: int, value: object) -> str:

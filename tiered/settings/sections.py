@@ -335,8 +335,8 @@ class TopicSettings:
     rules: tuple[RuleEntry, ...] = setting(
         (),
         "`[[topics.rules]]` tables with `pattern` and any of `ttl` (12h, 7d, forever), `max_bytes` (stored message "
-        "bytes of the topic) and `read_policy`; the first that matches a topic applies alone "
-        "([RETENTION.md](RETENTION.md))",
+        "bytes of the topic), `read_policy` and `encryption_key` ([ENCRYPTION.md](ENCRYPTION.md)); the first that "
+        "matches a topic applies alone ([RETENTION.md](RETENTION.md))",
     )
 
     def topic_filter(self, cluster: str, broker: str, trace_topic: str = "") -> TopicFilter:
@@ -418,6 +418,12 @@ class ObjectStoreSettings:
     )
     kms_key: str = setting(
         "", "id or ARN of the KMS key for aws:kms; empty: the bucket's key, else the account's default key"
+    )
+    key_ring: str = setting(
+        "",
+        "keys that encrypt new archives before they are stored ([ENCRYPTION.md](ENCRYPTION.md)): `/path/of/keys`, "
+        "`aws-kms:KEY` or `command:KEY:/path/of/program`; empty: none",
+        restart=True,
     )
     multipart_threshold_bytes: int = 64 * MIB
     """Larger objects are uploaded in parts: a failure costs a part."""
@@ -828,7 +834,6 @@ SECTIONS: dict[str, type[Any]] = {  # those with settings
 }
 
 UNSUPPORTED: dict[str, str] = {
-    "encryption": "objects are not encrypted by this program: use bucket encryption",
     "offload.dictionary": "blocks are compressed without a dictionary",
 }
 """Reserved names of planned settings, and what applies instead. They are refused."""

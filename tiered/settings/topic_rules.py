@@ -81,6 +81,16 @@ class TopicRules:
             settings.key_compaction.from_broker,
         )
 
+    @property
+    def own_keys(self) -> tuple[tuple[str, str], ...]:
+        """Pattern and ring key of each entry ("": none), if any has one."""
+        found = tuple((entry.pattern, entry.encryption_key or "") for entry in self.entries)
+        return found if any(key for _, key in found) else ()
+
+    def has_own_key(self, topic: str) -> bool:
+        """Whether ``topic`` has a ring key of its own: its messages are in objects of their own."""
+        return bool(next((key for pattern, key in self.own_keys if fnmatchcase(topic, pattern)), ""))
+
     def of_topic(self, topic: str, table: Mapping[str, Any] | None = None) -> TopicRule:
         """The rule in force for ``topic``: each value from the first entry of topics.rules that matches, else from the
         topic's attributes at the broker, else from the defaults. ``table``: the broker's topic table as archived; None:

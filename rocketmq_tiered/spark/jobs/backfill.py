@@ -23,6 +23,7 @@ from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.catalog.catalog_reader import head_version, read_commit
 from tiered.catalog.claims import BACKFILL
 from tiered.errors import TieredError, UnavailableError, UsageError
+from tiered.formats.keys import archive_prefix
 from tiered.model.queue import TopicFilter
 from tiered.object_store.create_race import require_exclusive_creates
 from tiered.object_store.interface import StoreOptions
@@ -201,6 +202,7 @@ def backfill_store(task: BackfillTask) -> BackfillReport | UnavailableError:
     store, options, target = task.store, task.options, task.target
     with _open(store) as opened, closing(open_store(target.url, target.options)) as root:
         archive = archive_store(root, store.cluster, store.broker)
+        root.keys(archive_prefix(store.cluster, store.broker)).begin(options.rules.own_keys)
         offloader = Offloader(
             opened,
             root,

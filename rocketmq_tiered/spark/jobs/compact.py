@@ -327,7 +327,8 @@ def write_in_task(task: CompactTask) -> RewriteResult:
     others."""
     spool = Path(task.spool or tempfile.gettempdir())
     with task.target.open(task.identity.cluster, task.identity.broker) as archive:
-        options = RewriteOptions(spool, task.spool_bytes, task.codec)
+        is_secret = bool(task.target.options.settings.key_ring)
+        options = RewriteOptions(spool, task.spool_bytes, task.codec, is_secret=is_secret)
         return rewrite(archive, task.candidates, task.plan, task.identity, options)
 
 

@@ -30,7 +30,7 @@ from tiered.archive.rewrite.result import (
     spool_bytes,
 )
 from tiered.archive.rewrite.sources import RewriteSources
-from tiered.archive.rewrite.spool import FoundRanges
+from tiered.archive.rewrite.spool import FoundRanges, IterationSpool
 from tiered.errors import (
     FULL_ERRNOS,
     CorruptionError,
@@ -46,6 +46,7 @@ from tiered.formats.segment_writer import SegmentWriter, WrittenSegment
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, RunKind, Table, concatenated, copied, picked
 from tiered.object_store.interface import FileRange, ObjectRange, ObjectStore, Piece, compose_own
 from tiered.object_store.part_plan import sent_bytes
+from tiered.object_store.secret_file import SecretFile, new_secret
 from tiered.private_directory import private_temporary
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,8 @@ def rewrite(
     with private_temporary(options.spool_directory, "compaction-") as directory:
         spool = Path(directory)
         file, room = spool / "sources", options.spool_bytes_max - needed
-        sources = RewriteSources(store, candidates, file, room, options.in_flight_bytes, plan)
+        spooled = IterationSpool(file, is_secret=options.is_secret)
+        sources = RewriteSources(store, candidates, spooled, room, options.in_flight_bytes, plan)
         try:
             run = _Rewriting(store, candidates, plan, identity, options, sources, spool)
             return run.join() if plan.copies else run.rewrite()
@@ -122,12 +124,13 @@ class _Open:
     file: BinaryIO
     path: Path
     writer: SegmentWriter
+    secret: bytes
     has_rows: bool = False
 
     def blocks(self, segment: WrittenSegment) -> list[Piece]:
         """The header and all blocks, which are in the file."""
         self.file.flush()
-        return [FileRange(str(self.path), 0, HEADER_BYTES + segment.blocks_bytes)]
+        return [FileRange(str(self.path), 0, HEADER_BYTES + segment.blocks_bytes, self.secret)]
 
 
 class _Rewriting:
@@ -219,8 +222,9 @@ class _Rewriting:
 
     def _open(self, output: int, files: ExitStack) -> _Open:
         path = self._spool / str(output)
-        file = files.enter_context(path.open("wb", buffering=1 << 20))
-        return _Open(file, path, SegmentWriter(file, self._options.codec))
+        secret = new_secret() if self._options.is_secret else b""
+        file = files.enter_context(SecretFile(path, secret) if secret else path.open("wb", buffering=1 << 20))
+        return _Open(file, path, SegmentWriter(file, self._options.codec), secret)
 
     def _append(self, output: _Open, part: OutputPart, found: FoundRanges) -> None:
         """Add ``found``, the ranges of ``part`` that have rows, to ``output``: begin runs where sequences begin, and

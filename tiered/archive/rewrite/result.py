@@ -39,7 +39,7 @@ class OutputIdentity:
 class RewriteOptions:
     """``spool_directory`` holds up to ``spool_bytes_max``; ``in_flight_bytes``: of reads in progress. ``report`` gets
     the message bytes that are done; ``release`` is called when tables have been freed. ``announce`` gets the key of a
-    later attempt before it is put: it is garbage if the process dies."""
+    later attempt before it is put: it is garbage if the process dies. ``is_secret``: what is spooled is encrypted."""
 
     spool_directory: Path
     spool_bytes_max: int
@@ -49,6 +49,7 @@ class RewriteOptions:
     wait: Callable[[float], object] = time.sleep
     report: Callable[[int], None] = lambda done_bytes: None
     announce: Callable[[str], object] = lambda key: None
+    is_secret: bool = False
 
 
 @dataclass

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -65,14 +64,14 @@ ROW_BYTES, RANGE_BYTES = 64, 64
 
 
 class RewriteSources:
-    """The objects that a compaction reads for ``plan``. ``spooled``: a file of up to ``spool_bytes_max``.
+    """The objects that a compaction reads for ``plan``. ``spool``: of up to ``spool_bytes_max``; closed here.
     ``in_flight_bytes``: of reads in progress, at most."""
 
     def __init__(
         self,
         store: ObjectStore,
         candidates: Candidates,
-        spooled: Path,
+        spool: IterationSpool,
         spool_bytes_max: int,
         in_flight_bytes: int = IN_FLIGHT_BYTES,
         plan: RewritePlan | None = None,
@@ -85,7 +84,7 @@ class RewriteSources:
         self.read_bytes_max = min(READ_BYTES_MAX, in_flight_bytes // 2)  # one is used, one on its way
         self._store = store
         self._candidates = candidates
-        self._spool = IterationSpool(spooled)
+        self._spool = spool
         self._spool_bytes_max = spool_bytes_max
         self._readers = ThreadPoolExecutor(READERS_MAX, thread_name_prefix="compaction-read")
         self._lock = threading.Lock()

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tiered.formats.segment import RowTable
 from tiered.formats.segment_layout import BLOCK_DTYPE
 from tiered.model.tables import Table, begins, concatenated, copied, picked, positions
+from tiered.object_store.secret_file import new_secret, secret_cipher
 
 FOUND_DTYPE = np.dtype(
     [
@@ -178,10 +179,13 @@ class _Place(NamedTuple):
 
 
 class IterationSpool:
-    """Not thread-safe. Its file has no name: a killed process leaves nothing, and close writes nothing to the disk."""
+    """Not thread-safe. Its file has no name: a killed process leaves nothing, and close writes nothing to the disk.
+    ``is_secret``: it is encrypted."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_secret: bool = False) -> None:
         """Creates the file ``path`` and removes its name. Raises OSError."""
+        self._is_secret = is_secret
+        self._secret = new_secret() if is_secret else b""
         self._file = path.open("w+b", buffering=0)
         path.unlink()
         self._added: list[FoundRanges] = []
@@ -220,6 +224,7 @@ class IterationSpool:
     def clear(self, *, is_packed: bool) -> None:
         """Forget all. ``is_packed``: what follows is compressed in the file."""
         self._is_packed = is_packed
+        self._secret = new_secret() if self._is_secret else b""  # the same places get other bytes
         self._added, self._added_bytes = [], 0
         self._places, self._end = {}, 0
         self._file.truncate(0)
@@ -246,6 +251,8 @@ class IterationSpool:
             stored = [*(np.ascontiguousarray(table).view(np.uint8).data for table in tables), *part.data]
             if self._is_packed:
                 stored = [zstandard.ZstdCompressor(level=1).compress(b"".join(stored))]
+            if self._secret:
+                stored = [secret_cipher(self._secret, self._end).update(b"".join(stored))]
             stored_bytes = self._write(stored)
             place = _Place(self._end, stored_bytes, tuple(map(len, tables)))
             self._places.setdefault(iteration, []).append(place)
@@ -278,6 +285,8 @@ class IterationSpool:
                     f"the temporary file {self._file.name} ends at byte {place.position + begin}, and more was written"
                 )
             begin += count
+        if self._secret:
+            target = memoryview(secret_cipher(self._secret, place.position).update(target))
         raw = zstandard.ZstdDecompressor().decompress(target) if self._is_packed else target
         begin = 0
         tables: list[Table] = []

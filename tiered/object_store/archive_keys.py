@@ -1,0 +1,259 @@
+"""The keys of one archive, wrapped by keys of a ring, in its objects ``keys/``.
+
+A numbered sequence of tables, each whole and created only if absent; the newest counts. Rewrapping and rotating write a
+new table and no other object. An archive is encrypted from its first object on, or never.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import struct
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Final, NamedTuple
+
+import fastcrc
+
+from tiered.clock import MACHINE_CLOCK
+from tiered.errors import (
+    AlreadyExistsError,
+    CorruptionError,
+    EncryptionKeyError,
+    UnavailableError,
+    UsageError,
+)
+from tiered.formats.keys import KEYS_PREFIX, is_version_name
+from tiered.formats.version import FORMAT_MAJOR, FORMAT_MINOR, require_major
+from tiered.object_store.interface import ObjectStore
+from tiered.object_store.key_ring import (
+    KEY_BYTES,
+    SETTING,
+    KeyRing,
+    wrong_key,
+)
+
+KIND: Final = b"RMQTKEYS"
+_HEAD = struct.Struct("<8sHHI")
+_CEILING: Final = 10**20 - 1
+_TABLE_BYTES_MAX: Final = 1 << 24
+_TRIES: Final = 10
+
+
+@dataclass(frozen=True)
+class ArchiveKey:
+    """A key that encrypts objects: 32 hex digits, and ``wrapped`` by ``ring_key``. ``is_topics``: of topics with a ring
+    key of their own, which no other object has."""
+
+    key_id: str
+    ring_key: str
+    wrapped: bytes
+    is_topics: bool
+    created_ms: int
+
+
+class KeyTable(NamedTuple):
+    """One version. ``topics``: pattern and ring key ("": the current one), of which the first that fits a topic
+    counts."""
+
+    version: int
+    keys: tuple[ArchiveKey, ...] = ()
+    topics: tuple[tuple[str, str], ...] = ()
+
+    def ring_key_of(self, topic: str | None) -> str:
+        """The ring key of its own that ``topic`` has; "": none, as what is of many topics (None)."""
+        return next((key for pattern, key in self.topics if topic and fnmatchcase(topic, pattern)), "")
+
+    def fitting(self, topic: str | None) -> list[ArchiveKey]:
+        """The keys for objects of ``topic``, the newest last."""
+        own = self.ring_key_of(topic)
+        return [one for one in self.keys if one.is_topics == bool(own) and own in ("", one.ring_key)]
+
+    def encoded(self) -> bytes:
+        """Its object: kind, version of the format, CRC32C of what follows, JSON."""
+        keys = [
+            [one.key_id, one.ring_key, base64.b64encode(one.wrapped).decode(), one.is_topics, one.created_ms]
+            for one in self.keys
+        ]
+        document = {"version": self.version, "keys": keys, "topics": self.topics}
+        data = json.dumps(document, separators=(",", ":")).encode()
+        return _HEAD.pack(KIND, FORMAT_MAJOR, FORMAT_MINOR, fastcrc.crc32.iscsi(data)) + data
+
+
+def decode_key_table(data: bytes, source: str) -> KeyTable:
+    """Check and parse; raises CorruptionError naming ``source``, or UnsupportedFormatError."""
+    if len(data) < _HEAD.size or not data.startswith(KIND):
+        raise CorruptionError(f"{source}: has no keys")
+    _, major, minor, crc = _HEAD.unpack_from(data)
+    require_major(major, minor, f"{source}: keys")
+    if fastcrc.crc32.iscsi(data[_HEAD.size :]) != crc:
+        raise CorruptionError(f"{source}: is damaged: it fails its CRC32C")
+    try:
+        header = json.loads(data[_HEAD.size :])
+        keys = tuple(
+            ArchiveKey(
+                str(key_id), str(ring_key), base64.b64decode(wrapped), bool(is_topics), int(created_ms)
+            )
+            for key_id, ring_key, wrapped, is_topics, created_ms in header["keys"]
+        )
+        topics = tuple((str(pattern), str(key)) for pattern, key in header["topics"])
+        return KeyTable(int(header["version"]), keys, topics)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptionError(f"{source}: its content is damaged: {error}") from error
+
+
+class ArchiveKeys:
+    """The keys of the archive ``name`` (``<cluster>/<broker>``) below ``prefix`` of ``store``. ``ring`` None: only
+    whether it is encrypted is known. Thread-safe; each key is unwrapped once."""
+
+    def __init__(self, store: ObjectStore, prefix: str, name: str, ring: KeyRing | None) -> None:
+        """Makes no request."""
+        self.name = name
+        self._store, self._prefix, self._ring = store, prefix, ring
+        self._lock = threading.RLock()
+        self._table: KeyTable | None = None
+        self._unwrapped: dict[str, bytes] = {}
+
+    @property
+    def is_known(self) -> bool:
+        """Whether ``is_encrypted`` makes no request."""
+        return self._table is not None and (self._ring is None or self._table.version > 0)
+
+    def is_encrypted(self) -> bool:
+        """Whether the archive is encrypted, or will be. Raises what ``table`` raises."""
+        table = self.table()
+        return self._ring is not None or table.version > 0
+
+    def table(self, *, is_new: bool = False) -> KeyTable:
+        """The newest table that is known, or, if ``is_new``, that there is; of version 0 if there is none. Raises
+        UsageError for an archive that began without encryption, if there is a ring, and the store's errors."""
+        with self._lock:
+            table = self._table
+            if table is None or is_new or not self.is_known:
+                self._table = table = self._read()
+            return table
+
+    def _read(self) -> KeyTable:
+        folder = f"{self._prefix}{KEYS_PREFIX}"
+        for info in self._store.list(folder):
+            if is_version_name(info.key.removeprefix(folder)):
+                data = self._store.get(info.key, _TABLE_BYTES_MAX)
+                return decode_key_table(data, f"{self._store.url}/{info.key}")
+        if self._ring is not None and next(iter(self._store.list(self._prefix, limit=1)), None):
+            raise UsageError(
+                f"archive {self.name} is an archive without encryption",
+                hint=f"an archive is encrypted from its beginning or never: unset {SETTING}, or begin another one",
+            )
+        return KeyTable(0)
+
+    def change(self, change: Callable[[KeyTable], KeyTable]) -> KeyTable:
+        """Store the next table, which is what ``change`` makes of the newest. Raises the store's errors."""
+        with self._lock:
+            for _ in range(_TRIES):
+                table = self.table(is_new=True)
+                table = change(table)._replace(version=table.version + 1)
+                key = f"{self._prefix}{KEYS_PREFIX}{_CEILING - table.version:020d}"
+                try:
+                    self._store.put_if_absent(key, [table.encoded()])
+                except AlreadyExistsError:  # by another process: its table counts
+                    continue
+                self._table = table
+                return table
+            raise UnavailableError(f"archive {self.name}: others change its keys all the time")
+
+    def add(self, ring_key: str, *, is_topics: bool = False) -> ArchiveKey:
+        """Make a key that encrypts objects from now on, wrapped by ``ring_key``. Raises what the ring raises."""
+        key, key_id = secrets.token_bytes(KEY_BYTES), secrets.token_hex(16)
+        wrapped = self._wrap(ring_key, key, key_id)
+        made = ArchiveKey(key_id, ring_key, wrapped, is_topics, MACHINE_CLOCK.wall_ms())
+        self.change(lambda table: table._replace(keys=(*table.keys, made)))
+        self._unwrapped[key_id] = key
+        return made
+
+    def rewrap(self, ring_keys: Collection[str], target: str) -> list[ArchiveKey]:
+        """Wrap the keys that ``ring_keys`` wrap by ``target`` instead; returns them. Raises what the ring raises."""
+        moved = {
+            one.key_id: replace(
+                one, ring_key=target, wrapped=self._wrap(target, self._unwrap(one), one.key_id)
+            )
+            for one in self.table(is_new=True).keys
+            if one.ring_key in ring_keys
+        }
+        if moved:
+            self.change(
+                lambda table: table._replace(keys=tuple(moved.get(one.key_id, one) for one in table.keys))
+            )
+        return [*moved.values()]
+
+    def _wrap(self, ring_key: str, key: bytes, key_id: str) -> bytes:
+        return self.ring.wrap(ring_key, key, f"{self.name}/{key_id}")
+
+    @property
+    def ring(self) -> KeyRing:
+        """The ring. Raises EncryptionKeyError, which names the keys of the archive, if there is none."""
+        if self._ring is not None:
+            return self._ring
+        names = ", ".join(sorted({one.ring_key for one in self.table().keys})) or "a key"
+        raise EncryptionKeyError(
+            f"archive {self.name} is encrypted with {names}",
+            hint=f"set {SETTING} to the ring that has it",
+        )
+
+    def check(self) -> None:
+        """Whether this process can read what is written now. Raises EncryptionKeyError or what the ring raises."""
+        if self.table().fitting(None):
+            self.newest(None)
+
+    def begin(self, topics: tuple[tuple[str, str], ...]) -> None:
+        """Whether this process can write, with the ring keys of ``topics`` for new objects: pattern and id. Raises
+        UsageError, EncryptionKeyError or what the ring raises."""
+        if not self.is_encrypted():
+            if topics:
+                raise UsageError(
+                    "a topic has an encryption_key, and nothing is encrypted", hint=f"set {SETTING}"
+                )
+            return
+        self.to_write(None)
+        self.check()
+        if self.table(is_new=True).topics != topics:
+            self.change(lambda table: table._replace(topics=topics))
+
+    def to_write(self, topic: str | None) -> tuple[ArchiveKey, bytes]:
+        """The key for a new object, of ``topic`` or of many (None)."""
+        with self._lock:
+            own = self.table().ring_key_of(topic)
+            ring_key = own or self.ring.current
+            fitting = [one for one in self.table().fitting(topic) if one.ring_key == ring_key]
+            key = fitting[-1] if fitting else self.add(ring_key, is_topics=bool(own))
+        return key, self._unwrap(key)
+
+    def newest(self, topic: str | None) -> tuple[ArchiveKey, bytes]:
+        """The newest key of what ``topic`` has, for local copies. Raises EncryptionKeyError if there is none."""
+        fitting = self.table().fitting(topic)
+        if not fitting:
+            raise EncryptionKeyError(f"archive {self.name} has no key of topic {topic}")
+        return fitting[-1], self._unwrap(fitting[-1])
+
+    def to_read(self, key_id: str) -> bytes:
+        """The key with this id. Raises CorruptionError if it is of another archive."""
+        known = self._unwrapped.get(key_id)
+        if known is not None:
+            return known
+        for is_new in (False, True):
+            found = next((one for one in self.table(is_new=is_new).keys if one.key_id == key_id), None)
+            if found is not None:
+                return self._unwrap(found)
+        raise CorruptionError(f"archive {self.name} has no key {key_id}")
+
+    def _unwrap(self, one: ArchiveKey) -> bytes:
+        with self._lock:
+            known = self._unwrapped.get(one.key_id)
+            if known is None:
+                known = self.ring.unwrap(one.ring_key, one.wrapped, f"{self.name}/{one.key_id}")
+                if len(known) != KEY_BYTES:
+                    raise wrong_key(one.ring_key, SETTING)
+                self._unwrapped[one.key_id] = known
+            return known

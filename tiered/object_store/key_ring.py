@@ -1,0 +1,266 @@
+"""Rings of keys that wrap an archive's keys: a key file, AWS KMS, or a command.
+
+Does not know what is wrapped, nor where wrapped keys are stored. Key material is in no message, log record or argument
+of a command.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+import secrets
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from tiered.errors import EncryptionKeyError, ThrottledError, UsageError
+from tiered.object_store.interface import StoreOptions
+from tiered.object_store.s3_client import client_arguments, quiet_sdk_logs
+from tiered.private_directory import is_own
+from tiered.whole_file import save_whole
+
+KEY_BYTES: Final = 32
+NONCE_BYTES: Final = 12
+SETTING: Final = "object_store.key_ring"
+TIMEOUT_S: Final = 10
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_EX_TEMPFAIL = 75
+_GONE_CODES = frozenset(
+    {"NotFoundException", "DisabledException", "KMSInvalidStateException", "InvalidKeyUsageException"}
+)
+_WRONG_CODES = frozenset({"InvalidCiphertextException", "IncorrectKeyException"})
+_DENIED_CODES = frozenset({"AccessDeniedException", "UnrecognizedClientException", "InvalidClientTokenId"})
+
+
+class KeyRing(Protocol):
+    """Wraps and unwraps keys of KEY_BYTES with the ring keys that it has. Thread-safe.
+
+    ``place`` is part of what is wrapped: only the same text unwraps it. Both raise EncryptionKeyError for a ring key
+    that the ring does not have or may not use, and ThrottledError when it cannot answer now.
+    """
+
+    @property
+    def current(self) -> str:
+        """The id of the ring key that wraps new keys."""
+
+    def wrap(self, ring_key: str, key: bytes, place: str) -> bytes:
+        """``key`` wrapped by ``ring_key``."""
+
+    def unwrap(self, ring_key: str, wrapped: bytes, place: str) -> bytes:
+        """The key that ``wrap`` was given."""
+
+
+class FileKeys:
+    """Keys in a file that only its owner can read: a line for each, its id and 32 bytes in base64. The last one is the
+    current one; lines that begin with ``#`` are comments."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads the file. Raises UsageError if it is not one, or if others can read it."""
+        self._path = path
+        self._keys = _file_keys(path)
+
+    @property
+    def current(self) -> str:
+        return next(reversed(self._keys))
+
+    def wrap(self, ring_key: str, key: bytes, place: str) -> bytes:
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        return nonce + bytes(self._cipher(ring_key).encrypt(nonce, key, place.encode()))
+
+    def unwrap(self, ring_key: str, wrapped: bytes, place: str) -> bytes:
+        from cryptography.exceptions import InvalidTag
+
+        nonce, sealed = wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:]
+        try:
+            return bytes(self._cipher(ring_key).decrypt(nonce, sealed, place.encode()))
+        except (InvalidTag, ValueError):
+            raise wrong_key(ring_key, self._path) from None
+
+    def _cipher(self, ring_key: str) -> Any:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # import takes 0.05 s
+
+        key = self._keys.get(ring_key)
+        if key is None:
+            raise EncryptionKeyError(
+                f"key {ring_key} is not in {self._path}", hint="add it, or what it sealed stays unreadable"
+            )
+        return AESGCM(key)
+
+    def add(self, name: str) -> None:
+        """Write a new random key named ``name`` into the file: the current one from now on. Raises UsageError."""
+        if name in self._keys or _NAME.fullmatch(name) is None:
+            raise UsageError(f"{name} is a key of {self._path}, or no id", hint="choose another id")
+        text = self._path.read_text("ascii")
+        line = f"{name} {base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()}\n"
+        umask = os.umask(0o077)
+        try:
+            save_whole(self._path, (text + "\n" * (not text.endswith("\n")) + line).encode())
+        finally:
+            os.umask(umask)
+        self._keys = _file_keys(self._path)
+
+
+def _file_keys(path: Path) -> dict[str, bytes]:
+    """Id and bytes of every key, in the order of the file."""
+    try:
+        status = path.stat()
+        text = path.read_text("ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise UsageError(f"{SETTING} = {path} cannot be read: {why}", hint=f"set {SETTING}") from None
+    is_closed = is_own(status) and not status.st_mode & (stat.S_IRWXO | stat.S_IWGRP)
+    if not is_closed or not stat.S_ISREG(status.st_mode):
+        mode = f"mode {stat.S_IMODE(status.st_mode):04o}"
+        raise UsageError(f"{SETTING} = {path} is open to others ({mode})", hint=f"chmod 600 {path}")
+    keys: dict[str, bytes] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        key = _base64(words[1]) if len(words) == 2 else None
+        if key is None or len(key) != KEY_BYTES or _NAME.fullmatch(words[0]) is None or words[0] in keys:
+            raise UsageError(
+                f"{path}: line {number} is no key", hint="write an id of its own and 32 bytes in base64"
+            )
+        keys[words[0]] = key
+    if not keys:
+        raise UsageError(f"{SETTING} = {path} has no key", hint="write an id and 32 bytes in base64")
+    return keys
+
+
+def _base64(text: str | bytes) -> bytes | None:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+
+
+def wrong_key(ring_key: str, where: object) -> EncryptionKeyError:
+    """The error for a ring key that did not wrap what it is given."""
+    return EncryptionKeyError(
+        f"key {ring_key} of {where} is not the one that this archive was encrypted with",
+        hint=f"set {SETTING} to the ring of this archive",
+    )
+
+
+class KmsKeys:
+    """AWS KMS: key material never leaves it. Ring keys are ids, aliases or ARNs of symmetric keys."""
+
+    def __init__(self, current: str, options: StoreOptions) -> None:
+        """Makes no request: the first one connects."""
+        self.current = current
+        self._options = options
+        self._client: Any = None
+
+    def wrap(self, ring_key: str, key: bytes, place: str) -> bytes:
+        answer = self._call("encrypt", ring_key, place, Plaintext=key)
+        found: bytes = answer["CiphertextBlob"]
+        return found
+
+    def unwrap(self, ring_key: str, wrapped: bytes, place: str) -> bytes:
+        answer = self._call("decrypt", ring_key, place, CiphertextBlob=wrapped)
+        found: bytes = answer["Plaintext"]
+        return found
+
+    def _call(self, action: str, ring_key: str, place: str, **arguments: bytes) -> dict[str, Any]:
+        """The answer of KMS, within TIMEOUT_S."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            self._client = self._client or self._connected()
+            answer: dict[str, Any] = getattr(self._client, action)(
+                KeyId=ring_key, EncryptionContext={"rocketmq-tiered": place}, **arguments
+            )
+            return answer
+        except ClientError as error:
+            code = str(error.response.get("Error", {}).get("Code", ""))
+            if code in _WRONG_CODES:
+                raise wrong_key(ring_key, "AWS KMS") from None
+            if code in _GONE_CODES | _DENIED_CODES:
+                raise EncryptionKeyError(
+                    f"AWS KMS does not {action} with key {ring_key}: {code}",
+                    hint=f"check the key, its policy, and {SETTING}",
+                ) from None
+            raise _away(ring_key, f"AWS KMS: {code}") from None
+        except BotoCoreError as error:
+            raise _away(ring_key, f"AWS KMS: {type(error).__name__}") from None
+
+    def _connected(self) -> Any:
+        import boto3  # import takes 0.4 s
+        from botocore.config import Config
+
+        quiet_sdk_logs()
+        arn = self.current.split(":")
+        region = arn[3] if len(arn) > 4 else self._options.settings.region
+        once = {"total_max_attempts": 1, "mode": "standard"}
+        config = Config(connect_timeout=TIMEOUT_S / 2, read_timeout=TIMEOUT_S, retries=once)
+        arguments = client_arguments(self._options) | {"endpoint_url": None, "region_name": region or None}
+        return boto3.session.Session().client("kms", config=config, **arguments)
+
+
+def _away(ring_key: str, why: str) -> ThrottledError:
+    return ThrottledError(f"key {ring_key} cannot be used now: {why}")
+
+
+class CommandKeys:
+    """A program for HSMs, Vault and others: ``PROGRAM wrap|unwrap KEY`` reads base64 from its input and writes base64
+    to its output. Its environment has the place as TIERED_PLACE. Exit code 75 is *not now*, others are refusals."""
+
+    def __init__(self, current: str, program: str) -> None:
+        self.current = current
+        self._program = program
+
+    def wrap(self, ring_key: str, key: bytes, place: str) -> bytes:
+        return self._call("wrap", ring_key, key, place)
+
+    def unwrap(self, ring_key: str, wrapped: bytes, place: str) -> bytes:
+        return self._call("unwrap", ring_key, wrapped, place)
+
+    def _call(self, action: str, ring_key: str, data: bytes, place: str) -> bytes:
+        """What the program answers, within TIMEOUT_S. What it writes as errors goes to ours."""
+        try:
+            answer = subprocess.run(
+                [self._program, action, ring_key],
+                input=base64.b64encode(data) + b"\n",
+                stdout=subprocess.PIPE,
+                timeout=TIMEOUT_S,
+                env={**os.environ, "TIERED_PLACE": place},
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise _away(ring_key, f"{self._program} has no answer after {TIMEOUT_S} s") from None
+        except OSError as error:
+            raise UsageError(
+                f"{SETTING}: {self._program} cannot be run: {error.strerror}", hint=f"set {SETTING}"
+            ) from None
+        if answer.returncode == _EX_TEMPFAIL:
+            raise _away(ring_key, f"{self._program} says so")
+        found = _base64(answer.stdout.strip())
+        if answer.returncode or not found:
+            raise EncryptionKeyError(
+                f"{self._program} does not {action} with key {ring_key} (exit code {answer.returncode})",
+                hint="run it by hand",
+            )
+        return found
+
+
+def open_ring(options: StoreOptions) -> KeyRing | None:
+    """The ring that the settings name; None: nothing is encrypted. Raises UsageError."""
+    text = options.settings.key_ring
+    kind, _, rest = text.partition(":")
+    if not text:
+        return None
+    if text.startswith("/"):
+        return FileKeys(Path(text))
+    if kind == "aws-kms" and rest:
+        return KmsKeys(rest, options)
+    name, _, program = rest.partition(":")
+    if kind == "command" and name and program.startswith("/"):
+        return CommandKeys(name, program)
+    raise UsageError(
+        f"{SETTING} = {text} is no ring",
+        hint="use /path/of/keys, aws-kms:KEY or command:KEY:/path/of/program",
+    )
