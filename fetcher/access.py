@@ -42,7 +42,7 @@ from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_BATCH, QUEUE_EXPIRED
 from tiered.object_store.interface import ObjectStore, StoreOptions
 from tiered.object_store.open_store import open_async_store, open_store, parse_url
-from tiered.object_store.sealed import LocalSeals, SealedStore
+from tiered.object_store.sealed import LocalSeals
 from tiered.private_directory import check_private
 from tiered.settings.sections import DERIVED, Settings
 from tiered.timestamps import TimePoint, milliseconds
@@ -97,7 +97,7 @@ def open_access(
             root,
             place,
             state,
-            _reader(url, root, place, settings, has_loop=has_loop),
+            _reader(url, place, settings, has_loop=has_loop, is_encrypted=keys.is_encrypted()),
             settings,
             disk,
             has_loop=has_loop,
@@ -112,14 +112,13 @@ open_async_access = partial(open_access, has_loop=True)
 
 
 def _reader(
-    url: str, root: SealedStore, place: ArchivePlace, settings: Settings, *, has_loop: bool
+    url: str, place: ArchivePlace, settings: Settings, *, has_loop: bool, is_encrypted: bool
 ) -> RangeReader:
     """The reader of ranges: for s3:// beside an event loop an asynchronous client with a loop of its own, else
-    threads. A client of file:// would use threads too, and switch them twice more."""
-    if has_loop and parse_url(url).scheme == "s3":
-        name = archive_prefix(place.cluster, place.broker)
-        own_url, options = f"{url.rstrip('/')}/{name}", StoreOptions(settings.object_store)
-        return LoopRangeReader(open_async_store(own_url, options, (root, name)))
+    threads, which also decrypt. A client of file:// would use threads too, and switch them twice more."""
+    if has_loop and parse_url(url).scheme == "s3" and not is_encrypted:
+        own_url = f"{url.rstrip('/')}/{archive_prefix(place.cluster, place.broker)}"
+        return LoopRangeReader(open_async_store(own_url, StoreOptions(settings.object_store)))
     return ThreadRangeReader(place.store, settings.fetch.threads)
 
 

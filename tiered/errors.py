@@ -114,6 +114,10 @@ class ThrottledError(UnavailableError):
     """The store refused the request without any effect (429, 503, connection refused). Back off."""
 
 
+class KeyRingAwayError(ThrottledError):
+    """What wraps an archive's keys (KMS, a command) is away, throttled or slow: nothing was written."""
+
+
 class UnansweredError(UnavailableError):
     """The request may or may not have taken effect: timeout, connection lost, 500."""
 
@@ -148,3 +152,7 @@ class EncryptionKeyError(UnsupportedFormatError):
     check: Callable[[], None] = lambda: None
     """Checks the bytes of the object as they are stored, which needs no key. Raises CorruptionError and the store's
     errors."""
+
+
+class TopicKeyError(EncryptionKeyError):
+    """It is the key of a topic with a key of its own: the rest of the archive may be readable."""

@@ -195,6 +195,7 @@ class Offloader:
         self._index_settings = options.index
         self._topic_filter = topic_filter
         self._rules, self._timers = dict(options.rules_document), options.timers
+        self._encoded_copies = 1 + options.is_encrypted
         self._environment = environment or Environment()
         self._pins = pins
         self._bound_source = BoundSource(broker_store, offsets_source, silence)
@@ -243,8 +244,9 @@ class Offloader:
         """Make the parts that read the log from ``start_phys``, upload it, and build the index."""
         settings, environment, writer = self._settings, self._environment, self._writer
         arena_bytes = int(settings.batch_bytes * (1 + ARENA_SLACK))
-        # Half of the budget is for batches of log bytes: encoded objects take the other half.
-        count = max(2, min(IN_FLIGHT_MAX + 2, settings.memory_budget_bytes // (2 * arena_bytes)))
+        # The budget is for batches of log bytes, and for their encoded objects and the encrypted copies of these.
+        batch_share = settings.memory_budget_bytes // ((1 + self._encoded_copies) * arena_bytes)
+        count = max(2, min(IN_FLIGHT_MAX + 2, batch_share))
         self._pool = LogBatchPool(batch_bytes=arena_bytes, count=count)
         closed: DoubleBuffer[LogBatch] = DoubleBuffer(capacity=count)
         self._feed = feed_of(self._store, self._table, self._topic_filter, self._bound_source)
@@ -651,7 +653,8 @@ class Offloader:
             bound_phys=bound,
             written_phys=max(bound, self._bound_source.written_phys),
             epoch=state.epoch,
-            memory_used_bytes=self._pool.used_bytes() + self._uploader.in_flight_bytes(),
+            memory_used_bytes=self._pool.used_bytes()
+            + self._encoded_copies * self._uploader.in_flight_bytes(),
             memory_budget_bytes=self._settings.memory_budget_bytes,
             last_error=self.retry_reason or counters.last_error,
             pins=self._loop.pin_status,

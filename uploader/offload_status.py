@@ -127,12 +127,14 @@ class OffloadIdentity:
 @dataclass(frozen=True)
 class ObjectOptions:
     """Which index files are built, and which runs share objects. ``rules_document``: the rules in force, which the
-    owner commits (tiered/settings/rules_in_force.py); empty: none."""
+    owner commits (tiered/settings/rules_in_force.py); empty: none. ``is_encrypted``: a copy of each object that is
+    being uploaded is in memory, encrypted."""
 
     index: IndexSettings = field(default_factory=IndexSettings)
     rules: TopicRules = field(default_factory=TopicRules)
     rules_document: Mapping[str, Any] = field(default_factory=dict)
     timers: TimerSettings = field(default_factory=TimerSettings)
+    is_encrypted: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from tiered.errors import EncryptionKeyError, UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.archive_keys import ArchiveKey, ArchiveKeys
 from tiered.object_store.interface import StoreOptions
-from tiered.object_store.key_ring import FileKeys
 from tiered.object_store.open_store import open_store
 
 ACTIONS = ("check", "rotate", "rewrap")
@@ -28,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "key, and change no object",
     )
     add_archive(parser)
-    parser.add_argument("--new", metavar="ID", help="rotate: also add this new key to the key file first")
     parser.add_argument(
         "--from",
         dest="sources",
@@ -44,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print the keys of the archive. Exit code 2 if one of them cannot be used here, and is not a destroyed topic's."""
+    """Print the keys of the archive. Exit code 2 if one of them cannot be used here."""
     settings = settings_of(options).settings
     with closing(open_store(options.url, StoreOptions(settings.object_store))) as root:
         found = find_archive(root, settings.archive.cluster or None, settings.archive.broker or None)
@@ -52,7 +50,7 @@ def execute(options: argparse.Namespace) -> int:
         if not keys.is_encrypted():
             raise UsageError(f"{found.store.url} is not encrypted")
         if options.action == "rotate":
-            _rotate(keys, options.new)
+            keys.add(keys.ring.current)
         elif options.action == "rewrap":
             target = options.to or keys.ring.current
             general = {one.ring_key for one in keys.table().keys if not one.is_topics}
@@ -65,16 +63,6 @@ def execute(options: argparse.Namespace) -> int:
     ]
     print_result(options, {"keys": document}, lines)
     return EncryptionKeyError.exit_code if any(one["problem"] for one in document) else 0
-
-
-def _rotate(keys: ArchiveKeys, new: str | None) -> None:
-    """Have new objects encrypted by a new key."""
-    ring = keys.ring
-    if new is not None:
-        if not isinstance(ring, FileKeys):
-            raise UsageError("--new is for key files", hint="make the key where the others are, and name it")
-        ring.add(new)
-    keys.add(ring.current)
 
 
 def _described(keys: ArchiveKeys, one: ArchiveKey) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from tiered.catalog.pages import RunIndex, living_runs
 from tiered.catalog.state import CatalogState
 from tiered.clock import MACHINE_CLOCK
 from tiered.console import camel_names, counted, size_text
-from tiered.errors import CorruptionError, EncryptionKeyError, NotFoundError, UnavailableError
+from tiered.errors import CorruptionError, NotFoundError, TopicKeyError, UnavailableError
 from tiered.formats.keys import is_compacted
 from tiered.formats.segment import BlockCodec
 from tiered.object_store.interface import ObjectStore
@@ -242,7 +242,7 @@ def rewrite_options(settings: Settings, spool: Path) -> RewriteOptions:
 
 def limits_of(settings: Settings) -> CompactionLimits:
     """The limits for plans of compaction, from the settings: sizes of objects, memory, and what is worth moving."""
-    own = settings.compaction
+    own, rules = settings.compaction, TopicRules.of(settings)
     return CompactionLimits(
         memory_bytes=own.memory_bytes,
         split_bytes=own.split_bytes,
@@ -255,7 +255,7 @@ def limits_of(settings: Settings) -> CompactionLimits:
         table_bytes=TABLE_BYTES,
         in_flight_bytes=_in_flight_bytes(settings),
         runs_max=min(RUNS_MAX, own.memory_bytes // (2 * TABLE_BYTES)),
-        is_alone=TopicRules.of(settings).has_own_key,
+        is_alone=rules.has_own_key if rules.own_keys else None,
     )
 
 
@@ -360,7 +360,7 @@ class CompactionRounds:
                 write=self._write,
                 maintenance=self._maintenance,
             )
-        except (CorruptionError, EncryptionKeyError, NotFoundError) as error:
+        except (CorruptionError, NotFoundError, TopicKeyError) as error:
             if not self.damaged.add(planned, error):
                 raise
             return True

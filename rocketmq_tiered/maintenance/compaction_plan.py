@@ -68,8 +68,8 @@ class CompactionLimits(RewriteLimits):
     sources_min: int = 2
     growth_min: int = 1
     dead_share_min: float = 2.0
-    is_alone: Callable[[str], bool] = lambda topic: False
-    """Topics whose queues share no object."""
+    is_alone: Callable[[str], bool] | None = None
+    """Topics whose queues share no object; None: there are none."""
 
 
 def plan_rewrite(candidates: Candidates, limits: CompactionLimits) -> RewritePlan | None:
@@ -88,7 +88,9 @@ def plan_rewrite(candidates: Candidates, limits: CompactionLimits) -> RewritePla
         sequences = sequences_of_runs(candidates, moved)
         is_sparse = candidates.runs["kind"][sequences.order] == RunKind.SPARSE
         is_alone = (sequences.byte_count > limits.split_bytes) | sequences.has_gap_behind
-        is_alone |= np.array([limits.is_alone(queue.topic) for queue in candidates.queues])[sequences.queue]
+        if limits.is_alone is not None:
+            queues = [limits.is_alone(queue.topic) for queue in candidates.queues]
+            is_alone |= np.array(queues, np.bool_)[sequences.queue]
         if len(sequences):
             is_alone |= np.logical_or.reduceat(is_sparse, sequences.first[:-1])
         set_queues = len(np.unique(sequences.queue[~is_alone]))

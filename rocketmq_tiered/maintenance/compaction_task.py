@@ -30,10 +30,10 @@ from tiered.console import size_text
 from tiered.errors import (
     AccessDeniedError,
     CorruptionError,
-    EncryptionKeyError,
     NotFoundError,
     StoreFullError,
     TieredError,
+    TopicKeyError,
     UnavailableError,
 )
 from tiered.object_store.interface import ObjectStore
@@ -145,7 +145,7 @@ class CompactionTask:
         except AccessDeniedError as error:
             hint = "allow the account to read and create objects, or set compaction.every_ms to 0"
             raise AccessDeniedError(str(error), hint=hint) from error
-        except (CorruptionError, EncryptionKeyError, NotFoundError) as error:
+        except (CorruptionError, NotFoundError, TopicKeyError) as error:
             if len(self.damaged) >= DAMAGED_MAX or not self.damaged.add(planned, error):
                 raise
             logger.error("compaction cannot read an object, and leaves it where it is: %s", error)

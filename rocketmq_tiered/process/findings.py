@@ -25,7 +25,9 @@ from tiered.errors import (
     ArchiveDamagedError,
     CatalogLostError,
     EmptyCommitlogError,
+    EncryptionKeyError,
     FencedError,
+    KeyRingAwayError,
     LogDivergedError,
     MissingBrokerFileError,
     NotFoundError,
@@ -51,6 +53,7 @@ BEHIND_S = 60.0
 """Lag of `behind`; four batches' age if that is longer."""
 OBJECT_STORE = "object store"
 LOCAL_DISK = "local disk"
+KEY_RING = "key ring"
 BROKER_STORE = "broker store"
 """Its directory, commitlog or files are not there."""
 ARCHIVE = "archive"
@@ -95,6 +98,7 @@ _CHECK_DISK: Final = "free space, or let this user read and write there; it is t
 _NEXT: Final = {
     OBJECT_STORE: _CHECK_STORE,
     LOCAL_DISK: _CHECK_DISK,
+    KEY_RING: "run tiered keys check ARCHIVE_URL; nothing is written without its key, and it is tried again",
     BROKER_STORE: "mount its disk, or correct broker.store_path and restart; nothing is archived or hidden until then",
     ARCHIVE: "do what the cause says; it is tried again, and nothing is lost while the broker keeps its log",
 }
@@ -191,10 +195,14 @@ def after_failure(
             return RetryPlan(Condition(RunState.STOPPED, why), 0, error.exit_code)
         state = RunState.FENCED if has_owned else RunState.STANDBY
         return RetryPlan(Condition(state, why), settings.process.standby_retry_ms / 1000)
+    has_worked = has_owned or has_stood_by
+    if isinstance(error, EncryptionKeyError):
+        if has_worked:
+            return RetryPlan(Condition(RunState.BLOCKED, error.message, KEY_RING, error.hint), RETRY_LOG_S)
+        return RetryPlan(Condition(RunState.STOPPED, why), 0, error.exit_code)
     for state, error_type in REFUSED.items():
         if isinstance(error, error_type):  # the log may be put back, or the archive repaired
             return RetryPlan(Condition(state, error.message, hint=error.hint), RETRY_LOG_S)
-    has_worked = has_owned or has_stood_by
     if isinstance(error, EmptyCommitlogError) or (has_worked and isinstance(error, _MISSING_STORE)):
         return RetryPlan(Condition(RunState.BLOCKED, error.message, BROKER_STORE), RETRY_LOG_S)
     if isinstance(error, UnavailableError) or (has_worked and isinstance(error, _STORE_ERRORS)):
@@ -207,6 +215,8 @@ def after_failure(
 def _waiting_for(error: BaseException, why: str, *, lasts: bool) -> Condition:
     """The state that is shown while a failed uploader waits to be started again: connecting, or blocked by the disk or
     store of ``error``. ``lasts``: the failure before had the same cause, so that the operator has to act."""
+    if isinstance(error, KeyRingAwayError):
+        return Condition(RunState.BLOCKED, why, KEY_RING)
     if isinstance(error, (*_STORE_ERRORS, StoreFullError)):  # local files are named by absolute paths
         return Condition(RunState.BLOCKED, why, LOCAL_DISK if why.startswith("/") else OBJECT_STORE)
     if isinstance(error, UnreadableError):

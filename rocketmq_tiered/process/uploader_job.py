@@ -225,7 +225,11 @@ class UploaderJob:
             pins=pins,
             environment=_with_standby(_environment(writer, archive, names), writer, self._has_standby_lag),
             options=ObjectOptions(
-                settings.index, TopicRules.of(settings), _rules_to_commit(settings, writer), settings.timers
+                settings.index,
+                TopicRules.of(settings),
+                _rules_to_commit(settings, writer),
+                settings.timers,
+                is_encrypted=bool(settings.object_store.key_ring),
             ),
         )
         own = PrefixedStore(archive, prefix)  # this broker's objects

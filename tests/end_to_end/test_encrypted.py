@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as parquet
 import pytest
+from pyarrow import parquet
 
 from tests.object_store.sealed_scene import key_file
 from tests.sweeps import sweep

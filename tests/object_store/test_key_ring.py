@@ -9,9 +9,9 @@ import pytest
 
 from tests.object_store.sealed_scene import key_file
 from tests.servers.running_store import RunningStore
-from tiered.errors import EncryptionKeyError, ThrottledError, TieredError, UsageError
+from tiered.errors import EncryptionKeyError, KeyRingAwayError, TieredError, UsageError
 from tiered.object_store.interface import StoreOptions
-from tiered.object_store.key_ring import KEY_BYTES, FileKeys, KeyRing, open_ring
+from tiered.object_store.key_ring import KEY_BYTES, KeyRing, open_ring
 from tiered.settings.sections import ObjectStoreSettings
 
 KEY = bytes(range(KEY_BYTES))
@@ -46,15 +46,6 @@ def test_a_key_file_wraps_by_its_last_key(tmp_path: Path) -> None:
         with pytest.raises(EncryptionKeyError, match=why) as caught:
             _ring(str(other)).unwrap("old", wrapped, "p")
         assert "old" in str(caught.value)
-
-
-def test_a_new_key_is_the_current_one_and_the_file_stays_closed(tmp_path: Path) -> None:
-    path = key_file(tmp_path / "ring", "old")
-    FileKeys(path).add("new")
-    assert FileKeys(path).current == "new"
-    assert path.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(UsageError):
-        FileKeys(path).add("new")
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o620, 0o601, 0o666])
@@ -107,7 +98,7 @@ def test_a_command_wraps_refuses_and_is_away(tmp_path: Path) -> None:
     with pytest.raises(EncryptionKeyError, match="exit code 1"):
         ring.unwrap("key", wrapped, "c/b/2")
     (tmp_path / "program.away").touch()
-    with pytest.raises(ThrottledError, match="key cannot be used now"):
+    with pytest.raises(KeyRingAwayError, match="key cannot be used now"):
         ring.unwrap("key", wrapped, "c/b/1")
     (tmp_path / "program.away").rename(tmp_path / "program.refuses")
     with pytest.raises(EncryptionKeyError, match="exit code 3") as caught:
@@ -135,15 +126,15 @@ def test_kms_wraps_and_what_it_says_is_a_typed_error(
     with pytest.raises(EncryptionKeyError, match="NotFoundException"):
         ring.wrap("00000000-0000-0000-0000-000000000000", KEY, "p")
     monkeypatch.setenv("AWS_ENDPOINT_URL_KMS", "http://127.0.0.1:1")
-    with pytest.raises(ThrottledError, match="cannot be used now"):
+    with pytest.raises(KeyRingAwayError, match="cannot be used now"):
         _ring(f"aws-kms:{arn}").unwrap(arn, wrapped, "c/b/1")
 
 
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
-        ("ThrottlingException", ThrottledError),
-        ("KMSInternalException", ThrottledError),
+        ("ThrottlingException", KeyRingAwayError),
+        ("KMSInternalException", KeyRingAwayError),
         ("DisabledException", EncryptionKeyError),
         ("AccessDeniedException", EncryptionKeyError),
         ("InvalidCiphertextException", EncryptionKeyError),

@@ -23,6 +23,7 @@ from tiered.errors import (
     AlreadyExistsError,
     CorruptionError,
     EncryptionKeyError,
+    TopicKeyError,
     UnavailableError,
     UsageError,
 )
@@ -106,21 +107,16 @@ def decode_key_table(data: bytes, source: str) -> KeyTable:
 
 
 class ArchiveKeys:
-    """The keys of the archive ``name`` (``<cluster>/<broker>``) below ``prefix`` of ``store``. ``ring`` None: only
-    whether it is encrypted is known. Thread-safe; each key is unwrapped once."""
+    """The keys of the archive ``name`` (``<cluster>/<broker>``) of ``store``. ``ring`` None: only whether it is
+    encrypted is known. Thread-safe; each key is unwrapped once."""
 
-    def __init__(self, store: ObjectStore, prefix: str, name: str, ring: KeyRing | None) -> None:
+    def __init__(self, store: ObjectStore, name: str, ring: KeyRing | None) -> None:
         """Makes no request."""
         self.name = name
-        self._store, self._prefix, self._ring = store, prefix, ring
+        self._store, self._ring = store, ring
         self._lock = threading.RLock()
         self._table: KeyTable | None = None
         self._unwrapped: dict[str, bytes] = {}
-
-    @property
-    def is_known(self) -> bool:
-        """Whether ``is_encrypted`` makes no request."""
-        return self._table is not None and (self._ring is None or self._table.version > 0)
 
     def is_encrypted(self) -> bool:
         """Whether the archive is encrypted, or will be. Raises what ``table`` raises."""
@@ -132,17 +128,18 @@ class ArchiveKeys:
         UsageError for an archive that began without encryption, if there is a ring, and the store's errors."""
         with self._lock:
             table = self._table
-            if table is None or is_new or not self.is_known:
+            # With a ring, another process may begin the archive.
+            if table is None or is_new or (self._ring is not None and not table.version):
                 self._table = table = self._read()
             return table
 
     def _read(self) -> KeyTable:
-        folder = f"{self._prefix}{KEYS_PREFIX}"
+        folder = f"{self.name}/{KEYS_PREFIX}"
         for info in self._store.list(folder):
             if is_version_name(info.key.removeprefix(folder)):
                 data = self._store.get(info.key, _TABLE_BYTES_MAX)
                 return decode_key_table(data, f"{self._store.url}/{info.key}")
-        if self._ring is not None and next(iter(self._store.list(self._prefix, limit=1)), None):
+        if self._ring is not None and next(iter(self._store.list(f"{self.name}/", limit=1)), None):
             raise UsageError(
                 f"archive {self.name} is an archive without encryption",
                 hint=f"an archive is encrypted from its beginning or never: unset {SETTING}, or begin another one",
@@ -155,7 +152,7 @@ class ArchiveKeys:
             for _ in range(_TRIES):
                 table = self.table(is_new=True)
                 table = change(table)._replace(version=table.version + 1)
-                key = f"{self._prefix}{KEYS_PREFIX}{_CEILING - table.version:020d}"
+                key = f"{self.name}/{KEYS_PREFIX}{_CEILING - table.version:020d}"
                 try:
                     self._store.put_if_absent(key, [table.encoded()])
                 except AlreadyExistsError:  # by another process: its table counts
@@ -210,23 +207,27 @@ class ArchiveKeys:
     def begin(self, topics: tuple[tuple[str, str], ...]) -> None:
         """Whether this process can write, with the ring keys of ``topics`` for new objects: pattern and id. Raises
         UsageError, EncryptionKeyError or what the ring raises."""
-        if not self.is_encrypted():
-            if topics:
-                raise UsageError(
-                    "a topic has an encryption_key, and nothing is encrypted", hint=f"set {SETTING}"
-                )
-            return
-        self.to_write(None)
-        self.check()
-        if self.table(is_new=True).topics != topics:
-            self.change(lambda table: table._replace(topics=topics))
+        if self.is_encrypted():
+            self.check()  # before a key is made: with the ring of another archive there must be none
+            for own in sorted({"", *(key for _, key in topics)}):
+                self._newest_of(own)
+            if self.table(is_new=True).topics != topics:
+                self.change(lambda table: table._replace(topics=topics))
+        elif topics:
+            raise UsageError("a topic has an encryption_key, and nothing is encrypted", hint=f"set {SETTING}")
 
     def to_write(self, topic: str | None) -> tuple[ArchiveKey, bytes]:
         """The key for a new object, of ``topic`` or of many (None)."""
+        return self._newest_of(self.table().ring_key_of(topic))
+
+    def _newest_of(self, own: str) -> tuple[ArchiveKey, bytes]:
+        """The newest key that ``own``, the ring key of topics, wraps, or ("") the current ring key; made if there is
+        none."""
         with self._lock:
-            own = self.table().ring_key_of(topic)
             ring_key = own or self.ring.current
-            fitting = [one for one in self.table().fitting(topic) if one.ring_key == ring_key]
+            fitting = [
+                one for one in self.table().keys if (one.ring_key, one.is_topics) == (ring_key, bool(own))
+            ]
             key = fitting[-1] if fitting else self.add(ring_key, is_topics=bool(own))
         return key, self._unwrap(key)
 
@@ -252,8 +253,13 @@ class ArchiveKeys:
         with self._lock:
             known = self._unwrapped.get(one.key_id)
             if known is None:
-                known = self.ring.unwrap(one.ring_key, one.wrapped, f"{self.name}/{one.key_id}")
-                if len(known) != KEY_BYTES:
-                    raise wrong_key(one.ring_key, SETTING)
+                try:
+                    known = self.ring.unwrap(one.ring_key, one.wrapped, f"{self.name}/{one.key_id}")
+                    if len(known) != KEY_BYTES:
+                        raise wrong_key(one.ring_key, SETTING)
+                except EncryptionKeyError as error:
+                    raise (TopicKeyError if one.is_topics else type(error))(
+                        error.message, hint=error.hint
+                    ) from None
                 self._unwrapped[one.key_id] = known
             return known

@@ -15,16 +15,13 @@ unanswered, and the caller continues under another key.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 from tiered.errors import AlreadyExistsError, ObjectTooLargeError, UnansweredError
 from tiered.settings.sections import ObjectStoreSettings
-
-T = TypeVar("T")
-P = ParamSpec("P")
 
 Buffer = bytes | bytearray | memoryview
 Body = Sequence[Buffer]
@@ -183,10 +180,3 @@ def _unanswered_if_there() -> Iterator[None]:
     except AlreadyExistsError as error:
         why = "a proxy may have sent the request twice, or the object is left of a lost archive"
         raise UnansweredError(f"{error.message}; {why}") from error
-
-
-async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run ``work`` in a thread of the event loop."""
-    import asyncio  # import takes 0.07 s
-
-    return await asyncio.to_thread(work, *args, **kwargs)

@@ -16,11 +16,10 @@ import subprocess
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from tiered.errors import EncryptionKeyError, ThrottledError, UsageError
+from tiered.errors import EncryptionKeyError, KeyRingAwayError, UsageError
 from tiered.object_store.interface import StoreOptions
 from tiered.object_store.s3_client import client_arguments, quiet_sdk_logs
 from tiered.private_directory import is_own
-from tiered.whole_file import save_whole
 
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12
@@ -39,7 +38,7 @@ class KeyRing(Protocol):
     """Wraps and unwraps keys of KEY_BYTES with the ring keys that it has. Thread-safe.
 
     ``place`` is part of what is wrapped: only the same text unwraps it. Both raise EncryptionKeyError for a ring key
-    that the ring does not have or may not use, and ThrottledError when it cannot answer now.
+    that the ring does not have or may not use, and KeyRingAwayError when it cannot answer now.
     """
 
     @property
@@ -88,19 +87,6 @@ class FileKeys:
                 f"key {ring_key} is not in {self._path}", hint="add it, or what it sealed stays unreadable"
             )
         return AESGCM(key)
-
-    def add(self, name: str) -> None:
-        """Write a new random key named ``name`` into the file: the current one from now on. Raises UsageError."""
-        if name in self._keys or _NAME.fullmatch(name) is None:
-            raise UsageError(f"{name} is a key of {self._path}, or no id", hint="choose another id")
-        text = self._path.read_text("ascii")
-        line = f"{name} {base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()}\n"
-        umask = os.umask(0o077)
-        try:
-            save_whole(self._path, (text + "\n" * (not text.endswith("\n")) + line).encode())
-        finally:
-            os.umask(umask)
-        self._keys = _file_keys(self._path)
 
 
 def _file_keys(path: Path) -> dict[str, bytes]:
@@ -201,8 +187,8 @@ class KmsKeys:
         return boto3.session.Session().client("kms", config=config, **arguments)
 
 
-def _away(ring_key: str, why: str) -> ThrottledError:
-    return ThrottledError(f"key {ring_key} cannot be used now: {why}")
+def _away(ring_key: str, why: str) -> KeyRingAwayError:
+    return KeyRingAwayError(f"key {ring_key} cannot be used now: {why}")
 
 
 class CommandKeys:

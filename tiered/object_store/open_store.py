@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 from urllib.parse import SplitResult, unquote, urlsplit
 from weakref import WeakValueDictionary
 
 from tiered.errors import UsageError
 from tiered.object_store.file import FileStore
-from tiered.object_store.interface import (
-    GET_BYTES_MAX,
-    AsyncObjectStore,
-    ObjectStore,
-    StoreOptions,
-    in_thread,
-)
+from tiered.object_store.interface import GET_BYTES_MAX, AsyncObjectStore, ObjectStore, StoreOptions
 from tiered.object_store.key import check_key
 from tiered.object_store.key_ring import open_ring
 from tiered.object_store.memory import MemoryStore
@@ -29,7 +25,7 @@ from tiered.object_store.request_metrics import MetricsStore, StoreMetrics
 from tiered.object_store.retrying import RetryingStore
 from tiered.object_store.s3 import S3Store
 from tiered.object_store.s3_async import AsyncS3Store
-from tiered.object_store.sealed import AsyncSealedStore, SealedStore
+from tiered.object_store.sealed import SealedStore
 from tiered.object_store.throttle import ThrottledStore
 
 FORMS = "use file:///directory or s3://bucket/prefix"
@@ -41,6 +37,10 @@ _BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
 """What the SDK accepts, without ARNs."""
 _memory_stores: WeakValueDictionary[str, MemoryStore] = WeakValueDictionary()
 """memory://name is the same store while one is open in this process."""
+
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class ThreadedStore:
@@ -55,13 +55,19 @@ class ThreadedStore:
         return self._store.url
 
     async def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
-        return await in_thread(self._store.get, key, max_bytes)
+        return await _in_thread(self._store.get, key, max_bytes)
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes:
-        return await in_thread(self._store.get_range, key, offset, length)
+        return await _in_thread(self._store.get_range, key, offset, length)
 
     async def close(self) -> None:
-        await in_thread(self._store.close)
+        await _in_thread(self._store.close)
+
+
+async def _in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    import asyncio  # import takes 0.07 s
+
+    return await asyncio.to_thread(work, *args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -124,8 +130,7 @@ def open_store(
     url: str, options: StoreOptions | None = None, *, metrics: StoreMetrics | None = None
 ) -> SealedStore:
     """The object store at the archive URL ``url``, with retries, counted in ``metrics`` if given, with the limit of
-    upload bandwidth, and with keys relative to the URL's prefix, and sealed by the key ring. The first request
-    connects. Raises UsageError, also for a key ring that cannot be used."""
+    upload bandwidth, and with keys relative to the URL's prefix. The first request connects."""
     options = options or StoreOptions()
     address = check_addresses(url, options.settings.endpoint_url)
     store: ObjectStore
@@ -144,14 +149,10 @@ def open_store(
     return SealedStore(PrefixedStore(store, address.prefix) if address.prefix else store, open_ring(options))
 
 
-def open_async_store(
-    url: str, options: StoreOptions | None = None, sealed: tuple[SealedStore, str] | None = None
-) -> AsyncObjectStore:
-    """The read half at ``url`` for an event loop; file:// and memory:// run in the loop's threads. ``sealed``: the root
-    and the name of the archive that this is, whose objects may be encrypted."""
+def open_async_store(url: str, options: StoreOptions | None = None) -> AsyncObjectStore:
+    """The read half at ``url`` for an event loop; file:// and memory:// run in the loop's threads."""
     options = options or StoreOptions()
     address = check_addresses(url, options.settings.endpoint_url)
-    if address.scheme != "s3":
-        return ThreadedStore(open_store(url, options))
-    store = AsyncS3Store(address.place, options, prefix=address.prefix)
-    return store if sealed is None else AsyncSealedStore(store, *sealed)
+    if address.scheme == "s3":
+        return AsyncS3Store(address.place, options, prefix=address.prefix)
+    return ThreadedStore(open_store(url, options))

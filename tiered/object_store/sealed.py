@@ -10,6 +10,7 @@ follow from each other, each range can be read alone, and the checksums need no 
 from __future__ import annotations
 
 import hmac
+import os
 import re
 import secrets
 import struct
@@ -22,14 +23,13 @@ from typing import Any, Final, NamedTuple
 import fastcrc
 
 from tiered.errors import CorruptionError, EncryptionKeyError, NotFoundError, ObjectTooLargeError, TieredError
-from tiered.formats.keys import epoch_of, parse_data_key
+from tiered.formats.keys import parse_data_key
 from tiered.formats.version import FORMAT_MAJOR, FORMAT_MINOR, require_major
 from tiered.model.lru import Lru
 from tiered.object_store.archive_keys import ArchiveKeys
 from tiered.object_store.body import as_views, buffer_bytes, parts, read_file_range, size_bytes
 from tiered.object_store.interface import (
     GET_BYTES_MAX,
-    AsyncObjectStore,
     Body,
     Buffer,
     FileRange,
@@ -37,8 +37,7 @@ from tiered.object_store.interface import (
     ObjectRange,
     ObjectStore,
     Piece,
-    in_thread,
-    require_size,
+    too_large,
 )
 from tiered.object_store.key_ring import (
     KEY_BYTES,
@@ -58,10 +57,9 @@ TRAILER_BYTES: Final = _TRAILER.size
 LOCAL_BYTES: Final = 16 + NONCE_BYTES + TAG_BYTES
 """What a seal adds to a local copy."""
 _MAGIC: Final = b"RMQTSEAL"
-_SECTIONS = "data|sets|index|state|timer|private"
-_SEALED = re.compile(rf"(?:{_SECTIONS})/")
-_BELOW = re.compile(rf"([^/]+/[^/]+)/((?:{_SECTIONS}|catalog|pages)/.+)\Z")
-_OWN = re.compile(rf"(?:{_SECTIONS}|catalog|pages)/")
+_SEALED = re.compile(r"([^/]+/[^/]+)/((?:data|sets|index|state|timer|private)/.+)\Z")
+_Place = tuple[ArchiveKeys, str]
+"""The keys of an object's archive, and the object's key there."""
 _KNOWN_MAX: Final = 16_384
 _STEP_BYTES: Final = 8 * 1024 * 1024
 """What is read of an object at a time."""
@@ -164,39 +162,31 @@ class SealedStore(StoreWrapper):
     that are not encrypted are read and written as they are; of others only sizes, checksums and what is plain."""
 
     def __init__(self, store: ObjectStore, ring: KeyRing | None) -> None:
-        """Makes no request: the first one for an archive finds out whether it is encrypted. ``store`` may also be that
-        of one archive, ``<cluster>/<broker>``."""
+        """Makes no request: the first one for an archive finds out whether it is encrypted."""
         super().__init__(store)
         self._ring = ring
-        self._own = "/".join(store.url.split("/")[-2:])
         self._lock = threading.Lock()
         self._archives: dict[str, ArchiveKeys] = {}
         self._known: Lru[str, Seal] = Lru(_KNOWN_MAX)
 
-    def keys(self, name: str, prefix: str | None = None) -> ArchiveKeys:
-        """The keys of the archive ``<cluster>/<broker>``, which is below ``prefix``. Makes no request."""
+    def keys(self, name: str) -> ArchiveKeys:
+        """The keys of the archive ``<cluster>/<broker>``. Makes no request."""
         with self._lock:
             if name not in self._archives:
-                folder = f"{name}/" if prefix is None else prefix
-                self._archives[name] = ArchiveKeys(self._store, folder, name, self._ring)
+                self._archives[name] = ArchiveKeys(self._store, name, self._ring)
             return self._archives[name]
 
-    def _named(self, key: str) -> tuple[ArchiveKeys, str] | None:
-        """The archive of an object, and its key there; None for objects of no archive."""
-        found = _BELOW.match(key)
-        if epoch_of(key) is not None or (found is None and _OWN.match(key)):
-            return self.keys(self._own, ""), key
-        return None if found is None else (self.keys(found[1]), found[2])
-
-    def _place(self, key: str) -> tuple[ArchiveKeys, str] | None:
-        """The archive of a sealed object, and its key there; None for what is plain."""
-        place = self._named(key)
-        return place if place and _SEALED.match(place[1]) and place[0].is_encrypted() else None
+    def _place(self, key: str) -> _Place | None:
+        """Where a sealed object is; None for what is plain."""
+        found = _SEALED.match(key)
+        if found is None or not (keys := self.keys(found[1])).is_encrypted():
+            return None
+        return keys, found[2]
 
     # -- writing -----------------------------------------
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
-        place = self._begun(key)
+        place = self._place(key)
         if place is not None:
             seal, trailer = self._new_seal(key, place, size_bytes(body))
             body = [*seal.encrypted(as_views(body)), trailer]
@@ -204,26 +194,20 @@ class SealedStore(StoreWrapper):
 
     def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
         """Create an object of pieces. What the store could copy is read, and sealed again in a local file."""
-        place = self._begun(key)
+        place = self._place(key)
         if place is None:
             self._store.compose_if_absent(key, pieces, timeout_s=timeout_s)
             return
         seal, trailer = self._new_seal(key, place, sum(map(piece_bytes, pieces)))
-        with tempfile.NamedTemporaryFile(prefix="tiered-sealed-") as file:
+        spool = next((os.path.dirname(one.path) for one in pieces if isinstance(one, FileRange)), None)
+        with tempfile.TemporaryFile(dir=spool) as file:  # without a name: a killed process leaves nothing
             file.writelines(seal.encrypted(self._content(pieces)))
             file.write(trailer)
             file.flush()
-            whole = FileRange(file.name, 0, sealed_size(seal.plain_bytes))
+            whole = FileRange(f"/proc/self/fd/{file.fileno()}", 0, sealed_size(seal.plain_bytes))
             self._store.compose_if_absent(key, [whole], timeout_s=timeout_s)
 
-    def _begun(self, key: str) -> tuple[ArchiveKeys, str] | None:
-        """``_place``, before an object is made: a new archive gets its keys before anything else."""
-        place = self._named(key)
-        if place is not None and self._ring is not None and not place[0].table().version:
-            place[0].to_write(None)
-        return self._place(key)
-
-    def _new_seal(self, key: str, place: tuple[ArchiveKeys, str], plain_bytes: int) -> tuple[Seal, bytes]:
+    def _new_seal(self, key: str, place: _Place, plain_bytes: int) -> tuple[Seal, bytes]:
         archive_key, secret = place[0].to_write(topic_of(place[1]))
         trailer = _Trailer(archive_key.key_id, secrets.token_bytes(KEY_BYTES), plain_bytes)
         return _seal(secret, trailer, place), trailer.encoded()
@@ -246,49 +230,38 @@ class SealedStore(StoreWrapper):
         place = self._place(key)
         if place is None:
             return self._store.get(key, max_bytes)
-        source = f"{self.url}/{key}"
         try:
             stored = memoryview(self._store.get(key, sealed_size(max_bytes)))
         except ObjectTooLargeError:
-            require_size(self._listed(key, place).plain_bytes, max_bytes, source)
-            raise
+            found = next(self.list(key, limit=1)).size_bytes
+            raise too_large(found, max_bytes, f"{self.url}/{key}") from None
         seal = self._opened(key, place, bytes(stored[-TRAILER_BYTES:]), len(stored))
-        require_size(seal.plain_bytes, max_bytes, source)
-        return seal.decrypted(stored[:-TRAILER_BYTES], 0, seal.plain_bytes, source)
+        return seal.decrypted(stored[:-TRAILER_BYTES], 0, seal.plain_bytes, f"{self.url}/{key}")
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
         place = self._place(key)
         if place is None or length <= 0 or offset < 0:
             return self._store.get_range(key, offset, length)
-        seal = self.known(key)
+        source = f"{self.url}/{key}"
+        with self._lock:
+            seal = self._known.get(key)
         if seal is None:
             # Readers open an object by its end: the seal is behind it. A listing gives the size to others.
             begin, end = offset // CHUNK_BYTES * STORED_BYTES, sealed_size(offset + length)
             try:
                 stored = self._store.get_range(key, begin, end - begin)
                 seal = self._opened(key, place, stored[-TRAILER_BYTES:], end)
-                return seal.decrypted(
-                    memoryview(stored)[:-TRAILER_BYTES], offset, length, f"{self.url}/{key}"
-                )
+                return seal.decrypted(memoryview(stored)[:-TRAILER_BYTES], offset, length, source)
             except CorruptionError:
                 seal = self._listed(key, place)
-        begin, count = self.span(seal, key, offset, length)
-        return seal.decrypted(self._store.get_range(key, begin, count), offset, length, f"{self.url}/{key}")
-
-    def known(self, key: str) -> Seal | None:
-        """The seal of an object that was read before."""
-        with self._lock:
-            return self._known.get(key)
-
-    def span(self, seal: Seal, key: str, offset: int, length: int) -> tuple[int, int]:
-        """Offset and length of the chunks that hold a range. Raises CorruptionError for one beyond the end."""
         if offset + length > seal.plain_bytes:
             raise CorruptionError(
-                f"{self.url}/{key} has {seal.plain_bytes} bytes, wanted [{offset}, {offset + length})"
+                f"{source} has {seal.plain_bytes} bytes, wanted [{offset}, {offset + length})"
             )
-        return seal.span(offset, length)
+        begin, count = seal.span(offset, length)
+        return seal.decrypted(self._store.get_range(key, begin, count), offset, length, source)
 
-    def _listed(self, key: str, place: tuple[ArchiveKeys, str]) -> Seal:
+    def _listed(self, key: str, place: _Place) -> Seal:
         """The seal of an object of unknown size."""
         info = next(iter(self._store.list(key, limit=1)), None)
         if info is None or info.key != key:
@@ -298,7 +271,7 @@ class SealedStore(StoreWrapper):
         end = self._store.get_range(key, info.size_bytes - TRAILER_BYTES, TRAILER_BYTES)
         return self._opened(key, place, end, info.size_bytes)
 
-    def _opened(self, key: str, place: tuple[ArchiveKeys, str], trailer: bytes, stored_bytes: int) -> Seal:
+    def _opened(self, key: str, place: _Place, trailer: bytes, stored_bytes: int) -> Seal:
         """The seal that an object's last bytes state. Raises CorruptionError."""
         source = f"{self.url}/{key}"
         found = _decode_trailer(trailer, source)
@@ -309,7 +282,7 @@ class SealedStore(StoreWrapper):
         try:
             seal = _seal(place[0].to_read(found.key_id), found, place)
         except EncryptionKeyError as error:
-            refused = EncryptionKeyError(f"{source}: {error.message}", hint=error.hint)
+            refused = type(error)(f"{source}: {error.message}", hint=error.hint)
             refused.check = partial(self._check, key, stored_bytes)
             raise refused from None
         with self._lock:
@@ -335,7 +308,7 @@ class SealedStore(StoreWrapper):
                     raise CorruptionError(f"{source}: is damaged: chunk {number} fails its CRC32C")
 
 
-def _seal(secret: bytes, trailer: _Trailer, place: tuple[ArchiveKeys, str]) -> Seal:
+def _seal(secret: bytes, trailer: _Trailer, place: _Place) -> Seal:
     """The data key is one step of HKDF (RFC 5869) with the object's salt."""
     name = f"{place[0].name}/{place[1]}".encode()
     return Seal(_cipher(secret, b"data" + trailer.salt + name), name, trailer.plain_bytes)
@@ -345,41 +318,6 @@ def _cipher(secret: bytes, purpose: bytes) -> Any:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # import takes 0.05 s
 
     return AESGCM(hmac.digest(secret, purpose, "sha256"))
-
-
-class AsyncSealedStore:
-    """``store``, one archive for an event loop, whose objects ``root`` opens: their first read is its, in a thread."""
-
-    def __init__(self, store: AsyncObjectStore, root: SealedStore, name: str) -> None:
-        """``name``: ``<cluster>/<broker>``, where the archive is below ``root``."""
-        self._store, self._root, self._name = store, root, name
-
-    @property
-    def url(self) -> str:
-        """The wrapped store's URL."""
-        return self._store.url
-
-    async def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
-        if not await self._is_encrypted():
-            return await self._store.get(key, max_bytes)
-        return await in_thread(self._root.get, f"{self._name}/{key}", max_bytes)
-
-    async def get_range(self, key: str, offset: int, length: int) -> bytes:
-        if not await self._is_encrypted():
-            return await self._store.get_range(key, offset, length)
-        whole = f"{self._name}/{key}"
-        seal = self._root.known(whole)
-        if seal is None:
-            return await in_thread(self._root.get_range, whole, offset, length)
-        stored = await self._store.get_range(key, *self._root.span(seal, whole, offset, length))
-        return seal.decrypted(stored, offset, length, f"{self.url}/{key}")
-
-    async def _is_encrypted(self) -> bool:
-        keys = self._root.keys(self._name)
-        return keys.is_encrypted() if keys.is_known else await in_thread(keys.is_encrypted)
-
-    async def close(self) -> None:
-        await self._store.close()
 
 
 class LocalSeals:

@@ -1,0 +1,117 @@
+"""Commands whose keys are missing, wrong, open to others or away: what they say, and that nothing is written plain."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.object_store.sealed_scene import key_file
+from tests.process.sidecar import TIMEOUT_S, Sidecar
+
+Run = Callable[..., tuple[int, str, str]]
+KEY_PROGRAM = """\
+#!{python}
+import base64, os, pathlib, sys
+if pathlib.Path("{away}").exists():
+    sys.exit(75)
+data = base64.b64decode(sys.stdin.buffer.read())
+print(base64.b64encode(bytes(255 - byte for byte in data)).decode())
+"""
+
+
+@pytest.fixture
+def home(real_store: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A store of one's own, whose broker is dead."""
+    source = real_store("F")
+    shutil.copytree(source / "store", tmp_path / "store")
+    shutil.copy(source / "broker.conf", tmp_path / "broker.conf")
+    return tmp_path
+
+
+def _ring(path: object) -> tuple[str, str]:
+    return "--set", f"object_store.key_ring={path}"
+
+
+def _backfill(run: Run, home: Path, *settings: object) -> tuple[int, str, str]:
+    command = ("backfill", home / "store", f"file://{home}/archive", "--broker-conf", home / "broker.conf")
+    return run(*command, "--set", "offload.batch_bytes=131072", *settings)
+
+
+def _stored(home: Path) -> dict[Path, bytes]:
+    """All objects but commits, which are plain."""
+    paths = (home / "archive").rglob("*")
+    return {path: path.read_bytes() for path in paths if path.is_file() and path.parent.name != "catalog"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        ("none", "k1"),
+        ("another", "key k1 is not in"),
+        ("another of this id", "key k1 of"),
+        ("open to others", "is open to others (mode 0644)"),
+    ],
+)
+def test_without_the_right_ring_all_end_with_exit_code_2_and_name_it(
+    kind: str, named: str, run: Run, home: Path
+) -> None:
+    assert _backfill(run, home, *_ring(key_file(home / "ring", "k1")))[0] == 0
+    before, url, ring = _stored(home), f"file://{home}/archive", home / "other"
+    key_file(ring, "k2" if kind == "another" else "k1", seed=2)
+    if kind == "open to others":
+        ring = key_file(home / "ring", "k1")
+        ring.chmod(0o644)
+    settings = () if kind == "none" else _ring(ring)
+    reading = [
+        ("cat", url, "--all"),
+        ("sql", url, "SELECT count(*) FROM messages"),
+        ("query", url, "--key", "k0-3", "--topic", "t_k_four"),
+    ]
+    reading += [
+        ("restore", url, str(home / "restored")),
+        ("ls", url),
+        ("compact", url, "--older-than", "0", "--apply"),
+    ]
+    for command in reading:
+        code, _, error = run(*command, *settings)
+        assert (code, named in error) == (2, True), (command, error)
+    assert _backfill(run, home, *settings)[0] == 2
+    sidecar = Sidecar(home, *settings)
+    assert sidecar.process.wait(TIMEOUT_S) == 2
+    assert named in sidecar.log.read_text()
+    secret = key_file(home / "ring", "k1").read_text().split()[1]
+    assert secret not in sidecar.log.read_text() and base64.b64decode(secret).hex() not in error
+    assert _stored(home) == before
+
+
+def test_a_rule_whose_key_the_ring_lacks_is_refused_before_anything_is_written(run: Run, home: Path) -> None:
+    rule = 'topics.rules=[{"pattern": "t_*", "encryption_key": "payroll"}]'
+    code, _, error = _backfill(run, home, *_ring(key_file(home / "ring", "k1")), "--set", rule)
+    assert (code, "key payroll is not in" in error) == (2, True), error
+    assert {path.parent.name for path in _stored(home)} <= {"keys"}
+
+
+def test_uploads_wait_while_what_has_the_key_is_away(home: Path) -> None:
+    away, program = home / "away", home / "program"
+    away.touch()
+    program.write_text(KEY_PROGRAM.format(python=sys.executable, away=away))
+    program.chmod(0o700)
+    sidecar = Sidecar(home, *_ring(f"command:k1:{program}"))
+    try:
+        sidecar.wait_until(lambda: sidecar.report().get("state") == "blocked: key ring")
+        report = sidecar.report()
+        assert "key k1 cannot be used now" in report["why"] and "tiered keys check" in report["step"]
+        assert sidecar.get("/ready")[0] == 503 and sidecar.get("/health")[0] == 200
+        assert _stored(home) == {}
+        away.unlink()
+        sidecar.wait_archived()
+        away.touch()  # a process that has its keys does not ask again
+        assert sidecar.report()["state"] == "following"
+    finally:
+        sidecar.process.kill()
+        sidecar.process.wait()
