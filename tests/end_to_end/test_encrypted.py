@@ -1,8 +1,15 @@
-"""Every command on an encrypted archive does and prints what it does on a plain one."""
+"""Every command on an encrypted archive does and prints what it does on a plain one; keys come and go; and what the
+messages say is in no file but the broker's."""
 
 from __future__ import annotations
 
 import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +17,12 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
+from tests.fetcher.broker_store_writer import WrittenStore
 from tests.object_store.sealed_scene import key_file
+from tests.process.sidecar import ROOT, TIERED
 from tests.sweeps import sweep
 
 Run = Callable[..., tuple[int, str, str]]
-CYCLES = ("--set", "offload.batch_bytes=131072")
 MAINTENANCE = (
     ("compact-keys", "--older-than", "0", "--apply"),
     ("compact", "--older-than", "0", "--apply"),
@@ -34,13 +42,21 @@ class Archive:
         self.directory = directory
         self.url = f"file://{directory / 'archive'}"
         self._run = run
-        self._settings = ("--set", f"object_store.key_ring={'' if ring is None else ring}")
+        self.settings = ("--set", f"object_store.key_ring={'' if ring is None else ring}")
 
-    def tiered(self, verb: str, *arguments: object) -> str:
-        """The output of a command that succeeds."""
-        code, out, err = self._run(verb, *arguments, *self._settings)
-        assert code == 0, (verb, arguments, err)
-        return out
+    def tiered(self, verb: str, *arguments: object, code: int = 0) -> str:
+        """What a command prints that ends with ``code``."""
+        found, out, err = self._run(verb, *arguments, *self.settings)
+        assert found == code, (verb, arguments, err)
+        return err if code else out
+
+    def backfill(self, store: Path, *arguments: object) -> None:
+        """Archive ``store``, in many small objects."""
+        self.tiered("backfill", store, self.url, "--set", "offload.batch_bytes=131072", *arguments)
+
+    def stored(self) -> dict[str, bytes]:
+        """All data objects."""
+        return {path.name: path.read_bytes() for path in self.directory.rglob("*.s*o")}
 
     def read(self, target: Path, layout: str) -> dict[str, Any]:
         """What all readers find."""
@@ -64,9 +80,7 @@ def test_an_encrypted_archive_is_read_and_kept_as_a_plain_one(
     found: dict[str, list[dict[str, Any]]] = {}
     for kind in ("plain", "sealed"):
         archive = Archive(run, tmp_path / kind, ring if kind == "sealed" else None)
-        archive.tiered(
-            "backfill", pack / "store", archive.url, "--broker-conf", pack / "broker.conf", *CYCLES
-        )
+        archive.backfill(pack / "store", "--broker-conf", pack / "broker.conf")
         found[kind] = [archive.read(tmp_path / kind / "before", "same")]
         for verb, *arguments in MAINTENANCE:
             archive.tiered(verb, archive.url, *arguments)
@@ -76,4 +90,102 @@ def test_an_encrypted_archive_is_read_and_kept_as_a_plain_one(
     for plain, sealed in zip(found["plain"], found["sealed"], strict=True):
         for what, wanted in plain.items():
             assert sealed[what] == wanted, what
-    assert json.loads(run("keys", "check", archive.url, "--json", *archive._settings)[1])["keys"]
+
+
+def test_keys_are_rotated_rewrapped_and_destroyed(
+    run: Run, real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    pack, topic = real_store("F"), "t_k_four"
+    rules = ("--set", f'topics.rules=[{{"pattern": "{topic}", "encryption_key": "own"}}]')
+    first = Archive(run, tmp_path, key_file(tmp_path / "first", "own", "k1"))
+    first.backfill(pack / "store", "--broker-conf", pack / "broker.conf", *rules)
+    everything = first.tiered("cat", first.url, "--all", "--format", "jsonl").splitlines()
+
+    both = Archive(run, tmp_path, key_file(tmp_path / "both", "own", "k1", "k2"))
+    both.tiered("keys", "rotate", both.url)
+    both.tiered("compact", both.url, "--older-than", "0", "--apply", *rules)
+    before = both.stored()
+    assert "k2" in first.tiered("cat", first.url, "--all", code=2), (
+        "half-rotated: the old ring names the new key"
+    )
+    both.tiered("keys", "rewrap", both.url)
+    assert both.stored() == before
+    keys = json.loads(both.tiered("keys", "check", both.url, "--json"))["keys"]
+    assert sorted((one["ringKey"], one["ofTopics"]) for one in keys) == [("k2", False)] * 2 + [("own", True)]
+    new = Archive(run, tmp_path, key_file(tmp_path / "new", "own", "k2"))
+    assert new.tiered("cat", new.url, "--all", "--format", "jsonl").splitlines() == everything
+
+    left = Archive(run, tmp_path, key_file(tmp_path / "left", "k2"))
+    assert "key own is not in" in left.tiered("cat", left.url, topic, code=2)
+    assert (
+        "key own is not in"
+        in left.tiered("keys", "check", left.url, code=2)
+        + left._run("keys", "check", left.url, *left.settings)[1]
+    )
+    others = [line for line in everything if json.loads(line)["topic"] != topic]
+    found: list[str] = []
+    for other in sorted({json.loads(line)["topic"] for line in others}):
+        found += left.tiered("cat", left.url, other, "--format", "jsonl").splitlines()
+    assert sorted(found) == sorted(others) and others != everything
+    left.tiered("compact", left.url, "--older-than", "0", "--apply")
+
+    without = Archive(run, tmp_path, None)
+    for depth in ("--full", "--sample=0.5"):
+        document = json.loads(without.tiered("verify", without.url, depth, "--json"))
+        assert document["ok"] and document["anomalies"] == []
+        assert document["counts"]["withoutKey"] > 0
+    without.tiered("gc", without.url, "--apply", "--grace", "0")
+    shutil.copytree(tmp_path / "archive", tmp_path / "mirror")
+    new.url = f"file://{tmp_path / 'mirror'}"
+    assert new.tiered("cat", new.url, "--all", "--format", "jsonl").splitlines() == everything
+    assert json.loads(new.tiered("verify", new.url, "--full", "--json"))["anomalies"] == []
+    damaged = next((tmp_path / "archive").rglob("*.s*o"))
+    stored = bytearray(damaged.read_bytes())
+    stored[len(stored) // 2] ^= 1
+    damaged.write_bytes(stored)
+    assert without._run("verify", without.url, "--full", *without.settings)[0] == 1
+
+
+MARK = b"hidden"
+
+
+def _store_of_marks(path: Path, messages: int) -> None:
+    """Messages whose bodies, keys, tags, properties and groups have MARK; bodies do not compress."""
+    store, chance = WrittenStore(path), random.Random(1)
+    for number in range(messages):
+        word = f"{MARK.decode()}-{number}-{chance.getrandbits(64):x}"
+        store.put(
+            f"topic-{number % 3}",
+            number % 4,
+            MARK + chance.randbytes(200) + word.encode(),
+            tags=word,
+            keys=word,
+            more={"why": word},
+        )
+    (path / "config").mkdir(exist_ok=True)
+    offsets = {f"topic-0@{MARK.decode()}-group": {"0": 5}}
+    (path / "config" / "consumerOffset.json").write_text(json.dumps({"offsetTable": offsets}))
+
+
+@pytest.mark.parametrize("messages", sweep([4_000, 100_000], fast=[4_000]))
+def test_what_messages_say_is_in_no_file_but_the_brokers(messages: int, run: Run, tmp_path: Path) -> None:
+    """In none of the archive, the disk cache, the directories of compaction and of the process, also of killed ones."""
+    _store_of_marks(tmp_path / "store", messages)
+    for ring, is_found in ((None, True), (key_file(tmp_path / "ring", "k1"), False)):
+        home = tmp_path / ("plain" if ring is None else "sealed")
+        archive = Archive(run, home, ring)
+        places = ("--set", f"fetch.disk_cache_path={home / 'cache'}")
+        archive.backfill(tmp_path / "store", "--cluster", "c", "--broker", "b")
+        archive.tiered("cat", archive.url, "--all", *places)
+        spool = home / "spool"
+        command = ("compact", archive.url, "--older-than", "0", "--apply", "--spool", str(spool))
+        (home / "tmp").mkdir()
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(home / "tmp")}
+        killed = subprocess.Popen([*TIERED, *command, *archive.settings], env=environment)
+        while killed.poll() is None and not any(spool.rglob("0")):
+            time.sleep(0.001)
+        killed.send_signal(signal.SIGKILL)
+        assert killed.wait() == -signal.SIGKILL
+        found = [path for path in home.rglob("*") if path.is_file() and MARK in path.read_bytes()]
+        assert bool(found) == is_found, found
+        assert len(list((home / "cache").rglob("*"))) > 1
