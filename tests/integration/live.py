@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +161,10 @@ class Sidecar:
 
     def open_archive(self) -> PrefixedStore:
         """The archive, straight from the server."""
-        return PrefixedStore(open_store(self.url, self.objects.options()), archive_prefix(CLUSTER, BROKER))
+        options = self.objects.options()
+        ring = os.environ.get("TIERED_OBJECT_STORE__KEY_RING", "")
+        options = replace(options, settings=replace(options.settings, key_ring=ring))
+        return PrefixedStore(open_store(self.url, options), archive_prefix(CLUSTER, BROKER))
 
     def wait_until_archived(self, timeout_s: float) -> None:
         """Wait until the catalog's cursor has reached the end of the broker's log."""
