@@ -307,7 +307,12 @@ _PARSERS: dict[str, tuple[str, Parse]] = {
     "failOnDataLoss": ("fail_on_data_loss", _flag),
 }
 """Option -> field of SourceOptions, and how its text is read."""
-_OF_STORE = {"endpoint": "endpoint_url", "region": "region", "addressingStyle": "addressing_style"}
+_OF_STORE = {
+    "endpoint": "endpoint_url",
+    "region": "region",
+    "addressingStyle": "addressing_style",
+    "keyRing": "key_ring",
+}
 """Option -> field of ObjectStoreSettings."""
 _NAMES = (
     "path",
