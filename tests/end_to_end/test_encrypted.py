@@ -87,6 +87,9 @@ def test_an_encrypted_archive_is_read_and_kept_as_a_plain_one(
         found[kind].append(archive.read(tmp_path / kind / "after", "compact"))
         document = json.loads(archive.tiered("verify", archive.url, "--full", "--json"))
         assert document["anomalies"] == document["leftovers"] == [], kind
+        shutil.rmtree(next(archive.directory.rglob("catalog")))
+        code = run("repair", archive.url, "--apply", *archive.settings)[0]
+        found[kind].append({"cat": archive.tiered("cat", archive.url, "--all"), "repair": code})
     for plain, sealed in zip(found["plain"], found["sealed"], strict=True):
         for what, wanted in plain.items():
             assert sealed[what] == wanted, what
@@ -119,8 +122,7 @@ def test_keys_are_rotated_rewrapped_and_destroyed(
     assert "key own is not in" in left.tiered("cat", left.url, topic, code=2)
     assert (
         "key own is not in"
-        in left.tiered("keys", "check", left.url, code=2)
-        + left._run("keys", "check", left.url, *left.settings)[1]
+        in left.tiered("keys", "check", left.url, code=2) + run("keys", "check", left.url, *left.settings)[1]
     )
     others = [line for line in everything if json.loads(line)["topic"] != topic]
     found: list[str] = []
@@ -143,7 +145,7 @@ def test_keys_are_rotated_rewrapped_and_destroyed(
     stored = bytearray(damaged.read_bytes())
     stored[len(stored) // 2] ^= 1
     damaged.write_bytes(stored)
-    assert without._run("verify", without.url, "--full", *without.settings)[0] == 1
+    assert run("verify", without.url, "--full", *without.settings)[0] == 1
 
 
 MARK = b"hidden"

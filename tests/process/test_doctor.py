@@ -54,6 +54,7 @@ from tiered.object_store.bucket_probe import LifecycleRule, LockRule, lifecycle_
 from tiered.object_store.file import FileStore
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.memory import MemoryStore
+from tiered.object_store.sealed import SealedStore
 from tiered.remoting.command import RemotingCommand
 
 NOW_MS = 1_763_900_000_000
@@ -446,7 +447,7 @@ def test_a_store_that_lets_two_writers_win_gets_no_commit(
     run: Run, real_store: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = RacyStore()
-    monkeypatch.setattr(uploader_job, "open_store", lambda url, options, metrics: store)
+    monkeypatch.setattr(uploader_job, "open_store", lambda url, options, metrics: SealedStore(store, None))
     code, _, err = run("backfill", real_store("F") / "store", "memory://racy")
     assert code == RefusedRequestError.exit_code
     assert "concurrent creates succeeded where only one may; use a store with atomic conditional PUTs" in err

@@ -28,6 +28,7 @@ from tiered.formats.keys import archive_prefix
 from tiered.model.queue import TopicFilter
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
+from tiered.object_store.sealed import SealedStore
 
 pytestmark = pytest.mark.integration
 
@@ -111,7 +112,9 @@ def test_a_backfill_ends_when_the_store_refuses_writes_and_continues_later(
     monkeypatch.setattr(Refusing, "admitted", admitted)
     with monkeypatch.context() as patched:
         patched.setattr(
-            backfill_module, "open_store", lambda url, options: Refusing(Path(url.removeprefix("file://")))
+            backfill_module,
+            "open_store",
+            lambda url, options: SealedStore(Refusing(Path(url.removeprefix("file://"))), None),
         )
         with pytest.raises(UnavailableError, match="no room for") as caught:
             run(store, tmp_path / "bulk", options=IMPATIENT)
