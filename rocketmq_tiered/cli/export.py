@@ -83,7 +83,7 @@ def execute(options: argparse.Namespace) -> int:
     source, store = _source(options, settings), tables.readable_as_umask(StoreOptions(settings.object_store))
     with (
         Extra(),
-        Progress("export", 0, quiet=options.json, unit=" parts") as progress,
+        Progress("export", 0, quiet=options.json, unit="parts") as progress,
         closing(open_store(options.target, store)) as target_store,
         ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), THREADS_MAX), "export") as pool,
     ):

@@ -157,7 +157,7 @@ class _Statements:
         they raise."""
         self.done = done = self.pool.submit(self._print, text)
         if self.shows_progress and not wait([done], PROGRESS_AFTER_S).done:
-            with Progress("read", 0, unit=" messages") as progress:
+            with Progress("read", 0, unit="messages") as progress:
                 self.session.report = progress.update
                 wait([done])
         done.result()

@@ -43,7 +43,13 @@ class Progress:
         self._bar: tqdm[Never] | None = None
         if terminal and not quiet:
             divisor = 1000 if unit else 1024
-            self._bar = tqdm(desc=label, total=total, unit=unit or "B", unit_scale=True, unit_divisor=divisor)
+            self._bar = tqdm(
+                desc=label,
+                total=total,
+                unit=f" {unit}" if unit else "B",
+                unit_scale=True,
+                unit_divisor=divisor,
+            )
 
     def __enter__(self) -> Progress:
         return self
