@@ -1,12 +1,14 @@
-"""Histories: ``python -m tests.world --seed N [--count N] [--steps M] [--trace] [--shrink]``."""
+"""Histories: ``python -m tests.world --seed N [--count N] [--steps M] [--trace] [--shrink] [--defect NAME]``."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import sys
+from contextlib import nullcontext
 
-from tests.world.histories import STEPS, histories, played, shrunk
+from tests.world.defects import DEFECTS
+from tests.world.histories import STEPS, histories, noticed_after, played, shrunk
 from tiered.console import print_lines
 
 
@@ -18,8 +20,22 @@ def main() -> int:
     parser.add_argument("--without", default="", help="without these actors and faults, with commas")
     parser.add_argument("--trace", action="store_true", help="print every request and step")
     parser.add_argument("--shrink", action="store_true", help="drop actors, faults and steps while it fails")
+    parser.add_argument(
+        "--defect", default="", help="with this one planted; all: each of them in turn, for a table"
+    )
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
+    if options.defect == "all":
+        for name, defect in DEFECTS.items():
+            with defect.planted():
+                after = [noticed_after(options.seed + 1000 * part, options.count) for part in range(3)]
+            print_lines(f"{sorted(after)[1]:4} {name} {after}")
+        return 0
+    with DEFECTS[options.defect].planted() if options.defect else nullcontext():
+        return _played(options)
+
+
+def _played(options: argparse.Namespace) -> int:
     without = frozenset(filter(None, options.without.split(",")))
     if options.shrink:
         steps, without = shrunk(options.seed, options.steps)

@@ -8,22 +8,25 @@ import random
 import shutil
 import struct
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.fetcher.broker_store_writer import FILE_BYTES, WrittenStore
 from tiered.formats.record import SYS_INNER_BATCH
+from tiered.model.queue import SCHEDULE_TOPIC
+from tiered.model.timer import DELIVER_MS, TOPIC, TimerPlace, cancel_properties
 
-PLAIN, EXPIRING, RETRY, BATCHES, RECREATED, KEYED = (
+PLAIN, EXPIRING, RETRY, BATCHES, RECREATED, KEYED, TIMERS = (
     "orders",
     "mails",
     "%RETRY%group",
     "batches",
     "news",
     "prices",
+    "TIERED_TIMERS",
 )
 LIGHT = "%LMQ%light"
-TOPICS = (PLAIN, EXPIRING, RETRY, BATCHES, RECREATED, KEYED)
+TOPICS = (PLAIN, EXPIRING, RETRY, BATCHES, RECREATED, KEYED, TIMERS)
 QUEUES = 2
 Queue = tuple[str, int]
 
@@ -37,6 +40,20 @@ class Stored:
     places: tuple[tuple[Queue, int, int], ...]
     """Queue, offset, and the offset after it."""
     stored_ms: int
+
+
+@dataclass
+class Timer:
+    """A timer, or what cancels the timers of its name (``cancels``), perhaps only the one at ``at``."""
+
+    name: tuple[str, str, int]
+    """Topic, key, time of delivery."""
+    phys: int
+    at: TimerPlace | None
+    cancels: bool = False
+    record: bytes = b""
+    was_lost: bool = False
+    """The log was without it for some time."""
 
 
 @dataclass
@@ -65,6 +82,7 @@ class BrokerModel:
         self.write_topics()
         self.ever: dict[tuple[str, int, int], dict[bytes, int]] = {}
         self.lost: set[int] = set()
+        self.timers: list[Timer] = []
         self.starts = 0
         """A broker that starts may have cut its log."""
         self._seen: dict[str, tuple[int, int]] = {}
@@ -99,6 +117,8 @@ class BrokerModel:
 
     def _send_one(self, now_ms: int) -> None:
         source, disk = self._random, self.disk
+        if source.random() < 0.06:
+            self._send_unseen(now_ms)
         queue = source.choice(TOPICS), source.randrange(QUEUES)
         body = source.randbytes(source.choice((0, 20, 300, 3_000)))
         is_keyed = queue[0] == KEYED or source.random() < 0.4
@@ -107,6 +127,8 @@ class BrokerModel:
         places = [(queue, offset, offset + count)]
         if queue[0] == BATCHES:
             more["INNER_NUM"] = str(count)
+        elif queue[0] == TIMERS:
+            timer, more = self._timer(now_ms, TimerPlace(queue[1], offset))
         elif queue[0] in (PLAIN, EXPIRING) and source.random() < 0.3:
             light = disk.ends.get((LIGHT, 0), 0)
             more |= {"INNER_MULTI_DISPATCH": LIGHT, "INNER_MULTI_QUEUE_OFFSET": str(light)}
@@ -121,17 +143,64 @@ class BrokerModel:
             more=more,
             offset=offset,
             with_unit=count == 1 and queue[0] != BATCHES,
-            sys_flag=SYS_INNER_BATCH if queue[0] == BATCHES else 0,
+            sys_flag=SYS_INNER_BATCH if queue[0] == BATCHES else source.choice((0, 8)) * (queue[0] == PLAIN),
         )
         record = self.store.records[queue][offset]
         disk.phys = self.store.phys
         stored = Stored(disk.phys - len(record), record, tuple(places), now_ms)
+        if queue[0] == TIMERS:
+            timer.phys, timer.record = stored.phys, stored.record
+            self.timers.append(timer)
         if len(places) > 1:
             self.store.put_unit(LIGHT, 0, places[1][1], struct.pack(">qiq", stored.phys, len(record), 0))
         for place, at, end in places:
             disk.ends[place] = end
             self.ever.setdefault((*place, at), {})[record] = now_ms
         disk.log.append(stored)
+
+    def _send_unseen(self, now_ms: int) -> None:
+        """What no queue of the archive has: half of a transaction, or a message that waits for its delay."""
+        self.store.phys = self.disk.phys
+        is_half, body, later_ms = self._random.random() < 0.5, bytes(40), now_ms - self._begin_ms
+        place = (PLAIN, 0, 0) if is_half else (SCHEDULE_TOPIC, 2, self.disk.ends.get((SCHEDULE_TOPIC, 2), 0))
+        self.store.put(
+            *place[:2], body, later_ms=later_ms, offset=place[2], with_unit=not is_half, sys_flag=4 * is_half
+        )
+        if not is_half:
+            self.disk.ends[place[:2]] = place[2] + 1
+        stored = Stored(self.disk.phys, self.store.records[place[:2]][place[2]], (), now_ms)
+        self.disk.log.append(replace(stored, phys=self.store.phys - len(stored.record)))
+        self.disk.phys = self.store.phys
+
+    def _timer(self, now_ms: int, at: TimerPlace) -> tuple[Timer, dict[str, str]]:
+        """A new one, or the cancellation of one, and its properties."""
+        source, key = self._random, f"K{self._random.randrange(3)}"
+        if source.random() < 0.2 and self.timers:
+            old = source.choice(self.timers[-9:])
+            place = old.at if source.random() < 0.5 else None
+            topic, key, deliver_ms = old.name
+            return Timer(old.name, 0, place, cancels=True), cancel_properties(topic, deliver_ms, key, place)
+        deliver_ms = now_ms + source.choice((10_000, 30_000, source.randrange(150_000)))
+        deliver_ms -= source.choice((0, deliver_ms % 10_000))
+        name = source.choice((PLAIN, EXPIRING)), key, deliver_ms
+        return Timer(name, 0, at), {"UNIQ_KEY": key, TOPIC: name[0], DELIVER_MS: str(deliver_ms)}
+
+    def is_cancelled(self, timer: Timer, before_phys: int) -> bool:
+        """By a message that the log has below ``before_phys``, and never lost."""
+        return any(
+            one.cancels
+            and one.name == timer.name
+            and one.at in (None, timer.at)
+            and timer.phys < one.phys < before_phys
+            and not one.was_lost
+            for one in self.timers
+        )
+
+    def _note_lost(self) -> None:
+        """Which timers the log does not have."""
+        there = {one.record for one in self.disk.log}
+        for timer in self.timers:
+            timer.was_lost |= timer.record not in there
 
     def delete_files(self, archived_phys: int, *, is_late: bool) -> None:
         """Files of the log that are archived, as after its time. An archived one stays, which is not cut.
@@ -171,6 +240,7 @@ class BrokerModel:
         disk.begins = {queue: min(begin, disk.phys) for queue, begin in disk.begins.items()}
         if cuts:
             self.recover()
+            self._note_lost()
 
     def recreate(self) -> None:
         """A topic is deleted and created again: its offsets begin at 0."""
@@ -194,6 +264,7 @@ class BrokerModel:
         shutil.rmtree(self.store.path)
         shutil.move(path, self.store.path)
         self.disk = disk
+        self._note_lost()
         self.lost |= {
             one.phys for one in disk.log if one.phys < disk.first_phys
         }  # pins are of the other disk

@@ -14,9 +14,15 @@ import rocketmq_tiered.maintenance.compaction_round as rounds
 import uploader.cycle_builder
 import uploader.queue_ttl_classes
 from rocketmq_tiered.maintenance import expire, gc, key_rounds
+from rocketmq_tiered.maintenance.repair import repair
+from rocketmq_tiered.maintenance.restore.records import RecordWriter
+from rocketmq_tiered.sending import timer_delivery
+from rocketmq_tiered.sending.timer_broker import WHEEL_TOPIC, RemoteTimerBroker
+from rocketmq_tiered.sending.timer_delivery import TimerDelivery
 from rocketmq_tiered.server.groups.group_state import GroupLog
 from rocketmq_tiered.server.mount.membership import Membership
 from tests.world import actors
+from tests.world.broker_model import BATCHES
 from tiered.catalog import apply, log_histories
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft
@@ -27,9 +33,12 @@ from tiered.catalog.pages import Bounds
 from tiered.catalog.requirements import Requirements
 from tiered.catalog.run_cuts import RunCuts
 from tiered.errors import UnavailableError
+from tiered.model.timer import EntryKind
+from uploader import index_builder
 from uploader.archive_owner import ArchiveOwner
 from uploader.cycle import Attempt
 from uploader.cycle_plan import CyclePlanner
+from uploader.metadata_commits import DeletedTopics
 
 Change = Callable[[Any], Any]
 """Makes a wrong one of what is right."""
@@ -132,7 +141,107 @@ def counted_as_one(right: Any) -> Any:
     return rows
 
 
+def progress_before_the_send(right: Any) -> Any:
+    def hand_over(self: TimerDelivery, entries: Any, claims: Any, **more: Any) -> Any:
+        claims[:] = [ref.moved(ref.claimed, ref.claimed) for ref in claims]
+        assert self._commit(self._commits.state, claims)
+        return right(self, entries, claims, **more)
+
+    return hand_over
+
+
+def by_key(right: Any) -> Any:
+    """A message with the key, in the topic, is the timer."""
+    return lambda self, send: any(
+        True for topic in (WHEEL_TOPIC, send.message.topic) for _ in self._places_with_key(topic, send.key)
+    )
+
+
+def with_time(change: Callable[[int], int]) -> Change:
+    return lambda right: lambda message, ms, *rest, **more: right(message, change(ms), *rest, **more)
+
+
+def is_found(topic_is_searched: Callable[[str], bool]) -> Change:
+    return lambda right: (
+        lambda self, topic, send: right(self, topic, send) if topic_is_searched(topic) else set()
+    )
+
+
+def changed_table(change: Callable[[Any], None]) -> Change:
+    """``sort_out`` of entries that ``change`` has changed."""
+
+    def of(right: Any) -> Any:
+        def sort_out(entries: Any) -> Any:
+            table = entries.table.copy()
+            change(table)
+            return right(entries._replace(table=table))
+
+        return sort_out
+
+    return of
+
+
+def over_places(table: Any) -> None:
+    table["kind"][table["kind"] == EntryKind.CANCEL_PLACE] = EntryKind.CANCEL
+
+
+def without_floors(right: Any) -> Any:
+    def survey(store: Any) -> Any:
+        found = right(store)
+        table = found.state.table.copy()
+        table["min_queue_offset"] = 0
+        found.state, found.is_whole = replace(found.state, table=table), False
+        found.notes.append("a defect")
+        return found
+
+    return survey
+
+
+def absent_is_deleted(right: Any) -> Any:
+    def check(self: Any, table: Any, *rest: Any) -> Any:
+        return replace(right(self, table, *rest), deleted=frozenset({BATCHES} - table))
+
+    return check
+
+
 DEFECTS: dict[str, Defect] = {
+    "progress is committed before the send": Defect(TimerDelivery, "_hand_over", progress_before_the_send),
+    "a cancellation after the plan is not seen": Defect(
+        TimerDelivery,
+        "_commit",
+        lambda right: lambda self, state, claims, entries=None: right(self, state, claims),
+    ),
+    "a timer is known by its key": Defect(RemoteTimerBroker, "has", by_key),
+    "entries in doubt are not searched": Defect(TimerDelivery, "_was_sent", always(lambda self, send: False)),
+    "a time is rounded down": Defect(timer_delivery, "timer_send", with_time(lambda ms: ms // 1000 * 1000)),
+    "searched while the other owner may send": Defect(
+        TimerDelivery, "_is_settled", always(lambda self: self._broker.is_settled())
+    ),
+    "the wheel topic is not searched": Defect(
+        RemoteTimerBroker, "_places_found", is_found(lambda topic: topic != WHEEL_TOPIC)
+    ),
+    "the real topic is not searched": Defect(
+        RemoteTimerBroker, "_places_found", is_found(lambda topic: topic == WHEEL_TOPIC)
+    ),
+    "the broker is searched before it has dispatched": Defect(
+        RemoteTimerBroker, "is_settled", always(lambda self: True)
+    ),
+    "a place cancels all of its key": Defect(timer_delivery, "sort_out", changed_table(over_places)),
+    "an entry of another history is sent": Defect(
+        timer_delivery,
+        "is_entry_of",
+        always(lambda message, entry, _: message.record.physical_offset <= entry["physical_offset"]),
+    ),
+    "a repair lowers floors": Defect(repair, "survey", without_floors),
+    "a restore skips its last object": Defect(
+        RecordWriter, "_started", lambda right: lambda *values: iter([*right(*values)][:-1])
+    ),
+    "an index covers too much": Defect(
+        index_builder,
+        "oldest",
+        lambda right: lambda segments, last, count: (right(segments, last, count)[0], last),
+    ),
+    "a topic that is absent is deleted": Defect(DeletedTopics, "check", absent_is_deleted),
     "commit before data": Defect(Attempt, "is_durable", always(property(lambda self: True))),
     "put id not compared": Defect(CommitAttempt, "is_won", won_whatever_exists),
     "epoch not compared": Defect(CatalogWriter, "_owned", always(lambda self, state: state)),

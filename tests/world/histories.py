@@ -12,9 +12,8 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-from tests.world.actors import ACTORS
 from tests.world.nodes import Nodes
-from tests.world.world import FAULTS, KILLS, World
+from tests.world.world import EVERYONE, FAULTS, KILLS, World
 
 STEPS = 120
 Left = frozenset[str]
@@ -69,11 +68,28 @@ def histories(seeds: Iterable[int], steps: int = STEPS, without: Left = EVERYTHI
     return counts
 
 
+def noticed_after(first: int, count: int) -> int:
+    """How many histories from ``first`` on it takes until one fails; 0: none of ``count`` does."""
+    seeds = range(first, first + count)
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("fork"), _begun) as pool:
+        for begin in seeds[::4]:
+            some = range(begin, min(begin + 4, seeds.stop))
+            for seed, found in zip(some, pool.map(failure, some), strict=True):
+                if found:
+                    return seed - first + 1
+    return 0
+
+
 def shrunk(seed: int, steps: int) -> tuple[int, Left]:
     """The fewest steps with which ``seed`` fails, and what it may be without."""
     without: Left = EVERYTHING
     assert failure(seed, steps), f"seed {seed} does not fail in {steps} steps"
-    for name in (KILLS, *(fault.name for fault, *_ in FAULTS), *(actor.name for actor in ACTORS), Nodes.name):
+    for name in (
+        KILLS,
+        *(fault.name for fault, *_ in FAULTS),
+        *(actor.name for actor in EVERYONE),
+        Nodes.name,
+    ):
         if failure(seed, steps, without | {name}):
             without |= {name}
     for part in (2, 4, 8, 16, 32):

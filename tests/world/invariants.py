@@ -14,6 +14,11 @@ from fetcher.queries.by_key import KeyQuery, find_by_key
 from fetcher.queries.source import QuerySource
 from fetcher.rows.catalog_view import CatalogView
 from fetcher.rows.pull import PullRequest
+from rocketmq_tiered.message_table.options.predicate import stored_between
+from rocketmq_tiered.message_table.plan.archive_plan import ArchivePlanner
+from rocketmq_tiered.message_table.plan.partitions import OffsetRange
+from rocketmq_tiered.message_table.scan.archive_scan import ArchiveScan, archive_chunks
+from rocketmq_tiered.message_table.scan.object_rows import CorruptPlace
 from tests.archive.queue_reader import QueueReader
 from tests.fetcher.reading_fakes import NO_PREFETCH, PlainSource
 from tests.world.broker_model import BATCHES, EXPIRING, KEYED, LIGHT, PLAIN, RETRY, BrokerModel, Queue, Stored
@@ -31,6 +36,10 @@ from tiered.object_store.interface import ObjectStore
 @lru_cache(10_000)
 def key_of(record: bytes) -> str:
     return decode_record(record).properties.get("KEYS", "")
+
+
+def stored_ms(record: bytes) -> int:
+    return decode_record(record).store_timestamp
 
 
 def body_of(record: bytes) -> bytes:
@@ -98,6 +107,12 @@ class Invariants:
             self._put_id, self._epoch = commit.put_id, commit.place.epoch
         self._version = head
 
+    def new_chain_begins(self) -> None:
+        """After a repair, whose commit names no predecessor."""
+        self._version = head_version(self._archive)
+        commit = read_commit(self._archive, self._version)
+        self._put_id, self._epoch = commit.put_id, commit.place.epoch
+
     def floors_rise(self, state: CatalogState) -> None:
         """The minimum of a queue that expired never falls, but where the log was cut below it."""
         if state.cursor.history != self._history:
@@ -128,7 +143,7 @@ class Invariants:
         if not queues:
             return 0
         key = source.choice(sorted(queues))
-        found = self._rows(kept.state, key)
+        found = self.rows(kept.state, key)
         assert kept.read.setdefault(key, found) == found, (
             f"{key} reads otherwise at version {kept.state.version}"
         )
@@ -139,6 +154,7 @@ class Invariants:
             )
             seen[record] = max(seen.get(record, 0), kept.since_ms)
         self._pulled(kept.state, key, found, source)
+        self.a_predicate_excludes_nothing(kept.state, key, found, source)
         return len(found)
 
     def _pulled(
@@ -163,13 +179,45 @@ class Invariants:
             offset = result.next_offset
         assert found == rows, f"{key}: a consumer gets {sorted(found.keys() ^ rows.keys())[:5]} otherwise"
 
+    def a_predicate_excludes_nothing(
+        self, state: CatalogState, key: QueueKey, rows: Mapping[int, bytes], source: random.Random
+    ) -> None:
+        """A scan of messages stored in some time gets those of ``rows`` from that time."""
+        if key.topic in (BATCHES, LIGHT) or not rows:
+            return
+        times = sorted({stored_ms(record) for record in rows.values()})
+        first, last = sorted((source.choice(times), source.choice(times)))
+        predicate = stored_between(first, last + 1)
+        row = state.queue(key)
+        assert row is not None
+        offsets = OffsetRange(int(row["min_queue_offset"]), int(row["end_queue_offset"]))
+        names = (state.cluster, state.broker)
+        parts = ArchivePlanner(self._archive, names).slices(
+            state, [{key: offsets}], predicate, is_header_only=False
+        )
+        scan = ArchiveScan(self._archive, predicate, True, 1 << 20, self._refuse)
+        found = {
+            offset: chunk.data[start : start + size].tobytes()
+            for part in parts
+            for chunk in archive_chunks(scan, part)
+            for offset, start, size in zip(
+                chunk.queue_offset.tolist(), chunk.starts.tolist(), chunk.size.tolist(), strict=True
+            )
+        }
+        wanted = {at: record for at, record in rows.items() if first <= stored_ms(record) <= last}
+        assert found == wanted, f"{key}: a scan gets {sorted(found.keys() ^ wanted.keys())[:5]} otherwise"
+
+    @staticmethod
+    def _refuse(place: CorruptPlace) -> None:
+        raise AssertionError(place.message)
+
     def keys_are_found(self, state: CatalogState, topic: str, key: str) -> int:
         """A query by key finds each visible message with it, by index files and objects above their coverage."""
         there = {
             record
             for queue in state.visible_queues()
             if queue.topic == topic
-            for record in self._rows(state, queue).values()
+            for record in self.rows(state, queue).values()
             if key_of(record) == key
         }
         source = QuerySource(StoreReader(self._archive), self._archive)
@@ -185,7 +233,7 @@ class Invariants:
         for queue in self._seen:
             if queue[0] not in (PLAIN, RETRY, BATCHES):
                 continue
-            rows = set(self._rows(state, shown[queue]).values()) if queue in shown else set()
+            rows = set(self.rows(state, shown[queue]).values()) if queue in shown else set()
             young = {record for record, at_ms in self._seen[queue].items() if at_ms >= since_ms} - rows
             if young and listed is None:
                 listed = {
@@ -201,11 +249,11 @@ class Invariants:
     def _lenient(self, state: CatalogState, key: QueueKey) -> Collection[bytes]:
         """Rows of a former history, of which objects may be deleted."""
         try:
-            return self._rows(state, key).values()
+            return self.rows(state, key).values()
         except (CorruptionError, NotFoundError):
             return ()
 
-    def _rows(self, state: CatalogState, key: QueueKey) -> dict[int, bytes]:
+    def rows(self, state: CatalogState, key: QueueKey) -> dict[int, bytes]:
         reader = QueueReader(self._archive, state, key)
         gaps = [(int(gap["begin_queue_offset"]), int(gap["end_queue_offset"])) for gap in state.gaps_of(key)]
         found: dict[int, bytes] = {}
@@ -253,7 +301,7 @@ class Invariants:
             if key is None:
                 assert all(self._may_be_missing(queue, one, now_ms) for one in records.values()), queue
                 continue
-            found, row = self._rows(state, key), state.queue(key)
+            found, row = self.rows(state, key), state.queue(key)
             for offset, record in found.items():
                 assert offset in records and records[offset].record == record, (
                     f"{key} has {offset}, which is not in the log"

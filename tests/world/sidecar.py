@@ -5,16 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER
 from tests.world.actors import Actor
 from tests.world.broker_model import EXPIRING
+from tests.world.timers import SETTINGS as TIMER_SETTINGS
+from tests.world.timers import TimerTask
 from tiered.archive.task import run_pass
 from tiered.broker_store.pins import PinKeeper, PinLimits
 from tiered.broker_store.retention import DiskUse
-from tiered.broker_store.store import open_broker_store
+from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.catalog.catalog_writer import CatalogWriter
+from tiered.errors import UnavailableError
+from tiered.formats.keys import archive_prefix
+from tiered.object_store.prefixed import PrefixedStore
 from tiered.settings.rule_entries import RuleEntry
 from tiered.settings.sections import IndexSettings, OffloadSettings
 from tiered.settings.topic_rules import TopicRules
@@ -58,6 +64,8 @@ class Sidecar(Actor):
     def __init__(self, world: World, name: str) -> None:
         self._world, self.name, self.store = world, name, world.store_of(name)
         self._offloader: Any = None
+        self._timers: TimerTask | None = None
+        self._broker_store: BrokerStore | None = None
         self._starts = 0
         self.replaces_log = False
         """A person allows it to replace a log of which nothing is archived."""
@@ -69,12 +77,19 @@ class Sidecar(Actor):
         return offloader._writer if offloader is not None and offloader._writer.is_claimed else None
 
     @property
+    def cursor_phys(self) -> int:
+        """Up to which its version has the log."""
+        return int(self._offloader._writer.state.cursor.phys)
+
+    @property
     def has_compared(self) -> bool:
         """Whether it has seen the log since the broker started last."""
         return self._starts == self._world.broker.starts
 
     def die(self) -> None:
-        self._offloader = None
+        self._offloader = self._timers = None
+        if self._broker_store is not None:
+            self._broker_store.close()
 
     def act(self) -> None:
         if self._offloader is not None and not self.has_compared:
@@ -100,8 +115,10 @@ class Sidecar(Actor):
         )
         place = world.directory / f"pins-{self.name}"
         pins = PinKeeper([place], PinLimits(), lambda _: DiskUse(0.9 if world.seed % 2 else 0.1, 1 << 40))
+        self.die()
+        self._broker_store = open_broker_store(world.broker.store.path, pinned=pins.files)
         offloader = Offloader(
-            open_broker_store(world.broker.store.path, pinned=pins.files),
+            self._broker_store,
             self.store,
             OffloadIdentity(CLUSTER, BROKER, self.name, "run"),
             SETTINGS,
@@ -113,7 +130,7 @@ class Sidecar(Actor):
             ),
             environment=environment,
             pins=pins,
-            options=ObjectOptions(INDEX, RULES),
+            options=ObjectOptions(INDEX, RULES, timers=TIMER_SETTINGS),
         )
         offloader._open(claim_now=True)
         self._offloader = offloader
@@ -142,6 +159,17 @@ class Sidecar(Actor):
         writer = self._offloader._writer
         run_pass(self._offloader._index_builder, lambda: writer.state if writer.is_claimed else None)
 
+    def _deliver(self) -> None:
+        offloader = self._offloader
+        if offloader._writer.is_claimed:
+            self._timers = self._timers or TimerTask(
+                self,
+                offloader._writer,
+                PrefixedStore(self.store, archive_prefix(CLUSTER, BROKER)),
+                self._world,
+            )
+            self._timers.run()
+
     def drain(self) -> None:
         """Archive everything, and release the archive."""
         if self._offloader is None or not self.has_compared:
@@ -159,6 +187,14 @@ class Sidecar(Actor):
             raise AssertionError(f"{self.name} does not reach {end_phys}")
         self._tables()
         offloader._index_builder.run_to_end(threading.Event())
+        for _ in range(100):
+            with suppress(UnavailableError):  # the broker has yet to dispatch
+                self._deliver()
+            if not offloader._writer.state.timers:
+                break
+            self._world.now_ms += 5_000
+        else:
+            raise AssertionError("timers are left")
         offloader._writer.release(pending_deletions=offloader._uploader.pending_deletions)
         self.die()
 
@@ -166,7 +202,8 @@ class Sidecar(Actor):
 PARTS: tuple[tuple[float, float, Callable[[Sidecar], None]], ...] = (
     (0.0, 0.7, Sidecar._read),
     (0.1, 0.8, Sidecar._build),
-    (0.8, 0.87, Sidecar._tables),
-    (0.87, 1.0, Sidecar._index),
+    (0.8, 0.84, Sidecar._tables),
+    (0.84, 0.9, Sidecar._index),
+    (0.86, 1.0, Sidecar._deliver),
 )
 """What a step does: the parts in whose range a random number lies."""

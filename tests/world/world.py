@@ -33,6 +33,9 @@ from tests.world.broker_model import BrokerModel
 from tests.world.invariants import Invariants
 from tests.world.nodes import Nodes
 from tests.world.sidecar import Inline, Sidecar
+from tests.world.timers import Deliveries
+from tests.world.upkeep import Scrub, damaged_and_repaired, restored_as_it_was
+from tiered.archive import segment_reader
 from tiered.archive.verify import verify_archive
 from tiered.catalog import catalog_reader, maintenance_commit
 from tiered.catalog.apply import apply
@@ -67,7 +70,8 @@ FAULTS = (
     *((fault, READS, 0.005) for fault in (Fault.LOST_BEFORE, Fault.THROTTLED)),
 )
 KILLS = "KILLED"
-DECODERS = (decode_commit, decode_root, decode_catalog_page, decode_lease, SegmentIndex)
+EVERYONE: tuple[type[Actor], ...] = (*ACTORS, Scrub)
+DECODERS = (decode_commit, decode_root, decode_catalog_page, decode_lease)
 """Of what never changes: a world decodes the same bytes once."""
 ENDS = (UnavailableError, FencedError, LogDivergedError, NoArchiveError)
 """What a process may end with: all else is a violation."""
@@ -110,24 +114,24 @@ class ActorStore(FaultStore):
         self._after_effect = source.random() < 0.5
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
-        self._perhaps(
+        self.perhaps(
             "put", key, lambda: super(ActorStore, self).put_if_absent(key, body, timeout_s=timeout_s)
         )
 
     def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
         act = lambda: super(ActorStore, self).compose_if_absent(key, pieces, timeout_s=timeout_s)  # noqa: E731
-        self._perhaps("compose", key, act)
+        self.perhaps("compose", key, act)
 
     def delete(self, keys: Sequence[str]) -> None:
         if self.fuse == 1:  # killed amid a batch
             self._store.delete(keys[: len(keys) // 2])
-        self._perhaps("delete", " ".join(keys), lambda: super(ActorStore, self).delete(keys))
+        self.perhaps("delete", " ".join(keys), lambda: super(ActorStore, self).delete(keys))
 
     def get(self, key: str, max_bytes: int = 1 << 30) -> bytes:
-        found: bytes = self._perhaps("get", key, lambda: super(ActorStore, self).get(key, max_bytes))
+        found: bytes = self.perhaps("get", key, lambda: super(ActorStore, self).get(key, max_bytes))
         return found
 
-    def _perhaps(self, operation: str, key: str, act: Callable[[], Any]) -> Any:
+    def perhaps(self, operation: str, key: str, act: Callable[[], Any]) -> Any:
         world = self._world
         world.others_act(self._name)
         self.fuse -= 1
@@ -167,10 +171,11 @@ class World:
         self._stores: dict[str, ActorStore] = {}
         self.busy: set[str] = set()
         self.invariants = Invariants(self.archive, self.broker, TTL_S)
+        self.deliveries = Deliveries(self)
         self.sidecars = [Sidecar(self, name) for name in ("master", "slave")]
         self.actors: list[Actor] = [
             *self.sidecars,
-            *(kind(self) for kind in ACTORS if kind.name not in without),
+            *(kind(self) for kind in EVERYONE if kind.name not in without),
         ]
         self._nodes = Nodes(self) if seed % 5 == 0 and Nodes.name not in without else None
         self.actors += [] if self._nodes is None else [self._nodes]
@@ -183,9 +188,11 @@ class World:
                 store.add(FaultRule(fault, operations, "*", probability=probability))
         return store
 
-    def free_writers(self) -> list[CatalogWriter]:
-        """Of sidecars that own the archive, have compared the broker's log, and do nothing now."""
-        free = [one for one in self.sidecars if one.name not in self.busy and one.has_compared]
+    def free_writers(self, *, compared: bool = True) -> list[CatalogWriter]:
+        """Of sidecars that own the archive, have ``compared`` the broker's log, and do nothing now."""
+        free = [
+            one for one in self.sidecars if one.name not in self.busy and (one.has_compared or not compared)
+        ]
         return [one.writer for one in free if one.writer is not None]
 
     # -- time and order ---------------------------------------------------------------------------------------
@@ -208,6 +215,15 @@ class World:
         finally:
             if is_mine:
                 self.busy.discard(waiting)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """No other actor acts at that time."""
+        depth, self._depth = self._depth, DEPTH_MAX
+        try:
+            yield
+        finally:
+            self._depth = depth
 
     def trace(self, actor: str, text: str) -> None:
         line = f"{(self.now_ms - BEGIN_MS) / 1000:9.1f} {'  ' * self._depth}{actor}: {text}"
@@ -240,6 +256,7 @@ class World:
         writer = partial(CatalogWriter, random=source, wait=self.pass_s, limits=limits)
         clock = SimpleNamespace(
             monotonic=lambda: self.now_ms / 1000,
+            perf_counter=lambda: self.now_ms / 1000,
             time=lambda: self.now_ms / 1000,
             sleep=self.pass_s,
             thread_time=lambda: 0.0,
@@ -251,6 +268,7 @@ class World:
             (catalog_reader, "READ_THREADS", 1 << 30),
             (catalog_reader, "apply", applied_once()),
             (ranges, "PAGE_RUNS", PAGE_RUNS),
+            (segment_reader, "SegmentIndex", lru_cache(256)(SegmentIndex)),
         ]
         instead = {"ThreadPoolExecutor": (ThreadPoolExecutor, Inline), "time": (time, clock)}
         instead |= {decoder.__name__: (decoder, lru_cache(256)(decoder)) for decoder in DECODERS}
@@ -321,13 +339,15 @@ class World:
         for actor in self.actors:
             actor.die()
         last = self.random.choice(self.sidecars)
-        for _ in range(2):  # the second epoch lists what the first one left
+        for number in range(2):  # the second epoch lists what the first one left
             try:
                 last.drain()
             except (FencedError, LogDivergedError) as error:
                 self.counts[f"drain: {type(error).__name__}"] += 1
                 last.replaces_log = isinstance(error, LogDivergedError)
                 last.drain()
+            if number == 0 and self.seed % 4 == 0:
+                damaged_and_repaired(self)
         for _ in range(3):
             self.now_ms += GRACE_S * 2_000
             for actor in self.actors:
@@ -335,6 +355,7 @@ class World:
         self.broker.disk_was_not_written_to()
         self.invariants.check()
         self.invariants.everything_is_archived(self.now_ms)
+        self.deliveries.each_timer_comes()
         report = verify_archive(self.archive, depth="full")
         assert report.anomalies == [], report.anomalies[:3]
         pending = load(self.archive).pending_deletions
@@ -342,4 +363,6 @@ class World:
             key for key in report.leftovers if key not in pending or pending[key].reason != Reason.UNEXPLAINED
         }
         assert not left, sorted(left)[:3]
+        if self.seed % 4 == 1:
+            restored_as_it_was(self)
         self.counts["objects of messages that were cut before a commit"] += len(report.leftovers)
