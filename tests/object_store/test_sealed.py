@@ -222,6 +222,16 @@ def test_an_archive_is_encrypted_from_its_beginning_or_never(ring: Path) -> None
         sealing(inner, None).keys(ARCHIVE).begin((("orders", "k"),))
 
 
+def test_lost_keys_are_not_taken_for_an_archive_without_encryption(ring: Path) -> None:
+    inner = MemoryStore("memory://m")
+    sealing(inner, ring).put_if_absent(f"{ARCHIVE}/{SO.format(1)}", [WORD])
+    inner.delete([info.key for info in inner.list(f"{ARCHIVE}/keys/")])
+    with pytest.raises(UsageError, match="its keys are lost") as caught:
+        sealing(inner, ring).put_if_absent(f"{ARCHIVE}/{SO.format(2)}", [WORD])
+    assert "put the objects of keys/ back" in caught.value.hint
+    assert [info.key for info in inner.list("")] == [f"{ARCHIVE}/{SO.format(1)}"]
+
+
 def test_rotating_and_rewrapping_change_no_object(tmp_path: Path) -> None:
     """Old and new rings, one in the middle of a rotation, and the old key destroyed."""
     inner, old = MemoryStore("memory://m"), key_file(tmp_path / "old", "k1")

@@ -141,8 +141,10 @@ class ArchiveKeys:
                 return decode_key_table(data, f"{self._store.url}/{info.key}")
         if self._ring is not None and next(iter(self._store.list(f"{self.name}/", limit=1)), None):
             raise UsageError(
-                f"archive {self.name} is an archive without encryption",
-                hint=f"an archive is encrypted from its beginning or never: unset {SETTING}, or begin another one",
+                f"archive {self.name} has objects, but none in {KEYS_PREFIX}: it began without encryption, or its keys"
+                " are lost",
+                hint=f"if it is encrypted, put the objects of {KEYS_PREFIX} back from a copy of the bucket; if not,"
+                f" unset {SETTING}, or begin another archive",
             )
         return KeyTable(0)
 
