@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import shutil
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -95,6 +96,15 @@ def real_store(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return unpacked[name]
 
     return unpack
+
+
+@pytest.fixture
+def home(real_store: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A store of one's own, whose broker is dead."""
+    source = real_store("F")
+    shutil.copytree(source / "store", tmp_path / "store")
+    shutil.copy(source / "broker.conf", tmp_path / "broker.conf")
+    return tmp_path
 
 
 @pytest.fixture

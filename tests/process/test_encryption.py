@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,15 +21,6 @@ if pathlib.Path("{away}").exists():
 data = base64.b64decode(sys.stdin.buffer.read())
 print(base64.b64encode(bytes(255 - byte for byte in data)).decode())
 """
-
-
-@pytest.fixture
-def home(real_store: Callable[[str], Path], tmp_path: Path) -> Path:
-    """A store of one's own, whose broker is dead."""
-    source = real_store("F")
-    shutil.copytree(source / "store", tmp_path / "store")
-    shutil.copy(source / "broker.conf", tmp_path / "broker.conf")
-    return tmp_path
 
 
 def _ring(path: object) -> tuple[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import stat
 import subprocess
@@ -25,15 +24,6 @@ from tiered.broker_store.pins import PinLimits, measure_disk
 pytestmark = pytest.mark.integration
 
 MESSAGES = 18_004
-
-
-@pytest.fixture
-def home(real_store: Callable[[str], Path], tmp_path: Path) -> Path:
-    """A store of one's own, whose broker is dead."""
-    source = real_store("F")
-    shutil.copytree(source / "store", tmp_path / "store")
-    shutil.copy(source / "broker.conf", tmp_path / "broker.conf")
-    return tmp_path
 
 
 @contextmanager

@@ -13,6 +13,14 @@ from rocketmq_tiered.sending.timer_broker import WHEEL_TOPIC, RemoteTimerBroker
 from rocketmq_tiered.sending.timer_delivery import TimerDelivery
 from tests.archive.timer_fates import entries_of
 from tests.sending import timer_simulation
+from tests.sending.timer_defects import (
+    by_key,
+    changed_table,
+    is_found,
+    over_places,
+    progress_before_the_send,
+    with_time,
+)
 from tests.sending.timer_simulation import World
 from tests.sweeps import sweep
 from tiered.archive import timers as timer_files
@@ -32,20 +40,6 @@ def test_every_timer_comes_once_at_its_time(first: int) -> None:
             raise AssertionError(f"seed {seed}: {error}") from error
 
 
-def changed_table(change: Callable[[Any], None]) -> Callable[[Any], Any]:
-    """``sort_out`` of entries that ``change`` has changed."""
-
-    def of(right: Any) -> Any:
-        def sort_out(entries: Any) -> Any:
-            table = entries.table.copy()
-            change(table)
-            return right(entries._replace(table=table))
-
-        return sort_out
-
-    return of
-
-
 def over_topics(right: Any) -> Any:
     groups = timer_files._groups
 
@@ -57,34 +51,8 @@ def over_topics(right: Any) -> Any:
     return sort_out
 
 
-def over_places(table: Any) -> None:
-    table["kind"][table["kind"] == EntryKind.CANCEL_PLACE] = EntryKind.CANCEL
-
-
 def of_later_timers(table: Any) -> None:
     table["physical_offset"] -= 8 * np.isin(table["kind"], CANCELS)
-
-
-def is_found(topic_is_searched: Callable[[str], bool]) -> Callable[[Any], Any]:
-    return lambda right: (
-        lambda self, topic, send: right(self, topic, send) if topic_is_searched(topic) else set()
-    )
-
-
-def progress_before_the_send(right: Any) -> Any:
-    def hand_over(self: TimerDelivery, entries: Any, claims: Any, **more: Any) -> Any:
-        claims[:] = [ref.moved(ref.claimed, ref.claimed) for ref in claims]
-        assert self._commit(self._commits.state, claims)
-        return right(self, entries, claims, **more)
-
-    return hand_over
-
-
-def by_key(right: Any) -> Any:
-    """A message with the key, in the topic, is the timer."""
-    return lambda self, send: any(
-        True for topic in (WHEEL_TOPIC, send.message.topic) for _ in self._places_with_key(topic, send.key)
-    )
 
 
 def sent_keys(right: Any) -> Any:
@@ -139,10 +107,6 @@ def one_row_more(right: Any) -> Any:
         ref.moved(ref.done, min(ref.entries, ref.claimed + (ref.claimed < ref.entries)))
         for ref in right(entries, **more)
     ]
-
-
-def with_time(change: Callable[[int], int]) -> Callable[[Any], Any]:
-    return lambda right: lambda message, ms, *args, **more: right(message, change(ms), *args, **more)
 
 
 DEFECTS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {

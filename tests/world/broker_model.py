@@ -8,7 +8,7 @@ import random
 import shutil
 import struct
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.fetcher.broker_store_writer import FILE_BYTES, WrittenStore
@@ -51,7 +51,7 @@ class Timer:
     phys: int
     at: TimerPlace | None
     cancels: bool = False
-    record: bytes = b""
+    record: bytes = field(default=b"", repr=False)
     was_lost: bool = False
     """The log was without it for some time."""
 

@@ -21,6 +21,14 @@ from rocketmq_tiered.sending.timer_broker import WHEEL_TOPIC, RemoteTimerBroker
 from rocketmq_tiered.sending.timer_delivery import TimerDelivery
 from rocketmq_tiered.server.groups.group_state import GroupLog
 from rocketmq_tiered.server.mount.membership import Membership
+from tests.sending.timer_defects import (
+    by_key,
+    changed_table,
+    is_found,
+    over_places,
+    progress_before_the_send,
+    with_time,
+)
 from tests.world import actors
 from tests.world.broker_model import BATCHES
 from tiered.catalog import apply, log_histories
@@ -33,7 +41,6 @@ from tiered.catalog.pages import Bounds
 from tiered.catalog.requirements import Requirements
 from tiered.catalog.run_cuts import RunCuts
 from tiered.errors import UnavailableError
-from tiered.model.timer import EntryKind
 from uploader import index_builder
 from uploader.archive_owner import ArchiveOwner
 from uploader.cycle import Attempt
@@ -139,50 +146,6 @@ def counted_as_one(right: Any) -> Any:
         return replace(found, inner_num=np.ones_like(found.inner_num))
 
     return rows
-
-
-def progress_before_the_send(right: Any) -> Any:
-    def hand_over(self: TimerDelivery, entries: Any, claims: Any, **more: Any) -> Any:
-        claims[:] = [ref.moved(ref.claimed, ref.claimed) for ref in claims]
-        assert self._commit(self._commits.state, claims)
-        return right(self, entries, claims, **more)
-
-    return hand_over
-
-
-def by_key(right: Any) -> Any:
-    """A message with the key, in the topic, is the timer."""
-    return lambda self, send: any(
-        True for topic in (WHEEL_TOPIC, send.message.topic) for _ in self._places_with_key(topic, send.key)
-    )
-
-
-def with_time(change: Callable[[int], int]) -> Change:
-    return lambda right: lambda message, ms, *rest, **more: right(message, change(ms), *rest, **more)
-
-
-def is_found(topic_is_searched: Callable[[str], bool]) -> Change:
-    return lambda right: (
-        lambda self, topic, send: right(self, topic, send) if topic_is_searched(topic) else set()
-    )
-
-
-def changed_table(change: Callable[[Any], None]) -> Change:
-    """``sort_out`` of entries that ``change`` has changed."""
-
-    def of(right: Any) -> Any:
-        def sort_out(entries: Any) -> Any:
-            table = entries.table.copy()
-            change(table)
-            return right(entries._replace(table=table))
-
-        return sort_out
-
-    return of
-
-
-def over_places(table: Any) -> None:
-    table["kind"][table["kind"] == EntryKind.CANCEL_PLACE] = EntryKind.CANCEL
 
 
 def without_floors(right: Any) -> Any:
