@@ -44,7 +44,7 @@ from tiered.catalog.floors import rows_below
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.pages import Page, RunIndex, cut, sorted_page, write_pages
 from tiered.catalog.requirements import Floors, IndexBegins, Requirements, histories_of
-from tiered.catalog.state import CatalogState, PageRef, RunChunk
+from tiered.catalog.state import REPAIRED, CatalogState, PageRef, RunChunk
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.clock import Clock
 from tiered.errors import CorruptionError
@@ -170,6 +170,10 @@ def candidates_in(
         found_runs = counter.count(index, state, [*chosen.pages, *chosen.others], chosen.memory(state))
         candidates = _with_shares(candidates, found_runs)
         copied = int(found_runs.runs.sum()) - len(candidates.runs) if chosen.end is not None else 0
+    if REPAIRED in state.settings and len(candidates.runs):
+        # A repair adds runs of objects whose other runs are of earlier versions.
+        memory = replace(chosen, spilled_version=state.version).memory(state)
+        candidates = _with_shares(candidates, counter.count(index, state, state.pages, memory))
     return candidates, copied
 
 

@@ -50,8 +50,8 @@ def timer_send(message: Message, deliver_ms: int, judge: Judge = everyone, *, ha
     sent_properties, place = outgoing.properties, TimerPlace(message.queue.queue_id, message.queue_offset)
     for name in PROPERTIES:  # those that set the timer
         sent_properties.pop(name, None)
-    # The physical offset tells apart generations of the gateway topic, in which queue offsets repeat.
-    sent_properties[PLACE] = f"{place.text}:{record.physical_offset}"
+    # Queue offsets repeat in generations of the gateway topic, and physical offsets in a new, empty log.
+    sent_properties[PLACE] = f"{place.text}:{record.physical_offset}:{record.store_timestamp}"
     # A broker, too, adds a unique key where a producer has set none.
     unique_key = f"{place.queue_id:04X}{place.queue_offset:012X}{record.physical_offset:016X}"
     sent_properties.setdefault(UNIQUE_KEY, unique_key)

@@ -7,7 +7,7 @@ of them.
 from __future__ import annotations
 
 import operator
-import pickle
+import pickle  # nosec B403 - only written
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace

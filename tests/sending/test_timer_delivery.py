@@ -19,7 +19,7 @@ from rocketmq_tiered.maintenance.repair.repair import apply_repair, plan_repair
 from rocketmq_tiered.sending import timer_delivery
 from rocketmq_tiered.sending.timer_change import change_timers
 from rocketmq_tiered.sending.timer_delivery import FAN_IN, horizon_ms, to_merge
-from rocketmq_tiered.sending.timer_send import is_entry_of
+from rocketmq_tiered.sending.timer_send import is_entry_of, timer_send
 from tests.end_to_end.offloading import BROKER, CLUSTER
 from tests.kernels.record_builder import Message as Written
 from tests.kernels.record_builder import encode, properties
@@ -205,6 +205,23 @@ def test_a_timer_that_was_handed_over_before_a_repair_is_not_sent_again(scene: S
     scene.run(NOW + 3 * HOUR, 60_000)
     assert scene.target.counts == {"k0": 1, "k1": 1}
     scene.check()
+
+
+def test_what_is_sent_names_the_message_apart_from_others_at_its_place_in_other_logs() -> None:
+    """A new, empty log has the queue and physical offsets of the one before."""
+    pairs = {UNIQUE_KEY: "K", TOPIC: "orders", DELIVER_MS: str(NOW + HOUR)}
+    text = properties(*((name.encode(), value.encode()) for name, value in pairs.items()))
+    messages = [
+        Message(
+            QueueKey("TIERED_TIMERS", 0, generation),
+            0,
+            memoryview(encode(Written(b"TIERED_TIMERS", 0, 0, b"body", text, 0, stored_ms), 0)),
+            NOW,
+        )
+        for stored_ms, generation in ((NOW, 0), (NOW, 1), (NOW + 1, 1))
+    ]
+    first, archived_again, other = (timer_send(one, NOW + HOUR, has_timers=True).place for one in messages)
+    assert first == archived_again and first != other
 
 
 def test_a_timer_that_is_cancelled_twice_holds_no_other_timers(

@@ -78,7 +78,7 @@ class Target:
             self.stored.append((send.message.topic, send.key, self.scene.now_ms, send.deliver_ms))
             self._known.add((send.message.topic, send.place))
             self.properties[send.key] = send.message.properties
-            self.sent.append((send.place.rpartition(":")[0], send.message.topic, send.message.body.decode()))
+            self.sent.append((send.place.rsplit(":", 2)[0], send.message.topic, send.message.body.decode()))
             if fault == "after":
                 raise UnavailableError("no answer")
             if fault == "crash":

@@ -519,7 +519,7 @@ class World:
         sent: dict[str, list[Stored]] = {}
         for one in self.broker.stored:
             if one.place:
-                sent.setdefault(one.place.rpartition(":")[0], []).append(one)
+                sent.setdefault(one.place.rsplit(":", 2)[0], []).append(one)
         for timer in self.asked:
             found = sent.pop(timer.place.text, [])
             wanted = (0,) if timer.is_cancelled else (0, 1) if timer.may_be_cancelled else (1,)

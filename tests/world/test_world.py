@@ -18,6 +18,10 @@ CAUGHT_WITHIN = 300
 ONCE_FAILED: dict[int, str] = {
     24: "a repair showed messages that the log lost before a commit named them",
     63: "expiry committed a deletion list that garbage collection had deleted after a take-over",
+    192: "a repair showed messages of a fenced writer that no commit had named",
+    207: "a message that was archived in two generations of the gateway topic was sent twice",
+    216: "compaction took an object for unused of which a repair had added runs to those of other versions",
+    283: "a timer of a new, empty log was taken for one at the same place of the log before",
     1000: "timers were sent again after a repair",
     1040: "a repair put an object that it named into quarantine",
 }

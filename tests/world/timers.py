@@ -44,7 +44,7 @@ Name = tuple[str, str, int]
 
 def timer_of(send: TimerSend) -> tuple[str, Name]:
     """Place, and topic, key and time."""
-    return send.place, (send.message.topic, send.key, send.deliver_ms)
+    return send.place.rpartition(":")[0], (send.message.topic, send.key, send.deliver_ms)
 
 
 def place_of(timer: Timer) -> tuple[str, Name]:
@@ -113,9 +113,9 @@ class TimerTarget(RemoteTimerBroker):
         return self
 
     def runtime_info(self) -> dict[str, str]:
-        """As a client asks."""
-        now_s = self._world.now_ms / 1000
-        return {"dispatchBehindBytes": str(sum(now_s < one.indexed_s for one in self._to.stored))}
+        """As a client asks. What has arrived until now is stored, and perhaps not indexed."""
+        stored, now_s = self._connected()._to.stored, self._world.now_ms / 1000
+        return {"dispatchBehindBytes": str(sum(now_s < one.indexed_s for one in stored))}
 
     def has(self, send: TimerSend) -> bool:
         self._to.doubted.add(send.place)
