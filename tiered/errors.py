@@ -149,7 +149,7 @@ class EncryptionKeyError(UnsupportedFormatError):
     """A key that encrypts the object, or the archive, is missing, wrong or refused. Names the key. The object is not
     damaged, and nothing may change it."""
 
-    check: Callable[[], None] = lambda: None
+    check: Callable[[], None] = staticmethod(lambda: None)
     """Checks the bytes of the object as they are stored, which needs no key. Raises CorruptionError and the store's
     errors."""
 

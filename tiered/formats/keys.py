@@ -147,6 +147,12 @@ def is_version_name(text: str) -> bool:
     return _VERSION_NAME.match(text) is not None
 
 
+def version_name(version: int) -> str:
+    """The last part of the key of a numbered object: newer versions list first."""
+    assert 0 <= version <= _VERSION_CEILING
+    return f"{_VERSION_CEILING - version:020d}"
+
+
 def archive_prefix(cluster: str, broker: str) -> str:
     """The prefix of a broker's archive below the store's URL, without a slash at the end."""
     return f"{escape(cluster)}/{escape(broker)}"
@@ -215,8 +221,7 @@ def is_compacted(key: str) -> bool:
 
 def catalog_key(version: int) -> str:
     """The key of commit ``version``. Newer versions list first: the head is the first key of one LIST."""
-    assert 0 <= version <= _VERSION_CEILING
-    return f"{CATALOG_PREFIX}{_VERSION_CEILING - version:020d}"
+    return f"{CATALOG_PREFIX}{version_name(version)}"
 
 
 def parse_catalog_key(key: str) -> int | None:

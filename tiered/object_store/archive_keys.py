@@ -13,7 +13,6 @@ import struct
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
 import fastcrc
@@ -27,7 +26,7 @@ from tiered.errors import (
     UnavailableError,
     UsageError,
 )
-from tiered.formats.keys import KEYS_PREFIX, is_version_name
+from tiered.formats.keys import KEYS_PREFIX, is_version_name, version_name
 from tiered.formats.version import FORMAT_MAJOR, FORMAT_MINOR, require_major
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.key_ring import (
@@ -36,10 +35,10 @@ from tiered.object_store.key_ring import (
     KeyRing,
     wrong_key,
 )
+from tiered.settings.topic_rules import ring_key_of
 
 KIND: Final = b"RMQTKEYS"
 _HEAD = struct.Struct("<8sHHI")
-_CEILING: Final = 10**20 - 1
 _TABLE_BYTES_MAX: Final = 1 << 24
 _TRIES: Final = 10
 
@@ -66,7 +65,7 @@ class KeyTable(NamedTuple):
 
     def ring_key_of(self, topic: str | None) -> str:
         """The ring key of its own that ``topic`` has; "": none, as what is of many topics (None)."""
-        return next((key for pattern, key in self.topics if topic and fnmatchcase(topic, pattern)), "")
+        return ring_key_of(self.topics, topic) if topic else ""
 
     def fitting(self, topic: str | None) -> list[ArchiveKey]:
         """The keys for objects of ``topic``, the newest last."""
@@ -154,7 +153,7 @@ class ArchiveKeys:
             for _ in range(_TRIES):
                 table = self.table(is_new=True)
                 table = change(table)._replace(version=table.version + 1)
-                key = f"{self.name}/{KEYS_PREFIX}{_CEILING - table.version:020d}"
+                key = f"{self.name}/{KEYS_PREFIX}{version_name(table.version)}"
                 try:
                     self._store.put_if_absent(key, [table.encoded()])
                 except AlreadyExistsError:  # by another process: its table counts

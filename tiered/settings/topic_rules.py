@@ -7,7 +7,7 @@ attributes ``reserve.time`` (time to live) and ``cleanup.policy`` (key compactio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -62,6 +62,12 @@ class TopicRule:
         }
 
 
+def ring_key_of(keys: Sequence[tuple[str, str]], topic: str) -> str:
+    """The ring key of the first of ``keys``, pairs of pattern and ring key, that fits ``topic``; "": it has none of its
+    own."""
+    return next((key for pattern, key in keys if fnmatchcase(topic, pattern)), "")
+
+
 @dataclass(frozen=True)
 class TopicRules:
     """The rules of an archive: checked settings, and the broker's topic table by topic name."""
@@ -89,7 +95,7 @@ class TopicRules:
 
     def has_own_key(self, topic: str) -> bool:
         """Whether ``topic`` has a ring key of its own: its messages are in objects of their own."""
-        return bool(next((key for pattern, key in self.own_keys if fnmatchcase(topic, pattern)), ""))
+        return bool(ring_key_of(self.own_keys, topic))
 
     def of_topic(self, topic: str, table: Mapping[str, Any] | None = None) -> TopicRule:
         """The rule in force for ``topic``: each value from the first entry of topics.rules that matches, else from the

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from tiered.clock import Clock
 from tiered.errors import AlreadyExistsError, CorruptionError, FencedError, NotFoundError
 from tiered.formats.container import decode_container, encode_container
-from tiered.formats.keys import SERVE_PREFIX, is_version_name
+from tiered.formats.keys import SERVE_PREFIX, is_version_name, version_name
 from tiered.formats.memory_bound import LARGE, stored_bytes_max
 from tiered.model.queue import DEAD_PREFIX, RETRY_PREFIX
 from tiered.object_store.interface import ObjectStore
@@ -29,7 +29,6 @@ VERSIONS_KEPT: Final = 8
 GENERATION_SHIFT: Final = 32
 _OWN_TOPICS: Final = (RETRY_PREFIX, DEAD_PREFIX)
 """Prefixes of topics that continue here, whatever generation was archived."""
-_VERSION_MAX: Final = 10**20 - 1
 
 Offsets = dict[tuple[str, str], dict[int, int]]
 """(group, topic) -> queue number (``queue_number``) -> next queue offset to consume."""
@@ -77,7 +76,7 @@ class GroupSnapshot:
 
 def snapshot_key(version: int) -> str:
     """Key of a version; newer versions sort first."""
-    return f"{SERVE_PREFIX}{_VERSION_MAX - version:020d}"
+    return f"{SERVE_PREFIX}{version_name(version)}"
 
 
 def encode_snapshot(snapshot: GroupSnapshot) -> bytes:

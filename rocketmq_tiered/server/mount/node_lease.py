@@ -25,7 +25,7 @@ from tiered.errors import (
     UnsupportedFormatError,
 )
 from tiered.formats.container import decode_container, encode_container
-from tiered.formats.keys import archive_prefix, escape, is_version_name
+from tiered.formats.keys import archive_prefix, escape, is_version_name, version_name
 from tiered.formats.memory_bound import LARGE, stored_bytes_max
 from tiered.object_store.interface import ObjectStore
 
@@ -42,7 +42,6 @@ PUT_S: Final = 5.0
 """A renewal without a reply for so long is tried again: the lease ends soon after."""
 STRANGE: Final = (CorruptionError, UnsupportedFormatError, ObjectTooLargeError, OutOfMemoryError)
 """Errors of reading an object that no node wrote, or a newer program."""
-_VERSION_MAX: Final = 10**20 - 1
 
 
 class NodeState(StrEnum):
@@ -110,7 +109,7 @@ class NodeLease:
 
 def lease_key(node: str, version: int) -> str:
     """Key of a version; newer versions of a node sort first."""
-    return f"{NODES}{escape(node)}/{_VERSION_MAX - version:020d}"
+    return f"{NODES}{escape(node)}/{version_name(version)}"
 
 
 def encode_lease(lease: NodeLease) -> bytes:
