@@ -507,13 +507,13 @@ def _may_be(
 ) -> NDArray[np.bool_]:
     """Which ``rows`` of ``queue`` in ``one`` a lost commit may have named. Not those beyond the queue's end if a part
     of the log that the object's cycle covers is known to be archived by another one, or if a later writer has claimed
-    the archive and all commits are there: the log was cut before a commit named them."""
+    the archive and the newest commit is there: the log was cut before a commit named them."""
     row, meta, surveyed = state.queue(queue), one.meta, repair.survey
     is_cycle = meta.history_phys >= 0
     begins, ends = (meta.from_phys, meta.to_phys) if is_cycle else (rows.phys, rows.phys + 1)
     end = 0 if row is None else int(row["end_queue_offset"])
     is_cut = np.full(len(rows), meta.log_history == surveyed.begun.history) & (begins < surveyed.begun.phys)
-    is_cut |= surveyed.is_whole and surveyed.is_chain_whole and meta.epoch < state.epoch
+    is_cut |= surveyed.is_whole and meta.epoch < state.epoch
     for draft in surveyed.appends:
         is_there = np.full(len(rows), meta.log_history == draft.history)
         is_there &= (begins < draft.to_phys) & (ends > draft.from_phys)
