@@ -287,7 +287,7 @@ class ArchiveOwner:
             raise
         self._has_claimed = self.is_claim_settled = True
         self._environment.archive_exists()
-        self._environment.log("epoch claimed", {"epoch": self.writer.state.epoch})
+        logger.info("epoch claimed", extra={"epoch": self.writer.state.epoch})
         after = self.writer.state_or_none
         if self._has_planned and after is not None and (before is None or before.cursor != after.cursor):
             raise UnavailableError(
@@ -339,9 +339,9 @@ class ArchiveOwner:
             divergence.phys,
             before,
         )
-        self._environment.log(
+        logger.info(
             "the broker's earlier log is back: a new log history continues it",
-            {"from_phys": divergence.phys, "common_version": divergence.version},
+            extra={"from_phys": divergence.phys, "common_version": divergence.version},
         )
         return divergence.phys
 
@@ -368,9 +368,9 @@ class ArchiveOwner:
             counted(after.log_histories[-1].hidden_messages, "archived message"),
             before.cursor.history,
         )
-        self._environment.log(
+        logger.info(
             "the broker's commitlog was truncated or replaced: archiving continues in a new log history",
-            {
+            extra={
                 "from_phys": divergence.phys,
                 "common_version": divergence.version,
                 "superseded_bytes": lost_bytes,

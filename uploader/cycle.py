@@ -73,7 +73,6 @@ class UploadContext:
     jitter: Callable[[], float]
     claim: Callable[[], None]
     """Claims the epoch before the first PUT."""
-    log: Callable[[str, dict[str, object]], None]
     new_settings: Callable[[CatalogState], dict[str, Any]] = lambda _state: {}
     """Settings of the archive that differ from those of a state: the next commit has them."""
     timers: TimerSettings = field(default_factory=TimerSettings)

@@ -9,6 +9,7 @@ Cycles are planned in cycle_plan.py and committed in cycle_upload.py.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,6 +33,8 @@ from uploader.cycle_plan import CyclePlan
 from uploader.double_buffer import DoubleBuffer
 from uploader.log_batch import LogBatch
 from uploader.timer_entries import encoded_body, timer_entries
+
+logger = logging.getLogger(__name__)
 
 IN_FLIGHT_MAX = 2
 LMQS_MAX = 1000
@@ -145,9 +148,9 @@ class CycleBuilder:
         there on are hidden. The planner then continues the queues from there."""
         context = self._context
         state = context.writer.end_queues(ends)
-        context.log(
+        logger.warning(
             "archived messages are hidden, as the broker used their offsets again: tiered ls --histories lists them",
-            {
+            extra={
                 "error": "the broker used queue offsets again",
                 "queues": ", ".join(f"{key} from {offset} on" for key, offset in ends.items()),
                 "messages": state.log_histories[-1].hidden_messages,
@@ -257,9 +260,9 @@ class CycleBuilder:
         counters.attempts_abandoned += len(attempt.keys)
         counters.last_error = str(error)
         counters.consecutive_failures = cycle.failures
-        context.log(
+        logger.warning(
             "upload attempt abandoned",
-            {
+            extra={
                 "error": str(error),
                 "failures": cycle.failures,
                 "from_phys": cycle.batch.from_phys,

@@ -9,6 +9,7 @@ how a commit wins is in tiered.catalog.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,8 @@ from uploader.cycle_draft import CycleRange, cycle_draft, draft_in_place
 from uploader.double_buffer import DoubleBuffer
 from uploader.log_batch import LogBatch
 from uploader.log_evidence import with_known_hosts
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["IN_FLIGHT_MAX", "CycleUploader", "UploadContext", "UploadCounters"]
 
@@ -102,9 +105,10 @@ class CycleUploader:
         counters.lost_ranges += len(cycle.batch.lost)
         for gap in cycle.plan.gaps:
             was_excluded = gap.reason is GapReason.EXCLUDED
-            self._context.log(
+            logger.log(
+                logging.INFO if was_excluded else logging.ERROR,
                 "gap recorded: its topic was excluded" if was_excluded else "gap recorded",
-                {
+                extra={
                     "queue": str(gap.queue),
                     "begin": gap.begin_queue_offset,
                     "end": gap.end_queue_offset,
@@ -114,17 +118,18 @@ class CycleUploader:
         for key, count in self._set_aside(cycle.batch).items():
             counters.set_aside += count
             if count:
-                self._context.log(
+                logger.warning(
                     "messages of a queue set aside: they are not archived",
-                    {
-                        "error": "the broker used their queue offsets again, and its consume queue does not have them"
-                    }
-                    | {"queue": str(key), "messages": count},
+                    extra={
+                        "error": "the broker used their queue offsets again, and its consume queue does not have them",
+                        "queue": str(key),
+                        "messages": count,
+                    },
                 )
         for damage in cycle.batch.damaged:
-            self._context.log(
+            logger.warning(
                 "a range of the commitlog is damaged and not archived",
-                {
+                extra={
                     "error": damage.detail,
                     "file": damage.path,
                     "begin_phys": damage.begin_phys,
@@ -132,9 +137,9 @@ class CycleUploader:
                 },
             )
         for lost in cycle.batch.lost:
-            self._context.log(
+            logger.error(
                 "a range of the commitlog is missing: its messages are lost to the archive",
-                {"error": lost.why, "begin_phys": lost.begin_phys, "end_phys": lost.end_phys},
+                extra={"error": lost.why, "begin_phys": lost.begin_phys, "end_phys": lost.end_phys},
             )
 
     def _draft(self, cycle: Cycle, attempt: Attempt, state_objects: dict[str, str]) -> CommitDraft:

@@ -20,10 +20,11 @@ so the living bytes of a file's versions decide too. A file that was just rebuil
 
 from __future__ import annotations
 
+import logging
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -48,6 +49,8 @@ from tiered.settings.sections import IndexSettings
 from uploader.index_files import IndexFiles
 from uploader.index_input import GatheredItems, IndexInput, Unread, stale_entries
 from uploader.index_plan import Backlog, Group, Segment, combined, mergeable, oldest, plan_merge, segments_of
+
+logger = logging.getLogger(__name__)
 
 
 def expired_offsets(state: CatalogState) -> int:
@@ -119,7 +122,6 @@ class IndexBuilder:
         settings: IndexSettings,
         *,
         clock: Clock,
-        log: Callable[[str, Mapping[str, object]], None],
         random_source: random.Random | None = None,
     ) -> None:
         """``log`` logs a message with fields; ``random_source`` makes the keys of this process's files unique."""
@@ -127,7 +129,6 @@ class IndexBuilder:
         self._writer = writer
         self._settings = settings
         self._clock = clock
-        self._log = log
         self._run_index = RunIndex(store, cache_bytes=PAGES_BYTES)
         self._backlog = Backlog()
         self._beyond_repair: set[str] = set()
@@ -139,7 +140,6 @@ class IndexBuilder:
             MaintenanceCommit(store, writer, clock),
             settings,
             self._input,
-            log=log,
             nonce=f"{(random_source or random.SystemRandom()).getrandbits(64):016x}",
         )
         self.counters = self._files.counters
@@ -197,9 +197,9 @@ class IndexBuilder:
             for ref in work.expired:
                 self._rebuild(self._writer.state, ref)
             self._checked_offsets = expired_offsets(state)
-            self._log(
+            logger.info(
                 "index files were rebuilt, as most of their messages have expired",
-                {"files": len(work.expired)},
+                extra={"files": len(work.expired)},
             )
         return True
 
@@ -302,13 +302,13 @@ class IndexBuilder:
             is_done = self._rebuild(self._writer.state, ref)
         except (CorruptionError, NotFoundError) as error:
             self._beyond_repair.add(ref.key)
-            self._log(
+            logger.warning(
                 "a damaged index file cannot be rebuilt: it stays as it is, and is not merged",
-                fields | {"cause": str(error)},
+                extra=fields | {"cause": str(error)},
             )
             return False
         if is_done:
-            self._log("a damaged index file was rebuilt from its segments", fields)
+            logger.warning("a damaged index file was rebuilt from its segments", extra=fields)
         return is_done
 
     def _mostly_expired(self, state: CatalogState) -> Sequence[IndexRef]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -22,6 +23,8 @@ from tiered.formats.keys import epoch_of, index_key
 from tiered.model.tables import Table
 from tiered.settings.sections import IndexSettings
 from uploader.index_input import IndexInput, Unread, work_disk
+
+logger = logging.getLogger(__name__)
 
 UPLOAD_BYTES_PER_S_MIN = 1 << 20
 TIMEOUT_S_MIN = 60.0
@@ -53,10 +56,9 @@ class IndexFiles:
         source: IndexInput,
         *,
         nonce: str,
-        log: Callable[[str, Mapping[str, object]], None],
     ) -> None:
         """``nonce`` belongs to one process, so that no key is used twice."""
-        self._maintenance, self._settings, self._input, self._log = maintenance, settings, source, log
+        self._maintenance, self._settings, self._input = maintenance, settings, source
         self._nonce = nonce
         self._made = 0
         self.counters = IndexCounters()
@@ -152,8 +154,8 @@ class IndexFiles:
             return False
         self.counters.excluded += len(damaged)
         for unread in damaged:
-            fields = {"segment": unread.segment.key, "error": str(unread.error)}
-            self._log(
-                "a damaged segment is excluded from the index: queries read its keys themselves", fields
+            logger.warning(
+                "a damaged segment is excluded from the index: queries read its keys themselves",
+                extra={"segment": unread.segment.key, "error": str(unread.error)},
             )
         return True

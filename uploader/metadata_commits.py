@@ -16,6 +16,7 @@ is an alarm, not a deletion.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ from uploader.broker_state_archive import BrokerStateArchive
 from uploader.cycle_upload import CycleUploader
 from uploader.follow_loop import Every
 
+logger = logging.getLogger(__name__)
+
 DELETIONS_EVERY_MS = 60_000
 TABLE_ATTEMPTS = 5
 TABLE_WAIT_S = 0.2
@@ -52,7 +55,7 @@ def broker_tables(state: BrokerState) -> Mapping[str, Any]:
 class MetadataCommits:
     """The metadata commits of one writer. Not thread-safe.
 
-    ``claim`` claims the epoch, ``log`` logs a message, ``wait`` sleeps between retries.
+    ``claim`` claims the epoch, ``wait`` sleeps between retries.
     """
 
     def __init__(
@@ -63,7 +66,6 @@ class MetadataCommits:
         state_archive: BrokerStateArchive,
         *,
         claim: Callable[[], None],
-        log: Callable[[str, Mapping[str, object]], None],
         wait: Callable[[float], object],
     ) -> None:
         """``uploader`` gets tables to commit with its next cycle, so that they cost no commit of their own."""
@@ -72,7 +74,6 @@ class MetadataCommits:
         self._uploader = uploader
         self._state_archive = state_archive
         self._claim = claim
-        self._write_log = log
         self._wait = wait
         self._fingerprint: tuple[tuple[str, int, int], ...] = ()
         self._deleted_topics = DeletedTopics()
@@ -136,7 +137,9 @@ class MetadataCommits:
             table = self._store.topics()
             return table.keys() | topic_names_backup(self._store.path) if table else set()
         except (UnavailableError, CorruptionError) as error:
-            self._log("the broker's topic table cannot be read: no queue is hidden", error=str(error))
+            logger.warning(
+                "the broker's topic table cannot be read: no queue is hidden", extra={"error": str(error)}
+            )
             return set()
 
     def _shown_again(self, state: CatalogState, topics: Set[str]) -> list[QueueKey]:
@@ -166,7 +169,9 @@ class MetadataCommits:
         except (UnavailableError, CorruptionError) as error:
             if not owner.released:
                 raise
-            self._log("tables of the broker cannot be read and are not archived", error=str(error))
+            logger.warning(
+                "tables of the broker cannot be read and are not archived", extra={"error": str(error)}
+            )
             return False
 
     def _adopt_archived_topics(self) -> bool:
@@ -180,12 +185,14 @@ class MetadataCommits:
                 self._state_archive.archived_names(state.state_objects, TABLE_NAMES[0])
             )
         except UnavailableError as error:
-            self._log("the archived topic table could not be read and is read again", error=str(error))
+            logger.warning(
+                "the archived topic table could not be read and is read again", extra={"error": str(error)}
+            )
             return False
         except TieredError as error:
-            self._log(
+            logger.warning(
                 "the archived topic table cannot be read: topics that were deleted before this start stay visible",
-                error=str(error),
+                extra={"error": str(error)},
             )
         self._has_archived_topics = True
         return True
@@ -200,15 +207,17 @@ class MetadataCommits:
             table = set(self._store.topics())
             backup = topic_names_backup(self._store.path)
         except (UnavailableError, CorruptionError) as error:
-            self._log("the broker's topic table could not be read and is read again", error=str(error))
+            logger.warning(
+                "the broker's topic table could not be read and is read again", extra={"error": str(error)}
+            )
             return
         index = self._store.consume_queues()
         with_queues = {queue.topic for queue in index.queues()} if index is not None else set()
         verdict = self._deleted_topics.check(table, backup, with_queues, now_ms)
         if verdict.alarm:
-            self._log(
+            logger.warning(
                 "too many topics are missing from the broker's table at once: none of them is hidden",
-                error=verdict.alarm,
+                extra={"error": verdict.alarm},
             )
         deleted = [key for key in state.visible_queues() if key.topic in verdict.deleted]
         self._hide += [key for key in deleted if key not in self._hide]
@@ -228,9 +237,11 @@ class MetadataCommits:
         except CommitInvalidError:
             return  # a cycle was committed at the same moment; the next step retries
         if self._hide:
-            self._log("queues of deleted topics are hidden", queues=len(self._hide))
+            logger.info("queues of deleted topics are hidden", extra={"queues": len(self._hide)})
         if self._unhide:
-            self._log("hidden queues are shown again: the broker has them", queues=len(self._unhide))
+            logger.info(
+                "hidden queues are shown again: the broker has them", extra={"queues": len(self._unhide)}
+            )
         self.hidden += len(self._hide)
         self.shown_again += len(self._unhide)
         self._hide, self._unhide = [], []
@@ -253,12 +264,12 @@ class MetadataCommits:
             except (UnavailableError, CorruptionError) as error:
                 if not following and (isinstance(error, CorruptionError) or attempt == TABLE_ATTEMPTS - 1):
                     raise
-                self._log("tables of the broker could not be archived; this is tried again", error=str(error))
+                logger.warning(
+                    "tables of the broker could not be archived; this is tried again",
+                    extra={"error": str(error)},
+                )
                 if not following:
                     self._wait(TABLE_WAIT_S * 2**attempt)
-
-    def _log(self, message: str, **fields: object) -> None:
-        self._write_log(message, fields)
 
 
 ABSENT_MS_MIN = 3_600_000

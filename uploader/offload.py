@@ -13,6 +13,7 @@ dispatch loop in follow_loop.py.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -62,6 +63,8 @@ from uploader.skipped_log import SkippedLog
 from uploader.store_feed import feed_of, header_check_of
 from uploader.topic_selections import TopicSelections
 
+logger = logging.getLogger(__name__)
+
 __all__ = [
     "BrokerRestartedError",
     "Environment",
@@ -85,13 +88,10 @@ ARENA_SLACK = 0.25
 """Room beyond batch_bytes, so that a retry can include newer data."""
 
 
-Log = Callable[[str, dict[str, object]], None]
-
-
 @contextmanager
-def released_when_full(pins: PinKeeper | None, log: CommitLog, every_s: float, say: Log) -> Iterator[None]:
+def released_when_full(pins: PinKeeper | None, log: CommitLog, every_s: float) -> Iterator[None]:
     """While the block runs, every ``every_s`` seconds remove pins (hard links that keep commitlog files until they are
-    archived) if the disk is too full. Failures go to ``say``. Without ``pins`` this does nothing."""
+    archived) if the disk is too full. Failures are logged. Without ``pins`` this does nothing."""
     if pins is None:
         yield
         return
@@ -101,14 +101,14 @@ def released_when_full(pins: PinKeeper | None, log: CommitLog, every_s: float, s
         log.refresh()
         pins.let_go([file for file in log.files if not file.is_pinned])
 
-    with maintained(step, every_s, say):
+    with maintained(step, every_s):
         yield
 
 
 @contextmanager
-def maintained(step: Callable[[], None], every_s: float, say: Log) -> Iterator[None]:
+def maintained(step: Callable[[], None], every_s: float) -> Iterator[None]:
     """Call ``step``, which keeps pins of commitlog files, at once and then every ``every_s`` seconds in a thread, while
-    the block runs. A failed step is logged with ``say``, and the next one follows."""
+    the block runs. A failed step is logged, and the next one follows."""
     ended = threading.Event()
 
     def try_step() -> None:
@@ -116,9 +116,9 @@ def maintained(step: Callable[[], None], every_s: float, say: Log) -> Iterator[N
         try:
             step()
         except (TieredError, OSError) as error:
-            say(
+            logger.warning(
                 "the pins of commitlog files could not be checked and are checked again",
-                {"error": str(error)},
+                extra={"error": str(error)},
             )
 
     def watch() -> None:
@@ -272,7 +272,7 @@ class Offloader:
             state_archive=state_archive,
         )
         self._index_builder = IndexBuilder(
-            self._archive, writer, self._index_settings, clock=environment.clock, log=environment.log
+            self._archive, writer, self._index_settings, clock=environment.clock
         )
         self._index_loop = TaskLoop(
             self._index_builder,
@@ -285,7 +285,6 @@ class Offloader:
             self._uploader,
             state_archive,
             claim=self._owner.claim,
-            log=environment.log,
             wait=environment.wait,
         )
         self._loop = FollowLoop(
@@ -327,7 +326,6 @@ class Offloader:
             clock=environment.clock,
             jitter=environment.jitter,
             claim=self._owner.claim,
-            log=environment.log,
             new_settings=self._new_settings,
             timers=replace(self._timers, max_delay_ms=self._timers.max_delay_ms + TIMER_SLACK_MS),
         )
@@ -356,9 +354,9 @@ class Offloader:
         state = self._store.state()
         damaged = tuple(f"{name} ({why})" for name, why in state.damaged.items())
         if damaged and damaged != self._damaged_tables:
-            self._environment.log(
+            logger.warning(
                 "files of the broker's config directory are damaged: the archive keeps their last good copies",
-                {"error": "; ".join(damaged)},
+                extra={"error": "; ".join(damaged)},
             )
         self._damaged_tables = damaged
         if "topics" not in state.damaged:
@@ -380,7 +378,7 @@ class Offloader:
         while stopping, and other TieredErrors that a retry cannot cure. What was read and not committed is still in the
         commitlog, and the next start reads it again.
         """
-        with released_when_full(self._pins, self._log, PIN_EVERY_MS / 1000, self._environment.log):
+        with released_when_full(self._pins, self._log, PIN_EVERY_MS / 1000):
             self._open(claim_now=follow)
         from_phys = self._dispatcher.cursor
         self._wait_s = IDLE_WAIT_S if follow else SHORT_WAIT_S
@@ -459,7 +457,7 @@ class Offloader:
                 self._log.refresh()
                 self._loop.step_pins()
 
-        return maintained(step, NEXT_FILE_EVERY_S, self._environment.log)
+        return maintained(step, NEXT_FILE_EVERY_S)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """Do the work of a thread. If it fails, keep its error for ``run`` to raise, and stop all other threads: none
@@ -577,9 +575,9 @@ class Offloader:
         if referenced_phys > end_phys:
             self._uploader.counters.lost_ranges += 1
             file = self._log.file_at(max(end_phys - 1, 0))
-            self._environment.log(
+            logger.warning(
                 "commitlog truncated: its last messages cannot be archived",
-                {
+                extra={
                     "error": "consume queues refer to records beyond the end of the commitlog",
                     "file": "" if file is None else str(file.path),
                     "begin_phys": end_phys,

@@ -139,13 +139,12 @@ class ObjectOptions:
 
 @dataclass(frozen=True)
 class Environment:
-    """Clock, randomness, waits, log and callbacks, injected."""
+    """Clock, randomness, waits and callbacks, injected."""
 
     clock: Clock = MACHINE_CLOCK
     jitter: Callable[[], float] = random.random
     wait: Callable[[float], object] = time.sleep
     """Seconds between retries in the foreground."""
-    log: Callable[[str, Mapping[str, object]], None] = lambda message, fields: None
     committed: Callable[[CatalogState], None] = lambda state: None
     """Called with every state that this writer committed messages with; must not block."""
     may_take_over: Callable[[CatalogState, int | None], bool] = lambda state, log_end_phys: False

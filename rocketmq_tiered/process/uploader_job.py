@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -40,7 +40,7 @@ from tiered.broker_store.conf import BrokerConf, BrokerNames
 from tiered.broker_store.pins import PinKeeper, PinLimits
 from tiered.catalog.claims import BACKFILL
 from tiered.catalog.state import CatalogState
-from tiered.console import RECORD_ATTRIBUTES, duration_text
+from tiered.console import duration_text
 from tiered.errors import FencedError, UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.create_race import require_exclusive_creates
@@ -124,7 +124,6 @@ class StandbyWatch:
 
 logger = logging.getLogger(__name__)
 
-LOSSES = frozenset({"gap recorded", "commitlog missing: its messages are lost to the archive"})
 TIMER_TIMEOUT_S = 10.0
 BROKER_HINT = "check the broker, its listenPort, and broker.address or --broker-conf"
 
@@ -421,7 +420,6 @@ def _environment(writer: Writer, archive: ObjectStore, names: BrokerNames) -> En
     directory, whose markers name the archives written before, an empty archive is refused if it was not empty then."""
     own = PrefixedStore(archive, archive_prefix(names.cluster, names.broker))
     environment = Environment(
-        log=_log,
         retires=writer.retires,
         committed=writer.committed,
         refuse_empty=partial(require_exclusive_creates, own),
@@ -468,14 +466,3 @@ def _pin_keeper(settings: Settings, conf: BrokerConf | None, writer: Writer) -> 
             error,
         )
     return None
-
-
-def _log(message: str, fields: Mapping[str, object]) -> None:
-    """Log an event of the uploader with its fields: events that tell of lost messages as errors, others with an
-    ``error`` field as warnings, the rest as information."""
-    level = logging.WARNING if "error" in fields else logging.INFO
-    if message in LOSSES:
-        level = logging.ERROR
-    # A field named like an attribute of every log record would be refused.
-    extra = {f"{name}_" if name in RECORD_ATTRIBUTES else name: value for name, value in fields.items()}
-    logger.log(level, message, extra=extra)

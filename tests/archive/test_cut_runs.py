@@ -63,7 +63,6 @@ def index(made: ArchiveBuilder) -> None:
         made.writer,
         IndexSettings(day_files_max=2),
         clock=Clock(wall_ms=lambda: NOW_MS),
-        log=lambda *_: None,
         random_source=random.Random(2),
     )
     builder.run_to_end(threading.Event())

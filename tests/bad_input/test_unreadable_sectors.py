@@ -68,7 +68,6 @@ class Scene:
         assert len(self.files) == 4
         self.disk = disk
         self.pins = PinKeeper([directory / "pins"], PinLimits(0.9999, 0.99999))
-        self.said: list[str] = []
         self.broker = LivingBroker(self.store)
         self.broker.end_phys = self.end_phys
 
@@ -87,10 +86,6 @@ class Scene:
             if state.cursor.phys >= self.end_phys:
                 stop.set()
 
-        environment = Environment(
-            log=lambda message, fields: self.said.append(f"{message}: {fields.get('error', '')}"),
-            committed=look,
-        )
         ended.start()
         try:
             with open_broker_store(self.store, pinned=self.pins.files) as opened:
@@ -102,7 +97,7 @@ class Scene:
                     topic_filter=FILTER,
                     offsets_source=self.broker.offsets,
                     pins=self.pins,
-                    environment=environment,
+                    environment=Environment(committed=look),
                 ).run(stop, follow=True)
         finally:
             ended.cancel()
@@ -159,7 +154,7 @@ def test_records_before_an_unreadable_sector_are_archived_and_the_rest_once_it_i
 @pytest.mark.parametrize("gives_the_front", sweep([True, False], fast=[True]))
 @pytest.mark.parametrize("pages", [[BAD_AT], [BAD_AT, BAD_AT + 5 * PAGE_BYTES, FILE_BYTES - 100_000]])
 def test_a_pin_that_is_broken_costs_what_stands_in_its_broken_pages(
-    pages: list[int], gives_the_front: bool, scene: Scene, disk: BadSectors
+    pages: list[int], gives_the_front: bool, scene: Scene, disk: BadSectors, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk.may_give_the_front = gives_the_front
     pin = scene.deleted_but_pinned()
@@ -173,7 +168,9 @@ def test_a_pin_that_is_broken_costs_what_stands_in_its_broken_pages(
     lost = sum(int(gap["end_queue_offset"] - gap["begin_queue_offset"]) for gap in gaps)
     touched = {number for at in bad for number in range(at // RECORD, -(-(at + PAGE_BYTES) // RECORD))}
     assert lost == len(touched)
-    assert any("lost to the archive" in line and f"{pin.path} cannot be read" in line for line in scene.said)
+    losses = [vars(line)["error"] for line in caplog.records if "lost to the archive" in line.getMessage()]
+    assert any(f"{pin.path} cannot be read" in error for error in losses)
+    assert all(line.levelname == "ERROR" for line in caplog.records if "lost to the" in line.getMessage())
     assert not pin.path.exists(), "it is let go"
     assert verify_archive(archive_of(memory), depth="full").anomalies == []
 
@@ -187,7 +184,9 @@ def test_a_pin_may_be_broken_anywhere(bad_at: int, scene: Scene, disk: BadSector
     assert state_of(memory).cursor.phys == scene.end_phys
 
 
-def test_the_brokers_own_file_is_read_before_its_pin(scene: Scene, disk: BadSectors) -> None:
+def test_the_brokers_own_file_is_read_before_its_pin(
+    scene: Scene, disk: BadSectors, caplog: pytest.LogCaptureFixture
+) -> None:
     """The broker may be able to read the sector, and its file comes first."""
     scene.pins.step(scene.files, 0)
     bad_phys = disk.break_page(scene.files[0].path, BAD_AT)
@@ -195,7 +194,7 @@ def test_the_brokers_own_file_is_read_before_its_pin(scene: Scene, disk: BadSect
     with pytest.raises(UnreadableError):
         scene.follow(memory)
     assert state_of(memory).cursor.phys == last_end_before(bad_phys)
-    assert scene.said == [] or not any("lost" in line for line in scene.said)
+    assert "lost" not in caplog.text
     scene.files[0].path.unlink()  # it deletes the file
     scene.follow(memory)
     assert state_of(memory).cursor.phys == scene.end_phys

@@ -68,7 +68,6 @@ def write(directory: Path) -> None:
         builder.writer,
         IndexSettings(day_files_max=2),
         clock=Clock(wall_ms=lambda: NOW_MS),
-        log=lambda *_: None,
         random_source=random.Random(2),
     )
     for cycle in range(9):

@@ -23,7 +23,7 @@ from tiered.kernels.scan import RecordColumns, scan_log
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
 from uploader.bound_source import no_offsets
-from uploader.offload import Environment, Offloader, OffloadIdentity, OffloadResult
+from uploader.offload import Offloader, OffloadIdentity, OffloadResult
 
 QUEUE_ID, QUEUE_OFFSET = (12, 4), (20, 8)
 """Where in a record, and how many bytes."""
@@ -65,15 +65,9 @@ def assert_all_but(
     assert verify_archive(archive, depth="full").anomalies == []
 
 
-def archived(store_path: Path, name: str) -> tuple[OffloadResult, list[Mapping[str, object]], PrefixedStore]:
-    """A backfill, the damage it named, and the archive."""
-    said: list[Mapping[str, object]] = []
+def archived(store_path: Path, name: str) -> tuple[OffloadResult, PrefixedStore]:
+    """A backfill, and the archive."""
     memory = MemoryStore(f"memory://header_check-{name}")
-
-    def log(message: str, fields: Mapping[str, object]) -> None:
-        if "damaged" in message:
-            said.append(fields)
-
     with open_broker_store(store_path) as store:
         result = Offloader(
             store,
@@ -82,6 +76,5 @@ def archived(store_path: Path, name: str) -> tuple[OffloadResult, list[Mapping[s
             SMALL,
             topic_filter=FILTER,
             offsets_source=no_offsets,
-            environment=Environment(log=log),
         ).run(threading.Event(), follow=False)
-    return result, said, PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
+    return result, PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))

@@ -143,18 +143,16 @@ def test_tables_are_left_to_the_writer_that_follows(real_store: RealStore, tmp_p
 
 
 def test_damaged_tables_are_reported_and_do_not_fail_a_backfill_with_nothing_to_do(
-    real_store: RealStore, tmp_path: Path
+    real_store: RealStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.copytree(real_store("B") / "store", tmp_path / "store")
     memory = MemoryStore("memory://tables")
     backfill(tmp_path / "store", memory)
     for path in (tmp_path / "store" / "config").glob("*.json*"):
         path.write_text("{")
-    lines: list[str] = []
-    environment = Environment(log=lambda message, _: lines.append(message))
-    assert backfill(tmp_path / "store", memory, environment=environment).messages == 0
+    assert backfill(tmp_path / "store", memory).messages == 0
     assert tables_of(memory) == set(TABLE_NAMES)
-    assert lines == [
+    assert caplog.messages == [
         "files of the broker's config directory are damaged: the archive keeps their last good copies"
     ]
 
@@ -250,7 +248,6 @@ def started(
         uploader,
         tables,  # type: ignore[arg-type]
         claim=lambda: None,
-        log=lambda message, fields: None,
         wait=lambda seconds: None,
     )
     return commits, hidden

@@ -90,7 +90,6 @@ class Bench:
             clock=Clock(wall_ms=lambda: 1_700_000_000_000),
             jitter=lambda: 0.0,
             claim=lambda: None,
-            log=lambda _message, _fields: None,
         )
         self.uploader = CycleUploader(
             self.context,

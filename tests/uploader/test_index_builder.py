@@ -61,7 +61,6 @@ def builder_of(store: ObjectStore, writer: CatalogWriter, **settings: Any) -> In
         writer,
         IndexSettings(**{"unindexed_objects_max": 4, "day_files_max": 3} | settings),
         clock=Clock(wall_ms=lambda: NOW_MS),
-        log=lambda *_: None,
         random_source=random.Random(next(_seeds)),
     )
 
@@ -377,7 +376,6 @@ class Damaged:
     def __init__(self, limits: CatalogLimits) -> None:
         self.store = MemoryStore()
         self.archive = ArchiveBuilder(self.store, limits=limits)
-        self.said: list[Mapping[str, object]] = []
         for number in range(10):
             commit(self.archive, number)
             if number == 4:
@@ -397,7 +395,6 @@ class Damaged:
             self.archive.writer,
             IndexSettings(**{"unindexed_objects_max": 4, "day_files_max": 3} | settings),
             clock=Clock(wall_ms=lambda: NOW_MS),
-            log=lambda _, fields: self.said.append(fields),
             random_source=random.Random(next(_seeds)),
         )
 
@@ -422,7 +419,9 @@ def flipped(data: bytes, at: int) -> bytes:
 
 
 @pytest.mark.parametrize("what", ["tail", "keys", "gone"])
-def test_a_damaged_segment_is_skipped_and_all_others_are_indexed(damaged: Damaged, what: str) -> None:
+def test_a_damaged_segment_is_skipped_and_all_others_are_indexed(
+    damaged: Damaged, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
     (tail_offset,) = struct.unpack_from("<Q", damaged.whole, len(damaged.whole) - TRAILER_BYTES)
     at = {"tail": -60, "keys": tail_offset - 1}
     damaged.put(flipped(damaged.whole, at[what]) if what in at else b"")
@@ -432,7 +431,8 @@ def test_a_damaged_segment_is_skipped_and_all_others_are_indexed(damaged: Damage
     assert not builder.is_due(is_final=True) and not damaged.builder().is_due(is_final=True)
     state = load(damaged.store)
     assert state.indexed_version >= before - 1 and list(state.unindexed) == [damaged.key]
-    assert [fields["segment"] for fields in damaged.said] == [damaged.key] and "error" in damaged.said[0]
+    (line,) = map(vars, caplog.records)
+    assert line["segment"] == damaged.key and line["error"]
     assert builder.counters.excluded == 1
     damaged.check_others()
     anomalies = {anomaly.key for anomaly in verify_archive(damaged.store, depth="full").anomalies}
@@ -468,7 +468,7 @@ def test_files_that_are_merged_still_leave_it_out(damaged: Damaged) -> None:
 
 
 def test_bytes_that_were_damaged_on_their_way_are_read_again(
-    damaged: Damaged, monkeypatch: pytest.MonkeyPatch
+    damaged: Damaged, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     get_range, damaged_once = damaged.store.get_range, set[str]()
 
@@ -482,7 +482,7 @@ def test_bytes_that_were_damaged_on_their_way_are_read_again(
     with monkeypatch.context() as patched:
         patched.setattr(damaged.store, "get_range", received)
         damaged.builder(day_files_max=64).run_to_end(threading.Event())
-    assert damaged.said == [] and not load(damaged.store).unindexed
+    assert caplog.records == [] and not load(damaged.store).unindexed
     assert found(damaged.store, "c", "c-key") == [b"c"]
 
 
@@ -514,7 +514,6 @@ class Indexed:
             if number % 2:
                 while builder.build_next(is_final=False):
                     pass
-        self.said.clear()
         self.files = load(self.store).indexes
         assert len(self.files) >= 3
 
@@ -524,7 +523,6 @@ class Indexed:
             self.archive.writer,
             IndexSettings(**{"unindexed_objects_max": 2, "day_files_max": 3} | settings),
             clock=Clock(wall_ms=lambda: NOW_MS),
-            log=lambda message, fields: self.said.append((message, fields)),
             random_source=random.Random(next(_seeds)),
         )
 
@@ -543,7 +541,9 @@ def indexed(request: pytest.FixtureRequest) -> Indexed:
 
 @pytest.mark.parametrize("what", ["items", "tail", "gone"])
 @pytest.mark.parametrize("number", sweep([0, 1, -1], fast=[1]))
-def test_a_damaged_index_file_is_rebuilt_and_all_are_merged(indexed: Indexed, what: str, number: int) -> None:
+def test_a_damaged_index_file_is_rebuilt_and_all_are_merged(
+    indexed: Indexed, what: str, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
     victim = indexed.files[number].key
     indexed.damage(victim, what)
     builder = indexed.builder()
@@ -551,7 +551,7 @@ def test_a_damaged_index_file_is_rebuilt_and_all_are_merged(indexed: Indexed, wh
     state = load(indexed.store)
     assert victim not in {ref.key for ref in state.indexes} and victim in state.pending_deletions
     assert builder.counters.merges > 0 and builder.counters.rebuilt == 1
-    assert [(message, fields["file"]) for message, fields in indexed.said] == [
+    assert [(line.getMessage(), vars(line)["file"]) for line in caplog.records] == [
         ("a damaged index file was rebuilt from its segments", victim)
     ]
     check(indexed.store, 12)
@@ -599,7 +599,9 @@ def test_a_damaged_segment_is_skipped_when_a_damaged_file_is_rebuilt(indexed: In
     assert verify_archive(indexed.store, depth="full").anomalies[0].key == segment
 
 
-def test_a_file_that_cannot_be_rebuilt_is_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_rebuilt_is_passed_by(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """A page of the catalog that tells which segments it was made of is damaged too."""
     indexed = Indexed(CatalogLimits(root_every=3, spill_runs=6, merge_sequences=64))
     state = load(indexed.store)
@@ -620,7 +622,7 @@ def test_a_file_that_cannot_be_rebuilt_is_passed_by(monkeypatch: pytest.MonkeyPa
     refs = load(indexed.store).indexes
     assert victim.key in {ref.key for ref in refs}
     assert builder.counters.merges > 0 and len(refs) < len(indexed.files)
-    assert [(message, fields["file"]) for message, fields in indexed.said] == [
+    assert [(line.getMessage(), vars(line)["file"]) for line in caplog.records] == [
         ("a damaged index file cannot be rebuilt: it stays as it is, and is not merged", victim.key)
     ]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from tests.broker_store.record_bytes import log_file, queue_file, record, rocksd
 from tests.end_to_end.offloading import FILTER, backfill
 from tiered.model.queue import TopicFilter
 from tiered.object_store.memory import MemoryStore
-from uploader.offload import Environment
 
 FILE_BYTES = 64 * 1024
 QUEUES = 100
@@ -38,23 +36,22 @@ def store_without_end(path: Path, lost: Queue, form: str) -> tuple[Path, int]:
     return path, len(data)
 
 
-def said(store: Path, topics: TopicFilter = FILTER) -> tuple[int, list[Mapping[str, object]]]:
-    """Lost ranges that a backfill counts, and what it says of the end."""
-    lines: list[Mapping[str, object]] = []
-    environment = Environment(
-        log=lambda message, fields: lines.append(fields) if "commitlog truncated" in message else None
-    )
-    done = backfill(store, MemoryStore("memory://lost"), topic_filter=topics, environment=environment)
+def lost_ranges(store: Path, topics: TopicFilter = FILTER) -> int:
+    """Lost ranges that a backfill counts."""
+    done = backfill(store, MemoryStore("memory://lost"), topic_filter=topics)
     assert done.messages == QUEUES
-    return done.lost, lines
+    return done.lost
 
 
 @pytest.mark.parametrize("form", ["files", "rocksdb"])
 @pytest.mark.parametrize("lost", [("t", 0), ("t", QUEUES // 2), ("t", QUEUES - 1), ("new", 0)])
-def test_of_a_queue_archived_first_or_last_or_not_at_all(tmp_path: Path, lost: Queue, form: str) -> None:
+def test_of_a_queue_archived_first_or_last_or_not_at_all(
+    tmp_path: Path, lost: Queue, form: str, caplog: pytest.LogCaptureFixture
+) -> None:
     store, end_phys = store_without_end(tmp_path / "store", lost, form)
-    count, (fields,) = said(store)
-    assert count == 1 and fields["begin_phys"] == end_phys
+    assert lost_ranges(store) == 1
+    (fields,) = (vars(line) for line in caplog.records if "commitlog truncated" in line.getMessage())
+    assert fields["begin_phys"] == end_phys
     assert fields["end_phys"] == end_phys + len(record(0, topic=lost[0]))
 
 
@@ -92,19 +89,20 @@ def test_of_a_queue_that_began_again_and_has_fewer_units_than_before(tmp_path: P
     assert backfill(store, memory).lost == 1
 
 
-def test_of_a_topic_that_is_not_archived_nothing_is_lost(tmp_path: Path) -> None:
+def test_of_a_topic_that_is_not_archived_nothing_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store, _ = store_without_end(tmp_path / "store", ("new", 0), "files")
-    assert said(store, replace(FILTER, exclude=("new",))) == (0, [])
+    assert lost_ranges(store, replace(FILTER, exclude=("new",))) == 0 and "truncated" not in caplog.text
 
 
-def test_a_queue_whose_records_the_broker_has_expired_lost_nothing(tmp_path: Path) -> None:
+def test_a_queue_whose_records_the_broker_has_expired_lost_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store, end_phys = store_without_end(tmp_path / "store", ("t", 0), "files")
     with (store / "commitlog" / f"{0:020d}").open("r+b") as log:
         log.seek(end_phys)
         log.write(record(end_phys, queue_offset=1))
     queue_file(store, "idle", 0, unit(0, 100))
-    lines: list[str] = []
-    done = backfill(
-        store, MemoryStore("memory://lost"), environment=Environment(log=lambda line, _: lines.append(line))
-    )
-    assert (done.messages, done.lost, [line for line in lines if "lost" in line]) == (QUEUES + 1, 0, [])
+    done = backfill(store, MemoryStore("memory://lost"))
+    assert (done.messages, done.lost) == (QUEUES + 1, 0) and "lost" not in caplog.text

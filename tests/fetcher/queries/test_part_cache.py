@@ -163,7 +163,6 @@ def large_index() -> LyingStore:
         builder.writer,
         IndexSettings(after_backfill=True),
         clock=Clock(wall_ms=lambda: NOW_MS),
-        log=lambda *_: None,
     )
     index.run_to_end(threading.Event())
     return store

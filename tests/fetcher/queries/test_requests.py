@@ -51,7 +51,6 @@ def index_builder(store: MemoryStore, archive: ArchiveBuilder) -> IndexBuilder:
         archive.writer,
         IndexSettings(day_files_max=64),
         clock=Clock(wall_ms=lambda: NOW_MS),
-        log=lambda *_: None,
         random_source=random.Random(1),
     )
 
@@ -90,7 +89,6 @@ def test_an_id_takes_at_most_four_requests_among_ten_thousand_segments(
         archive.writer,
         IndexSettings(day_files_max=8),
         clock=Clock(wall_ms=lambda: NOW_MS),
-        log=lambda *_: None,
         random_source=random.Random(1),
     )
     queues = [QueueKey("t", number, 0) for number in range(cycles)]
@@ -297,7 +295,6 @@ def test_a_replaced_index_file_is_looked_for_in_the_newer_catalog() -> None:
         archive.writer,
         IndexSettings(day_files_max=2),
         clock=Clock(wall_ms=lambda: NOW_MS),
-        log=lambda *_: None,
     )
     builder.run_to_end(threading.Event())
     gone = {ref.key for ref in old.indexes} - {ref.key for ref in load(store).indexes}
