@@ -258,7 +258,8 @@ class IndexBuilder:
             group, damaged, places = self._input.read(group, items)
             meta = group.meta(state.indexed_version + 1)
             ref = self._put_items(state, meta, items, places, group, level=0)
-        self._files.publish([ref], removed=(), damaged=damaged)
+        divided_at = None if state.indexes else state.version
+        self._files.publish([ref], removed=(), damaged=damaged, divided_at=divided_at)
         self.counters.files += 1
         self.counters.items += ref.items
 
@@ -360,7 +361,8 @@ class IndexBuilder:
                 if not segments:
                     meta = replace(meta, to_version=ref.to_version)
                 made.append(self._put_items(state, meta, items, places, group, level=ref.level))
-        return self._files.publish(made, removed=[ref.key], damaged=damaged)
+        divided_at = state.version if len(made) > 1 else None
+        return self._files.publish(made, removed=[ref.key], damaged=damaged, divided_at=divided_at)
 
     def _merge(self, state: CatalogState, refs: Sequence[IndexRef], footers: Sequence[Covered]) -> None:
         """Merge the neighbouring index files ``refs``, whose ``footers`` were read, into one of the next level, and

@@ -128,10 +128,18 @@ class IndexFiles:
             raise
 
     def publish(
-        self, refs: Sequence[IndexRef], *, removed: Sequence[str], damaged: Sequence[Unread] = ()
+        self,
+        refs: Sequence[IndexRef],
+        *,
+        removed: Sequence[str],
+        damaged: Sequence[Unread] = (),
+        divided_at: int | None = None,
     ) -> bool:
         """Commit that the index files ``refs`` cover their versions, but for the ``damaged`` segments, and replace the
-        files ``removed``. False if another actor has changed the index before: then the new files are garbage."""
+        files ``removed``. False if another actor has changed the index before: then the new files are garbage.
+
+        ``divided_at``: they divide versions, whose runs were found at this version of the catalog, in another way than
+        before. If compaction has joined runs since, nothing is committed: it never joins those of two index files."""
         excluded: dict[str, list[int]] = {}
         for unread in damaged:
             excluded.setdefault(unread.segment.key, []).append(unread.segment.version)
@@ -149,6 +157,7 @@ class IndexFiles:
             epoch=epoch_of(refs[0].key),
             index_files=frozenset(removed),
             indexed_version=None if removed else refs[0].from_version - 1,
+            uncompacted_since=divided_at,
         )
         if not self._maintenance.commit(change, required):
             return False

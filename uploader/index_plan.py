@@ -124,8 +124,9 @@ class Backlog:
         return state.log_histories, len(state.tombstones)
 
     def of(self, state: CatalogState) -> Backlog:
-        """What is left of it in ``state``; nothing if runs were removed since."""
-        if self.identity != self.identity_of(state):
+        """What is left of it in ``state``; nothing if runs were removed since, or may have been joined by compaction,
+        which it does with runs that no index file covers only while there is no index file at all."""
+        if self.identity != self.identity_of(state) or not state.indexes:
             return Backlog()
         left = [segment for segment in self.segments if segment.version > state.indexed_version]
         return replace(self, segments=left)

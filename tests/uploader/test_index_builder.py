@@ -22,8 +22,10 @@ from fetcher.queries.by_key import KeyQuery
 from rocketmq_tiered.maintenance.expire import commit_pass, plan_pass
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.faults.crashing_store import CrashError, CrashingStore
+from tests.maintenance.compaction_scene import Scene
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tests.sweeps import sweep
+from tiered.archive.index.footer import shape_of
 from tiered.archive.index.items import ITEM_DTYPE
 from tiered.archive.index.order import sorted_items
 from tiered.archive.task import TaskLoop
@@ -582,6 +584,27 @@ def test_a_damaged_index_file_over_more_than_memory_has_room_for_becomes_several
     made = load(indexed.store).indexes
     assert len(made) > len(refs) and whole.key not in {ref.key for ref in made}
     check(indexed.store, 13)
+
+
+def test_no_index_file_divides_what_compaction_has_joined(tmp_path: Path) -> None:
+    """Neither the first one, nor those that replace a damaged one: one that ends inside a joined run is rebuilt without
+    that run's keys."""
+    scene = Scene(tmp_path)
+    builder = builder_of(scene.store, scene.owner.writer, day_files_max=64)
+    work = builder.plan(state := scene.owner.state)
+    assert work is not None and scene.run() is not None
+    builder.step(state, work)
+    assert load(scene.store).indexes == ()
+    scene.append(40)
+    builder.run_to_end(threading.Event())
+    while len(refs := load(scene.store).indexes) > 1:
+        builder._merge(scene.owner.state, refs, [builder._footer(shape_of(ref)) for ref in refs])
+    state = scene.owner.state
+    assert scene.run() is not None
+    small = builder_of(scene.store, scene.owner.writer, memory_bytes=1, day_files_max=64)
+    assert not small._rebuild(state, refs[0]) and load(scene.store).indexes == refs
+    assert small._rebuild(scene.owner.state, refs[0])
+    scene.check()
 
 
 def test_a_damaged_segment_is_skipped_when_a_damaged_file_is_rebuilt(indexed: Indexed) -> None:

@@ -22,6 +22,7 @@ ONCE_FAILED: dict[int, str] = {
     207: "a message that was archived in two generations of the gateway topic was sent twice",
     216: "compaction took an object for unused of which a repair had added runs to those of other versions",
     283: "a timer of a new, empty log was taken for one at the same place of the log before",
+    350: "the first index file divided what compaction had joined since it was planned; rebuilt, it lacked keys",
     508: "a repair of a damaged commit showed messages of a fenced writer that no commit had named",
     1000: "timers were sent again after a repair",
     1040: "a repair put an object that it named into quarantine",
