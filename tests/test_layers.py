@@ -60,6 +60,7 @@ FOLDER_ORDER = {
         "errors",
         "whole_file",
         "private_directory",
+        "reloaded_files",
         "residency",
         "model",
         "timestamps",

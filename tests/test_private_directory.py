@@ -12,7 +12,7 @@ import pytest
 from fetcher.blocks.disk_cache import DiskCache
 from rocketmq_tiered.page.page_requests import read_token
 from rocketmq_tiered.process.instance import StateDirectory
-from rocketmq_tiered.server.security.rules import RulesFile, read_rules
+from rocketmq_tiered.server.security.rules import read_rules, rules_in_file
 from tests.broker_store.unprivileged import UNPRIVILEGED_UID, run_unprivileged
 from tiered.errors import AccessDeniedError, UsageError
 from tiered.private_directory import (
@@ -193,8 +193,7 @@ def test_rules_that_others_may_write_now_are_not_reloaded(tmp_path: Path) -> Non
     path, reloads = tmp_path / "rules", list[bool]()
     path.write_text("accounts: [{accessKey: reader1, secretKey: secret1}]\n")
     path.chmod(0o600)
-    rules = RulesFile(path, reloads.append)
+    rules = rules_in_file(path, reloads.append)
     path.write_text("accounts: [{accessKey: planted1, secretKey: secret1}]\n\n")
     path.chmod(0o666)
-    rules.reload(10.0)
-    assert list(rules.rules.accounts) == ["reader1"] and reloads == [False]
+    assert list(rules.now().accounts) == ["reader1"] and reloads == [False]

@@ -237,8 +237,8 @@ def test_files_that_change_count_for_the_next_connection_and_useless_ones_do_not
         assert works()
     assert [text.split(": ")[0] for text in caplog.messages] == [
         "certificates for the broker reloaded",
-        "changed certificate files for the broker cannot be loaded, so that the old ones stay in use",
-        "changed certificate files for the broker cannot be loaded, so that the old ones stay in use",
+        "the changed certificates for the broker cannot be loaded, so that the old ones stay in use",
+        "the changed certificates for the broker cannot be loaded, so that the old ones stay in use",
     ]
 
 

@@ -16,7 +16,7 @@ import yaml
 
 from rocketmq_tiered.server.proxy.timer_gateway import CODES, GatewayConfig, TimerGateway, new_counts
 from rocketmq_tiered.server.security.authorizer import RulesAuthorizer
-from rocketmq_tiered.server.security.rules import RulesFile
+from rocketmq_tiered.server.security.rules import rules_in_file
 from rocketmq_tiered.server.wire.request import Dispatcher, HandlerTable, Request, Response
 from rocketmq_tiered.server.wire.request_fields import FIELDS, LETTERS
 from tests.server.serving_peer import RecordingPeer
@@ -188,7 +188,9 @@ def reached(directory: Path, rules: str, seed: int, count: int, now_ms: int) -> 
     path = directory / "rules.yml"
     path.write_text(yaml.safe_dump(RULES[rules]))
     path.chmod(0o600)
-    return asyncio.run(_reached(RulesAuthorizer(RulesFile(path), 60.0), random.Random(seed), count, now_ms))
+    return asyncio.run(
+        _reached(RulesAuthorizer(rules_in_file(path), 60.0), random.Random(seed), count, now_ms)
+    )
 
 
 async def _reached(

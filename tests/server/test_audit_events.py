@@ -256,5 +256,5 @@ def test_reloads_are_counted_with_their_result(tmp_path: Path, caplog: pytest.Lo
     assert [text.split(": ")[0] for text in caplog.messages if "certificate" in text or "rules" in text] == [
         "certificates for clients reloaded",
         "access rules reloaded",
-        "changed certificate files for clients cannot be loaded, so that the old ones stay in use",
+        "the changed certificates for clients cannot be loaded, so that the old ones stay in use",
     ]

@@ -382,9 +382,9 @@ def test_a_renewed_certificate_is_shown_without_a_restart(
             assert (await client.ask(RemotingCommand(ECHO, 2))).opaque == 2, "who is connected stays so"
             client.writer.close()
 
-    with caplog.at_level(logging.INFO, "tiered.remoting.tls"):
+    with caplog.at_level(logging.INFO, "tiered.reloaded_files"):
         play(story, ServerOptions(tls=kept_tls(settings)))
     assert [text.split(": ")[0] for text in caplog.messages if "certificate" in text] == [
-        "changed certificate files for clients cannot be loaded, so that the old ones stay in use",
+        "the changed certificates for clients cannot be loaded, so that the old ones stay in use",
         "certificates for clients reloaded",
     ]

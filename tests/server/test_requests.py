@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from rocketmq_tiered.server.backend.route_handlers import PROXY_TOPIC
 from rocketmq_tiered.server.security.authorizer import RulesAuthorizer
 from rocketmq_tiered.server.security.permissions import BODIES, NEEDS, OPAQUE, Kind, permissions_for
-from rocketmq_tiered.server.security.rules import RulesFile
+from rocketmq_tiered.server.security.rules import rules_in_file
 from rocketmq_tiered.server.wire.request import BadRequestError, Request
 from rocketmq_tiered.server.wire.request_fields import COMMON, FIELDS, LETTERED, encoded_fields, undeclared
 from tests.integration.access_attempts import codes
@@ -107,7 +107,7 @@ def authorizer(request: pytest.FixtureRequest, tmp_path: Path) -> RulesAuthorize
     path = tmp_path / "rules.yml"
     path.write_text(yaml.safe_dump(ACL_1 if request.param == "ACL 1.0" else ACL_5))
     path.chmod(0o600)
-    return RulesAuthorizer(RulesFile(path), 60.0)
+    return RulesAuthorizer(rules_in_file(path), 60.0)
 
 
 def sent_on(authorizer: RulesAuthorizer, code: int, body: bytes) -> bytes | None:
@@ -192,7 +192,7 @@ def test_a_body_whose_signature_is_checked_again_is_not_changed(tmp_path: Path) 
     path = tmp_path / "rules.yml"
     path.write_text(yaml.safe_dump(ACL_5))
     path.chmod(0o600)
-    authorizer = RulesAuthorizer(RulesFile(path), 60.0, keeps_bodies=True)
+    authorizer = RulesAuthorizer(rules_in_file(path), 60.0, keeps_bodies=True)
     body = f'{{ "consumerGroup":"own", {LOCK} }}'.encode()
     assert sent_on(authorizer, Code.LOCK_BATCH_MQ, body) == body
     assert sent_on(authorizer, Code.LOCK_BATCH_MQ, body.replace(b"consumerGroup", b"ConsumerGroup")) is None

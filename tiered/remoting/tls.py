@@ -9,74 +9,16 @@ Sources: TlsHelper, TlsSystemConfig, NettyRemotingServer (closes the connection 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from tiered.errors import UsageError
 from tiered.private_directory import check_trusted_file
+from tiered.reloaded_files import ReloadedFiles
 
 if TYPE_CHECKING:
     import ssl
-
-Context = TypeVar("Context")
-
-
-class TlsContextCache(Generic[Context]):
-    """Caches a TLS context and reloads it when one of its files changes: certificates may live for days only, and a
-    renewal must not require a restart. If files do not load (half replaced, say), this is logged and the previous
-    context stays in use.
-
-    ``load`` makes the context from the files ``paths``, empty ones skipped; ``purpose`` is for the log;
-    ``on_reload`` is called after each reload with whether it succeeded. Raises what ``load`` raises. Not
-    thread-safe."""
-
-    def __init__(
-        self,
-        paths: Sequence[str],
-        load: Callable[[], Context],
-        purpose: str,
-        on_reload: Callable[[bool], None] = lambda _: None,
-    ) -> None:
-        """Load the context at once, so that wrong files are an error at the start. ``paths``, ``load``, ``purpose`` and
-        ``on_reload`` are those of the class."""
-        self._paths = [Path(path) for path in paths if path]
-        self._load, self._purpose, self._on_reload = load, purpose, on_reload
-        self._seen = self._stamps()
-        self._context = load()
-
-    def now(self) -> Context:
-        """The context for a connection that is made now: loaded again if a file has changed. If changed files do not
-        load, that is logged and the context stays as it was."""
-        stamps = self._stamps()
-        if stamps != self._seen:
-            self._seen = stamps
-            try:
-                self._context = self._load()
-            except UsageError as error:
-                logger.warning(
-                    "changed certificate files for %s cannot be loaded, so that the old ones stay in use: %s",
-                    self._purpose,
-                    error,
-                )
-                self._on_reload(False)
-            else:
-                logger.info("certificates for %s reloaded", self._purpose)
-                self._on_reload(True)
-        return self._context
-
-    def _stamps(self) -> list[tuple[int, int, int] | None]:
-        return [_stamp(path) for path in self._paths]
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
-
 
 logger = logging.getLogger(__name__)
 
@@ -131,8 +73,7 @@ class ClientTls:
     def __init__(self, options: TlsOptions) -> None:
         self.options = options
         paths = options.ca, options.certificate, options.key, options.key_password
-        self._kept = TlsContextCache(paths, lambda: _load_context(options), "the broker")
-        self.context = self._kept.now
+        self.context = ReloadedFiles(paths, lambda: _load_context(options), "certificates for the broker").now
         """The current context."""
         self._logged: dict[str, str] = {}
 

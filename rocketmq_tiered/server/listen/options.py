@@ -18,14 +18,15 @@ from typing import Final
 
 from rocketmq_tiered.server.security.audit import AuditEvents
 from rocketmq_tiered.server.security.authorizer import RulesAuthorizer
-from rocketmq_tiered.server.security.rules import RulesFile
+from rocketmq_tiered.server.security.rules import rules_in_file
 from rocketmq_tiered.server.wire.connection_limits import ConnectionLimits
 from rocketmq_tiered.server.wire.listener import ServerOptions
 from rocketmq_tiered.server.wire.request import Peer
 from tiered.errors import UsageError
 from tiered.model.address import host_and_port
 from tiered.private_directory import check_trusted_file
-from tiered.remoting.tls import TlsContextCache, password_in
+from tiered.reloaded_files import ReloadedFiles
+from tiered.remoting.tls import password_in
 from tiered.settings.sections import ServeSettings
 
 
@@ -64,7 +65,7 @@ def server_options(
         raise UsageError(f"{key}: the settings of serve contradict each other", hint=complaint)
     host, port = parse_address(settings.bind, "serve.bind")
     events = AuditEvents(is_member)
-    rules = RulesFile(Path(settings.acl_file), events.reloaded) if settings.acl_file else None
+    rules = rules_in_file(Path(settings.acl_file), events.reloaded) if settings.acl_file else None
     return ServerOptions(
         host=host,
         port=port,
@@ -110,7 +111,7 @@ def kept_tls(
         settings.tls_key_password_file,
         settings.tls_client_ca,
     )
-    kept = TlsContextCache(paths, lambda: tls_context(settings), "clients", on_reload)
+    kept = ReloadedFiles(paths, lambda: tls_context(settings), "certificates for clients", on_reload)
     return kept.now if settings.tls_certificate else None
 
 

@@ -9,7 +9,6 @@ A request for a message by physical offset (33, 36, 37) is authorized for the me
 from __future__ import annotations
 
 import hmac
-import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +18,7 @@ from typing import Final
 from rocketmq_tiered.server.security.addresses import host_of
 from rocketmq_tiered.server.security.audit import Audit, AuditEvents
 from rocketmq_tiered.server.security.permissions import NEEDS, encoded_body
-from rocketmq_tiered.server.security.rules import Rules, RulesFile
+from rocketmq_tiered.server.security.rules import Rules, rules_in_file
 from rocketmq_tiered.server.wire.request import BadRequestError, Request, Response
 from rocketmq_tiered.server.wire.request_fields import undeclared
 from tiered.archive.private_key import private_key
@@ -29,6 +28,7 @@ from tiered.formats.record import Record, decode_record
 from tiered.model.timer import TOPIC, sender_of
 from tiered.model.topic_names import shortened
 from tiered.object_store.interface import ObjectStore
+from tiered.reloaded_files import ReloadedFiles
 from tiered.remoting.command import RequestCode, ResponseCode, request_name
 from tiered.remoting.credentials import ACCESS_KEY, SIGNATURE, signature_of
 
@@ -59,7 +59,7 @@ class RulesAuthorizer:
 
     def __init__(
         self,
-        rules: RulesFile | None,
+        rules: ReloadedFiles[Rules] | None,
         audit_interval_s: float,
         clock: Clock = MACHINE_CLOCK,
         events: AuditEvents | None = None,
@@ -83,8 +83,7 @@ class RulesAuthorizer:
         that does not parse."""
         if self._rules is None:
             return None
-        self._rules.reload(self._clock.monotonic_s())
-        why = self._why_not(request)
+        why = self._why_not(self._rules.now(), request)
         if why is None:
             return None
         command = request.command
@@ -92,11 +91,10 @@ class RulesAuthorizer:
         is_silent = command.code == RequestCode.QUERY_CONSUMER_OFFSET and command.version < FIRST_5
         return Response(ResponseCode.NO_PERMISSION, remark=why, is_withheld=is_silent)
 
-    def _why_not(self, request: Request) -> str | None:
+    def _why_not(self, rules: Rules, request: Request) -> str | None:
         """Return why a request is refused, None if it is allowed: first by its address, then by the account whose
         signature it carries, and at last by the rules for that account."""
-        assert self._rules is not None
-        rules, command = self._rules.rules, request.command
+        command = request.command
         host = host_of(request.peer.address)
         if rules.is_trusted(host):
             return None
@@ -132,7 +130,7 @@ class RulesAuthorizer:
         Only the message's bytes ``data`` say which topic has to be readable for the account."""
         if self._rules is None:
             return None
-        rules, host = self._rules.rules, host_of(request.peer.address)
+        rules, host = self._rules.now(), host_of(request.peer.address)
         account = rules.accounts.get(request.command.ext_fields.get(ACCESS_KEY, ""))
         if rules.is_trusted(host) or (account is not None and account.is_trusted(host)):
             return None
@@ -195,11 +193,10 @@ class SenderRights:
     invalid at the start."""
 
     def __init__(self, acl_file: Path, store: ObjectStore) -> None:
-        self._rules, self._store, self._key = RulesFile(acl_file), store, b""
+        self._rules, self._store, self._key = rules_in_file(acl_file), store, b""
 
     def __call__(self, properties: Mapping[str, str], body: bytes) -> str | None:
         """Why the sender of this message of the gateway topic may not send to its own topic, or None. Raises what the
         store raises."""
         self._key = self._key or private_key(self._store)
-        self._rules.reload(time.monotonic())
-        return hand_over_refusal(self._rules.rules, self._key, properties, body)
+        return hand_over_refusal(self._rules.now(), self._key, properties, body)

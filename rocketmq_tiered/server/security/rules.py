@@ -20,7 +20,6 @@ org.apache.rocketmq.auth.authorization.chain.AclAuthorizationHandler, UserInfo, 
 from __future__ import annotations
 
 import difflib
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +45,7 @@ from tiered.formats.record import Record
 from tiered.model.queue import DEAD_PREFIX, LMQ_PREFIX, RETRY_PREFIX
 from tiered.model.topic_names import invalid_name, shortened
 from tiered.private_directory import check_trusted_file
+from tiered.reloaded_files import ReloadedFiles
 from tiered.remoting.command import request_name
 
 T = TypeVar("T")
@@ -617,9 +617,6 @@ def _action(value: object) -> frozenset[Action]:
     return found
 
 
-logger = logging.getLogger(__name__)
-
-RELOAD_S = 1.0
 FILE_BYTES_MAX = 16 * 1024 * 1024
 
 
@@ -661,38 +658,7 @@ def _rules_of(document: Any) -> Rules:
     return UserAcl(document) if {"users", "acls"} & document.keys() else PlainAcl(document)
 
 
-class RulesFile:
-    """The rules in force. ``on_reload``: called after each reload with whether it succeeded. Raises UsageError if the
-    file is invalid at the start."""
-
-    def __init__(self, path: Path, on_reload: Callable[[bool], None] = lambda _: None) -> None:
-        self._path, self._on_reload = path, on_reload
-        self._checked_s = 0.0
-        self._mark = self._mark_of_file()
-        self.rules = read_rules(path)
-
-    def reload(self, now_s: float) -> None:
-        """Read the file again if it has changed, which is looked for at most every RELOAD_S. Rules that are not valid
-        are logged, and those before stay in force. ``now_s``: the monotonic time."""
-        if now_s - self._checked_s < RELOAD_S:
-            return
-        self._checked_s = now_s
-        mark = self._mark_of_file()
-        if mark == self._mark:
-            return
-        self._mark = mark
-        try:
-            self.rules = read_rules(self._path)
-        except UsageError as error:
-            logger.error("the changed access rules are not used, and those before stay in force: %s", error)
-            self._on_reload(False)
-        else:
-            logger.info("access rules reloaded", extra={"accounts": len(self.rules.accounts)})
-            self._on_reload(True)
-
-    def _mark_of_file(self) -> tuple[int, int, int] | None:
-        try:
-            found = self._path.stat()
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+def rules_in_file(path: Path, on_reload: Callable[[bool], None] = lambda _: None) -> ReloadedFiles[Rules]:
+    """The rules in the file at ``path``, which are read again when it changes. ``on_reload`` is called after each
+    reload with whether it succeeded. Raises UsageError if the file is invalid at the start."""
+    return ReloadedFiles([str(path)], lambda: read_rules(path), "access rules", on_reload)
