@@ -586,8 +586,8 @@ class Offloader:
             )
 
     def _finish_index(self, stop: threading.Event, thread: threading.Thread) -> None:
-        """End the index building of a backfill: stop its ``thread``, and build the index files that are due still. With
-        ``index.after_backfill`` that covers every key; few segments are searched as fast without an index."""
+        """End the index building of a backfill: stop its ``thread``, and build the index files that are due still.
+        Few segments stay without an index, as they are searched as fast."""
         self._index_loop.stop()
         self._join(thread)
         is_final = self._index_settings.after_backfill

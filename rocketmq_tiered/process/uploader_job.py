@@ -224,10 +224,9 @@ class UploaderJob:
             pins=pins,
             environment=_with_standby(_environment(writer, archive, names), writer, self._has_standby_lag),
             options=ObjectOptions(
-                settings.index,
-                TopicRules.of(settings),
-                _rules_to_commit(settings, writer),
-                settings.timers,
+                rules=TopicRules.of(settings),
+                rules_document=_rules_to_commit(settings, writer),
+                timers=settings.timers,
                 is_encrypted=bool(settings.object_store.key_ring),
             ),
         )

@@ -532,11 +532,9 @@ class IndexSettings:
     """Whether index files are built. Without them every query reads all key sections: only tests do that."""
     unindexed_objects_max: int = 64
     """Unindexed segments at which a new index file is built: until then a query reads the key section of each."""
-    after_backfill: bool = setting(
-        False,
-        "build the message index for all objects at the end of a backfill, even if few are not in it, which queries by "
-        "key would read directly",
-    )
+    after_backfill: bool = False
+    """Whether a backfill indexes every segment at its end, also those that are too few for a file: only tests do that,
+    because a query reads the key sections of so few as fast."""
     memory_bytes: int = 64 * MIB
     """Memory for building and merging index files, in addition to 8 bytes for each key of one object."""
     day_files_max: int = 5
@@ -800,7 +798,6 @@ class Settings:
     scrub: ScrubSettings = field(default_factory=ScrubSettings)
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
     key_compaction: KeyCompactionSettings = field(default_factory=KeyCompactionSettings)
-    index: IndexSettings = field(default_factory=IndexSettings)
     read: ReadSettings = field(default_factory=ReadSettings)
     fetch: FetchSettings = field(default_factory=FetchSettings)
     prefetch: PrefetchSettings = field(default_factory=PrefetchSettings)
@@ -824,7 +821,6 @@ SECTIONS: dict[str, type[Any]] = {  # those with settings
     "scrub": ScrubSettings,
     "compaction": CompactionSettings,
     "key_compaction": KeyCompactionSettings,
-    "index": IndexSettings,
     "read": ReadSettings,
     "fetch": FetchSettings,
     "serve": ServeSettings,

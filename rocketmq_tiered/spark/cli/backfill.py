@@ -68,7 +68,6 @@ def execute(options: argparse.Namespace) -> int:
     given = BackfillOptions(
         topics=settings.topics.topic_filter("", ""),
         settings=settings.offload,
-        index=settings.index,
         rules=TopicRules.of(settings),
         store=StoreOptions(settings.object_store),
         take_over=options.take_over or settings.archive.take_over,

@@ -28,7 +28,7 @@ from tiered.model.queue import TopicFilter
 from tiered.object_store.create_race import require_exclusive_creates
 from tiered.object_store.interface import StoreOptions
 from tiered.object_store.open_store import open_store
-from tiered.settings.sections import IndexSettings, OffloadSettings
+from tiered.settings.sections import OffloadSettings
 from tiered.settings.topic_rules import TopicRules
 from uploader.bound_source import no_offsets
 from uploader.bounded_run import OUTAGE_S_MAX, OutageLimit, run_bounded
@@ -62,7 +62,6 @@ class BackfillOptions:
 
     topics: TopicFilter = field(default_factory=TopicFilter)
     settings: OffloadSettings = field(default_factory=OffloadSettings)
-    index: IndexSettings = field(default_factory=IndexSettings)
     rules: TopicRules = field(default_factory=TopicRules)
     store: StoreOptions = field(default_factory=StoreOptions)
     outage_limit_s: float = OUTAGE_S_MAX
@@ -213,9 +212,7 @@ def backfill_store(task: BackfillTask) -> BackfillReport | UnavailableError:
             take_over=options.take_over,
             log_limits=LogLimits(options.replace_log, same_broker=options.same_broker),
             environment=Environment(refuse_empty=partial(require_exclusive_creates, archive)),
-            options=ObjectOptions(
-                options.index, options.rules, is_encrypted=bool(target.options.settings.key_ring)
-            ),
+            options=ObjectOptions(rules=options.rules, is_encrypted=bool(target.options.settings.key_ring)),
         )
         stop, limit = threading.Event(), OutageLimit(0.0, options.outage_limit_s)
         try:
