@@ -476,12 +476,14 @@ class TimerDelivery:
                 0.0,
                 len(state.timers),
             )
-        counts = None
+        counting, self._counting, counts = self._counting, None, None  # a read that fails ends this count
         while counts is None and time.perf_counter() - begun_s < COUNT_PART_S:
-            counts = next(self._counting)
+            counts = next(counting)
         self._counting_s += time.perf_counter() - begun_s
-        if counts is not None:
-            refused, self._pending, self._counting = self._pending.refused, counts, None
+        if counts is None:
+            self._counting = counting
+        else:
+            refused, self._pending = self._pending.refused, counts
             self._count_s = self._clock.monotonic_s() + max(PENDING_EVERY_S, COUNT_SHARE * self._counting_s)
             if counts.refused > refused:
                 logger.warning(

@@ -24,6 +24,7 @@ from tests.end_to_end.offloading import BROKER, CLUSTER
 from tests.kernels.record_builder import Message as Written
 from tests.kernels.record_builder import encode, properties
 from tests.maintenance.damage import flip
+from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tests.sending.target_broker import TargetScene
 from tests.sending.timer_scene import HOUR, NOW, Scene
 from tiered.archive.index.key_hash import xxh64
@@ -338,6 +339,17 @@ def test_a_claim_is_renewed_while_sending_takes_long(
     assert sum(calls) == len(scene.target.sent)
     assert calls == ([64, 16] if is_taken_over else [64, *[16] * 27, 4]), "as many as take a second"
     assert not scene.task.counts.found
+
+
+def test_timers_come_after_a_read_that_failed_while_they_were_counted(scene: Scene) -> None:
+    scene.broker.timer("k", NOW + HOUR)
+    scene.archive()
+    lost = FaultRule(Fault.LOST_BEFORE, frozenset({"get_range"}), "timer/*", times=1)
+    scene.start(FaultStore(scene.store, [lost]))
+    with pytest.raises(UnavailableError):
+        run_pass(scene.task, scene.commits.refresh)
+    scene.run(NOW + 60_000)
+    assert scene.target.counts == {"k": 1}
 
 
 def test_messages_in_memory_are_bounded_by_their_bytes(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
