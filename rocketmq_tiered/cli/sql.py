@@ -88,17 +88,15 @@ def execute(options: argparse.Namespace) -> int:
             permissive=options.permissive,
         )
         interrupts.watch(session)
-        statements = _Statements(session, pool, printed, shows_progress=_shows_progress(options))
+        is_mixed = (options.json or options.csv) and sys.stdout.isatty()
+        shows_progress = sys.stderr.isatty() and not is_mixed
+        statements = _Statements(session, pool, printed, shows_progress)
         if options.statement is None and sys.stdin.isatty():
             interrupts.prompted = statements
             _prompt(statements)
         else:
             statements.run(sys.stdin.read() if options.statement is None else options.statement)
     return 0
-
-
-def _shows_progress(options: argparse.Namespace) -> bool:
-    return sys.stderr.isatty() and not ((options.json or options.csv) and sys.stdout.isatty())
 
 
 class _Interrupts:

@@ -21,6 +21,7 @@ from rocketmq_tiered.message_table.options.predicate import (
     Predicate,
     has_code,
 )
+from tiered.model.dates import DATES_BEGIN_MS, DATES_END_MS
 
 _METADATA_AT = 2 * ctypes.sizeof(ctypes.c_void_p)
 """In ArrowSchema of Arrow's C data interface: behind ``format`` and ``name``."""
@@ -143,11 +144,13 @@ def _condition(call: Any, names: Mapping[str, str]) -> Predicate:
 
 def _bounds(literal: Any, *, is_time: bool) -> tuple[int, int] | None:
     """The two integers next to a literal of a condition, or for a time the two milliseconds since the epoch: the
-    largest not above it and the smallest not below it. None if the literal is of another type."""
+    largest not above it and the smallest not below it. None if the literal is of another type, or no time between the
+    first and the last date: as these, store timestamps are shown that have no date, from damage."""
     kind = literal.type
     if not literal.is_valid or (pa.types.is_timestamp(kind) and kind.tz is not None) != is_time:
         return None
     if not is_time:
         return (literal.as_py(), literal.as_py()) if pa.types.is_integer(kind) else None
     units = _UNITS_PER_MS.get(kind.unit, 0)
-    return (literal.value // units, -(-literal.value // units)) if units else None
+    is_inside = units and DATES_BEGIN_MS < literal.value // units < DATES_END_MS
+    return (literal.value // units, -(-literal.value // units)) if is_inside else None

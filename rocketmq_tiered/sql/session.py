@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from threading import Lock, local
 from typing import Any, TypeVar
@@ -30,6 +31,7 @@ from rocketmq_tiered.sql.statement_tree import add_ranges, last_rows
 from rocketmq_tiered.sql.topic import Report, Topic, TopicDataset
 from tiered.errors import NotFoundError, TieredError, UsageError
 from tiered.formats.keys import CATALOG_PREFIX
+from tiered.model.dates import DATES_END_MS
 from tiered.object_store.open_store import parse_url
 
 T = TypeVar("T")
@@ -54,8 +56,9 @@ CLOSED = """SET enable_external_access = false;
 SET allowed_configs = ['TimeZone', 'memory_limit', 'operator_memory_limit', 'threads']; SET lock_configuration = true"""
 """Unless files are allowed: other settings could write files as well."""
 NO_RESULT = "SELECT true AS Success LIMIT 0"
-_TABLES = """SELECT unnest($topics) AS name UNION SELECT table_name FROM duckdb_tables() UNION
-SELECT view_name FROM duckdb_views() WHERE NOT internal AND view_name NOT IN (SELECT unnest($views)) ORDER BY 1"""
+_MADE = """SELECT unnest(?::VARCHAR[]) AS name UNION SELECT table_name FROM duckdb_tables() UNION
+SELECT view_name FROM duckdb_views() WHERE NOT internal AND tags['duckdb_python_register'] IS NULL ORDER BY 1"""
+"""The given names, and those of tables and views that statements made."""
 
 
 @dataclass(eq=False)
@@ -65,9 +68,6 @@ class _Cursor:
     connection: duckdb.DuckDBPyConnection
     views: dict[str, str] = field(default_factory=dict)
     failure: TieredError | None = None
-
-    def failed(self, error: TieredError) -> None:
-        self.failure = error
 
 
 class SqlSession:
@@ -163,8 +163,7 @@ class SqlSession:
             self.execute(one)
         self._note_topics(own)
         if text.replace(";", " ").lower().split() == ["show", "tables"]:
-            topics = [topic for same in self._names.values() for topic in same]
-            text, parameters = _TABLES, {"topics": topics, "views": list(own.views)}
+            text, parameters = _MADE, [[topic for same in self._names.values() for topic in same]]
         tried = set[str]()
         with self.errors(text), self._copied(text) as copied:
             asked = self._planned(own, copied, parameters)
@@ -182,9 +181,14 @@ class SqlSession:
         last = last_rows(tree)
         if last is None or len(self._same(last.table)) != 1:
             return text
+        made = own.connection.execute(_MADE, [[]]).fetchall()
+        if last.table.lower() in [name.lower() for (name,) in made]:
+            return text
         queues = self._access.queues(self._same(last.table)[0] or None, hidden=False)
         is_offset, width = last.column == "queue_offset", max(last.rows, END_ROWS)
-        end = max((one.max_offset if is_offset else one.newest_ms for one in queues), default=0)
+        end = max(
+            (one.max_offset if is_offset else min(one.newest_ms, DATES_END_MS) for one in queues), default=0
+        )
         while width < end:
             column = pc.field("queue_offset" if is_offset else "store_timestamp")
             view = self._viewed(
@@ -211,13 +215,18 @@ class SqlSession:
 
     def _parsed(self, expression: str) -> dict[str, Any]:
         tree = orjson.loads(self._called("json_serialize_sql(?::VARCHAR)", f"SELECT {expression}"))
-        found: dict[str, Any] = tree["statements"][0]["node"]["select_list"][0]
-        return found
+        return dict(tree["statements"][0]["node"]["select_list"][0])
 
     def _viewed(self, own: _Cursor, view: str, topic: str, within: Any = None) -> str:
         """Make a view of the rows of ``topic`` for which ``within``, an expression of Arrow, is true."""
         read = Topic(self._access, topic, self._options)
-        own.connection.register(view, TopicDataset(read, own.failed, self._reported, within))
+        rows = TopicDataset(
+            read,
+            partial(setattr, own, "failure"),
+            lambda *seen: self.report(*seen),  # noqa: PLW0108 - the attribute changes
+            within,
+        )
+        own.connection.register(view, rows)
         own.views[view] = topic
         return view
 
@@ -299,9 +308,6 @@ class SqlSession:
                 os.replace(Path(beside, target.name), target)
         except OSError as error:
             raise UsageError(f"cannot write {target}: {error.strerror}") from error
-
-    def _reported(self, done: int, total: int, scan: str) -> None:
-        self.report(done, total, scan)
 
     def interrupt(self) -> None:
         """Ask DuckDB to end the statements that run."""

@@ -14,8 +14,8 @@ import orjson
 ROWS_MAX = 10_000
 DAYS_MAX = 64
 """Days of one condition whose ranges are written out."""
-_OF_EACH_ROW = re.compile(rb'"(COLUMN_REF|SUBQUERY|WINDOW|LAMBDA|random|uuid|nextval)"')
-"""In an operand whose value may differ when it is written twice."""
+_VARIES = re.compile(rb'"(SUBQUERY|WINDOW|random|gen_random_uuid|uuid|uuidv4|uuidv7|nextval)"')
+"""In a tree whose value may differ, or whose effects add up, when it is evaluated twice."""
 _FIRST, _END = "day::DATE::TIMESTAMPTZ", "(day::DATE + 1)::TIMESTAMPTZ"
 _WITHIN = f"time >= {_FIRST} - INTERVAL 3 HOUR", f"time < {_END} + INTERVAL 3 HOUR"
 """Both are true of each time from one day to another, and of some hours more, as time zones repeat and skip hours."""
@@ -86,7 +86,8 @@ def _ranges(node: Node, parse: Callable[[str], Node], is_true: bool = True) -> N
         case _:
             return None
     time = _time_of(tested)
-    if time is None or len(pairs) > DAYS_MAX or _OF_EACH_ROW.search(orjson.dumps(pairs)):
+    written = orjson.dumps(pairs)
+    if time is None or len(pairs) > DAYS_MAX or b'"COLUMN_REF"' in written or _VARIES.search(written):
         return None
     outer, inner, texts = ("OR", "AND", _WITHIN) if is_true else ("AND", "OR", _OUTSIDE)
     return _joined(
@@ -112,6 +113,7 @@ def _time_of(node: Node) -> Node | None:
             "class": "CAST",
             "child": {"class": "COLUMN_REF", "column_names": [*_, "store_time"]},
             "type_expr": {"type_name": "DATE"},
+            "try_cast": False,
         }:
             return dict(node["child"])
     return None
@@ -137,7 +139,6 @@ def _filled(node: Any, time: Node, day: Node) -> Any:
 def last_rows(tree: Any) -> LastRows | None:
     """The topic and number of rows of a statement ``SELECT … FROM topic … ORDER BY queue_offset DESC LIMIT n`` whose
     result depends on no other rows; None for any other statement."""
-    classes = {node.get("class") for node in _nodes(tree)} | {node.get("type") for node in _nodes(tree)}
     match tree:
         case {
             "statements": [
@@ -188,7 +189,7 @@ def last_rows(tree: Any) -> LastRows | None:
             ]
         } if (
             0 < int(count) <= ROWS_MAX
-            and not classes & {"SUBQUERY", "WINDOW"}
+            and not _VARIES.search(orjson.dumps(tree))
             and all(one["alias"].lower() != column for one in shown)
             and not any(one.get(name) for one in shown for name in ("replace_list", "rename_list", "columns"))
         ):

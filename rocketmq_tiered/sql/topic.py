@@ -36,14 +36,12 @@ from rocketmq_tiered.message_table.scan.archive_scan import ArchiveScan, archive
 from rocketmq_tiered.message_table.scan.object_rows import (
     RowChunk,
     catalog_chunks,
-    needs_catalog_only,
-    without_catalog_rows,
 )
 from rocketmq_tiered.sql.pushed_filter import read_filter
 from tiered.catalog.state import CatalogState
 from tiered.errors import TieredError, UsageError
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_BATCH, QUEUE_LMQ
+from tiered.model.tables import QUEUE_BATCH, QUEUE_LMQ, RunKind
 from tiered.timestamps import TimePoint, milliseconds
 
 _SHOWN = (
@@ -114,6 +112,7 @@ KEPT_BYTES = 16 << 20
 """Of a scan of a topic's end, for the statement whose rows were counted there first."""
 ONE_PART = 1 << 62
 """Bytes of a partition: one thread reads, and others fetch and decode for it."""
+_PLANNED = frozenset({"queueId", "generation"})
 _OF_BATCHES = ("queueId", "generation", "storeTimestamp", "commitLogOffset")
 """What the messages of an inner batch have in common."""
 Report = Callable[[int, int, str], None]
@@ -237,12 +236,14 @@ class Topic:
 
 
 def _chunks(scan: ArchiveScan, part: Slices, cost: Cost) -> Iterator[RowChunk]:
-    """The rows of ``part``, of those that the catalog alone has without reading objects."""
-    rest = part
-    if needs_catalog_only(cost, scan.predicate):
-        rest = without_catalog_rows(part)
-        yield from catalog_chunks(part)
-    yield from archive_chunks(scan, rest)
+    """The rows of ``part``. Those of plain runs come without reading objects if only columns of the catalog are wanted,
+    and no condition but those that the plan has applied."""
+    predicate = scan.predicate
+    if cost <= Cost.CATALOG and predicate.tags is None and predicate.numbers.keys() <= _PLANNED:
+        is_plain = part.table["kind"] == RunKind.PLAIN
+        yield from catalog_chunks(replace(part, table=part.table[is_plain]))
+        part = replace(part, table=part.table[~is_plain])
+    yield from archive_chunks(scan, part)
 
 
 def _sql_array(batch: pa.RecordBatch, name: str) -> pa.Array:

@@ -19,6 +19,7 @@ from rocketmq_tiered.sql.topic import snake_case
 from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.sql.conftest import STORED_MS
 from tests.sweeps import sweep
+from tiered.model.dates import DATES_BEGIN_MS, DATES_END_MS
 from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
@@ -49,13 +50,15 @@ TAGS = [
 ]
 KEYS = ["k1", "k2", "k3", "键" * 50, "�"]
 TIMES = [STORED_MS + hours * HOUR_MS + step for hours in (-24, 0, 1, 24) for step in (-1, 0, 1)]
+STAMPS = [*TIMES, 0, -1, DATES_BEGIN_MS, DATES_BEGIN_MS - 1, DATES_END_MS, DATES_END_MS + 1, -(2**60), 2**60]
+"""No checksum covers them: of those without a date the first or the last date is shown."""
 
 
 def archive(path: Path, rng: Random) -> None:
     """Some objects with few rows of topic t."""
     builder = ArchiveBuilder(PrefixedStore(FileStore(path), "cluster/broker"))
     for _ in range(rng.randrange(1, 6)):
-        tags, times = rng.sample(TAGS, rng.randrange(1, 6)), rng.sample(TIMES, 4)
+        tags, times = rng.sample(TAGS, rng.randrange(1, 6)), rng.sample(TIMES * 2 + STAMPS, 4)
         builder.commit(
             [
                 Sent(
@@ -75,14 +78,14 @@ def quoted(text: str) -> str:
 
 
 def time(rng: Random) -> str:
-    ms = rng.choice(TIMES)
+    ms = rng.choice([*TIMES, 0, DATES_BEGIN_MS, DATES_END_MS])
     micros = rng.choice(["", "", " + INTERVAL 1 MICROSECOND", " - INTERVAL 1 MICROSECOND"])
     return f"(make_timestamptz({ms * 1000}){micros})"
 
 
 def value(rng: Random, column: str) -> str:
     texts = [quoted(text) for text in (*TAGS, *KEYS, "k1 k2", "none")]
-    numbers = TIMES if column == "store_timestamp" else [-1, 0, 1, 2, 3, 5, 20, 2**40, -(2**63), 2**63 - 1]
+    numbers = STAMPS if column == "store_timestamp" else [-1, 0, 1, 2, 3, 5, 20, 2**40, -(2**63), 2**63 - 1]
     return (
         time(rng)
         if column == "store_time"
@@ -147,6 +150,9 @@ def simple(rng: Random) -> str:
             f"lower(tags) = {quoted('taga')}",
             f"octet_length(body) {rng.choice(['=', '<'])} 4",
             f"coalesce(tags, 'none') = {quoted(rng.choice([*TAGS, 'none']))}",
+            f"properties['KEYS'] = {quoted(rng.choice(KEYS))}",
+            f"text = 'body' AND json IS {rng.choice(['', 'NOT '])}NULL",
+            f"queue_offset IN (SELECT queue_offset FROM whole WHERE tags = {quoted(rng.choice(TAGS))})",
         ]
     )
 

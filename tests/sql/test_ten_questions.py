@@ -144,20 +144,12 @@ def test_spark_answers_like_duckdb(spark: SparkSession, name: str, made: Made, t
     for frames in (whole, [files.where(f"topic = '{topic}'") for topic in topics]):
         for view, frame in zip(("one", "two"), frames, strict=True):
             _view(frame, view)
-        assert _spark_answers(spark, since, until) == expected
+        assert answers_of(lambda sql: spark.sql(sql).collect(), since, until) == expected
 
 
 def _view(frame: DataFrame, view: str) -> None:
     names = [f"{name} AS {snake_case(name)}" for name in COLUMNS]
     frame.selectExpr(*names, f"get_json_object(text, '$.amount') AS {JSON}").createOrReplaceTempView(view)
-
-
-def _spark_answers(spark: SparkSession, since: str, until: str) -> Answers:
-    return answers_of(lambda sql: spark.sql(sql).collect(), since, until)
-
-
-def test_there_are_ten_questions() -> None:
-    assert len(QUESTIONS) == 10
 
 
 JSON = "json_field"

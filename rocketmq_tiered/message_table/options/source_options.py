@@ -187,7 +187,7 @@ class SourceOptions:
     mode: Mode = Mode.FAILFAST
     partition_bytes: int = 64 * MIB
     """Approximate message bytes of a partition, before compression."""
-    batch_bytes: int = 2 * MIB
+    batch_bytes: int = 4 * MIB
     """Approximate message bytes of an Arrow batch; a single larger message is still read."""
     broker_conf: str | None = None
     """broker.conf of a store directory whose commitlog is elsewhere."""

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rocketmq_tiered.message_table.options.columns import Cost
 from rocketmq_tiered.message_table.options.predicate import Predicate
 from rocketmq_tiered.message_table.plan.partitions import Slices
 from tiered.errors import CorruptionError
@@ -138,24 +137,12 @@ def ahead_with(
 
 
 CHUNK_ROWS = 1 << 18
-_DECIDED = frozenset({"queueId", "generation"})
-"""Conditions that the plan has applied already."""
-
-
-def needs_catalog_only(cost: Cost, predicate: Predicate) -> bool:
-    """Whether rows of plain runs can be had without reading objects."""
-    return cost <= Cost.CATALOG and predicate.tags is None and predicate.numbers.keys() <= _DECIDED
-
-
-def without_catalog_rows(part: Slices) -> Slices:
-    """The slices of other kinds of runs."""
-    return replace(part, table=part.table[part.table["kind"] != RunKind.PLAIN])
 
 
 def catalog_chunks(part: Slices) -> Iterator[RowChunk]:
-    """A row for each message of the plain runs of a partition, for queries that read no column but the queue's: all
+    """A row for each message of a partition of plain runs, for queries that read no column but the queue's: all
     other columns are 0. No object is read."""
-    table = part.table[part.table["kind"] == RunKind.PLAIN]
+    table = part.table
     rows = table["end"] - table["begin"]
     groups = np.cumsum(rows) // CHUNK_ROWS
     for mine in np.split(np.arange(len(table)), np.flatnonzero(np.diff(groups)) + 1):
@@ -212,7 +199,8 @@ class ObjectRows:
         self._part = part
         self._table = table
         self._index = index
-        self._predicate = predicate
+        topics = {part.queues[number].topic for number in np.unique(table["queue"]).tolist()}
+        self._predicate = predicate.for_topics(topics)
         self._with_records = with_records
         self._window_bytes = window_bytes
         # Rows are counted as they lie in blocks, so that LMQ rows, which have no bytes, do not count.
@@ -329,7 +317,7 @@ class ObjectRows:
         kept = (rows >= first) & (rows < end)
         if offsets is not None:
             kept &= (offset >= offsets[0]) & (offset < offsets[1])
-        matching = self._matching(run, offset, columns)
+        matching = self._matching(offset, columns)
         if matching is not None:
             kept &= matching
         at = np.flatnonzero(kept)
@@ -353,7 +341,8 @@ class ObjectRows:
         """The queue offset of each row; ``run``: the run of each."""
         runs = self._index.runs
         offset: NDArray[np.int64] = runs["base_queue_offset"][run] + rows - self._first_row[run]
-        for number in np.unique(run[np.isin(runs["kind"][run], _EXPLICIT)]).tolist():
+        kinds = runs["kind"][run[0] : run[-1] + 1]
+        for number in (run[0] + np.flatnonzero(np.isin(kinds, _EXPLICIT))).tolist():
             mine = run == number
             whole = self._index.row_columns(number).queue_offset
             offset[mine] = whole[rows[mine] - int(self._first_row[number])]
@@ -368,13 +357,12 @@ class ObjectRows:
             )
 
     def _matching(
-        self, run: NDArray[np.int64], offset: NDArray[np.int64], columns: tuple[NDArray[Any], ...]
+        self, offset: NDArray[np.int64], columns: tuple[NDArray[Any], ...]
     ) -> NDArray[np.bool_] | None:
         """For each row, whether it may match the predicate, judged by its columns in the object's tail; None if all
         do."""
         size, tags_code, stamp, phys, inner = columns[:5]
-        topics = {self._part.queues[number].topic for number in self.queue_of_run[np.unique(run)].tolist()}
-        return self._predicate.for_topics(topics).mask(
+        return self._predicate.mask(
             {
                 "queueOffset": offset,
                 "storeTimestamp": stamp,

@@ -7,7 +7,7 @@ batch's number, which Delta accepts once. Readers that list Parquet files see a 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -96,23 +96,37 @@ class DeltaTable:
 
     def append(self, rows: DataFrame, number: int, metadata: str) -> PartDone:
         """Append ``rows`` to the table in the transaction ``number``, with ``metadata`` in its history. Delta writes
-        nothing if that transaction was committed before. Returns rows, files and bytes, as the history has them."""
-        (
-            rows.write.format("delta")
-            .mode("append")
-            .partitionBy("topic", "date")
-            .option("txnAppId", _APPLICATION)
-            .option("txnVersion", number)
-            .option("userMetadata", metadata)
-            .option("fs.permissions.umask-mode", self._umask)
-            .save(self._path)
-        )
-        history = self._spark.sql(f"DESCRIBE HISTORY delta.`{self._path}`")
-        entry: Any = history.where(history.userMetadata == metadata).first()
-        metrics = {} if entry is None else entry["operationMetrics"]
+        nothing if that transaction was committed before, and fails if another export commits it at the same time.
+        Returns rows, files and bytes, as the history has them."""
+        before = 0
+        try:
+            (
+                rows.write.format("delta")
+                .mode("append")
+                .partitionBy("topic", "date")
+                .option("txnAppId", _APPLICATION)
+                .option("txnVersion", number)
+                .option("userMetadata", metadata)
+                .option("fs.permissions.umask-mode", self._umask)
+                .save(self._path)
+            )
+        except Exception:
+            before = self._written(metadata)[0]
+            if not before:
+                raise
+        return PartDone(*self._written(metadata), rows_before=before)
+
+    def _written(self, metadata: str) -> tuple[int, int, int]:
+        """Rows, files and bytes of the transaction with ``metadata``; 0 if the table does not have it."""
+        from pyspark.errors import AnalysisException
+
         names = ("numOutputRows", "numFiles", "numOutputBytes")
-        written, files, size_bytes = (int(metrics.get(name, 0)) for name in names)
-        return PartDone(written, files, size_bytes)
+        with suppress(AnalysisException):  # there is no table yet
+            history = self._spark.sql(f"DESCRIBE HISTORY delta.`{self._path}`")
+            for entry in history.where(history.userMetadata == metadata).collect():
+                rows, files, size_bytes = (int(entry["operationMetrics"].get(name, 0)) for name in names)
+                return rows, files, size_bytes
+        return 0, 0, 0
 
 
 def _configure_bucket(spark: SparkSession, bucket: str, options: StoreOptions) -> None:

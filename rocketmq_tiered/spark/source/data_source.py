@@ -79,7 +79,7 @@ from rocketmq_tiered.spark.source.archive_follower import (
     from_json,
     to_json,
 )
-from rocketmq_tiered.spark.source.worker import read_in_worker, with_short_trace
+from rocketmq_tiered.spark.source.worker import read_in_worker, short_trace
 from tiered.errors import UsageError
 from tiered.formats.fields import INNER_FIELD_TABLE
 
@@ -130,12 +130,12 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._follower = ArchiveFollower(self._options)
         return self._follower
 
-    @with_short_trace
+    @short_trace()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names from here on
         """The start of a new query."""
         return to_json(self._archive.starting_offset())
 
-    @with_short_trace
+    @short_trace()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of the next batch: everything, or as much as ``limit`` allows."""
         begin = from_json(start)
@@ -151,7 +151,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxBytes(self._options.max_bytes_per_trigger)
         return ReadAllAvailable()
 
-    @with_short_trace
+    @short_trace()
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         """The newest offset, for the progress of the query."""
         return to_json(self._newest())
@@ -160,12 +160,12 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # With Trigger.AvailableNow, the run ends at the target, which may precede the first archived message.
         return self._archive.newest_offset() if self._target is None else self._target
 
-    @with_short_trace
+    @short_trace()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Limit this run to what is archived now."""
         self._target = self._archive.newest_offset()
 
-    @with_short_trace
+    @short_trace()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """What the tasks of the micro-batch between two offsets read. The same offsets always give the same
         messages."""
@@ -238,7 +238,7 @@ class RocketmqTieredSource(DataSource):
         """The name that ``format`` takes."""
         return SOURCE_NAME
 
-    @with_short_trace
+    @short_trace()
     def schema(self) -> StructType:
         """The schema of the chosen columns. ``load`` calls this once, so that the catalog version of now is fixed for
         all actions on the DataFrame."""
@@ -248,7 +248,7 @@ class RocketmqTieredSource(DataSource):
         self._frame = uuid4().hex
         return schema_of(options.chosen_columns)
 
-    @with_short_trace
+    @short_trace()
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of one action."""
         options = parse_options(dict(self.options))
@@ -257,7 +257,7 @@ class RocketmqTieredSource(DataSource):
             return PushingReader(options, schema, self._versions, self._frame)
         return MessageReader(options, schema, self._versions)
 
-    @with_short_trace
+    @short_trace()
     def streamReader(self, schema: StructType) -> MessageStreamReader:  # noqa: N802 - Spark's name
         """The reader of one query."""
         return MessageStreamReader(parse_options(dict(self.options)), schema)
@@ -284,7 +284,7 @@ class MessageReader(DataSourceReader):
         self._versions = versions
         self._predicate = options.times
 
-    @with_short_trace
+    @short_trace()
     def partitions(self) -> list[InputPartition]:
         """What the tasks of a scan read, about ``partitionBytes`` each, from one catalog version: each partition has
         its number, the options of its path, and the part of the archive or store."""
@@ -299,7 +299,7 @@ class MessageReader(DataSourceReader):
             parts += [(one, part) for part in slices]
         return [InputPartition((number, *part)) for number, part in enumerate(parts)]
 
-    @with_short_trace
+    @short_trace()
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition in a worker, as Arrow batches."""
         if partition.value is None:  # Spark's placeholder for "no partitions"
@@ -327,7 +327,7 @@ class PushingReader(MessageReader):
         super().__init__(options, schema, versions)
         self._frame = frame
 
-    @with_short_trace
+    @short_trace()
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Keep those of Spark's ``filters`` by which objects or rows need not be read, and return the ones that Spark
         must still apply."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from rocketmq_tiered.message_table.batches.message_batches import read_partition
 from rocketmq_tiered.message_table.options.columns import Column
@@ -21,14 +20,11 @@ from tiered.errors import TieredError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 
 @contextmanager
 def short_trace() -> Iterator[None]:
-    """While a TieredError leaves this context in a Python process of Spark, its traceback is not printed: the error
-    itself says what is wrong, and Spark would print pages."""
+    """While a TieredError leaves this context, or a method that it decorates, in a Python process of Spark, its
+    traceback is not printed: the error itself says what is wrong, and Spark would print pages."""
     try:
         yield
     except TieredError:
@@ -36,17 +32,6 @@ def short_trace() -> Iterator[None]:
         if spec is not None and spec.name.startswith("pyspark."):
             sys.tracebacklimit = 0
         raise
-
-
-def with_short_trace(method: Callable[P, R]) -> Callable[P, R]:
-    """A decorator: ``method`` runs in ``short_trace``, so that Spark prints its errors without pages of traceback."""
-
-    @functools.wraps(method)
-    def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        with short_trace():
-            return method(*args, **kwargs)
-
-    return called
 
 
 KEPT_BYTES: Final = 64 << 20

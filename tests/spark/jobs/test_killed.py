@@ -170,3 +170,7 @@ def test_a_delta_table_has_every_row_once_after_a_kill(real_store: RealStore, tm
     added = commits[0].read_text().count('"add"')
     assert added == len([file for file in table.rglob("*.parquet") if "_delta_log" not in str(file)])
     assert exported(table) == exported(tmp_path / "whole")
+    arguments = (*arguments[:2], f"file://{tmp_path / 'both'}", *arguments[3:])
+    assert [one.wait(300) for one in [start(*arguments), start(*arguments)]] == [0, 0]
+    log = (tmp_path / "both" / "_delta_log").glob("*.json")
+    assert sum(one.read_text().count('"add"') for one in log) == added
