@@ -13,7 +13,7 @@ import time
 import tracemalloc
 from array import array
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -23,23 +23,21 @@ from benchmarks.counting_store import CountingStore
 from benchmarks.recording import record
 from benchmarks.report import MIB, Row
 from benchmarks.synthetic_history import CYCLE_MS, START_MS
+from fetcher.access import ArchiveAccess
 from fetcher.io.request_scheduler import ThreadRangeReader
-from fetcher.io.waiting import InlineExecutor, run_sync
-from fetcher.queries.archive_queries import ArchiveQueries
-from fetcher.queries.by_id import OffsetMsgId
-from fetcher.queries.by_key import KeyKind, KeyQuery
-from fetcher.queries.source import Place, QuerySource
+from fetcher.io.waiting import run_sync
+from fetcher.queries.by_key import KeyKind, KeyQuery, find_by_key
 from fetcher.queries.time_search import Boundary, TimeReader
-from fetcher.rows.catalog_view import CatalogView
 from tests.archive.archive_builder import ArchiveBuilder, Sent
+from tiered.catalog.archives import Archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.clock import Clock
 from tiered.formats.segment import BlockCodec
-from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
-from tiered.settings.sections import IndexSettings
+from tiered.object_store.memory import MemoryStore
+from tiered.settings.sections import IndexSettings, Settings
 from uploader.index_builder import IndexBuilder
 
 QUEUES = [QueueKey("topic", number, 0) for number in range(4)]
@@ -200,22 +198,15 @@ def _queries(store: CountingStore, history: RealHistory) -> Row:
     return row
 
 
-class _Tails:
-    """Decoded tails of objects, for TimeReader."""
-
-    def __init__(self, source: QuerySource) -> None:
-        self._source = source
-
-    def index(
-        self, key: str, size_bytes: int, tail_bytes: int, priority: object, ordinal: int | None = None
-    ) -> Awaitable[SegmentIndex]:
-        return self._source.segment(Place(key, size_bytes, tail_bytes))
+def _opened(store: CountingStore, state: CatalogState) -> ArchiveAccess:
+    """The archive in ``store`` at ``state``, opened as `tiered query` does."""
+    place = Archive("cluster", "broker", store)
+    return ArchiveAccess(store.url, MemoryStore(), place, state, ThreadRangeReader(store, 1), Settings())
 
 
 def _by_time(store: CountingStore, state: CatalogState, number: int, phys: int) -> None:
-    view = CatalogView(store, state, executor=InlineExecutor(), clock=Clock())
-    with closing(ThreadRangeReader(store, 1)) as reader:
-        times = TimeReader(view, _Tails(QuerySource(reader, store)))
+    with closing(_opened(store, state)) as archive:
+        times = TimeReader(archive.catalog, archive.source)
         queue = QUEUES[number % len(QUEUES)]
         found = run_sync(times.offset_by_time(queue, stored_ms(number) + 1, Boundary.LOWER))
     assert found == number // len(QUEUES) * MESSAGES + 1
@@ -239,13 +230,14 @@ def _day(number: int) -> tuple[int, int]:
 
 
 def _found(store: CountingStore, state: CatalogState, query: KeyQuery, count: int) -> None:
-    with ArchiveQueries(store, state) as queries:
-        assert len(queries.by_key(query).messages) == count
+    with closing(_opened(store, state)) as archive:
+        page = run_sync(archive.query(state, lambda source, state: find_by_key(source, state, query)))
+    assert len(page.messages) == count
 
 
 def _by_id(store: CountingStore, state: CatalogState, number: int, phys: int) -> None:
-    with ArchiveQueries(store, state) as queries:
-        found = queries.by_id(OffsetMsgId("", phys))
+    with closing(_opened(store, state)) as archive:
+        found = run_sync(archive.find_at_phys(phys))
     assert found is not None and found.record.uniq_key == unique_key(number, 0)
 
 

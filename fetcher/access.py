@@ -345,7 +345,7 @@ class ArchiveAccess:
         query = KeyQuery(topic, key, kind, begin_ms, end_ms, limit, max_bytes=max_bytes)
         # The newest messages come first, so the newest catalog version has to be read.
         state = await self.catalog.recent()
-        page = await self._query(state, lambda source, state: find_by_key(source, state, query))
+        page = await self.query(state, lambda source, state: find_by_key(source, state, query))
         return list(page.messages)
 
     async def find_by_id(self, offset_msg_id: str) -> Message | None:
@@ -359,22 +359,25 @@ class ArchiveAccess:
     async def _found_by_id(self, wanted: OffsetMsgId) -> Message | None:
         self.catalog.refresh_if_due()
         cached = self.state
-        found = await self._query(cached, lambda source, state: find_by_id(source, state, wanted))
+        found = await self.query(cached, lambda source, state: find_by_id(source, state, wanted))
         if found is None and (state := await self.catalog.recent()).version != cached.version:
-            found = await self._query(state, lambda source, state: find_by_id(source, state, wanted))
+            found = await self.query(state, lambda source, state: find_by_id(source, state, wanted))
         return found
 
     async def places_of_key(self, state: CatalogState, topic: str, key: str) -> list[tuple[int, int]] | None:
         """Queue id and queue offset of all messages with ``key`` that ``state`` has; None: they are many, or large."""
         query = KeyQuery(topic, key, KeyKind.ANY, max_messages=PLACES_MAX, max_bytes=PLACES_BYTES_MAX)
-        page = await self._query(state, lambda source, state: find_by_key(source, state, query))
+        page = await self.query(state, lambda source, state: find_by_key(source, state, query))
         return None if page.next else [(found.queue_id, found.queue_offset) for found in page.messages]
 
-    async def _query(
+    async def query(
         self, state: CatalogState, query: Callable[[QuerySource, CatalogState], Coroutine[Any, Any, T]]
     ) -> T:
+        """The result of ``query`` at catalog version ``state``, or at the newest one if garbage collection has deleted
+        an object of that version. Raises what the query raises."""
+
         def read(state: CatalogState) -> Coroutine[Any, Any, T]:
-            return query(QuerySource(self._queries, self.store, self._kept, self.source), state)
+            return query(QuerySource(self._queries, self.store, self.source, self._kept), state)
 
         return await self.catalog.read(state, read)
 

@@ -3,7 +3,7 @@ and the message of an index entry, checked against the catalog: expired, superse
 
 Concurrent reads of the same part share one request, and every request is counted. Small parts are cached between
 queries: objects are immutable, so these are never stale; they are checked when used, and dropped by object if a check
-fails. With a ``BlockSource``, queries share tails and blocks with pulls.
+fails. Tails and blocks are shared with pulls.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import fastcrc
 import numpy as np
-from numpy.typing import NDArray
 
 from fetcher.blocks.budget import ByteBudget
 from fetcher.io.request_scheduler import Priority, RangeReader
@@ -139,17 +138,13 @@ class Place(NamedTuple):
 
 
 class QuerySource:
-    """Reads for one query over ``reader``. Without ``kept`` nothing outlives the query."""
+    """Reads for one query. Without ``kept`` nothing outlives the query."""
 
     def __init__(
-        self,
-        reader: RangeReader,
-        store: ObjectStore,
-        kept: PartCache | None = None,
-        blocks: BlockSource | None = None,
+        self, reader: RangeReader, store: ObjectStore, blocks: BlockSource, kept: PartCache | None = None
     ) -> None:
-        """Reads for one query. ``kept``: the cache of small parts that queries share. ``blocks``: reads the tails and
-        blocks of segments through the cache of pulls; without it each is a request to ``reader``."""
+        """``blocks`` reads the tails and blocks of segments, which pulls share, and ``reader`` everything else.
+        ``kept``: the cache of small parts that queries share."""
         self._reader = reader
         self._url = store.url
         self._catalog = RunIndex(store)
@@ -159,8 +154,6 @@ class QuerySource:
         self._segments: dict[str, SegmentIndex] = {}
         self._pages: dict[str, Page] = {}
         self._windows: dict[tuple[int, QueueKey], RunChunk] = {}
-        self.requests = 0
-        """Requests that this query made itself, without those of ``blocks``."""
 
     async def range(self, key: str, offset: int, length: int) -> bytes:
         """Exactly ``length`` bytes; concurrent reads share a request, small parts are cached."""
@@ -174,7 +167,6 @@ class QuerySource:
     async def _fetched(self, key: str, offset: int, length: int) -> bytes:
         future = self._ranges.get((key, offset, length))
         if future is None:
-            self.requests += 1
             future = self._ranges[key, offset, length] = self._reader.submit(key, offset, length)
         return await Wait(future)
 
@@ -236,11 +228,7 @@ class QuerySource:
         found = self._known_segment(place.key)
         if found is not None:
             return found
-        if self._blocks is not None:
-            return await self._blocks.index(place.key, place.size_bytes, place.tail_bytes, Priority.USER)
-        _check(place)
-        tail = await self._fetched(place.key, place.size_bytes - place.tail_bytes, place.tail_bytes)
-        return self._keep_segment(SegmentIndex(place.key, place.size_bytes, tail))
+        return await self._blocks.index(place.key, place.size_bytes, place.tail_bytes, Priority.USER)
 
     def _known_segment(self, key: str) -> SegmentIndex | None:
         found = self._segments.get(key)
@@ -249,11 +237,6 @@ class QuerySource:
             if entry is not None and fastcrc.crc32.iscsi(entry[0].page_bytes) == entry[1]:
                 found = self._segments[key] = entry[0]
         return found
-
-    def _keep_segment(self, index: SegmentIndex) -> SegmentIndex:
-        self._segments[index.key] = index
-        self._kept.put(index.key, "tail", (index, fastcrc.crc32.iscsi(index.page_bytes)), index.nbytes)
-        return index
 
     async def keys_of(self, place: Place, rows: int) -> tuple[SegmentIndex, KeySection]:
         """The decoded tail and the key section, which lies in front of it, of a data object with ``rows`` rows.
@@ -266,13 +249,14 @@ class QuerySource:
             kept = self._kept.get(place.key, "keys")
             if kept is not None:
                 return index, index.decode_keys(kept)
-        _check(place)
+        check_tail_length(place.key, place.size_bytes, place.tail_bytes)
         room_bytes = min(place.size_bytes, stored_bytes_max()) - place.tail_bytes
         guess = min(room_bytes, key_bytes_guess(rows))
         length = place.tail_bytes + guess
         data = await self._fetched(place.key, place.size_bytes - length, length)
         if index is None:
-            index = self._keep_segment(SegmentIndex(place.key, place.size_bytes, data))
+            index = self._segments[place.key] = SegmentIndex(place.key, place.size_bytes, data)
+            self._kept.put(place.key, "tail", (index, fastcrc.crc32.iscsi(index.page_bytes)), index.nbytes)
         found = keys_within(index, memoryview(data))
         if found is None:
             require_stored_bytes(index.key_span[1], place.key)
@@ -286,14 +270,7 @@ class QuerySource:
         holds it. Raises CorruptionError if the row does not lie in the block."""
         columns = index.row_columns(run)
         span = index.block_span(run, row, row + 1)
-        if self._blocks is not None:
-            (data,) = await self._blocks.blocks_at(index, run, [span.first_block], Priority.USER)
-        else:
-
-            async def fetch() -> NDArray[np.uint8]:
-                return index.decode_blocks(span, await self.range(index.key, span.offset, span.length))
-
-            data = await self.believed(index.key, fetch)
+        (data,) = await self._blocks.blocks_at(index, run, [span.first_block], Priority.USER)
         begin = int(columns.position[row]) - span.raw_offset
         size = int(columns.size[row])
         if not 0 <= begin <= begin + size <= len(data):
@@ -314,7 +291,6 @@ class QuerySource:
         CorruptionError if its number of runs is not the one in ``ref``."""
         found: Page | None = self._pages.get(ref.key) or self._kept.get(ref.key, "page")
         if found is None:
-            self.requests += 1
             source = f"{self._url}/{ref.key}"
             part = parse_part_key(ref.key)
             require_stored_bytes(0 if part is None else part[2], source)
@@ -367,10 +343,6 @@ class QuerySource:
         except StopIteration as end:
             found: tuple[PageRef, RunChunk] | None = end.value
             return None if found is None else found[1]
-
-
-def _check(place: Place) -> None:
-    check_tail_length(place.key, place.size_bytes, place.tail_bytes)
 
 
 ALWAYS_MS = -(1 << 63), (1 << 63) - 1

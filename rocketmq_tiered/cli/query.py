@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import closing
 
-from fetcher.queries.archive_queries import ArchiveQueries
-from fetcher.queries.by_id import OffsetMsgId
-from fetcher.queries.by_key import KeyKind, KeyQuery
+from fetcher.access import ArchiveAccess, open_access
+from fetcher.io.waiting import run_sync
+from fetcher.queries.by_key import KeyKind, KeyQuery, cost_of, find_by_keys
 from fetcher.queries.source import ALWAYS_MS, newest_ms
 from fetcher.rows.message import Message
 from rocketmq_tiered.cli.arguments import add_archive, add_json, add_times, settings_of
 from rocketmq_tiered.cli.rendering import warn_of_body
-from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
 from tiered.catalog.state import CatalogState
 from tiered.console import counted, print_json, print_json_line, print_lines, time_text
 from tiered.errors import NotFoundError, UsageError
@@ -63,15 +63,12 @@ def execute(options: argparse.Namespace) -> int:
     """Print the messages found, newest first. Exit code 3 if none is found, 4 if the store is unavailable."""
     _check(options)
     settings = settings_of(options).settings
-    with (
-        open_for_reading(options.url, settings) as archive,
-        ArchiveQueries(archive.store, archive.state) as queries,
-    ):
+    with closing(open_access(options.url, cluster="", broker="", settings=settings)) as archive:
         expired = 0
         if options.id is not None:
-            messages = _by_id(queries, options)
+            messages = _by_id(archive, options)
         else:
-            messages, expired = _by_key(archive, queries, options)
+            messages, expired = _by_key(archive, options)
         if not messages and expired:
             raise NotFoundError(
                 f"{archive.title} no longer has a message {_wanted(options)}: {expired:,} have expired",
@@ -104,16 +101,14 @@ def _check(options: argparse.Namespace) -> None:
         )
 
 
-def _by_id(queries: ArchiveQueries, options: argparse.Namespace) -> list[Message]:
-    found = queries.by_id(OffsetMsgId.parse(options.id))
+def _by_id(archive: ArchiveAccess, options: argparse.Namespace) -> list[Message]:
+    found = run_sync(archive.find_by_id(options.id))
     if found is None or options.topic not in (None, found.queue.topic):
         return []
     return [found]
 
 
-def _by_key(
-    archive: LoadedArchive, queries: ArchiveQueries, options: argparse.Namespace
-) -> tuple[list[Message], int]:
+def _by_key(archive: ArchiveAccess, options: argparse.Namespace) -> tuple[list[Message], int]:
     """The newest messages with the key of ``--key`` or ``--unique-key``, and how many others of that key are known to
     have expired."""
     topics = [options.topic] if options.topic is not None else _topics(archive.state, options.hidden)
@@ -125,17 +120,19 @@ def _by_key(
         for topic in topics
     ]
     if options.all_time:
-        _announce(queries, topic_queries)
-    pages = queries.by_keys(topic_queries)
+        _announce(archive, topic_queries)
+    pages = run_sync(
+        archive.query(archive.state, lambda source, state: find_by_keys(source, state, topic_queries))
+    )
     messages = [message for page in pages for message in page.messages]
     expired = sum(page.expired for page in pages)
     messages.sort(key=lambda message: -message.record.store_timestamp)
     return messages[: options.limit], expired
 
 
-def _announce(queries: ArchiveQueries, topic_queries: list[KeyQuery]) -> None:
+def _announce(archive: ArchiveAccess, topic_queries: list[KeyQuery]) -> None:
     """Print on stderr, before a search of all times begins, how many requests it takes."""
-    cost = queries.cost_of(topic_queries)
+    cost = run_sync(archive.query(archive.state, lambda source, state: cost_of(source, state, topic_queries)))
     topics = "" if len(topic_queries) == 1 else f", the index files for each of {len(topic_queries):,} topics"
     files, segments = counted(cost.index_files, "index file"), counted(cost.segments, "unindexed segment")
     print_lines(

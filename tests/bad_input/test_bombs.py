@@ -32,6 +32,7 @@ from rocketmq_tiered.server.groups.group_state import decode_snapshot
 from rocketmq_tiered.server.retries.retry_log import KIND as RETRIES_KIND
 from rocketmq_tiered.server.retries.retry_log import decode_object
 from tests.archive.uncataloged import open_uncataloged
+from tests.fetcher.queries.counted import PlainBlocks
 from tests.formats.segment_builder import RowSpec, RunSpec, build, whole
 from tests.sweeps import examples
 from tiered.archive.index.layout import FOOTER_KIND as INDEX_KIND
@@ -188,10 +189,9 @@ def test_whole_objects_are_read_within_the_memory_setting(small_limit: int) -> N
 @pytest.mark.parametrize("tail_bytes", [(1 << 30) + 1, (8 << 20) + 1])
 def test_a_query_does_not_read_a_tail_above_the_limits(small_limit: int, tail_bytes: int) -> None:
     place = Place("data/00/a.so", 1 << 40, tail_bytes)
-    source = QuerySource(ThreadRangeReader(MemoryStore(), 1), MemoryStore())
-    for reading in (source.segment(place), source.keys_of(place, 1)):
-        with pytest.raises((CorruptionError, ObjectTooLargeError), match=r"data/00/a\.so"):
-            reading.send(None)
+    source = QuerySource(ThreadRangeReader(MemoryStore(), 1), MemoryStore(), PlainBlocks(MemoryStore()))
+    with pytest.raises((CorruptionError, ObjectTooLargeError), match=r"data/00/a\.so"):
+        source.keys_of(place, 1).send(None)
 
 
 def _with_footer(change: str) -> bytes:

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.by_key import KeyQuery
 from rocketmq_tiered.maintenance.expire import commit_pass, plan_pass
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.faults.crashing_store import CrashError, CrashingStore
+from tests.fetcher.queries.counted import CountedQueries
 from tests.maintenance.compaction_scene import Scene
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tests.sweeps import sweep
@@ -79,18 +79,18 @@ def commit(archive: ArchiveBuilder, number: int) -> None:
 
 def found(store: ObjectStore, topic: str, key: str) -> list[bytes]:
     """Bodies of what a query finds."""
-    with ArchiveQueries(store, load(store)) as queries:
+    with CountedQueries(store, load(store)) as queries:
         return answered(queries, topic, key)
 
 
-def answered(queries: ArchiveQueries, topic: str, key: str) -> list[bytes]:
+def answered(queries: CountedQueries, topic: str, key: str) -> list[bytes]:
     page = queries.by_key(KeyQuery(topic, key, max_messages=1000))
     return [message.record.body() for message in page.messages]
 
 
 def check(store: ObjectStore, cycles: int) -> None:
     """Every key, indexed or not."""
-    with ArchiveQueries(store, load(store)) as queries:
+    with CountedQueries(store, load(store)) as queries:
         for number in range(cycles):
             assert answered(queries, "a", f"a-{number}") == [b"a%d" % number]
             assert answered(queries, "b", f"b-{number}") == [b"b%d" % number]
@@ -402,7 +402,7 @@ class Damaged:
 
     def check_others(self) -> None:
         """Nothing else suffers."""
-        with ArchiveQueries(self.store, load(self.store)) as queries:
+        with CountedQueries(self.store, load(self.store)) as queries:
             for number in range(10):
                 assert answered(queries, "a", f"a-{number}") == [b"a%d" % number]
             assert answered(queries, "a", "shared") == [b"a%d" % number for number in reversed(range(10))]
@@ -449,7 +449,7 @@ def test_an_unindexed_segment_never_looks_like_an_absent_key(damaged: Damaged) -
     for key in ("c-key", "another"):
         with pytest.raises(CorruptionError, match=re.escape(damaged.key)):
             found(damaged.store, "c", key)
-    with ArchiveQueries(damaged.store, load(damaged.store)) as queries:
+    with CountedQueries(damaged.store, load(damaged.store)) as queries:
         assert not queries.by_key(KeyQuery("c", "c-key", end_ms=NOW_MS - 1)).messages
     assert len(load(damaged.store).indexes) > 0
     damaged.put(damaged.whole)  # from a copy of the bucket

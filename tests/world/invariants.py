@@ -20,6 +20,7 @@ from rocketmq_tiered.message_table.plan.partitions import OffsetRange
 from rocketmq_tiered.message_table.scan.archive_scan import ArchiveScan, archive_chunks
 from rocketmq_tiered.message_table.scan.object_rows import CorruptPlace
 from tests.archive.queue_reader import QueueReader
+from tests.fetcher.queries.counted import PlainBlocks
 from tests.fetcher.reading_fakes import NO_PREFETCH, PlainSource
 from tests.world.broker_model import BATCHES, EXPIRING, KEYED, LIGHT, PLAIN, RETRY, BrokerModel, Queue, Stored
 from tiered.catalog.catalog_reader import head_version, load, read_commit
@@ -220,7 +221,7 @@ class Invariants:
             for record in self.rows(state, queue).values()
             if key_of(record) == key
         }
-        source = QuerySource(StoreReader(self._archive), self._archive)
+        source = QuerySource(StoreReader(self._archive), self._archive, PlainBlocks(self._archive))
         page = run_sync(find_by_key(source, state, KeyQuery(topic, key, max_messages=10_000)))
         assert {one.data for one in page.messages} == there, f"{topic}#{key} is found otherwise"
         return len(there)

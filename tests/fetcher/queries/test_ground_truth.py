@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.by_id import OffsetMsgId
 from fetcher.queries.by_key import KeyKind, KeyQuery
 from tests.end_to_end.offloading import FILTER
 from tests.fetcher.queries.archives import RealArchive, archive_of, records_at, records_of_log
+from tests.fetcher.queries.counted import CountedQueries
 from tests.sweeps import sweep
 from tiered.formats.record import Record
 
@@ -83,7 +83,7 @@ def check_queries(name: str, indexed: bool, step: int, real_store: Callable[[str
     lines = [line for line in archive.truth("query_message") if line["topic"] not in compacted][::step]
     asked = whole = whole_equal = 0
     excuses: set[str] = set()
-    with ArchiveQueries(archive.store, archive.state) as queries:
+    with CountedQueries(archive.store, archive.state) as queries:
         for line in lines:
             query = KeyQuery(
                 line["topic"],
@@ -123,7 +123,7 @@ def test_what_the_java_client_keeps_of_an_answer(name: str, real_store: Callable
     """MQAdminImpl drops what is not of the key; where that leaves fewer than requested, ours has more."""
     archive = archive_of(name, real_store)
     compacted, asked = archive.compacted(), 0
-    with ArchiveQueries(archive.store, archive.state) as queries:
+    with CountedQueries(archive.store, archive.state) as queries:
         for line in archive.truth("query_message"):
             if (
                 not line["clientPhys"]
@@ -149,7 +149,7 @@ def test_every_message_viewed_by_id(name: str, real_store: Callable[[str], Path]
     archive = archive_of(name, real_store)
     truth = {(r.physical_offset, zlib.crc32(r.data)): r.topic for r in records_of_log(archive)}
     viewed = 0
-    with ArchiveQueries(archive.store, archive.state) as queries:
+    with CountedQueries(archive.store, archive.state) as queries:
         for line in archive.truth("view_message"):
             if "offsetMsgId" not in line:
                 continue  # an offset no message begins at
@@ -170,7 +170,7 @@ def test_messages_the_broker_has_expired_are_still_found(real_store: Callable[[s
     """The oldest messages of an archive, as after the broker deleted their files: nothing of its store is read."""
     archive = archive_of("G", real_store)
     oldest = [r for r in records_of_log(archive) if FILTER.admits(r.topic) and r.uniq_key][:100]
-    with ArchiveQueries(archive.store, archive.state) as queries:
+    with CountedQueries(archive.store, archive.state) as queries:
         for record in oldest:
             at = record.store_timestamp
             assert record.uniq_key is not None
@@ -186,7 +186,7 @@ def test_messages_the_broker_has_expired_are_still_found(real_store: Callable[[s
 def test_pages_continue_one_another(real_store: Callable[[str], Path]) -> None:
     """AaAa has many messages, some of one millisecond."""
     archive = archive_of("K", real_store)
-    with ArchiveQueries(archive.store, archive.state) as queries:
+    with CountedQueries(archive.store, archive.state) as queries:
         whole = queries.by_key(KeyQuery("t_keys", "AaAa", max_messages=400))
         pages, after = [], None
         while len(pages) < 400:

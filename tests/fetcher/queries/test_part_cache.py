@@ -16,12 +16,12 @@ import rocketmq_tiered
 from fetcher.archive import Archive
 from fetcher.blocks.budget import ByteBudget
 from fetcher.io.request_scheduler import Priority
-from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.by_key import KeyQuery
 from fetcher.queries.source import ENTRY_BYTES, INDEX_WHOLE_BYTES, PartCache
 from fetcher.rows.message import Message
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.end_to_end.offloading import SMALL, backfill
+from tests.fetcher.queries.counted import CountedQueries
 from tiered.catalog.catalog_reader import load
 from tiered.clock import Clock
 from tiered.errors import CorruptionError
@@ -115,7 +115,7 @@ def test_a_cold_query_takes_at_most_three_requests_an_overlapping_index_file_and
     for message in messages:
         stamp = message.store_timestamp
         files = [ref for ref in state.indexes if ref.begin_ms <= stamp <= ref.end_ms]
-        with ArchiveQueries(archive.access.store, state) as queries:
+        with CountedQueries(archive.access.store, state) as queries:
             query = KeyQuery("t_keys", message.keys[0], begin_ms=stamp, end_ms=stamp)
             found = queries.by_key(query).messages
             assert found
@@ -175,7 +175,7 @@ def test_neighbours_of_a_slot_are_known_already_and_a_bad_answer_is_requested_ag
     state = load(store)
     (ref,) = state.indexes
     assert ref.size_bytes - ref.tail_bytes > INDEX_WHOLE_BYTES
-    with ArchiveQueries(store, state) as queries:
+    with CountedQueries(store, state) as queries:
         assert len(queries.by_key(KeyQuery("a", "k3-7")).messages) == 1
         assert queries.requests <= 4
         for number in range(40):
@@ -187,11 +187,11 @@ def test_neighbours_of_a_slot_are_known_already_and_a_bad_answer_is_requested_ag
         for number in range(300):
             queries.by_key(KeyQuery("a", f"absent-{number}"))
         assert queries.requests <= pieces
-    with ArchiveQueries(store, state) as queries:
+    with CountedQueries(store, state) as queries:
         store.lies = 1
         assert len(queries.by_key(KeyQuery("a", "k3-7")).messages) == 1
         assert store.lies == 0
-    with ArchiveQueries(store, state) as queries:
+    with CountedQueries(store, state) as queries:
         store.lies = 1 << 30
         assert len(queries.by_key(KeyQuery("a", "k3-7")).messages) == 1, "the segments tell"
         with monkeypatch.context() as patched:
@@ -204,12 +204,12 @@ def test_neighbours_of_a_slot_are_known_already_and_a_bad_answer_is_requested_ag
 
 def test_a_part_that_went_bad_in_memory_is_fetched_again() -> None:
     store = large_index()
-    with ArchiveQueries(store, load(store)) as queries:
+    with CountedQueries(store, load(store)) as queries:
         assert len(queries.by_key(KeyQuery("a", "k3-7")).messages) == 1
-        for key, entry in queries._cache._parts:
+        for key, entry in queries.access._kept._parts:
             if isinstance(entry.value, bytes):
                 bad = bytes(byte ^ 0x40 for byte in entry.value)
-                queries._cache._parts.put(key, entry._replace(value=bad), entry.byte_count)
+                queries.access._kept._parts.put(key, entry._replace(value=bad), entry.byte_count)
         assert len(queries.by_key(KeyQuery("a", "k3-7")).messages) == 1
 
 

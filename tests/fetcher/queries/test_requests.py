@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.by_id import OffsetMsgId
 from fetcher.queries.by_key import READ_AT_ONCE, KeyQuery
 from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits
@@ -16,6 +15,7 @@ from rocketmq_tiered.maintenance.compaction_round import plan_rounds, run_round
 from rocketmq_tiered.maintenance.expire import Erasure, commit_pass, plan_pass
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.catalog.collection import run_gc
+from tests.fetcher.queries.counted import CountedQueries
 from tests.sweeps import sweep
 from tiered.archive.rewrite.result import RewriteOptions
 from tiered.archive.verify import verify_archive
@@ -25,7 +25,7 @@ from tiered.clock import Clock
 from tiered.errors import CorruptionError, UnavailableError, UsageError
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
-from tiered.settings.sections import IndexSettings
+from tiered.settings.sections import FetchSettings, IndexSettings, Settings
 from tiered.settings.topic_rules import TopicRule
 from uploader.index_builder import IndexBuilder
 
@@ -59,7 +59,7 @@ def index_builder(store: MemoryStore, archive: ArchiveBuilder) -> IndexBuilder:
 def test_an_id_takes_at_most_four_requests_however_many_segments(cycles: int) -> None:
     store, archive = archive_of(cycles, index_every=cycles // 2)
     ids = [row.record for row in archive.truth[A].rows]
-    with ArchiveQueries(store, load(store)) as queries:
+    with CountedQueries(store, load(store)) as queries:
         for record in ids[:: cycles // 20]:
             phys = int.from_bytes(record[28:36], "big")
             text = (record[64:72] + phys.to_bytes(8, "big")).hex()
@@ -103,7 +103,7 @@ def test_an_id_takes_at_most_four_requests_among_ten_thousand_segments(
     assert is_lagging == any(page.to_version > state.indexed_version for page in state.pages)
     rows = [archive.truth[queue].rows for queue in queues]
     for cycle in range(0, cycles, 7):
-        with ArchiveQueries(store, state) as queries:
+        with CountedQueries(store, state) as queries:
             row = rows[cycle][cycle]
             found = queries.by_id(id_of(row.record))
             assert found is not None and found.data == row.record
@@ -136,15 +136,15 @@ def test_messages_of_compacted_objects_are_found_without_reading_all_tails(tmp_p
         assert len(list(store.list("data/"))) >= 40
         for queue in queues[::7]:
             for row in archive.truth[queue].rows[::5]:
-                with ArchiveQueries(store, state) as queries:
+                with CountedQueries(store, state) as queries:
                     found = queries.by_id(id_of(row.record))
                     assert found is not None and found.data == row.record
                     assert queries.requests <= 6 + 3
-                with ArchiveQueries(store, state) as queries:
+                with CountedQueries(store, state) as queries:
                     page = queries.by_key(KeyQuery(queue.topic, f"{queue.topic}-{row.offset}"))
                     assert [message.data for message in page.messages] == [row.record]
                     assert queries.requests <= 6 + 3
-        with ArchiveQueries(store, state) as queries:
+        with CountedQueries(store, state) as queries:
             assert queries.by_id(OffsetMsgId.parse("00" * 8 + f"{1:016x}")) is None
         assert verify_archive(store, depth="full").anomalies == []
 
@@ -152,7 +152,7 @@ def test_messages_of_compacted_objects_are_found_without_reading_all_tails(tmp_p
 def test_a_key_takes_one_request_an_index_file() -> None:
     store, _ = archive_of(60, index_every=20)
     state = load(store)
-    with ArchiveQueries(store, state) as queries:
+    with CountedQueries(store, state) as queries:
         assert not queries.by_key(KeyQuery("a", "not there")).messages
         assert queries.requests == len(state.indexes)
         queries.requests = 0
@@ -168,7 +168,7 @@ def test_expired_messages_that_are_still_indexed_are_counted() -> None:
     commit_pass(store, state, found, clock=Clock(wall_ms=clock))
     archive.writer.load()
     archive.commit([Sent(A, b"new", keys=("k3",))])
-    with ArchiveQueries(store, load(store)) as queries:
+    with CountedQueries(store, load(store)) as queries:
         page = queries.by_key(KeyQuery("a", "k3"))
         assert ([message.queue_offset for message in page.messages], page.expired) == ([20], 1)
         page = queries.by_key(KeyQuery("a", "k4"))
@@ -194,11 +194,11 @@ def test_a_message_by_key_or_id_takes_as_many_requests_however_many_pages_its_qu
     state = load(store)
     assert len(state.pages) > 25 and len(state.indexes) == 2
     for row in archive.truth[A].rows[::17]:
-        with ArchiveQueries(store, state) as queries:
+        with CountedQueries(store, state) as queries:
             page = queries.by_key(KeyQuery("a", f"k{row.offset}"))
             assert [message.data for message in page.messages] == [row.record]
             assert queries.requests <= len(state.indexes) + 3  # a page, a tail and a block
-        with ArchiveQueries(store, state) as queries:
+        with CountedQueries(store, state) as queries:
             found = queries.by_id(id_of(row.record))
             assert found is not None and found.data == row.record
             assert queries.requests <= 4
@@ -206,7 +206,7 @@ def test_a_message_by_key_or_id_takes_as_many_requests_however_many_pages_its_qu
 
 def test_segments_not_indexed_take_one_request_each() -> None:
     store, _ = archive_of(10)
-    with ArchiveQueries(store, load(store)) as queries:
+    with CountedQueries(store, load(store)) as queries:
         assert not queries.by_key(KeyQuery("a", "not there")).messages
         assert queries.requests == 10
         queries.requests = 0
@@ -228,7 +228,7 @@ def test_pages_continue_behind_a_millisecond_with_more_messages_than_are_read_at
         index_builder(store, archive).run_to_end(threading.Event())
     bodies: list[bytes] = []
     after = None
-    with ArchiveQueries(store, load(store)) as queries:
+    with CountedQueries(store, load(store)) as queries:
         for _ in range(len(stored_ms) + 1):
             page = queries.by_key(KeyQuery("a", "same", max_messages=page_size, after=after))
             bodies += [message.record.body() for message in page.messages]
@@ -248,7 +248,7 @@ def test_a_page_has_at_most_the_wanted_bytes_but_for_a_single_message(max_bytes:
     index_builder(store, archive).run_to_end(threading.Event())
     found: list[bytes] = []
     after = None
-    with ArchiveQueries(store, load(store)) as queries:
+    with CountedQueries(store, load(store)) as queries:
         while after is not None or not found:
             page = queries.by_key(KeyQuery("a", "same", after=after, max_bytes=max_bytes))
             page_bytes = sum(len(message.data) for message in page.messages)
@@ -265,10 +265,10 @@ def test_no_more_messages_are_read_than_their_bytes_allow() -> None:
         archive.commit([Sent(A, bytes(1000), keys=("same",), stored_ms=NOW_MS + at)])
     index_builder(store, archive).run_to_end(threading.Event())
     state = load(store)
-    with ArchiveQueries(store, state) as queries:
+    with CountedQueries(store, state) as queries:
         assert len(queries.by_key(KeyQuery("a", "same", max_messages=200)).messages) == 4 * READ_AT_ONCE
         all_requests = queries.requests
-    with ArchiveQueries(store, state) as queries:
+    with CountedQueries(store, state) as queries:
         query = KeyQuery("a", "same", max_messages=200, max_bytes=READ_AT_ONCE * 1_000)
         assert 10 < len(queries.by_key(query).messages) <= READ_AT_ONCE
         assert queries.requests < all_requests / 2
@@ -278,7 +278,7 @@ def test_a_missing_index_file_is_an_error_and_never_an_empty_answer() -> None:
     store, _ = archive_of(20, index_every=10)
     state = load(store)
     store.delete([state.indexes[0].key])
-    with ArchiveQueries(store, state) as queries:
+    with CountedQueries(store, state) as queries:
         with pytest.raises(CorruptionError, match="names a missing object"):
             queries.by_key(KeyQuery("a", "k1"))
         with pytest.raises(CorruptionError, match="names a missing object"):
@@ -300,7 +300,7 @@ def test_a_replaced_index_file_is_looked_for_in_the_newer_catalog() -> None:
     gone = {ref.key for ref in old.indexes} - {ref.key for ref in load(store).indexes}
     assert gone
     store.delete(sorted(gone))
-    with ArchiveQueries(store, old) as queries:
+    with CountedQueries(store, old) as queries:
         assert [m.record.body() for m in queries.by_key(KeyQuery("a", "k3")).messages] == [b"3"]
 
 
@@ -310,7 +310,7 @@ def test_a_store_that_is_away_is_unavailable(monkeypatch: pytest.MonkeyPatch) ->
     def away(*_: object) -> bytes:
         raise UnavailableError("away")
 
-    with ArchiveQueries(store, load(store)) as queries:
+    with CountedQueries(store, load(store)) as queries:
         monkeypatch.setattr(store, "get_range", away)
         with pytest.raises(UnavailableError):
             queries.by_key(KeyQuery("a", "k1"))
@@ -328,9 +328,9 @@ def test_ids_of_both_address_families_are_read() -> None:
 
 
 @pytest.mark.parametrize("index_every", [0, 20])
-def test_all_topics_read_a_key_section_once(monkeypatch: pytest.MonkeyPatch, index_every: int) -> None:
+def test_all_topics_read_a_key_section_once(index_every: int) -> None:
     """Without a cache; ``index_every``: the newest ten segments are in no index file, or all."""
-    monkeypatch.setattr("fetcher.queries.archive_queries.CACHE_BYTES", 0)
+    settings = Settings(fetch=FetchSettings(query_cache_bytes=0))
     cycles = 30
     store = MemoryStore()
     archive = ArchiveBuilder(store, limits=CatalogLimits(root_every=64, spill_runs=50, page_runs_max=40))
@@ -341,7 +341,11 @@ def test_all_topics_read_a_key_section_once(monkeypatch: pytest.MonkeyPatch, ind
         if index_every and number == index_every - 1:
             index.run_to_end(threading.Event())
     wanted = [KeyQuery(queue.topic, "k3") for queue in queues]
-    with ArchiveQueries(store, load(store)) as one_by_one, ArchiveQueries(store, load(store)) as together:
+    state = load(store)
+    with (
+        CountedQueries(store, state, settings) as one_by_one,
+        CountedQueries(store, state, settings) as together,
+    ):
         assert together.by_keys([]) == []
         expected = [one_by_one.by_key(query) for query in wanted]
         found = together.by_keys(wanted)
