@@ -45,7 +45,6 @@ LONGEST = (
     "tests/process/test_consumequeue.py",
     "tests/server/proxy/test_pull.py",
     "tests/process/test_compaction_task.py",
-    "tests/sending/test_timer_simulation.py",
     "tests/maintenance/test_key_compaction.py",
     "tests/server/slave/test_service.py",
     "tests/fetcher/test_read_router.py",

@@ -14,7 +14,7 @@ from tiered.catalog.state import CatalogState, LogCheck, Owner
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.clock import Clock
 from tiered.model.queue import QueueKey
-from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, RUN_DTYPE, GapReason, RunKind, Table
+from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, RUN_DTYPE, GapReason, RunKind
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.memory import MemoryStore
 
@@ -151,8 +151,3 @@ def at(state: CatalogState, draft: CommitDraft, actor: str = "w1") -> Commit:
 def claim_draft(actor: str = "w1", kind: str = "run") -> CommitDraft:
     """A claim."""
     return CommitDraft(CommitKind.CLAIM, owner=Owner(actor, kind, "h", NOW_MS, False), created_ms=NOW_MS)
-
-
-def runs_table(*rows: tuple[int, ...]) -> Table:
-    """RUN_DTYPE rows."""
-    return np.array(list(rows), RUN_DTYPE)

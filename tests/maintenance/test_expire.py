@@ -5,14 +5,11 @@ A pass of expiry inside `tiered run` stops at retention.max_share.
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits
 from rocketmq_tiered.maintenance.compaction_round import plan_rounds, run_round
@@ -29,12 +26,10 @@ from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tests.archive.queue_reader import QueueReader
 from tests.catalog.collection import run_gc
 from tests.catalog.drafts import Bucket
-from tests.sweeps import examples
 from tiered.archive.rewrite.result import RewriteOptions
 from tiered.archive.task import run_pass
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
-from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.deletions import read_list
 from tiered.catalog.state import CatalogState, LogCheck
@@ -303,144 +298,6 @@ def test_a_queue_whose_messages_below_a_cut_expired_ends_where_it_did_in_the_log
         common_version=common.version, phys=phys, check=check, above_version=above
     ).queue(queue)
     assert after is not None and after["min_queue_offset"] == after["end_queue_offset"] == end + 2
-
-
-class World:
-    """An archive to which anything happens, and a plain oracle that knows the two times of each message."""
-
-    def __init__(self, seed: int) -> None:
-        self.rand = random.Random(seed)
-        self.store = Bucket()
-        self.made = ArchiveBuilder(self.store, limits=SMALL_LIMITS)
-        self.hours: dict[str, int | None] = {"a": 2, "b": 30, "kept": None}
-        self.generation = dict.fromkeys(self.hours, 0)
-        self.messages: dict[QueueKey, list[tuple[bytes, int]]] = {}
-        """By queue and offset: record, and the later one of its two times."""
-        self.expired: dict[QueueKey, int] = {}
-        self.kept_from: list[tuple[CatalogState, dict[QueueKey, tuple[int, int]], int]] = []
-        """States to which a log may be truncated: with the queues' offsets and bytes, and the builder's position."""
-
-    def commit(self) -> None:
-        """A cycle of some topics, some in a shared object; brokers' clocks may be behind."""
-        store, rand = self.store, self.rand
-        chosen = [topic for topic in self.hours if rand.random() < 0.7] or ["a"]
-        keys = [QueueKey(topic, 0, self.generation[topic]) for topic in chosen]
-        stamps = [store.now_ms - rand.choice([0, 3, 40]) * HOUR_MS for _ in keys]
-        sent = [
-            Sent(key, b"%d" % rand.getrandbits(32), stored_ms=at)
-            for key, at in zip(keys, stamps, strict=True)
-        ]
-        self.made.commit(sent, as_set=rand.random() < 0.7)
-        for key, stamp in zip(keys, stamps, strict=True):
-            record = self.made.truth[key].rows[-1].record
-            self.messages.setdefault(key, []).append((record, max(stamp, store.now_ms)))
-            self.expired.setdefault(key, 0)
-        ends = {key: (found.end, found.end_byte) for key, found in self.made.truth.items()}
-        self.kept_from.append((self.made.state, ends, self.made._phys))
-
-    def expire(self) -> None:
-        state = load(self.store)
-        found = plan_pass(self.store, state, self.rule, clock=Clock(wall_ms=lambda: self.store.now_ms))
-        commit_pass(self.store, state, found, clock=Clock(wall_ms=lambda: self.store.now_ms))
-        self.made.writer.refresh()
-        for key, messages in self.messages.items():
-            hours = self.hours[key.topic]
-            while hours is not None and self.expired[key] < len(messages):
-                if messages[self.expired[key]][1] + hours * HOUR_MS > self.store.now_ms:
-                    break
-                self.expired[key] += 1
-
-    def rule(self, topic: str) -> TopicRule:
-        hours = self.hours[topic]
-        ttl_ms = None if hours is None else hours * HOUR_MS
-        archived_ms = 72 * HOUR_MS if ttl_ms is None else ttl_ms  # so that both times have the same oracle
-        return TopicRule(topic, ttl_ms, archived_ms, "test", None, "test", "NOT_IN_DISK", "test")
-
-    def reload(self) -> None:
-        """Other times to live: shorter, longer, forever."""
-        self.hours[self.rand.choice("ab")] = self.rand.choice([1, 10, 30, 100, None])
-
-    def recreate(self) -> None:
-        """Of a topic that has messages: a generation begins with its first one."""
-        there = [
-            name for name, number in self.generation.items() if QueueKey(name, 0, number) in self.messages
-        ]
-        if there:
-            self.generation[self.rand.choice(there)] += 1
-
-    def take_over(self) -> None:
-        made = self.made
-        made.writer = CatalogWriter(
-            self.store,
-            cluster="cluster",
-            broker="broker",
-            instance=f"w{self.rand.getrandbits(20)}",
-            kind="run",
-            clock=Clock(wall_ms=lambda: self.store.now_ms),
-            limits=SMALL_LIMITS,
-            wait=lambda seconds: None,
-        )
-        made.writer.load()
-        made.writer.claim(take_over=True)
-
-    def diverge(self) -> None:
-        """The log ends where it ended after one of the last commits."""
-        if not self.kept_from:
-            return
-        del self.kept_from[max(0, len(self.kept_from) - self.rand.randint(1, 4)) + 1 :]
-        state, ends, phys = self.kept_from[-1]
-        self.made.writer.append_history(common_version=state.version, phys=phys)
-        self.made._phys = phys
-        for key in list(self.messages):
-            if key not in ends:
-                del self.messages[key], self.expired[key], self.made.truth[key]
-                continue
-            truth = self.made.truth[key]
-            truth.end, truth.end_byte = ends[key]
-            del self.messages[key][truth.end :], truth.rows[truth.end :]
-            self.expired[key] = min(self.expired[key], truth.end)
-        for topic in self.hours:
-            self.generation[topic] = max((key.generation for key in ends if key.topic == topic), default=0)
-
-    def collect(self) -> None:
-        run_gc(self.store, load(self.store), apply=True, grace_ms=0, clock=lambda: self.store.now_ms)
-        self.made.writer.refresh()
-
-    def check(self) -> None:
-        state = load(self.store)
-        for key, messages in self.messages.items():
-            row = state.queue(key)
-            assert row is not None and int(row["min_queue_offset"]) <= self.expired[key]
-            assert readable(self.store, key, state) == [
-                record for record, _ in messages[self.expired[key] :]
-            ], key
-
-
-@settings(max_examples=examples(6), deadline=None)
-@given(st.integers(0, 1 << 32), st.integers(2, 16))
-def test_no_message_younger_than_its_time_to_live_is_ever_unreadable(seed: int, steps: int) -> None:
-    """Nor is one readable whose two times passed before the last pass. Floors only rise within a log history."""
-    world = World(seed)
-    events = {
-        world.expire: 0.5,
-        world.collect: 0.2,
-        world.reload: 0.2,
-        world.recreate: 0.1,
-        world.take_over: 0.1,
-        world.diverge: 0.1,
-    }
-    for _ in range(steps):
-        world.store.now_ms += world.rand.choice([1, 1, 5, 20]) * HOUR_MS
-        world.commit()
-        world.check()
-        for event, share in events.items():
-            if world.rand.random() < share:
-                before = {key: int(row["min_queue_offset"]) for key, row in load(world.store).queues()}
-                event()
-                after = {key: int(row["min_queue_offset"]) for key, row in load(world.store).queues()}
-                assert event == world.diverge or all(after[key] >= low for key, low in before.items())
-                world.check()
-    assert verify_archive(world.store, depth="full").anomalies == []
 
 
 @pytest.mark.parametrize(("max_share", "stopped"), [(0.2, True), (1.0, False)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -103,36 +102,6 @@ def test_a_sender_is_judged_again_at_the_hand_over(scene: Scene) -> None:
     lost.clear()
     scene.run(NOW + 6 * HOUR, 60_000)
     assert scene.target.counts == {"kept": 1, "lost": 1}, "the right came back"
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_each_timer_once_whatever_fails(seed: int, scene: Scene) -> None:
-    rng = random.Random(seed)
-    scene.target.max_delay_ms = rng.choice([0, 72 * HOUR])
-    wanted = set()
-    for number in range(60):
-        scene.broker.timer(f"k{number % 3}", NOW + rng.randrange(3 * HOUR))
-        wanted.add(f"0:{number}")
-    scene.archive()
-    faults = {rng.randrange(1, 60): rng.choice(["before", "after", "crash"]) for _ in range(8)}
-    scene.target.fault = lambda number: faults.pop(number, "")
-    scene.start()
-    while scene.now_ms < NOW + 3 * HOUR + 120_000:
-        scene.target.is_away = rng.random() < 0.1
-        try:
-            scene.run(scene.now_ms + 120_000, 30_000)
-        except KeyboardInterrupt:
-            scene.start()
-        if rng.random() < 0.05:
-            scene.start()
-    scene.target.is_away = False
-    scene.run(scene.now_ms + 120_000, 5_000)
-    assert sorted(place for place, _, _ in scene.target.sent) == sorted(wanted)
-    assert not faults or max(faults) > 0
-    if not scene.target.max_delay_ms:
-        assert all(sent_ms >= deliver_ms for _, _, sent_ms, deliver_ms in scene.target.stored)
-    assert scene.state.timers == ()
-    scene.check()
 
 
 @pytest.mark.parametrize("ends", ["", "restarted", "killed with the claim of the cancellation"])
@@ -253,22 +222,6 @@ def test_a_timer_that_is_cancelled_twice_holds_no_other_timers(
     assert scene.target.counts == {"b": 1}
     scene.run(NOW + 3 * HOUR, 60_000)
     assert scene.target.counts == {"b": 1} and scene.state.timers == ()
-
-
-def test_a_cancellation_between_plan_and_claim_is_obeyed(scene: Scene) -> None:
-    for number in range(2):
-        scene.broker.timer(f"k{number}", NOW + HOUR + number)
-    scene.archive()
-    scene.start()
-    scene.now_ms += 60_000
-    state = scene.commits.refresh()
-    plan = scene.task.plan(state)
-    assert plan is not None
-    other = MaintenanceCommit.opened(scene.store, scene.state, "timers", Clock(wall_ms=lambda: scene.now_ms))
-    assert change_timers(other, TimerPlace(0, 1)) == [NOW + HOUR + 1]
-    assert scene.task.step(state, plan) and not scene.target.sent
-    scene.run(NOW + 120_000)
-    assert scene.target.counts == {"k0": 1}
 
 
 def test_topics_with_one_hash_are_two_topics(scene: Scene) -> None:
@@ -509,37 +462,6 @@ def test_messages_of_one_batch_have_one_key_and_are_as_many_timers(
     scene.run(scene.now_ms + 60_000, 60_000)
     assert sorted((topic, body[:-2]) for _, topic, body in scene.target.sent) == sorted(FIELD)
     scene.check()
-
-
-@pytest.fixture(scope="module")
-def forty(tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    """Forty timers of one key, with times apart: a batch, and a Message that is sent again and again."""
-    made = Scene(tmp_path_factory.mktemp("forty"))
-    for number in range(40):
-        made.broker.timer("FD00AE90005", NOW + 2 * HOUR + 10 * number, "orders" if number % 8 else "mails")
-    made.archive()
-    return made
-
-
-@pytest.mark.parametrize("killed_at", range(1, 41))
-@pytest.mark.parametrize("has_timers", [True, False])
-def test_forty_of_forty_after_a_kill_at_each_place(
-    killed_at: int, has_timers: bool, forty: Scene, tmp_path: Path
-) -> None:
-    scene = Scene(tmp_path, max_delay_ms=72 * HOUR * has_timers)
-    shutil.copytree(forty.path / "archive", scene.path / "archive", dirs_exist_ok=True)
-    scene.target.fault = lambda number: "crash" if number == killed_at else ""
-    scene.now_ms = NOW + 2 * HOUR - HOUR * has_timers
-    scene.start()
-    with pytest.raises(KeyboardInterrupt):
-        scene.run(scene.now_ms + 120_000)
-    scene.target.fault = lambda _number: ""
-    scene.start()
-    scene.run(scene.now_ms + 120_000)
-    scene.close()
-    assert [place for place, _, _ in scene.target.sent] == [f"0:{number}" for number in range(40)]
-    if not has_timers:
-        assert all(sent_ms >= deliver_ms for _, _, sent_ms, deliver_ms in scene.target.stored)
 
 
 def test_what_the_broker_refuses_for_long_ends_and_is_listed(

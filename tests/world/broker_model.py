@@ -113,13 +113,17 @@ class BrokerModel:
     def send(self, now_ms: int) -> None:
         """Some messages: plain, with tags, with keys, large, of several queues, batches, deletions of keys."""
         for _ in range(self._random.randint(1, 10)):
-            self._send_one(now_ms)
+            if self._random.random() < 0.06:
+                self._send_unseen(now_ms)
+            self._send_one(now_ms, self._random.choice(TOPICS))
 
-    def _send_one(self, now_ms: int) -> None:
+    def cancel(self, now_ms: int) -> None:
+        """A message that cancels a timer, if there is one."""
+        self._send_one(now_ms, TIMERS, cancels=1.0)
+
+    def _send_one(self, now_ms: int, topic: str, cancels: float = 0.2) -> None:
         source, disk = self._random, self.disk
-        if source.random() < 0.06:
-            self._send_unseen(now_ms)
-        queue = source.choice(TOPICS), source.randrange(QUEUES)
+        queue = topic, source.randrange(QUEUES)
         body = source.randbytes(source.choice((0, 20, 300, 3_000)))
         is_keyed = queue[0] == KEYED or source.random() < 0.4
         count = source.randint(1, 4) if queue[0] == BATCHES else 1
@@ -128,7 +132,7 @@ class BrokerModel:
         if queue[0] == BATCHES:
             more["INNER_NUM"] = str(count)
         elif queue[0] == TIMERS:
-            timer, more = self._timer(now_ms, TimerPlace(queue[1], offset))
+            timer, more = self._timer(now_ms, TimerPlace(queue[1], offset), cancels)
         elif queue[0] in (PLAIN, EXPIRING) and source.random() < 0.3:
             light = disk.ends.get((LIGHT, 0), 0)
             more |= {"INNER_MULTI_DISPATCH": LIGHT, "INNER_MULTI_QUEUE_OFFSET": str(light)}
@@ -172,10 +176,10 @@ class BrokerModel:
         self.disk.log.append(replace(stored, phys=self.store.phys - len(stored.record)))
         self.disk.phys = self.store.phys
 
-    def _timer(self, now_ms: int, at: TimerPlace) -> tuple[Timer, dict[str, str]]:
-        """A new one, or the cancellation of one, and its properties."""
+    def _timer(self, now_ms: int, at: TimerPlace, cancels: float) -> tuple[Timer, dict[str, str]]:
+        """A new one, or, with the probability ``cancels``, the cancellation of one, and its properties."""
         source, key = self._random, f"K{self._random.randrange(3)}"
-        if source.random() < 0.2 and self.timers:
+        if source.random() < cancels and self.timers:
             old = source.choice(self.timers[-9:])
             place = old.at if source.random() < 0.5 else None
             topic, key, deliver_ms = old.name
@@ -183,7 +187,10 @@ class BrokerModel:
         deliver_ms = now_ms + source.choice((10_000, 30_000, source.randrange(150_000)))
         deliver_ms -= source.choice((0, deliver_ms % 10_000))
         name = source.choice((PLAIN, EXPIRING)), key, deliver_ms
-        return Timer(name, 0, at), {"UNIQ_KEY": key, TOPIC: name[0], DELIVER_MS: str(deliver_ms)}
+        if self.timers and source.random() < 0.3 and self.timers[-1].name[2] > now_ms:
+            name = self.timers[-1].name  # sent again, which makes two
+        topic, key, deliver_ms = name
+        return Timer(name, 0, at), {"UNIQ_KEY": key, TOPIC: topic, DELIVER_MS: str(deliver_ms)}
 
     def is_cancelled(self, timer: Timer, before_phys: int) -> bool:
         """By a message that the log has below ``before_phys``, and never lost."""

@@ -21,7 +21,9 @@ from rocketmq_tiered.sending.timer_broker import WHEEL_TOPIC, RemoteTimerBroker
 from rocketmq_tiered.sending.timer_delivery import TimerDelivery
 from rocketmq_tiered.server.groups.group_state import GroupLog
 from rocketmq_tiered.server.mount.membership import Membership
-from tests.sending.timer_defects import (
+from tests.world import actors
+from tests.world.broker_model import BATCHES
+from tests.world.timer_defects import (
     by_key,
     changed_table,
     is_found,
@@ -29,8 +31,6 @@ from tests.sending.timer_defects import (
     progress_before_the_send,
     with_time,
 )
-from tests.world import actors
-from tests.world.broker_model import BATCHES
 from tiered.catalog import apply, log_histories
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft
@@ -189,6 +189,7 @@ DEFECTS: dict[str, Defect] = {
     "the broker is searched before it has dispatched": Defect(
         RemoteTimerBroker, "is_settled", always(lambda self: True)
     ),
+    "searched while sends may still land": Defect(timer_delivery, "SETTLE_S", always(0.0)),
     "a place cancels all of its key": Defect(timer_delivery, "sort_out", changed_table(over_places)),
     "an entry of another history is sent": Defect(
         timer_delivery,
@@ -227,6 +228,17 @@ DEFECTS: dict[str, Defect] = {
     ),
     "an object mixes TTL classes": Defect(uploader.queue_ttl_classes, "ttl_class", always(lambda ttl_ms: 0)),
     "a clock that is off expires": Defect(expire, "require_same_clock", always(lambda store, ms: ms)),
+    "messages expire early": Defect(
+        expire, "require_same_clock", lambda right: lambda *clocks: right(*clocks) + 50_000
+    ),
+    "timers are handed over too early": Defect(
+        timer_delivery, "horizon_ms", lambda right: lambda now_ms, *ahead: right(now_ms + 120_000, *ahead)
+    ),
+    "the answer to a key is all": Defect(
+        RemoteTimerBroker,
+        "_places_found",
+        always(lambda self, topic, send: {*self._places_with_key(topic, send.key)}),
+    ),
     "a batch counts as one": Defect(CyclePlanner, "_admitted_rows", counted_as_one),
     "a commit is acknowledged before it is durable": Defect(GroupLog, "write", acknowledged_anyway),
     "a lock is kept after the lease": Defect(Membership, "holds", always(lambda self: True)),

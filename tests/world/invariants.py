@@ -84,14 +84,14 @@ class Invariants:
         self._seen: dict[Queue, dict[bytes, int]] = {}
         """Visible records, and when they were seen last."""
 
-    def check(self) -> None:
+    def check(self, now_ms: int) -> None:
         """Those of the catalog, if it has moved."""
         head = head_version(self._archive)
         if head == self._version:
             return
         self.one_chain(head)
         state = load(self._archive)
-        self.floors_rise(state)
+        self.floors_rise(state, now_ms)
         self.nothing_living_is_pending(state)
 
     def one_chain(self, head: int) -> None:
@@ -114,14 +114,20 @@ class Invariants:
         commit = read_commit(self._archive, self._version)
         self._put_id, self._epoch = commit.put_id, commit.place.epoch
 
-    def floors_rise(self, state: CatalogState) -> None:
-        """The minimum of a queue that expired never falls, but where the log was cut below it."""
+    def floors_rise(self, state: CatalogState, now_ms: int) -> None:
+        """The minimum of a queue that expired never falls, but where the log was cut below it, and rises over nothing
+        that is younger than its time to live."""
         if state.cursor.history != self._history:
             self._history = state.cursor.history
             self._floors.clear()
         for key, row in state.queues():
             floor = int(row["min_queue_offset"]) if key.topic in self._ttl_s else 0
-            assert floor >= self._floors.get(key, 0), f"the floor of {key} fell"
+            before = self._floors.get(key, floor)
+            assert floor >= before, f"the floor of {key} fell"
+            for offset in range(before, floor):
+                stored_ms = min(self._broker.ever[key.topic, key.queue_id, offset].values())
+                is_old = stored_ms + self._ttl_s[key.topic] * 1000 <= now_ms
+                assert is_old or self._broker.lost, f"{key} offset {offset} expires before its time"
             self._floors[key] = floor
 
     def nothing_living_is_pending(self, state: CatalogState) -> None:
@@ -275,9 +281,9 @@ class Invariants:
     def _only_gaps(self, key: QueueKey, offsets: range, gaps: Sequence[tuple[int, int]]) -> None:
         for offset in offsets:
             is_gap = any(begin <= offset < end for begin, end in gaps)
-            assert is_gap or self._may_be_absent(key, offset), f"{key} has not {offset}, and no gap there"
+            assert is_gap or self.may_be_absent(key, offset), f"{key} has not {offset}, and no gap there"
 
-    def _may_be_absent(self, key: QueueKey, offset: int) -> bool:
+    def may_be_absent(self, key: QueueKey, offset: int) -> bool:
         """What an LMQ refers to expires with its parent; key compaction drops what is not the latest of its key."""
         broker = self._broker
         if key.topic == LIGHT:
@@ -317,8 +323,7 @@ class Invariants:
                 self.the_latest_of_each_key_counts(key, records, found)
             for offset, stored in records.items():
                 if offset not in found and offset < int(row["end_queue_offset"]):
-                    is_absent = offset >= int(row["min_queue_offset"]) and self._may_be_absent(key, offset)
-                    assert is_absent or self._may_be_missing(queue, stored, now_ms), (
+                    assert self.may_be_absent(key, offset) or self._may_be_missing(queue, stored, now_ms), (
                         f"{key} offset {offset} is hidden before its time, or lost"
                     )
                 assert offset in found or offset < int(row["end_queue_offset"]), f"{key} ends below {offset}"

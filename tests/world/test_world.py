@@ -16,6 +16,7 @@ SEEDS = 300
 FAST = 40
 CAUGHT_WITHIN = 300
 ONCE_FAILED: dict[int, str] = {
+    0: "timers were not delivered any more after a request failed while they were counted",
     24: "a repair showed messages that the log lost before a commit named them",
     63: "expiry committed a deletion list that garbage collection had deleted after a take-over",
     192: "a repair showed messages of a fenced writer that no commit had named",

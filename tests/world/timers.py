@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fetcher.rows.message import Message
 from rocketmq_tiered.sending.timer_broker import WHEEL_TOPIC, RemoteTimerBroker
-from rocketmq_tiered.sending.timer_delivery import Place, TimerDelivery
+from rocketmq_tiered.sending.timer_delivery import SETTLE_S, Place, TimerDelivery, TimerPlan
 from rocketmq_tiered.sending.timer_send import TimerSend
 from tests.archive.queue_reader import QueueReader
 from tests.world.broker_model import Timer
 from tiered.archive.task import run_pass
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.maintenance_commit import MaintenanceCommit
+from tiered.catalog.state import CatalogState
 from tiered.errors import UnavailableError
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.sections import TimerSettings
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from tests.world.sidecar import Sidecar
     from tests.world.world import World
 
-SETTINGS = TimerSettings(ahead_ms=30_000, rate_per_s=4)
+SETTINGS = TimerSettings(ahead_ms=60_000, rate_per_s=4)
 
 
 @dataclass
@@ -57,7 +59,7 @@ class Deliveries:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.longest_ms = 0 if world.seed % 3 == 0 else 60_000
+        self.longest_ms = 0 if world.seed % 3 == 0 else 90_000
         self.stored: list[Delivered] = []
         self.sent: Counter[tuple[str, Name]] = Counter()
         self.flying: list[tuple[float, TimerSend]] = []
@@ -85,7 +87,9 @@ class Deliveries:
         asked = {place_of(timer): timer for timer in broker.timers if not timer.cancels}
         assert self.sent.keys() <= asked.keys(), f"no timers: {self.sent.keys() - asked.keys()}"
         for place, timer in asked.items():
-            is_cancelled = any(one.cancels and one.name == timer.name for one in broker.timers)
+            is_cancelled = any(
+                one.cancels and one.name == timer.name and one.at in (None, timer.at) for one in broker.timers
+            )
             is_sure = not timer.was_lost and timer.phys not in broker.lost and not is_cancelled
             assert place in self.sent or not is_sure, f"{timer} is not sent"
 
@@ -143,8 +147,9 @@ class TimerTarget(RemoteTimerBroker):
     def send(
         self, sends: Sequence[TimerSend], sent: Callable[[TimerSend], None], until_s: float
     ) -> Mapping[int, str]:
-        world, sidecar = self._world, self._sidecar
-        for send in sends:
+        world, sidecar, refused = self._world, self._sidecar, dict[int, str]()
+        assert [*sends] == sorted(sends, key=lambda send: send.deliver_ms), "sent out of order"
+        for number, send in enumerate(sends):
             self._connected()
             if world.now_ms / 1000 >= until_s:
                 raise UnavailableError("not in time")
@@ -156,24 +161,39 @@ class TimerTarget(RemoteTimerBroker):
             is_doubted = send.place in self._to.doubted
             assert is_doubted or timer_of(send) not in cancelled, f"{timer_of(send)} is sent, and cancelled"
             chance = 1.0 if world.is_ending else world.random.random()
-            if chance < 0.04:
-                self._to.flying.append((world.now_ms / 1000 + 1.6, send))
+            if chance < 0.02:
+                refused[number] = "full"
+                continue
+            if chance < 0.06:
+                self._to.flying.append((world.now_ms / 1000 + SETTLE_S - 0.1, send))
                 raise UnavailableError("connection lost")
             sidecar.store.perhaps("send", send.place, lambda send=send: self._to.land(send))
-            if chance < 0.08:
+            if chance < 0.1:
                 raise UnavailableError("no reply")
             sent(send)
-        return {}
+        world.counts["timers refused"] += len(refused)
+        return refused
+
+
+class Delivery(TimerDelivery):
+    """``between``: what the process does after a plan, before it carries it out."""
+
+    between: Callable[[], None]
+
+    def step(self, state: CatalogState, plan: TimerPlan) -> bool:
+        self.between()
+        return super().step(state, plan)
 
 
 class TimerTask:
     """The task of an owner, from its claim on."""
 
     def __init__(self, sidecar: Sidecar, writer: CatalogWriter, store: ObjectStore, world: World) -> None:
-        self._store, self.writer = store, writer
+        self._store, self.writer, self._sidecar, self._world = store, writer, sidecar, world
         commits = MaintenanceCommit(store, writer, world.clock)
         target = TimerTarget(sidecar, world.deliveries)
-        self._task = TimerDelivery(commits, SETTINGS, target, self._read, clock=world.clock)
+        self._task = Delivery(commits, SETTINGS, target, self._read, clock=world.clock)
+        self._task.between = self._archive_more
 
     def _read(self, places: Sequence[Place]) -> Mapping[Place, Message]:
         """Messages of the gateway topic at the owner's version."""
@@ -188,6 +208,20 @@ class TimerTask:
                     found[queue, offset] = Message(queue, offset, data, 0)
         return found
 
+    def _archive_more(self) -> None:
+        """Sometimes, and among it a cancellation."""
+        world = self._world
+        if self._sidecar.has_compared and not world.is_ending and world.random.random() < 0.3:
+            with world.alone():
+                world.broker.cancel(world.now_ms)
+                world.broker.watch()
+                try:
+                    self._sidecar.archive_more()
+                except UnavailableError:
+                    self._sidecar.die()
+                    raise
+
     def run(self) -> None:
         """One pass, as `tiered run` makes it: what cannot be done now comes with a later one."""
-        run_pass(self._task, lambda: self.writer.state if self.writer.is_claimed else None)
+        with suppress(UnavailableError):
+            run_pass(self._task, lambda: self.writer.state if self.writer.is_claimed else None)

@@ -197,10 +197,10 @@ class World:
 
     # -- time and order ---------------------------------------------------------------------------------------
 
-    def pass_s(self, seconds: float) -> None:
-        """An actor waits."""
+    def pass_s(self, seconds: float, waiting: str = "") -> None:
+        """An actor waits; the one named ``waiting`` does nothing else at that time."""
         self.now_ms += int(seconds * 1000)
-        self.others_act("")
+        self.others_act(waiting)
 
     def others_act(self, waiting: str) -> None:
         """While an actor waits for the store, others may act."""
@@ -253,7 +253,12 @@ class World:
             merge_sequences=3,
             spill_deletions=self.random.choice((6, 512)),
         )
-        writer = partial(CatalogWriter, random=source, wait=self.pass_s, limits=limits)
+
+        def writer(*given: Any, instance: str, **more: Any) -> CatalogWriter:
+            """One that keeps its lock while it waits."""
+            wait = partial(self.pass_s, waiting=instance)
+            return CatalogWriter(*given, instance=instance, random=source, wait=wait, limits=limits, **more)
+
         clock = SimpleNamespace(
             monotonic=lambda: self.now_ms / 1000,
             perf_counter=lambda: self.now_ms / 1000,
@@ -295,7 +300,7 @@ class World:
             self._act(node)
         free = [actor for actor in self.actors if actor.name not in self.busy]
         self._act(self.random.choices(free, [actor.weight for actor in free])[0])
-        self.invariants.check()
+        self.invariants.check(self.now_ms)
         for store in self._stores.values():
             if self.random.random() < 0.02:
                 self.counts["stalled requests that land"] += len(store.land_stalled())
@@ -353,7 +358,7 @@ class World:
             for actor in self.actors:
                 actor.finish()
         self.broker.disk_was_not_written_to()
-        self.invariants.check()
+        self.invariants.check(self.now_ms)
         self.invariants.everything_is_archived(self.now_ms)
         self.deliveries.each_timer_comes()
         report = verify_archive(self.archive, depth="full")
