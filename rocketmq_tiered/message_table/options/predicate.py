@@ -82,10 +82,6 @@ class Allowed:
         """Whether ``value`` is allowed."""
         return any(first <= value <= last for first, last in self.ranges)
 
-    def mask(self, column: NDArray[Any]) -> NDArray[np.bool_]:
-        """Which entries are allowed."""
-        return self.may_hold(column, column)
-
     def may_hold(self, low: NDArray[Any], high: NDArray[Any]) -> NDArray[np.bool_]:
         """Which ranges [low[i], high[i]] contain an allowed value."""
         first, last = np.array(self.ranges, np.int64).reshape(-1, 2).T
@@ -123,7 +119,11 @@ class Predicate:
 
     def mask(self, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_] | None:
         """Rows that match the conditions on these columns, or None for all. Tags are compared by hash code."""
-        masks = [self.numbers[name].mask(column) for name, column in columns.items() if name in self.numbers]
+        masks = [
+            self.numbers[name].may_hold(column, column)
+            for name, column in columns.items()
+            if name in self.numbers
+        ]
         codes = self.tags_codes
         if codes is not None and "tagsCode" in columns:
             masks.append(np.isin(columns["tagsCode"], codes))
@@ -156,13 +156,9 @@ class Predicate:
         """Hash codes of ``tags``; None for any."""
         return None if self.tags is None else np.array([java_hash(tag) for tag in self.tags], np.int64)
 
-    def without_tags(self) -> Predicate:
-        """The predicate for rows whose tagsCode is not a hash of their tags: those of LMQs may refer to any topic."""
-        return replace(self, tags=None)
-
     def for_topics(self, topics: Collection[str]) -> Predicate:
         """The part that columns of ``topics`` decide: the tagsCode of a scheduled message is a time."""
-        return self.without_tags() if SCHEDULE_TOPIC in topics else self
+        return replace(self, tags=None) if SCHEDULE_TOPIC in topics else self
 
 
 def stored_between(since_ms: int | None, until_ms: int | None) -> Predicate:

@@ -338,7 +338,7 @@ class _ObjectScan:
         for span, message in corrupt:
             inside = _between(window.position, span.raw_offset, span.raw_offset + span.raw_bytes)
             rows = self._chunk(window, NO_BYTES, np.zeros(0, np.int64), inside)
-            self._scan.report(self._part, self._named(message), rows=rows)
+            self._scan.report(self._part, f"{self._scan.store.url}/{message}", rows=rows)
         for span, data in pieces:
             inside = _between(window.position, span.raw_offset, span.raw_offset + span.raw_bytes)
             chunk = self._chunk(window, data, window.position - span.raw_offset, inside)
@@ -346,10 +346,7 @@ class _ObjectScan:
                 yield chunk
 
     def _report(self, message: str, ranges: Sequence[Lost]) -> None:
-        self._scan.report(self._part, self._named(message), ranges)
-
-    def _named(self, message: str) -> str:
-        return f"{self._scan.store.url}/{message}"
+        self._scan.report(self._part, f"{self._scan.store.url}/{message}", ranges)
 
     def _pieces(
         self, window: RowWindow, memory: NDArray[np.uint8]

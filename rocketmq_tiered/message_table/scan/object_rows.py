@@ -62,7 +62,7 @@ class RowChunk:
         """The rows that match the predicate. A row of an LMQ may have another tag than its message, so the tag is not
         compared for these."""
         topics = {self.queues[number].topic for number in np.unique(self.queue).tolist()}
-        predicate = predicate.without_tags() if is_lmq else predicate.for_topics(topics)
+        predicate = replace(predicate, tags=None) if is_lmq else predicate.for_topics(topics)
         ids = np.array([queue.queue_id for queue in self.queues] or [0], np.int64)
         mask = predicate.mask(
             {
@@ -317,7 +317,17 @@ class ObjectRows:
         kept = (rows >= first) & (rows < end)
         if offsets is not None:
             kept &= (offset >= offsets[0]) & (offset < offsets[1])
-        matching = self._matching(offset, columns)
+        size, tags_code, stamp, phys, inner = columns[:5]
+        matching = self._predicate.mask(
+            {
+                "queueOffset": offset,
+                "storeTimestamp": stamp,
+                "commitLogOffset": phys,
+                "storeSize": size,
+                "innerNum": inner,
+                "tagsCode": tags_code,
+            }
+        )
         if matching is not None:
             kept &= matching
         at = np.flatnonzero(kept)
@@ -355,23 +365,6 @@ class ObjectRows:
             raise CorruptionError(
                 f"{self._index.key} is damaged: the messages of blocks [{block}, {last}) do not fill these blocks"
             )
-
-    def _matching(
-        self, offset: NDArray[np.int64], columns: tuple[NDArray[Any], ...]
-    ) -> NDArray[np.bool_] | None:
-        """For each row, whether it may match the predicate, judged by its columns in the object's tail; None if all
-        do."""
-        size, tags_code, stamp, phys, inner = columns[:5]
-        return self._predicate.mask(
-            {
-                "queueOffset": offset,
-                "storeTimestamp": stamp,
-                "commitLogOffset": phys,
-                "storeSize": size,
-                "innerNum": inner,
-                "tagsCode": tags_code,
-            }
-        )
 
     def _spans(self, rows: NDArray[np.int64]) -> list[BlockSpan]:
         """The blocks of ``rows``, neighbours merged."""
