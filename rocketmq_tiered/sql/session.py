@@ -421,11 +421,12 @@ def _bounded(options: str, target: Path) -> str:
 
 def _copy_target(text: str) -> tuple[str, str, str] | None:
     """What is before, in and behind the quotes of the file's name, if ``text`` is COPY … TO 'file'."""
-    data, tokens = text.encode(), duckdb.tokenize(text)
+    data, comment = text.encode(), duckdb.token_type.comment
+    tokens = [one for one in duckdb.tokenize(text) if one[1] != comment]
     ends = [at for at, _ in tokens[1:]] + [len(data)]
     words = [data[at:end].decode().strip() for (at, _), end in zip(tokens, ends, strict=False)]
     for number in range(len(words) - 1, 1, -1) if words and words[0].lower() == "copy" else ():
-        named = re.fullmatch(r"'((?:[^']|'')*)'", words[number])
+        named = re.match(r"'((?:[^']|'')*)'", words[number])
         if named and words[number - 1].lower() == "to" and "://" not in named[1]:
             at = tokens[number][0]
             before, after = data[:at].decode(), data[at + len(named[0].encode()) :].decode()

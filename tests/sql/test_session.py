@@ -307,7 +307,9 @@ def test_statements_reach_no_file_but_the_one_that_a_copy_writes(
             with pytest.raises(UsageError, match=message):
                 archive.sql(statement)
         monkeypatch.chdir(tmp_path)
-        archive.sql("COPY (SELECT 'TO ''y''.' AS t FROM orders LIMIT 3) TO 'it''s ö.csv' (HEADER false)")
+        archive.sql(
+            "-- é\nCOPY (SELECT 'TO ''y''.' AS t FROM orders LIMIT 3) TO 'it''s ö.csv' -- TO 'x'\n (HEADER false)"
+        )
         archive.sql("COPY (SELECT 7 AS p, 8 AS q) TO 'parts' (FORMAT csv, PARTITION_BY p)")
     assert (tmp_path / "it's ö.csv").read_text() == "TO 'y'.\n" * 3
     assert [one.read_text() for one in tmp_path.glob("parts/p=7/*.csv")] == ["q\n8\n"]
