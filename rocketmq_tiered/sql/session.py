@@ -162,7 +162,7 @@ class SqlSession:
         for one in before:
             self.execute(one)
         self._note_topics(own)
-        if text.replace(";", " ").lower().split() == ["show", "tables"]:
+        if [word for _, word in _words(text.replace(";", " ").lower())] == ["show", "tables"]:
             text, parameters = _MADE, [[topic for same in self._names.values() for topic in same]]
         tried = set[str]()
         with self.errors(text), self._copied(text) as copied:
@@ -419,16 +419,24 @@ def _bounded(options: str, target: Path) -> str:
     return f"{before}({size}, {after}" if bracket else f" ({size}){options}"
 
 
+def _words(text: str) -> list[tuple[int, str]]:
+    """The words of a statement without comments, each behind the byte at which it begins."""
+    data, tokens = text.encode(), duckdb.tokenize(text)
+    ends = [at for at, _ in tokens[1:]] + [len(data)]
+    return [
+        (at, data[at:end].decode().strip())
+        for (at, kind), end in zip(tokens, ends, strict=False)
+        if kind != duckdb.token_type.comment
+    ]
+
+
 def _copy_target(text: str) -> tuple[str, str, str] | None:
     """What is before, in and behind the quotes of the file's name, if ``text`` is COPY … TO 'file'."""
-    data, comment = text.encode(), duckdb.token_type.comment
-    tokens = [one for one in duckdb.tokenize(text) if one[1] != comment]
-    ends = [at for at, _ in tokens[1:]] + [len(data)]
-    words = [data[at:end].decode().strip() for (at, _), end in zip(tokens, ends, strict=False)]
-    for number in range(len(words) - 1, 1, -1) if words and words[0].lower() == "copy" else ():
-        named = re.match(r"'((?:[^']|'')*)'", words[number])
-        if named and words[number - 1].lower() == "to" and "://" not in named[1]:
-            at = tokens[number][0]
-            before, after = data[:at].decode(), data[at + len(named[0].encode()) :].decode()
+    data, words = text.encode(), _words(text)
+    for number in range(len(words) - 1, 1, -1) if words and words[0][1].lower() == "copy" else ():
+        at, word = words[number]
+        named = re.fullmatch(r"'((?:[^']|'')*)'", word)
+        if named and words[number - 1][1].lower() == "to" and "://" not in named[1]:
+            before, after = data[:at].decode(), data[at + len(word.encode()) :].decode()
             return before, named[1].replace("''", "'"), after
     return None
