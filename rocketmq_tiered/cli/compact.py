@@ -53,7 +53,7 @@ def execute(options: argparse.Namespace) -> int:
 def _pass(options: argparse.Namespace, settings: Settings, prices: Prices) -> int:
     """Run one compaction with ``--apply``, else print its plan. Returns the exit code: 1 if an object that should be
     joined is unreadable."""
-    with open_for_reading(options.url, settings) as archive:
+    with open_for_reading(options.url, settings, is_rewritten=options.apply) as archive:
         if options.apply:
             writing = replace(rewrite_options(settings, Path(options.spool)), release=trim)
             with Progress("joined", 0, quiet=options.json) as progress:

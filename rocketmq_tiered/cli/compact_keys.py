@@ -72,7 +72,7 @@ def execute(options: argparse.Namespace) -> int:
 def _pass(options: argparse.Namespace, loaded: LoadedSettings) -> int:
     """Run one key compaction with ``--apply``, else print its plan. With ``--from-broker`` older messages, which only
     the compaction log of that broker has, are first copied into the archive."""
-    with open_for_reading(options.url, loaded.settings) as archive:
+    with open_for_reading(options.url, loaded.settings, is_rewritten=options.apply) as archive:
         settings = with_rules_in_force(loaded, archive.state.settings, options.rules)
         rule_of = rules_in(archive.store, archive.state, settings)
         is_keyed = keyed_topics(rule_of, settings, options.topic)

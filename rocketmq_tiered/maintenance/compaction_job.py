@@ -234,7 +234,7 @@ def _in_flight_bytes(settings: Settings) -> int:
 def rewrite_options(settings: Settings, spool: Path) -> RewriteOptions:
     """What the settings say of a rewrite with objects in progress in ``spool``."""
     codec = BlockCodec(settings.offload.compression_level, settings.offload.block_bytes)
-    is_secret = bool(settings.object_store.key_ring)
+    is_secret = settings.object_store.encrypts
     return RewriteOptions(
         spool, settings.compaction.spool_bytes, codec, _in_flight_bytes(settings), is_secret=is_secret
     )

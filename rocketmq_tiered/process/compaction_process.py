@@ -200,7 +200,7 @@ def _write(work: _Work, parent: _Parent, metrics: StoreMetrics) -> RewriteResult
             release=trim,
             wait=parent.stopped.wait,
             announce=parent.announce,
-            is_secret=bool(place.options.settings.key_ring),
+            is_secret=place.options.settings.encrypts,
         )
         return rewrite(store, work.candidates, work.plan, work.identity, options)
 

@@ -13,6 +13,7 @@ from tiered.catalog.broker_facts import broker_table
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.errors import UsageError
+from tiered.formats.keys import archive_prefix
 from tiered.object_store.interface import ObjectStore, StoreOptions
 from tiered.object_store.open_store import open_store
 from tiered.settings.sections import Settings
@@ -98,21 +99,25 @@ def _fits(names: tuple[str, str], wanted: tuple[str, str]) -> bool:
 
 
 @contextmanager
-def open_archive_store(url: str, settings: Settings) -> Iterator[Archive]:
+def open_archive_store(url: str, settings: Settings, *, is_rewritten: bool = False) -> Iterator[Archive]:
     """Open the archive below ``url`` that ``settings.archive`` names, or the only one there, without reading its
-    catalog.
+    catalog. Data objects that are to be rewritten (``is_rewritten``) take the archive's keys, without which nothing
+    may begin.
 
-    Raises NotFoundError when there is none, UsageError listing the names when there are several.
+    Raises NotFoundError when there is none, UsageError listing the names when there are several, EncryptionKeyError.
     """
     root = open_store(url, StoreOptions(settings.object_store))
     try:
-        yield open_archive(root, settings.archive.cluster or None, settings.archive.broker or None)
+        found = open_archive(root, settings.archive.cluster or None, settings.archive.broker or None)
+        if is_rewritten:
+            root.keys(archive_prefix(found.cluster, found.broker)).check()
+        yield found
     finally:
         root.close()
 
 
 @contextmanager
-def open_for_reading(url: str, settings: Settings) -> Iterator[LoadedArchive]:
+def open_for_reading(url: str, settings: Settings, *, is_rewritten: bool = False) -> Iterator[LoadedArchive]:
     """The archive of ``open_archive_store``, with its newest state."""
-    with open_archive_store(url, settings) as found:
+    with open_archive_store(url, settings, is_rewritten=is_rewritten) as found:
         yield LoadedArchive(url, found.cluster, found.broker, found.store, load(found.store))

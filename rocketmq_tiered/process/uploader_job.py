@@ -227,7 +227,7 @@ class UploaderJob:
                 rules=TopicRules.of(settings),
                 rules_document=_rules_to_commit(settings, writer),
                 timers=settings.timers,
-                is_encrypted=bool(settings.object_store.key_ring),
+                is_encrypted=settings.object_store.encrypts,
             ),
         )
         own = PrefixedStore(archive, prefix)  # this broker's objects

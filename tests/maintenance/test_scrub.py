@@ -17,6 +17,7 @@ from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.fetcher.reading_fakes import NO_PREFETCH, PlainSource
 from tests.maintenance.compaction_scene import Scene
 from tests.maintenance.damage import flip
+from tests.object_store.sealed_scene import key_file, sealing
 from tests.sweeps import sweep
 from tiered.archive.task import run_pass
 from tiered.archive.verify import verify_archive
@@ -51,17 +52,20 @@ class Scrubbed:
         assert run_pass(self.task, lambda: load(self.store))
 
 
+@pytest.mark.parametrize("is_sealed", [False, True])
 @pytest.mark.parametrize("name", sweep(["C", "E", "F", "K"], fast=["E"]))
 def test_a_flipped_bit_of_a_new_object_is_healed_from_the_log(
-    name: str, real_store: Callable[[str], Path], tmp_path: Path
+    name: str, is_sealed: bool, real_store: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    directory, root = real_store(name), MemoryStore()
+    directory, inner = real_store(name), MemoryStore()
+    root = sealing(inner, key_file(tmp_path / "ring", "k1") if is_sealed else None)
+    root.keys(archive_prefix(CLUSTER, BROKER)).begin(())
     backfill(directory / "store", root)
-    store = PrefixedStore(root, archive_prefix(CLUSTER, BROKER))
+    store, stored = (PrefixedStore(one, archive_prefix(CLUSTER, BROKER)) for one in (root, inner))
     keys = sorted(info.key for prefix in ("data/", "sets/") for info in store.list(prefix))
     for number, key in enumerate((keys[0], keys[-1], keys[len(keys) // 2])):
-        size = len(store.get(key))
-        flip(store, key, (size // 3, size - 60, 30)[number])
+        size = len(stored.get(key))
+        flip(stored, key, (size // 3, size - 60, 30)[number])
     store.delete([keys[1]])
     scrub = Scrubbed(store, CommitLog([directory / "store" / "commitlog"]))
     scrub.run()

@@ -113,10 +113,7 @@ def test_kms_wraps_and_what_it_says_is_a_typed_error(
 ) -> None:
     import boto3
 
-    for name, value in (
-        ("AWS_ACCESS_KEY_ID", moto_url.access_key),
-        ("AWS_SECRET_ACCESS_KEY", moto_url.secret_key),
-    ):
+    for name, value in moto_url.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ENDPOINT_URL_KMS", moto_url.endpoint)
     kms = boto3.client("kms", region_name="us-east-1")

@@ -178,14 +178,16 @@ def test_swapped_moved_cut_and_replayed_bytes_are_refused(cases: int, ring: Path
     assert all(_name(sealing(inner, ring), key) for key in keys)
 
 
-def test_an_object_of_another_archive_is_refused(ring: Path) -> None:
-    """Also of an archive of the same names and ring."""
+def test_an_object_under_a_key_that_the_archive_lacks_is_refused_and_not_called_damaged(ring: Path) -> None:
+    """As of another archive of the same names and ring, or once an older table of keys was put back."""
     stores = [MemoryStore("memory://m"), MemoryStore("memory://n")]
     for store in stores:
         sealing(store, ring).put_if_absent(f"{ARCHIVE}/{SO.format(1)}", [WORD])
     _replace(stores[0], SO.format(1), _raw(stores[1], SO.format(1)))
-    with pytest.raises(CorruptionError, match="has no key"):
+    with pytest.raises(EncryptionKeyError, match="has no key") as caught:
         _name(sealing(stores[0], ring), SO.format(1))
+    assert "put the objects of keys/ back" in caught.value.hint
+    caught.value.check()
 
 
 def test_without_a_ring_checksums_are_checked_and_the_key_is_named(ring: Path) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import base64
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import boto3
 import pytest
 
 from tests.object_store.sealed_scene import key_file
 from tests.process.sidecar import TIMEOUT_S, Sidecar
+from tests.servers.proxy import Action, FaultProxy
+from tests.servers.running_store import RunningStore
 
 Run = Callable[..., tuple[int, str, str]]
 KEY_PROGRAM = """\
@@ -33,9 +37,8 @@ def _backfill(run: Run, home: Path, *settings: object) -> tuple[int, str, str]:
 
 
 def _stored(home: Path) -> dict[Path, bytes]:
-    """All objects but commits, which are plain."""
     paths = (home / "archive").rglob("*")
-    return {path: path.read_bytes() for path in paths if path.is_file() and path.parent.name != "catalog"}
+    return {path: path.read_bytes() for path in paths if path.is_file()}
 
 
 @pytest.mark.parametrize(
@@ -86,22 +89,43 @@ def test_a_rule_whose_key_the_ring_lacks_is_refused_before_anything_is_written(r
     assert {path.parent.name for path in _stored(home)} <= {"keys"}
 
 
-def test_uploads_wait_while_what_has_the_key_is_away(home: Path) -> None:
-    away, program = home / "away", home / "program"
-    away.touch()
-    program.write_text(KEY_PROGRAM.format(python=sys.executable, away=away))
-    program.chmod(0o700)
-    sidecar = Sidecar(home, *_ring(f"command:k1:{program}"))
+def _waits(home: Path, ring: str, away: Callable[[bool], object]) -> None:
+    """Nothing is archived while the ring ``ring`` is ``away``, and everything once it is back."""
+    away(True)
+    sidecar = Sidecar(home, *_ring(ring))
     try:
         sidecar.wait_until(lambda: sidecar.report().get("state") == "blocked: key ring")
         report = sidecar.report()
-        assert "key k1 cannot be used now" in report["why"] and "tiered keys check" in report["step"]
+        assert "cannot be used now" in report["why"] and "tiered keys check" in report["step"]
         assert sidecar.get("/ready")[0] == 503 and sidecar.get("/health")[0] == 200
         assert _stored(home) == {}
-        away.unlink()
+        away(False)
         sidecar.wait_archived()
-        away.touch()  # a process that has its keys does not ask again
+        away(True)  # a process that has its keys does not ask again
         assert sidecar.report()["state"] == "following"
     finally:
         sidecar.process.kill()
         sidecar.process.wait()
+
+
+def test_uploads_wait_while_the_command_that_has_the_key_is_away(home: Path) -> None:
+    away, program = home / "away", home / "program"
+    program.write_text(KEY_PROGRAM.format(python=sys.executable, away=away))
+    program.chmod(0o700)
+    _waits(home, f"command:k1:{program}", lambda is_away: away.touch() if is_away else away.unlink())
+
+
+def _answer(kms: FaultProxy, fault: Action, is_away: bool) -> None:
+    kms.decide = lambda _request: fault if is_away else Action.PASS
+
+
+@pytest.mark.parametrize("fault", [Action.LOST_BEFORE, Action.SLOW_DOWN, Action.STALL])
+def test_uploads_wait_while_kms_is_away_throttled_or_slow(
+    fault: Action, home: Path, moto_url: RunningStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in moto_url.environment().items():
+        monkeypatch.setenv(name, value)
+    with FaultProxy(moto_url.endpoint) as kms:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_KMS", kms.endpoint)
+        arn = boto3.client("kms", region_name="us-east-1").create_key()["KeyMetadata"]["Arn"]
+        _waits(home, f"aws-kms:{arn}", partial(_answer, kms, fault))

@@ -217,7 +217,7 @@ def salvaged(
         if any(wanted is None for wanted in found.wanted):
             require_stored_bytes(size_bytes, check.key)
             _add_scanned(store.get(check.key, size_bytes), found)
-    except NotFoundError:
+    except (CorruptionError, NotFoundError):
         pass
     entries = [
         number

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from tiered.catalog.state import RunChunk
-from tiered.errors import TieredError
+from tiered.errors import CorruptionError, TieredError
 from tiered.formats.memory_bound import memory_contained
 from tiered.formats.run_part import RunPart
 from tiered.formats.segment import RowTable
@@ -105,7 +105,15 @@ class SegmentReader:
         index, decompressor = self.index, zstandard.ZstdDecompressor()
         for low, high in pairwise(index.cuts(first, end, RANGE_BYTES_MAX)):
             at = index.block_offsets[low : high + 1].tolist()
-            stored = self.stored(at[0], at[-1] - at[0])
+            try:
+                stored = self.stored(at[0], at[-1] - at[0])
+            except CorruptionError as error:  # of some of them: a sealed object is checked as it is read
+                yield from (
+                    [error]
+                    if high == low + 1
+                    else chain.from_iterable(self.blocks(block, block + 1) for block in range(low, high))
+                )
+                continue
             pieces = [stored[begin - at[0] : stop - at[0]] for begin, stop in pairwise(at)]
             yield from index.decode_each(range(low, high), pieces, decompressor)
 
@@ -114,7 +122,10 @@ class SegmentReader:
         begin = offset - self._window_offset
         if begin < 0 or begin + length > len(self._window):
             end = max(offset + length, min(offset + RANGE_BYTES_MAX, self._ahead_to))
-            window = memoryview(self._store.get_range(self.index.key, offset, end - offset))
+            try:
+                window = memoryview(self._store.get_range(self.index.key, offset, end - offset))
+            except CorruptionError:  # perhaps ahead
+                return memoryview(self._store.get_range(self.index.key, offset, length))
             if not self._ahead_to:
                 return window
             self._window, self._window_offset, begin = window, offset, 0

@@ -240,7 +240,7 @@ class ArchiveKeys:
         return fitting[-1], self._unwrap(fitting[-1])
 
     def to_read(self, key_id: str) -> bytes:
-        """The key with this id. Raises CorruptionError if it is of another archive."""
+        """The key with this id. Raises EncryptionKeyError if the archive has none."""
         known = self._unwrapped.get(key_id)
         if known is not None:
             return known
@@ -248,7 +248,11 @@ class ArchiveKeys:
             found = next((one for one in self.table(is_new=is_new).keys if one.key_id == key_id), None)
             if found is not None:
                 return self._unwrap(found)
-        raise CorruptionError(f"archive {self.name} has no key {key_id}")
+        # No damage: a repair would lose what older tables, put back, do not have.
+        raise EncryptionKeyError(
+            f"archive {self.name} has no key {key_id}: {KEYS_PREFIX} lacks objects, or this one is of another archive",
+            hint=f"put the objects of {KEYS_PREFIX} back from a copy of the bucket",
+        )
 
     def _unwrap(self, one: ArchiveKey) -> bytes:
         with self._lock:

@@ -10,6 +10,7 @@ follow from each other, each range can be read alone, and the checksums need no 
 from __future__ import annotations
 
 import hmac
+import io
 import os
 import re
 import secrets
@@ -27,7 +28,7 @@ from tiered.formats.keys import parse_data_key
 from tiered.formats.version import FORMAT_MAJOR, FORMAT_MINOR, require_major
 from tiered.model.lru import Lru
 from tiered.object_store.archive_keys import ArchiveKeys
-from tiered.object_store.body import as_views, buffer_bytes, parts, read_file_range, size_bytes
+from tiered.object_store.body import as_views, parts, read_file_range, size_bytes
 from tiered.object_store.interface import (
     GET_BYTES_MAX,
     Body,
@@ -111,20 +112,22 @@ class Seal(NamedTuple):
         from cryptography.exceptions import InvalidTag
 
         view, first = memoryview(stored), offset // CHUNK_BYTES
-        content: list[Buffer] = []
+        content, scratch = io.BytesIO(bytes(length)), memoryview(bytearray(CHUNK_BYTES))
+        skipped = offset - first * CHUNK_BYTES
         for number, begin in enumerate(range(0, max(1, len(view)), STORED_BYTES), first):
-            chunk = view[begin : begin + STORED_BYTES]
+            chunk = view[begin : begin + STORED_BYTES][:-4]
+            part = scratch[: len(chunk) - TAG_BYTES]
             try:
-                content.append(self.cipher.decrypt(_nonce(number), chunk[:-4], self.associated(number)))
+                self.cipher.decrypt_into(_nonce(number), chunk, self.associated(number), part)
             except (InvalidTag, ValueError):
                 raise CorruptionError(
                     f"{source}: chunk {number} is damaged, or is not of this object: its seal does not fit"
                 ) from None
-        content[0] = memoryview(content[0])[offset - first * CHUNK_BYTES :]
-        beyond = sum(map(buffer_bytes, content)) - length
-        if beyond:
-            content[-1] = memoryview(content[-1])[:-beyond]
-        return b"".join(content)
+            content.write(part[skipped : skipped + length - content.tell()])
+            skipped = 0
+        if content.tell() < length:
+            raise CorruptionError(f"{source} ends before byte {offset + length} of its content")
+        return content.getvalue()
 
 
 def _nonce(number: int) -> bytes:

@@ -453,6 +453,11 @@ class ObjectStoreSettings:
             return [("object_store.kms_key", 'requires object_store.server_side_encryption = "aws:kms"')]
         return []
 
+    @property
+    def encrypts(self) -> bool:
+        """Whether this process encrypts what it stores, also in local files."""
+        return bool(self.key_ring)
+
 
 @dataclass(frozen=True)
 class PinSettings:

@@ -26,7 +26,7 @@ def execute(options: argparse.Namespace) -> int:
     """Keep only the latest message of each key, by Spark tasks, or without ``--apply`` count what that would drop."""
     loaded = settings_of(options)
     check_addresses(options.url, loaded.settings.object_store.endpoint_url)
-    with open_for_reading(options.url, loaded.settings) as archive:
+    with open_for_reading(options.url, loaded.settings, is_rewritten=options.apply) as archive:
         settings = with_rules_in_force(loaded, archive.state.settings, options.rules)
         with Progress("compact-keys", 0, quiet=options.json) as progress:
             report = compact_keys(

@@ -212,7 +212,7 @@ def backfill_store(task: BackfillTask) -> BackfillReport | UnavailableError:
             take_over=options.take_over,
             log_limits=LogLimits(options.replace_log, same_broker=options.same_broker),
             environment=Environment(refuse_empty=partial(require_exclusive_creates, archive)),
-            options=ObjectOptions(rules=options.rules, is_encrypted=bool(target.options.settings.key_ring)),
+            options=ObjectOptions(rules=options.rules, is_encrypted=target.options.settings.encrypts),
         )
         stop, limit = threading.Event(), OutageLimit(0.0, options.outage_limit_s)
         try:

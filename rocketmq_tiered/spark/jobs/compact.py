@@ -42,6 +42,7 @@ from tiered.archive.rewrite.result import OutputIdentity, RewriteCost, RewriteOp
 from tiered.catalog.archives import open_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import selected
+from tiered.formats.keys import archive_prefix
 from tiered.formats.segment import BlockCodec
 from tiered.model.queue import QueueKey
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, Table, concatenated, picked
@@ -275,6 +276,7 @@ def compact(
         if not apply:
             compacted = dry_run(archive.store, state, settings, prices)
             return ArchiveCompaction(archive.cluster, archive.broker, compacted)
+        root.keys(archive_prefix(archive.cluster, archive.broker)).check()
         runner = tasks or SparkTasks(spark() if callable(spark) else spark)
         writer = DistributedRewrite(ArchiveTarget(url, options), runner, settings.compaction.memory_bytes)
         place = rewrite_options(settings, Path(spool))
@@ -327,7 +329,7 @@ def write_in_task(task: CompactTask) -> RewriteResult:
     others."""
     spool = Path(task.spool or tempfile.gettempdir())
     with task.target.open(task.identity.cluster, task.identity.broker) as archive:
-        is_secret = bool(task.target.options.settings.key_ring)
+        is_secret = task.target.options.settings.encrypts
         options = RewriteOptions(spool, task.spool_bytes, task.codec, is_secret=is_secret)
         return rewrite(archive, task.candidates, task.plan, task.identity, options)
 
