@@ -73,7 +73,7 @@ def _row(store: CountingStore) -> Row:
         **_opened(store),
     }
     index = RunIndex(store)
-    topics = sorted({key.topic for key in state.directory.keys})
+    topics = sorted({key.topic for key in state.directory.roster.keys})
     wanted = [topics[number % len(topics)] for number in range(TOPICS)]
     found, _ = measured_read(store, lambda: _status(store))
     row |= {f"status_{what}": figure for what, figure in found.items()}
@@ -94,7 +94,7 @@ def _opened(store: CountingStore) -> Row:
     """The first message and that in the middle of each of some queues, where it takes most requests."""
     state = load(store)
     row: Row = {}
-    for key in state.directory.keys[:: max(1, state.queue_count // 16)]:
+    for key in state.directory.roster.keys[:: max(1, state.queue_count // 16)]:
         end = int(state.queue(key)["end_queue_offset"])  # type: ignore[index]
         for name, offset in (("first", 0), ("middle", end // 2)):
             found, _ = measured_read(store, partial(runs_at, catalog_view(store, state), key, offset))
@@ -108,7 +108,7 @@ def _followed(store: CountingStore, newest: int) -> Row:
     store.newest = newest - FOLLOWED_COMMITS
     state = load(store)
     view = catalog_view(store, state)
-    followed = state.directory.keys[:FOLLOWED_QUEUES]
+    followed = state.directory.roster.keys[:FOLLOWED_QUEUES]
     ends = {key: int(state.queue(key)["end_queue_offset"]) for key in followed}  # type: ignore[index]
     news_s = quiet_s = 0.0
     news = quiet = 0

@@ -24,7 +24,7 @@ from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.scan import FLAG_BATCH, RecordColumns
 from tiered.kernels.split import SplitScratch, split_by_queue
 from tiered.model.queue import QueueKey, TopicFilter
-from tiered.model.queue_roster import QueueSelection, distinct
+from tiered.model.queue_roster import QueueSelection, numbered
 from tiered.model.tables import RUN_DTYPE, GapReason, RunKind, Table, positions
 from uploader.lmq_dispatch import LmqOffsets, resolved_lmq_rows
 from uploader.queue_tails import UNKNOWN, QueueGenerations, QueueTails, TailChange
@@ -403,7 +403,8 @@ class CyclePlanner:
             parent_generation = generation_of_row[row_of_record[record[is_lmq]]]
             parents = self._generations.numbers(columns.queue[record[is_lmq]], parent_generation)
             parent_offset[is_lmq] = columns.queue_offset[record[is_lmq]]
-            numbers = distinct(np.concatenate([numbers, parents]))
+            numbers = np.concatenate([numbers, parents])
+            numbers = numbers[numbered(numbers)[0]]
             index_of_number = np.empty(len(self._generations.roster), np.int32)
             index_of_number[numbers] = np.arange(len(numbers))
             parent[is_lmq] = index_of_number[parents]

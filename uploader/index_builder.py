@@ -48,7 +48,17 @@ from tiered.object_store.interface import ObjectStore
 from tiered.settings.sections import IndexSettings
 from uploader.index_files import IndexFiles
 from uploader.index_input import GatheredItems, IndexInput, Unread, stale_entries
-from uploader.index_plan import Backlog, Group, Segment, combined, mergeable, oldest, plan_merge, segments_of
+from uploader.index_plan import (
+    Backlog,
+    Group,
+    Segment,
+    combined,
+    mergeable,
+    oldest,
+    plan_merge,
+    segments_of,
+    weight,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -93,8 +103,8 @@ def mostly_expired(
 PAGES_AT_ONCE = 1024
 PAGES_BYTES = 16 << 20
 """Cached pages of the catalog."""
-BACKLOG_SEGMENTS_MAX = 32_768
-"""Unindexed segments found in one pass over the catalog's pages, of about 1 KB each."""
+BACKLOG_RUNS_MAX = 1 << 19
+"""Runs of unindexed segments found in one pass over the catalog's pages, of about 100 bytes each."""
 
 
 @dataclass(frozen=True)
@@ -229,21 +239,21 @@ class IndexBuilder:
         self._backlog = self._backlog.of(state)
         if not self._backlog.segments:
             first = max(state.indexed_version, self._backlog.to_version) + 1
-            segments, last = self._segments(state, first, state.version, BACKLOG_SEGMENTS_MAX)
+            segments, last = self._segments(state, first, state.version, BACKLOG_RUNS_MAX)
             self._backlog = Backlog(segments, last, Backlog.identity_of(state))
         return self._backlog.segments
 
     def _segments(
-        self, state: CatalogState, first: int, last: int, count_max: int = sys.maxsize
+        self, state: CatalogState, first: int, last: int, runs_max: int = sys.maxsize
     ) -> tuple[list[Segment], int]:
         """The segments (objects with the runs that one version added) of the catalog versions from ``first`` on, and up
-        to which version they are: ``last``, or an earlier one, if there would be more than about ``count_max``."""
+        to which version they are: ``last``, or an earlier one, if they would have more than about ``runs_max`` runs."""
         segments: list[Segment] = []
         for page in self._pages(state, first, last):
             segments += segments_of(page, first, last)
-            if len(segments) > 2 * count_max:
-                segments, last = oldest(combined(segments), last, count_max)
-        return oldest(combined(segments), last, count_max)
+            if weight(segments) > 2 * runs_max:
+                segments, last = oldest(combined(segments), last, runs_max)
+        return oldest(combined(segments), last, runs_max)
 
     def _pages(self, state: CatalogState, first: int, last: int) -> Iterator[Page]:
         """Living runs that versions [first, last] added, with others."""

@@ -26,6 +26,8 @@ from tiered.model.tables import RUN_DTYPE, Table, concatenated, picked
 DAY_MS = 86_400_000
 MERGES_MAX = 8
 """A file merged so often is not merged again on its day: with 5 files a day, every 1,300 new files or so."""
+SEGMENT_RUNS = 10
+"""A segment without its runs takes the memory of so many."""
 MERGE_SHARE = 4
 """At the end of a backfill the files of the current day are merged unless the others are smaller than this part of
 the largest."""
@@ -93,20 +95,26 @@ def segments_of(page: Page, first: int, last: int) -> list[Segment]:
 
 def combined(segments: Sequence[Segment]) -> list[Segment]:
     """``segments``, in which those of one object and version, whose runs were in several pages, are joined."""
-    joined: dict[tuple[str, int], Segment] = {}
+    parts: dict[tuple[str, int], list[Segment]] = {}
     for segment in segments:
-        known = joined.get((segment.key, segment.version))
-        joined[segment.key, segment.version] = segment if known is None else _union(known, segment)
-    return list(joined.values())
+        parts.setdefault((segment.key, segment.version), []).append(segment)
+    return list(map(_union, parts.values()))
 
 
-def oldest(segments: list[Segment], last: int, count_max: int) -> tuple[list[Segment], int]:
-    """Those of ``segments`` that belong to the oldest catalog versions, about ``count_max`` of them and at least all of
-    one version; and the last of these versions, or ``last`` if all segments are taken."""
-    if len(segments) <= count_max:
+def weight(segments: Sequence[Segment]) -> int:
+    """What ``segments`` take of memory, counted in runs."""
+    return sum(SEGMENT_RUNS + len(segment.runs) for segment in segments)
+
+
+def oldest(segments: list[Segment], last: int, runs_max: int) -> tuple[list[Segment], int]:
+    """Those of ``segments`` that belong to the oldest catalog versions, of a weight of about ``runs_max``, and at least
+    all of one version; and the last of these versions, or ``last`` if all segments are taken."""
+    if weight(segments) <= runs_max:
         return segments, last
-    versions = sorted(segment.version for segment in segments)
-    last = max(versions[0], versions[count_max] - 1)
+    by_version = sorted(segments, key=attrgetter("version"))
+    ends = np.cumsum([weight([segment]) for segment in by_version])
+    first_left = by_version[int(np.searchsorted(ends, runs_max, side="right"))]
+    last = max(by_version[0].version, first_left.version - 1)
     return [segment for segment in segments if segment.version <= last], last
 
 
@@ -132,13 +140,13 @@ class Backlog:
         return replace(self, segments=left)
 
 
-def _union(segment: Segment, other: Segment) -> Segment:
-    """Both segments, of one object and version, as one."""
+def _union(parts: Sequence[Segment]) -> Segment:
+    """All parts of one object and version as one segment."""
     return replace(
-        segment,
-        runs=concatenated([segment.runs, other.runs], RUN_DTYPE),
-        begin_ms=min(segment.begin_ms, other.begin_ms),
-        end_ms=max(segment.end_ms, other.end_ms),
+        parts[0],
+        runs=concatenated((part.runs for part in parts), RUN_DTYPE),
+        begin_ms=min(part.begin_ms for part in parts),
+        end_ms=max(part.end_ms for part in parts),
     )
 
 

@@ -146,6 +146,12 @@ class LogBatchPool:
             if batch.pooled:
                 self._free.append(batch)
 
+    def shrink(self) -> None:
+        """Free the memory of batches that are not in use."""
+        with self._lock:
+            self._left += len(self._free)
+            self._free.clear()
+
     def used_bytes(self) -> int:
         """Bytes of batches in use, for the budget metric."""
         with self._lock:

@@ -388,8 +388,7 @@ class Offloader:
                 ("compensate", self._compensate_loop),
                 ("builder", self._build_loop),
                 ("committer", self._commit_loop),
-                ("index", self._index_loop.run),
-                *((("metadata", self._metadata_loop),) if follow else ()),
+                *((("index", self._index_loop.run), ("metadata", self._metadata_loop)) if follow else ()),
             )
         ]
         for thread in threads:
@@ -400,7 +399,9 @@ class Offloader:
                     with self._drained_before_unreadable():
                         self._loop.run(stop)
                     self._stop_metadata.set()  # no metadata is committed once the epoch is released
-                    self._join(threads[-1])
+                    while threads[-1].is_alive():
+                        self._check_failure()
+                        threads[-1].join(SHORT_WAIT_S)
                     self._drain()
                     self._metadata.commit_when_idle()
                 self._loop.step_pins()
@@ -408,10 +409,11 @@ class Offloader:
                 with self._drained_before_unreadable():
                     self._read_to_the_end(stop)
                 self._drain()
+                self._pool.shrink()
                 self._bound_source.refuse_silent_broker()
                 if not stop.is_set():
                     self._finish_backfill()
-                    self._finish_index(stop, threads[-1])
+                    self._finish_index(stop)
                     self._writer.finish_merges()
             retires = self._environment.retires and not (follow or stop.is_set())
             if retires:
@@ -510,11 +512,6 @@ class Offloader:
             cpu_s = time.thread_time() - began_s
             self._stop_metadata.wait(max(self._settings.tables_every_ms / 1000, cpu_s / TABLES_CPU_SHARE))
 
-    def _join(self, thread: threading.Thread) -> None:
-        while thread.is_alive():
-            self._check_failure()
-            thread.join(SHORT_WAIT_S)
-
     def _read_to_the_end(self, stop: threading.Event) -> None:
         """The reading of a backfill: reads the log of a stopped broker to its end, or until ``stop``. Raises
         UnavailableError if the broker starts, as what it appends is not confirmed."""
@@ -585,11 +582,9 @@ class Offloader:
                 },
             )
 
-    def _finish_index(self, stop: threading.Event, thread: threading.Thread) -> None:
-        """End the index building of a backfill: stop its ``thread``, and build the index files that are due still.
+    def _finish_index(self, stop: threading.Event) -> None:
+        """Build the index files that are due at the end of a backfill: during it, each would be merged with later ones.
         Few segments stay without an index, as they are searched as fast."""
-        self._index_loop.stop()
-        self._join(thread)
         is_final = self._index_settings.after_backfill
         if self._index_builder.is_due(is_final=is_final):
             self._owner.claim()  # so that index objects left by a killed process carry an older epoch

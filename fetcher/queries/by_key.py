@@ -219,7 +219,7 @@ def _memory_page(state: CatalogState, instead: IndexRef | None) -> Page:
     memory = state.memory
     if not bool(_is_unindexed(state, memory, instead).any()):
         return Page((), replace(memory, runs=memory.runs[:0]))
-    return sorted_page(state.directory.keys, memory)
+    return sorted_page(state.queue_keys, memory)
 
 
 """Candidates whose blocks are read side by side."""

@@ -311,7 +311,7 @@ def _required(state: CatalogState, planned: PlannedRound) -> Requirements:
     queues = list(planned.candidates.queues)
     if chosen.is_partial:
         # Expiry of other queues may leave sources that nothing else references.
-        queues = list(state.directory.keys[: len(state.table)])
+        queues = list(state.directory.roster.keys[: len(state.table)])
     return Requirements(
         epoch=state.epoch,
         histories=histories_of(state),

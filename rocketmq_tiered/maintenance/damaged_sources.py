@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from tiered.catalog.pages import Page, RunIndex, living_pages, memory_page
 from tiered.catalog.state import CatalogState
 from tiered.errors import TieredError
 from tiered.model.queue import QueueKey
+from tiered.model.queue_roster import selection_of
 from tiered.model.tables import picked
 from tiered.object_store.interface import ObjectStore
 
@@ -52,7 +54,7 @@ class DamagedSources:
         if key is None:
             return False
         runs = picked(candidates.runs, np.flatnonzero(candidates.runs["object"] == sources[key]))
-        queues = [candidates.queues[number] for number in runs["queue"].tolist()]
+        queues = selection_of(candidates.queues).taken(runs["queue"])
         self._add(SegmentCheck(key, candidates.objects[sources[key]], [runs], queues), error.message)
         self._changed()
         return True
@@ -70,7 +72,8 @@ class DamagedSources:
                     keys[number], SegmentCheck(keys[number], chunk.objects[number], [], [])
                 )
                 check.runs.append(runs)
-                check.queues.extend(page.queues[queue] for queue in runs["queue"].tolist())
+                queues = [*check.queues, *selection_of(page.queues).taken(runs["queue"])]
+                checks[keys[number]] = replace(check, queues=queues)
         for key, check in checks.items():
             if key not in self._found and (
                 anomalies := check_segment(store, state, check, full=True).anomalies

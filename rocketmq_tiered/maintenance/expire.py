@@ -256,7 +256,7 @@ def _queues(
     numbers: dict[str, int] = {}
     topic = np.zeros(state.queue_count, np.int64)
     erased = np.zeros(state.queue_count, bool)
-    for row, key in enumerate(state.directory.keys[: state.queue_count]):
+    for row, key in enumerate(state.directory.roster.keys[: state.queue_count]):
         if key.topic not in numbers:
             numbers[key.topic] = len(rules)
             rule = rule_of(key.topic)

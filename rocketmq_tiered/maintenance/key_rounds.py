@@ -118,7 +118,7 @@ def keyed_queues(
     fixed = damaged | state.unindexed.keys()
     wanted: set[QueueKey] = set()
     excluded: list[KeyedQueue | Waiting] = []
-    for row, queue in enumerate(state.directory.keys[: len(state.table)]):
+    for row, queue in enumerate(state.directory.roster.keys[: len(state.table)]):
         if is_keyed(queue.topic):
             flags = int(state.table["flags"][row])
             why = next((reason for flag, reason in _EXCLUDED if flags & flag), "")

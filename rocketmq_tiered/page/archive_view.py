@@ -65,7 +65,7 @@ class TopicNumbers:
         if self._directory is not state.directory:  # another directory numbers its rows differently
             self._directory = state.directory
             self.names, self._numbers, self._of_row = [], {}, []
-        for key in state.directory.keys[
+        for key in state.directory.roster.keys[
             len(self._of_row) : state.queue_count
         ]:  # rows that came since the last call
             number = self._numbers.setdefault(key.topic, len(self.names))

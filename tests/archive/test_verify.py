@@ -228,7 +228,9 @@ def test_hole_and_overlap_in_a_queue() -> None:
     memory = state.memory
 
     def found(runs: Table) -> list[Anomaly]:
-        return list(check_queues(state, [sorted_page(state.directory.keys, replace(memory, runs=runs))]))
+        return list(
+            check_queues(state, [sorted_page(state.directory.roster.keys, replace(memory, runs=runs))])
+        )
 
     assert found(memory.runs) == []
     run = memory.runs[2]

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiered.catalog.commit import queue_keys
 from tiered.formats.container import decode_container, encode_container
-from tiered.formats.queue_names import queue_table
+from tiered.formats.queue_names import queues_of
 from tiered.model.queue import QueueKey
+from tiered.model.queue_roster import selection_of
 
 TOPICS = st.one_of(
     st.sampled_from(
@@ -22,13 +22,13 @@ KEYS = st.builds(QueueKey, TOPICS, st.integers(-(2**31), 2**31 - 1), st.integers
 
 @given(st.lists(KEYS, unique=True, max_size=30))
 def test_a_table_tells_the_same_queues_through_a_container(keys: list[QueueKey]) -> None:
-    topics, table = queue_table(keys)
+    topics, table = selection_of(keys).table()
     assert len(topics) == len(set(topics)) == len({key.topic for key in keys})
     data = encode_container(b"RMQTTEST", {"topics": topics}, {"queues": table})
-    assert queue_keys(decode_container(data, b"RMQTTEST", source="test")) == keys
+    assert queues_of(decode_container(data, b"RMQTTEST", source="test")) == keys
 
 
 @pytest.mark.parametrize("key", [QueueKey("t", 2**31, 0), QueueKey("t", 0, 2**32), QueueKey("t", 0, -1)])
 def test_a_number_that_does_not_fit_is_an_error_and_not_another_queue(key: QueueKey) -> None:
     with pytest.raises(OverflowError):
-        queue_table([key])
+        selection_of([key]).table()

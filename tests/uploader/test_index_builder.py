@@ -50,7 +50,7 @@ from tiered.settings.topic_rules import TopicRule
 from uploader import index_builder, index_files, index_input
 from uploader.index_builder import IndexBuilder
 from uploader.index_input import stale_entries
-from uploader.index_plan import groups_of
+from uploader.index_plan import SEGMENT_RUNS, groups_of
 
 _seeds = itertools.count()
 A, B = QueueKey("a", 0, 0), QueueKey("b", 3, 0)
@@ -701,7 +701,7 @@ def test_what_is_no_longer_there_makes_room(damaged: Damaged, monkeypatch: pytes
 def test_a_backlog_is_found_in_one_pass_over_the_pages_for_many_files(
     monkeypatch: pytest.MonkeyPatch, segments_max: int
 ) -> None:
-    monkeypatch.setattr(index_builder, "BACKLOG_SEGMENTS_MAX", segments_max)
+    monkeypatch.setattr(index_builder, "BACKLOG_RUNS_MAX", segments_max * (1 + SEGMENT_RUNS))
     monkeypatch.setattr(index_builder, "PAGES_BYTES", 0)
     memory = MemoryStore()
     archive = ArchiveBuilder(memory, limits=CatalogLimits(spill_runs=6, page_runs_max=4, merge_sequences=64))

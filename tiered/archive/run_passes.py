@@ -9,7 +9,7 @@ A window is a pass over the pages that may hold runs of it: more history means m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from tiered.archive.verify_segment import SegmentCheck
 from tiered.catalog.page_merge import merged_pages
-from tiered.catalog.pages import Page, RunIndex, living_pages, sequences_of, sorted_page
+from tiered.catalog.pages import Page, RunIndex, living_pages, memory_page, sequences_of
 from tiered.catalog.state import CatalogState, PageRef, RunChunk, selected
 from tiered.errors import CorruptionError, NotFoundError
 from tiered.model.queue import QueueKey
+from tiered.model.queue_roster import united
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, Table
 from tiered.object_store.interface import ObjectStore
 
@@ -50,8 +51,7 @@ class LivingRuns:
     def in_order(self) -> Iterator[Page]:
         """Every run once, by (queue, base offset), without the objects they are in."""
         streams = [map(_bare, self._pages(sequence)) for sequence in sequences_of(self.state.pages)]
-        if self.state.memory_runs:
-            streams.append(map(_bare, [sorted_page(self.state.directory.keys, self.state.memory)]))
+        streams.append(map(_bare, memory_page(self.state)))
         return merged_pages(streams, MERGED_RUNS)
 
     def between(self, from_version: int, to_version: int) -> Iterator[Page]:
@@ -60,7 +60,7 @@ class LivingRuns:
         for page in self._pages(refs):
             yield _of_versions(page, from_version, to_version)
         if self.state.memory_runs:
-            memory = Page(self.state.directory.keys, self.state.memory)
+            memory = Page(self.state.queue_keys, self.state.memory)
             yield _of_versions(memory, from_version, to_version)
 
     def windows(self) -> tuple[list[Window], int]:
@@ -122,7 +122,7 @@ class WindowObjects(Mapping[str, SegmentCheck]):
         """Joins the runs and objects of ``pages``: numbers of queues and objects become valid for all pages, and runs
         are sorted by object."""
         objects: dict[str, int] = {}
-        queues: dict[QueueKey, int] = {}
+        names: list[Sequence[QueueKey]] = []
         places: list[Table] = [np.zeros(0, OBJECT_DTYPE)]
         tables: list[Table] = [np.zeros(0, RUN_DTYPE)]
         for page in pages:
@@ -133,15 +133,16 @@ class WindowObjects(Mapping[str, SegmentCheck]):
             places.append(chunk.objects[first[number[first] >= known]])
             runs = chunk.runs.copy()
             runs["object"] = number[chunk.runs["object"]]
-            runs["queue"] = np.array([queues.setdefault(queue, len(queues)) for queue in page.queues])[
-                chunk.runs["queue"]
-            ]
             tables.append(runs)
+            names.append(page.queues)
+        self._queues, of_pages = united(names)
+        for runs, number in zip(tables[1:], of_pages, strict=True):
+            runs["queue"] = number[runs["queue"]]
         runs = np.concatenate(tables)
         self._runs = runs[np.argsort(runs["object"], kind="stable")]
         self._first = np.searchsorted(self._runs["object"], np.arange(len(objects) + 1))
         self._places = np.concatenate(places)
-        self._numbers, self._queues = objects, list(queues)
+        self._numbers = objects
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -151,8 +152,7 @@ class WindowObjects(Mapping[str, SegmentCheck]):
 
     def __getitem__(self, key: str) -> SegmentCheck:
         runs = self._runs_of(key)
-        queues = [self._queues[number] for number in runs["queue"].tolist()]
-        return SegmentCheck(key, self._places[self._numbers[key]], [runs], queues)
+        return SegmentCheck(key, self._places[self._numbers[key]], [runs], self._queues.taken(runs["queue"]))
 
     @property
     def runs(self) -> int:

@@ -6,7 +6,7 @@ One ranged GET opens a segment, one GET reads consecutive blocks. ``tiered.forma
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from typing import NamedTuple
 
@@ -59,7 +59,7 @@ class SegmentReader:
         return cls(store, SegmentIndex(key, size_bytes, tail, part))
 
     @property
-    def queues(self) -> list[QueueKey]:
+    def queues(self) -> Sequence[QueueKey]:
         """Queues, indexed by ``runs["queue"]`` and the rows' ``parent``."""
         return self.index.queues
 

@@ -160,9 +160,7 @@ def check_queues(state: CatalogState, pages: Iterable[Page]) -> Iterator[Anomaly
     seen = np.zeros(len(state.table), bool)
     chain: _Chain | None = None
     for page in pages:
-        rows = np.array(
-            [-1 if (row := state.row_of(queue)) is None else row for queue in page.queues], np.int64
-        )
+        rows = state.directory.rows(page.queues, len(state.table))
         row = rows[page.chunk.runs["queue"]]
         runs, row = page.chunk.runs[row >= 0], row[row >= 0]
         if len(runs) == 0:

@@ -50,7 +50,7 @@ class NamedObjects:
         """Digests of the objects' keys, ascending, and the size of each."""
         runs = LivingRuns(store, state, seen=self._add)
         if state.memory_runs:
-            self._add(Page(state.directory.keys, state.memory))
+            self._add(Page(state.queue_keys, state.memory))
         report.anomalies += check_queues(state, runs.in_order())
         for key, reason in runs.unreadable.items():
             report.add(AnomalyKind.PAGE, key, reason)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -25,6 +25,7 @@ from tiered.kernels.record_checks import RESERVED_CRC_BYTES
 from tiered.kernels.record_columns import InvalidReason, RecordColumns
 from tiered.kernels.rescan import own_phys, rescan
 from tiered.model.queue import LMQ_PREFIX, SCHEDULE_TOPIC, QueueKey
+from tiered.model.queue_roster import united
 from tiered.model.tables import RUN_DTYPE, RunKind, Table, begins, concatenated, picked, positions
 from tiered.object_store.interface import ObjectStore
 
@@ -89,7 +90,7 @@ class SegmentCheck:
     key: str
     place: np.void
     runs: list[Table]
-    queues: list[QueueKey]
+    queues: Sequence[QueueKey]
 
 
 @dataclass
@@ -211,9 +212,8 @@ def _compare(
     names = [name for name in runs.dtype.names or () if name not in ("queue", "object", "version", "ordinal")]
     is_there = runs["ordinal"] < len(index)
     own = picked(index.runs, np.where(is_there, runs["ordinal"], 0))
-    numbers = {queue: number for number, queue in enumerate(index.queues)}
-    number_of = np.array([numbers[queue] for queue in index.queues])[own["queue"]]
-    differing = ~is_there | (number_of != np.array([numbers.get(queue, -1) for queue in check.queues]))
+    _, (number, named) = united([index.queues, check.queues])
+    differing = ~is_there | (number[own["queue"]] != named)
     for name in names:
         differing |= runs[name] != own[name]
     for at in np.flatnonzero(differing).tolist():  # or it is a part

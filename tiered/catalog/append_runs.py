@@ -181,7 +181,7 @@ def _end_generations(directory: QueueDirectory, table: Table, succession: Sequen
             and table["first_phys"][row] < table["end_phys"][previous]
         ):
             raise CommitInvalidError(
-                f"{directory.keys[row]}: this new generation of the queue begins at commitlog offset "
+                f"{directory.roster.keys[row]}: this new generation of the queue begins at commitlog offset "
                 f"{table['first_phys'][row]}, which was archived before; nothing was committed"
             )
         table["flags"][previous] |= QUEUE_HIDDEN
@@ -227,13 +227,13 @@ def _check_offsets(
     if is_broken.any():
         at = int(np.flatnonzero(is_broken)[0])
         raise CommitInvalidError(
-            f"{directory.keys[row[at]]}: the commit's {'gap' if is_gap[at] else 'run'} begins at queue offset "
+            f"{directory.roster.keys[row[at]]}: the commit's {'gap' if is_gap[at] else 'run'} begins at queue offset "
             f"{begin[at]}, but the queue is archived up to {expected[at]}; nothing was committed"
         )
     gap_first = np.flatnonzero(begins_queue & is_gap)
     if len(gap_first):
         raise CommitInvalidError(
-            f"{directory.keys[row[gap_first[0]]]}: the commit records a gap before the first message of the queue"
+            f"{directory.roster.keys[row[gap_first[0]]]}: the commit records a gap before the queue's first message"
         )
     is_last = np.concatenate([is_first[1:], [True]])
     return row[is_last], end[is_last]
@@ -252,7 +252,7 @@ def _check_bytes_and_phys(directory: QueueDirectory, table: Table, row: Ints, ru
     if is_broken.any():
         at = int(np.flatnonzero(is_broken)[0])
         raise CommitInvalidError(
-            f"{directory.keys[row[at]]}: the commit's run begins at byte {runs['base_byte'][at]} of the queue's "
+            f"{directory.roster.keys[row[at]]}: the commit's run begins at byte {runs['base_byte'][at]} of the queue's "
             f"archived messages, which end at byte {expected[at]}; nothing was committed"
         )
     end_phys = np.where(is_first, table["end_phys"][row], np.concatenate([[0], runs["end_phys"][:-1]]))
@@ -260,8 +260,8 @@ def _check_bytes_and_phys(directory: QueueDirectory, table: Table, row: Ints, ru
     if is_repeated.any():
         at = int(np.flatnonzero(is_repeated)[0])
         raise CommitInvalidError(
-            f"{directory.keys[row[at]]}: the record at commitlog offset {runs['min_phys'][at]} was archived before, as "
-            f"the queue is archived up to {end_phys[at]}; nothing was committed"
+            f"{directory.roster.keys[row[at]]}: the record at commitlog offset {runs['min_phys'][at]} was archived "
+            f"before, as the queue is archived up to {end_phys[at]}; nothing was committed"
         )
 
 

@@ -40,13 +40,13 @@ from tiered.catalog.timer_refs import TIMER_DTYPE, TimerRef, timer_refs, timer_t
 from tiered.errors import CorruptionError, TieredError, UnsupportedFormatError
 from tiered.formats.container import Container, decode_container, encode_container
 from tiered.formats.memory_bound import LARGE
-from tiered.formats.queue_names import queue_table
+from tiered.formats.queue_names import queues_of
 from tiered.model.queue import QueueKey
+from tiered.model.queue_roster import selection_of
 from tiered.model.tables import (
     FLOOR_DTYPE,
     GAP_DTYPE,
     OBJECT_DTYPE,
-    QUEUE_DTYPE,
     QUEUE_STATE_DTYPE,
     RUN_DTYPE,
     RunKind,
@@ -196,7 +196,7 @@ def decode_commit(data: bytes, *, source: str) -> Commit:
             from_phys=whole(header["from_phys"]),
             to_phys=whole(header["to_phys"]),
             check=row(LogCheck, header["check"]),
-            queues=queue_keys(container),
+            queues=queues_of(container),
             runs=container.table("runs", RUN_DTYPE),
             removed=container.table("removed", REMOVED_DTYPE),
             objects=container.table("objects", OBJECT_DTYPE),
@@ -284,18 +284,6 @@ def _unknown_runs(runs: Table | None) -> str:
     return f"runs of kind {int(unknown[0])}" if len(unknown) else ""
 
 
-def queue_keys(container: Container) -> list[QueueKey]:
-    """The queues of a commit, root page or page: its table ``queues`` has the number of each topic in the header's
-    list ``topics``. Raises KeyError, TypeError or ValueError if these are damaged."""
-    container.charge_queues()
-    topics, table = container.header["topics"], container.table("queues", QUEUE_DTYPE)
-    if len(table) and int(table["topic"].max()) >= len(topics):
-        raise ValueError(f"the queue table refers to topic {table['topic'].max()} of only {len(topics)}")
-    topics = texts(topics)
-    names = [topics[index] for index in table["topic"].tolist()]
-    return list(map(QueueKey, names, table["queue_id"].tolist(), table["generation"].tolist()))
-
-
 def timers_of(container: Container) -> tuple[TimerRef, ...]:
     """The objects of the table ``timers``, which is absent without any. Raises ValueError."""
     return timer_refs(container.table("timers", TIMER_DTYPE)) if "timers" in container.tables else ()
@@ -317,7 +305,7 @@ def _deletion_change(header: Mapping[str, Any]) -> DeletionChange:
 
 def _content(draft: CommitDraft, place: CommitPlace) -> tuple[dict[str, Any], dict[str, Table]]:
     """The header and the tables that a commit is stored as."""
-    topics, queues = queue_table(draft.queues)
+    topics, queues = selection_of(draft.queues).table()
     pages = draft.pages
     header = {
         "kind": draft.kind,
@@ -378,7 +366,7 @@ ROOT_KIND = b"RMQTROOT"
 
 def encode_root(state: CatalogState) -> bytes:
     """``state`` as bytes; equal states give equal bytes."""
-    topics, queues = queue_table(state.directory.keys[: state.queue_count])
+    topics, queues = state.queue_keys.table()
     table = state.table.copy()
     table["topic"] = queues["topic"]
     memory = state.memory
@@ -427,7 +415,7 @@ def decode_root(data: bytes, *, source: str) -> CatalogState:
     refuse_unknown(container, None, source)
     try:
         table = container.table("queues", QUEUE_STATE_DTYPE)
-        keys = queue_keys(container)
+        keys = queues_of(container)
         table["topic"] = 0
         memory = RunChunk(
             container.table("runs", RUN_DTYPE),

@@ -14,7 +14,7 @@ import numpy as np
 
 from tiered.catalog.catalog_reader import histories_to, history_spans, read_root, shared_version
 from tiered.catalog.deletions import PendingDeletion, Reason, read_list
-from tiered.catalog.pages import Page, RunIndex, living_runs
+from tiered.catalog.pages import Page, RunIndex, living_runs, union
 from tiered.catalog.queue_directory import QueueDirectory
 from tiered.catalog.state import (
     NO_ROOT,
@@ -52,19 +52,9 @@ def hidden_runs(
 
     ``common``: the last state that the new history continues; what its queues have is not hidden, even where a dropped
     run has it too. None: nothing of the kind."""
-    queues = sorted(
-        {page.queues[row] for page in dropped for row in np.unique(page.chunk.runs["queue"]).tolist()}
-    )
-    count = len(queues)
-    queues += ended
-    row_of = {queue: row for row, queue in enumerate(queues)}
-    chunks = []
-    for page in dropped:
-        rows = np.array([row_of.get(queue, 0) for queue in page.queues], np.int64)
-        runs = page.chunk.runs.copy()
-        runs["queue"] = rows[runs["queue"]]
-        chunks.append(RunChunk(runs, page.chunk.objects, page.chunk.object_keys))
-    chunk = joined_chunks(tuple(chunks))
+    page = union(dropped)
+    chunk, count = page.chunk, len(page.queues)
+    queues = [*page.queues, *ended]
     table = state.table[[_row(state, queue) for queue in queues]].copy()
     table["flags"][:count] &= ~_ENDED
     common_rows = [None if common is None else common.queue(queue) for queue in queues[:count]]

@@ -350,9 +350,7 @@ def living_rows(state: CatalogState, page: Page) -> NDArray[np.int64]:
 
 def memory_pages(state: CatalogState) -> list[Page]:
     """The runs in memory, not sorted."""
-    return (
-        [Page(state.directory.keys[: len(state.table)], joined_chunks(state.chunks))] if state.chunks else []
-    )
+    return [Page(state.queue_keys, joined_chunks(state.chunks))] if state.chunks else []
 
 
 def _walked_back(base: CatalogState, state: CatalogState, start: Divergence, walk: _Walk) -> CatalogState:

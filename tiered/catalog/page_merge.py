@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import cast
 
-import numpy as np
-
 from tiered.catalog.pages import (
     Page,
     PutPage,
@@ -19,13 +17,12 @@ from tiered.catalog.pages import (
     cut,
     living_pages,
     sequences_of,
-    sorted_page,
+    union,
     write_pages,
 )
-from tiered.catalog.state import CatalogState, PageRef, joined_chunks
+from tiered.catalog.state import CatalogState, PageRef
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.model.queue import QueueKey
-from tiered.model.tables import copied
 
 
 def sequence_to_merge(
@@ -130,20 +127,6 @@ def between(pages: Iterator[Page], begin: int, end: int | None) -> Iterator[Page
         before += runs
         if end is not None and before >= end:
             return
-
-
-def union(pages: Sequence[Page]) -> Page:
-    """All runs of ``pages`` as one page sorted by queue and offset."""
-    queues = sorted({queue for page in pages for queue in page.queues})
-    number_of = {queue: number for number, queue in enumerate(queues)}
-    numbers = (np.array([number_of[queue] for queue in page.queues], np.uint32) for page in pages)
-    chunk = joined_chunks(tuple(page.chunk for page in pages))
-    # A single chunk is not copied by the join, and pages are immutable.
-    runs = chunk.runs if len(pages) > 1 else copied(chunk.runs)
-    runs["queue"] = np.concatenate(
-        [new[page.chunk.runs["queue"]] for new, page in zip(numbers, pages, strict=True)]
-    )
-    return sorted_page(queues, replace(chunk, runs=runs))
 
 
 def _slice(page: Page, begin: int, end: int) -> Page:

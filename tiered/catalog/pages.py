@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.catalog.commit import check_chunk, queue_keys, refuse_unknown
+from tiered.catalog.commit import check_chunk, refuse_unknown
 from tiered.catalog.floors import is_expired
 from tiered.catalog.json_fields import texts
 from tiered.catalog.page_bytes import read_page_bytes
@@ -42,10 +42,10 @@ from tiered.catalog.state import (
 from tiered.errors import CorruptionError
 from tiered.formats.container import decode_container, encode_container
 from tiered.formats.memory_bound import LARGE
-from tiered.formats.queue_names import queue_table
+from tiered.formats.queue_names import queues_of
 from tiered.model.lru import Lru
 from tiered.model.queue import QueueKey
-from tiered.model.queue_roster import sorted_order, taken, united
+from tiered.model.queue_roster import selection_of, united
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, Table, copied, picked
 from tiered.object_store.interface import ObjectStore
 
@@ -114,7 +114,7 @@ class Page:
 
 def encode_catalog_page(page: Page) -> bytes:
     """The page as one container."""
-    topics, queues = queue_table(page.queues)
+    topics, queues = selection_of(page.queues).table()
     header = {"topics": topics, "object_keys": list(page.chunk.object_keys)}
     tables = {"queues": queues, "runs": page.chunk.runs, "objects": page.chunk.objects}
     return encode_container(PAGE_KIND, header, tables, is_packed=True)
@@ -126,7 +126,7 @@ def decode_catalog_page(data: bytes, *, source: str) -> Page:
     container = decode_container(data, PAGE_KIND, source=source, allowance=LARGE)
     refuse_unknown(container, None, source)
     try:
-        queues = queue_keys(container)
+        queues = queues_of(container)
         chunk = RunChunk(
             container.table("runs", RUN_DTYPE),
             container.table("objects", OBJECT_DTYPE),
@@ -145,14 +145,25 @@ def sorted_page(keys: Sequence[QueueKey], chunk: RunChunk) -> Page:
     """The runs of ``chunk``, whose ``queue`` is an index into ``keys``, as one page of any size: sorted by queue and
     offset, with only the queues that have runs."""
     present, number = renumbered(chunk.runs["queue"], len(keys))
-    queues = taken(keys, present)
-    order = sorted_order(queues)
+    queues = selection_of(keys).taken(present)
+    order = queues.sorted_order()
     rank = np.empty(len(queues), np.uint32)
     rank[order] = np.arange(len(queues))
     number = rank[number]
     runs = picked(chunk.runs, _order(number, chunk.runs["base_queue_offset"]))
     runs["queue"] = np.sort(number)
-    return Page(taken(queues, order), RunChunk(runs, chunk.objects, chunk.object_keys))
+    return Page(queues.taken(order), RunChunk(runs, chunk.objects, chunk.object_keys))
+
+
+def union(pages: Sequence[Page]) -> Page:
+    """All runs of ``pages`` as one page sorted by queue and offset."""
+    queues, numbers = united([page.queues for page in pages])
+    chunk = joined_chunks(tuple(page.chunk for page in pages))
+    # A single chunk is not copied by the join, and pages are immutable.
+    runs = chunk.runs if len(pages) > 1 else copied(chunk.runs)
+    parts = [number[page.chunk.runs["queue"]] for number, page in zip(numbers, pages, strict=True)]
+    runs["queue"] = np.concatenate([np.zeros(0, np.uint32), *parts])
+    return sorted_page(queues, replace(chunk, runs=runs))
 
 
 def _order(queue: NDArray[Any], base: NDArray[Any]) -> NDArray[np.int64]:
@@ -169,7 +180,7 @@ def cut(page: Page, runs_max: int) -> Iterator[Page]:
     for begin in range(0, len(page.chunk.runs), runs_max):
         piece = selected(page.chunk, slice(begin, begin + runs_max))
         used, piece.runs["queue"] = renumbered(piece.runs["queue"], len(page.queues))
-        yield Page(taken(page.queues, used), piece)
+        yield Page(selection_of(page.queues).taken(used), piece)
 
 
 def write_pages(pages: Iterator[Page], level: int, versions: tuple[int, int], put: PutPage) -> list[PageRef]:
@@ -202,7 +213,7 @@ def spill(state: CatalogState, runs_max: int, put: PutPage) -> list[PageRef]:
     """Put all runs in memory; returns the refs for the commit that drops them from memory."""
     memory = state.memory
     versions = memory.runs["version"]
-    page = sorted_page(state.directory.roster.first(len(state.table)), memory)
+    page = sorted_page(state.queue_keys, memory)
     return write_pages(cut(page, runs_max), 0, (int(versions.min()), int(versions.max())), put)
 
 
@@ -296,12 +307,7 @@ class RunIndex:
         ]
         rows = state.directory.rows(queues, len(state.table))
         in_memory = selected(state.memory, np.isin(state.memory.runs["queue"], rows))
-        pages.append(sorted_page(state.directory.keys, in_memory))
-        # The pages are copies, which are renumbered to the union of their queues.
-        all_queues, numbers = united([page.queues for page in pages])
-        for page, number in zip(pages, numbers, strict=True):
-            page.chunk.runs["queue"] = number[page.chunk.runs["queue"]]
-        return sorted_page(all_queues, joined_chunks(tuple(page.chunk for page in pages)))
+        return union([*pages, sorted_page(state.queue_keys, in_memory)])
 
     def window(
         self, state: CatalogState, key: QueueKey, offset: int, runs_max: int = WINDOW_RUNS
@@ -554,4 +560,4 @@ def living_pages(
 def memory_page(state: CatalogState) -> Iterator[Page]:
     """The runs of ``state`` that are in no page yet, sorted as one, if there are any."""
     if state.memory_runs:
-        yield sorted_page(state.directory.keys, state.memory)
+        yield sorted_page(state.queue_keys, state.memory)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tiered.model.queue import QueueKey
-from tiered.model.queue_roster import QueueRoster, QueueSelection
+from tiered.model.queue_roster import QueueRoster, selection_of
 
 
 class QueueDirectory:
@@ -30,26 +30,21 @@ class QueueDirectory:
         """The highest generation of each (topic, queue id)."""
         self._by_topic: dict[str, list[int]] = {}
         """Rows of each topic, ascending."""
-        self._rows_by_number: tuple[QueueRoster, NDArray[np.int64]] = (self.roster, np.empty(0, np.int64))
-        """A list of queues in other numbers (those of a log scan, say), and the row of each; -1 if not yet known."""
+        self._rows_by_number: WeakKeyDictionary[QueueRoster, NDArray[np.int64]] = WeakKeyDictionary()
+        """For lists of queues in other numbers (those of a log scan, say), the row of each; -1 if not yet known."""
         self._append(keys)
 
-    @property
-    def keys(self) -> list[QueueKey]:
-        """The queue of every row."""
-        return self.roster.keys
-
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self.roster)
 
     def extended(self, count: int, keys: Sequence[QueueKey]) -> QueueDirectory:
         """A directory with ``keys`` in the rows from ``count`` on: this one, if it has ``count`` rows, or a copy of its
         first rows, if a newer state has added other queues."""
         with self._lock:
-            if len(self.keys) == count:
+            if len(self.roster) == count:
                 self._append(keys)
                 return self
-        copy = QueueDirectory(self.keys[:count])
+        copy = QueueDirectory(self.roster.keys[:count])
         copy._append(keys)
         return copy
 
@@ -59,29 +54,19 @@ class QueueDirectory:
         return row if row is not None and row < count else None
 
     def rows(self, keys: Sequence[QueueKey], count: int) -> NDArray[np.int64]:
-        """The row of each key, or -1 where it is not among the first ``count``."""
-        if isinstance(keys, QueueSelection):
-            found = self._rows_of_numbers(keys.roster, keys.numbers)
-        else:
-            found = np.array([self._rows.get(key, -1) for key in keys], np.int64)
+        """The row of each key, or -1 where it is not among the first ``count``. Keeps the rows for each roster, as the
+        writer looks up the queues of the log in every cycle."""
+        queues = selection_of(keys)
+        roster, found = queues.roster, queues.numbers.astype(np.int64)
+        if roster is not self.roster:
+            known = self._rows_by_number.get(roster, np.empty(0, np.int64))
+            known = np.concatenate([known, np.full(len(roster) - len(known), -1, np.int64)])
+            unknown = found[known[found] < 0]
+            known[unknown] = [self._rows.get(roster.keys[number], -1) for number in unknown.tolist()]
+            # Rows never change, so concurrent writes are equally valid.
+            self._rows_by_number[roster] = known
+            found = known[found]
         return np.where(found < count, found, -1)
-
-    def _rows_of_numbers(self, roster: QueueRoster, numbers: NDArray[Any]) -> NDArray[np.int64]:
-        """The rows here of the queues that ``roster`` has under ``numbers``; -1 if there is none. Caches the rows, as
-        the writer looks up the same roster, the queues of the log, in every cycle."""
-        cached_roster, row_of_number = self._rows_by_number
-        if cached_roster is not roster:
-            row_of_number = np.empty(0, np.int64)
-        row_of_number = np.concatenate(
-            [row_of_number, np.full(len(roster) - len(row_of_number), -1, np.int64)]
-        )
-        rows: NDArray[np.int64] = row_of_number[numbers]
-        for at in np.flatnonzero(rows < 0).tolist():
-            rows[at] = self._rows.get(roster.keys[numbers[at]], -1)
-        row_of_number[numbers] = rows
-        # Rows never change, so concurrent writes are equally valid.
-        self._rows_by_number = roster, row_of_number
-        return rows
 
     def rows_of_topic(self, topic: str, count: int) -> list[int]:
         """Rows of a topic's queues of all generations among the first ``count``, ascending."""

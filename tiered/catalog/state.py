@@ -20,6 +20,7 @@ from tiered.catalog.queue_directory import QueueDirectory
 from tiered.catalog.timer_refs import TimerRef
 from tiered.formats.keys import PAGES_PREFIX, object_of
 from tiered.model.queue import QueueKey
+from tiered.model.queue_roster import QueueSelection
 from tiered.model.tables import (
     GAP_DTYPE,
     OBJECT_DTYPE,
@@ -226,13 +227,18 @@ class CatalogState:
         """Queues of all generations, including hidden ones."""
         return len(self.table)
 
+    @property
+    def queue_keys(self) -> QueueSelection:
+        """The queues by row of ``table``."""
+        return self.directory.roster.first(len(self.table))
+
     def row_of(self, key: QueueKey) -> int | None:
         """Row of ``key`` in ``table``, or None."""
         return self.directory.row(key, len(self.table))
 
     def key_of(self, row: int) -> QueueKey:
         """The queue in ``row``."""
-        return self.directory.keys[row]
+        return self.directory.roster.keys[row]
 
     def queue(self, key: QueueKey) -> np.void | None:
         """The QUEUE_STATE_DTYPE row of ``key``, or None."""
@@ -242,12 +248,12 @@ class CatalogState:
 
     def queues(self) -> Iterator[tuple[QueueKey, np.void]]:
         """All queues with their rows, in order of appearance."""
-        return zip(self.directory.keys[: len(self.table)], self.table, strict=True)
+        return zip(self.directory.roster.keys[: len(self.table)], self.table, strict=True)
 
     def visible_queues(self) -> list[QueueKey]:
         """Queues listed by default, sorted by name."""
         shown = np.flatnonzero((self.table["flags"] & QUEUE_HIDDEN) == 0).tolist()
-        return sorted(self.directory.keys[row] for row in shown)
+        return sorted(self.directory.roster.keys[row] for row in shown)
 
     def current_generation(self, topic: str, queue_id: int) -> int | None:
         """The newest generation of a queue, or None if it was never archived."""

@@ -112,7 +112,7 @@ class FileQueue:
             units["store_timestamp"] = stored["store_timestamp"]
         else:
             codes = stored["tags_code"].astype(np.int64)
-            ext = self._topic_ext / self.files.directory.name
+            ext = self._topic_ext / Path(self.files.directory).name
             units["tags_code"] = resolve_tags_codes(codes, ext, self._open_files)
             units["queue_offset"], units["inner_num"] = indices, 1
         return units

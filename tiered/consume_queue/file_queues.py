@@ -119,7 +119,7 @@ class FileConsumeQueues:
             for kind, topic in self._list_topics():
                 self._list_queues(kind, topic)
             for queue in self._queues.values():
-                if queue.files.is_listed and self._changes.has_changed(queue.files.directory):
+                if queue.files.is_listed and self._changes.has_changed(Path(queue.files.directory)):
                     queue.files.refresh()
             self._gather()
 

@@ -123,7 +123,7 @@ class FileQueueStore:
         queue = self._queues.pop((topic, queue_id), None)
         if queue is not None:
             queue.files.forget()
-            self._remove(queue.files.directory, self._path / "consumequeue_ext" / topic / str(queue_id))
+            self._remove(Path(queue.files.directory), self._path / "consumequeue_ext" / topic / str(queue_id))
 
     def truncate(self, phys: int) -> None:
         """Remove the units of all records that begin at or above physical offset ``phys``. A queue that has no others,
@@ -189,7 +189,7 @@ class FileQueueStore:
         file has its whole size, and fillers before the first unit. Raises UsageError if the file has another size."""
         unit_bytes = units.dtype.itemsize
         file_bytes = self._sizes.units(queue.kind) * unit_bytes
-        path = queue.files.directory / f"{begin * unit_bytes:0{NAME_DIGITS}d}"
+        path = Path(queue.files.directory) / f"{begin * unit_bytes:0{NAME_DIGITS}d}"
         with _opened(path, os.O_RDWR | os.O_CREAT) as fd:
             size_bytes = os.fstat(fd).st_size
             if size_bytes not in (0, file_bytes):

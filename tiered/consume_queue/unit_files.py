@@ -84,9 +84,9 @@ class UnitFiles:
         """The known end of these files; 0 before the first search."""
 
     @property
-    def directory(self) -> Path:
-        """The queue's directory: made when needed, as a path takes 400 bytes for each of 100,000 queues."""
-        return self._topic / self._name
+    def directory(self) -> str:
+        """The queue's directory: made when needed, and no ``Path``, as there are 100,000 queues."""
+        return f"{self._topic}/{self._name}"
 
     @property
     def _files(self) -> list[UnitFile]:
@@ -121,7 +121,7 @@ class UnitFiles:
         except (FileNotFoundError, NotADirectoryError):
             found = []
         except OSError as error:
-            raise open_failure(self.directory, error) from error
+            raise open_failure(Path(self.directory), error) from error
         return sorted(found)
 
     def forget(self) -> None:
@@ -172,7 +172,7 @@ class UnitFiles:
     def _add_next_file(self, first: int) -> None:
         """Add the file whose first unit has the index ``first``, behind the last known one, if the broker has made
         it."""
-        path = self.directory / f"{first * self._dtype.itemsize:0{NAME_DIGITS}d}"
+        path = Path(self.directory) / f"{first * self._dtype.itemsize:0{NAME_DIGITS}d}"
         try:
             units = path.stat().st_size // self._dtype.itemsize
         except OSError:

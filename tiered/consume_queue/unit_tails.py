@@ -11,7 +11,6 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -32,12 +31,12 @@ _Asked = TypeVar("_Asked")
 _Found = TypeVar("_Found")
 
 
-def last_valid_units(directories: Sequence[Path], dtype: np.dtype[Any]) -> list[Table | None]:
+def last_valid_units(directories: Sequence[str], dtype: np.dtype[Any]) -> list[Table | None]:
     """Per directory its last valid unit (one row of ``dtype``); None where a search is needed."""
     return _in_threads(lambda chunk: _tails(chunk, dtype), directories)
 
 
-def may_end_elsewhere(places: Sequence[tuple[Path, int]]) -> list[bool]:
+def may_end_elsewhere(places: Sequence[tuple[str, int]]) -> list[bool]:
     """For each (directory, index) of a plain queue, whether the queue may end elsewhere than at that index: the unit
     before it is not there, or one is at it. True also if two units cannot tell, and a search is needed.
 
@@ -55,7 +54,7 @@ def _in_threads(look: Callable[[Sequence[_Asked]], list[_Found]], asked: Sequenc
         return list(chain.from_iterable(pool.map(look, chunks)))
 
 
-def surely_written(directory: Path) -> bool:
+def surely_written(directory: str) -> bool:
     """Whether files of the queue in ``directory`` contain units for certain, as the file system tells without reading
     them: a file with both data and a hole was written.
 
@@ -64,7 +63,7 @@ def surely_written(directory: Path) -> bool:
     two shows the queue after its recovery."""
     if _has_data_and_holes(f"{directory}/{FIRST_FILE}"):
         return True  # most queues have one file: one call instead of many
-    fd = _open_last(str(directory))
+    fd = _open_last(directory)
     if fd is None:
         return False
     try:
@@ -83,7 +82,7 @@ def _has_data_and_holes(path: str) -> bool:
     return 0 < status.st_blocks * STAT_BLOCK_BYTES < status.st_size
 
 
-def _may_end_elsewhere(directory: Path, index: int) -> bool:
+def _may_end_elsewhere(directory: str, index: int) -> bool:
     """Whether the plain queue in ``directory`` may end elsewhere than at ``index``: False only if the unit before it is
     valid and the one at it is not."""
     if index == 0:
@@ -105,8 +104,8 @@ def _may_end_elsewhere(directory: Path, index: int) -> bool:
     return has_next or not has_last
 
 
-def _tails(directories: Iterable[Path], dtype: np.dtype[Any]) -> list[Table | None]:
-    return [_last_valid(_bytes_before_hole(str(path), dtype.itemsize), dtype) for path in directories]
+def _tails(directories: Iterable[str], dtype: np.dtype[Any]) -> list[Table | None]:
+    return [_last_valid(_bytes_before_hole(path, dtype.itemsize), dtype) for path in directories]
 
 
 def _last_valid(data: bytes, dtype: np.dtype[Any]) -> Table | None:

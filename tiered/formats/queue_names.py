@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
-
-from tiered.model.queue import QueueKey
-from tiered.model.queue_roster import QueueSelection
-from tiered.model.tables import QUEUE_DTYPE, Table
+from tiered.formats.container import Container
+from tiered.model.queue_roster import QueueRoster, QueueSelection
+from tiered.model.tables import QUEUE_DTYPE
 
 
-def queue_table(queues: Sequence[QueueKey]) -> tuple[list[str], Table]:
-    """The topics of ``queues``, each once in order of appearance, and a QUEUE_DTYPE table of the queues, whose
-    ``topic`` is an index into these topics."""
-    if isinstance(queues, QueueSelection):
-        return queues.table()
-    table = np.zeros(len(queues), QUEUE_DTYPE)
-    if not queues:
-        return [], table
-    topics, queue_ids, generations = zip(*queues, strict=True)
-    number = {topic: index for index, topic in enumerate(dict.fromkeys(topics))}
-    table["topic"] = np.fromiter(map(number.__getitem__, topics), np.int64, len(queues))
-    table["queue_id"] = queue_ids
-    table["generation"] = generations
-    return list(number), table
+def queues_of(container: Container) -> QueueSelection:
+    """The queues of a commit, root page, page or footer: its table ``queues`` has the number of each topic in the
+    header's list ``topics``. Raises KeyError, TypeError or ValueError if these are damaged."""
+    container.charge_queues()
+    topics, table = container.header["topics"], container.table("queues", QUEUE_DTYPE)
+    if len(table) and int(table["topic"].max()) >= len(topics):
+        raise ValueError(f"the queue table refers to topic {table['topic'].max()} of only {len(topics)}")
+    if not isinstance(topics, list) or not set(map(type, topics)) <= {str}:
+        raise TypeError("the names of topics are not a list of texts")
+    return QueueRoster.of(topics, table).first(len(table))

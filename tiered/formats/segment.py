@@ -30,7 +30,6 @@ import zstandard
 from numpy.typing import NDArray
 
 from tiered.formats.container import encode_container
-from tiered.formats.queue_names import queue_table
 from tiered.formats.segment_layout import (
     BLOCK_DTYPE,
     CODEC_RAW,
@@ -50,6 +49,7 @@ from tiered.formats.segment_layout import (
 from tiered.kernels.columns import encode_page
 from tiered.kernels.gather import check_rows, cut_blocks, gather_records
 from tiered.model.queue import QueueKey
+from tiered.model.queue_roster import selection_of
 from tiered.model.tables import RUN_DTYPE, RunKind, Table
 
 PIECE_BYTES = 1024 * 1024
@@ -456,7 +456,7 @@ def encode_tail(
 ) -> bytes:
     """The tail of an object. ``runs`` and ``parents``, the queues to which LMQ rows refer by their places there, index
     ``queues``. ``blocks``: also how many begin in each run; ``pages``: stored, and their table."""
-    topics, names = queue_table(queues)
+    topics, names = selection_of(queues).table()
     run_table = np.zeros(len(runs), SEGMENT_RUN_DTYPE)
     for name in runs.dtype.names or ():
         run_table[name] = runs[name]

@@ -45,6 +45,7 @@ from tiered.formats.segment_layout import (
 )
 from tiered.kernels.columns import LENGTHS_BYTES, STREAMS, VARINT_BYTES_MAX
 from tiered.model.queue import QueueKey
+from tiered.model.queue_roster import QueueRoster, QueueSelection
 from tiered.model.tables import QUEUE_DTYPE, RUN_DTYPE, RunKind, Table, begins, concatenated
 
 SPAN_RAW_BYTES_MAX = 64 * 1024 * 1024
@@ -315,10 +316,9 @@ class SegmentIndex:
                 )
 
     @cached_property
-    def queues(self) -> list[QueueKey]:
-        """All queues, of runs and of parents. Compaction opens objects of thousands of queues for some of them."""
-        columns = (self.queue_table[name].tolist() for name in QUEUE_DTYPE.names or ())
-        return [QueueKey(self.topics[topic], *numbers) for topic, *numbers in zip(*columns, strict=True)]
+    def queues(self) -> QueueSelection:
+        """All queues, of runs and of parents."""
+        return QueueRoster.of(self.topics, self.queue_table).first(len(self.queue_table))
 
     @cached_property
     def whole_runs(self) -> Table:
@@ -331,8 +331,7 @@ class SegmentIndex:
 
     def queue_of(self, run: int) -> QueueKey:
         """The queue whose rows ``run`` holds."""
-        topic, *numbers = self.queue_table[int(self.runs["queue"][run - self.first_run])].item()
-        return QueueKey(self.topics[topic], *numbers)
+        return self.queues[int(self.runs["queue"][run - self.first_run])]
 
     def check_run(self, run: np.void, queue: QueueKey) -> CatalogRun:
         """The part that ``run`` (RUN_DTYPE) of ``queue`` is. Raises CorruptionError unless the object holds it."""

@@ -16,9 +16,10 @@ import numpy as np
 
 from tiered.errors import CorruptionError
 from tiered.formats.container import decode_container, encode_container
-from tiered.formats.queue_names import queue_table
+from tiered.formats.queue_names import queues_of
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_DTYPE, Table, begins, concatenated
+from tiered.model.queue_roster import selection_of
+from tiered.model.tables import Table, begins, concatenated
 from tiered.model.timer import CANCELS, HOUR_MS, EntryKind
 
 PAGE_KIND, FOOTER_KIND = b"RMQTTIMP", b"RMQTTIMF"
@@ -133,7 +134,7 @@ def encode_timers(parts: Iterator[Rows]) -> EncodedTimers:
         hours.append(hours_of(page))
         needed = page[~np.isin(page["kind"], CANCELS)]
         np.minimum.at(least, needed["queue"], needed["queue_offset"])
-    topics, table = queue_table(list(numbers))
+    topics, table = selection_of(list(numbers)).table()
     offsets = np.zeros(len(numbers), OFFSET_DTYPE)
     offsets["min_queue_offset"] = least
     every = joined_hours(hours)
@@ -195,11 +196,7 @@ def decode_footer(data: bytes, *, source: str, entries: int, pages_bytes: int) -
     together. ``source`` names it in messages. Raises CorruptionError if it is damaged, or if it has something else."""
     container = decode_container(data, FOOTER_KIND, source=source)
     try:
-        container.charge_queues()
-        topics, table = container.header["topics"], container.table("queues", QUEUE_DTYPE)
-        queues = [
-            QueueKey(topics[topic], queue_id, generation) for topic, queue_id, generation in table.tolist()
-        ]
+        queues = queues_of(container)
         hours, pages = container.table("hours", HOUR_DTYPE), container.table("pages", PAGE_DTYPE)
         least = container.table("offsets", OFFSET_DTYPE)["min_queue_offset"]
     except (KeyError, TypeError, ValueError, IndexError) as error:

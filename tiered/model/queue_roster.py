@@ -1,19 +1,20 @@
 """Numbers for many queues, and selections of them as numpy columns.
 
-A cycle may have runs of 10,000 queues. Names are handled once, when a queue is first seen; cycles, commits and pages
-handle numbers.
+A cycle may have runs of 10,000 queues. Names are handled once, when a queue is first seen; cycles, commits, pages and
+footers handle numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain, count
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_DTYPE, Table
+from tiered.model.tables import QUEUE_DTYPE, Table, concatenated, picked
 
 Ints = NDArray[Any]
 
@@ -23,38 +24,62 @@ _CAPACITY_MIN = 64
 class QueueRoster:
     """Queues numbered from 0 in order of appearance. Append-only; one thread adds at a time, any may read."""
 
-    def __init__(self, keys: Sequence[QueueKey] = ()) -> None:
-        """A roster of ``keys``, to which others may be added."""
-        self.keys: list[QueueKey] = []
-        """The queues by number."""
+    def __init__(self) -> None:
         self.topics: list[str] = []
         self._topic_numbers: dict[str, int] = {}
         self._columns = np.zeros(_CAPACITY_MIN, QUEUE_DTYPE)
         """The queues by number, as a table with room for more."""
+        self._count = 0
+        self._keys: list[QueueKey] = []
+        """Empty in a roster that was made of columns, until its keys are read."""
         self._topic_rank: Ints = np.empty(0, np.int64)
-        for key in keys:
-            self.add(key)
+        self.is_distinct = True
+
+    @classmethod
+    def of(cls, topics: Sequence[str], table: Table, *, is_distinct: bool = False) -> QueueRoster:
+        """A roster of the queues of ``table`` (QUEUE_DTYPE), whose ``topic`` indexes ``topics``. None may be added.
+        ``is_distinct``: no queue is there twice."""
+        roster = cls()
+        roster.topics, roster._columns, roster._count = list(topics), table, len(table)
+        roster.is_distinct = is_distinct
+        return roster
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return self._count
+
+    @property
+    def keys(self) -> list[QueueKey]:
+        """The queues by number."""
+        if len(self._keys) < self._count:
+            rows = self._columns
+            names = map(self.topics.__getitem__, rows["topic"].tolist())
+            self._keys = list(map(QueueKey, names, rows["queue_id"].tolist(), rows["generation"].tolist()))
+        return self._keys
+
+    def key(self, number: int) -> QueueKey:
+        """The queue ``number``."""
+        if self._keys:
+            return self._keys[number]
+        topic, *numbers = self._columns[number].item()
+        return QueueKey(self.topics[topic], *numbers)
 
     def add(self, key: QueueKey) -> int:
         """Add a queue that is not in the roster yet, and return its number. Raises OverflowError for a value that
         tables cannot hold."""
-        number = len(self.keys)
+        number = self._count
         topic = self._topic_numbers.setdefault(key.topic, len(self.topics))
         if topic == len(self.topics):
             self.topics.append(key.topic)
         if number == len(self._columns):  # double the capacity
             self._columns = np.concatenate([self._columns, np.zeros(number, QUEUE_DTYPE)])
         self._columns[number] = (topic, key.queue_id, key.generation)
-        self.keys.append(key)
+        self._keys.append(key)
+        self._count = number + 1
         return number
 
     def columns(self, numbers: Ints) -> Table:
         """QUEUE_DTYPE rows, a copy; ``topic`` indexes ``topics``."""
-        rows: Table = self._columns[numbers]
-        return rows
+        return picked(self._columns, numbers)
 
     def first(self, count: int) -> QueueSelection:
         """The first ``count`` queues."""
@@ -65,8 +90,8 @@ class QueueRoster:
         added."""
         rank, count = self._topic_rank, len(self.topics)
         if len(rank) != count:
-            rank = np.empty(count, np.int64)
-            rank[sorted(range(count), key=self.topics.__getitem__)] = np.arange(count)
+            position = {topic: at for at, topic in enumerate(sorted(set(self.topics)))}
+            rank = np.array([position[topic] for topic in self.topics], np.int64)
             self._topic_rank = rank
         return rank
 
@@ -88,7 +113,7 @@ class QueueSelection(Sequence[QueueKey]):
     def __getitem__(self, index: int | slice) -> QueueKey | QueueSelection:
         if isinstance(index, slice):
             return QueueSelection(self.roster, self.numbers[index])
-        return self.roster.keys[int(self.numbers[index])]
+        return self.roster.key(int(self.numbers[index]))
 
     def __iter__(self) -> Iterator[QueueKey]:
         return map(self.roster.keys.__getitem__, self.numbers.tolist())
@@ -114,49 +139,53 @@ class QueueSelection(Sequence[QueueKey]):
         """The topics of the queues, each once in order of appearance, and a QUEUE_DTYPE table of the queues, whose
         ``topic`` is an index into these topics."""
         rows = self.roster.columns(self.numbers)
-        present, first, number = np.unique(rows["topic"], return_index=True, return_inverse=True)
-        by_appearance = np.argsort(first)
-        place = np.empty(len(present), np.uint32)
-        place[by_appearance] = np.arange(len(present))
-        rows["topic"] = place[number]
-        return [self.roster.topics[topic] for topic in present[by_appearance].tolist()], rows
+        used, number = numbered(rows["topic"])
+        names = [self.roster.topics[topic] for topic in rows["topic"][used].tolist()]
+        rows["topic"] = number
+        return names, rows
 
 
-def distinct(numbers: Ints) -> Ints:
-    """Each number once, in order of appearance."""
-    found: Ints = numbers[np.sort(np.unique(numbers, return_index=True)[1])]
-    return found
+def numbered(values: Ints) -> tuple[Ints, Ints]:
+    """Where each different one of ``values`` appears first, in this order; and for each of ``values``, which of these
+    it equals."""
+    _, first, number = np.unique(values, return_index=True, return_inverse=True)
+    by_appearance = np.argsort(first)
+    place = np.empty(len(first), np.uint32)
+    place[by_appearance] = np.arange(len(first))
+    return first[by_appearance], place[number]
 
 
-def taken(queues: Sequence[QueueKey], index: Ints) -> Sequence[QueueKey]:
-    """The queues at ``index``."""
+def selection_of(queues: Sequence[QueueKey]) -> QueueSelection:
+    """``queues`` as a selection."""
     if isinstance(queues, QueueSelection):
-        return queues.taken(index)
-    return [queues[at] for at in index.tolist()]
+        return queues
+    table = np.zeros(len(queues), QUEUE_DTYPE)
+    topics, queue_ids, generations = zip(*queues, strict=True) if queues else ((), (), ())
+    number = {topic: index for index, topic in enumerate(dict.fromkeys(topics))}
+    table["topic"] = np.fromiter(map(number.__getitem__, topics), np.int64, len(queues))
+    table["queue_id"], table["generation"] = queue_ids, generations
+    return QueueRoster.of(list(number), table).first(len(queues))
 
 
-def sorted_order(queues: Sequence[QueueKey]) -> Ints:
-    """Indices that put ``queues`` in order."""
-    if isinstance(queues, QueueSelection):
-        return queues.sorted_order()
-    return np.array(sorted(range(len(queues)), key=queues.__getitem__), np.int64)
-
-
-def united(lists: Sequence[Sequence[QueueKey]]) -> tuple[Sequence[QueueKey], list[Ints]]:
+def united(lists: Sequence[Sequence[QueueKey]]) -> tuple[QueueSelection, list[Ints]]:
     """All queues of ``lists``, each once in order of appearance; and for each of the lists, at which positions of the
     result its queues are. Selections of one roster are joined by their numbers, which is much faster than by names."""
-    selections = [queues for queues in lists if isinstance(queues, QueueSelection)]
-    rosters = {id(queues.roster) for queues in selections}
-    if len(selections) == len(lists) == 1:
-        return selections[0], [np.arange(len(selections[0]), dtype=np.uint32)]
-    if selections and len(selections) == len(lists) and len(rosters) == 1:
+    selections = [selection_of(queues) for queues in lists]
+    ends = np.cumsum([len(queues) for queues in lists])
+    if len({id(queues.roster) for queues in selections}) == 1 and selections[0].roster.is_distinct:
         roster = selections[0].roster
-        numbers = distinct(np.concatenate([queues.numbers for queues in selections]))
-        place = np.empty(len(roster), np.uint32)
-        place[numbers] = np.arange(len(numbers))
-        return QueueSelection(roster, numbers), [place[queues.numbers] for queues in selections]
-    places: dict[QueueKey, int] = {}
-    found = [
-        np.array([places.setdefault(queue, len(places)) for queue in queues], np.uint32) for queues in lists
-    ]
-    return list(places), found
+        every = np.concatenate([queues.numbers for queues in selections])
+        first, number = numbered(every)
+        return QueueSelection(roster, every[first]), np.split(number, ends)[:-1]
+    named = [queues.table() for queues in selections]
+    topics = dict.fromkeys(chain.from_iterable(names for names, _ in named))
+    number_of = dict(zip(topics, count(), strict=False))
+    for names, table in named:
+        table["topic"] = np.fromiter(map(number_of.__getitem__, names), np.uint32, len(names))[table["topic"]]
+    every = concatenated((table for _, table in named), QUEUE_DTYPE)
+    code = every["topic"].astype(np.int64) << 32 | every["queue_id"].view(np.uint32)
+    if every["generation"].any():
+        code = np.unique(code, return_inverse=True)[1] << 32 | every["generation"]
+    first, number = numbered(code)
+    roster = QueueRoster.of(list(topics), picked(every, first), is_distinct=True)
+    return roster.first(len(first)), np.split(number, ends)[:-1]

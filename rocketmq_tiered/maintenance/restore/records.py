@@ -28,7 +28,7 @@ from tiered.errors import CorruptionError, NotFoundError, SnapshotExpiredError, 
 from tiered.formats.part_rows import PartRows, ends_by_blocks, in_object_order, rows_of_parts
 from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
-from tiered.model.queue_roster import taken
+from tiered.model.queue_roster import selection_of
 from tiered.model.tables import QUEUE_SPARSE, RUN_DTYPE, RunKind, Table, concatenated, picked, positions
 from tiered.object_store.interface import ObjectStore
 
@@ -162,7 +162,7 @@ class LogOrder:
             if wanted.any():
                 chunk = selected(page.chunk, wanted)
                 used, chunk.runs["queue"] = renumbered(chunk.runs["queue"], len(page.queues))
-                yield Page(taken(page.queues, used), chunk)
+                yield Page(selection_of(page.queues).taken(used), chunk)
 
 
 def _some_runs(check: SegmentCheck, which: NDArray[np.int64]) -> SegmentCheck:

@@ -48,7 +48,7 @@ def pages_of(
     left = {queue: one.begin for queue, one in wanted.items() if one.begin < one.end}
     names, place = sorted(left), {ref.key: number for number, ref in enumerate(state.pages)}
     if state.memory_runs and names:
-        memory = sorted_page(state.directory.keys, state.memory)
+        memory = sorted_page(state.queue_keys, state.memory)
         yield len(state.pages), memory
         _drop_reached(state, memory, left, names)
     for sequence in reversed(run_index.sequences(state)):

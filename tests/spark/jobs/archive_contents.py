@@ -17,7 +17,7 @@ def contents(store: ObjectStore) -> dict[object, list[bytes]]:
     """Every record of every queue."""
     state, found = load(store), {}
     for row in range(len(state.table)):
-        queue = state.directory.keys[row]
+        queue = state.directory.roster.keys[row]
         offset, end = int(state.table["min_queue_offset"][row]), int(state.table["end_queue_offset"][row])
         reader, records = QueueReader(store, state, queue), []
         while offset < end:

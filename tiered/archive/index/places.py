@@ -12,13 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tiered.catalog.state import renumbered
 from tiered.errors import CorruptionError
 from tiered.formats.container import decode_container, encode_container
 from tiered.formats.part_rows import in_object_order, rows_of_parts
-from tiered.formats.queue_names import queue_table
+from tiered.formats.queue_names import queues_of
 from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_DTYPE, RunKind, Table, concatenated, picked
+from tiered.model.queue_roster import selection_of, united
+from tiered.model.tables import RunKind, Table, concatenated, picked
 
 PAGE_KIND = b"RMQTIDXP"
 PAGE_ROWS = 8192
@@ -62,28 +64,27 @@ def places_of_segment(index: SegmentIndex, runs: Table) -> Places:
 def joined_places(parts: Iterable[Places]) -> Places:
     """The places of all ``parts`` together, by commitlog offset, each of equal ones once; their queues get new
     numbers."""
-    numbers: dict[QueueKey, int] = {}
-    tables = []
+    names, tables = [], []
     for part in parts:
-        new_number = np.zeros(len(part.queues), np.uint32)
-        used = np.flatnonzero(np.bincount(part.rows["queue"], minlength=len(new_number)))
-        new_number[used] = [numbers.setdefault(part.queues[number], len(numbers)) for number in used.tolist()]
-        rows = part.rows.copy()
-        rows["queue"] = new_number[rows["queue"]]
-        tables.append(rows)
+        used, number = renumbered(part.rows["queue"], len(part.queues))
+        names.append(selection_of(part.queues).taken(used))
+        tables.append(part.rows.copy())
+        tables[-1]["queue"] = number
+    queues, numbers = united(names)
+    for rows, number in zip(tables, numbers, strict=True):
+        rows["queue"] = number[rows["queue"]]
     every = concatenated(tables, PLACE_DTYPE)
     every = picked(every, np.lexsort((every["queue"], every["phys"])))
     is_new = np.ones(len(every), bool)
     is_new[1:] = (np.diff(every["phys"]) != 0) | (np.diff(every["queue"]) != 0)
-    return Places(list(numbers), picked(every, is_new))
+    return Places(queues, picked(every, is_new))
 
 
 def missing_places(named: Places, wanted: Places) -> int:
     """How many different places (commitlog offset and queue) of ``wanted`` are not among ``named``, which are sorted by
     commitlog offset."""
-    numbers = {queue: number for number, queue in enumerate(named.queues)}
-    used, number = np.unique(wanted.rows["queue"], return_inverse=True)
-    queue = np.array([numbers.get(wanted.queues[one], -1) for one in used.tolist()], np.int64)[number]
+    _, (number, wanted_number) = united([named.queues, wanted.queues])
+    named_queue, queue = number[named.rows["queue"]], wanted_number[wanted.rows["queue"]]
     known = np.ascontiguousarray(named.rows["phys"])
     at, end = (
         np.searchsorted(known, wanted.rows["phys"]),
@@ -92,7 +93,7 @@ def missing_places(named: Places, wanted: Places) -> int:
     is_named = np.zeros(len(queue), bool)
     for step in range(int((end - at).max(initial=0))):  # queues with a record at one offset
         place = np.minimum(at + step, len(known) - 1)
-        is_named |= (at + step < end) & (named.rows["queue"][place] == queue)
+        is_named |= (at + step < end) & (named_queue[place] == queue)
     return len(np.unique(wanted.rows[~is_named]))
 
 
@@ -127,8 +128,8 @@ def merged_places(streams: Sequence[Iterator[Places]]) -> Iterator[Places]:
 
 def encode_places(places: Places) -> bytes:
     """One page of places as bytes: commitlog offsets as differences, and only the queues that it has."""
-    used, place = np.unique(places.rows["queue"], return_inverse=True)
-    topics, queues = queue_table([places.queues[number] for number in used.tolist()])
+    used, place = renumbered(places.rows["queue"], len(places.queues))
+    topics, queues = selection_of(places.queues).taken(used).table()
     rows = places.rows.copy()
     rows["phys"] = np.diff(rows["phys"], prepend=0)
     rows["queue"] = place
@@ -140,12 +141,7 @@ def decode_places(data: bytes | memoryview, source: str) -> Places:
     UnsupportedFormatError."""
     container = decode_container(data, PAGE_KIND, source=source)
     try:
-        container.charge_queues()
-        topics = [str(topic) for topic in container.header["topics"]]
-        queues = [
-            QueueKey(topics[topic], queue_id, generation)
-            for topic, queue_id, generation in container.table("queues", QUEUE_DTYPE).tolist()
-        ]
+        queues = queues_of(container)
         rows = container.table("rows", PLACE_DTYPE)
         phys = np.cumsum(rows["phys"])
         if len(rows) == 0 or int(rows["queue"].max()) >= len(queues) or bool((np.diff(phys) < 0).any()):
