@@ -18,7 +18,7 @@ from rocketmq_tiered.maintenance.repair.repair import apply_repair, plan_repair
 from rocketmq_tiered.sending import timer_delivery
 from rocketmq_tiered.sending.timer_change import change_timers
 from rocketmq_tiered.sending.timer_delivery import FAN_IN, horizon_ms, to_merge
-from rocketmq_tiered.sending.timer_send import is_entry_of, timer_send
+from rocketmq_tiered.sending.timer_send import TimerSend, is_entry_of, timer_send
 from tests.end_to_end.offloading import BROKER, CLUSTER
 from tests.kernels.record_builder import Message as Written
 from tests.kernels.record_builder import encode, properties
@@ -141,6 +141,33 @@ def test_a_timer_that_the_broker_refused_is_cancelled_by_its_time(
     assert scene.target.stored[-1][3] == NOW + 2 * HOUR + 1
     assert scene.task.counts.cancelled == 1 and scene.state.timers == ()
     scene.check()
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_the_broker_is_searched_once_what_was_on_its_way_is_stored(scene: Scene, is_restarted: bool) -> None:
+    """The connection ends with a message on its way, which the broker stores up to two seconds later."""
+    scene.broker.timer("k", NOW + HOUR // 2)
+    scene.archive()
+    scene.start()
+    late: list[TimerSend] = []
+
+    def lost(send: TimerSend) -> str:
+        if not late:
+            late.append(send)
+            raise UnavailableError("the connection ended")
+        return ""
+
+    scene.target.refusal = lost
+    with pytest.raises(UnavailableError):
+        run_pass(scene.task, scene.commits.refresh)
+    if is_restarted:
+        scene.start()
+    for number in range(30):
+        scene.now_ms += 500
+        if number == 2:
+            scene.target.send(late, lambda _send: None, 0.0)
+        run_pass(scene.task, scene.commits.refresh)
+    assert scene.target.counts == {"k": 1} and scene.state.timers == ()
 
 
 def test_an_entry_is_of_the_message_at_its_place_however_often_it_was_moved() -> None:
