@@ -46,7 +46,9 @@ def _played(options: argparse.Namespace) -> int:
         return 0
     counts = histories(range(options.seed, options.seed + options.count), options.steps, without)
     print_lines(*(f"{count:7} {what}" for what, count in sorted(counts.items())))
-    return 0
+    failures = [what for what in counts if what.startswith("seed ")]
+    print_lines(*failures, f"{len(failures)} of {options.count} histories break a rule")
+    return int(bool(failures))
 
 
 sys.exit(main())
