@@ -219,10 +219,11 @@ def _check_chain(
         if since is not None:
             current.chain = last, put_id
             saved.save()
-    if replayed is not None and state is not None and describe(replayed) != describe(state):
-        differing = [name for name, value in describe(state).items() if describe(replayed)[name] != value]
-        detail = f"differs from the commits replayed in {', '.join(differing)}"
-        report.add(AnomalyKind.ROOT, state.root.key, detail)
+    if replayed is not None and state is not None:
+        wanted = describe(replayed)
+        if differing := [name for name, value in describe(state).items() if wanted[name] != value]:
+            detail = f"differs from the commits replayed in {', '.join(differing)}"
+            report.add(AnomalyKind.ROOT, state.root.key, detail)
     current.anomalies, current.is_chain_checked = report.anomalies, True
     return replayed
 

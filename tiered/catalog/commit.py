@@ -474,17 +474,13 @@ def check_chunk(chunk: RunChunk, queues: int) -> None:
 
 
 def describe(state: CatalogState) -> dict[str, object]:
-    """``state`` as plain values that compare equal for equal states, by part; its runs that are in no page are sorted.
-    For tests."""
+    """``state`` as plain values that compare equal for equal states, by part; its runs that are in no page are
+    sorted."""
     memory = state.memory
-    runs = sorted(
-        (
-            *state.key_of(int(run["queue"])),
-            memory.object_keys[int(memory.objects["key"][run["object"]])],
-            *(int(run[name]) for name in RUN_DTYPE.names or () if name not in ("queue", "object")),
-        )
-        for run in memory.runs
-    )
+    names = [name for name in RUN_DTYPE.names or () if name not in ("queue", "object")]
+    queue_of = map(state.directory.roster.keys.__getitem__, memory.runs["queue"].tolist())
+    key_of = map(memory.object_keys.__getitem__, memory.objects["key"][memory.runs["object"]].tolist())
+    runs = sorted(zip(queue_of, key_of, *(memory.runs[name].tolist() for name in names), strict=True))
     queues = {QueueKey(*key): tuple(row.tolist())[3:] for key, row in state.queues()}
     gaps = sorted((*state.key_of(int(gap["queue"])), *gap.tolist()[1:]) for gap in state.gaps)
     tombstones = sorted((*state.key_of(int(run["queue"])), *run.tolist()[1:]) for run in state.tombstones)
