@@ -62,8 +62,8 @@ class QueueDirectory:
             known = self._rows_by_number.get(roster, np.empty(0, np.int64))
             known = np.concatenate([known, np.full(len(roster) - len(known), -1, np.int64)])
             unknown = found[known[found] < 0]
-            keys = map(roster.keys.__getitem__, unknown.tolist())
-            known[unknown] = [self._rows.get(key, -1) for key in keys]
+            queue_of = map(roster.keys.__getitem__, unknown.tolist())
+            known[unknown] = [self._rows.get(queue, -1) for queue in queue_of]
             # Rows never change, so concurrent writes are equally valid.
             self._rows_by_number[roster] = known
             found = known[found]
