@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tiered.archive.verify_segment import SegmentCheck
 from tiered.catalog.page_merge import merged_pages
-from tiered.catalog.pages import Page, RunIndex, living_pages, memory_page, sequences_of
+from tiered.catalog.pages import Page, RunIndex, living_pages, memory_page, sequences_of, unsorted_memory
 from tiered.catalog.state import CatalogState, PageRef, RunChunk, selected
 from tiered.errors import CorruptionError, NotFoundError
 from tiered.model.queue import QueueKey
@@ -60,8 +60,7 @@ class LivingRuns:
         for page in self._pages(refs):
             yield _of_versions(page, from_version, to_version)
         if self.state.memory_runs:
-            memory = Page(self.state.queue_keys, self.state.memory)
-            yield _of_versions(memory, from_version, to_version)
+            yield _of_versions(unsorted_memory(self.state), from_version, to_version)
 
     def windows(self) -> tuple[list[Window], int]:
         """Spans of versions that together cover all runs, and their share of the progress."""

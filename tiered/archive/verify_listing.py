@@ -20,7 +20,7 @@ from tiered.archive.verify_progress import VerifyPass, VerifyReport
 from tiered.archive.verify_segment import Anomaly, AnomalyKind
 from tiered.catalog.catalog_reader import refresh
 from tiered.catalog.holdings import OBJECT_PREFIXES
-from tiered.catalog.pages import Page
+from tiered.catalog.pages import Page, unsorted_memory
 from tiered.catalog.state import CatalogState
 from tiered.formats.keys import DATA_PREFIX, SERVE_PREFIX, SETS_PREFIX, epoch_of
 from tiered.object_store.interface import ObjectInfo, ObjectStore
@@ -50,7 +50,7 @@ class NamedObjects:
         """Digests of the objects' keys, ascending, and the size of each."""
         runs = LivingRuns(store, state, seen=self._add)
         if state.memory_runs:
-            self._add(Page(state.queue_keys, state.memory))
+            self._add(unsorted_memory(state))
         report.anomalies += check_queues(state, runs.in_order())
         for key, reason in runs.unreadable.items():
             report.add(AnomalyKind.PAGE, key, reason)

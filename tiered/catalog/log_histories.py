@@ -34,6 +34,7 @@ from tiered.catalog.pages import (
     cut,
     living_runs,
     referenced_keys,
+    unsorted_memory,
     write_pages,
 )
 from tiered.catalog.queue_directory import QueueDirectory
@@ -48,7 +49,6 @@ from tiered.catalog.state import (
     PageRef,
     RootRef,
     RunChunk,
-    joined_chunks,
     selected,
 )
 from tiered.errors import NotFoundError
@@ -257,7 +257,7 @@ class _Walk:
 
     def memory(self) -> RunChunk:
         """The runs that stay, of those that are in no page yet."""
-        return joined_chunks(tuple(self._kept(page) for page in memory_pages(self._state)))
+        return self._kept(unsorted_memory(self._state))
 
     def end_emptied(self) -> None:
         """Queues that end at an earlier offset and of which nothing stays continue at that offset."""
@@ -346,11 +346,6 @@ def living_rows(state: CatalogState, page: Page) -> NDArray[np.int64]:
     runs = page.chunk.runs
     rows: NDArray[np.int64] = runs["rows"] - rows_below(runs, _run_minimums(state, page))
     return rows
-
-
-def memory_pages(state: CatalogState) -> list[Page]:
-    """The runs in memory, not sorted."""
-    return [Page(state.queue_keys, joined_chunks(state.chunks))] if state.chunks else []
 
 
 def _walked_back(base: CatalogState, state: CatalogState, start: Divergence, walk: _Walk) -> CatalogState:

@@ -557,6 +557,11 @@ def living_pages(
         yield index.living(state, read(ref))
 
 
+def unsorted_memory(state: CatalogState) -> Page:
+    """The runs of ``state`` that are in no page yet, as they are."""
+    return Page(state.queue_keys, state.memory)
+
+
 def memory_page(state: CatalogState) -> Iterator[Page]:
     """The runs of ``state`` that are in no page yet, sorted as one, if there are any."""
     if state.memory_runs:

@@ -25,11 +25,18 @@ from tiered.catalog.log_histories import (
     DividedRuns,
     HistoryPages,
     NewHistory,
-    memory_pages,
     with_garbage,
     with_history,
 )
-from tiered.catalog.pages import Page, RunIndex, cut, living_runs, referenced_keys, write_pages
+from tiered.catalog.pages import (
+    Page,
+    RunIndex,
+    cut,
+    living_runs,
+    referenced_keys,
+    unsorted_memory,
+    write_pages,
+)
 from tiered.catalog.queue_directory import QueueDirectory
 from tiered.catalog.repeated_offsets import repeated_offsets
 from tiered.catalog.run_cuts import RunCuts
@@ -229,7 +236,7 @@ class _Return:
 
     def memory(self) -> RunChunk:
         """The runs that stay, of those that are in no page yet."""
-        return joined_chunks(tuple(self._kept(page) for page in memory_pages(self._state)))
+        return self._kept(unsorted_memory(self._state))
 
     def _kept(self, page: Page) -> RunChunk:
         """The runs of ``page``, which are visible now, that stay visible when the earlier log history returns: those in
