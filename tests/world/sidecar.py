@@ -132,6 +132,13 @@ class Sidecar(Actor):
         )
         offloader._open(claim_now=True)
         self._offloader = offloader
+        offloader._uploader._in_flight.wait = self._commit_while_waiting  # type: ignore[method-assign]
+
+    def _commit_while_waiting(self, timeout_s: float, after: int) -> None:
+        """The builder waits for commits, which another thread makes in a real process."""
+        if timeout_s:
+            self._world.now_ms += int(timeout_s * 1000)
+            self._commit_stored()
 
     def _read(self) -> None:
         offloader = self._offloader
@@ -143,8 +150,12 @@ class Sidecar(Actor):
         offloader._dispatcher.close_if_due(force=self._world.random.random() < 0.7)
 
     def _build(self) -> None:
+        self._offloader._uploader.builder.build_next(0)
+        self._commit_stored()
+
+    def _commit_stored(self) -> None:
+        """Commit the oldest cycle if all of its objects are stored."""
         uploader = self._offloader._uploader
-        uploader.builder.build_next(0)
         oldest = uploader._in_flight.oldest()
         if oldest is not None and oldest.durable_attempt() is not None:
             uploader.commit_next(0)
