@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from tiered.errors import CorruptionError, TieredError, UnsupportedFormatError
 from tiered.formats.container import Container, decode_container
-from tiered.formats.memory_bound import memory_contained, out_of_memory
+from tiered.formats.memory_bound import memory_contained
 from tiered.formats.page_cache import Columns, PageCache
 from tiered.formats.page_decoder import COLUMN_KINDS, decode_column_page
 from tiered.formats.run_part import CatalogRun, RunPart
@@ -586,38 +587,32 @@ class SegmentIndex:
         return found
 
     def decode_blocks(self, span: BlockSpan, stored: bytes | memoryview) -> NDArray[np.uint8]:
-        """The records of ``span``, back to back, from its stored bytes. Those of one block are read-only."""
-        parts = list(self._raw_blocks(span, stored))
-        if len(parts) == 1:
-            return parts[0]
+        """The records of ``span``, back to back, from its stored bytes. Raises CorruptionError."""
         with memory_contained(f"{self.key}: [{span.offset}, {span.offset + span.length})"):
-            return np.concatenate(parts)
+            memory = np.empty(span.raw_bytes, np.uint8)
+        return self.decode_into(memory, span, stored)
 
     def decode_into(
         self, memory: NDArray[np.uint8], span: BlockSpan, stored: bytes | memoryview
     ) -> NDArray[np.uint8]:
         """The same at the begin of ``memory``, which is used again: fresh memory for each span costs more than a third
         of a scan's processor time in page faults."""
-        filled = 0
-        for raw in self._raw_blocks(span, stored):
-            memory[filled : filled + len(raw)] = raw
-            filled += len(raw)
-        return memory[:filled]
-
-    def _raw_blocks(self, span: BlockSpan, stored: bytes | memoryview) -> Iterator[NDArray[np.uint8]]:
-        """The raw bytes of each block of ``span``, decompressed from ``stored`` and checked. Raises
-        CorruptionError."""
         if len(stored) != span.length:
             raise CorruptionError(
                 f"{self.key}: the read of [{span.offset}, {span.offset + span.length}) returned {len(stored)} bytes"
             )
-        decompressor, view = zstandard.ZstdDecompressor(), memoryview(stored)
+        decompressor, view, filled = zstandard.ZstdDecompressor(), memoryview(stored), 0
         for block in range(span.first_block, span.end_block):
             begin, end = int(self._block_offset[block]), int(self._block_offset[block + 1])
-            piece = view[begin - span.offset : end - span.offset]
-            yield np.frombuffer(
-                expand_block(piece, self.blocks[block], decompressor, self._name_of(block)), np.uint8
-            )
+            piece, row = view[begin - span.offset : end - span.offset], self.blocks[block]
+            raw = memory[filled : filled + int(row["raw_bytes"])]
+            _check_stored(piece, row, self._name_of(block))
+            if int(row["codec"]) == CODEC_RAW:
+                raw[:] = np.frombuffer(piece, np.uint8)
+            else:
+                _inflate_into(raw, piece, decompressor, self._name_of(block))
+            filled += len(raw)
+        return memory[:filled]
 
     def _name_of(self, block: int) -> str:
         begin, end = self._block_offset[block : block + 2].tolist()
@@ -682,17 +677,37 @@ def _inflate(
     stored: memoryview, raw_bytes: int, decompressor: zstandard.ZstdDecompressor, where: str
 ) -> bytes:
     """One zstd frame of exactly ``raw_bytes``; nothing is allocated for a frame of another length."""
-    try:
-        if zstandard.frame_content_size(stored) != raw_bytes:
-            raise CorruptionError(f"{where} does not expand to the {raw_bytes} bytes recorded")
+    with _damage_named(where):
+        _check_frame(stored, raw_bytes, where)
         raw = decompressor.decompress(stored, max_output_size=raw_bytes, allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        raise CorruptionError(f"{where} does not decompress: {error}") from error
-    except MemoryError:
-        raise out_of_memory(where) from None
     if len(raw) != raw_bytes:
         raise CorruptionError(f"{where} expands to {len(raw)} bytes, not {raw_bytes}")
     return raw
+
+
+def _inflate_into(
+    memory: NDArray[np.uint8], stored: memoryview, decompressor: zstandard.ZstdDecompressor, where: str
+) -> None:
+    """Fill ``memory`` with the content of one zstd frame, which must be as long."""
+    with _damage_named(where), decompressor.stream_reader(stored, read_across_frames=True) as reader:
+        _check_frame(stored, len(memory), where)
+        if reader.readinto(memory.data) != len(memory) or reader.read(1):
+            raise CorruptionError(f"{where} does not expand to the {len(memory)} bytes recorded")
+
+
+def _check_frame(stored: memoryview, raw_bytes: int, where: str) -> None:
+    if zstandard.frame_content_size(stored) != raw_bytes:
+        raise CorruptionError(f"{where} does not expand to the {raw_bytes} bytes recorded")
+
+
+@contextmanager
+def _damage_named(where: str) -> Iterator[None]:
+    """Raises CorruptionError for what the decompressor raises about the bytes of ``where``."""
+    try:
+        with memory_contained(where):
+            yield
+    except zstandard.ZstdError as error:
+        raise CorruptionError(f"{where} does not decompress: {error}") from error
 
 
 def _table(container: Container, name: str, dtype: np.dtype[Any]) -> Table:
