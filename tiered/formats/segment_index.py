@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -44,6 +43,7 @@ from tiered.formats.segment_layout import (
     RunView,
     decode_trailer,
 )
+from tiered.formats.stored_block import expand_block, expand_into, inflate
 from tiered.kernels.columns import LENGTHS_BYTES, STREAMS, VARINT_BYTES_MAX
 from tiered.model.queue import QueueKey
 from tiered.model.queue_roster import QueueRoster, QueueSelection
@@ -606,11 +606,7 @@ class SegmentIndex:
             begin, end = int(self._block_offset[block]), int(self._block_offset[block + 1])
             piece, row = view[begin - span.offset : end - span.offset], self.blocks[block]
             raw = memory[filled : filled + int(row["raw_bytes"])]
-            _check_stored(piece, row, self._name_of(block))
-            if int(row["codec"]) == CODEC_RAW:
-                raw[:] = np.frombuffer(piece, np.uint8)
-            else:
-                _inflate_into(raw, piece, decompressor, self._name_of(block))
+            expand_into(raw, piece, row, decompressor, self._name_of(block))
             filled += len(raw)
         return memory[:filled]
 
@@ -651,63 +647,11 @@ class SegmentIndex:
         if len(stored) != length or fastcrc.crc32.iscsi(stored) != self._keys_crc32c:
             raise CorruptionError(f"{where} fails its CRC32C")
         packed = memoryview(stored)[: self._stored_counts_bytes]
-        counts = np.frombuffer(_inflate(packed, 2 * rows, zstandard.ZstdDecompressor(), where), "<u2")
+        counts = np.frombuffer(inflate(packed, 2 * rows, zstandard.ZstdDecompressor(), where), "<u2")
         if int(counts.sum(dtype=np.int64)) != self.key_count:
             raise CorruptionError(f"{where} has {self.key_count} hashes, which its counts do not add up to")
         hashes = np.frombuffer(stored, "<u8", offset=self._stored_counts_bytes)
         return KeySection(counts, hashes)
-
-
-def expand_block(
-    stored: memoryview, row: np.void, decompressor: zstandard.ZstdDecompressor, where: str
-) -> bytes | memoryview:
-    """Raw bytes of a stored block or page, of its ``row`` in the footer. Its CRC32C is checked first."""
-    _check_stored(stored, row, where)
-    if int(row["codec"]) == CODEC_RAW:
-        return stored
-    return _inflate(stored, int(row["raw_bytes"]), decompressor, where)
-
-
-def _check_stored(stored: memoryview, row: np.void, where: str) -> None:
-    if len(stored) != int(row["stored_bytes"]) or fastcrc.crc32.iscsi(stored) != int(row["crc32c"]):
-        raise CorruptionError(f"{where} fails its CRC32C")
-
-
-def _inflate(
-    stored: memoryview, raw_bytes: int, decompressor: zstandard.ZstdDecompressor, where: str
-) -> bytes:
-    """One zstd frame of exactly ``raw_bytes``; nothing is allocated for a frame of another length."""
-    with _damage_named(where):
-        _check_frame(stored, raw_bytes, where)
-        raw = decompressor.decompress(stored, max_output_size=raw_bytes, allow_extra_data=False)
-    if len(raw) != raw_bytes:
-        raise CorruptionError(f"{where} expands to {len(raw)} bytes, not {raw_bytes}")
-    return raw
-
-
-def _inflate_into(
-    memory: NDArray[np.uint8], stored: memoryview, decompressor: zstandard.ZstdDecompressor, where: str
-) -> None:
-    """Fill ``memory`` with the content of one zstd frame, which must be as long."""
-    with _damage_named(where), decompressor.stream_reader(stored, read_across_frames=True) as reader:
-        _check_frame(stored, len(memory), where)
-        if reader.readinto(memory.data) != len(memory) or reader.read(1):
-            raise CorruptionError(f"{where} does not expand to the {len(memory)} bytes recorded")
-
-
-def _check_frame(stored: memoryview, raw_bytes: int, where: str) -> None:
-    if zstandard.frame_content_size(stored) != raw_bytes:
-        raise CorruptionError(f"{where} does not expand to the {raw_bytes} bytes recorded")
-
-
-@contextmanager
-def _damage_named(where: str) -> Iterator[None]:
-    """Raises CorruptionError for what the decompressor raises about the bytes of ``where``."""
-    try:
-        with memory_contained(where):
-            yield
-    except zstandard.ZstdError as error:
-        raise CorruptionError(f"{where} does not decompress: {error}") from error
 
 
 def _table(container: Container, name: str, dtype: np.dtype[Any]) -> Table:

@@ -26,9 +26,9 @@ from tiered.formats.segment_index import (
     KeySection,
     SegmentBounds,
     SegmentIndex,
-    expand_block,
 )
 from tiered.formats.segment_layout import BLOCK_DTYPE, SEGMENT_RUN_DTYPE
+from tiered.formats.stored_block import expand_block
 from tiered.model.queue import QueueKey
 from tiered.model.tables import RunKind, Table, begins, concatenated, picked, positions
 
