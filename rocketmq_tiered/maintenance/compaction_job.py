@@ -360,8 +360,8 @@ class CompactionRounds:
                 write=self._write,
                 maintenance=self._maintenance,
             )
-        except (CorruptionError, NotFoundError, TopicKeyError) as error:
-            if not self.damaged.add(planned, error):
+        except (CorruptionError, NotFoundError, TopicKeyError):
+            if not self.damaged.add(self._store, state, planned):
                 raise
             return True
         self._changed = self._changed + 1 if result is None else 0

