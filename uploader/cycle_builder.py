@@ -112,14 +112,16 @@ class CycleBuilder:
 
     def _make_way(self, plan: CyclePlan, batch: LogBatch) -> bool:
         """Before ``batch`` is archived by ``plan``: if the broker has used offsets of a queue again, end the archived
-        queue in front of these by a commit, and archive again what the broker's consume queue has from there on.
-        Returns whether that changed something, so that ``batch`` must be planned again.
+        queue in front of these by a commit, and archive again what the broker's consume queue has from there on. If a
+        repair let the log be read again, what follows in it is archived again. Returns whether that changed something,
+        so that ``batch`` must be planned again.
 
         Raises UnavailableError when stopping, or if ``batch`` is in flight already: the next start reads its range
         again."""
         context, state = self._context, self._context.writer.state
         gaps = [gap for gap in plan.gaps if gap.queue in repeated_offsets(state)]
-        if not (plan.ends or gaps) or np.count_nonzero(state.table["flags"] & QUEUE_LMQ) > LMQS_MAX:
+        has_many = np.count_nonzero(state.table["flags"] & QUEUE_LMQ) > LMQS_MAX
+        if not (plan.ends or gaps) or (has_many and not plan.is_read_again):
             return False
         if any(cycle.batch is batch for cycle in self._in_flight.all()):
             queue = next(iter(plan.ends), None) or gaps[0].queue
@@ -128,9 +130,13 @@ class CycleBuilder:
                 hint="the next start archives them again",
             )
         self._await_commits()
+        if plan.is_read_again:
+            self._end_queues(plan.ends, "a part of the commitlog that was archived before is read again")
+            return True
         if plan.ends:
             gaps = context.header_check.to_read_again(context.writer.state, plan.ends)
-            self._end_queues({gap.queue: gap.begin_queue_offset for gap in gaps})
+            ends = {gap.queue: gap.begin_queue_offset for gap in gaps}
+            self._end_queues(ends, "the broker used queue offsets again")
         has_changed = bool(plan.ends)
         for gap in gaps:
             ordinal = context.planner.ordinal_of(gap.queue)
@@ -143,15 +149,15 @@ class CycleBuilder:
                 has_changed = True
         return has_changed
 
-    def _end_queues(self, ends: Mapping[QueueKey, int]) -> None:
-        """Commit that queues end at the offsets ``ends``, which the broker used again; their archived messages from
-        there on are hidden. The planner then continues the queues from there."""
+    def _end_queues(self, ends: Mapping[QueueKey, int], why: str) -> None:
+        """Commit that queues end at the offsets ``ends``; their archived messages from there on are hidden. The planner
+        then continues the queues from there."""
         context = self._context
         state = context.writer.end_queues(ends)
         logger.warning(
-            "archived messages are hidden, as the broker used their offsets again: tiered ls --histories lists them",
+            "archived messages are hidden, as others with their offsets are archived: tiered ls --histories lists them",
             extra={
-                "error": "the broker used queue offsets again",
+                "error": why,
                 "queues": ", ".join(f"{key} from {offset} on" for key, offset in ends.items()),
                 "messages": state.log_histories[-1].hidden_messages,
             },

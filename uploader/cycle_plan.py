@@ -57,11 +57,18 @@ class UnusualQueue(NamedTuple):
 
 
 class RepeatedOffset(NamedTuple):
-    """A queue, by its ordinal, that had ``offset`` before; its record in front of that one ends at ``end_phys``."""
+    """A queue, by its ordinal, that had ``offset`` before; its record in front of that one ends at ``end_phys``, and
+    the record that has the offset now begins at ``phys``."""
 
     ordinal: int
     offset: int
     end_phys: int
+    phys: int
+
+    @property
+    def is_read_again(self) -> bool:
+        """Whether this part of the log was archived before: a repair did not know all of it."""
+        return self.phys < self.end_phys
 
 
 @dataclass(frozen=True)
@@ -87,9 +94,11 @@ class CyclePlan:
     unusual: list[UnusualQueue]
     timers: TimerRows | None = None
     repeated: Sequence[RepeatedOffset] = ()
-    """Above offset 0. Each begins a generation, as at a recreated topic."""
+    """Above offset 0, or in a part of the log that is read again. Each begins a generation, as at a recreated topic."""
     ends: Mapping[QueueKey, int] = field(default_factory=dict)
-    """Archived queues that must end at these offsets before this is uploaded: the broker used later ones again."""
+    """Archived queues that must end at these offsets before this is uploaded: the broker used later ones again, or they
+    are read again (``is_read_again``)."""
+    is_read_again: bool = False
 
 
 @dataclass(frozen=True)
@@ -313,8 +322,8 @@ class CyclePlanner:
                 gaps.append(PlannedGap(queue, next_offset, base, gap_reason))
             elif base < next_offset:
                 # The topic was deleted and created again; or, above offset 0, the broker used an offset again.
-                if base:
-                    repeated.append(RepeatedOffset(ordinal, base, end_phys))
+                one = RepeatedOffset(ordinal, base, end_phys, int(runs.min_phys[i]))
+                repeated += [one] if base or one.is_read_again else []
                 generation, byte = generation + 1, 0
             runs.generation[i] = generation
             runs.base_byte[i] = byte if runs.kind[i] != RunKind.LMQ else 0

@@ -157,6 +157,8 @@ class TimerDelivery:
         """When the broker can be queried about entries that another process may have handed over."""
         self._messages: dict[Place, Message | None] = {}
         """Messages that set the next timers; None: the archive does not have it."""
+        self._messages_history = 0
+        """The log history of which they were read."""
         self._messages_max = AHEAD_FIRST
         self._claim_s: float
         """When the entries that are being handed over were claimed by a commit."""
@@ -313,6 +315,10 @@ class TimerDelivery:
         return the entries to be tried again: those that the broker refuses, and cancellations of such ones.
         ``is_doubt``: the broker may have them already. Raises UnavailableError while the broker is away."""
         sorted_out, postponed, refused_count, size, begin = sort_out(entries), list[Table](), 0, 64, 0
+        # In another log history others are at these places, and what was missing may have been archived since.
+        is_same = self._messages_history == (history := self._commits.state.cursor.history)
+        self._messages = {place: one for place, one in self._messages.items() if is_same and one is not None}
+        self._messages_history = history
         every_place, before = _places(entries, sorted_out.timers), replace(self.counts)
         while begin < len(sorted_out.timers):
             self._renew(claims)

@@ -332,6 +332,40 @@ def test_timers_come_after_a_read_that_failed_while_they_were_counted(scene: Sce
     assert scene.target.counts == {"k": 1}
 
 
+def test_a_message_that_was_missing_is_looked_for_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was read too early, before the queue had it again after its log was cut."""
+    monkeypatch.setattr(timer_object, "PAGE_ROWS", 4)
+    for number in range(40):
+        scene.broker.timer(f"k{number}", NOW + HOUR + 1000 * number)
+    scene.archive()
+    scene.settings = TimerSettings(ahead_ms=HOUR, rate_per_s=1)
+    scene.start()
+    monkeypatch.setattr(
+        scene.task, "_read", lambda places: scene._read(places[: 39 if len(places) == 40 else 40])
+    )
+    scene.run(NOW + 60_000)
+    assert scene.target.counts == dict.fromkeys((f"k{number}" for number in range(40)), 1)
+
+
+def test_timers_of_a_commit_that_is_lost_come_after_a_repair(scene: Scene) -> None:
+    """Its messages are found again, and the broker still has them."""
+    scene.broker.timer("a", NOW + HOUR)
+    scene.archive()
+    scene.broker.timer("b", NOW + 2 * HOUR)
+    before = scene.state.version
+    scene.archive()
+    for version in range(before + 1, scene.state.version + 1):
+        flip(scene.store, catalog_key(version), 60)
+    apply_repair(plan_repair(scene.store, (CLUSTER, BROKER), scene.now_ms, applies=True))
+    scene.archive()
+    scene.start()
+    scene.run(NOW + 3 * HOUR, 60_000)
+    assert scene.target.counts == {"a": 1, "b": 1}
+    scene.check()
+
+
 def test_messages_in_memory_are_bounded_by_their_bytes(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer_delivery, "AHEAD_BYTES", 20 * 1024)
     for number in range(200):

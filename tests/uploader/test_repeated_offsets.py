@@ -3,24 +3,28 @@ headers of records say, and everything else is counted."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from rocketmq_tiered.maintenance.repair.repair import apply_repair, plan_repair
 from tests.archive.queue_reader import QueueReader
 from tests.end_to_end.archive_check import records_of
 from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
+from tests.maintenance.damage import flip
 from tests.uploader.small_broker import SmallBroker
 from tiered.archive.verify import verify_archive
 from tiered.broker_store.store import open_broker_store
-from tiered.catalog.catalog_reader import load
+from tiered.catalog.catalog_reader import load, read_commit
+from tiered.catalog.commit import CommitKind
 from tiered.catalog.hidden_history import list_histories
 from tiered.catalog.repeated_offsets import repeated_offsets
 from tiered.catalog.state import CatalogState
 from tiered.errors import UnavailableError
-from tiered.formats.keys import archive_prefix
+from tiered.formats.keys import archive_prefix, catalog_key
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
@@ -191,3 +195,33 @@ def test_lmqs_move_with_the_queues_that_they_refer_to(
     state = load(archive_of(memory))
     backfill(broker.path, memory, settings=SETTINGS)
     assert check(broker, memory, int(loses_unit)).cursor.history == state.cursor.history
+
+
+@pytest.mark.parametrize("batch", [0, 3])
+@pytest.mark.parametrize("has_units", [True, False])
+def test_a_log_that_is_read_again_below_what_a_repair_found_is_archived_again(
+    tmp_path: Path, batch: int, has_units: bool
+) -> None:
+    broker, memory = SmallBroker(tmp_path / "store"), MemoryStore("memory://again")
+    broker.batch = batch
+    broker.send(5)
+    backfill(broker.path, memory, settings=SETTINGS)
+    archive, before = archive_of(memory), load(archive_of(memory))
+    broker.send(2)
+    broker.send(1, "SCHEDULE_TOPIC_XXXX")  # is not archived: the repair does not know what is there
+    broker.send(2)
+    backfill(broker.path, memory, settings=SETTINGS)
+    versions = range(before.version + 1, load(archive).version + 1)
+    for version in (one for one in versions if read_commit(archive, one).draft.kind == CommitKind.APPEND):
+        flip(archive, catalog_key(version), 40)
+    apply_repair(plan_repair(archive, (CLUSTER, BROKER), 1_800_000_000_000, applies=True))
+    assert load(archive).cursor.phys == before.cursor.phys
+    if not has_units:
+        for path in broker.path.glob("*consumequeue"):
+            shutil.rmtree(path)
+    broker.send(1)
+    backfill(broker.path, memory, settings=SETTINGS)
+    state = load(archive)
+    assert [*state.visible_queues()] == [ORDERS]
+    assert sum(1 for _ in records_of(QueueReader(archive, state, ORDERS))) == 10
+    assert verify_archive(archive, depth="full").anomalies == []

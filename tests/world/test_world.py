@@ -25,8 +25,13 @@ ONCE_FAILED: dict[int, str] = {
     283: "a timer of a new, empty log was taken for one at the same place of the log before",
     350: "the first index file divided what compaction had joined since it was planned; rebuilt, it lacked keys",
     508: "a repair of a damaged commit showed messages of a fenced writer that no commit had named",
+    780: "after a repair, what the log has of archived queues was taken for recreated ones, and archiving ended",
     1000: "timers were sent again after a repair",
     1040: "a repair put an object that it named into quarantine",
+    1071: "entries of an LMQ were saved from messages of another log, with the same places",
+    1125: "a node was ended by a claim whose version another one had written and removed",
+    1372: "a timer was dropped, as its message had been missing at its place before the log was cut",
+    1835: "a damaged object was replaced while compaction joined its run with others: one message was there twice",
 }
 """What was wrong with seeds that failed, at their time: later changes of the world give them other histories."""
 

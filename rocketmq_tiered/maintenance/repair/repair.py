@@ -78,6 +78,7 @@ from tiered.formats.keys import (
     catalog_key,
     object_of,
     page_key,
+    timer_key,
 )
 from tiered.formats.run_part import CatalogRun
 from tiered.formats.segment import RowTable
@@ -424,7 +425,7 @@ def _fill(repair: Repair) -> None:
         )
     if is_empty:
         repair.state = with_log_cursor(segments, repair.state, objects)
-    else:
+    elif not _has_unnamed_timers(repair, used.values()):
         repair.state = with_cursor_at(segments, repair.state, list(used.values()))
     named = referenced_by(repair.store, repair.state) if unnamed else KeySet(())
     _set_aside(repair, [one for one in unnamed if one.key not in named])
@@ -432,6 +433,14 @@ def _fill(repair: Repair) -> None:
         repair.lost += [(queue, begin, end) for begin, end in spans]
     repair.state = with_lost(repair.state, repair.lost)
     repair.state = with_row_counts(repair.store, repair.state)
+
+
+def _has_unnamed_timers(repair: Repair, objects: Iterable[FoundObject]) -> bool:
+    """Whether a lost commit that named some of ``objects`` also named timers: a writer that reads the log again
+    archives these again."""
+    keys = {timer_key(one.meta.epoch, one.meta.attempt) for one in objects}
+    keys -= {ref.key for ref in repair.state.timers}
+    return any(_exists(repair.store, key) for key in keys)
 
 
 def _objects_of(repair: Repair, *, unnamed_only: bool) -> list[FoundObject]:
