@@ -103,7 +103,8 @@ def heal(commits: MaintenanceCommit, key: str, log: CommitLog | None, clock: Clo
         pending_deletions=[key],
         reason=Reason.REPLACED,
     )
-    required = Requirements(epoch=state.epoch, histories=histories_of(state))
+    # A page may have a joined run by now, which a commit cannot take a part of.
+    required = Requirements(epoch=state.epoch, histories=histories_of(state), uncompacted_since=state.version)
     try:
         is_committed = commits.commit(lambda _state: draft, required)
     except CommitInvalidError:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rocketmq_tiered.maintenance.repair.repair import apply_repair, plan_repair
 from tests.archive.archive_builder import ArchiveBuilder, Sent
+from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
 from tests.maintenance.damage import flip
 from tests.maintenance.damaged_archive import (
     BOTH,
@@ -22,14 +24,17 @@ from tests.maintenance.damaged_archive import (
     writer_of,
 )
 from tests.sweeps import sweep
+from tests.uploader.small_broker import SmallBroker
 from tiered.archive.verify import verify_archive
+from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import LogCheck
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import FencedError, UnavailableError
-from tiered.formats.keys import catalog_key
+from tiered.formats.keys import archive_prefix, catalog_key
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
+from tiered.object_store.prefixed import PrefixedStore
 
 
 @pytest.fixture(scope="module")
@@ -167,3 +172,28 @@ def test_a_repair_that_was_killed_is_repeated(sound: Sound) -> None:
         sound.repaired(store, paused, may_lose=False, runs_dry=False)
         puts += 1
     assert puts == 3 + 2, "objects, root, commit"
+
+
+@pytest.mark.parametrize("generation", [0, 1])
+def test_nothing_is_saved_from_another_log(tmp_path: Path, generation: int) -> None:
+    """The broker began again with an empty disk, and messages have the places of earlier ones."""
+    store, settings = MemoryStore("memory://logs"), replace(SMALL, split_bytes=1)
+    archive = PrefixedStore(store, archive_prefix(CLUSTER, BROKER))
+    for name in ("old", "new"):
+        broker = SmallBroker(tmp_path / name)
+        broker.lmq = "%LMQ%one"
+        broker.send(1, "first" if name == "old" else "other")
+        for _ in range(4):
+            broker.send(1, text=name)
+            broker.restart()
+        backfill(broker.path, store, settings=settings, replace_log=True)
+    before, damaged = messages(archive), "/.25LMQ.25one/1/0/" if generation else "/orders/0/0/"
+    (key,) = (info.key for info in archive.list("data/") if damaged in info.key)
+    flip(archive, key, len(archive.get(key)) - 60 if generation else 80)
+    log = None if generation else CommitLog([broker.path / "commitlog"])
+    repair = plan_repair(archive, (CLUSTER, BROKER), NOW_MS, log=log, applies=True)
+    apply_repair(repair)
+    after = messages(archive)
+    assert all(before[queue][at] == record for queue, rows in after.items() for at, record in rows.items())
+    assert repair.lost_messages == sum(map(len, before.values())) - sum(map(len, after.values()))
+    assert repair.lost_messages == (0 if generation else 8), "messages and entries of the LMQ"

@@ -37,7 +37,7 @@ from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.record_columns import RecordColumns, StopReason
 from tiered.kernels.scan import scan_log
 from tiered.model.queue import QueueKey
-from tiered.model.tables import RUN_DTYPE, RunKind, Table
+from tiered.model.tables import QUEUE_SUPERSEDED, RUN_DTYPE, RunKind, Table
 from tiered.object_store.interface import ObjectStore
 
 LOG_BYTES = 32 << 20
@@ -227,7 +227,7 @@ def salvaged(
     if entries:
         _add_entries(store, state, found, entries)
     if log is not None and found.lost:
-        _add_logged(log, found)
+        _add_logged(log, found, [not _has_ended(state, queue) for queue in check.queues])
     return found
 
 
@@ -278,15 +278,20 @@ def _add_indexed(store: ObjectStore, index: SegmentIndex, found: Salvage) -> Non
 
 def _add_entries(store: ObjectStore, state: CatalogState, found: Salvage, runs: Sequence[int]) -> None:
     """Add to ``found`` the missing entries of LMQs, of the ``runs`` with these numbers, from the messages to which they
-    refer, in other objects of ``state``. Objects that cannot be read are skipped."""
+    refer, in other objects of ``state``. Objects that cannot be read are skipped, and messages of another log, as their
+    places do not compare."""
     low, high = int(found.runs["min_phys"][runs].min()), int(found.runs["end_phys"][runs].max())
-    segments = SegmentCache(store)
+    segments, of_log = SegmentCache(store), {True: list[int](), False: list[int]()}
+    for number in runs:
+        of_log[_has_ended(state, found.check.queues[number])].append(number)
     for page in LivingRuns(store, state).between(0, state.version):
         chunk = page.chunk
         is_near = (chunk.runs["min_phys"] < high) & (chunk.runs["end_phys"] > low)
         for run in chunk.runs[is_near & (chunk.runs["kind"] != RunKind.LMQ)]:
             key, part = chunk.object_keys[int(chunk.objects["key"][run["object"]])], CatalogRun.of(run)
             queue = page.queues[int(run["queue"])]
+            if not (mine := of_log[_has_ended(state, queue)]):
+                continue
             found.generations[queue[:2]] = queue.generation
             if key == found.check.key:
                 continue
@@ -299,13 +304,19 @@ def _add_entries(store: ObjectStore, state: CatalogState, found: Salvage, runs: 
                 span = index.block_span(part, int(inside[0]), int(inside[-1]) + 1)
                 for one in index.split_span(part, span, RANGE_BYTES_MAX):
                     data = reader.raw(one.first_block, one.end_block)
-                    mine = slice(one.first_row, one.end_row)
-                    starts = rows.position[mine] - one.raw_offset
+                    own = slice(one.first_row, one.end_row)
+                    starts = rows.position[own] - one.raw_offset
                     table = QueueTable()
-                    columns, _, _ = rescanned(data, starts, rows.size[mine], rows.phys[mine], table)
-                    _match(found, data, table, columns, runs)
+                    columns, _, _ = rescanned(data, starts, rows.size[own], rows.phys[own], table)
+                    _match(found, data, table, columns, mine)
             except (CorruptionError, NotFoundError):
                 continue  # as far as the others have them
+
+
+def _has_ended(state: CatalogState, queue: QueueKey) -> bool:
+    """Whether ``queue`` ended with an earlier log: its physical offsets do not compare."""
+    row = state.queue(queue)
+    return row is not None and bool(row["flags"] & QUEUE_SUPERSEDED)
 
 
 def _known_rows(run: np.void, rows: RowTable) -> Table:
@@ -462,14 +473,15 @@ def _parent(found: Salvage, table: QueueTable, ordinal: int) -> int:
     return found.parents.setdefault(queue, len(found.parents))
 
 
-def _add_logged(log: CommitLog, found: Salvage) -> None:
-    """Add to ``found`` the rows that are missing, from the broker's commitlog or the pins (hard links) of its files.
-    Ends early if the log cannot be read now. Sparse runs of unknown rows are skipped: the log does not tell which
-    messages key compaction dropped."""
+def _add_logged(log: CommitLog, found: Salvage, is_of_log: Sequence[bool]) -> None:
+    """Add to ``found`` the rows that are missing, from the broker's commitlog or the pins (hard links) of its files, of
+    those runs that ``is_of_log`` says are of this log. Ends early if the log cannot be read now. Sparse runs of unknown
+    rows are skipped: the log does not tell which messages key compaction dropped."""
     runs = [
         number
         for number in range(len(found.runs))
-        if found.missing(number)
+        if is_of_log[number]
+        and found.missing(number)
         and (found.runs["kind"][number] != RunKind.SPARSE or found.wanted[number] is not None)
     ]
     if not runs:
