@@ -98,18 +98,27 @@ def test_starts_after_kills_leave_nothing_where_the_killed_one_is_known_to_be_go
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_slow_claim_does_not_own_what_another_server_claimed_first(is_first: bool) -> None:
-    """His version was there, and is removed."""
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_a_slow_claim_does_not_own_what_another_server_claimed_first(
+    is_first: bool, is_refused: bool
+) -> None:
+    """His version was there, and is removed: before the claim, or after it ``is_refused``."""
     clock, successors = Time(), list[GroupLog]()
 
     class Stalls(MemoryStore):
         def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
-            if successors:
-                other = successors.pop()
+            others, successors[:] = successors[:], []
+            for other in others:
                 other.claim(LEASE_MS)
-                for offset in range(3 * VERSIONS_KEPT):
-                    other.write({("g", "t"): {0: offset}})
-            super().put_if_absent(key, body, timeout_s=timeout_s)
+            writes = [(other, at) for other in others for at in range(3 * VERSIONS_KEPT)]
+            try:
+                if not others or is_refused:
+                    super().put_if_absent(key, body, timeout_s=timeout_s)
+            finally:
+                for other, at in writes:
+                    other.write({("g", "t"): {0: at}})
+            if others and not is_refused:
+                super().put_if_absent(key, body, timeout_s=timeout_s)
 
     store = Stalls()
     if not is_first:

@@ -180,6 +180,26 @@ def test_a_fenced_writer_acknowledges_nothing_that_its_successor_did_not_read() 
     assert load_objects(store) == []
 
 
+def test_a_claim_whose_version_a_successor_wrote_and_removed_is_refused() -> None:
+    class Stalls(MemoryStore):
+        successor: RetryLog | None = None
+
+        def get(self, key: str, max_bytes: int = 1 << 30) -> bytes:
+            if self.successor is not None and key == object_key(2):
+                successor, self.successor = self.successor, None
+                successor.claim()
+                successor.remove_replaced()
+            return super().get(key, max_bytes)
+
+    store = Stalls()
+    first, second = RetryLog(store, "one"), RetryLog(store, "two")
+    first.claim()
+    second.claim()
+    store.successor = RetryLog(store, "three")
+    with pytest.raises(FencedError):
+        first.write(RetryObject(2, first.owner, "one", 1))
+
+
 def test_an_object_that_lacks_its_base_is_damage() -> None:
     store = MemoryStore()
     log = RetryLog(store, "one")

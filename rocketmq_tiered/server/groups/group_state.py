@@ -259,10 +259,7 @@ class GroupLog:
         try:
             self._store.put_if_absent(snapshot_key(version), [encode_snapshot(snapshot)])
         except AlreadyExistsError:
-            key = snapshot_key(version)
-            winner = decode_snapshot(
-                self._store.get(key, stored_bytes_max()), source=f"{self._store.url}/{key}"
-            )
+            winner = self._stored(version)
             if winner.owner != self._owner:
                 raise FencedError(
                     f"the server {winner.owner_name} has taken over the consumer groups of this archive"
@@ -274,6 +271,15 @@ class GroupLog:
         if version - VERSIONS_KEPT > self._first_version:
             self._remove([version - VERSIONS_KEPT])
         return None
+
+    def _stored(self, version: int) -> GroupSnapshot:
+        """The snapshot that another write put there. Raises FencedError if a successor has removed it since."""
+        key = snapshot_key(version)
+        try:
+            data = self._store.get(key, stored_bytes_max())
+        except NotFoundError:
+            raise FencedError("another server has taken over the consumer groups of this archive") from None
+        return decode_snapshot(data, source=f"{self._store.url}/{key}")
 
     def _is_expired(self, found: GroupSnapshot, is_old: bool) -> bool:
         if not found.lease:

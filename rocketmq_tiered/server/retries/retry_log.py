@@ -507,9 +507,13 @@ class RetryLog:
         try:
             self._store.put_if_absent(key, [encode_object(retry_object)])
         except AlreadyExistsError:
-            winner = decode_object(
-                self._store.get(key, stored_bytes_max()), source=f"{self._store.url}/{key}"
-            )
+            try:
+                data = self._store.get(key, stored_bytes_max())
+            except NotFoundError:  # a successor has removed it since
+                raise FencedError(
+                    "another server has taken over the retry messages of this archive"
+                ) from None
+            winner = decode_object(data, source=f"{self._store.url}/{key}")
             if winner.owner != self.owner:  # else it is ours, whose reply was lost
                 raise FencedError(
                     f"the server {winner.owner_name} has taken over the retry messages of this archive"
