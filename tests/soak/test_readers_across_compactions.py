@@ -1,7 +1,7 @@
-"""Readers, consumers and streams read on across 20 compactions and garbage collection: every message once.
+"""Consumers and streams read on across 20 compactions and garbage collection: every message once.
 
 All of them hold a version of the catalog, or their place, while the objects of their messages are joined and deleted:
-readers of this process in a directory, Java consumers of `tiered serve` and a streaming query of Spark on MinIO.
+Java consumers of `tiered serve` and a streaming query of Spark on MinIO. Readers of one process: tests/world.
 
 Java consumers of a served archive, and a streaming query of Spark: what each of them has got so far.
 
@@ -11,7 +11,6 @@ batch until it finishes. Does not own what must come of it.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import time
 import zlib
@@ -19,15 +18,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from fetcher.archive import Archive, open_archive
-from fetcher.rows.message import Message
 from rocketmq_tiered.spark import session
 from tests.integration.client_scene import need_clients, until
 from tests.integration.served_scene import Job, Line, Served
@@ -37,10 +34,8 @@ from tests.servers.running_store import REGION, RunningStore
 from tests.servers.tiered_serve import tiered_serve
 from tests.soak.results import knob, limits, publish
 from tests.spark.conftest import LOCAL
-from tests.spark.stream_reading import rows_of, stream_reader
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import QueueKey
-from tiered.object_store.file import FileStore
 from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.settings.sections import Settings
@@ -56,8 +51,6 @@ COMPACTIONS = knob("COMPACTIONS", 20)
 CYCLES = 12
 """That are archived between two compactions."""
 COLLECTED_EVERY = 4
-STREAM_ROWS = 40
-READ_AT_ONCE = 5
 BACKLOG_CYCLES = 60
 """Archived before clients begin."""
 PROGRESS_S_MAX = 120
@@ -98,78 +91,6 @@ class Compactions:
         assert sources, "sources are deleted under the readers"
         assert self.scene.data_objects() == before - len(sources)
         self.deleted += len(sources)
-
-
-class Reader:
-    """Reads a queue from begin to end, a few messages at a time; also what is archived until it gets there."""
-
-    def __init__(self, archive: Archive, queue: QueueKey) -> None:
-        self.queue = queue
-        self.end = archive.queue(queue.topic, queue.queue_id).max_offset
-        self.found: list[tuple[int, bytes]] = []
-        self._messages: Iterator[Message] = iter(archive.queue(queue.topic, queue.queue_id).messages())
-
-    def read(self, count: int) -> None:
-        self.found += [(one.queue_offset, one.body) for one in islice(self._messages, count)]
-
-
-class Consumer:
-    """Reads a queue on from its place, at the newest version."""
-
-    def __init__(self, archive: Archive, queue: QueueKey) -> None:
-        self.queue = queue
-        self._archive = archive
-        self.found: list[tuple[int, bytes]] = []
-
-    def read(self, count: int) -> None:
-        place = self.found[-1][0] + 1 if self.found else 0
-        messages = self._archive.queue(self.queue.topic, self.queue.queue_id).messages(place)
-        new = [(one.queue_offset, one.body) for one in islice(messages, count)]
-        self.found += [one for one in new if one[0] >= place]  # a batch is found by any offset in it
-
-
-def _read(all_of_them: Sequence[Reader | Consumer], count: int) -> None:
-    for one in all_of_them:
-        one.read(count)
-
-
-def test_every_message_once(tmp_path: Path) -> None:
-    root = tmp_path / "archive"
-    store = PrefixedStore(FileStore(root), archive_prefix("cluster", "broker"))
-    scene = Scene(tmp_path / "spool", cycles=CYCLES, store=store)
-    url = f"file://{root}"
-    readers: list[Reader] = []
-    stream = stream_reader(url)
-    place, streamed = stream.initialOffset(), list[dict[str, Any]]()
-    with open_archive(url) as archive:
-        consumers = [Consumer(archive, queue) for queue in QUEUES]
-        for number in Compactions(scene):
-            if len(readers) == number * len(QUEUES):
-                archive.refresh()
-                readers += [Reader(archive, queue) for queue in QUEUES]
-            _read([*readers, *consumers], READ_AT_ONCE)
-            end = json.loads(json.dumps(stream.latestOffset(place, ReadMaxRows(STREAM_ROWS))))
-            streamed += rows_of(stream, place, end)
-            place = end
-        archive.refresh()
-        _read([*readers, *consumers], 1 << 30)
-    while (end := json.loads(json.dumps(stream.latestOffset(place, ReadMaxRows(STREAM_ROWS))))) != place:
-        streamed += rows_of(stream, place, end)
-        place = end
-    truth = {queue: scene.owner.truth[queue].rows for queue in QUEUES}
-    for reader in readers:
-        assert reader.found[-1][0] >= reader.end - 2
-        expected = [row for row in truth[reader.queue] if row.offset <= reader.found[-1][0]]
-        assert [offset for offset, _ in reader.found] == [row.offset for row in expected]
-        assert all(body in row.record for (_, body), row in zip(reader.found, expected, strict=True))
-    for consumer in consumers:
-        assert [offset for offset, _ in consumer.found] == [row.offset for row in truth[consumer.queue]]
-    for queue in QUEUES:
-        mine = sorted(row["queueOffset"] for row in streamed if row["topic"] == queue.topic)
-        assert mine == [row.offset for row in truth[queue]]
-    scene.check()
-    scene.collect()
-    scene.collect()
 
 
 @dataclass(frozen=True)
