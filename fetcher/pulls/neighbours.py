@@ -43,7 +43,7 @@ QUEUES_MAX = 4096
 SKIPPED_MAX = 64
 """Readers that take queues side by side come to them nearly in order, and pass long ones."""
 BYTES_MAX = 64 * 1024 * 1024
-PULLED_BYTES_MAX = 4 * 1024 * 1024
+PULLED_BYTES_MAX = 16 * 1024 * 1024
 """For consumers, of whom one waits until all are read."""
 MEMORY_SHARE = 8
 """At most this part of the memory for reading holds messages of neighbours."""

@@ -35,6 +35,9 @@ def test_a_selection_is_a_sequence_of_its_keys(given_: tuple[QueueRoster, list[Q
         assert selection[1:] == keys[1:]
         order = selection.sorted_order()
         assert order.tolist() == sorted(range(len(keys)), key=keys.__getitem__)
+        assert selection.equals(selection_of(keys)[::-1]).tolist() == [
+            one == other for one, other in zip(keys, keys[::-1], strict=True)
+        ]
         assert (
             list(selection_of(selection).taken(order))
             == list(selection_of(keys).taken(order))

@@ -13,7 +13,7 @@ from tiered.errors import CorruptionError
 from tiered.formats.run_part import CatalogRun
 from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
-from tiered.model.queue_roster import selection_of, united
+from tiered.model.queue_roster import selection_of
 from tiered.model.tables import RunKind, Table, begins, picked, positions
 
 ROWS_AT_ONCE = 128 * 1024
@@ -73,8 +73,8 @@ def in_object_order(index: SegmentIndex, parts: Table, queues: Sequence[QueueKey
     is_there &= (first_row >= 0) & (parts["rows"] > 0) & (parts["rows"] <= stored["rows"] - first_row)
     if queues is not None:
         is_there &= is_inside(parts, stored)
-        _, (own, named) = united([index.queues, selection_of(queues).taken(parts["queue"])])
-        is_there &= own[stored["queue"]] == named
+        own = selection_of(index.queues).taken(stored["queue"])
+        is_there &= own.equals(selection_of(queues).taken(parts["queue"]))
     if not is_there.all():
         raise CorruptionError(f"{index.key}: the catalog names messages in this object that it does not have")
     return picked(parts, np.lexsort((first_row, ordinal)))

@@ -6,6 +6,7 @@ footers handle numbers.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from itertools import chain, count
 from typing import Any, overload
@@ -126,6 +127,18 @@ class QueueSelection(Sequence[QueueKey]):
     def taken(self, index: Ints) -> QueueSelection:
         """The queues at ``index``."""
         return QueueSelection(self.roster, self.numbers[index])
+
+    def equals(self, other: QueueSelection) -> NDArray[np.bool_]:
+        """For each position, whether both selections, which are equally long, have the same queue there."""
+        mine, theirs = self.roster.columns(self.numbers), other.roster.columns(other.numbers)
+        topics, other_topics = (
+            map(one.roster.topics.__getitem__, rows["topic"].tolist())
+            for one, rows in ((self, mine), (other, theirs))
+        )
+        same = np.fromiter(map(operator.eq, topics, other_topics), bool, len(mine))
+        for name in ("queue_id", "generation"):
+            same &= mine[name] == theirs[name]
+        return same
 
     def sorted_order(self) -> Ints:
         """Indices that put the queues in order by topic, queue id, generation."""
