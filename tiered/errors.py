@@ -152,6 +152,8 @@ class EncryptionKeyError(UnsupportedFormatError):
     check: Callable[[], None] = staticmethod(lambda: None)
     """Checks the bytes of the object as they are stored, which needs no key. Raises CorruptionError and the store's
     errors."""
+    lacks = ""
+    """Which key of an object, whatever object it is."""
 
 
 class TopicKeyError(EncryptionKeyError):

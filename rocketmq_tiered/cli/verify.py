@@ -13,12 +13,10 @@ from rocketmq_tiered.process.progress import Progress
 from tiered.archive.verify import verify_archive
 from tiered.archive.verify_progress import VerifyProgress
 from tiered.console import camel_names, print_json, print_lines
-from tiered.errors import UnavailableError, UsageError
+from tiered.errors import UsageError
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.quantities import byte_count
 from tiered.whole_file import writer_of
-
-EXIT_ANOMALIES = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,32 +91,28 @@ def _progress_in(path: Path | None, url: str) -> VerifyProgress:
         raise UsageError(f"{path}: {error.message}", hint=error.hint) from error
 
 
-def _limited(store: ObjectStore, bytes_per_s: int | None) -> ObjectStore:
-    if not bytes_per_s:
-        return store
-    return YieldingStore(store, bytes_per_s=bytes_per_s, requests_per_s=1e6)
-
-
 def execute(options: argparse.Namespace) -> int:
-    """Check the archive, and print anomalies and objects that no commit names. Exit code 1 for anomalies, 4 if
-    something could not be checked."""
+    """Check the archive, and print anomalies and objects that no commit names. Returns the exit code of the report."""
     settings, is_read = settings_of(options).settings, bool(options.full or options.sample)
     with (
         open_archive_store(options.url, settings) as archive,
         Progress("verify", 0, quiet=options.json, unit="" if is_read else "objects") as progress,
     ):
-        store = _limited(archive.store, options.bytes_per_s)
-        saved = _progress_in(options.resume, archive.store.url)
+        store: ObjectStore = (
+            YieldingStore(archive.store, bytes_per_s=options.bytes_per_s, requests_per_s=1e6)
+            if options.bytes_per_s
+            else archive.store
+        )
         report = verify_archive(
             store,
             depth="full" if is_read else "names",
             sample=options.sample or 1.0,
             progress=progress.update,
-            saved=saved,
+            saved=_progress_in(options.resume, archive.store.url),
         )
-    failed = bool(report.anomalies) or (options.strict and bool(report.leftovers))
+    code = report.exit_code(strict=options.strict, has_ring=settings.object_store.encrypts)
     if options.json:
-        print_json(camel_names(asdict(report)) | {"ok": not failed and not report.unchecked})
+        print_json(camel_names(asdict(report)) | {"ok": not code})
     else:
         print_lines(*report.lines(f"{archive.cluster}/{archive.broker} in {options.url}"))
-    return EXIT_ANOMALIES if failed else UnavailableError.exit_code if report.unchecked else 0
+    return code

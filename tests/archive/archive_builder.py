@@ -301,7 +301,7 @@ class ArchiveBuilder:
             kind=CommitKind.MAINTENANCE,
             queues=[queue],
             runs=runs,
-            removed=_removed(runs),
+            removed=removed_of(runs),
             objects=objects,
             object_keys=[key],
             pending_deletions=[keys[0]],
@@ -319,7 +319,7 @@ class ArchiveBuilder:
                 kind=CommitKind.MAINTENANCE,
                 queues=[queue],
                 runs=np.array(parts, RUN_DTYPE),
-                removed=_removed(chunk.runs),
+                removed=removed_of(chunk.runs),
                 objects=chunk.objects,
                 object_keys=chunk.object_keys,
                 created_ms=NOW_MS,
@@ -344,12 +344,12 @@ class ArchiveBuilder:
         """Maintenance: the queue's oldest run leaves."""
         runs = RunIndex(self.store).runs_of(self.state, queue).runs
         draft = CommitDraft(
-            kind=CommitKind.MAINTENANCE, queues=[queue], removed=_removed(runs[:1]), created_ms=NOW_MS
+            kind=CommitKind.MAINTENANCE, queues=[queue], removed=removed_of(runs[:1]), created_ms=NOW_MS
         )
         return self.writer.append(draft)
 
 
-def _removed(runs: Table) -> Table:
+def removed_of(runs: Table) -> Table:
     removed = np.zeros(len(runs), REMOVED_DTYPE)
     for name in ("rows", "base_queue_offset", "end_queue_offset", "version"):
         removed[name] = runs[name]

@@ -11,9 +11,8 @@ import struct
 import subprocess
 import sys
 import textwrap
-import tracemalloc
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import fastcrc
@@ -34,6 +33,7 @@ from rocketmq_tiered.server.retries.retry_log import decode_object
 from tests.archive.uncataloged import open_uncataloged
 from tests.fetcher.queries.counted import PlainBlocks
 from tests.formats.segment_builder import RowSpec, RunSpec, build, whole
+from tests.peak_memory import peak_below
 from tests.sweeps import examples
 from tiered.archive.index.layout import FOOTER_KIND as INDEX_KIND
 from tiered.catalog.catalog_reader import read_commit
@@ -120,17 +120,6 @@ ALL_DECODERS = DECODERS | {
     GROUPS_KIND: lambda data: decode_snapshot(data, source=SOURCE),
     RETRIES_KIND: lambda data: decode_object(data, source=SOURCE),
 }
-
-
-@contextmanager
-def peak_below(limit_bytes: int) -> Iterator[None]:
-    tracemalloc.start()
-    try:
-        yield
-        peak_bytes = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak_bytes <= limit_bytes, f"{peak_bytes >> 20} MiB"
 
 
 @pytest.mark.parametrize("name", BOMBS)

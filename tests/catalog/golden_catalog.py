@@ -12,6 +12,7 @@ from unittest import mock
 
 import numpy as np
 
+from tests.archive.archive_builder import removed_of
 from tests.catalog.collection import run_gc
 from tests.catalog.drafts import NOW_MS, append_draft, queue, small_limits, writer
 from tests.formats.golden_archive import GOLDEN
@@ -21,11 +22,10 @@ from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.deletions import DeletionChange, PendingDeletion, Reason, encode_list, list_of
 from tiered.catalog.index_refs import UNINDEXED, IndexChange, IndexRef
 from tiered.catalog.pages import RunIndex
-from tiered.catalog.state import REMOVED_DTYPE
 from tiered.clock import Clock
 from tiered.formats.keys import index_key, state_key
 from tiered.model.queue import QueueKey
-from tiered.model.tables import FLOOR_DTYPE, Table
+from tiered.model.tables import FLOOR_DTYPE
 from tiered.object_store.interface import Body
 from tiered.object_store.memory import MemoryStore
 
@@ -94,14 +94,14 @@ class _History:
         self.maintain(
             queues=[key],
             runs=run,
-            removed=_removed(runs[[number]]),
+            removed=removed_of(runs[[number]]),
             objects=objects,
             object_keys=[f"sets/01/moved{state.version}-{state.epoch}-1.sso"],
         )
 
     def expire(self, key: QueueKey, count: int) -> None:
         runs = RunIndex(self.store).runs_of(self.writer.state, key).runs
-        self.maintain(queues=[key], removed=_removed(runs[:count]))
+        self.maintain(queues=[key], removed=removed_of(runs[:count]))
 
     def expire_below(self, key: QueueKey, count: int) -> None:
         """A floor above the oldest runs; a list of pending deletions."""
@@ -132,13 +132,6 @@ class _History:
     def release(self, *garbage: str) -> None:
         self.store.now_ms += 1000
         self.writer.release(pending_deletions=garbage)
-
-
-def _removed(runs: Table) -> Table:
-    removed = np.zeros(len(runs), REMOVED_DTYPE)
-    for name in ("rows", "base_queue_offset", "end_queue_offset", "version"):
-        removed[name] = runs[name]
-    return removed
 
 
 def _index(first: int, last: int, epoch: int) -> IndexRef:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-import tracemalloc
+from contextlib import suppress
 from itertools import pairwise
 from unittest.mock import patch
 
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.archive.uncataloged import open_uncataloged
 from tests.formats.segment_builder import RowSpec, RunSpec, Segment, build, whole
+from tests.peak_memory import peak_below
 from tests.sweeps import examples
 from tiered.archive.segment_reader import SegmentReader
 from tiered.errors import CorruptionError
@@ -77,15 +78,11 @@ EXPECTED = _everything(SEGMENT, _open(DATA, known=True))
 
 
 def _check(damaged: bytes, *, known: bool) -> None:
-    tracemalloc.start()
-    try:
-        assert _everything(SEGMENT, _open(damaged, known=known)) == EXPECTED
-    except CorruptionError as error:
-        assert KEY in str(error)
-    finally:
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    assert peak < 16 << 20
+    with peak_below(16 << 20):
+        try:
+            assert _everything(SEGMENT, _open(damaged, known=known)) == EXPECTED
+        except CorruptionError as error:
+            assert KEY in str(error)
 
 
 def test_an_undamaged_object_opens_both_ways() -> None:
@@ -186,18 +183,11 @@ def test_a_footer_that_lies_behind_valid_checksums(data: st.DataObject) -> None:
             footer.tables["parts"]["stored_bytes"] = list(map(len, encoded_parts))
     encoded = encode_container(FOOTER_KIND, header, footer.tables)
     lying = before + encoded + encode_trailer(trailer.tail_offset, len(before), encoded)
-    tracemalloc.start()
-    try:
+    # ValueError, IndexError: the caller's own expectation of what is in the object does not hold.
+    with peak_below(16 << 20), suppress(CorruptionError, ValueError, IndexError):
         part = SegmentIndex(KEY, len(lying), lying, data.draw(st.integers(0, 3)))
         for run in range(part.first_run, part.first_run + len(part)):
             part.row_columns(run)
             if part.byte_count_of(run):
                 part.block_span(run, 0, 1)
         _everything(SEGMENT, _open(lying, known=False))
-    except (CorruptionError, ValueError, IndexError):
-        # ValueError, IndexError: the caller's own expectation of what is in the object does not hold.
-        pass
-    finally:
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    assert peak < 16 << 20

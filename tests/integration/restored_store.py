@@ -223,13 +223,12 @@ def restored(
     said = restore(url, directory / "store", *arguments)
     broker = RestoredBroker(version, directory, {**settings, **said["brokerConf"]})
     begun_s = time.monotonic()
-    broker.server.start()
-    said["ready_s"] = time.monotonic() - begun_s
-    try:
-        yield broker, said
-    finally:
-        broker.server.broker.kill()  # ends at once
-        broker.server.stop()
+    with broker.server:
+        said["ready_s"] = time.monotonic() - begun_s
+        try:
+            yield broker, said
+        finally:
+            broker.server.broker.kill()  # ends at once
 
 
 def differences(original: Original, pulled: Pulled) -> list[str]:

@@ -174,11 +174,8 @@ def served(archive: Path, rules: dict[str, Any], directory: Path) -> Iterator[st
     ]
     root = {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
     server = ChildServer("tiered serve", command, root, directory / "serve.log", lambda: _listens(port))
-    server.start()
-    try:
+    with server:
         yield f"127.0.0.1:{port}"
-    finally:
-        server.stop()
 
 
 def _listens(port: int) -> bool:

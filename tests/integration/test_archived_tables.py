@@ -80,8 +80,7 @@ def printed(real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPath
     original = real_store("A")
     shutil.copytree(original / "store", directory / "store")
     broker = RocketMq(VERSION, directory, recorded_settings(original / "broker.conf"))
-    broker.start()
-    try:
+    with broker:
         for topic, queues in (("t_idle", "3"), ("%RETRY%G_part", "1")):
             name_server = broker.name_server_address
             broker.run_java("Admin", name_server, broker.broker_address, "create", "FxCluster", topic, queues)
@@ -90,16 +89,11 @@ def printed(real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPath
         commit(broker.broker_address)
         until(lambda: has_route(broker.name_server_address), "the broker does not register")
         by_broker = mqadmin(directory, broker.name_server_address, broker.broker_address)
-    finally:
-        broker.stop()
     backfill(directory / "store", FileStore(directory / "archive"))
     url = f"file://{directory}/archive"
     server, address = tiered_serve(url, directory)
-    server.start()
-    try:
+    with server:
         yield Printed(by_broker, mqadmin(directory, address, address), address, url)
-    finally:
-        server.stop()
 
 
 def commit(address: str) -> None:

@@ -41,20 +41,19 @@ def proxy(
     }
     objects = StoreDirectory(tmp_path / "objects")
     sidecar = Sidecar(broker, objects, f"{objects.fresh_bucket()}/live", tmp_path, settings=settings)
-    broker.start()
-    try:
-        sidecar.start()
-        sidecar.wait_until_following(60)
-        until(
-            lambda: sidecar.status().get("messages", 0) > 0 == sidecar.status().get("lagMessages"),
-            "not archived",
-        )
-        wait_for(sidecar.log, '"archive open for clients"')
-        yield address, sidecar
-    finally:
-        if sidecar.process is not None and sidecar.process.poll() is None:
-            assert sidecar.stop() == 0
-        broker.stop()
+    with broker:
+        try:
+            sidecar.start()
+            sidecar.wait_until_following(60)
+            until(
+                lambda: sidecar.status().get("messages", 0) > 0 == sidecar.status().get("lagMessages"),
+                "not archived",
+            )
+            wait_for(sidecar.log, '"archive open for clients"')
+            yield address, sidecar
+        finally:
+            if sidecar.process is not None and sidecar.process.poll() is None:
+                assert sidecar.stop() == 0
 
 
 def pulled(address: str, topic: str, queue_id: int) -> list[tuple[int, dict[str, str], bytes]]:

@@ -117,10 +117,9 @@ def case(request: pytest.FixtureRequest, real_store: Callable[[str], Path], tmp_
     write_queues(broker, original, write, kind)
     found = Case(broker, original / "truth", kind)
     begun_s = time.monotonic()
-    broker.start()
-    found.start_s = time.monotonic() - begun_s
-    yield found
-    broker.stop()
+    with broker:
+        found.start_s = time.monotonic() - begun_s
+        yield found
 
 
 def write_queues(broker: RocketMq, original: Path, write: Callable[..., object], kind: StoreKind) -> None:
@@ -150,9 +149,8 @@ def test_a_broker_writes_both_kinds_and_goes_back_to_either(
         with broker.broker_conf.open("a") as conf:
             conf.writelines(f"\n{name}={value}\n" for name, value in settings.items())
         case.kind = StoreKind.ROCKSDB if "storeType" in settings else StoreKind.BOTH
-        broker.start()
-        case.assert_serves_the_truth()
-        broker.stop()
+        with broker:
+            case.assert_serves_the_truth()
 
 
 def test_a_broker_serves_and_continues_the_queues_we_wrote(case: Case) -> None:

@@ -41,13 +41,10 @@ def test_a_dead_letter_topic_that_allows_only_writes_is_read(tmp_path: Path, ver
     broker.send(MESSAGES, TOPIC)
     assert main(["backfill", str(broker.path), url, "--cluster", "c", "--broker", "b"]) == 0
     server, address = tiered_serve(url, tmp_path)
-    server.start()
-    try:
+    with server:
         served = Served(tmp_path, url, address, server)
         expected = served.expected(TOPIC)
         assert expected.total() == MESSAGES
         jobs = [Job(mode, TOPIC, MESSAGES, f"G_{mode}") for mode in ("push", "pull")]
         for found in served.consume(version, *jobs):
             assert Counter(found) == expected
-    finally:
-        server.stop()

@@ -40,10 +40,7 @@ def test_what_a_broker_gets_is_archived_encrypted_and_served(
         for name, value in sidecar.environment().items():
             monkeypatch.setenv(name, value)
         server, address = tiered_serve(sidecar.url, tmp_path)
-        server.start()
-        try:
+        with server:
             served = Served(tmp_path, sidecar.url, address, server)
             (got,) = served.consume("5.3.3", Job("pull", "live0", compared.shown, "G_sealed"))
             assert len(set(got)) == len(got) == compared.shown
-        finally:
-            server.stop()

@@ -43,8 +43,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMq]:
         running = RocketMq("5.3.3", tmp_path_factory.mktemp("broker"))
     except NotInstallableError as error:
         pytest.skip(f"RocketMQ is not available: {error}")
-    running.start()
-    try:
+    with running:
         running.create_topic("orders", 1)
         running.run_java(
             MQADMIN,
@@ -63,8 +62,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMq]:
             "first message",
         )
         yield running
-    finally:
-        running.stop()
 
 
 def test_a_new_user_follows_the_pages(broker: RocketMq, minio: RunningStore, tmp_path: Path) -> None:

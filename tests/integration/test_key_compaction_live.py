@@ -175,12 +175,9 @@ def test_an_archive_that_began_late_gets_its_begin_from_the_broker(keyed: Keyed,
     keyed.send(40, range(30, 70))
     sidecar.wait_until_archived(60)
     archive, address = tiered_serve(sidecar.url, tmp_path)
-    archive.start()
-    try:
+    with archive:
         assert Reader().read(address, range(len(keyed.sent))).view == keyed.view
         assert pulled(address, 0)[0].minimum < 300
-    finally:
-        archive.stop()
     finish(sidecar)
 
 

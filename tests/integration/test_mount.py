@@ -14,6 +14,7 @@ import pytest
 
 from tests.integration.client_scene import need_clients
 from tests.integration.mount_scene import MountScene, Node, consumed, lines, mounting, until
+from tests.object_store.sealed_scene import key_file
 from tests.servers.go_client import go_consumer
 from tests.servers.install import NotInstallableError
 from tests.servers.rocketmq import rocketmq_jars
@@ -27,12 +28,19 @@ MESSAGES = 2000
 
 
 @pytest.fixture
-def scene(tmp_path_factory: pytest.TempPathFactory, minio_url: RunningStore) -> Iterator[MountScene]:
+def scene(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, minio_url: RunningStore
+) -> Iterator[MountScene]:
+    """With ring keys as the parameter, the archives are encrypted."""
     need_clients("5.3.3")
-    with mounting("5.3.3", tmp_path_factory.mktemp("mount"), minio_url, ["live-a", "live-b"]) as found:
+    directory = tmp_path_factory.mktemp("mount")
+    with mounting("5.3.3", directory, minio_url, ["live-a", "live-b"]) as found:
+        if names := getattr(request, "param", ()):
+            found.settings["TIERED_OBJECT_STORE__KEY_RING"] = str(key_file(directory / "ring", *names))
         yield found
 
 
+@pytest.mark.parametrize("scene", [(), ("k1",)], ids=["plain", "encrypted"], indirect=True)
 def test_a_broker_is_retired_mounted_moved_and_taken_back(scene: MountScene) -> None:
     """Consumers at work continue on the mount and get everything once in order, a retry message included; when the
     holder is killed, another node takes over; the broker that comes back has the groups' offsets."""

@@ -51,11 +51,8 @@ def proxied(tmp_path_factory: pytest.TempPathFactory, minio_url: RunningStore) -
             proxy = RocketMqProxy(tiered_proxy.directory / "proxy", tiered_proxy.address, CLUSTER)
         except NotInstallableError as error:
             pytest.skip(f"proxy: {error}")
-        proxy.start()
-        try:
+        with proxy:
             yield Proxied(tiered_proxy, proxy)
-        finally:
-            proxy.stop()
 
 
 def test_a_grpc_client_receives_and_acknowledges(proxied: Proxied) -> None:

@@ -159,8 +159,7 @@ def test_a_grpc_client_sends_timers_through_the_proxy_of_rocketmq(timers: Timers
     except NotInstallableError as error:
         pytest.skip(f"proxy: {error}")
     proxy.configure(json.loads(block("json")))
-    proxy.start()
-    try:
+    with proxy:
         first_ms = int(time.time() * 1000) + 15_000
         due = [first_ms + 500 * n for n in range(4)]
         answers = proxy.run("GrpcTimers", GRPC_TOPIC, *map(str, due), str(first_ms + 800 * 86_400_000))
@@ -171,8 +170,6 @@ def test_a_grpc_client_sends_timers_through_the_proxy_of_rocketmq(timers: Timers
         wanted |= python_producer(timers, proxy)
         time.sleep(max(0.0, max(wanted.values()) / 1000 + 0.5 - time.time()))
         until(lambda: set(wanted) <= set(timers.arrived(GRPC_TOPIC)), "every timer", 60)
-    finally:
-        proxy.stop()
     arrived = timers.arrived(GRPC_TOPIC)
     assert {key: len(times) for key, times in arrived.items()} == dict.fromkeys(wanted, 1)
     late_s = [(arrived[key][0] - at) / 1000 for key, at in wanted.items()]

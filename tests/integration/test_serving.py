@@ -46,11 +46,8 @@ def store_a_served(
     backfill(real_store("A") / "store", FileStore(directory / "archive"))
     url = f"file://{directory}/archive"
     server, address = tiered_serve(url, directory)
-    server.start()
-    try:
+    with server:
         yield url, address, server
-    finally:
-        server.stop()
 
 
 @pytest.fixture(scope="module")
@@ -382,14 +379,8 @@ def grpc_served(
         proxy = RocketMqProxy(directory / "proxy", address, CLUSTER)
     except NotInstallableError as error:
         pytest.skip(f"proxy: {error}")
-    server.start()
-    try:
-        proxy.start()
+    with server, proxy:
         yield GrpcServed(directory, url, server, address, proxy)
-        proxy.stop()
-    finally:
-        proxy.server.kill()
-        server.stop()
 
 
 def test_a_grpc_client_gets_everything_and_again_what_it_did_not_acknowledge(grpc_served: GrpcServed) -> None:

@@ -39,8 +39,7 @@ def test_groups_below_the_floor_continue_at_the_minimum(
     backfill(real_store("A") / "store", FileStore(tmp_path / "archive"), settings=MANY_RUNS)
     url = f"file://{tmp_path}/archive"
     server, address = tiered_serve(url, tmp_path)
-    server.start()
-    try:
+    with server:
         served = Served(tmp_path, url, address, server)
         everything = served.expected("t_keys")
         for version in VERSIONS:
@@ -61,8 +60,6 @@ def test_groups_below_the_floor_continue_at_the_minimum(
         assert main(["gc", url, "--apply", "--grace", "0s"]) == 0
         (rest,) = served.consume("5.5.0", Job("lite", "t_keys", left.total(), "G_collected"))
         assert Counter(rest) == left
-    finally:
-        server.stop()
     assert main(["verify", url, "--full", "--strict"]) == 0
 
 

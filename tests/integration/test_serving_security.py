@@ -101,11 +101,8 @@ def guarded(real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPath
     ]
     root = {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
     server = ChildServer("tiered serve", command, root, directory / "serve.log", lambda: _listens(port))
-    server.start()
-    try:
+    with server:
         yield Guarded(directory, f"127.0.0.1:{port}", rules, directory / "serve.log", messages)
-    finally:
-        server.stop()
     assert '"group":"G_signed","topic":"t_keys"' in (directory / "serve.log").read_text(), "reads are audited"
 
 

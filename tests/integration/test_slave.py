@@ -294,13 +294,10 @@ def replicated(request: pytest.FixtureRequest, tmp_path: Path, minio_url: Runnin
             log,
             lambda: b"boot success" in log.read_bytes(),
         )
-        server.start()
-        try:
+        with server:
             until(lambda: "1" in found.listed(), "the real slave is not listed", 60)
             until(lambda: is_replicated(found), "the real slave does not follow", 180)
             yield found
-        finally:
-            server.stop()
 
 
 def is_replicated(slave: Slave) -> bool:

@@ -127,26 +127,28 @@ def test_keys_repeat_and_each_timer_is_delivered_though_the_sidecar_is_killed(
 def test_a_broker_is_searched_for_places_among_messages_of_one_key(version: str, tmp_path: Path) -> None:
     """More than it returns for a key: in its wheel, and delivered."""
     broker = RocketMq(version, tmp_path, WHEEL if version.startswith("5") else {})
-    broker.start()
-    asked = RemoteTimerBroker(
-        lambda: broker.broker_address, lambda to: BrokerClient(to, 10.0), lambda: False, TimerSettings()
-    )
-    try:
-        broker.create_topic(TARGET, QUEUES)
-        now_ms, sends = int(time.time() * 1000), list[TimerSend]()
-        for number in range(80):
-            pairs = {"UNIQ_KEY": "AC110002000100000000000000000000", PLACE: f"0:{number}:{number}"}
-            deliver_ms = now_ms + 15_000 * (number % 2)
-            if asked.longest_ms():
-                pairs["TIMER_DELIVER_MS"] = str(deliver_ms)
-            sends.append(TimerSend(OutgoingMessage(TARGET, b"x", pairs), pairs[PLACE], number, deliver_ms))
-        assert not asked.send(sends[:70], lambda _: None, time.monotonic() + 20)
-        is_settled, until_s = False, time.monotonic() + 60
-        while not is_settled and time.monotonic() < until_s:
-            with suppress(UnavailableError):  # 4.9 has no figures of itself for some seconds after its start
-                is_settled = asked.is_settled()
-            time.sleep(0.1)
-        assert [asked.has(send) for send in sends] == [True] * 70 + [False] * 10
-    finally:
-        asked.close()
-        broker.stop()
+    with broker:
+        asked = RemoteTimerBroker(
+            lambda: broker.broker_address, lambda to: BrokerClient(to, 10.0), lambda: False, TimerSettings()
+        )
+        try:
+            broker.create_topic(TARGET, QUEUES)
+            now_ms, sends = int(time.time() * 1000), list[TimerSend]()
+            for number in range(80):
+                pairs = {"UNIQ_KEY": "AC110002000100000000000000000000", PLACE: f"0:{number}:{number}"}
+                deliver_ms = now_ms + 15_000 * (number % 2)
+                if asked.longest_ms():
+                    pairs["TIMER_DELIVER_MS"] = str(deliver_ms)
+                sends.append(
+                    TimerSend(OutgoingMessage(TARGET, b"x", pairs), pairs[PLACE], number, deliver_ms)
+                )
+            assert not asked.send(sends[:70], lambda _: None, time.monotonic() + 20)
+            is_settled, until_s = False, time.monotonic() + 60
+            while not is_settled and time.monotonic() < until_s:
+                # 4.9 has no figures of itself for some seconds after its start.
+                with suppress(UnavailableError):
+                    is_settled = asked.is_settled()
+                time.sleep(0.1)
+            assert [asked.has(send) for send in sends] == [True] * 70 + [False] * 10
+        finally:
+            asked.close()

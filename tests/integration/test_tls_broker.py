@@ -125,8 +125,7 @@ def test_each_mode_of_a_server_as_it_comes(
     need_clients(version)
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", f"-Dtls.server.mode={mode}")
     servers = RocketMq(version, tmp_path)
-    servers.name_server.start()
-    try:
+    with servers.name_server:
         for options, words in SAID[mode].items():
             if words:
                 assert words in refusal(servers.name_server_address, options)
@@ -134,8 +133,6 @@ def test_each_mode_of_a_server_as_it_comes(
             tls = None if options is None else ClientTls(options)
             with closing(BrokerClient(servers.name_server_address, 5, tls=tls)) as client:
                 assert client.call(RequestCode.GET_BROKER_CLUSTER_INFO).code == 0
-    finally:
-        servers.name_server.stop()
 
 
 @pytest.mark.soak

@@ -1,14 +1,18 @@
-"""Rings: key files that others cannot read, AWS KMS (moto), and a command. No message has key material."""
+"""Rings: key files that others cannot read, AWS KMS (moto, LocalStack), and a command. No message has key material."""
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterator
 from pathlib import Path
 
+import boto3
 import pytest
 
-from tests.object_store.sealed_scene import key_file
+from tests.object_store.sealed_scene import key_file, kms_key
+from tests.servers.proxy import Action, FaultProxy
 from tests.servers.running_store import RunningStore
+from tests.sweeps import sweep
 from tiered.errors import EncryptionKeyError, KeyRingAwayError, TieredError, UsageError
 from tiered.object_store.interface import StoreOptions
 from tiered.object_store.key_ring import KEY_BYTES, KeyRing, open_ring
@@ -108,45 +112,67 @@ def test_a_command_wraps_refuses_and_is_away(tmp_path: Path) -> None:
         _ring(f"command:key:{tmp_path / 'none'}").wrap("key", KEY, "p")
 
 
-def test_kms_wraps_and_what_it_says_is_a_typed_error(
-    moto_url: RunningStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import boto3
+@pytest.fixture
+def kms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FaultProxy, str]]:
+    """A key of the KMS of the server that the parameter names."""
+    with kms_key(request.getfixturevalue(request.param), monkeypatch) as found:
+        yield found
 
-    for name, value in moto_url.environment().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("AWS_ENDPOINT_URL_KMS", moto_url.endpoint)
-    kms = boto3.client("kms", region_name="us-east-1")
-    arn = kms.create_key()["KeyMetadata"]["Arn"]
+
+with_kms = pytest.mark.parametrize(
+    "kms", sweep(["moto_url", "localstack_url"], fast=["moto_url"], rest="integration"), indirect=True
+)
+
+
+@with_kms
+def test_kms_wraps_and_what_it_says_is_a_typed_error(
+    kms: tuple[FaultProxy, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arn = kms[1]
     ring = _ring(f"aws-kms:{arn}")
     wrapped = _check(ring)
     with pytest.raises(EncryptionKeyError, match="NotFoundException"):
         ring.wrap("00000000-0000-0000-0000-000000000000", KEY, "p")
+    with pytest.raises(EncryptionKeyError, match="is not the one"):
+        ring.unwrap(arn, wrapped[:-1] + bytes([wrapped[-1] ^ 1]), "c/b/1")
     monkeypatch.setenv("AWS_ENDPOINT_URL_KMS", "http://127.0.0.1:1")
     with pytest.raises(KeyRingAwayError, match="cannot be used now"):
+        _ring(f"aws-kms:{arn}").unwrap(arn, wrapped, "c/b/1")
+    monkeypatch.setenv("AWS_PROFILE", "none")
+    with pytest.raises(EncryptionKeyError, match="ProfileNotFound"):
         _ring(f"aws-kms:{arn}").unwrap(arn, wrapped, "c/b/1")
 
 
 @pytest.mark.parametrize(
-    ("code", "kind"),
+    ("fault", "kind"),
     [
-        ("ThrottlingException", KeyRingAwayError),
-        ("KMSInternalException", KeyRingAwayError),
-        ("DisabledException", EncryptionKeyError),
-        ("AccessDeniedException", EncryptionKeyError),
-        ("InvalidCiphertextException", EncryptionKeyError),
+        (Action.SLOW_DOWN, KeyRingAwayError),
+        (Action.INTERNAL_ERROR, KeyRingAwayError),
+        (Action.EXPIRED, KeyRingAwayError),
+        (Action.LOST_AFTER, KeyRingAwayError),
+        (Action.DENIED, EncryptionKeyError),
     ],
 )
+@with_kms
 def test_refusals_of_kms_are_final_and_outages_are_not(
-    monkeypatch: pytest.MonkeyPatch, code: str, kind: type[TieredError]
+    kms: tuple[FaultProxy, str], fault: Action, kind: type[TieredError]
 ) -> None:
-    from botocore.exceptions import ClientError
+    proxy, arn = kms
+    ring = _ring(f"aws-kms:{arn}")
+    proxy.decide = lambda _request: fault
+    with pytest.raises(kind, match=arn):
+        ring.wrap(arn, KEY, "p")
+    proxy.decide = lambda _request: Action.PASS
+    _check(ring)
 
-    class Refusing:
-        def encrypt(self, **_arguments: object) -> None:
-            raise ClientError({"Error": {"Code": code}}, "Encrypt")
 
-    ring = _ring("aws-kms:alias/k")
-    monkeypatch.setattr(ring, "_client", Refusing())
-    with pytest.raises(kind, match="alias/k"):
-        ring.wrap("alias/k", KEY, "p")
+@pytest.mark.integration
+def test_a_disabled_key_of_kms_is_refused(
+    localstack_url: RunningStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with kms_key(localstack_url, monkeypatch) as (_, arn):
+        ring = _ring(f"aws-kms:{arn}")
+        wrapped = _check(ring)
+        boto3.client("kms", region_name="us-east-1").disable_key(KeyId=arn)
+        with pytest.raises(EncryptionKeyError, match="DisabledException"):
+            ring.unwrap(arn, wrapped, "c/b/1")

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Sidecar:
-    """One `tiered run` child process."""
+    """One `tiered run` child process, which is killed at the end of ``with``."""
 
     def __init__(self, home: Path, *arguments: str, name: str = "state") -> None:
         self.state_dir = home / name
@@ -52,6 +52,13 @@ class Sidecar:
             environment = {k: v for k, v in os.environ.items() if not k.startswith("TIERED_")}
             environment["PYTHONPATH"] = str(ROOT)
             self.process = subprocess.Popen([*TIERED, *command], stderr=log, env=environment)
+
+    def __enter__(self) -> Sidecar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
 
     def get(self, path: str) -> tuple[int, str]:
         """One request to the admin server."""

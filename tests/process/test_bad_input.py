@@ -23,11 +23,15 @@ from rocketmq_tiered.cli import main
 from tests.archive.queue_reader import QueueReader
 from tests.broker_store.unprivileged import run_unprivileged
 from tests.end_to_end.archive_check import records_of
+from tests.object_store.sealed_scene import key_file
 from tests.truth import read_lines
 from tiered.archive.segment_reader import SegmentCache
 from tiered.catalog.catalog_reader import load
 from tiered.errors import UnavailableError
-from tiered.object_store.file import FileStore
+from tiered.object_store.interface import StoreOptions
+from tiered.object_store.open_store import open_store
+from tiered.object_store.prefixed import PrefixedStore
+from tiered.settings.sections import ObjectStoreSettings
 from uploader import bounded_run
 from uploader.bounded_run import OutageLimit
 from uploader.cycle_upload import UploadCounters
@@ -46,6 +50,7 @@ class Case:
 
     home: Path
     truth: list[dict[str, Any]]
+    key_ring: str = ""
 
     @property
     def url(self) -> str:
@@ -72,12 +77,14 @@ class Case:
         """Archive it, with names from broker.conf."""
         conf = str(self.home / "broker.conf")
         run = process if apart else command
-        return run("backfill", str(self.home / "store"), self.url, "--broker-conf", conf, *arguments)
+        ring = ("--set", f"object_store.key_ring={self.key_ring}")
+        return run("backfill", str(self.home / "store"), self.url, "--broker-conf", conf, *ring, *arguments)
 
     def read_back(self) -> dict[tuple[str, int, int], int]:
         """CRC of every archived record by topic, queue and offset."""
         (catalog,) = (self.home / "archive").glob("*/*/catalog")
-        archive = FileStore(catalog.parent)
+        options = StoreOptions(ObjectStoreSettings(key_ring=self.key_ring))
+        archive = PrefixedStore(open_store(self.url, options), "/".join(catalog.parent.parts[-2:]))
         state, segments = load(archive), SegmentCache(archive)
         return {
             (*key[:2], offset): zlib.crc32(record)
@@ -273,9 +280,12 @@ def small_disk(case: Case) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
+@pytest.mark.parametrize("ring_key", ["", "k1"])
 def test_a_full_disk_is_exit_4_and_with_room_the_same_command_continues(
-    case: Case, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+    ring_key: str, case: Case, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With a key, nothing is written plain."""
+    case.key_ring = str(key_file(case.home / "ring", ring_key)) if ring_key else ""
     monkeypatch.setattr(bounded_run, "OUTAGE_S_MAX", 1.0)
     done = case.backfill()
     assert done.returncode == 4, done.stderr
@@ -291,6 +301,8 @@ def test_a_full_disk_is_exit_4_and_with_room_the_same_command_continues(
     assert done.returncode == 0, done.stderr
     assert case.read_back() == case.expected(lambda m: False)
     assert command("verify", case.url, "--full").returncode == 0
+    data = [path for path in small_disk.rglob("*.s*o") if path.is_file()]
+    assert {path.read_bytes()[-80:-72] == b"RMQTSEAL" for path in data} == {bool(ring_key)}
 
 
 def test_sigterm_stops_in_time_even_when_nothing_can_be_stored(case: Case, small_disk: Path) -> None:

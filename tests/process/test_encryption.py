@@ -8,10 +8,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import boto3
 import pytest
 
-from tests.object_store.sealed_scene import key_file
+from tests.object_store.sealed_scene import key_file, kms_key
 from tests.process.sidecar import TIMEOUT_S, Sidecar
 from tests.servers.proxy import Action, FaultProxy
 from tests.servers.running_store import RunningStore
@@ -64,8 +63,6 @@ def test_without_the_right_ring_all_end_with_exit_code_2_and_name_it(
         ("cat", url, "--all"),
         ("sql", url, "SELECT count(*) FROM messages"),
         ("query", url, "--key", "k0-3", "--topic", "t_k_four"),
-    ]
-    reading += [
         ("restore", url, str(home / "restored")),
         ("ls", url),
         ("compact", url, "--older-than", "0", "--apply"),
@@ -92,8 +89,7 @@ def test_a_rule_whose_key_the_ring_lacks_is_refused_before_anything_is_written(r
 def _waits(home: Path, ring: str, away: Callable[[bool], object]) -> None:
     """Nothing is archived while the ring ``ring`` is ``away``, and everything once it is back."""
     away(True)
-    sidecar = Sidecar(home, *_ring(ring))
-    try:
+    with Sidecar(home, *_ring(ring)) as sidecar:
         sidecar.wait_until(lambda: sidecar.report().get("state") == "blocked: key ring")
         report = sidecar.report()
         assert "cannot be used now" in report["why"] and "tiered keys check" in report["step"]
@@ -103,9 +99,6 @@ def _waits(home: Path, ring: str, away: Callable[[bool], object]) -> None:
         sidecar.wait_archived()
         away(True)  # a process that has its keys does not ask again
         assert sidecar.report()["state"] == "following"
-    finally:
-        sidecar.process.kill()
-        sidecar.process.wait()
 
 
 def test_uploads_wait_while_the_command_that_has_the_key_is_away(home: Path) -> None:
@@ -123,9 +116,31 @@ def _answer(kms: FaultProxy, fault: Action, is_away: bool) -> None:
 def test_uploads_wait_while_kms_is_away_throttled_or_slow(
     fault: Action, home: Path, moto_url: RunningStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in moto_url.environment().items():
-        monkeypatch.setenv(name, value)
-    with FaultProxy(moto_url.endpoint) as kms:
-        monkeypatch.setenv("AWS_ENDPOINT_URL_KMS", kms.endpoint)
-        arn = boto3.client("kms", region_name="us-east-1").create_key()["KeyMetadata"]["Arn"]
+    with kms_key(moto_url, monkeypatch) as (kms, arn):
         _waits(home, f"aws-kms:{arn}", partial(_answer, kms, fault))
+
+
+def test_what_kms_denies_ends_a_start_and_blocks_a_writer(
+    run: Run, home: Path, moto_url: RunningStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer asks for keys again when its broker's files were away."""
+    with kms_key(moto_url, monkeypatch) as (kms, arn):
+        ring = _ring(f"aws-kms:{arn}")
+        _answer(kms, Action.DENIED, True)
+        refused = Sidecar(home, *ring)
+        assert refused.process.wait(TIMEOUT_S) == 2
+        assert "AccessDeniedException" in refused.log.read_text() and _stored(home) == {}
+        _answer(kms, Action.DENIED, False)
+        with Sidecar(home, *ring, name="second") as sidecar:
+            sidecar.wait_archived()
+            before = _stored(home)
+            _answer(kms, Action.DENIED, True)
+            (home / "store").rename(home / "away")
+            sidecar.wait_until(lambda: sidecar.report().get("state") == "blocked: broker store")
+            (home / "away").rename(home / "store")
+            sidecar.wait_until(lambda: sidecar.report().get("state") == "blocked: key ring")
+            assert "AccessDeniedException" in sidecar.report()["why"] and _stored(home) == before
+        for fault, code in ((Action.DENIED, 2), (Action.LOST_BEFORE, 4)):
+            _answer(kms, fault, True)
+            found, _, error = run("cat", f"file://{home}/archive", "--all", *ring)
+            assert (found, arn in error) == (code, True), error

@@ -10,7 +10,6 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -26,16 +25,6 @@ pytestmark = pytest.mark.integration
 MESSAGES = 18_004
 
 
-@contextmanager
-def _running(home: Path, *arguments: str, name: str = "state") -> Iterator[Sidecar]:
-    sidecar = Sidecar(home, *arguments, name=name)
-    try:
-        yield sidecar
-    finally:
-        sidecar.process.kill()
-        sidecar.process.wait()
-
-
 def _command(*arguments: object) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [*TIERED, *map(str, arguments)]
@@ -48,7 +37,7 @@ def _archived_messages(home: Path) -> int:
 
 
 def test_follow_answer_drain_and_continue(home: Path) -> None:
-    with _running(home) as sidecar:
+    with Sidecar(home) as sidecar:
         sidecar.wait_archived()
         assert sidecar.get("/ready")[0] == 200
         assert sidecar.get("/health")[0] == 200
@@ -67,7 +56,7 @@ def test_follow_answer_drain_and_continue(home: Path) -> None:
         assert sidecar.end(signal.SIGTERM) == 0
     assert _archived_messages(home) == MESSAGES
     assert _command("status", "--state-dir", home / "state").returncode == 3
-    with _running(home) as again:
+    with Sidecar(home) as again:
         again.wait_archived()
         assert again.report()["messages"] == 0, "a second run uploads nothing"
         assert again.end(signal.SIGINT) == 0
@@ -92,7 +81,7 @@ PRIVATE = {"drwx------", "-rw-------"}
 def test_no_other_user_reads_what_run_and_serve_write(home: Path, no_umask: None) -> None:
     log = home / "store" / "commitlog"
     brokers = {path.name: path.stat() for path in log.iterdir()}
-    with _running(home) as sidecar:
+    with Sidecar(home) as sidecar:
         sidecar.wait_archived()
         assert "Umask:\t0077" in Path(f"/proc/{sidecar.process.pid}/status").read_text()
         assert _modes(sidecar.state_dir, but=brokers) == PRIVATE == _modes(home / "archive")
@@ -159,20 +148,20 @@ def test_an_archive_that_others_read(home: Path, run: Callable[..., tuple[int, s
 
 
 def test_killed_and_started_again(home: Path) -> None:
-    with _running(home) as sidecar:
+    with Sidecar(home) as sidecar:
         sidecar.wait_archived()
         epoch = sidecar.report()["epoch"]
         assert sidecar.end(signal.SIGKILL) == -signal.SIGKILL
-    with _running(home) as again:
+    with Sidecar(home) as again:
         again.wait_archived()
         assert again.report()["epoch"] > epoch, "the same instance needs no permission to continue"
     assert _archived_messages(home) == MESSAGES
 
 
 def test_another_instance_stands_by_or_exits_with_5(home: Path) -> None:
-    with _running(home) as owner:
+    with Sidecar(home) as owner:
         owner.wait_archived()
-        with _running(home, name="other") as standby:
+        with Sidecar(home, name="other") as standby:
             standby.wait_until(lambda: standby.state_dir.exists() and "standby" in standby.log.read_text())
             code, text = standby.get("/ready")
             assert code == 503 and "epoch 1, which has not released it; this process takes over" in text
@@ -189,7 +178,7 @@ def test_another_instance_stands_by_or_exits_with_5(home: Path) -> None:
 def test_a_reload_with_a_wrong_file_changes_nothing_and_a_right_one_applies(home: Path) -> None:
     config = home / "tiered.toml"
     config.write_text("")
-    with _running(home, "--config", str(config)) as sidecar:
+    with Sidecar(home, "--config", str(config)) as sidecar:
         sidecar.wait_archived()
         config.write_text("[offload]\nbatch_byte = 1\n")
         sidecar.process.send_signal(signal.SIGHUP)
@@ -209,7 +198,7 @@ def test_a_reload_with_a_wrong_file_changes_nothing_and_a_right_one_applies(home
 
 
 def test_an_admin_port_in_use_is_one_line_and_exit_2(home: Path) -> None:
-    with _running(home) as sidecar:
+    with Sidecar(home) as sidecar:
         sidecar.wait_archived()
         port = urlsplit(running_instance(sidecar.state_dir).admin_url).port
         other = Sidecar(home, "--set", f"admin.port={port}", name="other")
@@ -223,7 +212,7 @@ def test_idle_costs_nearly_nothing_and_no_request(home: Path) -> None:
         counts = [line for line in text.splitlines() if "provider_rpc_latency_count" in line]
         return sum(float(line.rsplit(" ", 1)[1]) for line in counts)
 
-    with _running(home) as sidecar:
+    with Sidecar(home) as sidecar:
         sidecar.wait_archived()
         time.sleep(7)  # the broker's tables are archived in the first seconds
         asked = requests(sidecar.get("/metrics")[1])
@@ -242,7 +231,7 @@ def test_files_that_a_stopped_broker_preallocated_hold_up_no_task(home: Path) ->
     size_bytes = last.stat().st_size
     with last.with_name(f"{int(last.name) + size_bytes:020d}").open("wb") as file:
         file.truncate(size_bytes)
-    with _running(
+    with Sidecar(
         home, "--set", "compaction.every_ms=100", "--set", f"offload.batch_bytes={size_bytes // 8}"
     ) as sidecar:
         sidecar.wait_archived()
@@ -250,7 +239,7 @@ def test_files_that_a_stopped_broker_preallocated_hold_up_no_task(home: Path) ->
 
 
 def test_status_exits_with_1_in_trouble(home: Path) -> None:
-    with _running(home) as sidecar:
+    with Sidecar(home) as sidecar:
         sidecar.wait_archived()
         (home / "store").rename(home / "unmounted")
         sidecar.wait_until(lambda: sidecar.get("/ready")[0] != 200)

@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 READY_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 10.0
@@ -41,7 +42,17 @@ def free_port_block(length: int) -> int:
     raise RuntimeError(f"no {length} neighbouring ports are free")
 
 
-class ChildServer:
+class Startable:
+    """What runs inside ``with``, by methods ``start`` and ``stop``."""
+
+    def __enter__(self: Any) -> None:
+        self.start()
+
+    def __exit__(self: Any, *_: object) -> None:
+        self.stop()
+
+
+class ChildServer(Startable):
     """One child process. ``start`` after ``stop`` or ``kill`` brings it back with the same command."""
 
     def __init__(

@@ -39,7 +39,7 @@ def minio_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStore
 
 @pytest.fixture(scope="session")
 def localstack_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStore]:
-    """A LocalStack with S3."""
+    """A LocalStack with S3 and KMS."""
     yield from _serve("LocalStack", start_localstack, tmp_path_factory.mktemp("localstack"))
 
 
@@ -53,7 +53,7 @@ READY_SCRIPTS = Path(__file__).parents[2] / "localstack" / "ready.d"
 
 
 def start_localstack(directory: Path, *, port: int | None = None) -> RunningStore:
-    """A LocalStack that offers S3 only."""
+    """A LocalStack that offers S3 and KMS only."""
     port = port or free_port()
     endpoint = f"http://127.0.0.1:{port}"
     python = localstack_python()
@@ -63,7 +63,7 @@ def start_localstack(directory: Path, *, port: int | None = None) -> RunningStor
         "LocalStack",
         [str(python), "-m", "localstack.runtime.main"],
         {
-            "SERVICES": "s3",
+            "SERVICES": "s3,kms",
             "EAGER_SERVICE_LOADING": "1",
             "GATEWAY_LISTEN": f"127.0.0.1:{port}",
             "LOCALSTACK_VOLUME_DIR": str(directory),

@@ -7,6 +7,7 @@ Owns the faults of a network; tests.object_store.fault_store does the same insid
 from __future__ import annotations
 
 import http.client
+import json
 import select
 import socket
 import threading
@@ -63,6 +64,12 @@ _CANNED = {
     Action.DENIED: (403, "AccessDenied"),
     Action.EXPIRED: (400, "ExpiredToken"),
     Action.NO_BUCKET: (404, "NoSuchBucket"),
+}
+_CANNED_BY_KMS = {
+    Action.SLOW_DOWN: (400, "ThrottlingException"),
+    Action.INTERNAL_ERROR: (500, "KMSInternalException"),
+    Action.DENIED: (400, "AccessDeniedException"),
+    Action.EXPIRED: (400, "ExpiredTokenException"),
 }
 
 
@@ -225,10 +232,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def _answer_canned(self, seen: ProxiedRequest) -> None:
-        seen.status, code = _CANNED[seen.action]
-        content = f"<Error><Code>{code}</Code><Message>injected</Message></Error>".encode()
+        if "X-Amz-Target" in self.headers:
+            seen.status, code = _CANNED_BY_KMS[seen.action]
+            content = json.dumps({"__type": code, "message": "injected"}).encode()
+        else:
+            seen.status, code = _CANNED[seen.action]
+            content = f"<Error><Code>{code}</Code><Message>injected</Message></Error>".encode()
         self.send_response_only(seen.status)
-        self.send_header("Content-Type", "application/xml")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.servers.child import ChildServer, free_port_block
+from tests.servers.child import ChildServer, Startable, free_port_block
 from tests.servers.install import TIMEOUT_S, NotInstallableError, cache_directory, only_once, run_installer
 
 JAVA_SOURCES = Path(__file__).parent / "java"
@@ -198,7 +198,7 @@ _OWN = ("listenPort", "haListenPort", "namesrvAddr", "storePathRootDir", "storeP
 
 
 @dataclass
-class RocketMq:
+class RocketMq(Startable):
     """A broker and its name servers, one or two, under ``directory``. Call ``start`` first and ``stop`` last."""
 
     version: str

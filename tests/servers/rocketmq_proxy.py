@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.servers.child import ChildServer, free_port
+from tests.servers.child import ChildServer, Startable, free_port
 from tests.servers.install import TIMEOUT_S
 from tests.servers.rocketmq import JAVA_OPENS, JAVA_SOURCES, compiled, maven_jars
 
@@ -27,7 +27,7 @@ def grpc_programs(timeout_s: float = TIMEOUT_S) -> tuple[Path, Path]:
     return jars, compiled("grpc", jars, sorted((JAVA_SOURCES / "grpc").glob("*.java")))
 
 
-class RocketMqProxy:
+class RocketMqProxy(Startable):
     """Call ``start`` first and ``stop`` last."""
 
     def __init__(self, directory: Path, name_server: str, cluster: str) -> None:

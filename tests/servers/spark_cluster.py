@@ -45,8 +45,7 @@ def running_cluster(directory: Path, environment: Mapping[str, str]) -> Iterator
     """A cluster below ``directory``; ``environment`` is what its worker's machine knows besides."""
     log, work = directory / "master.log", directory / "work"
     master = _daemon(log, ["master.Master", "--port", "0"], BARE, lambda text: bool(_MASTER_URL.search(text)))
-    master.start()
-    try:
+    with master:
         found = _MASTER_URL.search(log.read_text())
         assert found is not None
         worker = _daemon(
@@ -66,13 +65,8 @@ def running_cluster(directory: Path, environment: Mapping[str, str]) -> Iterator
             BARE | environment,
             lambda text: "Successfully registered with master" in text,
         )
-        worker.start()
-        try:
+        with worker:
             yield Cluster(found[1], work)
-        finally:
-            worker.stop()
-    finally:
-        master.stop()
 
 
 def _daemon(

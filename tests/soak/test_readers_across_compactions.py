@@ -160,11 +160,8 @@ def test_java_consumers_and_a_streaming_query(
         store = PrefixedStore(root, archive_prefix("cluster", "broker"))
         compactions = Compactions(Scene(tmp_path / "spool", BACKLOG_CYCLES, store))
         server, address = tiered_serve(url, tmp_path)
-        server.start()
-        try:
+        with server:
             found, rows = _read_across(compactions, Served(tmp_path, url, address, server), minio_url)
-        finally:
-            server.stop()
         compactions.scene.check()
         compactions.scene.collect()
         compactions.scene.collect()

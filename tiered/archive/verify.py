@@ -120,10 +120,8 @@ def verifying(
         objects = _Objects(runs, segments or _threaded(store, full=depth == "full"), sample)
         yield from objects.check(current, report, progress, saved)
         try:
-            found, report.counts["indexed_keys"] = check_indexes(store, state, runs.between, full=is_whole)
-            report.anomalies += found
-            found, timers = check_timers(store, state, full=depth == "full")
-            report.anomalies += found
+            report.counts["indexed_keys"] = check_indexes(store, state, runs.between, report, full=is_whole)
+            timers = check_timers(store, state, report, full=depth == "full")
             report.counts |= {"timers": timers} if timers else {}
         except UnavailableError as error:
             report.unchecked["index"] = error.message
@@ -287,6 +285,7 @@ class _Objects:
                 for name, count in result.counts.items():
                     counts[name] = counts.get(name, 0) + count
                 unchecked = unchecked + 1 if result.unchecked else 0
+                report.lack(result.lacks)
                 if result.unchecked:
                     report.unchecked[key] = result.unchecked
                 if unchecked >= UNCHECKED_MAX:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tiered.archive.timers import TimerFiles
 from tiered.archive.verify_progress import VerifyReport
-from tiered.archive.verify_segment import Anomaly, AnomalyKind, by_checksums_without_key
+from tiered.archive.verify_segment import Anomaly, AnomalyKind
 from tiered.catalog.catalog_reader import read_root
 from tiered.catalog.commit import decode_root
 from tiered.catalog.deletions import Reason, read_list
@@ -82,7 +82,7 @@ def check_state_objects(store: ObjectStore, state: CatalogState, report: VerifyR
     Anomalies are added to ``report``."""
     for name, key in sorted(state.state_objects.items()):
         try:
-            with by_checksums_without_key():
+            with report.by_checksums_without_key():
                 decode_state(store.get(key, stored_bytes_max()), name, source=key)
         except NotFoundError:
             continue  # reported with everything else that is named and does not exist
@@ -93,21 +93,22 @@ def check_state_objects(store: ObjectStore, state: CatalogState, report: VerifyR
 # -- timers --------------------------------------------------------------------------------------------------
 
 
-def check_timers(store: ObjectStore, state: CatalogState, *, full: bool) -> tuple[list[Anomaly], int]:
-    """Check the objects with timers: their footers, and with ``full`` every entry. Returns the anomalies, and how many
-    entries there are in all. Raises the store's errors, except for an object that is damaged or missing."""
-    files, anomalies = TimerFiles(store), list[Anomaly]()
+def check_timers(store: ObjectStore, state: CatalogState, report: VerifyReport, *, full: bool) -> int:
+    """Check the objects with timers: their footers, and with ``full`` every entry. Anomalies are added to ``report``.
+    Returns how many entries there are in all. Raises the store's errors, except for an object that is damaged or
+    missing."""
+    files = TimerFiles(store)
     for ref in state.timers:
         try:
-            with by_checksums_without_key():
+            with report.by_checksums_without_key():
                 files.footer(ref)
                 if full:
                     _check_entries(files, state, ref)
         except NotFoundError:
             continue  # reported with everything else that is named and does not exist
         except CorruptionError as error:
-            anomalies.append(Anomaly(AnomalyKind.DAMAGED, ref.key, None, error.message))
-    return anomalies, sum(ref.entries for ref in state.timers)
+            report.add(AnomalyKind.DAMAGED, ref.key, error.message)
+    return sum(ref.entries for ref in state.timers)
 
 
 def _check_entries(files: TimerFiles, state: CatalogState, ref: TimerRef) -> None:

@@ -21,11 +21,12 @@ from tiered.archive.index.order import in_order, sorted_items
 from tiered.archive.index.places import Places, joined_places, missing_places, places_of_segment
 from tiered.archive.key_section_reader import read_keys
 from tiered.archive.segment_reader import SegmentReader
-from tiered.archive.verify_segment import Anomaly, AnomalyKind, by_checksums_without_key
+from tiered.archive.verify_progress import VerifyReport
+from tiered.archive.verify_segment import AnomalyKind
 from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.pages import Page
 from tiered.catalog.state import CatalogState
-from tiered.errors import CorruptionError, NotFoundError
+from tiered.errors import CorruptionError, EncryptionKeyError, NotFoundError
 from tiered.model.tables import RUN_DTYPE, Table, concatenated, picked
 from tiered.object_store.interface import ObjectStore
 
@@ -52,16 +53,15 @@ PagesBetween = Callable[[int, int], Iterable[Page]]
 
 
 def check_indexes(
-    store: ObjectStore, state: CatalogState, pages: PagesBetween, *, full: bool
-) -> tuple[list[Anomaly], int]:
+    store: ObjectStore, state: CatalogState, pages: PagesBetween, report: VerifyReport, *, full: bool
+) -> int:
     """Check the index files of ``state``: their footers, and with ``full`` whether they have every key of the segments
-    that they cover. ``pages`` returns the living runs of a span of versions. Returns the anomalies, and how many items
-    all files have. Raises the store's errors, except for a file that is damaged or missing."""
-    anomalies: list[Anomaly] = []
+    that they cover. ``pages`` returns the living runs of a span of versions. Anomalies are added to ``report``. Returns
+    how many items all files have. Raises the store's errors, except for a file that is damaged or missing."""
     for ref in state.indexes:
         segments = _segments(pages, ref)
         try:
-            with by_checksums_without_key():
+            with report.by_checksums_without_key():
                 covered = _check_tail(store, ref)
                 if full:
                     indexed = [segment for segment in segments if segment.key not in state.unindexed]
@@ -72,8 +72,8 @@ def check_indexes(
             continue  # reported with everything else that is named and does not exist
         except CorruptionError as error:
             kind = AnomalyKind.CONTRADICTION if isinstance(error, _IncompleteError) else AnomalyKind.DAMAGED
-            anomalies.append(Anomaly(kind, ref.key, None, error.message))
-    return anomalies, sum(ref.items for ref in state.indexes)
+            report.add(kind, ref.key, error.message)
+    return sum(ref.items for ref in state.indexes)
 
 
 class _IncompleteError(CorruptionError):
@@ -153,7 +153,7 @@ def _recorded(
     store: ObjectStore, segments: Sequence[_Segment], low: int | None, high: int | None
 ) -> Iterator[Places]:
     """The places (commitlog offset and queue) of the records of each segment that are at commitlog offsets from ``low``
-    up to, but not including, ``high``; None: no bound. Damaged segments are skipped."""
+    up to, but not including, ``high``; None: no bound. Segments that are damaged or lack a key are skipped."""
     for segment in segments:
         begin, end = int(segment.place["min_phys"]), int(segment.place["end_phys"])
         if (low is not None and end <= low) or (high is not None and begin >= high):
@@ -162,8 +162,8 @@ def _recorded(
             size, tail = int(segment.place["size_bytes"]), int(segment.place["tail_bytes"])
             index = SegmentReader.open(store, segment.key, size_bytes=size, tail_bytes=tail).index
             places = places_of_segment(index, segment.runs)
-        except (CorruptionError, NotFoundError):
-            continue  # an anomaly of the segment, reported there
+        except (CorruptionError, EncryptionKeyError, NotFoundError):
+            continue  # said of the segment itself
         phys = places.rows["phys"]
         is_in = (phys >= (begin if low is None else low)) & (phys < (end if high is None else high))
         yield Places(places.queues, places.rows[is_in])
@@ -243,7 +243,7 @@ def _between(items: Table, hashes: tuple[int, int]) -> Table:
 
 def _expected(store: ObjectStore, segments: Sequence[_Segment], hashes: tuple[int, int]) -> Iterator[Table]:
     """The items that an index file of ``segments`` must have, with hashes in the range ``hashes`` (first, last), in
-    tables of about ITEMS_AT_ONCE. Damaged segments are skipped."""
+    tables of about ITEMS_AT_ONCE. Segments that are damaged or lack a key are skipped."""
     parts: list[Table] = []
     count = 0
     for segment in segments:
@@ -256,8 +256,8 @@ def _expected(store: ObjectStore, segments: Sequence[_Segment], hashes: tuple[in
                 rows=int(segment.place["rows"]),
             )
             items = items_of_segment(index, keys, segment.runs)
-        except (CorruptionError, NotFoundError):
-            continue  # an anomaly of the segment, reported there
+        except (CorruptionError, EncryptionKeyError, NotFoundError):
+            continue  # said of the segment itself
         parts.append(_between(items, hashes))
         count += len(parts[-1])
         if count >= ITEMS_AT_ONCE:

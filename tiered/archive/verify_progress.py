@@ -12,6 +12,7 @@ import json
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from tiered.archive.verify_segment import Anomaly, AnomalyKind
 from tiered.catalog.holdings import REPAIR_HINT
 from tiered.clock import MACHINE_CLOCK, Clock
-from tiered.errors import UsageError
+from tiered.errors import EncryptionKeyError, UnavailableError, UsageError
 
 SAVE_EVERY_S = 10.0
 AGE_MS_MAX = 24 * 3600 * 1000
@@ -152,17 +153,43 @@ def _anomaly(kind: str, key: str, range: list[int] | None, detail: str) -> Anoma
 
 @dataclass
 class VerifyReport:
-    """Result. ``leftovers``: keys without a reference, which only take space. ``counts``: objects checked, by kind.
-    ``unchecked``: objects that could not be read now, with the reason."""
+    """Result. ``leftovers``: keys without a reference, which only take space. ``counts``: objects checked, by kind;
+    ``without_key``: those of which only the checksums were, by want of ``lacking_keys``. ``unchecked``: objects that
+    could not be read now, with the reason."""
 
     anomalies: list[Anomaly] = field(default_factory=list)
     leftovers: list[str] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     unchecked: dict[str, str] = field(default_factory=dict)
+    lacking_keys: list[str] = field(default_factory=list)
 
     def add(self, kind: AnomalyKind, key: str, detail: str) -> None:
         """Record an anomaly of a whole object."""
         self.anomalies.append(Anomaly(kind, key, None, detail))
+
+    @contextmanager
+    def by_checksums_without_key(self) -> Iterator[None]:
+        """What ends for want of a key is checked by the checksums of its stored bytes. Raises CorruptionError."""
+        try:
+            yield
+        except EncryptionKeyError as error:
+            error.check()
+            self.counts["without_key"] = self.counts.get("without_key", 0) + 1
+            self.lack(error.lacks)
+
+    def lack(self, key: str) -> None:
+        """Note a key that an object needs, if any."""
+        if key and key not in self.lacking_keys:
+            self.lacking_keys.append(key)
+
+    def exit_code(self, *, strict: bool, has_ring: bool) -> int:
+        """Of a command: 1 for anomalies, with ``strict`` also for leftovers, 4 if something could not be read now, 2 if
+        it has a ring, and that lacks a key."""
+        if self.anomalies or (strict and self.leftovers):
+            return 1
+        if self.unchecked:
+            return UnavailableError.exit_code
+        return EncryptionKeyError.exit_code if has_ring and self.counts.get("without_key") else 0
 
     def joined(self, found: Sequence[Anomaly]) -> VerifyReport:
         """This report with the anomalies ``found`` before the others."""
@@ -173,12 +200,13 @@ class VerifyReport:
         that nothing names), then a summary that starts with ``title``, and what to do if something is wrong."""
         yield from (f"anomaly: {anomaly}" for anomaly in self.anomalies)
         yield from (f"not checked: {key}: {reason}" for key, reason in self.unchecked.items())
+        yield from (f"not decrypted: {key}" for key in self.lacking_keys)
         yield from (f"leftover: {key}" for key in self.leftovers)
         counts = ", ".join(f"{name} {count:,}" for name, count in self.counts.items())
         count = len(self.anomalies)
         verdict = f"{count} {'ANOMALY' if count == 1 else 'ANOMALIES'}" if count else "clean"
-        if self.unchecked:
-            verdict += f", {len(self.unchecked)} NOT CHECKED"
+        limits = {"NOT CHECKED": len(self.unchecked), "BY CHECKSUMS ONLY": self.counts.get("without_key", 0)}
+        verdict += "".join(f", {number:,} {what}" for what, number in limits.items() if number)
         parts = verdict, counts, f"leftovers {len(self.leftovers)}"
         yield f"{title}: {'; '.join(part for part in parts if part)}"
         if count:

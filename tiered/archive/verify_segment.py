@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -95,24 +94,17 @@ class SegmentCheck:
 
 @dataclass
 class SegmentResult:
-    """Anomalies and counts of one object. ``unchecked``: why it could not be read now."""
+    """Anomalies and counts of one object. ``unchecked``: why it could not be read now; ``lacks``: which key it
+    needs, so that only its checksums were checked."""
 
     anomalies: list[Anomaly] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     unchecked: str = ""
+    lacks: str = ""
 
     def add(self, kind: AnomalyKind, key: str, detail: str, where: tuple[int, int] | None = None) -> None:
         """Record an anomaly."""
         self.anomalies.append(Anomaly(kind, key, where, detail))
-
-
-@contextmanager
-def by_checksums_without_key() -> Iterator[None]:
-    """What ends for want of a key is checked by the checksums of its stored bytes. Raises CorruptionError."""
-    try:
-        yield
-    except EncryptionKeyError as error:
-        error.check()
 
 
 def check_segment(
@@ -145,7 +137,7 @@ def check_segment(
             error.check()
         except CorruptionError as damage:
             result.add(AnomalyKind.DAMAGED, key, damage.message)
-        result.counts["without_key"] = 1
+        result.counts["without_key"], result.lacks = 1, error.lacks
         return result
     is_readable = np.ones(len(index), bool)
 

@@ -78,8 +78,9 @@ class KeyTable(NamedTuple):
             [one.key_id, one.ring_key, base64.b64encode(one.wrapped).decode(), one.is_topics, one.created_ms]
             for one in self.keys
         ]
-        document = {"version": self.version, "keys": keys, "topics": self.topics}
-        data = json.dumps(document, separators=(",", ":")).encode()
+        data = json.dumps(
+            {"version": self.version, "keys": keys, "topics": self.topics}, separators=(",", ":")
+        ).encode()
         return _HEAD.pack(KIND, FORMAT_MAJOR, FORMAT_MINOR, fastcrc.crc32.iscsi(data)) + data
 
 
@@ -119,8 +120,7 @@ class ArchiveKeys:
 
     def is_encrypted(self) -> bool:
         """Whether the archive is encrypted, or will be. Raises what ``table`` raises."""
-        table = self.table()
-        return self._ring is not None or table.version > 0
+        return self.table().version > 0 or self._ring is not None
 
     def table(self, *, is_new: bool = False) -> KeyTable:
         """The newest table that is known, or, if ``is_new``, that there is; of version 0 if there is none. Raises
@@ -165,7 +165,7 @@ class ArchiveKeys:
     def add(self, ring_key: str, *, is_topics: bool = False) -> ArchiveKey:
         """Make a key that encrypts objects from now on, wrapped by ``ring_key``. Raises what the ring raises."""
         key, key_id = secrets.token_bytes(KEY_BYTES), secrets.token_hex(16)
-        wrapped = self._wrap(ring_key, key, key_id)
+        wrapped = self.ring.wrap(ring_key, key, f"{self.name}/{key_id}")
         made = ArchiveKey(key_id, ring_key, wrapped, is_topics, MACHINE_CLOCK.wall_ms())
         self.change(lambda table: table._replace(keys=(*table.keys, made)))
         self._unwrapped[key_id] = key
@@ -175,7 +175,9 @@ class ArchiveKeys:
         """Wrap the keys that ``ring_keys`` wrap by ``target`` instead; returns them. Raises what the ring raises."""
         moved = {
             one.key_id: replace(
-                one, ring_key=target, wrapped=self._wrap(target, self._unwrap(one), one.key_id)
+                one,
+                ring_key=target,
+                wrapped=self.ring.wrap(target, self._unwrap(one), f"{self.name}/{one.key_id}"),
             )
             for one in self.table(is_new=True).keys
             if one.ring_key in ring_keys
@@ -185,9 +187,6 @@ class ArchiveKeys:
                 lambda table: table._replace(keys=tuple(moved.get(one.key_id, one) for one in table.keys))
             )
         return [*moved.values()]
-
-    def _wrap(self, ring_key: str, key: bytes, key_id: str) -> bytes:
-        return self.ring.wrap(ring_key, key, f"{self.name}/{key_id}")
 
     @property
     def ring(self) -> KeyRing:

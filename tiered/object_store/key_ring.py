@@ -10,6 +10,7 @@ import base64
 import binascii
 import os
 import re
+import resource
 import secrets
 import stat
 import subprocess  # nosec B404
@@ -27,11 +28,9 @@ SETTING: Final = "object_store.key_ring"
 TIMEOUT_S: Final = 10
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _EX_TEMPFAIL = 75
-_GONE_CODES = frozenset(
-    {"NotFoundException", "DisabledException", "KMSInvalidStateException", "InvalidKeyUsageException"}
-)
 _WRONG_CODES = frozenset({"InvalidCiphertextException", "IncorrectKeyException"})
-_DENIED_CODES = frozenset({"AccessDeniedException", "UnrecognizedClientException", "InvalidClientTokenId"})
+_AWAY_CODES = frozenset({"ThrottlingException", "LimitExceededException", "ExpiredTokenException"})
+_AWAY_STATUSES = frozenset({408, 429, *range(500, 600)})
 
 
 class KeyRing(Protocol):
@@ -99,8 +98,10 @@ def _file_keys(path: Path) -> dict[str, bytes]:
         raise UsageError(f"{SETTING} = {path} cannot be read: {why}", hint=f"set {SETTING}") from None
     is_closed = is_own(status) and not status.st_mode & (stat.S_IRWXO | stat.S_IWGRP)
     if not is_closed or not stat.S_ISREG(status.st_mode):
-        mode = f"mode {stat.S_IMODE(status.st_mode):04o}"
-        raise UsageError(f"{SETTING} = {path} is open to others ({mode})", hint=f"chmod 600 {path}")
+        raise UsageError(
+            f"{SETTING} = {path} is open to others (mode {stat.S_IMODE(status.st_mode):04o})",
+            hint=f"chmod 600 {path}",
+        )
     keys: dict[str, bytes] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -142,37 +143,40 @@ class KmsKeys:
         self._client: Any = None
 
     def wrap(self, ring_key: str, key: bytes, place: str) -> bytes:
-        answer = self._call("encrypt", ring_key, place, Plaintext=key)
-        found: bytes = answer["CiphertextBlob"]
-        return found
+        return bytes(self._call("encrypt", ring_key, place, Plaintext=key)["CiphertextBlob"])
 
     def unwrap(self, ring_key: str, wrapped: bytes, place: str) -> bytes:
-        answer = self._call("decrypt", ring_key, place, CiphertextBlob=wrapped)
-        found: bytes = answer["Plaintext"]
-        return found
+        return bytes(self._call("decrypt", ring_key, place, CiphertextBlob=wrapped)["Plaintext"])
 
-    def _call(self, action: str, ring_key: str, place: str, **arguments: bytes) -> dict[str, Any]:
+    def _call(self, action: str, ring_key: str, place: str, **arguments: bytes) -> Any:
         """The answer of KMS, within TIMEOUT_S."""
-        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.exceptions import (
+            BotoCoreError,
+            ClientError,
+            ConnectionError,
+            CredentialRetrievalError,
+            HTTPClientError,
+        )
 
         try:
             self._client = self._client or self._connected()
-            answer: dict[str, Any] = getattr(self._client, action)(
-                KeyId=ring_key, EncryptionContext={"rocketmq-tiered": place}, **arguments
-            )
-            return answer
+            context = {"rocketmq-tiered": place}
+            return getattr(self._client, action)(KeyId=ring_key, EncryptionContext=context, **arguments)
         except ClientError as error:
-            code = str(error.response.get("Error", {}).get("Code", ""))
+            code = str(error.response["Error"]["Code"])
+            status = error.response["ResponseMetadata"]["HTTPStatusCode"]
             if code in _WRONG_CODES:
                 raise wrong_key(ring_key, "AWS KMS") from None
-            if code in _GONE_CODES | _DENIED_CODES:
-                raise EncryptionKeyError(
-                    f"AWS KMS does not {action} with key {ring_key}: {code}",
-                    hint=f"check the key, its policy, and {SETTING}",
-                ) from None
-            raise _away(ring_key, f"AWS KMS: {code}") from None
-        except BotoCoreError as error:
-            raise _away(ring_key, f"AWS KMS: {type(error).__name__}") from None
+            why, is_away = code, code in _AWAY_CODES or status in _AWAY_STATUSES
+        except (BotoCoreError, ValueError) as error:  # "Invalid endpoint"
+            why = type(error).__name__
+            is_away = isinstance(error, ConnectionError | HTTPClientError | CredentialRetrievalError)
+        if is_away:
+            raise _away(ring_key, f"AWS KMS: {why}")
+        raise EncryptionKeyError(
+            f"AWS KMS does not {action} with key {ring_key}: {why}",
+            hint=f"check the key, its policy, and {SETTING}",
+        )
 
     def _connected(self) -> Any:
         import boto3  # import takes 0.4 s
@@ -181,8 +185,11 @@ class KmsKeys:
         quiet_sdk_logs()
         arn = self.current.split(":")
         region = arn[3] if len(arn) > 4 else self._options.settings.region
-        once = {"total_max_attempts": 1, "mode": "standard"}
-        config = Config(connect_timeout=TIMEOUT_S / 2, read_timeout=TIMEOUT_S, retries=once)
+        config = Config(
+            connect_timeout=TIMEOUT_S / 2,
+            read_timeout=TIMEOUT_S,
+            retries={"total_max_attempts": 1, "mode": "standard"},
+        )
         arguments = client_arguments(self._options) | {"endpoint_url": None, "region_name": region or None}
         return boto3.session.Session().client("kms", config=config, **arguments)
 
@@ -234,11 +241,14 @@ class CommandKeys:
 
 
 def open_ring(options: StoreOptions) -> KeyRing | None:
-    """The ring that the settings name; None: nothing is encrypted. Raises UsageError."""
+    """The ring that the settings name; None: nothing is encrypted. With one, this process writes no core files. Raises
+    UsageError."""
     text = options.settings.key_ring
     kind, _, rest = text.partition(":")
     if not text:
         return None
+    # Keys are in the memory of this process from now on, and would be in its core.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if text.startswith("/"):
         return FileKeys(Path(text))
     if kind == "aws-kms" and rest:

@@ -236,8 +236,9 @@ class SealedStore(StoreWrapper):
         try:
             stored = memoryview(self._store.get(key, sealed_size(max_bytes)))
         except ObjectTooLargeError:
-            found = next(self.list(key, limit=1)).size_bytes
-            raise too_large(found, max_bytes, f"{self.url}/{key}") from None
+            raise too_large(
+                next(self.list(key, limit=1)).size_bytes, max_bytes, f"{self.url}/{key}"
+            ) from None
         seal = self._opened(key, place, bytes(stored[-TRAILER_BYTES:]), len(stored))
         return seal.decrypted(stored[:-TRAILER_BYTES], 0, seal.plain_bytes, f"{self.url}/{key}")
 
@@ -286,7 +287,7 @@ class SealedStore(StoreWrapper):
             seal = _seal(place[0].to_read(found.key_id), found, place)
         except EncryptionKeyError as error:
             refused = type(error)(f"{source}: {error.message}", hint=error.hint)
-            refused.check = partial(self._check, key, stored_bytes)
+            refused.check, refused.lacks = partial(self._check, key, stored_bytes), error.message
             raise refused from None
         with self._lock:
             self._known.put(key, seal)
@@ -336,8 +337,13 @@ class LocalSeals:
             used, secret = self._keys.newest(topic_of(key))
         except TieredError:
             return b""
-        sealed = _cipher(secret, b"local").encrypt(nonce, content, key.encode())
-        return b"".join((bytes.fromhex(used.key_id), nonce, sealed))
+        return b"".join(
+            (
+                bytes.fromhex(used.key_id),
+                nonce,
+                _cipher(secret, b"local").encrypt(nonce, content, key.encode()),
+            )
+        )
 
     def open(self, key: str, sealed: bytes) -> bytes:
         """What ``seal`` was given; empty if it is damaged, or its key is gone."""

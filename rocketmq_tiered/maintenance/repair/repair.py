@@ -181,9 +181,7 @@ def plan_repair(
     report = VerifyReport()
     _drop_unreadable(repair, report)
     damaged = _damaged_objects(repair, report, progress)
-    report.anomalies += check_indexes(
-        store, repair.state, LivingRuns(store, repair.state).between, full=True
-    )[0]
+    check_indexes(store, repair.state, LivingRuns(store, repair.state).between, report, full=True)
     repair.notes += [
         anomaly.text if anomaly.kind is AnomalyKind.DAMAGED else str(anomaly) for anomaly in report.anomalies
     ]
@@ -292,7 +290,7 @@ def _drop_unreadable(repair: Repair, report: VerifyReport) -> None:
     pending_of(store, state, report)
     check_catalog_objects(store, state, report)
     check_state_objects(store, state, report)
-    report.anomalies += check_timers(store, state, full=True)[0]
+    check_timers(store, state, report, full=True)
     existing = {info.key for prefix in CATALOG_OBJECTS for info in store.list(prefix)}
     for key in sorted(state.catalog_keys() - existing - pages):
         report.add(AnomalyKind.MISSING, key, "the catalog names it, but it does not exist")

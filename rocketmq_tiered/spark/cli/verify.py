@@ -12,8 +12,6 @@ from rocketmq_tiered.spark.cli.arguments import add_names, add_spark, session_of
 from rocketmq_tiered.spark.jobs.verify import verify
 from tiered.console import camel_names
 
-EXIT_ANOMALIES = 1
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the archives to check, how thoroughly, and what counts as an anomaly."""
@@ -29,18 +27,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Check archives by Spark tasks and print their anomalies. Exit code 1 if there are any."""
-    source = source_of(options, options.url, settings_of(options).settings.object_store)
+    """Check archives by Spark tasks and print their anomalies. The exit code is the lowest of those that are not 0."""
+    objects = settings_of(options).settings.object_store
+    source = source_of(options, options.url, objects)
     spark = session_of(options, "verify", source)
     with Progress("verify", 0, quiet=options.json) as progress:
         reports = verify(spark, source, full=not options.quick, report=progress.update)
-    failed = [
-        bool(one.report.anomalies) or (options.strict and bool(one.report.leftovers)) for one in reports
-    ]
+    codes = [one.report.exit_code(strict=options.strict, has_ring=objects.encrypts) for one in reports]
     document = [
-        {"cluster": one.cluster, "broker": one.broker, **camel_names(asdict(one.report)), "ok": not is_failed}
-        for one, is_failed in zip(reports, failed, strict=True)
+        {"cluster": one.cluster, "broker": one.broker, **camel_names(asdict(one.report)), "ok": not code}
+        for one, code in zip(reports, codes, strict=True)
     ]
-    lines = (one.report.lines(f"{one.cluster}/{one.broker} in {options.url}") for one in reports)
-    print_result(options, document, chain.from_iterable(lines))
-    return EXIT_ANOMALIES if any(failed) else 0
+    print_result(
+        options,
+        document,
+        chain.from_iterable(
+            one.report.lines(f"{one.cluster}/{one.broker} in {options.url}") for one in reports
+        ),
+    )
+    return next(filter(None, sorted(codes)), 0)

@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -29,19 +29,12 @@ from rocketmq_tiered.server.proxy.upstream import (
 from rocketmq_tiered.server.wire.listener import Listener, ServerOptions
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
 from tests.remoting.tls_peer import Papers, shows, trusting
+from tests.server.proxy.service_scene import run
 from tiered.errors import ThrottledError, UnansweredError
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.tls import ClientTls
 
 ANSWER_BYTES = 1 << 20
-
-
-def run(story: Awaitable[None]) -> None:
-    async def whole() -> None:
-        async with asyncio.timeout(30):
-            await story
-
-    asyncio.run(whole())
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.booleans()), min_size=1, max_size=30), st.integers(1, 50))
