@@ -69,11 +69,13 @@ class YieldingStore(StoreWrapper):
         self._wait(size_bytes(body))
         self._store.put_if_absent(key, body, timeout_s=timeout_s)
 
-    def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
+    def compose_if_absent(
+        self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None, spool: str = ""
+    ) -> None:
         """Put an object of pieces after the wait that they cost; a copied byte costs less than a sent one."""
         copied = sum(piece.length for piece in pieces if isinstance(piece, ObjectRange))
         self._wait(sent_bytes(pieces) + COPIED_WEIGHT * copied)
-        self._store.compose_if_absent(key, pieces, timeout_s=timeout_s)
+        self._store.compose_if_absent(key, pieces, timeout_s=timeout_s, spool=spool)
 
     def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
         """Get an object after the wait for a request."""

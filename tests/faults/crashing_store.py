@@ -40,8 +40,8 @@ class CrashingStore:
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
         self._do(lambda: self._store.put_if_absent(key, body))
 
-    def compose_if_absent(self, key: str, pieces: Sequence[Piece]) -> None:
-        self._do(lambda: self._store.compose_if_absent(key, pieces))
+    def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, spool: str = "") -> None:
+        self._do(lambda: self._store.compose_if_absent(key, pieces, spool=spool))
 
     def get(self, key: str, max_bytes: int = 1 << 30) -> bytes:
         return bytes(self._do(lambda: self._store.get(key, max_bytes)))

@@ -70,11 +70,13 @@ class Interrupted(StoreWrapper):
         super().__init__(store)
         self._act: Callable[[], object] | None = act
 
-    def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
+    def compose_if_absent(
+        self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None, spool: str = ""
+    ) -> None:
         act, self._act = self._act, None
         if act is not None:
             act()
-        super().compose_if_absent(key, pieces, timeout_s=timeout_s)
+        super().compose_if_absent(key, pieces, timeout_s=timeout_s, spool=spool)
 
 
 def test_the_owner_commits_during_a_round(tmp_path: Path) -> None:

@@ -133,7 +133,9 @@ class FaultStore(StoreWrapper):
         self._refuse("put", key, fault, timeout_s)
         self._record("put", key, fault, lambda: self._store.put_if_absent(key, body, timeout_s=timeout_s))
 
-    def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
+    def compose_if_absent(
+        self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None, spool: str = ""
+    ) -> None:
         """See ObjectStore."""
         fault = self._draw("compose", key)
         if fault is Fault.STALLED:
@@ -142,7 +144,10 @@ class FaultStore(StoreWrapper):
                 self._stalled.append((key, held))
         self._refuse("compose", key, fault, timeout_s)
         self._record(
-            "compose", key, fault, lambda: self._store.compose_if_absent(key, pieces, timeout_s=timeout_s)
+            "compose",
+            key,
+            fault,
+            lambda: self._store.compose_if_absent(key, pieces, timeout_s=timeout_s, spool=spool),
         )
 
     def get(self, key: str, max_bytes: int = 1 << 30) -> bytes:

@@ -118,8 +118,10 @@ class ActorStore(FaultStore):
             "put", key, lambda: super(ActorStore, self).put_if_absent(key, body, timeout_s=timeout_s)
         )
 
-    def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
-        act = lambda: super(ActorStore, self).compose_if_absent(key, pieces, timeout_s=timeout_s)  # noqa: E731
+    def compose_if_absent(
+        self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None, spool: str = ""
+    ) -> None:
+        act = lambda: super(ActorStore, self).compose_if_absent(key, pieces, timeout_s=timeout_s, spool=spool)  # noqa: E731
         self.perhaps("compose", key, act)
 
     def delete(self, keys: Sequence[str]) -> None:

@@ -112,7 +112,9 @@ class FileStore:
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
         self.compose_if_absent(key, body, timeout_s=timeout_s)
 
-    def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
+    def compose_if_absent(
+        self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None, spool: str = ""
+    ) -> None:
         """Create an object of bytes and of ranges of objects and files, durably. The timeout is checked between writes;
         after it the object never gets its name. The kernel copies ranges, without moving bytes if the file system can
         share them."""

@@ -92,8 +92,11 @@ class ObjectStore(Protocol):
         One call is one attempt. Large bodies may be multipart uploads except under ``catalog/`` and ``pages/``.
         """
 
-    def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
-        """``put_if_absent`` of all pieces in order. Ranges of objects are copied inside the store where it can.
+    def compose_if_absent(
+        self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None, spool: str = ""
+    ) -> None:
+        """``put_if_absent`` of all pieces in order. Ranges of objects are copied inside the store where it can; what
+        has to be written to a file before is written in the directory ``spool`` (empty: that of temporary files).
 
         Raises NotFoundError for a missing source, CorruptionError for a range beyond its end.
         """
@@ -167,10 +170,10 @@ def put_own(store: ObjectStore, key: str, body: Body, *, timeout_s: float | None
         store.put_if_absent(key, body, timeout_s=timeout_s)
 
 
-def compose_own(store: ObjectStore, key: str, pieces: Sequence[Piece]) -> None:
+def compose_own(store: ObjectStore, key: str, pieces: Sequence[Piece], spool: str = "") -> None:
     """``compose_if_absent`` that raises UnansweredError instead of AlreadyExistsError."""
     with _unanswered_if_there():
-        store.compose_if_absent(key, pieces)
+        store.compose_if_absent(key, pieces, spool=spool)
 
 
 @contextmanager

@@ -49,7 +49,9 @@ class MemoryStore:
             self._objects[check_key(key)] = (content, self._clock.wall_ms())
             insort(self._keys, key)
 
-    def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
+    def compose_if_absent(
+        self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None, spool: str = ""
+    ) -> None:
         """Join the pieces into one object, as there is nothing to be saved by copying."""
         body: list[Buffer] = []
         for piece in pieces:

@@ -36,12 +36,14 @@ class PrefixedStore(StoreWrapper):
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
         self._store.put_if_absent(self._prefix + key, body, timeout_s=timeout_s)
 
-    def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
+    def compose_if_absent(
+        self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None, spool: str = ""
+    ) -> None:
         placed = [
             piece._replace(key=self._prefix + piece.key) if isinstance(piece, ObjectRange) else piece
             for piece in pieces
         ]
-        self._store.compose_if_absent(self._prefix + key, placed, timeout_s=timeout_s)
+        self._store.compose_if_absent(self._prefix + key, placed, timeout_s=timeout_s, spool=spool)
 
     def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
         return self._store.get(self._prefix + key, max_bytes)

@@ -89,10 +89,12 @@ class MetricsStore(StoreWrapper):
             self._store.put_if_absent(key, body, timeout_s=timeout_s)
             request.bytes = size_bytes(body)
 
-    def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
+    def compose_if_absent(
+        self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None, spool: str = ""
+    ) -> None:
         """Create an object of pieces. Bytes count on success, except those copied inside the store."""
         with self._timed("compose") as request:
-            self._store.compose_if_absent(key, pieces, timeout_s=timeout_s)
+            self._store.compose_if_absent(key, pieces, timeout_s=timeout_s, spool=spool)
             request.bytes = sent_bytes(pieces)
 
     def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:

@@ -88,7 +88,9 @@ class S3Store:
         with self._attempt(key, size, timeout_s):
             self._put(key, views, size)
 
-    def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
+    def compose_if_absent(
+        self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None, spool: str = ""
+    ) -> None:
         """Create an object of bytes and of ranges of other objects and files. A small object is one PUT, for which its
         ranges are read; of a large one the store copies ranges of 5 MiB or more, and the rest is sent in parts."""
         size = sum(map(piece_bytes, pieces))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hmac
 import io
-import os
 import re
 import secrets
 import struct
@@ -195,15 +194,18 @@ class SealedStore(StoreWrapper):
             body = [*seal.encrypted(as_views(body)), trailer]
         self._store.put_if_absent(key, body, timeout_s=timeout_s)
 
-    def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
+    def compose_if_absent(
+        self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None, spool: str = ""
+    ) -> None:
         """Create an object of pieces. What the store could copy is read, and sealed again in a local file."""
         place = self._place(key)
         if place is None:
-            self._store.compose_if_absent(key, pieces, timeout_s=timeout_s)
+            self._store.compose_if_absent(key, pieces, timeout_s=timeout_s, spool=spool)
             return
         seal, trailer = self._new_seal(key, place, sum(map(piece_bytes, pieces)))
-        spool = next((os.path.dirname(one.path) for one in pieces if isinstance(one, FileRange)), None)
-        with tempfile.TemporaryFile(dir=spool) as file:  # without a name: a killed process leaves nothing
+        with tempfile.TemporaryFile(
+            dir=spool or None
+        ) as file:  # without a name: a killed process leaves nothing
             file.writelines(seal.encrypted(self._content(pieces)))
             file.write(trailer)
             file.flush()

@@ -57,10 +57,12 @@ class ThrottledStore(StoreWrapper):
         self._wait(size_bytes(body))
         self._store.put_if_absent(key, body, timeout_s=timeout_s)
 
-    def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
+    def compose_if_absent(
+        self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None, spool: str = ""
+    ) -> None:
         """Create an object of pieces. Copies inside the store do not count."""
         self._wait(sent_bytes(pieces))
-        self._store.compose_if_absent(key, pieces, timeout_s=timeout_s)
+        self._store.compose_if_absent(key, pieces, timeout_s=timeout_s, spool=spool)
 
     def _wait(self, byte_count: int) -> None:
         wait_s = self._bucket.take(byte_count)

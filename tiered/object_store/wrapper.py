@@ -24,8 +24,10 @@ class StoreWrapper:
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
         self._store.put_if_absent(key, body, timeout_s=timeout_s)
 
-    def compose_if_absent(self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None) -> None:
-        self._store.compose_if_absent(key, pieces, timeout_s=timeout_s)
+    def compose_if_absent(
+        self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None, spool: str = ""
+    ) -> None:
+        self._store.compose_if_absent(key, pieces, timeout_s=timeout_s, spool=spool)
 
     def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
         return self._store.get(key, max_bytes)

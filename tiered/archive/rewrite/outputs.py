@@ -308,7 +308,7 @@ class _Rewriting:
             if again:
                 self._options.announce(key)
             try:
-                compose_own(self._store, key, sent)
+                compose_own(self._store, key, sent, str(self._spool))
             except ThrottledError:
                 if again + 1 == ATTEMPTS_MAX:
                     raise
