@@ -21,7 +21,7 @@ from pathlib import Path
 from rocketmq_tiered.maintenance.throttle import YieldingStore
 from rocketmq_tiered.process.allocator import TABLE_BYTES_MIN, return_freed_memory, trim
 from rocketmq_tiered.process.logs import log_service
-from tiered.archive.rewrite.outputs import Rewrite, rewrite
+from tiered.archive.rewrite.outputs import rewrite
 from tiered.archive.rewrite.plan import Candidates, RewritePlan
 from tiered.archive.rewrite.result import OutputIdentity, RewriteOptions, RewriteResult
 from tiered.archive.task import StoppedError
@@ -63,12 +63,16 @@ class _Work:
     in_flight_bytes: int
 
 
-def writing_in_child(place: ChildStore, metrics: StoreMetrics, share: Callable[[], float]) -> Rewrite:
-    """A function that writes the outputs of one round of compaction as ``rewrite`` does, but in a child process.
-    ``share`` gives the child's share of bandwidth and requests and is called several times a second; it raises
-    StoppedError to end the child. ``metrics`` get the child's requests at its end."""
+class ChildRewrite:
+    """Writes the outputs of a round of compaction as ``rewrite`` does, but in a child process."""
 
-    def write(
+    def __init__(self, place: ChildStore, metrics: StoreMetrics, share: Callable[[], float]) -> None:
+        """``share`` gives the child's share of bandwidth and requests and is called several times a second; it raises
+        StoppedError to end the child. ``metrics`` get the child's requests at its end."""
+        self._place, self._metrics, self._share = place, metrics, share
+
+    def __call__(
+        self,
         _store: ObjectStore,
         candidates: Candidates,
         plan: RewritePlan,
@@ -78,7 +82,7 @@ def writing_in_child(place: ChildStore, metrics: StoreMetrics, share: Callable[[
         """Start a child process, which opens the archive itself, have it write one round and return what it wrote.
         Raises its error, and UnavailableError if it ends without a result."""
         work = _Work(
-            place,
+            self._place,
             candidates,
             plan,
             identity,
@@ -93,7 +97,7 @@ def writing_in_child(place: ChildStore, metrics: StoreMetrics, share: Callable[[
         child.start()
         other.close()
         try:
-            return _outcome(connection, share, options.announce, metrics)
+            return self._outcome(connection, options)
         except (EOFError, OSError):  # the connection has ended
             child.join(STOP_S)
             if child.exitcode is None:
@@ -111,37 +115,28 @@ def writing_in_child(place: ChildStore, metrics: StoreMetrics, share: Callable[[
                 child.join()
             child.close()
 
-    return write
-
-
-def _outcome(
-    connection: Connection,
-    share: Callable[[], float],
-    announce: Callable[[str], object],
-    metrics: StoreMetrics,
-) -> RewriteResult:
-    """The parent's side of one round: send the child each new ``share``, commit the key of each object that it is about
-    to write by ``announce``, and return its result. Raises the child's error, and EOFError or OSError if it ends
-    without a result."""
-    sent_share: float | None = None
-    while True:
-        now = share()
-        if now != sent_share:
-            connection.send(now)
-            sent_share = now
-        if not connection.poll(POLL_S):
-            continue
-        message = connection.recv()
-        if isinstance(message, str):  # a key, which the child uses after the receipt
-            announce(message)
-            connection.send(None)
-        elif isinstance(message, Exception):
-            raise message
-        else:
-            result, requests = message  # the last message
-            metrics.add(requests)
-            assert isinstance(result, RewriteResult)
-            return result
+    def _outcome(self, connection: Connection, options: RewriteOptions) -> RewriteResult:
+        """The parent's side of one round: send the child each new share, announce each object that it is about to
+        write, and return its result. Raises the child's error, and EOFError or OSError if it ends without a result."""
+        sent_share: float | None = None
+        while True:
+            now = self._share()
+            if now != sent_share:
+                connection.send(now)
+                sent_share = now
+            if not connection.poll(POLL_S):
+                continue
+            message = connection.recv()
+            if isinstance(message, str):  # a key, which the child uses after the receipt
+                options.announce(message)
+                connection.send(None)
+            elif isinstance(message, Exception):
+                raise message
+            else:
+                result, requests = message  # the last message
+                self._metrics.add(requests)
+                assert isinstance(result, RewriteResult)
+                return result
 
 
 # -- the child ------------------------------------------------------------------------------------------------

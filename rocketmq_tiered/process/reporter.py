@@ -56,6 +56,7 @@ class Reporter:
         self._clock = clock
         self._lock = threading.Lock()
         self._last = head
+        self._status: Callable[[], OffloadStatus | None] = lambda: None
         self._cost_s = 0.0
         """Processor time that the last report took."""
         self._measured_s: float | None = None
@@ -67,11 +68,12 @@ class Reporter:
 
     def report(self, status: Callable[[], OffloadStatus | None]) -> StatusReport:
         """A report of ``status()``; the last one while that is recent, another is made, or the reporter is closed."""
-        self._renew(status)
+        self._status = status
+        self._renew()
         age_s = 0.0 if self._measured_s is None else self._clock.monotonic_s() - self._measured_s
         return self._last if age_s <= REPORT_EVERY_S else replace(self._last, measured_seconds=age_s)
 
-    def _renew(self, status: Callable[[], OffloadStatus | None]) -> None:
+    def _renew(self) -> None:
         """Make a new report if the last one is too old: here, or in a thread of its own if the last one took long. Does
         nothing while another thread makes one."""
         if not self._lock.acquire(blocking=self._due_s is None):  # the first report is waited for
@@ -79,20 +81,20 @@ class Reporter:
         if self._is_closed or (self._due_s is not None and self._clock.monotonic_s() < self._due_s):
             self._lock.release()
         elif self._cost_s < COSTLY_S:
-            self._make(status)
+            self._make()
         else:  # the thread releases the lock
             try:
-                threading.Thread(target=self._make, args=(status,), name="report", daemon=True).start()
+                threading.Thread(target=self._make, name="report", daemon=True).start()
             except RuntimeError:  # no thread can be started
-                self._make(status)
+                self._make()
 
-    def _make(self, status: Callable[[], OffloadStatus | None]) -> None:
-        """Make a report of ``status()``, keep it as the last one, and note when the next one is due: later if this one
-        took long. Releases the lock, which the caller has taken."""
+    def _make(self) -> None:
+        """Make a report of the present status, keep it as the last one, and note when the next one is due: later if
+        this one took long. Releases the lock, which the caller has taken."""
         # If this raises in a thread, where it is not seen, the caller of the next report makes it itself.
         cost_s, self._cost_s = 0.0, 0.0
         try:
-            found, began_s = status(), self._clock.cpu_s()
+            found, began_s = self._status(), self._clock.cpu_s()
             if found is not None:
                 measured_s = self._clock.monotonic_s()
                 self._last = self._fresh(found)

@@ -29,7 +29,7 @@ from rocketmq_tiered.process.broker_side import (
     store_path,
     topic_filter_of,
 )
-from rocketmq_tiered.process.compaction_process import ChildStore, writing_in_child
+from rocketmq_tiered.process.compaction_process import ChildRewrite, ChildStore
 from rocketmq_tiered.process.instance import ArchiveMarker
 from rocketmq_tiered.process.report import StatusReport
 from rocketmq_tiered.process.reporter import Reporter
@@ -265,7 +265,7 @@ class UploaderJob:
         opened.callback(archive.close)
         own = PrefixedStore(archive, archive_prefix(self.names.cluster, self.names.broker))
         child_store = ChildStore(own.url, unlimited, settings.compaction, settings.process.log_level)
-        writing = partial(writing_in_child, child_store, metrics)
+        writing = partial(ChildRewrite, child_store, metrics)
         self._tasks.add_compaction(own, writer.state_dir / "compaction", writing)
         self._tasks.add_key_compaction(own, writer.state_dir / "keys", writing)
 

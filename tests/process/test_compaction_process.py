@@ -14,7 +14,7 @@ import pytest
 
 from rocketmq_tiered.maintenance.compaction_task import CompactionTask
 from rocketmq_tiered.maintenance.throttle import Load, Stopping, Throttle
-from rocketmq_tiered.process.compaction_process import ChildStore, writing_in_child
+from rocketmq_tiered.process.compaction_process import ChildRewrite, ChildStore
 from tests.archive.archive_builder import NOW_MS
 from tests.maintenance.compaction_scene import Scene
 from tiered.archive.task import StoppedError, TaskLoop
@@ -51,7 +51,7 @@ def test_a_child_writes_the_outputs(tmp_path: Path) -> None:
         Throttle(lambda: load[0]),
         stopping,
         clock=Clock(wall_ms=lambda: NOW_MS + 1000),
-        writing=lambda share: writing_in_child(place, metrics, share),
+        writing=lambda share: ChildRewrite(place, metrics, share),
     )
     loop = TaskLoop(task, writer.refresh)
     task._store._share = lambda: 1.0  # its own reads, of pages, do not wait

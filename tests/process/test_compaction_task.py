@@ -18,7 +18,7 @@ from rocketmq_tiered.maintenance.compaction_task import CompactionTask
 from rocketmq_tiered.maintenance.task_figures import CompactionStatus
 from rocketmq_tiered.maintenance.throttle import Level, Load, Stopping, Throttle, level_of
 from rocketmq_tiered.process.archive_tasks import ArchiveTasks
-from rocketmq_tiered.process.compaction_process import ChildStore, writing_in_child
+from rocketmq_tiered.process.compaction_process import ChildRewrite, ChildStore
 from rocketmq_tiered.process.metrics import StatusCollector
 from rocketmq_tiered.process.report import StatusReport, decode_report
 from rocketmq_tiered.process.status_rows import compaction_text
@@ -345,7 +345,7 @@ def test_a_pass_compacts_what_is_new(tmp_path: Path) -> None:
     tasks = ArchiveTasks(store, table.owner.writer, settings, Load)
     place = ChildStore(store.url, StoreOptions(), settings.compaction, "INFO")
     metrics = StoreMetrics()
-    tasks.add_key_compaction(store, tmp_path / "spool", lambda share: writing_in_child(place, metrics, share))
+    tasks.add_key_compaction(store, tmp_path / "spool", lambda share: ChildRewrite(place, metrics, share))
     assert tasks._keys is not None
     loop = tasks._keys
     (tmp_path / "spool").mkdir(exist_ok=True)
