@@ -21,10 +21,8 @@ from tiered.formats.keys import archive_prefix
 from tiered.object_store.interface import Body
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.settings.sections import IndexSettings, OffloadSettings
+from tiered.settings.sections import OffloadSettings
 
-SHORT_LIVED = IndexSettings(unindexed_objects_max=1, after_backfill=True)
-"""Index files over few segments: a life of 30 requests makes one."""
 SETTINGS = OffloadSettings(batch_bytes=512 << 10, split_bytes=128 << 10, block_bytes=64 << 10, root_every=3)
 
 
@@ -53,29 +51,6 @@ def test_a_crash_at_each_request_loses_and_repeats_nothing(
         if crash_at % (12 * step) < step:
             assert check_against_truth(memory, directory, "F") > 400
     assert whole.messages > 1000
-
-
-@pytest.mark.parametrize("seed", sweep(range(3), fast=[0]))
-def test_a_writer_that_crashes_again_and_again_gets_there(
-    seed: int, real_store: Callable[[str], Path]
-) -> None:
-    directory = real_store("F")
-    memory = MemoryStore(f"memory://again-{seed}")
-    generator = random.Random(seed)
-    crashes = 0
-    while crashes < 500:
-        # Long enough lives that each can claim and commit at times.
-        store = CrashingStore(memory, generator.randint(4, 30), after_effect=generator.random() < 0.5)
-        try:
-            backfill(directory / "store", store, settings=SETTINGS, index_settings=SHORT_LIVED)
-            break
-        except CrashError:
-            crashes += 1
-    assert 1 < crashes < 500
-    assert check_against_truth(memory, directory, "F") > 400
-    assert (
-        verify_archive(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)), depth="full").anomalies == []
-    )
 
 
 class TwiceStore(MemoryStore):

@@ -12,12 +12,12 @@ import pytest
 from rocketmq_tiered.maintenance.compaction_round import plan_rounds
 from tests.archive.archive_builder import NOW_MS
 from tests.maintenance.compaction_scene import EVERYTHING, LIMITS, QUEUES, Scene
-from tests.object_store.fault_store import Fault, FaultRule, FaultStore
+from tests.object_store.fault_store import FaultStore
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.deletions import Reason
 from tiered.clock import Clock
-from tiered.errors import StoreFullError, UnansweredError
+from tiered.errors import StoreFullError
 from tiered.model.tables import FLOOR_DTYPE
 from tiered.object_store.interface import ObjectStore, Piece
 from tiered.object_store.wrapper import StoreWrapper
@@ -79,13 +79,6 @@ class Interrupted(StoreWrapper):
         super().compose_if_absent(key, pieces, timeout_s=timeout_s, spool=spool)
 
 
-def test_the_owner_commits_during_a_round(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, spill_runs=10**6)
-    assert scene.run(Interrupted(scene.store, lambda: scene.append(3))) is not None
-    scene.append(3)
-    scene.check()
-
-
 def without_effect(scene: Scene, act: Callable[[], object]) -> None:
     """The round ends without effect if ``act`` comes between; its leftovers are collected, the next one succeeds."""
     assert scene.run(Interrupted(scene.store, act)) is None
@@ -133,16 +126,6 @@ def test_a_floor_raised_during_a_round_voids_it(scene: Scene) -> None:
         )
 
     without_effect(scene, raise_floor)
-
-
-def test_a_round_that_dies_leaves_garbage(scene: Scene) -> None:
-    dying = FaultStore(scene.store, [FaultRule(Fault.LOST_AFTER, frozenset({"compose"}))])
-    with pytest.raises(UnansweredError):
-        scene.run(dying)
-    scene.check()
-    assert any(key.startswith(("data/", "sets/")) for key in scene.collect())
-    assert scene.run() is not None
-    scene.check()
 
 
 def test_a_full_disk_ends_the_round_and_names_the_directory(scene: Scene) -> None:

@@ -201,20 +201,6 @@ def test_a_pass_that_another_one_overtook_changes_nothing() -> None:
     assert not stale.is_committed and load(store).version == version
 
 
-def test_commits_of_the_writer_during_a_pass_lose_nothing() -> None:
-    store = Bucket()
-    made = built(store)
-    store.now_ms = NOW_MS + 15 * HOUR_MS
-    state = load(store)
-    found = plan_pass(store, state, rule, clock=Clock(wall_ms=lambda: store.now_ms))
-    for _ in range(9):
-        made.commit([Sent(A, b"new", stored_ms=store.now_ms)])
-    commit_pass(store, state, found, clock=Clock(wall_ms=lambda: store.now_ms))
-    assert found.is_committed
-    assert readable(store, A) == bodies(made, A, 6, 2)
-    assert verify_archive(store, depth="full").anomalies == []
-
-
 def test_a_pass_during_a_compaction_changes_nothing(tmp_path: Path) -> None:
     """Runs that the pass counted were joined with younger ones."""
     store = Bucket()

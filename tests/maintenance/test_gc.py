@@ -12,24 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_tiered.maintenance.gc import DELETE_BATCH, PROBE_KEY, Deletions, collect, plan_collection
+from rocketmq_tiered.maintenance.gc import DELETE_BATCH, PROBE_KEY, Deletions
 from rocketmq_tiered.maintenance.throttle import Load, YieldingStore
 from rocketmq_tiered.process.archive_tasks import ArchiveTasks
-from tests.archive.archive_builder import NOW_MS as BUILT_MS
-from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tests.catalog.collection import run_gc
 from tests.catalog.drafts import NOW_MS, append_draft, queue, writer
 from tiered.archive.task import StoppedError
-from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
-from tiered.catalog.deletions import Reason
-from tiered.catalog.garbage import Grace
-from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.clock import Clock
 from tiered.errors import AccessDeniedError
-from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.memory import MemoryStore
@@ -255,34 +248,3 @@ def test_a_stop_ends_a_pause() -> None:
     with pytest.raises(StoppedError):
         clock.store.get_range("a", 0, 1)
     assert clock.now_s == pytest.approx(7, abs=0.3)
-
-
-def test_what_was_committed_while_it_planned_is_no_garbage_after_two_take_overs() -> None:
-    """Its objects are of an epoch that was not known when planning began, and is fenced when it ends."""
-    store = MemoryStore(clock=Clock(wall_ms=lambda: BUILT_MS))
-    archive = ArchiveBuilder(store)
-    archive.commit([Sent(QueueKey("t", 0, 0), b"one")])
-    state = archive.state
-    archive.restart(2)
-    archive.commit([Sent(QueueKey("t", 0, 0), b"two")])
-    archive.restart(3)
-    plan = plan_collection(store, state, Grace(0, 0), Clock(wall_ms=lambda: BUILT_MS))
-    collect(store, state, plan, clock=Clock(wall_ms=lambda: BUILT_MS))
-    assert not plan.delete and verify_archive(store, depth="full").anomalies == []
-
-
-def test_what_became_a_pending_deletion_while_it_planned_is_collected() -> None:
-    store, clock = MemoryStore(clock=Clock(wall_ms=lambda: BUILT_MS)), Clock(wall_ms=lambda: BUILT_MS)
-    archive = ArchiveBuilder(store)
-    archive.commit([Sent(QueueKey("t", 0, 0), b"one")])
-    left = f"pages/runs-{1:020d}-1-left_1"
-    store.put_if_absent(left, [b"x"])
-    archive.restart(2)
-    archive.commit([Sent(QueueKey("t", 0, 0), b"two")])
-    state = load(store)
-    other = MaintenanceCommit.opened(store, state, "other", clock)
-    draft = CommitDraft(CommitKind.MAINTENANCE, pending_deletions=(left,), reason=Reason.UNEXPLAINED)
-    assert other.commit(lambda _: draft)
-    plan = plan_collection(store, state, Grace(0, 0), clock)
-    collect(store, state, plan, clock=clock)
-    assert left not in {info.key for info in store.list("pages/")}

@@ -7,14 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fetcher.io.waiting import InlineExecutor, run_sync
-from fetcher.pulls.message_fetcher import TieredMessageFetcher
-from fetcher.rows.catalog_view import CatalogView
-from fetcher.rows.pull import PullRequest
 from rocketmq_tiered.maintenance.scrub import ScrubTask
 from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
-from tests.fetcher.reading_fakes import NO_PREFETCH, PlainSource
 from tests.maintenance.compaction_scene import Scene
 from tests.maintenance.damage import flip
 from tests.object_store.sealed_scene import key_file, sealing
@@ -25,7 +20,6 @@ from tiered.archive.verify_progress import VerifyProgress
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.maintenance_commit import MaintenanceCommit
-from tiered.catalog.pages import RunIndex, living_runs
 from tiered.clock import Clock
 from tiered.formats.keys import archive_prefix, catalog_key
 from tiered.object_store.interface import ObjectStore
@@ -85,27 +79,6 @@ def test_without_the_log_tails_are_healed_and_lost_blocks_are_named(tmp_path: Pa
     assert {found.object_key for found in scrub.task.unreadable} == {other}
     assert "tiered repair" in scrub.task.problem
     assert {anomaly.key for anomaly in verify_archive(scene.store, depth="full").anomalies} == {other}
-
-
-def test_consumers_get_what_lies_between_a_healed_run_and_newer_ones(tmp_path: Path) -> None:
-    """Its run is in the memory of the newest state, others below the newest are in pages."""
-    scene = Scene(tmp_path, 40)
-    state = load(scene.store)
-    page = next(living_runs(RunIndex(scene.store), state))
-    key = page.chunk.object_keys[int(page.chunk.objects["key"][page.chunk.runs["object"][0]])]
-    flip(scene.store, key, len(scene.store.get(key)) - 60)
-    scrub = Scrubbed(scene.store)
-    scrub.run()
-    assert scrub.task.status.healed == 1
-    healed, clock = load(scene.store), Clock(monotonic_s=lambda: 0.0)
-    catalog = CatalogView(scene.store, healed, executor=InlineExecutor(), clock=clock, is_snapshot=True)
-    fetcher = TieredMessageFetcher(
-        PlainSource(scene.store), catalog, NO_PREFETCH, executor=InlineExecutor(), clock=clock
-    )
-    for queue, row in healed.queues():
-        for offset in range(int(row["min_queue_offset"]), int(row["end_queue_offset"])):
-            result = run_sync(fetcher.pull(PullRequest(queue.topic, queue.queue_id, offset, 1, 1 << 20)))
-            assert result.next_offset > offset
 
 
 def test_a_cycle_is_spread_and_finds_what_new_objects_no_longer_show(tmp_path: Path) -> None:

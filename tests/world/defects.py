@@ -31,12 +31,14 @@ from tests.world.timer_defects import (
     progress_before_the_send,
     with_time,
 )
+from tiered.archive import salvage
 from tiered.catalog import apply, log_histories
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft
 from tiered.catalog.commit_attempt import CommitAttempt
 from tiered.catalog.deletions import Reason
 from tiered.catalog.garbage import Grace, KeySet
+from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.pages import Bounds
 from tiered.catalog.requirements import Requirements
 from tiered.catalog.run_cuts import RunCuts
@@ -44,7 +46,7 @@ from tiered.errors import UnavailableError
 from uploader import index_builder
 from uploader.archive_owner import ArchiveOwner
 from uploader.cycle import Attempt
-from uploader.cycle_plan import CyclePlanner
+from uploader.cycle_plan import CyclePlanner, RepeatedOffset
 from uploader.metadata_commits import DeletedTopics
 
 Change = Callable[[Any], Any]
@@ -206,6 +208,13 @@ DEFECTS: dict[str, Defect] = {
         lambda right: lambda segments, last, count: (right(segments, last, count)[0], last),
     ),
     "a topic that is absent is deleted": Defect(DeletedTopics, "check", absent_is_deleted),
+    "what is read again begins a generation": Defect(
+        RepeatedOffset, "is_read_again", always(property(lambda self: False))
+    ),
+    "records of another log are saved": Defect(salvage, "_has_ended", always(lambda state, queue: False)),
+    "a healed object replaces joined runs": Defect(
+        MaintenanceCommit, "_compacted_since", always(lambda self, newest, version: "")
+    ),
     "commit before data": Defect(Attempt, "is_durable", always(property(lambda self: True))),
     "put id not compared": Defect(CommitAttempt, "is_won", won_whatever_exists),
     "epoch not compared": Defect(CatalogWriter, "_owned", always(lambda self, state: state)),
@@ -253,7 +262,5 @@ DEFECTS: dict[str, Defect] = {
         ),
     ),
     "pages forget what was not moved": Defect(rounds, "_put_pages", kept_runs_forgotten),
-    "changes since the plan are ignored": Defect(
-        Requirements, "unmet", always(lambda self, state, is_compacted: "")
-    ),
+    "changes since the plan are ignored": Defect(Requirements, "unmet", always(lambda self, state: "")),
 }
