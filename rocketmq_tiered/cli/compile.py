@@ -14,7 +14,7 @@ import numpy as np
 
 from tiered.console import print_lines
 from tiered.errors import AccessDeniedError
-from tiered.formats import segment
+from tiered.formats import byte_planes, segment
 from tiered.formats.page_decoder import PageDecoder
 from tiered.kernels import jit, scan
 from tiered.kernels.log_records import (
@@ -32,6 +32,7 @@ from tiered.kernels.record_fields import copied, message_ids, property_pairs, re
 from tiered.kernels.rescan import rescan
 from tiered.kernels.split import SplitScratch, split_by_queue
 from tiered.kernels.timers import find_timers, same_texts, time_order
+from tiered.model.tables import GAP_DTYPE, QUEUE_DTYPE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,6 +68,7 @@ def _uses() -> Iterator[Callable[[], object]]:
     yield lambda: time_order(_NONE)
     yield segment.warm_up
     yield lambda: split_by_queue(np.zeros(1, np.int32), 1, 1, SplitScratch())
+    yield lambda: byte_planes.decode(byte_planes.encode(np.zeros(1, GAP_DTYPE)), 0, 1, GAP_DTYPE)
     yield _larger_table
     yield PageDecoder().load
     yield _rescan
@@ -81,7 +83,7 @@ def _rescan() -> None:
 
 def _larger_table() -> None:
     table = QueueTable()
-    table.ordinal("topic", 0)
+    table.ordinals(["topic"], np.zeros(1, QUEUE_DTYPE))
     table.grow(QUEUES_FULL)
 
 

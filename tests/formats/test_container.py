@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import fastcrc
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.sweeps import examples
 from tiered.errors import CorruptionError, UnsupportedFormatError
-from tiered.formats import container
+from tiered.formats import byte_planes, container
 from tiered.formats.container import HEADER, decode_container, encode_container
 from tiered.model.tables import GAP_DTYPE, RUN_DTYPE
 
@@ -51,6 +52,25 @@ def test_what_goes_in_comes_out(header: dict[str, Any], rows: int, other_rows: i
 
 def test_equal_content_gives_equal_bytes() -> None:
     assert _sample() == DATA
+
+
+@pytest.mark.parametrize("has_numba", [False, True])
+def test_planes_hold_the_bytes_of_differences(has_numba: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "numba", raising=False)
+    if has_numba:
+        pytest.importorskip("numba")
+    table = _table(RUN_DTYPE, 30, 5)
+    words = []
+    for name in RUN_DTYPE.names or ():
+        numbers = table[name].tolist()
+        for before, value in zip([0, *numbers[:-1]], numbers, strict=True):
+            difference = (value - before + (1 << 63)) % (1 << 64) - (1 << 63)
+            words.append((difference << 1 ^ difference >> 63) % (1 << 64))
+    planes = bytes(word >> 8 * plane & 0xFF for plane in range(8) for word in words)
+    assert byte_planes.encode(table) == planes
+    assert byte_planes.decode(b"12" + planes, 2, 30, RUN_DTYPE).tolist() == table.tolist()
+    with pytest.raises(ValueError, match="smaller"):
+        byte_planes.decode(planes, 1, 30, RUN_DTYPE)
 
 
 def test_what_does_not_shrink_is_stored_as_it_is() -> None:

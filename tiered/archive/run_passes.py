@@ -22,7 +22,7 @@ from tiered.catalog.state import CatalogState, PageRef, RunChunk, selected
 from tiered.errors import CorruptionError, NotFoundError
 from tiered.model.queue import QueueKey
 from tiered.model.queue_roster import united
-from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, Table
+from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, Table, concatenated, copied, picked
 from tiered.object_store.interface import ObjectStore
 
 WINDOW_RUNS = 262_144
@@ -129,18 +129,19 @@ class WindowObjects(Mapping[str, SegmentCheck]):
             numbers = np.array([objects.setdefault(key, len(objects)) for key in chunk.object_keys], np.int64)
             number = numbers[chunk.objects["key"]]
             _, first = np.unique(number, return_index=True)
-            places.append(chunk.objects[first[number[first] >= known]])
-            runs = chunk.runs.copy()
+            places.append(picked(chunk.objects, first[number[first] >= known]))
+            runs = copied(chunk.runs)
             runs["object"] = number[chunk.runs["object"]]
             tables.append(runs)
             names.append(page.queues)
         self._queues, of_pages = united(names)
         for runs, number in zip(tables[1:], of_pages, strict=True):
             runs["queue"] = number[runs["queue"]]
-        runs = np.concatenate(tables)
-        self._runs = runs[np.argsort(runs["object"], kind="stable")]
+        runs = concatenated(tables, RUN_DTYPE)
+        tables.clear()
+        self._runs = picked(runs, np.argsort(runs["object"], kind="stable"))
         self._first = np.searchsorted(self._runs["object"], np.arange(len(objects) + 1))
-        self._places = np.concatenate(places)
+        self._places = concatenated(places, OBJECT_DTYPE)
         self._numbers = objects
 
     def __len__(self) -> int:
@@ -182,7 +183,7 @@ _NO_OBJECT = np.zeros(1, OBJECT_DTYPE)
 
 def _bare(page: Page) -> Page:
     """``page`` without objects: their names are most of what merged pages hold."""
-    runs = page.chunk.runs.copy()
+    runs = copied(page.chunk.runs)
     runs["object"] = 0
     return Page(page.queues, RunChunk(runs, _NO_OBJECT, ("",)))
 

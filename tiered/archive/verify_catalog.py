@@ -163,7 +163,7 @@ def check_queues(state: CatalogState, pages: Iterable[Page]) -> Iterator[Anomaly
     for page in pages:
         rows = state.directory.rows(page.queues, len(state.table))
         row = rows[page.chunk.runs["queue"]]
-        runs, row = page.chunk.runs[row >= 0], row[row >= 0]
+        runs, row = picked(page.chunk.runs, row >= 0), row[row >= 0]
         if len(runs) == 0:
             continue
         begin, end = runs["base_queue_offset"].astype(np.int64), runs["end_queue_offset"].astype(np.int64)

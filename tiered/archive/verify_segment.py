@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -293,22 +293,16 @@ class _FullCheck:
         self._store = store
         self._index = index
         self._result = result
-        self._is_repeated = np.array([queue in repeated for queue in index.queues], bool)
         self._reader = SegmentReader(store, index, ahead_to=index.size_bytes - TRAILER_BYTES)
         self._table = QueueTable()
-        self._names: dict[tuple[str, int], int] = {}
-        """Numbers of queues, by which those of the footer and those of records are compared."""
-        self._own = self._numbers_of((queue.topic, queue.queue_id) for queue in index.queues)
-        """The number of each queue of the footer."""
-        self._of_table = np.zeros(0, np.int64)
-        """The number of each queue of ``_table``, to which records belong."""
-        topics = [queue.topic for queue in index.queues]
-        self._is_light = np.array([topic.startswith(LMQ_PREFIX) for topic in topics], bool)
-        self._is_scheduled = np.array([topic == SCHEDULE_TOPIC for topic in topics], bool)
-
-    def _numbers_of(self, queues: Iterable[tuple[str, int]]) -> NDArray[np.int64]:
-        names = self._names
-        return np.array([names.setdefault(queue, len(names)) for queue in queues], np.int64)
+        self._own = self._table.ordinals(index.topics, index.queue_table)
+        """The number of each queue of the footer in ``_table``, to which records belong."""
+        self._is_repeated = np.zeros(len(index.queues), bool)
+        if repeated:
+            self._is_repeated[:] = [queue in repeated for queue in index.queues]
+        topic = index.queue_table["topic"]
+        self._is_light = np.array([name.startswith(LMQ_PREFIX) for name in index.topics], bool)[topic]
+        self._is_scheduled = np.array([name == SCHEDULE_TOPIC for name in index.topics], bool)[topic]
 
     def run(self, runs: Table) -> None:
         """Check the header, all blocks, records and keys of the object. ``runs``: those of its runs that have message
@@ -357,11 +351,7 @@ class _FullCheck:
             is_copied = phys < 0
             if is_copied.any():
                 phys = np.where(is_copied, own_phys(data, found.start), phys)
-            table = self._table
-            columns, valid, reason = rescanned(data, found.start, found.rows.size, phys, table)
-            known = range(len(self._of_table), len(table))
-            more = self._numbers_of((table.topic(one), int(table.queue_id[one])) for one in known)
-            self._of_table = np.concatenate([self._of_table, more])
+            columns, valid, reason = rescanned(data, found.start, found.rows.size, phys, self._table)
             self._compare(found.where(slice(valid)), columns, phys[:valid], keys)
             if not reason:
                 break
@@ -391,11 +381,11 @@ class _FullCheck:
         differs to the result. A record does not determine the deliver time of a scheduled message, nor its offset in an
         LMQ whose parent is not archived, or where the broker used one twice."""
         rows, count = found.rows, len(phys)
-        own, other = self._own[found.queue], self._of_table[columns.queue[:count]]
+        own, other = self._own[found.queue], columns.queue[:count]
         # A record of another queue may be in this one too, as an LMQ entry that only some brokers make (DOUBT_PLAIN).
         is_own, is_named = other == own, np.zeros(count, bool)
         entry = columns.lmq_row[: columns.lmq_rows]
-        is_named[entry[self._of_table[columns.lmq_queue[: columns.lmq_rows]] == own[entry]]] = True
+        is_named[entry[columns.lmq_queue[: columns.lmq_rows] == own[entry]]] = True
         is_full, has_offset = ~self._is_light[found.queue], is_own | ~is_named
         for name, wanted, applies in (
             ("size", rows.size, True),

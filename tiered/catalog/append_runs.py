@@ -24,6 +24,8 @@ from tiered.model.tables import (
     QUEUE_SUPERSEDED,
     RunKind,
     Table,
+    copied,
+    picked,
 )
 
 Ints = NDArray[Any]
@@ -42,7 +44,7 @@ def append_runs(
         return state.directory, state.table, state.gaps, EMPTY_CHUNK
     _check_runs(draft, version)
     rows, new_keys = _rows_of(state, draft)
-    directory, table = state.directory, state.table.copy()
+    directory, table = state.directory, copied(state.table)
     succession: list[tuple[int, int]] = []
     if new_keys:
         succession = _succession(state, new_keys)
@@ -71,9 +73,9 @@ def _in_order(row: Ints, runs: Table) -> tuple[Ints, Table]:
     """Both sorted by (row, base offset), copied."""
     base = runs["base_queue_offset"]
     if bool(((row[1:] > row[:-1]) | ((row[1:] == row[:-1]) & (base[1:] >= base[:-1]))).all()):
-        return row, runs.copy()  # the queues were sorted when they were new
+        return row, copied(runs)  # the queues were sorted when they were new
     order = np.lexsort((base, row))
-    return row[order], runs[order]
+    return row[order], picked(runs, order)
 
 
 def _check_runs(draft: CommitDraft, version: int) -> None:

@@ -6,14 +6,19 @@ columns one behind the other. Plane 0 holds the lowest byte of each, plane 7 the
 
 from __future__ import annotations
 
+import sys
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from tiered.kernels.columns import decode_planes, encode_planes
 from tiered.model.tables import Table
 
 _PLANES = 8
+_VALUES_OF_KERNEL = 1 << 18
+"""From so many values on a kernel saves more time than numba takes to load."""
 
 
 def row_bytes(dtype: np.dtype[Any]) -> int:
@@ -22,18 +27,31 @@ def row_bytes(dtype: np.dtype[Any]) -> int:
 
 
 @lru_cache(maxsize=128)
-def _is_of_integers(dtype: np.dtype[Any]) -> bool:
-    return all(dtype[name].kind in "iu" for name in dtype.names or ())
+def _columns(dtype: np.dtype[Any]) -> NDArray[np.int64]:
+    """For kernels, of each column its offset in a row, its bytes, and whether it is signed. Raises ValueError if one is
+    not of integers as this machine has them."""
+    fields = [(field[1], field[0].itemsize, field[0].kind == "i") for field in (dtype.fields or {}).values()]
+    if not all(field[0].kind in "iu" and field[0].isnative for field in (dtype.fields or {}).values()):
+        raise ValueError("a column is not of integers")
+    return np.array(fields, np.int64)
+
+
+def _has_kernel(rows: int, dtype: np.dtype[Any]) -> bool:
+    return rows * len(dtype.names or ()) >= _VALUES_OF_KERNEL or "numba" in sys.modules
 
 
 def encode(table: Table) -> bytes:
-    """The bytes of ``table``, whose columns are integers, in the form that compresses best: differences between rows,
-    as 64-bit numbers, all lowest bytes first, then all second ones, and so on."""
-    names = table.dtype.names or ()
+    """The bytes of ``table``, whose columns are integers of 4 or 8 bytes, in the form that compresses best: differences
+    between rows, as 64-bit numbers, all lowest bytes first, then all second ones, and so on."""
+    names, columns = table.dtype.names or (), _columns(table.dtype)
+    assert columns[:, 1].min() >= 4
+    if _has_kernel(len(table), table.dtype):
+        planes = np.empty(len(table) * row_bytes(table.dtype), np.uint8)
+        encode_planes(table.ctypes.data, len(table), table.strides[0], columns, planes.ctypes.data)
+        return planes.tobytes()
     numbers = np.empty((len(names), len(table)), np.int64)
     for index, name in enumerate(names):
         column, row = table[name], numbers[index]
-        assert column.dtype.kind in "iu"
         row[:1] = column[:1].astype(np.int64)
         np.subtract(column[1:], column[:-1], out=row[1:], dtype=np.int64, casting="unsafe")
     zigzag = (numbers << 1) ^ (numbers >> 63)
@@ -43,17 +61,18 @@ def encode(table: Table) -> bytes:
 def decode(data: bytes, position: int, rows: int, dtype: np.dtype[Any]) -> Table:
     """The table with ``rows`` rows of ``dtype`` that ``encode`` has written into ``data`` at ``position``. Raises
     ValueError if the data are too short, or if a column is not of integers."""
-    if not _is_of_integers(dtype):
-        raise ValueError("a column is not of integers")
-    names, table = dtype.names or (), np.empty(rows, dtype)
+    columns, table = _columns(dtype), np.empty(rows, dtype)
     if not rows:
         return table
     planes = np.frombuffer(data, np.uint8, rows * row_bytes(dtype), position)
-    zigzag = planes.reshape(_PLANES, -1).T.copy().view("<u8").reshape(len(names), rows)
+    if _has_kernel(rows, dtype):
+        decode_planes(planes.ctypes.data, columns, rows, dtype.itemsize, table.ctypes.data)
+        return table
+    zigzag = planes.reshape(_PLANES, -1).T.copy().view("<u8").reshape(len(columns), rows)
     is_negative = zigzag & np.uint64(1)
     zigzag >>= np.uint64(1)
     zigzag ^= np.negative(is_negative, out=is_negative)
     values = np.cumsum(zigzag.view(np.int64), axis=1, out=is_negative.view(np.int64))
-    for index, name in enumerate(names):
+    for index, name in enumerate(dtype.names or ()):
         table[name] = values[index]
     return table

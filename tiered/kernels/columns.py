@@ -1,4 +1,4 @@
-"""Writes and reads column pages of a segment, which ``tiered.formats.column_pages`` describes.
+"""Writes and reads column pages of a segment, which ``tiered.formats.column_pages`` describes, and byte planes.
 
 Oracle: ``tests.kernels.segment_oracle``.
 """
@@ -9,7 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiered.kernels.jit import Int, kernel
-from tiered.kernels.loads import load_u8
+from tiered.kernels.loads import (
+    get_i32,
+    get_i64,
+    load_le32,
+    load_u8,
+    put_i32,
+    put_i64,
+    put_u8,
+    put_u16,
+)
 
 STREAMS = 7
 LENGTHS_BYTES = 4 * STREAMS
@@ -22,6 +31,7 @@ _COUNT_MAX = np.uint64(_I32_MAX)
 _ONE, _SEVEN = np.uint64(1), np.uint64(7)
 _LOW, _MORE = np.uint64(0x7F), np.uint64(0x80)
 _LAST_SHIFT = 63
+_PLANES = 8
 
 
 @kernel
@@ -206,3 +216,49 @@ def decode_page(
         row = last
         run += 1
     return True
+
+
+@kernel
+def encode_planes(table: Int, rows: Int, row_bytes: Int, columns: NDArray[np.int64], planes: Int) -> None:
+    """Encode ``rows`` rows at the address ``table``, each ``row_bytes`` after the one before, as byte planes of the
+    differences between rows at the address ``planes``. ``columns``: of each its offset in a row, its bytes, 4 or 8, and
+    whether it is signed."""
+    stride = rows * len(columns)
+    for column in range(len(columns)):
+        before, source = np.int64(0), table + columns[column, 0]
+        is_wide, is_signed = columns[column, 1] == 8, columns[column, 2]
+        for at in range(column * rows, (column + 1) * rows):
+            if is_wide:
+                value = get_i64(source, 0)
+            elif is_signed:
+                value = get_i32(source, 0)
+            else:
+                value = np.int64(load_le32(source, 0))
+            word = _zigzag(value - before)
+            for plane in range(_PLANES):
+                put_u8(planes, plane * stride + at, np.int64(word >> np.uint64(8 * plane)))
+            before = value
+            source += row_bytes
+
+
+@kernel
+def decode_planes(planes: Int, columns: NDArray[np.int64], rows: Int, row_bytes: Int, table: Int) -> None:
+    """Decode the byte planes at the address ``planes`` into ``rows`` rows of ``row_bytes`` at the address ``table``:
+    the reverse of ``encode_planes``, for columns of 1, 2, 4 or 8 bytes."""
+    stride = rows * len(columns)
+    for column in range(len(columns)):
+        value, target, width = np.int64(0), table + columns[column, 0], columns[column, 1]
+        for at in range(column * rows, (column + 1) * rows):
+            word = np.uint64(0)
+            for plane in range(_PLANES):
+                word |= np.uint64(load_u8(planes, plane * stride + at)) << np.uint64(8 * plane)
+            value += _unzigzag(word)
+            if width == 8:
+                put_i64(target, 0, value)
+            elif width == 4:
+                put_i32(target, 0, value)
+            elif width == 2:
+                put_u16(target, 0, value)
+            else:
+                put_u8(target, 0, value)
+            target += row_bytes

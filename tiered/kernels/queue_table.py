@@ -7,6 +7,7 @@ thread-safe: one scan at a time per table.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from tiered.kernels.loads import (
     put_i64,
     put_u8,
 )
+from tiered.model.tables import Table
 
 NOT_ADMITTED = 0
 ADMITTED = 1
@@ -110,6 +112,21 @@ class QueueTable:
             if ordinal >= 0:
                 return ordinal
             self.grow(ordinal)  # a negative result says which array is full
+
+    def ordinals(self, topics: Sequence[str], queues: Table) -> NDArray[np.int64]:
+        """The numbers in this table of ``queues`` (QUEUE_DTYPE, without regard to generations), whose ``topic`` indexes
+        ``topics``. New ones are inserted; negative where a topic cannot be one of a record."""
+        names = [topic.encode(errors="surrogatepass") for topic in topics]
+        begin = np.cumsum([0, *map(len, names)])
+        encoded, topic = np.frombuffer(b"".join(names) + b"\0", np.uint8), queues["topic"].astype(np.int64)
+        found, done = np.empty(len(queues), np.int64), 0
+        while done < len(found):
+            done = find_all(
+                encoded.ctypes.data, begin, topic, queues["queue_id"].copy(), done, self.address, found
+            )
+            if done < len(found):
+                self.grow(int(found[done]))
+        return found
 
     def find(self, topic: str, queue_id: int) -> int | None:
         """The queue's ordinal, None if it was never inserted."""
@@ -244,6 +261,27 @@ def find_or_insert(data: Int, position: Int, length: Int, queue_id: Int, table: 
     if ordinal >= 0:
         return ordinal
     return _insert(data, position, length, queue_id, code, slot, table)
+
+
+@kernel
+def find_all(
+    names: Int,
+    begin: NDArray[np.int64],
+    topic: NDArray[np.int64],
+    queue_id: NDArray[np.int32],
+    done: Int,
+    table: Int,
+    found: NDArray[np.int64],
+) -> Int:
+    """Find or insert queues from number ``done`` on, and write the number of each in ``table`` to ``found``. Topic i is
+    at ``begin[i]`` of ``names``. Returns the first queue for which an array is full, or the number of queues."""
+    while done < len(found):
+        at = begin[topic[done]]
+        found[done] = find_or_insert(names, at, begin[topic[done] + 1] - at, queue_id[done], table)
+        if found[done] == QUEUES_FULL or found[done] == TOPIC_BYTES_FULL:
+            return done
+        done += 1
+    return done
 
 
 @kernel

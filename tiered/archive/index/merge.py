@@ -11,7 +11,7 @@ from tiered.archive.index.items import ITEM_DTYPE
 from tiered.archive.index.layout import PAGE_ITEMS, Shape, decode_pages
 from tiered.archive.index.order import item_key, position_after, sorted_items
 from tiered.archive.index.places import Places, decode_places
-from tiered.model.tables import Table
+from tiered.model.tables import Table, concatenated
 
 Read = Callable[[str, int, int], bytes]
 """(key, offset, length) -> exactly these bytes."""
@@ -53,6 +53,6 @@ def merged_items(read: Read, shapes: Sequence[Shape], *, items_in_memory: int) -
         limit = min(lasts, key=item_key, default=None)
         counts = [len(items) if limit is None else position_after(items, limit) for items in unread]
         yield sorted_items(
-            np.concatenate([items[:count] for items, count in zip(unread, counts, strict=True)])
+            concatenated((items[:count] for items, count in zip(unread, counts, strict=True)), ITEM_DTYPE)
         )
         unread = [items[count:] for items, count in zip(unread, counts, strict=True)]

@@ -25,7 +25,7 @@ from tiered.archive.index.layout import (
 )
 from tiered.archive.index.order import in_order
 from tiered.archive.index.places import PAGE_DTYPE, Places, encode_places
-from tiered.model.tables import Table
+from tiered.model.tables import Table, concatenated
 
 _SLOTS_AT_ONCE = 65_536
 
@@ -114,7 +114,7 @@ class _Pages:
         low = int(slots[0])
         counts = np.bincount(slots - low)
         self.slot_items[low : low + len(counts)] += counts.astype(np.uint32)
-        waiting = np.concatenate([self._rest, chunk]) if len(self._rest) else chunk
+        waiting = concatenated([self._rest, chunk], ITEM_DTYPE) if len(self._rest) else chunk
         whole = len(waiting) // PAGE_ITEMS * PAGE_ITEMS
         self._write(waiting[:whole])
         self._rest = waiting[whole:].copy()
