@@ -17,7 +17,7 @@ from tiered.archive.index.footer import Covered, decode_tail, meta_of, shape_of
 from tiered.archive.index.items import ITEM_DTYPE
 from tiered.archive.index.layout import HEADER_BYTES, SLOT, Shape, check_header, decode_slot
 from tiered.archive.index.merge import file_items, file_places
-from tiered.archive.index.order import in_order, sorted_items
+from tiered.archive.index.order import in_order, missing_items
 from tiered.archive.index.places import Places, joined_places, missing_places, places_of_segment
 from tiered.archive.key_section_reader import read_keys
 from tiered.archive.segment_reader import SegmentReader
@@ -32,16 +32,23 @@ from tiered.object_store.interface import ObjectStore
 
 ITEMS_AT_ONCE = 1 << 21
 """Items in memory, twice: 128 MiB."""
-SORTS = 16
-"""Parts of them that are sorted one after the other."""
-PAGES_AT_ONCE = 1024
+PAGES_AT_ONCE = 128
 PLACE_PAGES_AT_ONCE = 64
 SLOTS_AT_ONCE = 1 << 16
 
 
+_PART_DTYPE = np.dtype([
+    (name, RUN_DTYPE[name])
+    for name in (
+        "ordinal", "first_row", "rows", "base_queue_offset", "end_queue_offset", "base_byte", "byte_count"
+    )
+])  # fmt: skip
+"""Of the runs of all objects that an index file covers, what is needed to read their rows: half the memory."""
+
+
 @dataclass
 class _Segment:
-    """An object with the ``runs`` (RUN_DTYPE) of some versions."""
+    """An object with the ``runs`` (_PART_DTYPE) of some versions."""
 
     key: str
     place: np.void
@@ -86,13 +93,18 @@ def _segments(pages: PagesBetween, ref: IndexRef) -> list[_Segment]:
     places: dict[str, np.void] = {}
     runs_of: dict[str, list[Table]] = {}
     for page in pages(ref.from_version, ref.to_version):
-        runs = picked(page.chunk.runs, np.argsort(page.chunk.runs["object"], kind="stable"))
-        for of_object in np.split(runs, np.flatnonzero(np.diff(runs["object"])) + 1) if len(runs) else ():
-            place = page.chunk.objects[int(of_object["object"][0])]
+        order = np.argsort(page.chunk.runs["object"], kind="stable")
+        number, runs = page.chunk.runs["object"][order], np.empty(len(order), _PART_DTYPE)
+        for name in _PART_DTYPE.names or ():
+            runs[name] = page.chunk.runs[name][order]
+        for of_object in (
+            np.split(np.arange(len(runs)), np.flatnonzero(np.diff(number)) + 1) if len(runs) else ()
+        ):
+            place = page.chunk.objects[int(number[of_object[0]])]
             key = page.chunk.object_keys[int(place["key"])]
             places[key] = place
-            runs_of.setdefault(key, []).append(of_object)
-    return [_Segment(key, places[key], concatenated(tables, RUN_DTYPE)) for key, tables in runs_of.items()]
+            runs_of.setdefault(key, []).append(picked(runs, of_object))
+    return [_Segment(key, places[key], concatenated(runs_of.pop(key), _PART_DTYPE)) for key in list(runs_of)]
 
 
 def _check_tail(store: ObjectStore, ref: IndexRef) -> Covered:
@@ -207,7 +219,7 @@ def _check_pass(
     last = np.zeros(0, ITEM_DTYPE)
     for items in file_items(store.get_range, shape, pages_at_once=PAGES_AT_ONCE):
         if slots is not None:
-            if not in_order(np.concatenate([last, items])):
+            if not in_order(concatenated([last, items], ITEM_DTYPE)):
                 raise CorruptionError(f"{shape.key}: the items of the index file are not in order")
             last = items[-1:]
             shift = np.uint64(64 - shape.slot_bits)
@@ -222,18 +234,9 @@ def _check_pass(
         raise CorruptionError(f"{shape.key}: the slots of the index file do not point to their items")
     present = concatenated(in_range, ITEM_DTYPE)
     in_range.clear()
-    step = -(-(hashes[1] - hashes[0] + 1) // SORTS)
-    for expected in _expected(store, segments, hashes):
-        missing = 0
-        for low in range(hashes[0], hashes[1] + 1, step):  # sorting takes several times their memory
-            sorted_range = low, min(low + step - 1, hashes[1])
-            begin = int(np.searchsorted(present["hash"], np.uint64(sorted_range[0])))
-            end = int(np.searchsorted(present["hash"], np.uint64(sorted_range[1]), side="right"))
-            # Sorting drops equal items: what is left beyond the present ones is missing.
-            both = concatenated([present[begin:end], _between(expected, sorted_range)], ITEM_DTYPE)
-            missing += len(sorted_items(both)) - (end - begin)
-        if missing:
-            raise _IncompleteError(f"the index file lacks {missing} keys of the segments that it covers")
+    missing = sum(missing_items(present, expected) for expected in _expected(store, segments, hashes))
+    if missing:
+        raise _IncompleteError(f"the index file lacks {missing} keys of the segments that it covers")
 
 
 def _between(items: Table, hashes: tuple[int, int]) -> Table:
@@ -242,10 +245,8 @@ def _between(items: Table, hashes: tuple[int, int]) -> Table:
 
 
 def _expected(store: ObjectStore, segments: Sequence[_Segment], hashes: tuple[int, int]) -> Iterator[Table]:
-    """The items that an index file of ``segments`` must have, with hashes in the range ``hashes`` (first, last), in
-    tables of about ITEMS_AT_ONCE. Segments that are damaged or lack a key are skipped."""
-    parts: list[Table] = []
-    count = 0
+    """The items that an index file of ``segments`` must have, with hashes in the range ``hashes`` (first, last), by
+    segment. Segments that are damaged or lack a key are skipped."""
     for segment in segments:
         try:
             index, keys = read_keys(
@@ -258,10 +259,4 @@ def _expected(store: ObjectStore, segments: Sequence[_Segment], hashes: tuple[in
             items = items_of_segment(index, keys, segment.runs)
         except (CorruptionError, EncryptionKeyError, NotFoundError):
             continue  # said of the segment itself
-        parts.append(_between(items, hashes))
-        count += len(parts[-1])
-        if count >= ITEMS_AT_ONCE:
-            yield concatenated(parts, ITEM_DTYPE)
-            parts, count = [], 0
-    if parts:
-        yield concatenated(parts, ITEM_DTYPE)
+        yield _between(items, hashes)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiered.model.queue import QueueKey
-from tiered.model.queue_roster import QueueRoster, selection_of
+from tiered.model.queue_roster import QueueRoster, QueueSelection, selection_of
 
 
 class QueueDirectory:
@@ -62,8 +62,8 @@ class QueueDirectory:
             known = self._rows_by_number.get(roster, np.empty(0, np.int64))
             known = np.concatenate([known, np.full(len(roster) - len(known), -1, np.int64)])
             unknown = found[known[found] < 0]
-            queue_of = map(roster.keys.__getitem__, unknown.tolist())
-            known[unknown] = [self._rows.get(queue, -1) for queue in queue_of]
+            if len(unknown):
+                known[unknown] = self.roster.places(QueueSelection(roster, unknown))
             # Rows never change, so concurrent writes are equally valid.
             self._rows_by_number[roster] = known
             found = known[found]

@@ -20,6 +20,7 @@ from tiered.model.tables import QUEUE_DTYPE, Table, concatenated, picked
 Ints = NDArray[Any]
 
 _CAPACITY_MIN = 64
+_NO_TOPIC = (1 << 31) - 1
 
 
 class QueueRoster:
@@ -34,6 +35,8 @@ class QueueRoster:
         self._keys: list[QueueKey] = []
         """Empty in a roster that was made of columns, until its keys are read."""
         self._topic_rank: Ints = np.empty(0, np.int64)
+        self._by_code: tuple[Ints, Ints] = (np.empty(0, np.int64),) * 2
+        """Codes of topic and queue id of the queues, ascending, and the number of each."""
         self.is_distinct = True
 
     @classmethod
@@ -85,6 +88,26 @@ class QueueRoster:
     def first(self, count: int) -> QueueSelection:
         """The first ``count`` queues."""
         return QueueSelection(self, np.arange(count))
+
+    def places(self, queues: QueueSelection) -> Ints:
+        """The number of each of ``queues``, which may be of another roster; -1 where it is not in this one, to which
+        queues were added one by one."""
+        by_code, count = self._by_code, self._count
+        if len(by_code[0]) != count:
+            codes = _codes(self._columns[:count])
+            order = np.argsort(codes, kind="stable")
+            by_code = self._by_code = codes[order], order
+        names, rows = queues.table()
+        topic = np.array([self._topic_numbers.get(name, _NO_TOPIC) for name in names], np.uint32)
+        rows["topic"] = topic[rows["topic"]]
+        codes = _codes(rows)
+        at, end = (np.searchsorted(by_code[0], codes, side) for side in ("left", "right"))
+        found = np.full(len(codes), -1)
+        for step in range(int((end - at).max(initial=0))):  # generations of a queue
+            number = by_code[1][np.minimum(at + step, count - 1)]
+            is_same = (at + step < end) & (self._columns["generation"][number] == rows["generation"])
+            found[is_same] = number[is_same]
+        return found
 
     def topic_rank(self) -> Ints:
         """For each topic, by number, its position in the order of names. It is sorted again only after topics were
@@ -158,6 +181,14 @@ class QueueSelection(Sequence[QueueKey]):
         return names, rows
 
 
+def _codes(rows: Table) -> Ints:
+    """A number for the topic and queue id of each of ``rows`` (QUEUE_DTYPE)."""
+    codes: Ints = rows["topic"].astype(np.int64) << 32 | np.ascontiguousarray(rows["queue_id"]).view(
+        np.uint32
+    )
+    return codes
+
+
 def numbered(values: Ints) -> tuple[Ints, Ints]:
     """Where each different one of ``values`` appears first, in this order; and for each of ``values``, which of these
     it equals."""
@@ -196,7 +227,7 @@ def united(lists: Sequence[Sequence[QueueKey]]) -> tuple[QueueSelection, list[In
     for names, table in named:
         table["topic"] = np.fromiter(map(number_of.__getitem__, names), np.uint32, len(names))[table["topic"]]
     every = concatenated((table for _, table in named), QUEUE_DTYPE)
-    code = every["topic"].astype(np.int64) << 32 | every["queue_id"].view(np.uint32)
+    code = _codes(every)
     if every["generation"].any():
         code = np.unique(code, return_inverse=True)[1] << 32 | every["generation"]
     first, number = numbered(code)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.model.tables import Table, picked
+from tiered.model.tables import Table, concatenated, picked, positions
 
 _COLUMNS = (("hash", 1), ("store_timestamp", -1), ("queue_id", 1), ("generation", 1), ("queue_offset", -1))
 
@@ -50,6 +50,19 @@ def in_order(items: Table) -> bool:
         if bool(decided.all()):
             break
     return bool(rising.all())
+
+
+def missing_items(items: Table, wanted: Table) -> int:
+    """How many different ones of ``wanted`` are not among ``items``, which are in order."""
+    known = np.ascontiguousarray(items["hash"])
+    if len(known):
+        first = picked(items, np.minimum(np.searchsorted(known, wanted["hash"]), len(known) - 1))
+        wanted = picked(wanted, first != wanted)
+    # Keys of several messages, of which the first is another one, are compared by sorting: equal items are dropped.
+    hashes = np.unique(wanted["hash"])
+    begin, end = (np.searchsorted(known, hashes, side) for side in ("left", "right"))
+    same = picked(items, positions(begin, end - begin))
+    return len(sorted_items(concatenated([same, wanted], items.dtype))) - len(same)
 
 
 def position_after(items: Table, item: np.void) -> int:
