@@ -30,8 +30,8 @@ from tiered.errors import CorruptionError, EncryptionKeyError, NotFoundError
 from tiered.model.tables import RUN_DTYPE, Table, concatenated, picked
 from tiered.object_store.interface import ObjectStore
 
-ITEMS_AT_ONCE = 1 << 21
-"""Items in memory, twice: 128 MiB."""
+ITEMS_AT_ONCE = 1 << 22
+"""Items in memory: 128 MiB. For each so many, all segments are read again."""
 PAGES_AT_ONCE = 128
 PLACE_PAGES_AT_ONCE = 64
 SLOTS_AT_ONCE = 1 << 16
@@ -215,7 +215,7 @@ def _check_pass(
     """Read all items of an index file, and check that those with hashes in the range ``hashes`` (first, last) are all
     keys of ``segments`` in that range. With ``slots``, the number of items of each slot, also check that all items are
     in order and in their slots. Raises CorruptionError."""
-    in_range: list[Table] = []
+    in_range = bytearray()
     last = np.zeros(0, ITEM_DTYPE)
     for items in file_items(store.get_range, shape, pages_at_once=PAGES_AT_ONCE):
         if slots is not None:
@@ -229,11 +229,10 @@ def _check_pass(
                 else np.zeros(len(items), np.int64)
             )
             np.subtract.at(slots, slot, 1)
-        in_range.append(_between(items, hashes))
+        in_range += _between(items, hashes).data
     if slots is not None and bool(slots.any()):
         raise CorruptionError(f"{shape.key}: the slots of the index file do not point to their items")
-    present = concatenated(in_range, ITEM_DTYPE)
-    in_range.clear()
+    present = np.frombuffer(in_range, ITEM_DTYPE)
     missing = sum(missing_items(present, expected) for expected in _expected(store, segments, hashes))
     if missing:
         raise _IncompleteError(f"the index file lacks {missing} keys of the segments that it covers")
