@@ -493,7 +493,7 @@ class BlockLoader:
 
     def _read_disk(self, index: SegmentIndex, load: BlockLoad, turn: int) -> None:
         """Load a block from the disk cache; if it is not there or damaged, fetch it from the store. Runs in a decode
-        thread."""
+        thread. ``turn`` numbers the reads, so that those that began first are decoded first."""
         assert self._disk is not None
         number = load.span.first_block
         stored = self._disk.get(load.key, int(index.blocks["crc32c"][number]), load.span.length)
@@ -502,7 +502,7 @@ class BlockLoader:
             self._budget.release(load.span.length)
             return
         request = RangeRequest(index.key, load.span.offset, load.span.length, load.priority)
-        with self._lock:
+        with self._lock:  # a read that joined the load may have raised its priority
             load.request = request
             request.priority = load.priority
         self._send(request, LoadGet(index, load.span.offset, load.span.length, [[load]], turn))

@@ -168,11 +168,12 @@ class Neighbours:
             self._order = view.state, {queue: number for number, queue in enumerate(queues)}
         number, places = self._order[1].get(view.queue, -1), range(0)
         begins_here = pulled is None or offset == view.min_offset
+        # A queue of the group that is being read, or shortly behind it, waits, as the next group begins with it.
         while begins_here and (loading := self._loading) is not None:
             places = loading[0]
             if not places.start <= number < places.stop + SKIPPED_MAX:
                 break
-            await Wait(loading[1])  # and then for those behind, which are read together next
+            await Wait(loading[1])
         is_unread = number >= 0 and number not in places and view.queue not in self._ready[1]
         if begins_here and is_unread:
             await self._load(view.state, number, BYTES_MAX if pulled is None else PULLED_BYTES_MAX)

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--columns",
         metavar="NAMES",
         default="",
-        help="columns to export, comma-separated (default: docs/SPARK.md)",
+        help=f"columns to export, comma-separated (default: {','.join(DEFAULT_NAMES)})",
     )
     parser.add_argument(
         "--permissive",

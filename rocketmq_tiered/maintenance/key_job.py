@@ -99,8 +99,8 @@ class KeyCompactionReport:
 
 
 class KeyCompaction:
-    """Queue after queue until none has anything new, as a task. ``is_due`` chooses among those that have. ``options``
-    and ``write`` as for object compaction; ``read`` reads queues elsewhere."""
+    """Queue after queue until none has anything new, as a task: passes over the archive, each of rounds, which replace
+    the messages of some queues by one commit."""
 
     name = KEY_COMPACTION
     problem = ""
@@ -117,8 +117,10 @@ class KeyCompaction:
         report: Report = lambda what, done, total: None,
         read: ReadQueues | None = None,
     ) -> None:
-        """Read nothing yet. ``rules`` returns which topics' keys are compacted, at a state of the catalog; ``report``
-        gets the progress: READ or WRITTEN, bytes done, bytes in all."""
+        """Read nothing yet. ``rules`` returns which topics' keys are compacted, at a state of the catalog; ``is_due``
+        chooses among the queues that have something new. ``write`` writes the new objects as ``options`` say, and
+        ``read`` reads queues, in other processes if a caller has these. ``report`` gets the progress: READ or WRITTEN,
+        bytes done, bytes in all."""
         self._report, self._read_bytes = report, 0
         self._read_queues = read or self._read_here
         self._maintenance, self._settings, self._options = maintenance, settings, options

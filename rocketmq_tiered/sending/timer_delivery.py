@@ -326,9 +326,11 @@ class TimerDelivery:
             size = min(size, self._messages_max)
             rows, places = sorted_out.timers[begin : begin + size], every_place[begin : begin + size]
             if not self._messages.keys() >= set(places):
+                # With them messages of timers that are due soon are read; of timers that the broker may have, none.
                 before_ms = 0 if is_doubt else int(entries.table["deliver_ms"][-1]) + STEP_MS
                 self._read_next(every_place[begin:], before_ms)
             sends, send_rows = self._sends(rows, places, entries.topics, is_doubt=is_doubt)
+            # Another process may claim these timers afterwards: nothing is sent then.
             refused = self._broker.send(sends, self._note, self._claim_s + CLAIM_S)
             refused_count += sum(rows["kind"][send_rows[number]] == EntryKind.TIMER for number in refused)
             postponed += [

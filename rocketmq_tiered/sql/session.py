@@ -431,7 +431,8 @@ def _words(text: str) -> list[tuple[int, str]]:
 
 
 def _copy_target(text: str) -> tuple[str, str, str] | None:
-    """What is before, in and behind the quotes of the file's name, if ``text`` is COPY … TO 'file'."""
+    """What is before, in and behind the quotes of the file's name, if ``text`` is COPY … TO 'file': the last TO, as the
+    query may have strings of its own. A URL is not a file."""
     data, words = text.encode(), _words(text)
     for number in range(len(words) - 1, 1, -1) if words and words[0][1].lower() == "copy" else ():
         at, word = words[number]

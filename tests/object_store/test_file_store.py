@@ -483,7 +483,7 @@ def test_a_store_that_lets_several_creates_win_is_refused() -> None:
 def test_a_store_that_replaces_objects_is_refused() -> None:
     with pytest.raises(RefusedRequestError, match="concurrent creates"):
         race_creates(OverwritingStore(), "key")
-    with pytest.raises(RefusedRequestError, match="a second create replaced the object"):
+    with pytest.raises(RefusedRequestError, match="the store lets a second create replace an object"):
         race_creates(OverwritingStore(), "key", racers=1)
 
 

@@ -380,8 +380,11 @@ def test_names_of_the_kafka_source_and_of_delta() -> None:
         ({"version": "1", "timestampAsOf": "2026-11-01"}, "mutually exclusive"),
         ({"subscribePattern": "("}, "not a regular expression"),
         ({"startingOffsets": "{"}, "not JSON"),
-        ({"endingOffsets": '{"t": 3}'}, "endingOffsets is wrong for topic t"),
-        ({"startingOffsets": '{"t": {"0": -3}}'}, "startingOffsets is wrong for topic t"),
+        ({"endingOffsets": '{"t": 3}'}, "endingOffsets: topic t does not have an offset for each"),
+        (
+            {"startingOffsets": '{"t": {"0": -3}}'},
+            "startingOffsets: topic t does not have an offset for each",
+        ),
         ({"view": "first"}, "use one of messages, latest, changes"),
     ],
 )

@@ -81,6 +81,6 @@ def _checked(wanted: type[Any], value: Any) -> Any:
         return text(value)
     if wanted is bool:
         if not isinstance(value, bool):
-            raise TypeError(f"the value {value!r} is not a boolean")
+            raise TypeError(f"{value!r} is found where true or false is expected")
         return value
     return row(wanted, value)

@@ -273,6 +273,7 @@ class FileConsumeQueues:
         root = self._roots[QueueKind.PLAIN]
         if "/" in topic or not os.path.isdir(root / topic / str(queue_id)):
             return None
+        # A text such as ".." is a directory too, but the name of no topic.
         if topic in {name for kind, name in self._list_topics() if kind is QueueKind.PLAIN}:
             self._list_queues(QueueKind.PLAIN, topic)
             self._gather()

@@ -81,7 +81,7 @@ class UnitFiles:
         self._end = 0
         """One past the last valid unit at the last look, where the next one begins to search."""
         self._listed_end = 0
-        """The known end of these files; 0 before the first search."""
+        """``_end`` if it was found in the files that are listed now; 0 if they have not been searched yet."""
 
     @property
     def directory(self) -> str:

@@ -133,6 +133,7 @@ class ArchiveKeys:
             return table
 
     def _read(self) -> KeyTable:
+        """The newest table in the store, which is listed first, or an empty one; raises what ``table`` raises."""
         folder = f"{self.name}/{KEYS_PREFIX}"
         for info in self._store.list(folder):
             if is_version_name(info.key.removeprefix(folder)):

@@ -95,7 +95,7 @@ def race_creates(store: ObjectStore, key: str, *, racers: int = RACERS) -> None:
             hint=_HINT,
         )
     if _create(store, key, threading.Barrier(1), b"late".ljust(_BODY_BYTES, b".")).failure is None:
-        raise RefusedRequestError(f"{where}: a second create replaced the object", hint=_HINT)
+        raise RefusedRequestError(f"{where}: the store lets a second create replace an object", hint=_HINT)
 
 
 def _create(store: ObjectStore, key: str, start: threading.Barrier, body: bytes) -> _Attempt:

@@ -315,4 +315,6 @@ class ResponseLimit:
     def _too_long(self, byte_count: int) -> TieredError:
         if not self._is_range:
             return too_large(byte_count, self._max_bytes, self._where)
-        return CorruptionError(f"{self._where}: {self._max_bytes} bytes requested, {byte_count} or more sent")
+        return CorruptionError(
+            f"{self._where}: the store sent {byte_count} bytes or more, though {self._max_bytes} were requested"
+        )

@@ -119,6 +119,7 @@ def with_replaced(state: CatalogState, found: Salvage, new: Healed | None, versi
     state = replace(state, chunks=chunks, tombstones=tombstones)
     if new is not None:
         runs = new.runs.copy()
+        # The object also names the parents of its LMQs, which may have expired; no run is theirs.
         rows = np.array([-1 if (row := state.row_of(queue)) is None else row for queue in new.segment.queues])
         runs["queue"], runs["object"], runs["version"] = rows[runs["queue"]], 0, version
         table = state.table.copy()

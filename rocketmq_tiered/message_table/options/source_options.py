@@ -275,7 +275,10 @@ def _offsets(default: str) -> Parse:
         for topic, queues in _document(name, text, dict, _OFFSETS_HINT).items():
             for queue_id, offset in (queues if isinstance(queues, dict) else {"": None}).items():
                 if not queue_id.isdecimal() or type(offset) is not int or offset < OLDEST:
-                    raise UsageError(f"{name} is wrong for topic {topic}", hint=_OFFSETS_HINT)
+                    raise UsageError(
+                        f"{name}: topic {topic} does not have an offset for each queue id",
+                        hint=_OFFSETS_HINT,
+                    )
                 found[topic, int(queue_id)] = offset
         return found
 

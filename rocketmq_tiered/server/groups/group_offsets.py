@@ -221,7 +221,7 @@ class GroupOffsets:
             try:
                 if self.is_owner or (self._node_holds is None and await self.claim()):
                     await self._flush()
-                else:
+                else:  # the owner has what clients commit from now on
                     self._changed.clear()
             except TieredError as error:
                 logger.warning(

@@ -79,8 +79,8 @@ class LockTable:
             self.expire()
             if not self._has_room(group, client_id, queues, account):
                 raise BadRequestError(
-                    f"{len(self._locks)} queues are locked: there is no memory for more locks of this group or"
-                    f" account, of {self._bytes_max} bytes for all"
+                    f"{len(self._locks)} queues are locked, and this group or account has its share of the"
+                    f" {self._bytes_max} bytes for all locks"
                 )
         now_s = self._clock.monotonic_s()
         held = []

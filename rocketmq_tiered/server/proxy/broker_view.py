@@ -253,20 +253,22 @@ class BrokerViews:
             return
         step = minimum - known.queue.min_offset
         if step > 0:
-            self._doubt(known)
+            self._forget_log_begin(known)
         queue = HeldOffsets(max(minimum, known.queue.min_offset), maximum)
         noted = replace(
             known,
             queue=queue,
             first_phys=-1 if step > 0 else known.first_phys,
             margin=next_deletion_margin(known.margin, step),
+            # At once too old to be used, but for the minimum: the next pull reads the rest again.
             learnt_s=known.learnt_s if step <= 0 else -math.inf,
             max_s=self.clock.monotonic_s() if step <= 0 else -math.inf,
         )
         self._known.put((topic, queue_id), noted, QUEUE_BYTES + sys.getsizeof(topic))
 
-    def _doubt(self, known: _Known) -> None:
-        """The broker has deleted files: its old log begin no longer shows that the archive has reached it."""
+    def _forget_log_begin(self, known: _Known) -> None:
+        """Forget where the broker's log begins, as it has deleted files, and list its files again if one of them is
+        gone."""
         self._oldest = None
         if self.files is not None and known.oldest_file is not None and not known.oldest_file.exists():
             self.files.expire()

@@ -143,9 +143,9 @@ class ProxyService(RelayService[ProxyClient]):
         return ProxyStatus(
             self._config.advertise,
             self._connection_count,
-            self._handlers is not None,
-            self._group_readings(),
-            sum(client.upstream.is_connected for client in clients),
+            is_archive_open=self._handlers is not None,
+            groups=self._group_readings(),
+            broker_connections=sum(client.upstream.is_connected for client in clients),
             has_plain_accounts=self.has_plain_accounts,
             name_server_problem=self._name_servers.problem,
         )

@@ -416,7 +416,7 @@ def _named(entry: _Lined, names: str) -> dict[str, frozenset[Action]]:
         name, _, permission = (part.strip() for part in text_of(item).partition("="))
         if not name or not permission or "*" in name:
             raise RulesError(
-                f"permission {shortened(ascii(text_of(item)))} is not NAME=PERMISSION, with the whole name",
+                f"permission {shortened(ascii(text_of(item)))} is not NAME=PERMISSION with a whole name, without *",
                 hint="for topics or groups without a name here set defaultTopicPerm or defaultGroupPerm",
             )
         kind = names.removesuffix("Perms")

@@ -1,7 +1,9 @@
 """Distributes sequences of runs over outputs, and their rows over iterations of bounded memory. Pure.
 
-An iteration takes sequences until memory is full; what does not fit begins the next one. An output of one queue ends
-with its iteration, a set continues.
+A sequence is a queue's runs that become one run. An iteration is what is read and written at a time: it takes
+sequences until memory is full, and what does not fit begins the next one. An output, which is an object to write, has
+the messages of one queue alone and ends with its iteration, or it is a set of many queues, which the next iteration
+continues.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class _Filling:
         self, candidates: Candidates, limits: RewriteLimits, sequences: Sequences, share: NDArray[np.float64]
     ) -> None:
         """``share``: by run, the part of its rows that the rewrite keeps, from 0 to 1. Memory, bytes and rows of the
-        runs are summed up in the order of ``sequences``, so that those of any range are a difference of two sums."""
+        runs are summed up in the order of ``sequences``, so that those of any range are a difference of two sums. A run
+        is cut by its bytes; one of an LMQ, whose messages are those of other queues, by its rows."""
         self._limits = limits
         tables = len(candidates.runs) * limits.table_bytes
         largest = int(candidates.objects["size_bytes"].max(initial=0))

@@ -261,8 +261,9 @@ class _Rewriting:
     def _begin_runs(
         self, writer: SegmentWriter, new: list[int], found: FoundRanges, *, is_set: bool, is_sparse: bool
     ) -> None:
-        """Begin a run in the output for each of the candidates' runs ``new``, with which sequences begin. An output of
-        one queue has one run, which begins with the first of ``found``."""
+        """Begin a run in the output for each of the candidates' runs ``new``: the first of each sequence, whose runs
+        become one. A set (``is_set``) has a run for each queue; the output of one queue has one run, which begins with
+        the first row of ``found``. ``is_sparse``: rows between others are dropped, so that the run has holes."""
         if new:
             runs = self._candidates.runs
             queues = [self._candidates.queues[number] for number in runs["queue"][new].tolist()]
