@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--memory", type=int, default=128, help="compaction.memory_bytes in MiB")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    limits = limits_of(Settings(compaction=CompactionSettings(memory_bytes=options.memory << 20)))
+    limits = limits_of(Settings(compaction=CompactionSettings(memory_bytes=options.memory << 20)), {})
     rows = priced(options.queues, options.rate, options.ratio, limits, Prices())
     if options.json:
         print(json.dumps(rows))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
@@ -43,6 +43,7 @@ from tiered.formats.keys import is_compacted
 from tiered.formats.segment import BlockCodec
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.quantities import written_duration
+from tiered.settings.rules_in_force import topic_rules_in_force
 from tiered.settings.sections import Settings
 from tiered.settings.topic_rules import TopicRules
 
@@ -240,9 +241,10 @@ def rewrite_options(settings: Settings, spool: Path) -> RewriteOptions:
     )
 
 
-def limits_of(settings: Settings) -> CompactionLimits:
-    """The limits for plans of compaction, from the settings: sizes of objects, memory, and what is worth moving."""
-    own, rules = settings.compaction, TopicRules.of(settings)
+def limits_of(settings: Settings, archive_settings: Mapping[str, Any]) -> CompactionLimits:
+    """The limits for plans of compaction, from the settings: sizes of objects, memory, and what is worth moving. Which
+    topics have keys of their own, so that no object may have others too, is the archive owner's to say."""
+    own, rules = settings.compaction, TopicRules.of(topic_rules_in_force(settings, archive_settings))
     return CompactionLimits(
         memory_bytes=own.memory_bytes,
         split_bytes=own.split_bytes,
@@ -274,7 +276,7 @@ def planned_rounds(
     return plan_rounds(
         store,
         state,
-        limits or limits_of(settings),
+        limits or limits_of(settings, state.settings),
         before_version=_old_before(store, state, settings),
         is_wanted=is_wanted,
         counter=counter,

@@ -104,7 +104,7 @@ class CompactionTask:
             stopping=stopping,
         )
         self._maintenance = MaintenanceCommit(self._store, writer, clock)
-        self._limits = replace(limits_of(settings), growth_min=GROWTH_MIN)
+        self._limits = replace(limits_of(settings, {}), growth_min=GROWTH_MIN)
         self._options = replace(rewrite_options(settings, spool), release=release, wait=stopping.wait)
         self._write, self._counter = writing(self._share_or_stop), ObjectRunCounter()
         self.damaged = DamagedSources()

@@ -158,7 +158,7 @@ class KeyCompaction:
                 RunIndex(self._store),
                 state,
                 self._pass,
-                limits_of(self._settings),
+                limits_of(self._settings, state.settings),
                 before_version=self._before_version,
             )
             planned = next(rounds, None)
@@ -230,7 +230,7 @@ class KeyCompaction:
         own = self._settings.key_compaction
         before_ms = self._store.clock_ms() - own.min_age_ms
         self._before_version = settled_version(self._store, state.version, before_ms) + 1
-        limits = limits_of(self._settings)
+        limits = limits_of(self._settings, state.settings)
         keyed = keyed_queues(
             RunIndex(self._store),
             state,

@@ -208,7 +208,7 @@ class UploaderJob:
         archive = open_store(settings.archive.url, StoreOptions(settings.object_store), metrics=metrics)
         opened.callback(archive.close)
         prefix = archive_prefix(names.cluster, names.broker)
-        archive.keys(prefix).begin(TopicRules.of(settings).own_keys)
+        archive.keys(prefix).begin(TopicRules.of(settings).own_keys, is_owner=writer.kind != BACKFILL)
         self.names = names
         self._log = store.commit_log
         self.offloader = Offloader(

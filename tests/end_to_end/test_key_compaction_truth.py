@@ -51,7 +51,7 @@ def compact(store: ObjectStore, cuts: dict[QueueKey, int], spool: Path) -> None:
     """Rounds with ``cuts``, which may be inside a run, also in the newest one."""
     maintenance = MaintenanceCommit.opened(store, load(store), "test", Clock(wall_ms=store.clock_ms))
     settings, state = Settings(), maintenance.state
-    limits, index = limits_of(settings), RunIndex(store)
+    limits, index = limits_of(settings, state.settings), RunIndex(store)
     found = KeyPass(histories_of(state))
     for queue, cut in cuts.items():
         chunk = index.runs_of(state, queue)

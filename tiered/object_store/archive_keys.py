@@ -26,7 +26,7 @@ from tiered.errors import (
     UnavailableError,
     UsageError,
 )
-from tiered.formats.keys import KEYS_PREFIX, is_version_name, version_name
+from tiered.formats.keys import CATALOG_PREFIX, KEYS_PREFIX, is_version_name, version_name
 from tiered.formats.version import FORMAT_MAJOR, FORMAT_MINOR, require_major
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.key_ring import (
@@ -205,14 +205,21 @@ class ArchiveKeys:
         if self.table().fitting(None):
             self.newest(None)
 
-    def begin(self, topics: tuple[tuple[str, str], ...]) -> None:
-        """Whether this process can write, with the ring keys of ``topics`` for new objects: pattern and id. Raises
+    def begin(self, topics: tuple[tuple[str, str], ...], *, is_owner: bool = True) -> None:
+        """Whether this process can write, with the ring keys of ``topics`` for new objects: pattern and id. Only the
+        owner changes those of an archive: its rules are those by which compaction keeps topics apart. Raises
         UsageError, EncryptionKeyError or what the ring raises."""
         if self.is_encrypted():
+            differs, catalog = self.table(is_new=True).topics != topics, f"{self.name}/{CATALOG_PREFIX}"
+            if differs and not is_owner and next(iter(self._store.list(catalog, limit=1)), None):
+                raise UsageError(
+                    f"archive {self.name} gives topics other keys of their own than these settings",
+                    hint="use the topics.rules of tiered run, which alone changes their keys",
+                )
             self.check()  # before a key is made: with the ring of another archive there must be none
             for own in sorted({"", *(key for _, key in topics)}):
                 self._newest_of(own)
-            if self.table(is_new=True).topics != topics:
+            if differs:
                 self.change(lambda table: table._replace(topics=topics))
         elif topics:
             raise UsageError("a topic has an encryption_key, and nothing is encrypted", hint=f"set {SETTING}")

@@ -61,6 +61,12 @@ def with_rules_in_force(
     return _applied(loaded.settings, {key: value for key, value in in_force if key not in set_here})
 
 
+def topic_rules_in_force(settings: Settings, archive_settings: Mapping[str, Any]) -> Settings:
+    """``settings`` with the rules of topics that the archive's owner has committed, if any. Raises CorruptionError."""
+    entries = _in_force(archive_settings).get("topics.rules", settings.topics.rules)
+    return replace(settings, topics=replace(settings.topics, rules=entries))
+
+
 def grace_in_force(loaded: LoadedSettings, archive_settings: Mapping[str, Any]) -> GcSettings:
     """The section [gc] of a command's settings, with the grace periods that the archive's owner has committed where the
     command's own settings set none."""

@@ -201,7 +201,7 @@ def backfill_store(task: BackfillTask) -> BackfillReport | UnavailableError:
     store, options, target = task.store, task.options, task.target
     with _open(store) as opened, closing(open_store(target.url, target.options)) as root:
         archive = archive_store(root, store.cluster, store.broker)
-        root.keys(archive_prefix(store.cluster, store.broker)).begin(options.rules.own_keys)
+        root.keys(archive_prefix(store.cluster, store.broker)).begin(options.rules.own_keys, is_owner=False)
         offloader = Offloader(
             opened,
             root,
@@ -212,7 +212,13 @@ def backfill_store(task: BackfillTask) -> BackfillReport | UnavailableError:
             take_over=options.take_over,
             log_limits=LogLimits(options.replace_log, same_broker=options.same_broker),
             environment=Environment(refuse_empty=partial(require_exclusive_creates, archive)),
-            options=ObjectOptions(rules=options.rules, is_encrypted=target.options.settings.encrypts),
+            options=ObjectOptions(
+                rules=options.rules,
+                rules_document={"topics.rules": [one.to_json() for one in options.rules.entries]}
+                if options.rules.own_keys
+                else {},
+                is_encrypted=target.options.settings.encrypts,
+            ),
         )
         stop, limit = threading.Event(), OutageLimit(0.0, options.outage_limit_s)
         try:
