@@ -294,7 +294,8 @@ def _offsets_in_units(
     counts, unless its offset is higher: a truncation of the log left it there. Such units mislead a search by place in
     the log, so the units behind ``end``, where the queue ends in the archive, are read as well. A record is absent if
     another has its offset, or the queue has units before and after it. If all units are after it in the log, the queue
-    may have been deleted and recreated, and the record belongs to the earlier one: it is absent only if in doubt.
+    may have been deleted and recreated, and the record belongs to the earlier one: it is absent only if in doubt, which
+    means that the broker may have stored the record without an entry in this queue (``doubt`` is not 0).
     """
     phys, size, claimed, doubt = records
     unit_phys, unit_size = _units_at(index, topic, queue_id, claimed)

@@ -230,8 +230,8 @@ class _Factory:
         view: ArchiveView | None = None,
         thread: ServingThread | None = None,
     ) -> None:
-        """``abandons``: the value of ``--abandon``; ``view`` and ``thread``: the pages and the client server of this
-        process, which read the archive."""
+        """``abandons``: how many objects of a lost archive ``--abandon`` leaves unused; ``view`` and ``thread``: the
+        pages and the client server of this process, which read the archive."""
         self._state, self._abandons = state, abandons
         self._view, self._thread = view, thread
         self._metrics = metrics

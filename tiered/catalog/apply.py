@@ -393,7 +393,7 @@ def _new_history(state: CatalogState, commit: Commit, history_state: CatalogStat
     invalid = f"catalog version {commit.version} is invalid"
     if history_state is None or commit.draft.pages.root.version != commit.version:
         raise CommitInvalidError(
-            f"{invalid}: it starts a log history, but does not name the root page of its own version"
+            f"{invalid}: it starts a log history, but names no summary of the catalog at this version"
         )
     if draft.history != state.cursor.history + 1 or not 0 <= draft.common_version <= state.version:
         raise CommitInvalidError(

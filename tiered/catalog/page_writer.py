@@ -205,6 +205,7 @@ class PageWriter:
         with self._lock:
             self._committed_bytes += size_bytes
             self.garbage[:] = [key for key in self.garbage if key not in keys]
+            # Pages that a merge wrote wait in ``_merged`` for the commit that puts them in the place of older ones.
             if self._merged and any(key in keys for key in self._merged.keys):
                 self._merged = None
 

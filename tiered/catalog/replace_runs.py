@@ -107,8 +107,8 @@ def _replace_in_queue(
     if added and gone:
         if added != gone or int(runs["rows"].sum()) != int(removed["rows"].sum()):
             raise CommitInvalidError(
-                f"{key}: the new runs have the offsets {added}, but the runs that they replace have {gone}, or another "
-                "number of messages; nothing was committed"
+                f"{key}: nothing was committed, as the new runs of messages have the offsets {added}, and those that "
+                f"they replace have {gone}, or another number of messages"
             )
         return gaps
     if gone:

@@ -127,7 +127,7 @@ class BlockPacker:
         end = sum(raw_bytes)
         stopped = int(gather_records(records.arena, records.position, records.size, row, end, buffer))
         if stopped < 0:
-            raise ValueError(f"the record of row {-1 - stopped} lies outside the arena")
+            raise ValueError(f"the record of row {-1 - stopped} lies outside the log that was read")
         stored: list[bytes] = []
         codecs: list[int] = []
         begin = 0

@@ -147,7 +147,10 @@ class SegmentWriter:
         if not len(apart):
             apart = np.flatnonzero(rows.queue_offset[starts] != runs["end_queue_offset"])
         if len(apart):
-            raise ValueError(f"rows do not continue {self._queues[int(runs['queue'][apart[0]])]}")
+            queue = self._queues[int(runs["queue"][apart[0]])]
+            raise ValueError(
+                f"{queue} ends at {runs['end_queue_offset'][apart[0]]}: the next rows begin elsewhere"
+            )
         early = (np.minimum.reduceat(rows.store_timestamp, starts) < runs["min_store_timestamp"]) | (
             np.minimum.reduceat(rows.phys, starts) < runs["min_phys"]
         )

@@ -210,7 +210,8 @@ def copy_to(
         or int(ends.max()) > len(out)
     ):
         raise ValueError(
-            f"a field reaches outside the {len(data)} bytes of the records, or the {len(out)} bytes for copies"
+            f"a field reaches outside the {len(data)} bytes of the records, or its copy outside the {len(out)} bytes "
+            "for copies"
         )
     _copy_slices(data, at, lengths, offsets, out)
 

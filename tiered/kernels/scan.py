@@ -79,7 +79,7 @@ def scan_log(
     """
     if not 0 <= begin <= end <= len(arena) or not arena.flags.c_contiguous or arena.dtype != np.uint8:
         raise ValueError(
-            f"the range [{begin}, {end}) cannot be scanned: the arena has {len(arena)} items of {arena.dtype}"
+            f"the range [{begin}, {end}) cannot be scanned: the log was read into {len(arena)} items of {arena.dtype}"
         )
     levels = _NO_DELAY_LEVELS if delay_levels_ms is None else np.ascontiguousarray(delay_levels_ms, np.int64)
     address = arena.ctypes.data

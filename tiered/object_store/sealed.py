@@ -283,7 +283,7 @@ class SealedStore(StoreWrapper):
         found = _decode_trailer(trailer, source)
         if sealed_size(found.plain_bytes) != stored_bytes:
             raise CorruptionError(
-                f"{source}: has {stored_bytes} bytes, and its seal is of {found.plain_bytes}"
+                f"{source}: has {stored_bytes} bytes, but its last bytes say that it encrypts {found.plain_bytes} bytes"
             )
         try:
             seal = _seal(place[0].to_read(found.key_id), found, place)

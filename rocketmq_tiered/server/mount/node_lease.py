@@ -166,7 +166,9 @@ class NodeLog:
         that out."""
         own = self._own
         if own is None:
-            raise FencedError(f"node {self.node} of tiered mount holds no lease: it must join first")
+            raise FencedError(
+                f"node {self.node} of tiered mount holds no lease of the archive: it takes one when it starts again"
+            )
         self._put(
             replace(
                 own,
@@ -196,8 +198,8 @@ class NodeLog:
 
     def _next(self, wanted: NodeLease, timeout_s: float | None = None) -> NodeLease | None:
         """Write ``wanted`` under its version, or under the next one whose object is a lease or absent: objects that no
-        node wrote are skipped. Returns the lease that the object now has, perhaps another process's; None if it was
-        removed since, or too many objects are no leases."""
+        node wrote (``strangers``) are skipped, up to STRANGERS_MAX of them. Returns the lease that the object now has,
+        perhaps another process's; None if it was removed since, or too many objects are no leases."""
         for version in range(wanted.version, wanted.version + STRANGERS_MAX):
             lease, key = replace(wanted, version=version), lease_key(wanted.node, version)
             try:
@@ -236,6 +238,7 @@ class NodeLog:
                     f"the lease of node {self.node} was ended by another node, or by a later process of its name"
                 )
             own_key = lease_key(self.node, own.version)
+            # Names of versions count down, so that the newest is listed first.
             older = [key for key in keys_of[own_key.rpartition("/")[0]] if key > own_key]
             if stale := older[VERSIONS_KEPT - 1 :]:
                 self.store.delete(stale)

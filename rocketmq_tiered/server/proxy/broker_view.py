@@ -372,7 +372,8 @@ def _view(known: _Known, offset: int) -> LocalView:
     queue = known.queue
     if queue is None or offset not in queue:
         return LocalView(known.side, queue, oldest_phys=known.oldest_phys, last_phys=known.last_phys)
-    # The first record's position tells two generations apart as well as the record's own.
+    # Compared with the archive's, the first record's position in the log shows as well as that of the record at
+    # ``offset`` whether the topic was deleted and recreated, which begins a generation.
     leaving = offset < known.kept_from or is_expiring(offset, queue, known.margin)
     return LocalView(known.side, queue, True, known.first_phys, known.oldest_phys, known.last_phys, leaving)
 

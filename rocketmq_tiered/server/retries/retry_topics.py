@@ -293,8 +293,9 @@ class ProxyTopic(DeliveredQueues):
         return Response(ext=ext)
 
     def _keep(self, data: bytes) -> RetryMessage:
-        """Add a message to the proxies' topic, in memory, and return it. The oldest ones are dropped above
-        MESSAGES_KEPT and HELD_BYTES_MAX."""
+        """Add a message to the topic that RocketMQ's proxies use among themselves (PROXY_TOPIC), and return it. It is
+        held in memory only, as proxies read it at once. Above MESSAGES_KEPT, or HELD_BYTES_MAX of all retry topics, the
+        topic's oldest messages are dropped."""
         state, now_ms = self.state, self._clock.wall_ms()
         message = RetryMessage(state.next_number, PROXY_TOPIC, now_ms, data)
         queue = state.queues.get(PROXY_TOPIC)
