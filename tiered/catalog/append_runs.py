@@ -15,6 +15,7 @@ from tiered.catalog.commit import CommitDraft, CommitInvalidError
 from tiered.catalog.queue_directory import QueueDirectory
 from tiered.catalog.state import EMPTY_CHUNK, CatalogState, RunChunk
 from tiered.model.queue import LMQ_PREFIX, QueueKey
+from tiered.model.queue_roster import selection_of
 from tiered.model.tables import (
     GAP_DTYPE,
     QUEUE_BATCH,
@@ -129,9 +130,10 @@ def _rows_of(state: CatalogState, draft: CommitDraft) -> tuple[Ints, list[QueueK
         )
     _check_open(state, rows[(has_runs | has_gaps) & (rows >= 0)])
     # An earlier generation gets its row before the one that follows it.
-    new = np.flatnonzero(has_runs & (rows < 0)).tolist()
-    new.sort(key=lambda index: draft.queues[index].generation)
-    keys = [draft.queues[index] for index in new]
+    new = np.flatnonzero(has_runs & (rows < 0))
+    queues = selection_of(draft.queues).taken(new)
+    order = np.argsort(queues.roster.columns(queues.numbers)["generation"], kind="stable")
+    new, keys = new[order], queues.roster.made(queues.numbers[order])
     if len(set(keys)) != len(keys):
         raise CommitInvalidError(f"catalog version {state.version} is invalid: it names a new queue twice")
     rows[new] = np.arange(count, count + len(keys))

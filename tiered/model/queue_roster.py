@@ -55,10 +55,14 @@ class QueueRoster:
     def keys(self) -> list[QueueKey]:
         """The queues by number."""
         if len(self._keys) < self._count:
-            rows = self._columns
-            names = map(self.topics.__getitem__, rows["topic"].tolist())
-            self._keys = list(map(QueueKey, names, rows["queue_id"].tolist(), rows["generation"].tolist()))
+            self._keys = self.made(np.arange(self._count))
         return self._keys
+
+    def made(self, numbers: Ints) -> list[QueueKey]:
+        """The queues ``numbers``, made of the columns."""
+        rows = self.columns(numbers)
+        names = map(self.topics.__getitem__, rows["topic"].tolist())
+        return list(map(QueueKey, names, rows["queue_id"].tolist(), rows["generation"].tolist()))
 
     def key(self, number: int) -> QueueKey:
         """The queue ``number``."""
