@@ -15,7 +15,7 @@ import uploader.cycle_builder
 import uploader.queue_ttl_classes
 from rocketmq_tiered.maintenance import expire, gc, key_rounds
 from rocketmq_tiered.maintenance.repair import repair
-from rocketmq_tiered.maintenance.restore.records import RecordWriter
+from rocketmq_tiered.maintenance.restore.records import LogOrder
 from rocketmq_tiered.sending import timer_delivery
 from rocketmq_tiered.sending.timer_broker import WHEEL_TOPIC, RemoteTimerBroker
 from rocketmq_tiered.sending.timer_delivery import TimerDelivery
@@ -200,12 +200,12 @@ DEFECTS: dict[str, Defect] = {
     ),
     "a repair lowers floors": Defect(repair, "survey", without_floors),
     "a restore skips its last object": Defect(
-        RecordWriter, "_started", lambda right: lambda *values: iter([*right(*values)][:-1])
+        LogOrder, "objects", lambda right: lambda self, window: iter([*right(self, window)][:-1])
     ),
     "an index covers too much": Defect(
         index_builder,
-        "oldest",
-        lambda right: lambda segments, last, count: (right(segments, last, count)[0], last),
+        "segments_of",
+        lambda right: lambda page, first, last: right(page, first, last)[1:],
     ),
     "a topic that is absent is deleted": Defect(DeletedTopics, "check", absent_is_deleted),
     "what is read again begins a generation": Defect(
