@@ -311,10 +311,10 @@ def test_compaction_replaces_exactly_the_same_offsets(several: CatalogState) -> 
     before = several.table[row].copy()
     before["flags"] |= QUEUE_FILLED  # its runs were replaced in a later version
     assert state.table[row] == before
-    refused(several, _compacted(several, 3, 9), "the runs that they replace")
+    refused(several, _compacted(several, 3, 9), "those that they replace")
     shorter = draft.runs.copy()
     shorter["end_queue_offset"] -= 1
-    refused(several, replace(draft, runs=shorter), "the runs that they replace")
+    refused(several, replace(draft, runs=shorter), "those that they replace")
 
 
 def test_a_removed_run_is_still_there_else_the_delta_is_void(several: CatalogState) -> None:
