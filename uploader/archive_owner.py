@@ -76,7 +76,7 @@ class ArchiveOwner:
         self._instance = identity.instance
         self._take_over = take_over
         """Whether the archive may be taken from an owner that has not released it."""
-        self._has_claimed = False
+        self._has_claimed = self._has_prepared = False
         self._restored = NOT_RESTORED
         """The checksums of a store that `tiered restore` wrote, which replace those of the archive."""
         self.is_claim_settled = False
@@ -272,8 +272,13 @@ class ArchiveOwner:
         """Become the archive's only writer, unless this one is it. Raises FencedError if another writer owns it, and
         also if one took it over from this one: what this process has planned since is outdated. Raises UnavailableError
         if another writer committed before the claim."""
-        if self.writer.is_claimed:
-            return
+        if not self.writer.is_claimed:
+            self._claim_epoch()
+        if not self._has_prepared:
+            self._environment.claimed()
+            self._has_prepared = True
+
+    def _claim_epoch(self) -> None:
         if self._has_claimed:
             raise FencedError(
                 f"another writer has claimed the archive {self._archive.url}",

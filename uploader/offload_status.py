@@ -153,6 +153,8 @@ class Environment:
     """Whether the broker is retired once a backfill has committed everything."""
     archive_exists: Callable[[], None] = lambda: None
     """Called once the archive is known to have commits."""
+    claimed: Callable[[], None] = lambda: None
+    """Called once this is the archive's only writer, before it uploads; again if it raises."""
     refuse_empty: Callable[[], None] = lambda: None
     """Called when the archive has no commits, before the first one. Raises UnavailableError if it had some before, and
     RefusedRequestError if the object store cannot keep two writers apart."""

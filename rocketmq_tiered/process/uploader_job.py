@@ -208,7 +208,8 @@ class UploaderJob:
         archive = open_store(settings.archive.url, StoreOptions(settings.object_store), metrics=metrics)
         opened.callback(archive.close)
         prefix = archive_prefix(names.cluster, names.broker)
-        archive.keys(prefix).begin(TopicRules.of(settings).own_keys, is_owner=writer.kind != BACKFILL)
+        keys, own_keys = archive.keys(prefix), TopicRules.of(settings).own_keys
+        keys.begin(own_keys, is_owner=writer.kind != BACKFILL)
         self.names = names
         self._log = store.commit_log
         self.offloader = Offloader(
@@ -222,7 +223,10 @@ class UploaderJob:
             take_over=writer.take_over,
             log_limits=_log_limits(settings, writer),
             pins=pins,
-            environment=_with_standby(_environment(writer, archive, names), writer, self._has_standby_lag),
+            environment=replace(
+                _with_standby(_environment(writer, archive, names), writer, self._has_standby_lag),
+                claimed=partial(keys.own, own_keys),
+            ),
             options=ObjectOptions(
                 rules=TopicRules.of(settings),
                 rules_document=_rules_to_commit(settings, writer),

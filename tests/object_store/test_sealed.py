@@ -262,8 +262,9 @@ def test_rotating_and_rewrapping_change_no_object(tmp_path: Path) -> None:
 
 def test_a_topic_with_a_key_of_its_own_is_lost_with_it_alone(tmp_path: Path) -> None:
     inner, both = MemoryStore("memory://m"), key_file(tmp_path / "both", "orders-key", "k1")
-    writer = sealing(inner, both)
-    writer.keys(ARCHIVE).begin((("orders*", "orders-key"), ("*", "")))
+    writer, topics = sealing(inner, both), (("orders*", "orders-key"), ("*", ""))
+    writer.keys(ARCHIVE).begin(topics)
+    writer.keys(ARCHIVE).own(topics)
     other = SO.format(1).replace("orders", "payments")
     for key in (SO.format(1), other, SSO.format(1)):
         writer.put_if_absent(f"{ARCHIVE}/{key}", [WORD])

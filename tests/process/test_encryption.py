@@ -14,6 +14,7 @@ from tests.object_store.sealed_scene import key_file, kms_key
 from tests.process.sidecar import TIMEOUT_S, Sidecar
 from tests.servers.proxy import Action, FaultProxy
 from tests.servers.running_store import RunningStore
+from tiered.object_store.archive_keys import decode_key_table
 
 Run = Callable[..., tuple[int, str, str]]
 KEY_PROGRAM = """\
@@ -144,3 +145,22 @@ def test_what_kms_denies_ends_a_start_and_blocks_a_writer(
             _answer(kms, fault, True)
             found, _, error = run("cat", f"file://{home}/archive", "--all", *ring)
             assert (found, arn in error) == (code, True), error
+
+
+def test_a_process_on_standby_gives_topics_other_keys_only_when_it_takes_over(home: Path) -> None:
+    """What it writes then has the key of its own rule; what the writer writes until then has the key of the ring."""
+    ring = key_file(home / "ring", "k1", "own")
+    rule = "--set", 'topics.rules=[{"pattern": "t_*", "encryption_key": "own"}]'
+
+    def topics() -> object:
+        """The topics with keys of their own, as the newest key table names them."""
+        newest = min((home / "archive").rglob("keys/[0-9]*"))
+        return decode_key_table(newest.read_bytes(), str(newest)).topics
+
+    with Sidecar(home, *_ring(ring)) as writer:
+        writer.wait_archived()
+        with Sidecar(home, *_ring(ring), *rule, name="other") as other:
+            other.wait_until(lambda: other.report().get("state") == "standby")
+            assert topics() == ()
+    with Sidecar(home, *_ring(ring), *rule, "--take-over", name="third") as third:
+        third.wait_until(lambda: topics() == (("t_*", "own"),))

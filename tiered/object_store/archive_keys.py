@@ -206,9 +206,9 @@ class ArchiveKeys:
             self.newest(None)
 
     def begin(self, topics: tuple[tuple[str, str], ...], *, is_owner: bool = True) -> None:
-        """Whether this process can write, with the ring keys of ``topics`` for new objects: pattern and id. Only the
-        owner changes those of an archive: its rules are those by which compaction keeps topics apart. Raises
-        UsageError, EncryptionKeyError or what the ring raises."""
+        """Whether this process could write, with the ring keys of ``topics`` for new objects: pattern and id. Makes the
+        keys that there are not. Only the owner gives topics other keys, by ``own``: its rules are those by which
+        compaction keeps topics apart. Raises UsageError, EncryptionKeyError or what the ring raises."""
         if self.is_encrypted():
             differs, catalog = self.table(is_new=True).topics != topics, f"{self.name}/{CATALOG_PREFIX}"
             if differs and not is_owner and next(iter(self._store.list(catalog, limit=1)), None):
@@ -219,10 +219,14 @@ class ArchiveKeys:
             self.check()  # before a key is made: with the ring of another archive there must be none
             for own in sorted({"", *(key for _, key in topics)}):
                 self._newest_of(own)
-            if differs:
-                self.change(lambda table: table._replace(topics=topics))
         elif topics:
             raise UsageError("a topic has an encryption_key, and nothing is encrypted", hint=f"set {SETTING}")
+
+    def own(self, topics: tuple[tuple[str, str], ...]) -> None:
+        """From now on, new objects have the ring keys of ``topics``, with which this process, the archive's only
+        writer, began. Raises the store's errors."""
+        if self.is_encrypted() and self.table(is_new=True).topics != topics:
+            self.change(lambda table: table._replace(topics=topics))
 
     def to_write(self, topic: str | None) -> tuple[ArchiveKey, bytes]:
         """The key for a new object, of ``topic`` or of many (None)."""

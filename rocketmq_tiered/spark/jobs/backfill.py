@@ -201,7 +201,9 @@ def backfill_store(task: BackfillTask) -> BackfillReport | UnavailableError:
     store, options, target = task.store, task.options, task.target
     with _open(store) as opened, closing(open_store(target.url, target.options)) as root:
         archive = archive_store(root, store.cluster, store.broker)
-        root.keys(archive_prefix(store.cluster, store.broker)).begin(options.rules.own_keys, is_owner=False)
+        keys = root.keys(archive_prefix(store.cluster, store.broker))
+        keys.begin(options.rules.own_keys, is_owner=False)
+        keys.own(options.rules.own_keys)
         offloader = Offloader(
             opened,
             root,
