@@ -143,7 +143,7 @@ def test_parts_that_contradict_each_other_are_refused() -> None:
     run, rows = source.runs[0], part_of(source.rows, 0, int(source.runs["rows"][0]))
     writer = SegmentWriter(io.BytesIO(), CODEC)
     writer.begin_runs(QUEUES[:1], run.reshape(1))
-    with pytest.raises(ValueError, match="do not continue"):
+    with pytest.raises(ValueError, match="the next rows begin elsewhere"):
         writer.add_rows(part_of(source.rows, 1, 3), QUEUES)
     writer.add_rows(rows, QUEUES)
     with pytest.raises(ValueError, match="bytes of records"):

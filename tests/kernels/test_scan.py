@@ -142,7 +142,7 @@ def test_row_positions_count_from_the_arena_and_rows_append() -> None:
 
 
 def test_a_range_outside_the_arena_is_refused() -> None:
-    with pytest.raises(ValueError, match="arena"):
+    with pytest.raises(ValueError, match="cannot be scanned"):
         scan_log(np.zeros(8, np.uint8), 0, 9, 0, FAR, QueueTable(), RecordColumns(), delay_levels_ms=None)
 
 
