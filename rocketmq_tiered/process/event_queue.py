@@ -7,6 +7,7 @@ import os
 import queue
 import select
 import signal
+import threading
 from typing import Generic, TypeVar
 
 
@@ -43,6 +44,7 @@ class EventQueue(Generic[T]):
         self._readable = select.poll()  # unlike select(), for descriptors above 1023 as well
         self._readable.register(self._read_fd, select.POLLIN)
         self._wakes_on_signals = False
+        self._closing = threading.RLock()  # a signal handler may send while its thread does
 
     def wake_on_signals(self) -> None:
         """Let signals end a wait. Main thread only."""
@@ -50,10 +52,11 @@ class EventQueue(Generic[T]):
         self._wakes_on_signals = True
 
     def put(self, event: T) -> None:
-        """Send; from any thread or signal handler. Never waits."""
+        """Send; from any thread or signal handler. Never waits. Once the queue is closed, this does nothing."""
         self._events.put(event)
-        with contextlib.suppress(BlockingIOError):  # a full pipe wakes the receiver as well
-            os.write(self._write_fd, b"\0")
+        with self._closing, contextlib.suppress(BlockingIOError):  # a full pipe wakes the receiver as well
+            if self._write_fd >= 0:
+                os.write(self._write_fd, b"\0")
 
     def get(self, timeout_s: float | None = None) -> T | None:
         """The next event, or None when none came within ``timeout_s``; None waits without limit."""
@@ -66,8 +69,10 @@ class EventQueue(Generic[T]):
                 os.read(self._read_fd, 4096)
 
     def close(self) -> None:
-        """Release the pipe."""
+        """Release the pipe. A sender that has seen its event taken must not write to a file of the same number."""
         if self._wakes_on_signals:
             signal.set_wakeup_fd(-1)
-        os.close(self._read_fd)
-        os.close(self._write_fd)
+        with self._closing:
+            os.close(self._read_fd)
+            os.close(self._write_fd)
+            self._write_fd = -1

@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+from rocketmq_tiered.process.event_queue import EventQueue
+
 ROOT = Path(__file__).parents[2]
 
 CHILD = """
@@ -38,3 +40,11 @@ def test_a_signal_delivered_to_another_thread_wakes_the_receiver() -> None:
         child.send_signal(signal.SIGHUP)
         assert child.wait(15) == 0
         assert time.monotonic() - began_s < 5
+
+
+def test_an_event_that_is_sent_after_the_end_is_written_to_no_other_file(tmp_path: Path) -> None:
+    events = EventQueue[str]()
+    events.close()
+    with (tmp_path / "file").open("wb"), (tmp_path / "other").open("wb"):
+        events.put("stop")
+    assert {path.read_bytes() for path in tmp_path.iterdir()} == {b""}
