@@ -75,6 +75,22 @@ def test_the_kernel_is_never_loaded_where_memory_is_limited() -> None:
     assert _decodes(decode) and decode.loading is None
 
 
+def test_large_tables_do_not_load_it_there_either() -> None:
+    table = "np.zeros(100_000, GAP_DTYPE)"
+    code = (
+        "import sys\n"
+        "import numpy as np\n"
+        "from tiered.formats import byte_planes\n"
+        "from tiered.formats.page_decoder import decode_column_page\n"
+        "from tiered.model.tables import GAP_DTYPE\n"
+        "decode_column_page.may_load = False\n"
+        f"data = byte_planes.encode({table})\n"
+        f"assert (byte_planes.decode(data, 0, 100_000, GAP_DTYPE) == {table}).all()\n"
+        "assert 'numba' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_pages_do_not_wait_while_the_kernel_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     may_load, callers = threading.Event(), []
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tiered.formats.page_decoder import decode_column_page
 from tiered.kernels.columns import decode_planes, encode_planes
 from tiered.model.tables import Table
 
@@ -37,7 +38,8 @@ def _columns(dtype: np.dtype[Any]) -> NDArray[np.int64]:
 
 
 def _has_kernel(rows: int, dtype: np.dtype[Any]) -> bool:
-    return rows * len(dtype.names or ()) >= _VALUES_OF_KERNEL or "numba" in sys.modules
+    is_worth_it = rows * len(dtype.names or ()) >= _VALUES_OF_KERNEL or "numba" in sys.modules
+    return decode_column_page.may_load and is_worth_it
 
 
 def encode(table: Table) -> bytes:

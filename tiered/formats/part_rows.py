@@ -73,7 +73,7 @@ def in_object_order(index: SegmentIndex, parts: Table, queues: Sequence[QueueKey
     is_there &= (first_row >= 0) & (parts["rows"] > 0) & (parts["rows"] <= stored["rows"] - first_row)
     if queues is not None:
         is_there &= is_inside(parts, stored)
-        own = selection_of(index.queues).taken(stored["queue"])
+        own = index.queues.taken(stored["queue"])
         is_there &= own.equals(selection_of(queues).taken(parts["queue"]))
     if not is_there.all():
         raise CorruptionError(f"{index.key}: the catalog names messages in this object that it does not have")

@@ -201,9 +201,8 @@ def backfill_store(task: BackfillTask) -> BackfillReport | UnavailableError:
     store, options, target = task.store, task.options, task.target
     with _open(store) as opened, closing(open_store(target.url, target.options)) as root:
         archive = archive_store(root, store.cluster, store.broker)
-        keys = root.keys(archive_prefix(store.cluster, store.broker))
-        keys.begin(options.rules.own_keys, is_owner=False)
-        keys.own(options.rules.own_keys)
+        keys, own_keys = root.keys(archive_prefix(store.cluster, store.broker)), options.rules.own_keys
+        keys.begin(own_keys, is_owner=False)
         offloader = Offloader(
             opened,
             root,
@@ -213,11 +212,14 @@ def backfill_store(task: BackfillTask) -> BackfillReport | UnavailableError:
             offsets_source=no_offsets,
             take_over=options.take_over,
             log_limits=LogLimits(options.replace_log, same_broker=options.same_broker),
-            environment=Environment(refuse_empty=partial(require_exclusive_creates, archive)),
+            environment=Environment(
+                refuse_empty=partial(require_exclusive_creates, archive),
+                claimed=partial(keys.own, own_keys),
+            ),
             options=ObjectOptions(
                 rules=options.rules,
                 rules_document={"topics.rules": [one.to_json() for one in options.rules.entries]}
-                if options.rules.own_keys
+                if own_keys
                 else {},
                 is_encrypted=target.options.settings.encrypts,
             ),
