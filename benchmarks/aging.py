@@ -6,8 +6,6 @@ next root, when it takes most requests, the first and the middle message, listin
 compares the last with the first. Owns the figures and their limits.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys

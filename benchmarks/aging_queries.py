@@ -5,8 +5,6 @@ index's cost since the number before, and the requests, processor time and memor
 key, unique key and id. The summary compares the last with the first. Owns the figures and their limits.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

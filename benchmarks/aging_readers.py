@@ -5,8 +5,6 @@ topic, followers of up to 1,000 queues, ``verify`` with a listing of all objects
 figures and their limits.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -6,8 +6,6 @@ minute shows growing, halving and recovery. Owns the consumers, the slow store, 
 of these.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -4,8 +4,6 @@ Owns starting and stopping the server, counting requests by the server's metrics
 objects.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

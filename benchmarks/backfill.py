@@ -3,8 +3,6 @@
 Owns the command line and the figures (wall, CPU, memory, page cache, requests, objects); report.py evaluates them.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A real broker starts on an empty directory, on a restored store with written con
 queues it must build. It is ready when it has booted and each queue has its last offset. Owns this one experiment.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

@@ -4,8 +4,6 @@ Reads the lines of JSON that the benchmarks of archiving, reading, serving and a
 store, client or number of commits counts. Owns the drawing. Does not own what is measured.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -7,8 +7,6 @@ cache off. The page cache is dropped before every figure. Every figure is a JSON
 store with its targets met and missed; a table follows. Owns the order of measurements.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -3,8 +3,6 @@
 Compiled, as the peer's checks are: a benchmark must not measure its own checks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

@@ -4,8 +4,6 @@ One process for each way of reading; prints one JSON line. Every message's queue
 those of the reads: opening the archive and loading the kernel, like the start of a JVM, come before. Owns the loops.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -5,8 +5,6 @@ the result. Their rate is the bound for the fetcher. Tails are read beforehand a
 wiring; the parts are the reader's own.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

@@ -3,8 +3,6 @@
 Owns the commands and reading the answers. The harness, its jars and its store are those of peer.py.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -3,8 +3,6 @@
 Pure: rows in, rows and text out. Owns the targets. Does not own measuring.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from benchmarks.report import Row, median_of

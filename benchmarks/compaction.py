@@ -7,8 +7,6 @@ compact --apply`` runs as a process, and the same queues of C and all queues of 
 has 10 GiB, as many bytes a queue. Owns the figures and their limits.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -6,8 +6,6 @@ for each queue and batch, as RocketMQ's tiered store has it: every 30 s the mess
 queue. Prints Markdown, and JSON with ``--json``. Owns the day.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Sequence

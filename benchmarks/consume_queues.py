@@ -4,8 +4,6 @@ Many queues with few units each, put a few at a time, as a log brings them; then
 Owns this one experiment.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

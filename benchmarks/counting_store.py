@@ -1,8 +1,6 @@
 """A store for synthetic histories: counts requests, and keeps content in one file, so that the process has the memory
 of writer and readers."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

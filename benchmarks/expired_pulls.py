@@ -5,8 +5,6 @@ in pairs, each time from an archive that was just opened and in a new order. The
 processor time. Owns the figure and its limit.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import statistics

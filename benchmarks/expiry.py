@@ -4,8 +4,6 @@ The real pass over a synthetic history (synthetic_history.py) of 50 runs a commi
 of its commit. Each pass expires another share. Owns the figures and their limits.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

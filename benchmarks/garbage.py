@@ -5,8 +5,6 @@ Expiry and collection are the real ones, each in a process of its own, whose pea
 exist in listings only. Owns the figures and their limits.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import resource

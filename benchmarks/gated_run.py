@@ -6,8 +6,6 @@ writer, each round, and the start and end of work on index files. Owns what is a
 methods; the rest is `tiered run` itself.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

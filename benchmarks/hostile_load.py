@@ -4,8 +4,6 @@
 consumers that join and leave, all as fast as they are answered. Prints the rates, as JSON. Owns the attacks.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import itertools

@@ -5,8 +5,6 @@ another. Kind ``constant``: the loop reads frames and answers each with the same
 Writes a line of JSON with the address, then one for each commit, until its standard input closes. Owns the process.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import gc

@@ -5,8 +5,6 @@ a unique id, a slice of whole fields from the pool and blanks up to its size, so
 and a join, whatever its size. Deterministic by seed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 

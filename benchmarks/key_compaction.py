@@ -4,8 +4,6 @@ A synthetic store with random keys is archived and compacted; a real broker comp
 this one experiment: memory, processor time of reading the keys and of a whole pass, rounds, objects left.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

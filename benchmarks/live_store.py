@@ -5,8 +5,6 @@ consume queues close behind, and the end of its log in a file. Runs until its st
 input closes; stops writing after ``--seconds`` but stays alive, as an idle broker does.
 """
 
-from __future__ import annotations
-
 import argparse
 import fcntl
 import mmap

@@ -4,8 +4,6 @@ Owns /proc, wait4 and mincore. Does not own what is measured. Figures include th
 cores that others used: distrust one above a fifth of a core.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

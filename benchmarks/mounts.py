@@ -5,8 +5,6 @@
 A real name server; archives have catalogs and no data objects, as no consumer reads.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -6,8 +6,6 @@ Medians over ``--runs``, ratios against the targets, every figure as a JSON line
 kernel cache; figures include the cores that others used (``others_cores``). Owns the order of measurements.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ A real broker's store of ``examples/`` becomes an archive in a directory; then e
 own, so often, beside a bare interpreter and one that imports numpy. One JSON line a command. Owns this one experiment.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

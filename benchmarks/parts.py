@@ -5,8 +5,6 @@ hashes, fsync. Each thread takes whole cycles without order or catalog: the rate
 threads is the bound for the archiver. Owns the wiring; the parts are the archiver's own.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

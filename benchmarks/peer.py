@@ -4,8 +4,6 @@ The harness is a directory with ``run_baseline.sh STORE TOPICS QUEUES COUNT SIZE
 as JSON lines; jars come from the cache the integration tests fill. Owns calling it and reading its answer.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

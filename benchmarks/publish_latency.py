@@ -6,8 +6,6 @@ against the store timestamp of its oldest message. Then the writer goes idle, an
 next to no CPU. Owns this one experiment.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ their table and missed targets.
 Owns the results file, which is only added to. Does not own figures nor targets.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence

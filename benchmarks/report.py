@@ -9,8 +9,6 @@ The peer ends with its key index, because ours is part of every object. Its time
 queued, is shown too (decision 0047).
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

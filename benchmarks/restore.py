@@ -4,8 +4,6 @@ The floor is reading all objects and writing as many bytes as the restored log h
 the figures and their limits.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

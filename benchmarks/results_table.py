@@ -4,8 +4,6 @@ The last result of each name counts; figures stand in the order they were writte
 is measured nor the limits (tests/soak).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -5,8 +5,6 @@ paused by turns, so that each window with it has a neighbour without. Compared a
 of each second. Every pair is a JSON line, the last one the summary. Needs Java and Maven. Owns the order and the limit.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

@@ -4,8 +4,6 @@ The same one reads a broker and our server, so that what differs is the server. 
 way on each; or a thousand connections that request much and read slowly. Prints one JSON line. Owns the loops.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import resource

@@ -1,7 +1,5 @@
 """Evaluates the figures of benchmarks.serving: medians, beside the broker's of the same run. Pure; owns the targets."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from benchmarks.report import MIB, Row, median_of

@@ -3,8 +3,6 @@
 Owns /proc. What is measured is in spark.py.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

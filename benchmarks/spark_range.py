@@ -3,8 +3,6 @@
 Owns counting requests. Timing is in spark.py.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

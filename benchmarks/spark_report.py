@@ -3,8 +3,6 @@
 Owns names of measurements and targets. Does not own measuring (spark.py).
 """
 
-from __future__ import annotations
-
 import statistics
 from typing import Any
 

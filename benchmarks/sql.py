@@ -4,8 +4,6 @@ Each measurement runs in a process of its own, beside the Python API's reader on
 of the same rows. One JSON line each. Owns this one experiment.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import resource

@@ -1,8 +1,6 @@
 """A synthetic history of an archive: the real CatalogWriter with drafts as the uploader makes them, without data
 objects. Owns the drafts."""
 
-from __future__ import annotations
-
 import random
 import time
 import tracemalloc

@@ -7,8 +7,6 @@ a broker leaves after a clean stop. Message ``index`` goes to queue ``index % qu
 Does not own the text of bodies.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Writes a stopped broker's store with one queue of timers, for benchmarks and soak tests."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Callable

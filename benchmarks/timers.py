@@ -6,8 +6,6 @@ broker that takes everything: its peak memory. Dequeue: timers of one hour are h
 topic ``orders``, and requests that are ready beforehand. Prints a line of JSON for each figure.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

@@ -7,8 +7,6 @@ quick   `verify --quick` of an archive of many commits, in memory
 A round is the parts, then the whole; compared are medians of CPU and of time. Owns the experiment and its limits.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

@@ -6,8 +6,6 @@ exhausted, and after an outage or a time limit it would report the end of the qu
 at a time. Does not own reading (message_fetcher.py) nor waiting: ``next_batch`` is a coroutine of the core.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import threading

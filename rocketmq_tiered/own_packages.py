@@ -3,8 +3,6 @@
 A module of the user's called ``fetcher.py`` would otherwise fail deep inside, with a missing attribute.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fixtures every test may use (real broker stores, unpacked once), and which of several processes runs which test."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import logging

@@ -4,8 +4,6 @@ servers than those that it runs, and scenes that take minutes. `make integration
 Owns the list.
 """
 
-from __future__ import annotations
-
 import re
 
 ALL = ""

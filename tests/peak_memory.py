@@ -1,7 +1,5 @@
 """The memory that Python allocates."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ writes share/ and docs/OPTIONS.md, with ``--check`` it prints the files that dif
 shtab and argparse-manpage generate them. They are development dependencies, so the files are kept and tested.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os

@@ -7,8 +7,6 @@ go first, so that at the end no worker is left alone with one of them.
 Owns the order. Applies with ``--dist loadfile``; without workers tests run in the order in which they are found.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytest

@@ -1,7 +1,5 @@
 """Long parametrizations and many examples: a sample runs with the fast tests, the rest where there is time."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Iterable
 from typing import Any

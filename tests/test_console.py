@@ -1,7 +1,5 @@
 """What commands print, wherever they print it to."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """One import root: the wheel's names, modules of a user's beside it, and names that load when they are used."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib

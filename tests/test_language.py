@@ -3,8 +3,6 @@
 `python -m tests.test_language [PATH …]` prints each occurrence, and the number in each package.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import io

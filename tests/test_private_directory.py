@@ -1,7 +1,5 @@
 """A directory that another user made, can write to or has linked is refused; one's own is closed to others."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ Rules: every module says what it owns; functions stay short and take few argumen
 swallowed errors; documents cite symbols, not lines.
 """
 
-from __future__ import annotations
-
 import ast
 import gc
 import re

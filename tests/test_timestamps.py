@@ -1,7 +1,5 @@
 """Times as people type them."""
 
-from __future__ import annotations
-
 import time
 from datetime import UTC, date, datetime, timedelta
 

@@ -1,7 +1,5 @@
 """Reads the ground truth that lies beside a real store."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The clocks that a part of the program reads: one object, so that a simulation gives all of them its own time."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Data goes to stdout, everything else to stderr. Names and bodies are chosen by o
 terminal or hide text are escaped, in JSON too, whose values stay the same.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -4,8 +4,6 @@ The class gives the exit code: 1 damaged data, 2 usage or configuration, 3 does 
 fenced. Foreign exceptions (botocore, OSError) are translated only where the foreign code is called.
 """
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable
 from pathlib import Path

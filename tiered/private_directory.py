@@ -5,8 +5,6 @@ A directory that belongs to another user or that others can write to is refused:
 trusted.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import stat

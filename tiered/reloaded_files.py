@@ -1,7 +1,5 @@
 """Values made of files, which are loaded again when one of the files changes: certificates and access rules."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path

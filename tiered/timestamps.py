@@ -1,7 +1,5 @@
 """Parses points in time: milliseconds since the epoch, datetimes, ISO 8601, and times before now."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime, timedelta
 from operator import index

@@ -1,7 +1,5 @@
 """Replaces a local file as a whole: readers see the old or the new content, even after a power loss."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -6,8 +6,6 @@
 - 400, 403, 404: stop and alarm; a retry cannot help.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from tiered.errors import UnansweredError, UnavailableError

@@ -4,8 +4,6 @@ The decision is tiered.broker_store.bound. Owns the previous bound; reads the br
 ``offsets_source``, which returns None when the broker does not answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace

@@ -4,8 +4,6 @@ A catalog commit is retried without limit, which suits a process that follows a 
 `tiered backfill` and by each task of `tiered-spark backfill`.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

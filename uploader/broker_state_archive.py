@@ -3,8 +3,6 @@
 A snapshot is written under ``state/`` only if its content changed, and becomes visible with the next commit.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

@@ -7,8 +7,6 @@
 Attempts start in cycle_builder.py, commits are in cycle_upload.py.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence

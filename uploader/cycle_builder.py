@@ -7,8 +7,6 @@ its own, even while an older one waits or the catalog is unavailable: stalls do 
 Cycles are planned in cycle_plan.py and committed in cycle_upload.py.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Keys of a cycle's objects, and its commit. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

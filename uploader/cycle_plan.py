@@ -8,8 +8,6 @@ excluded it stores the bytes itself.
 A cycle costs a few numpy passes; Python loops run only over queues that do not simply continue.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType

@@ -7,8 +7,6 @@ Data before index before visibility: a commit names only objects whose PUT was a
 how a commit wins is in tiered.catalog.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable

@@ -12,8 +12,6 @@ commitlog file is crossed: then the dispatch offset is committed, so that filter
 history.
 """
 
-from __future__ import annotations
-
 import threading
 from enum import Enum
 

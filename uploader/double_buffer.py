@@ -4,8 +4,6 @@ The sides swap when the read side is empty: the lock is held for an append or a 
 of waiting, because the dispatch step must not block.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from typing import Generic, TypeVar

@@ -7,8 +7,6 @@ twice a second beside a stopped broker. The broker is queried only when new byte
 ``ASK_EVERY_MS``: an idle broker costs neither requests nor a visible share of a core.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import replace

@@ -13,8 +13,6 @@ Missing evidence contradicts nothing: queues of deleted topics are gone, those o
 Source: org.apache.rocketmq.store.ConsumeQueue.putMessagePositionInfo.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

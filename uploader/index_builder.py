@@ -18,8 +18,6 @@ An object counts as gone when no living run refers to it. Compaction moves runs 
 so the living bytes of a file's versions decide too. A file that was just rebuilt covers no such object.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 import sys

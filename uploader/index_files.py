@@ -1,7 +1,5 @@
 """Writes index files, puts them, and commits what they cover."""
 
-from __future__ import annotations
-
 import logging
 import mmap
 import tempfile

@@ -14,8 +14,6 @@ is bounded, so they are removed.
 Reads only pages that may still hold such runs.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set

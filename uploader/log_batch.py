@@ -4,8 +4,6 @@ A batch covers the physical range [from_phys, to_phys) for all queues; padding a
 pool is the byte budget: when it is empty, the dispatcher leaves the bytes in the commitlog, which is the retry buffer.
 """
 
-from __future__ import annotations
-
 import threading
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -8,8 +8,6 @@ A broker that cuts its log leaves the bytes after the cut in the files until it 
 it reports counts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum

@@ -8,8 +8,6 @@ Only checked bytes count: a log that has an archived record has those before it,
 and the records in front of it are compared too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Mapping

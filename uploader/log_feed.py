@@ -11,8 +11,6 @@ bisection, and readable bytes between several close ranges may be skipped. Which
 damage.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum

@@ -16,8 +16,6 @@ archive.same_broker too.
     the end of an earlier log history -               make that one current again
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum

@@ -14,8 +14,6 @@ absent from table, backup and consume queues for an hour while others are presen
 is an alarm, not a deletion.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress

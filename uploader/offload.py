@@ -10,8 +10,6 @@ Used by `tiered run` and `tiered backfill`. Owns the threads and their order. Th
 dispatch loop in follow_loop.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import threading

@@ -1,7 +1,5 @@
 """Values an uploader reports: a snapshot while it runs, and the result of a run."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Mapping

@@ -9,8 +9,6 @@ A generation is (ordinal of the queue, generation). Each gets a number in a rost
 10,000 runs looks them up in a few numpy passes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

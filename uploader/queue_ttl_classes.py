@@ -1,8 +1,6 @@
 """The TTL class of each queue of a table, and whether its topic has a key of its own: which runs may share an object.
 Owns when topic attributes are read again."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final
 

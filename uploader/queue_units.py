@@ -5,8 +5,6 @@ more in each of its LMQs. A queue whose offsets go back belongs to a topic that 
 whose records are damaged or not in the log get units that name no record: a queue would end there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator
 from typing import Final, NamedTuple
 

@@ -12,8 +12,6 @@ begins, and are read again with records of their own. Queues that are not visibl
 left alone.
 """
 
-from __future__ import annotations
-
 import struct
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence

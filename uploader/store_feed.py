@@ -1,7 +1,5 @@
 """The feed and the header check of a broker store, as every writer and every preview of an archive uses them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from tiered.broker_store.conf import BrokerConf

@@ -1,7 +1,5 @@
 """Timers that a cycle archives: which rows are of the gateway topic, and their entries for an object of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -6,8 +6,6 @@ The next GET begins when the first of these blocks is read, so that readers do n
 are left to their readers' prefetch windows.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass

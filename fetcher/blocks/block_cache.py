@@ -5,8 +5,6 @@ least recently used first, then unread ones, oldest first. The CRC32C of the dec
 memory is not trusted either. Does not own the memory's account (budget.py) nor fetching (segment_source.py).
 """
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence

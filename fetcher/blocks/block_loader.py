@@ -8,8 +8,6 @@ that completes a request; no lock is held while futures are completed. Does not 
 when a GET starts (request_scheduler.py).
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence, Set
 from concurrent.futures import Future

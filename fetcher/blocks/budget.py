@@ -8,8 +8,6 @@ A single charge above the total is admitted alone. Waiting charges are served by
 later one would fit: nothing starves. Does not own what is evicted to make room (reclaimers) nor time limits.
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections import deque

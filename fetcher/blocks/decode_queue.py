@@ -4,8 +4,6 @@ Concurrent GETs arrive in any order and few threads decode them. In order of arr
 block until later ones and other readers' prefetched ones are decoded. Does not own the threads.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import threading

@@ -9,8 +9,6 @@ Nothing is trusted: a hit needs the key, the length and the CRC32C from the obje
 counted. The bound is exact for one process at a time; two are safe.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import itertools

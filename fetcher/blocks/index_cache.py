@@ -5,8 +5,6 @@ known only once it is decoded. Memory is not trusted: pages are checked against 
 most once a second, and again when each page is decoded.
 """
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, field

@@ -9,8 +9,6 @@ Does not own caches (block_cache.py, index_cache.py, disk_cache.py), requests (r
 (block_loader.py), waiting for memory (budget.py), nor which adjacent blocks are worth loading (adjacent_prefetch.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple

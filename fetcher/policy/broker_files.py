@@ -8,8 +8,6 @@ resident" to a process that neither owns nor may write the file: for such a proc
 the choice between broker and archive.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import os

@@ -5,8 +5,6 @@ these steps, their counters, and the archive's side of each queue, which is cach
 current. Source: org.apache.rocketmq.tieredstore.TieredMessageStore.getMessageAsync.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Container

@@ -12,8 +12,6 @@ rest of the window once half of it is used, cut at the end of a nearby run: few 
 Owns the decisions for one (group, queue). Does not own fetching nor the shared budget (prefetcher.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple

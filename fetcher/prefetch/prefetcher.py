@@ -7,8 +7,6 @@ the objects' tables name the blocks of plain runs, so no row is decoded; a filte
 and LMQs need columns, and are read as by a pull.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

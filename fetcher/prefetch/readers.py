@@ -4,8 +4,6 @@ A reader is a consumer group on a queue. Sequential pulls are slices of the buff
 are kept. Does not own reading (row_reader.py) nor prefetch (prefetcher.py).
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections import OrderedDict

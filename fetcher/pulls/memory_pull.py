@@ -4,8 +4,6 @@ A pull is answered from the reader's buffered rows and, where a consumer crosses
 from cached blocks and tails. Owns these steps and what follows them. Does not own the buffered rows (readers.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple

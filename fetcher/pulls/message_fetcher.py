@@ -7,8 +7,6 @@ not own rows (row_reader.py), readers' state (readers.py), pulls answered from m
 (prefetcher.py). Coroutines of the core (waiting.py): they never wait if memory has all.
 """
 
-from __future__ import annotations
-
 import types
 from collections.abc import Coroutine, Generator
 from dataclasses import dataclass

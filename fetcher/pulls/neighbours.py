@@ -8,8 +8,6 @@ time, as a window of prefetch grows. Whatever is unusual, damaged, or does not f
 which have the errors. Does not own these (row_reader.py).
 """
 
-from __future__ import annotations
-
 import threading
 from bisect import bisect_left
 from concurrent.futures import Future

@@ -1,7 +1,5 @@
 """The queues of an archive at one catalog version, as listings for people and programs."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 

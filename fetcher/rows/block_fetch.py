@@ -3,8 +3,6 @@
 Owns what a read keeps for the next one of the same reader. Does not own caches nor requests (segment_source.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol

@@ -11,8 +11,6 @@ are extended by what each commit adds, without a request. An older *window* is a
 the catalog names that page. Thread-safe.
 """
 
-from __future__ import annotations
-
 import threading
 from bisect import bisect_right, insort
 from collections.abc import Callable, Coroutine, Sequence

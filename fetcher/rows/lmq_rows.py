@@ -4,8 +4,6 @@ An LMQ lives no longer than its parents: rows whose parents expired, were droppe
 archived are passed like a gap, and a reply ends before them.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -5,8 +5,6 @@ waits when everything is in memory. Applies limits, gaps, lost parents and filte
 (message_fetcher.py), the parents of LMQs (lmq_rows.py), nor prefetch (prefetcher.py).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import NamedTuple
 

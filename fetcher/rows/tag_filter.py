@@ -6,8 +6,6 @@ in fetcher/sql92. Properties are found without decoding the rest of a record. So
 MessageDecoder.string2messageProperties.
 """
 
-from __future__ import annotations
-
 import array
 import struct
 from collections.abc import Iterable

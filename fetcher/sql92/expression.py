@@ -6,8 +6,6 @@ unless what stands before it has decided already, as in the broker. Does not own
 the evaluate methods in org.apache.rocketmq.filter.expression.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ makes the comparison fail, and with it the filter (a message that makes it fail 
 ComparisonExpression.__compare, Integer.valueOf, Long.valueOf, Double.valueOf, Double.compareTo, Boolean.valueOf.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Final

@@ -3,8 +3,6 @@
 Owns the judgement: true keeps, false, unknown and failure drop (ExpressionMessageFilter.isMatchedByCommitLog).
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

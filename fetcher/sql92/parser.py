@@ -11,8 +11,6 @@ Does not own evaluation (expression.py). Sources: org.apache.rocketmq.filter.par
 ComparisonExpression, ConstantExpression.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Final, NamedTuple, cast

@@ -3,8 +3,6 @@
 Only the chosen verb is imported, so that a one-shot command starts fast.
 """
 
-from __future__ import annotations
-
 import argparse
 import atexit
 import errno

@@ -1,7 +1,5 @@
 """Arguments shared by verbs, most of which set a setting, and the two forms of a result."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """`tiered backfill`: archive a store directory once; resumable."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

@@ -1,7 +1,5 @@
 """`tiered compact`: what compaction would join, save and cost, or join it with --apply."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`tiered compact-keys`: what stays of topics whose keys are compacted, or drop the rest with --apply."""
 
-from __future__ import annotations
-
 import argparse
 from contextlib import closing
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Run by its owner after an installation or upgrade, and when an image is built.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Callable, Iterator

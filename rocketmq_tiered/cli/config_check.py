@@ -1,8 +1,6 @@
 """`tiered config`: check the settings, print each value and its origin, explain the rule of a topic; and print a 5.x
 broker's accounts and access rules as a file for serve.acl_file."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`tiered consumequeue`: write the consume queues of a stopped broker again, or compare them with its commitlog."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from dataclasses import asdict

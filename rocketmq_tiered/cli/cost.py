@@ -1,7 +1,5 @@
 """`tiered cost`: what an archive stores and requests, what that costs a month, and what settings would change."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """`tiered detach`: retire a broker so that nodes of `tiered mount` serve it; `--undo` takes it back."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

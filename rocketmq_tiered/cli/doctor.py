@@ -1,7 +1,5 @@
 """`tiered doctor`: check this host, the broker's store, the broker and the object store; say how to correct each."""
 
-from __future__ import annotations
-
 import argparse
 import os
 

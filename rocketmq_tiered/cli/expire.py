@@ -1,7 +1,5 @@
 """`tiered expire`: lists messages past their time to live, or a topic to erase, and expires them with --apply."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

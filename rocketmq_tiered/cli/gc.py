@@ -1,7 +1,5 @@
 """`tiered gc`: list the garbage of an archive, or delete it with --apply."""
 
-from __future__ import annotations
-
 import argparse
 import threading
 from typing import Any

@@ -1,7 +1,5 @@
 """`tiered keys`: the keys of an encrypted archive: check them, make new ones, wrap them by another key of the ring."""
 
-from __future__ import annotations
-
 import argparse
 from contextlib import closing
 from typing import Any

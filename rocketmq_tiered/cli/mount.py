@@ -1,7 +1,5 @@
 """`tiered mount`: serve retired brokers under their names, shared with other nodes; `mount ls` lists them."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import logging

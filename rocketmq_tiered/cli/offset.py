@@ -1,7 +1,5 @@
 """`tiered offset`: find the queue offset of a point in time."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

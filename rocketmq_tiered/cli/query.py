@@ -1,7 +1,5 @@
 """`tiered query`: find messages of an archive by key, unique key or offsetMsgId."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from contextlib import closing

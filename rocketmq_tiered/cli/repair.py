@@ -1,7 +1,5 @@
 """`tiered repair`: give a damaged archive a whole state again, from what is left of it. A dry run unless --apply."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """``--every``: runs the work of a command as a task, again after each interval, until SIGTERM or SIGINT."""
 
-from __future__ import annotations
-
 import argparse
 import signal
 import threading

@@ -1,7 +1,5 @@
 """`tiered republish`: send archived messages to another broker or topic."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import hashlib

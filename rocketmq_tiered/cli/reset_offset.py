@@ -1,7 +1,5 @@
 """`tiered reset-offset`: reset a consumer group's offsets."""
 
-from __future__ import annotations
-
 import argparse
 
 from fetcher.archive import open_archive

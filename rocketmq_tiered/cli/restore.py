@@ -1,7 +1,5 @@
 """`tiered restore`: make a broker's store directory from an archive."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`tiered serve`: serve an archive to RocketMQ clients and mqadmin, without a broker."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import gc

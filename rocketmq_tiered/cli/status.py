@@ -1,7 +1,5 @@
 """`tiered status`: show how far the archive is behind the broker, and its problems."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """`tiered timers`: what is delivered when, and changing it until it is handed over to the broker."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from contextlib import closing

@@ -1,7 +1,5 @@
 """`tiered verify`: check that everything the catalog names exists, is intact and in order."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checks the broker's store directory: readable, linkable, and with room before the broker deletes messages."""
 
-from __future__ import annotations
-
 import errno
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Reports what a bucket does with objects: versioning, Object Lock, lifecycle rules. What stays, and until when."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from rocketmq_tiered.doctor.check import Check, CheckFinding, Outcome, denied_action, failed, not_checked, ok

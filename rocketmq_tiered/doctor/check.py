@@ -1,7 +1,5 @@
 """A check, its finding, and how a list of checks is run. Checks depend on others by id."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence

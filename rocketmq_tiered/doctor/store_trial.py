@@ -3,8 +3,6 @@
 Owns these objects. The catalog is never touched. Permissions are tried one by one: each check needs one more.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import replace
 

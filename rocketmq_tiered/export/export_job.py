@@ -5,8 +5,6 @@ from the intent, so that after a kill the next call finishes the started batch f
 a batch is written is passed in: Parquet files, an Iceberg table (iceberg_table.py), a Delta table (Spark).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath

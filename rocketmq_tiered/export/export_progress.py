@@ -10,8 +10,6 @@ duplicated, even by two exports at a time. The plan is recorded because the cata
 deleted before a killed export continues. Spark, Hive and Delta ignore names with a leading underscore.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any

@@ -4,8 +4,6 @@ A commit also records the batch's number in the table, so that a batch is added 
 and the export's own record. The table is partitioned by topic and by the day of storeTime.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Sequence

@@ -5,8 +5,6 @@
 Names follow from the batch and the part, and files appear whole: writing a part again changes nothing.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

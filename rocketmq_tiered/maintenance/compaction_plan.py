@@ -15,8 +15,6 @@ A plan covers whole versions of one log history, or some queues in them, and nee
 are enough. A run below the floor of its queue is in no output.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

@@ -4,8 +4,6 @@ Pages are sorted by queue. Of a large sequence, a round takes consecutive ones w
 queues in all versions. Sequences that are too large together may be merged by the first round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby, pairwise

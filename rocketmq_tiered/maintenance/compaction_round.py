@@ -9,8 +9,6 @@ Runs are joined inside one log history and one index file's versions, and only b
 allows. Where a log diverges inside joined runs, they are cut (tiered/catalog/run_cuts.py).
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace

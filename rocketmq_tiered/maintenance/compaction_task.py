@@ -3,8 +3,6 @@
 Rounds commit through the owner's catalog writer; what is written comes from another process (compaction_process.py).
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 import time

@@ -1,7 +1,5 @@
 """Projects the cost of an archive for a month, and what a TTL and a longer batch age would change. Pure."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields

@@ -1,7 +1,5 @@
 """Objects that compaction cannot read: it leaves them where they are, joins the others, and reports their messages."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain

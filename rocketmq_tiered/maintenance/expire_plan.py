@@ -13,8 +13,6 @@ Runs arrive page by page. Memory is a few integers for each queue, and about 100
 size limit and of LMQs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property

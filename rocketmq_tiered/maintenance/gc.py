@@ -7,8 +7,6 @@ A key that cannot be deleted is reported, and the rest is deleted all the same, 
 deleted. Does not decide what is garbage (tiered/catalog/garbage.py).
 """
 
-from __future__ import annotations
-
 import logging
 import random
 import time

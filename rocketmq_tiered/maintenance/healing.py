@@ -4,8 +4,6 @@ Only if no message is lost: what is left of the object, and the broker's log, ha
 the rest.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

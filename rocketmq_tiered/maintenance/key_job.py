@@ -1,7 +1,5 @@
 """Key compaction queue by queue, as a task of `tiered run` and `tiered compact-keys`, and its report."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any

@@ -3,8 +3,6 @@
 A cycle is a full verification in small steps, spread over scrub.cycle_ms; its cursor is that of `tiered verify`.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Generator

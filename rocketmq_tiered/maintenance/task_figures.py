@@ -1,7 +1,5 @@
 """What became of the tasks of one process. Imports nothing heavy: short commands print it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from tiered.archive.task import TaskStatus

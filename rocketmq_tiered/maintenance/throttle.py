@@ -1,7 +1,5 @@
 """How much of its budget maintenance may use: uploads and reads go first. Pure, but for the clock."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ In a process that serves clients it is the archive that they are served from. El
 the first time, with small caches.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import logging

@@ -1,7 +1,5 @@
 """Renders what clients read: consumer groups, prefetch windows, caches. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Renders the templates of the page. Whatever is not Markup is escaped, so no name, key or body can add markup."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Values that threads keep for pages: made when they are read and old, or measured every few seconds."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

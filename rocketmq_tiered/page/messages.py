@@ -1,7 +1,5 @@
 """Renders the search for messages and the messages found, with properties and body. Pure."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The admin page of `tiered mount`: which node serves which retired broker since when, its consumers and their lag."""
 
-from __future__ import annotations
-
 from email.message import Message
 
 from rocketmq_tiered.page.html import HTML_TYPE, SECURITY_HEADERS, STATIC_TYPES, render, static_file

@@ -1,7 +1,5 @@
 """Renders the first page: state, findings, lag and its history, the archive's size and cost. Pure."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence

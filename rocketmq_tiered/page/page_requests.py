@@ -1,7 +1,5 @@
 """Answers requests for pages: routes, who may see what, and how many at a time. Reads only."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hmac

@@ -1,7 +1,5 @@
 """Renders the settings in effect and their sources. Secrets are in files, whose paths are the settings. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The page of timers: pending ones by hour of delivery, and those with a unique key. Values first, then HTML."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Renders the table of topics and the queues of one topic, page by page. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlencode

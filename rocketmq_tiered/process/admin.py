@@ -6,8 +6,6 @@ A web page whose name resolves to this host (DNS rebinding) sends that name as H
 not from browsers.
 """
 
-from __future__ import annotations
-
 import errno
 import ipaddress
 import logging

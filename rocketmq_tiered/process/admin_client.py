@@ -1,7 +1,5 @@
 """Requests status and metrics of a running instance at its admin address."""
 
-from __future__ import annotations
-
 import http.client
 from typing import Any
 from urllib.parse import urlsplit

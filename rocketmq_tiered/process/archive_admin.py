@@ -1,7 +1,5 @@
 """Contents of the admin pages of `tiered serve`: health, readiness, status and metrics. Owns names and labels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 

@@ -4,8 +4,6 @@ one throttle for all; a thread for each, so that a long step of one holds up no 
 With gc.every_ms 0 another process collects; messages expire here all the same.
 """
 
-from __future__ import annotations
-
 import shutil
 import threading
 import time

@@ -7,8 +7,6 @@ acknowledged, to a retry topic that only pops read. How far that topic is settle
 Sources: RequestCode, AdminBrokerProcessor, ConsumerManageProcessor, ScheduleMessageService, PopReviveService.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 

@@ -3,8 +3,6 @@
 Precedence: settings, then broker.conf, then the store itself.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping

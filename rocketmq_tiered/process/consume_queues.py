@@ -3,8 +3,6 @@
 Store timestamps of records in the commitlog, read where the records are, without scanning.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -7,8 +7,6 @@ The broker's permission says how far an earlier run came. Nothing is stored besi
 continues. Reads come before every change.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple

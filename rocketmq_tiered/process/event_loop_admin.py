@@ -3,8 +3,6 @@
 Owns health.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from typing import Final

@@ -1,7 +1,5 @@
 """Signals and other events that reach the main thread: a queue of them, and SIGHUP before the service handles it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import queue

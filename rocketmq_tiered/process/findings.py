@@ -4,8 +4,6 @@ Status, /ready, the metric `attention`, the log and the admin page name the same
 the words below.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum

@@ -5,8 +5,6 @@ A server is `tiered serve`, `tiered run` or a broker: they share one protocol. C
 that no server owns it. Sources: RequestCode, AdminBrokerProcessor.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -4,8 +4,6 @@ During an outage, before the first look at the archive, and while a log diverges
 of the catalog are not known. Status, page and metrics then show the last ones with their age, never zeros.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import threading

@@ -4,8 +4,6 @@ Counts from the dispatch offset to a physical end by scanning the commitlog, whi
 many consume queues. The scan is bounded: the messages of a longer lag are estimated from its first 64 MiB.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress

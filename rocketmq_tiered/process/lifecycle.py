@@ -4,8 +4,6 @@ Owns the main loop, signals, and the reaction to each kind of failure. All waiti
 process costs nothing.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 import signal

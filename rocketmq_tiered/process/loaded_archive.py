@@ -1,7 +1,5 @@
 """Opens an archive for commands that read its catalog."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass

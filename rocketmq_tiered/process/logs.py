@@ -1,7 +1,5 @@
 """Configures logging: JSON lines for services, plain lines for one-shot commands and on a terminal."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

@@ -4,8 +4,6 @@
 RocketMQ's tiered store, whose latency is declared in seconds but recorded in milliseconds; here it is in seconds.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 

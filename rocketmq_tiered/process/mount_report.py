@@ -1,7 +1,5 @@
 """What the nodes of `tiered mount` serve: rows of `mount ls`, and the contents of a node's admin pages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, NamedTuple

@@ -1,7 +1,5 @@
 """The status report behind /status.json, `tiered status` and the metrics. JSON names are camelCase. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from types import UnionType

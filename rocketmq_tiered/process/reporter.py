@@ -5,8 +5,6 @@ where it costs much: each one reads the log that is not archived. Such a
 report is made by a thread of its own, and until it is there the last one is returned.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Reads the request counters of the running instance that writes an archive, from its metrics."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from pathlib import Path

@@ -6,8 +6,6 @@
 The claim fences the node that serves the groups: it releases them, or has not acknowledged anything since.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable
 from typing import Final

@@ -1,7 +1,5 @@
 """Metrics of proxy and slave mode. Owns names and labels."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A status report as named lines and tables: `tiered status` prints them, the admin page shows them. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One uploader of the process: built from settings, run once, then closed. The process starts it in lifecycle.py."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

@@ -3,8 +3,6 @@
 Sources: SendMessageRequestHeaderV2, MessageDecoder.encodeMessage, HookUtils.handleScheduleMessage, MessageConst.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ Offsets [begin, next) of a queue of the archive were sent to topic ``to`` of the
 REPEATS_MAX messages a queue are sent; only they may repeat, after a crash: ``isExact`` is written at an orderly end.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -4,8 +4,6 @@ A queue's messages are sent one after another, each when the one before is store
 QUEUES_MAX queues are sent at once. Owns no connection (sender.py), no file (position.py), no reading (fetcher).
 """
 
-from __future__ import annotations
-
 import asyncio
 import fnmatch
 import logging

@@ -3,8 +3,6 @@
 Sources: DefaultRequestProcessor of the name server, TopicConfig, PermName.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

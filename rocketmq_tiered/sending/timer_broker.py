@@ -3,8 +3,6 @@
 Sources: HookUtils.handleScheduleMessage, TimerMessageStore, QueryMessageProcessor.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Cancels timers, or moves them to another time, by a commit: until their hand-over, so the answer is certain."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from rocketmq_tiered.sending.timer_delivery import put_timers

@@ -9,8 +9,6 @@ broker refuses becomes an object of its own, which is held for RETRY_S, and so d
 together. After timers.refused_ttl_ms it becomes an entry that is only listed.
 """
 
-from __future__ import annotations
-
 import logging
 import secrets
 import time

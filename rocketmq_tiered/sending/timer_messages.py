@@ -1,7 +1,5 @@
 """Reads the messages of timers: each block once for all that are in it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a timer becomes when it is handed over."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

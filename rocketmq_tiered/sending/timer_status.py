@@ -1,7 +1,5 @@
 """What became of timers in this process: figures for status and metrics."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

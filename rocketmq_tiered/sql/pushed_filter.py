@@ -4,8 +4,6 @@ Arrow's own serialization of an expression has its calls, fields and literals in
 of a table whose columns are the literals. What is not understood here is not pushed down.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ No statement can change the archive, which DuckDB sees only through scans. Unles
 file and no network, but for the file that a COPY writes, and change no setting that could.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

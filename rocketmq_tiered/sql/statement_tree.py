@@ -3,8 +3,6 @@
 Conditions on the day of a time, and the last rows of one topic. Places are bytes of the statement's text.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ Memory is bounded by a few windows of messages. Rows come in the order of object
 of them.
 """
 
-from __future__ import annotations
-
 import operator
 import pickle  # nosec B403 - only written
 import re

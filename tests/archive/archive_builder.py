@@ -1,7 +1,5 @@
 """Writes small archives the way an uploader does: real records, segments, commits. Keeps what is in them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

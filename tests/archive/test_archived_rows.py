@@ -3,8 +3,6 @@
 The map of keys, in memory and spooled, says what a dict says.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs that name some rows of an object's run: every reader finds the same messages, and no others."""
 
-from __future__ import annotations
-
 import random
 import threading
 from pathlib import Path

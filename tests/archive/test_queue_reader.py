@@ -1,7 +1,5 @@
 """Reading queues by offset: every record that was stored, in order, gaps said aloud, nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """What goes into the spool comes back by iteration, in memory or through the file, and in batches of one run."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

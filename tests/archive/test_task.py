@@ -1,7 +1,5 @@
 """The loop of tasks: steps until nothing is left, failures are tried again, and only the owner works."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Objects of timers: what is written is read, merged in order, and sorted out."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from contextlib import nullcontext

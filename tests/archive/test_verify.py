@@ -1,7 +1,5 @@
 """`verify` says nothing of a whole archive and names every kind of damage; each kind has a test of its name."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import replace

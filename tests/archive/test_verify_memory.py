@@ -1,7 +1,5 @@
 """Verification takes constant memory for any length of history, and finds the same in any number of passes."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Verification by listing: finds what is missing, follows the chain, and takes requests for pages and listings only."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What becomes of entries of timers, one by one: the oracle of ``sort_out`` and of counts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tiered.archive.timers import TimerFiles

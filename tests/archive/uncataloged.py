@@ -1,7 +1,5 @@
 """Opens a segment that is not in the catalog: its trailer has the sizes."""
 
-from __future__ import annotations
-
 from tiered.archive.segment_reader import SegmentReader
 from tiered.errors import CorruptionError
 from tiered.formats.segment_index import SegmentIndex

@@ -1,7 +1,5 @@
 """A store with a record whose checksum does not fit."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -4,8 +4,6 @@ is named too, and the process continues.
 Small objects with valid checksums that claim, or expand to, more memory than any real one.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import subprocess

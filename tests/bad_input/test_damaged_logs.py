@@ -7,8 +7,6 @@ Unusual but valid records: archiving continues, each is stored as it is and read
 A record larger than block and batch: it gets room of its own, and nothing around it is lost.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 import threading

@@ -1,8 +1,6 @@
 """Objects that others plant or alter, of every prefix, before every reader: each ends in a typed error or takes no
 notice, in bounded memory and time."""
 
-from __future__ import annotations
-
 import random
 import resource
 import shutil

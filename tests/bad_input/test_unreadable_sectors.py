@@ -4,8 +4,6 @@ only what the broker has deleted can be lost.
 A consume queue whose file cannot be read: the others and the confirm offset bound the log, and nothing is hidden.
 """
 
-from __future__ import annotations
-
 import errno
 import shutil
 import threading

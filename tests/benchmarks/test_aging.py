@@ -1,7 +1,5 @@
 """The costs of a long history, with limits scaled down so that pages of all levels occur; counted, not timed."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks import aging, aging_queries

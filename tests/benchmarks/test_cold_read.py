@@ -3,8 +3,6 @@
 The cold-read benchmark's own checks notice whatever is not as it should be.
 """
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 

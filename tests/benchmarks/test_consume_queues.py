@@ -1,7 +1,5 @@
 """The benchmark of consume queues runs, on few queues."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

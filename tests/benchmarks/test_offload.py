@@ -1,7 +1,5 @@
 """The offload benchmark on a tiny store, from making it to the table."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The benchmark of one-shot commands runs, and says so when a command is too slow."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The publish-latency experiment, short: everything written becomes visible, then no requests are sent."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.publish_latency import RATE, Experiment, measure

@@ -7,8 +7,6 @@ What the Spark benchmark says of its figures.
 What a benchmark writes down, and how it ends.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How serving is judged, and what the bare client sends and measures."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A synthetic store is a broker's: every record valid, every consume-queue unit true, the same every time."""
 
-from __future__ import annotations
-
 import filecmp
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A disk that does not give some places of files: reading there fails with EIO, under whatever name."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A process that holds a store's lock file, as a running broker does."""
 
-from __future__ import annotations
-
 HOLDER = """
 import fcntl, sys
 file = open(sys.argv[1], "r+b")

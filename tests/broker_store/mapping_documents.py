@@ -1,7 +1,5 @@
 """Topic queue mapping files of real brokers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 MAPPINGS = Path(__file__).parents[1] / "data" / "topic_queue_mapping"

@@ -1,7 +1,5 @@
 """The page cache as the owner of a file sees it."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

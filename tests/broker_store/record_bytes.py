@@ -1,7 +1,5 @@
 """Makes commitlog records and store directories for tests, by the layout of CommitLog's encoder."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Mapping, Sequence

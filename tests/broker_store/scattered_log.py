@@ -1,7 +1,5 @@
 """A log of records with random sizes, of which some are kept, as `tiered restore` writes it."""
 
-from __future__ import annotations
-
 import random
 import zlib
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Up to where the log may be uploaded; each test is one rule."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

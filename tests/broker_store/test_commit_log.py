@@ -1,7 +1,5 @@
 """The commitlog's file list and its bytes: any size, several directories, whatever is missing."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

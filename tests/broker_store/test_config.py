@@ -3,8 +3,6 @@
 broker.conf and the names of broker and cluster.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

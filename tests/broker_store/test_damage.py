@@ -3,8 +3,6 @@
 The last record below the limit, right behind damage: found by its unit, or cut by the limit at a file's end.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 import struct

@@ -1,7 +1,5 @@
 """Asking whether the broker runs: the kernel tells, and nothing is taken."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Pins keep files readable and never hurt the broker."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

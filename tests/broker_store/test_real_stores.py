@@ -5,8 +5,6 @@ Reads the broker's ``checkpoint`` file: flush times and offsets, up to a minute 
 Source: org.apache.rocketmq.store.StoreCheckpoint.
 """
 
-from __future__ import annotations
-
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Reading leaves the page cache as it was: hot pages stay, cold ones go."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A log written record by record is one that a broker's recovery walks through."""
 
-from __future__ import annotations
-
 import random
 import resource
 from pathlib import Path

@@ -1,7 +1,5 @@
 """When the broker may delete what is not archived."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path

@@ -5,8 +5,6 @@ The broker's files are opened read-only, always, and reading leaves no trace.
 Every open of this process is audited while a store is read in every way there is.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The broker's time zone: configured, shown by its index files, or assumed."""
 
-from __future__ import annotations
-
 import struct
 import time
 from collections.abc import Callable

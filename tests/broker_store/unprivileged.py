@@ -1,7 +1,5 @@
 """Runs a piece of a test as a user who owns nothing (uid 65534)."""
 
-from __future__ import annotations
-
 import os
 import traceback
 from collections.abc import Callable

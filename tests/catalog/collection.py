@@ -1,7 +1,5 @@
 """Garbage collection in one call, as tests of an archive need it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from rocketmq_tiered.maintenance.gc import Deletions, collect, plan_collection

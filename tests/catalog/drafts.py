@@ -1,7 +1,5 @@
 """Builds commits the way an uploader would, and a slow, obvious account of what they should lead to."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 

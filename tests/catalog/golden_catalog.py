@@ -3,8 +3,6 @@
 ``python -m tests.catalog.golden_catalog`` writes ``tests/data/golden/1.0/catalog``, see golden_archive.py.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path

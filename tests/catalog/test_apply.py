@@ -1,7 +1,5 @@
 """The commit state machine, rule by rule."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

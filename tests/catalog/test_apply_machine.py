@@ -1,7 +1,5 @@
 """Random histories of commits against a slow, obvious model of what they should lead to."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import numpy as np

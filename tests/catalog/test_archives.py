@@ -1,7 +1,5 @@
 """Which archives lie under a URL, and which one is meant."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.object_store.fault_store import FaultStore

@@ -1,7 +1,5 @@
 """Commits, roots and their bytes: what goes in comes out, damage is a typed error, speed follows the content."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import fields, replace
 

@@ -3,8 +3,6 @@
 Recorded gaps of one queue, however many there are.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 Lists of pending deletions: roots stay small, and garbage collection finds what they name.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from rocketmq_tiered.maintenance.gc import CLOCK_SKEW_MS_MAX

@@ -1,7 +1,5 @@
 """Commits of every kind, roots and pages written today have the bytes of the golden catalog, which reads back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.catalog.golden_catalog import DIRECTORY, write

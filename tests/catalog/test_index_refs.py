@@ -1,7 +1,5 @@
 """Index files in the catalog: coverage has no hole, fenced attempts are refused, replaced files are deleted later."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Old roots are collected; those that are kept lead to earlier versions."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.catalog.drafts import append_draft, queue, small_limits, writer

@@ -1,7 +1,5 @@
 """The log may be replaced: a new history starts at the last common record, and nothing archived is destroyed for it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

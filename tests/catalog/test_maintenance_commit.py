@@ -1,7 +1,5 @@
 """A change is committed only while what it was planned with stands, and no key that may exist is forgotten."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

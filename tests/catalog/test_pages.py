@@ -3,8 +3,6 @@
 Pages lie side by side in objects, and are found again by the names the change has.
 """
 
-from __future__ import annotations
-
 import random
 import tracemalloc
 from collections.abc import Sequence

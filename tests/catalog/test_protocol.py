@@ -1,7 +1,5 @@
 """How versions are won: the rules of commits and epochs, one test each."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from bisect import insort

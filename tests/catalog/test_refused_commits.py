@@ -1,7 +1,5 @@
 """Commits that no writer makes, and that neither a writer nor a reader accepts; tombstones of the first queue."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

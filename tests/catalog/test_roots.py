@@ -1,7 +1,5 @@
 """Root pages are shortcuts: a damaged one stops no reader, hides no message and lets nothing be deleted."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Consume queue stores for tests: units that look like a log's, and both kinds opened on a directory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

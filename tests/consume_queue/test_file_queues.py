@@ -4,8 +4,6 @@ batches.
 One stat tells whether a directory must be listed again.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

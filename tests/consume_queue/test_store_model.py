@@ -1,7 +1,5 @@
 """Consume queue stores against a dictionary, in any order of calls."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from pathlib import Path

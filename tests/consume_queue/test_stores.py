@@ -1,7 +1,5 @@
 """The contract of consume queue stores, on files and on RocksDB."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path

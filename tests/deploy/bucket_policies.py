@@ -1,7 +1,5 @@
 """The policies of deploy/s3 for a given bucket and prefix, as they are for AWS or as MinIO takes them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

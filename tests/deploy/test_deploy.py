@@ -1,7 +1,5 @@
 """Checks the files in deploy/, the compose file and the Dockerfile without running them."""
 
-from __future__ import annotations
-
 import argparse
 import configparser
 import fnmatch

@@ -1,7 +1,5 @@
 """The Helm chart: linted and rendered by helm, its objects checked against Kubernetes' OpenAPI documents."""
 
-from __future__ import annotations
-
 import functools
 import json
 import shutil

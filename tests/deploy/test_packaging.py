@@ -1,7 +1,5 @@
 """Every package is shipped: in the wheel, in the image, and checked by mypy."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

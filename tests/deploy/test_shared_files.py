@@ -1,7 +1,5 @@
 """share/ is what the parsers generate, and shells and man read it."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Compares an archive with what the broker delivered."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from pathlib import Path
 

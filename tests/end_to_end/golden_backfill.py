@@ -5,8 +5,6 @@ what depends on the timing of threads: which catalog version a segment's writer 
 with them sizes and checksums of tails, and put ids.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -1,7 +1,5 @@
 """What a real broker said is in its queues, and the comparison of an archive with it, byte for byte."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Ground truth of real stores with LMQ entries."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

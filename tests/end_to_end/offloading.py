@@ -1,7 +1,5 @@
 """Archives a real store as `tiered backfill` does, in this process."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

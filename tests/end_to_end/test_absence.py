@@ -2,8 +2,6 @@
 program, and what each command makes of them. Nothing is deleted, and the one command that the answer names brings every
 message back."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

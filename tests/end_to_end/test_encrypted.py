@@ -1,8 +1,6 @@
 """Every command on an encrypted archive does and prints what it does on a plain one; keys come and go; and what the
 messages say is in no file but the broker's."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """A backfill writes the segments, index files, states and commits that it has always written."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 A backfill leaves few sequences of pages: each is a page more to read for each queue.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

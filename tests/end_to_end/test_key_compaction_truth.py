@@ -1,7 +1,5 @@
 """Key compaction of real brokers' compaction topics, at the cuts of their rounds: what stays, and pulls."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Objects of real stores hold one TTL class each, and every message comes back.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What real brokers answered about bounds and times, against the archive of what they stored: equal, every answer."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Archives of real brokers' stores after damage: `tiered repair` restores them, and a writer continues."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

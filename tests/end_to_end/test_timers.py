@@ -1,7 +1,5 @@
 """Timers: from messages of the gateway topic to objects by hour, and what expiry and verification make of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

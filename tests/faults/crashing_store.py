@@ -1,7 +1,5 @@
 """An object store that crashes its user at the n-th request."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 usage: killed_child.py STORE URL MOMENT NTH
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

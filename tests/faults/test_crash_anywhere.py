@@ -3,8 +3,6 @@
 A proxy between us and the store that sends a PUT twice: the answer to the second says that the name is taken.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 The live process, killed while messages pour in, ten times and more at each moment: tests/soak/test_kill_live.py.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

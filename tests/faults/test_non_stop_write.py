@@ -1,7 +1,5 @@
 """NonStopWrite on a real store: whatever PUTs are lost, stalled or refused, the archive is the broker's log."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A broker's store of one or a few queues, written the way a broker does, message by message."""
 
-from __future__ import annotations
-
 import os
 import struct
 from collections.abc import Mapping

@@ -8,8 +8,6 @@ Files may be deleted, and a truncated log written again, while they are read: a 
 its index entry or consume queue names.
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from typing import Final, NamedTuple

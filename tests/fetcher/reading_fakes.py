@@ -1,7 +1,5 @@
 """A block source without caches or threads, and a fetcher over it: for tests of what is read, not of how it is kept."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ Real are: archive, catalog, segment source with its caches and budget, fetcher, 
 network. Owns the consumers and what they check; tests say what must hold at the end.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future

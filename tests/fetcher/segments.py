@@ -1,7 +1,5 @@
 """Segments of random records for tests of the block source: one run, blocks of a few KiB, raw bytes known."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 from functools import cached_property

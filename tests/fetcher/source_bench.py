@@ -1,7 +1,5 @@
 """A SegmentSource over a virtual store, for tests: everything in one thread, by one clock."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from concurrent.futures import Future
 from pathlib import Path

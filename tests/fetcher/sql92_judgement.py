@@ -1,7 +1,5 @@
 """Evaluates an SQL92 expression over properties, for tests."""
 
-from __future__ import annotations
-
 from fetcher.sql92.java_values import ValueClashError
 from fetcher.sql92.parser import Sql92Error, parse
 

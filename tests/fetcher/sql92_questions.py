@@ -3,8 +3,6 @@
 `python -m tests.fetcher.sql92_questions` asks RocketMQ 5.5.0 and writes sql92_vectors.jsonl.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import random

@@ -1,7 +1,5 @@
 """Lets a broker store grow while it is read."""
 
-from __future__ import annotations
-
 
 def grows(name: str, topic: str) -> bool:
     """Topics that grew after the truth was read, or that the recorded broker did not serve."""

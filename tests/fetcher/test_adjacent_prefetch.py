@@ -1,7 +1,5 @@
 """Blocks that come along with the requested ones: only where small runs are read in order, and never without bound."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from functools import lru_cache

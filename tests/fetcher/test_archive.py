@@ -1,7 +1,5 @@
 """The Python API on a real broker's store: blocking and asynchronous, the same answers; examples that run."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -3,8 +3,6 @@
 The byte budget: never exceeded, nothing starves, what dies anywhere gives its bytes back.
 """
 
-from __future__ import annotations
-
 import gc
 import random
 import threading

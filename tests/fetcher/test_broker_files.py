@@ -1,7 +1,5 @@
 """Reads of the broker's own files: the broker's answers, its bytes, never anything else, and no trace left."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 Which topics count as compacted, and when the broker's table is read again.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable

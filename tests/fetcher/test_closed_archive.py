@@ -5,8 +5,6 @@ How the parts of an open archive are put together: what one of them notices reac
 Iterators of the Python API after an error, a time limit, and their end: nothing is missing, nothing comes twice.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import stat

@@ -4,8 +4,6 @@ Every kind of object, every kind of damage, and every way of reading: queues fro
 by key and by id, and the catalog itself.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

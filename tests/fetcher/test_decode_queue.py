@@ -3,8 +3,6 @@
 Batches: rows, records and buffers over several pieces.
 """
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

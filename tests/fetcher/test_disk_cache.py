@@ -1,7 +1,5 @@
 """The disk cache: restarts, torn and damaged files, swapped files, bounds, a disk that refuses."""
 
-from __future__ import annotations
-
 import os
 import random
 import stat

@@ -1,7 +1,5 @@
 """Caches keyed by names that clients choose: bounded in bytes, the least useful entry goes first."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import itertools

@@ -4,8 +4,6 @@ archives with everything in them, the same rows as the simple reader's.
 Queues of the archives that fetcher tests build.
 """
 
-from __future__ import annotations
-
 import random
 import weakref
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Queues that are read together: the same messages and errors as of queues that are read alone, in fewer steps."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from collections.abc import Iterator

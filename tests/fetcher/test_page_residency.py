@@ -1,7 +1,5 @@
 """Is it in memory? Asked of the kernel: true answers to who may know, no answer to who may not."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

@@ -3,8 +3,6 @@
 Prefetch ranges that are lost, or left behind by a reader that jumps.
 """
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule

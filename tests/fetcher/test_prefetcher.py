@@ -1,7 +1,5 @@
 """Prefetch beside pulls: it shares the readers' budget and survives errors."""
 
-from __future__ import annotations
-
 import pytest
 
 from fetcher.io.request_scheduler import Priority

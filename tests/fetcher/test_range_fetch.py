@@ -3,8 +3,6 @@
 Plans of GETs: every wanted byte once, gaps below the ratio, pieces near their size, few requests.
 """
 
-from __future__ import annotations
-
 import random
 from functools import lru_cache
 from itertools import pairwise

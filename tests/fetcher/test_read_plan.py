@@ -1,7 +1,5 @@
 """Rows of a run over several blocks, beside the records they were made of: every cut a pull can ask for."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate

@@ -3,8 +3,6 @@
 Tag expressions and codes as a broker and its clients have them.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The programs of docs/READING.md, run as they stand there but for the archive's address."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

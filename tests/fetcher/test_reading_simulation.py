@@ -1,7 +1,5 @@
 """What must hold of the read path whatever the store and the consumers do (seeded; see reading_simulation.py)."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """RequestScheduler by a virtual clock: concurrency, order, rates to within 5 %, full queues, failures."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import Future, wait

@@ -1,7 +1,5 @@
 """The block source by a virtual clock: requests made, single load, memory, damage, failures, cancellation."""
 
-from __future__ import annotations
-
 import gc
 import random
 from collections.abc import Coroutine

@@ -3,8 +3,6 @@
 Whatever happens: the budget holds, no error is cached, and when all is over nothing is left behind.
 """
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """SQL92 filters: the broker's own answers, a naive evaluator, records of real stores, and errors that say where."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

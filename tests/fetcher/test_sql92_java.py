@@ -1,7 +1,5 @@
 """SQL92 filters beside the broker's own filter module, run by Java on random filters and messages."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.fetcher.sql92_judgement import judged

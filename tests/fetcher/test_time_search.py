@@ -3,8 +3,6 @@
 Searches by time read the pages of the catalog that decide, and answer as if all of them had been read.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

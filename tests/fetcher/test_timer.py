@@ -1,7 +1,5 @@
 """The timer with a thread: order, calls that fail, closing."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """Drivers of the reading core and its gather: results, order, errors, cancelling, threads."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -3,8 +3,6 @@
 Used by tests of the fetcher's I/O half and by simulations. Nothing here waits: events happen in order of their time.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections.abc import Callable, Coroutine

@@ -1,7 +1,5 @@
 """Random column pages and their encoding by the oracle."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@
 changes, then never again: what was written must be readable for ever.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import random

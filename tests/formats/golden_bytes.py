@@ -1,7 +1,5 @@
 """Comparison of golden files with what is written today."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

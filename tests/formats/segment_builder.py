@@ -1,7 +1,5 @@
 """Builds what an uploader hands to ``encode_segment``, from a short description of runs."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The envelope of commits, pages and footers: what went in comes out, or a CorruptionError names the source."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The fastjson dialect: what the broker really writes, and what no dialect allows."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any

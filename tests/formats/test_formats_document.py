@@ -1,7 +1,5 @@
 """docs/FORMATS.md says what the code does: every column, header field, kind, magic and message field is in it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The archive written when format 1.0 was fixed is read by today's code; newer versions are refused by name."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Callable

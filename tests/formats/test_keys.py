@@ -1,7 +1,5 @@
 """Names and keys: every name has one escape, no two share one, and every key says what it was built from."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Decoded pages: bounded over all indexes, each index's its own, decoded once while they are used."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import numpy as np

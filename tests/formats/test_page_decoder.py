@@ -1,7 +1,5 @@
 """When pages are decoded by numpy and when by the kernel: no page waits for the kernel."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

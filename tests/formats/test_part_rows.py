@@ -1,7 +1,5 @@
 """Rows of many parts at once are those of each part, in any windows; what one contradicts, so do all."""
 
-from __future__ import annotations
-
 import io
 import random
 from unittest.mock import patch

@@ -1,7 +1,5 @@
 """Queue names as a table and back: any topic, every generation of a queue, no number that does not fit."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

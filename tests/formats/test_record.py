@@ -1,7 +1,5 @@
 """Decoding of single records: properties as Java reads them, hosts, bodies, and damage as typed errors."""
 
-from __future__ import annotations
-
 import json
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """Records of real commitlogs as JSON equal what a Java client decoded, field by field."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path

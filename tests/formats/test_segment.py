@@ -1,7 +1,5 @@
 """What goes into a segment comes out again, whatever the columns; what contradicts itself does not go in."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from unittest.mock import patch

@@ -1,7 +1,5 @@
 """Blocks packed on threads: the same bytes as on one, and the arena is not read after packing."""
 
-from __future__ import annotations
-
 import threading
 from itertools import pairwise
 

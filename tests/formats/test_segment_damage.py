@@ -1,7 +1,5 @@
 """A damaged object gives a CorruptionError or the right bytes; never wrong data, zero-fill or a huge allocation."""
 
-from __future__ import annotations
-
 import random
 from contextlib import suppress
 from itertools import pairwise

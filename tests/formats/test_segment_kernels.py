@@ -1,7 +1,5 @@
 """Kernels that write and read segments, against their plain-Python oracles."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

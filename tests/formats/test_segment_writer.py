@@ -1,7 +1,5 @@
 """The writer from parts gives the bytes of the encoder, whatever the parts; it refuses what contradicts itself."""
 
-from __future__ import annotations
-
 import io
 import random
 from dataclasses import fields

@@ -3,8 +3,6 @@
 Owns the requests and the table. Does not own the servers (test_access.py).
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

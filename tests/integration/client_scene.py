@@ -4,8 +4,6 @@ Owns starting clients and ending them, what they got, and making the broker dele
 (proxy_scene.py, slave_scene.py) nor what must come of it.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import subprocess

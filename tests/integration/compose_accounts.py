@@ -1,7 +1,5 @@
 """A MinIO with the accounts of docker-compose.yml: users with deploy/compose's policies, made by its own script."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

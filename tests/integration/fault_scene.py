@@ -3,8 +3,6 @@
 Owns moving stores, counting objects, and waiting until every surface names the fault. Does not own the faults.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """A broker, an object store and a `tiered run` process side by side, and the comparison of archive and broker."""
 
-from __future__ import annotations
-
 import json
 import mmap
 import os

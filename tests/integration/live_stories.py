@@ -3,8 +3,6 @@
 Owns the order of events. Does not own the end of a story (live_scene.finish) nor judging it (the tests).
 """
 
-from __future__ import annotations
-
 import subprocess
 import time
 from dataclasses import dataclass

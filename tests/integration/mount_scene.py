@@ -1,7 +1,5 @@
 """A living broker, retired ones, nodes of `tiered mount` over an object store, and Java clients at work."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

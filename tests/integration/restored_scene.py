@@ -1,7 +1,5 @@
 """What the archive has of a log that a broker lost: equal to the log as it was, through garbage collection."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from pathlib import Path

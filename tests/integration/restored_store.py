@@ -1,7 +1,5 @@
 """A store directory that `tiered restore` made, its broker, and what a Java client finds in it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """An archive, `tiered serve` over it, and the Java clients that read it."""
 
-from __future__ import annotations
-
 import zlib
 from collections import Counter
 from collections.abc import Callable

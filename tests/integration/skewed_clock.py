@@ -3,8 +3,6 @@
 usage: python -m tests.integration.skewed_clock VERB …
 """
 
-from __future__ import annotations
-
 import sys
 from datetime import UTC, datetime, timedelta
 

@@ -3,8 +3,6 @@
 Owns the place and the requests made in it. Does not own clients' lives (client_scene.py) nor what must come of it.
 """
 
-from __future__ import annotations
-
 import json
 import urllib.request
 from collections import Counter

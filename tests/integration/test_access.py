@@ -2,8 +2,6 @@
 with both kinds of rules, and in proxy mode beside brokers with ACL 1.0 and 5.x.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import socket

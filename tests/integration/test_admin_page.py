@@ -1,7 +1,5 @@
 """The admin page in headless Chromium, beside a real broker that takes messages."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

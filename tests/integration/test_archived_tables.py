@@ -1,7 +1,5 @@
 """mqadmin's read-only commands print of an archive what they printed of its broker."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

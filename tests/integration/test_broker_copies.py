@@ -1,7 +1,5 @@
 """Access rules beside a real broker without access control: what it reads otherwise, or copies by offset."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Mapping

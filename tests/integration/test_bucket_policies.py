@@ -3,8 +3,6 @@
 Spark's part is in tests/spark/test_minio.py. MinIO speaks TLS, so that the denial of plain HTTP stays.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Compacts archives of real stores, in memory, in a directory and on MinIO: every row of every queue is what it was."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace

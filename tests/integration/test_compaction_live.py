@@ -1,7 +1,5 @@
 """`tiered run` compacts beside a broker that takes messages: what is archived stays what the broker wrote."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Beside a live broker, pulls of compaction topics get the broker's own replies, whatever the archive has of them."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path

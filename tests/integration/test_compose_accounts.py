@@ -1,7 +1,5 @@
 """The accounts of docker-compose.yml on a MinIO: users with deploy/compose's policies, made by its own script."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

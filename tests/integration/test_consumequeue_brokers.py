@@ -1,7 +1,5 @@
 """Real brokers serve the consume queues that we write, continue them, and we read what they added."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

@@ -1,7 +1,5 @@
 """The Grafana dashboard: the query of every panel finds series of live processes in Prometheus."""
 
-from __future__ import annotations
-
 import json
 import time
 from contextlib import ExitStack, suppress

@@ -1,7 +1,5 @@
 """Java consumers read an archived dead letter topic, which its broker only allowed to be written (perm 2)."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

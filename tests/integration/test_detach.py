@@ -1,7 +1,5 @@
 """`tiered detach` beside `tiered run` and consumers at work, as MOUNT.md describes it: it ends well each time."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

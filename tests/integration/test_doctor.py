@@ -3,8 +3,6 @@
 `tiered doctor` beside real brokers: what it reaches, and what it says of a wrong port and of a stopped broker.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

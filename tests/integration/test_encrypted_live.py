@@ -1,7 +1,5 @@
 """An encrypted archive beside a broker that is written to, in MinIO, and its messages served to Java clients."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 """Logs that do not continue the archive, and objects that are gone, beside real brokers: nothing is archived, hidden or
 lost without a word, and everything an operator looks at says so within 30 seconds."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

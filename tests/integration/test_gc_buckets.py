@@ -1,7 +1,5 @@
 """Garbage collection in buckets that keep what is deleted, that refuse some of it, and in another S3 server."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The ground truth through real S3 servers: byte-exact, a second run uploads nothing, verify clean, no leftovers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

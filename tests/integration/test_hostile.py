@@ -1,7 +1,5 @@
 """A server under the attack of benchmarks/hostile.py, short. Its limits hold on a quiet machine; here, wide ones."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.hostile import measure

@@ -3,8 +3,6 @@
 The commands are those of the pages Install and Run, in order. Only the values of `export` lines are this test's.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

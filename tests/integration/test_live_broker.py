@@ -8,8 +8,6 @@ What befalls consume queues: a power loss, as which a copy of a running store co
 another kind of queues and back.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Retired brokers, served by nodes of `tiered mount` under their names: a real name server, Java clients at work."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import statistics

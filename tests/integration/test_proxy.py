@@ -1,7 +1,5 @@
 """Unmodified Java clients beside a live broker: their name server address is the sidecar's, nothing else changes."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterator

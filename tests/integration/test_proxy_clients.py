@@ -1,8 +1,6 @@
 """Beside a live broker, consumers of every kind get every message as the broker stored it, and mqadmin prints the same
 as at the broker itself while that still has everything."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """POP in proxy mode is relayed: a RocketMQ 5 proxy uses the tiered proxy as its name server, and its clients pop."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Beside a live broker: other read policies and restarts of groups while consumers read."""
 
-from __future__ import annotations
-
 import signal
 from collections import Counter
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """Consumers beside a live broker while everything they depend on goes away and comes back: nothing is missing, no
 orderly consumer sees a message before an earlier one, and clients that do not use the tiered proxy notice nothing."""
 
-from __future__ import annotations
-
 import signal
 import statistics
 import threading

@@ -1,8 +1,6 @@
 """Timers beyond the broker's limit, sent by Java and gRPC clients through proxy mode, and the producers of the page:
 each comes once, at its time, as the broker's own do; a recalled one does not come."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Requests that proxy mode sends to a real broker for a client: codes and fields are accepted, signatures hold."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

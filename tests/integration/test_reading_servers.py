@@ -1,7 +1,5 @@
 """The Python API against a real S3 server: both forms, the same bytes as from a directory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

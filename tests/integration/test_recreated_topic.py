@@ -1,8 +1,6 @@
 """A topic is deleted and recreated while consumers, some of them slow, read it through the sidecar: all get the whole
 new topic."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from pathlib import Path

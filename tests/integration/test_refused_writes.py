@@ -3,8 +3,6 @@
 `tiered backfill` and `tiered run` as processes, on MinIO.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

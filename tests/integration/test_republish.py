@@ -1,7 +1,5 @@
 """`tiered republish` into a live broker, killed on the way, and what a Java consumer finds there."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

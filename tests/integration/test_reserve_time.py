@@ -1,7 +1,5 @@
 """Topics with the attribute reserve.time, of real brokers: their messages expire by it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

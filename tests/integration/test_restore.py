@@ -1,7 +1,5 @@
 """Real brokers serve what `tiered restore` makes of an archive: every message, and new ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path

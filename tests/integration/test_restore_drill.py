@@ -1,8 +1,6 @@
 """The drill of docs/RESTORE.md: broker, disk and sidecar are gone, the bucket is left; clients resume, and the archive
 continues."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

@@ -1,8 +1,6 @@
 """`tiered run` beside a broker with a short retention: a damaged new object is whole again before the broker deletes
 its messages."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -5,8 +5,6 @@ The Go client reads an archive whose broker is gone: a client that is not Java's
 gRPC clients read an archive without its broker, through a RocketMQ 5 proxy.
 """
 
-from __future__ import annotations
-
 import subprocess
 import time
 import zlib

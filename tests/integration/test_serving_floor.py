@@ -1,8 +1,6 @@
 """Java consumers of messages that expire, in archive and proxy mode: they continue at the queue's new minimum, with
 nothing else skipped."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Real Java clients with right, wrong and no keys, plain and over TLS, with and without a certificate of their own."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

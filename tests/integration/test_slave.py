@@ -4,8 +4,6 @@ A broker that checks signatures, and `tiered run` as its slave: what it asks in 
 account that is allowed nothing at all. Moving a group takes rights on that group and topic.
 """
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections import Counter

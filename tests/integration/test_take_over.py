@@ -1,7 +1,5 @@
 """A dead writer's archive is taken over without a command, beside a real broker and MinIO."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Timers through a live broker: a Java producer sends to the gateway topic, `tiered run` hands over and is killed
 on the way, and the target topic has each message once, in time."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

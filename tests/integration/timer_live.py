@@ -1,8 +1,6 @@
 """Timers of a Java producer through the gateway topic of a live broker, what its target topic has of them, and the
 broker's own timers of the same times."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Mapping

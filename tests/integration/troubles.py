@@ -4,8 +4,6 @@ A trouble is made while the sidecar follows, or is there when it starts. Owns ma
 (operator_view.py) nor the table of what was seen (tests/soak/test_troubles.py).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Memory that ends at an unreadable page: reading one byte too many kills the process instead of passing."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 

@@ -1,7 +1,5 @@
 """A small package of kernels, and code that runs in a process of its own with a given cache."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Plain-Python equivalents of the scan kernels, slow and obvious, which the kernels' tests compare with."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Mapping, Sequence

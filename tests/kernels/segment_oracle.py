@@ -1,7 +1,5 @@
 """Plain-Python equivalents of the segment kernels and of the page decoder, which their tests compare with."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 

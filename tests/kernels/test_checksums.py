@@ -1,7 +1,5 @@
 """CRC-32, XXH64 and Java hashes of the kernels against zlib, xxhash and the oracle."""
 
-from __future__ import annotations
-
 import random
 import zlib
 

@@ -1,7 +1,5 @@
 """Kernels compiled into the installation: used where nothing is writable, refused where another user can write."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

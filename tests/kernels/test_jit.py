@@ -1,7 +1,5 @@
 """Compilation: portable code without PCLMULQDQ, and a cache that sees changes in any kernel file."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """The kernels of a log that is written record by record, beside plain Python."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The queue table: ordinals are dense, stable and the same from Python and from kernels."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Fields by columns equal those of the plain decoder, for generated and for damaged records."""
 
-from __future__ import annotations
-
 import zlib
 from itertools import pairwise
 

@@ -5,8 +5,6 @@ Logs end at an unreadable page: a read out of bounds kills the test run.
 The scan over the commitlogs of real brokers equals what those brokers served, and their consume queues.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """The split by queue against the oracle, and its cost when few of many queues are present."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The kernel finds what tiered.model.timer finds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Candidates for compaction from the objects of an archive, and the contents of queues, without a catalog."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Candidates for compaction plans written as text: one object a string, of runs ``queue[base,end)bytes``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 

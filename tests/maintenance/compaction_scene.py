@@ -1,7 +1,5 @@
 """An archive of many small objects whose owner can write more, rounds of compaction in it, and a check of all rows."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

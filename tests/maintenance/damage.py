@@ -1,7 +1,5 @@
 """Damage for tests of scrub and repair."""
 
-from __future__ import annotations
-
 from tiered.object_store.interface import ObjectStore
 
 

@@ -1,7 +1,5 @@
 """An archive of a keyed queue, its rounds of key compaction, and a check of what is left against a dict."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A broker's store of some queues, its archive, and what a restored store has of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

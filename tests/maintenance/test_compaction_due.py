@@ -1,7 +1,5 @@
 """When rounds of compaction are due, and what they write in months."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Compaction plans: S3Stream's fixtures, the published worked example, and rules for any candidates."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import replace
 

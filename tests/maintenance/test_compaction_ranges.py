@@ -1,7 +1,5 @@
 """Large sequences of pages are compacted part by part: no run is lost, and memory follows ``runs_max``."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rounds of compaction beside a live owner: rows stay, a late round changes nothing, garbage is found."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Callable, Sequence
 from pathlib import Path

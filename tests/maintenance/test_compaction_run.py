@@ -1,7 +1,5 @@
 """Carries out plans over real segments: every row of every queue is what it was, and requests are few."""
 
-from __future__ import annotations
-
 import random
 import tracemalloc
 from dataclasses import replace

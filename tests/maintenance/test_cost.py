@@ -1,7 +1,5 @@
 """What an archive costs: prices, the measured use, and the projection, with amounts worked out by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

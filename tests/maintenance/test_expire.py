@@ -3,8 +3,6 @@
 A pass of expiry inside `tiered run` stops at retention.max_share.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Expiry plans: one test per rule, then a comparison with a plain oracle."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 

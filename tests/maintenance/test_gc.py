@@ -3,8 +3,6 @@
 A store whose user yields: its share of requests and bytes, pauses, and the stop.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 The begin of a compacted queue comes from a broker's compaction log, and the view is the one of all messages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One damaged object is never the end: a repair restores every message that something still has."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path

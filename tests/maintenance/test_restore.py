@@ -1,7 +1,5 @@
 """`tiered restore`: the store has what the archive shows, an interrupted one continues, and the archive continues."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

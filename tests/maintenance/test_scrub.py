@@ -1,7 +1,5 @@
 """Scrub reads back what was stored, and puts a whole object in the place of a damaged one while the broker has it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

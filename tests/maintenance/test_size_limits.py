@@ -1,7 +1,5 @@
 """Size limits expire the oldest messages of a topic, and no more than needed, also inside joined runs."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Selections of a roster say the same as the lists of keys they stand for."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Rows of tables are copied as bytes: the same rows as by indexing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Which topics are archived: patterns, and the broker's own topics only on request."""
 
-from __future__ import annotations
-
 import pytest
 
 from tiered.model.queue import TopicFilter

@@ -1,7 +1,5 @@
 """TTL classes: the smallest that is not shorter."""
 
-from __future__ import annotations
-
 import pytest
 
 from uploader.queue_ttl_classes import FOREVER_CLASS, ttl_class

@@ -3,8 +3,6 @@
 Seeded and free of clocks: a simulation passes its own ``wait``.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 import time

@@ -1,7 +1,5 @@
 """Object stores with one defect each, as gateways have them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 

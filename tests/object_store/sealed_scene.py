@@ -1,7 +1,5 @@
 """Key files, and stores that seal by them; keys of KMS."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Reads in event loops: ThreadedStore over memory and file, aioboto3 over every S3 server."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

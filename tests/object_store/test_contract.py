@@ -1,7 +1,5 @@
 """The contract of ObjectStore as tests, inherited by one class for each back end."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

@@ -5,8 +5,6 @@ file:// follows no symbolic link below its root, and waits for no pipe, socket o
 The race of creates: passes on real stores, and finds stores that let several writers succeed.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -1,7 +1,5 @@
 """Rings: key files that others cannot read, AWS KMS (moto, LocalStack), and a command. No message has key material."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bodies are signed where they could be changed on the way: plain http to another machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The table of S3's answers, without a server; and bodies as pieces."""
 
-from __future__ import annotations
-
 import base64
 import zlib
 from typing import Any

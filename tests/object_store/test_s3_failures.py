@@ -3,8 +3,6 @@
 moto for what any server shows; MinIO for secrets, checksums and clocks.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

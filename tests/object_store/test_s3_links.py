@@ -1,7 +1,5 @@
 """The ways to a server: TLS with a certificate of one's own, an environment's proxy, another region."""
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import socket

@@ -3,8 +3,6 @@
 Parts of composed objects: bytes, order and the sizes that S3 allows.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

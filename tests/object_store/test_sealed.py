@@ -1,7 +1,5 @@
 """Sealed objects: what is stored says nothing, only what was stored is read, and errors name the missing key."""
 
-from __future__ import annotations
-
 import random
 import tempfile
 from collections.abc import Callable

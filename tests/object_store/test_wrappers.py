@@ -1,7 +1,5 @@
 """Retries, metrics, bandwidth, faults and addresses: the wrappers around any store, over memory."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The admin source of `tiered serve` over a service that owns its groups, without a network."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Test double of serving.MergedHandlers."""
 
-from __future__ import annotations
-
 from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandlers
 from tiered.settings.sections import (
     Settings,

@@ -1,8 +1,6 @@
 """What a command line has imported when it ends. A start takes as long as its imports, so tests bound these and not
 seconds, which a busy machine doubles; benchmarks/one_shot.py has the seconds."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,8 +1,6 @@
 """Writes consume queues and kills itself: ``python -m tests.process.killed_rewrite PATH ACTION KIND report|rename N``,
 at the Nth report of progress or rename. A process of its own, because RocksDB does not survive a fork."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

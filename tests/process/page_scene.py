@@ -1,7 +1,5 @@
 """Pages over a real archive in a directory, without a process: answered as the admin server's threads do."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from email.message import Message as Headers

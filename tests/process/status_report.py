@@ -1,7 +1,5 @@
 """A report of an instance to which nothing has happened, for tests of who shows it."""
 
-from __future__ import annotations
-
 from rocketmq_tiered.process.report import StatusReport
 
 REPORT = StatusReport(

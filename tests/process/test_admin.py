@@ -1,7 +1,5 @@
 """The admin server, the metrics it serves, and the client that asks it."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import socket

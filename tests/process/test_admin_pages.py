@@ -5,8 +5,6 @@ docs/METRICS.md names every metric that a process exports, with its type, and no
 The page of timers over an archive with pending, cancelled and refused ones.
 """
 
-from __future__ import annotations
-
 import base64
 import logging
 import re

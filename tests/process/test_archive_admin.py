@@ -3,8 +3,6 @@
 What the admin page says of an archive with expired and hidden messages, and of a log that diverged.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """An archive that was begun is not begun a second time where its disk is not mounted, or its bucket is another one."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Callable

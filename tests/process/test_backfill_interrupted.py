@@ -1,7 +1,5 @@
 """Ctrl-C in `tiered backfill`: the first ends it in order, the second at once. The same command continues."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

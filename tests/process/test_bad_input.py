@@ -1,7 +1,5 @@
 """Damaged stores at the command line: the exit code, one line naming file and offset, everything else unharmed."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

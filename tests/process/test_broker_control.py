@@ -3,8 +3,6 @@
 One instance per state directory, and finding the one that runs; logs and progress of the process.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

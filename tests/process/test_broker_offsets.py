@@ -3,8 +3,6 @@
 The lag of every queue, counted by scanning: it agrees with the consume queues.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The command line itself: dispatch, help, one-line errors, exit codes, what a start imports."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import importlib

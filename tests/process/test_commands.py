@@ -1,7 +1,5 @@
 """The commands on a real broker's store: what they print, and how they fail."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -3,8 +3,6 @@
 `tiered compact-keys` on the archive of a real store: fewer messages, the latest one of each key, by all readers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """Compaction in a process of its own: it writes what a thread would, and its end costs a round at most."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

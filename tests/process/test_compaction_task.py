@@ -3,8 +3,6 @@
 Key compaction inside `tiered run`: a child writes the outputs; status, metrics and report say what was done.
 """
 
-from __future__ import annotations
-
 import shutil
 import threading
 import time

@@ -1,7 +1,5 @@
 """`tiered consumequeue` on real stores: what it writes equals what the broker wrote; kills, refusals, damage."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`tiered cost`: its output, and the counters that it reads from a running instance."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@ What pins keep outlives a job, one of which ends whenever the broker restarts or
 made them wanted.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

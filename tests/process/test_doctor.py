@@ -1,7 +1,5 @@
 """`tiered doctor`: each check on good and on planted bad inputs, and the command's output and exit codes."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Commands whose keys are missing, wrong, open to others or away: what they say, and that nothing is written plain."""
 
-from __future__ import annotations
-
 import base64
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The main thread's event queue: signals wake it whichever thread receives them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

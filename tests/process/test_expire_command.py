@@ -1,7 +1,5 @@
 """`tiered expire` on a real store's archive: dry run, the brake, erasing a topic, and what readers find afterwards."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

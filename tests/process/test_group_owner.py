@@ -1,7 +1,5 @@
 """Owners of groups, by name: only a process that certainly ended is gone, so that no running one loses its groups."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

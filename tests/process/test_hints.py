@@ -1,7 +1,5 @@
 """Advice in messages: the commands and flags that it names exist, and a verification that it advises reads the data."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`tiered ls --histories` and `cat --history` after a log was truncated."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

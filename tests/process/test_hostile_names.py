@@ -1,8 +1,6 @@
 """Names with terminal escape sequences, control and bidirectional characters, printed by every command: escaped, while
 JSON keeps their value and raw records their bytes."""
 
-from __future__ import annotations
-
 import json
 import logging
 import unicodedata

@@ -1,7 +1,5 @@
 """Figures that are not known are the last known ones with their age, also after a restart; never zeros."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The service's main loop with a job that does what a test says: drain, outage, fencing, reload."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 import time

@@ -1,7 +1,5 @@
 """`tiered mount ls`: who serves which retired broker, in one of five states, and its exit code."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

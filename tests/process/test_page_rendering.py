@@ -3,8 +3,6 @@
 Messages as lines, with bodies in the requested form.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """`tiered run` as a process: ready, asked, refused twice, reloaded, drained, killed and started again."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

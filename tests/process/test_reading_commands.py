@@ -3,8 +3,6 @@
 `tiered query` as a user meets it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

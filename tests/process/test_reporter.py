@@ -1,7 +1,5 @@
 """What a running instance says of its lag where the bound keeps messages out of the archive."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """`tiered reset-offset`: groups are reset in archive mode and through a running server."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

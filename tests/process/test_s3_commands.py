@@ -1,7 +1,5 @@
 """The commands against S3 servers: a whole cycle, and what a user sees when the store refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Serving in `tiered run`: addresses of proxy mode, handlers, and the thread from start to close."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time

@@ -1,7 +1,5 @@
 """Slave mode in `tiered run`: addresses, read policies, status, and a thread shared with proxy mode."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """SIGHUP while a service starts: it ends nothing and is not forgotten; SIGTERM ends it then as ever."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

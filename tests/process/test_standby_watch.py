@@ -1,7 +1,5 @@
 """Standbys take over from a writer that is silent while the log grows, once, and never from one that works or idles."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`tiered run --take-over`: repeated until the store answers, once for each load of the settings."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Callable, Iterator

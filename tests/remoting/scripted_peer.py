@@ -1,7 +1,5 @@
 """A remoting peer that plays a script."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The broker client against a scripted peer on a real socket: answers, silence, nonsense, restarts."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable
 

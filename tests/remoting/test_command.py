@@ -1,7 +1,5 @@
 """Frames: both header types round-trip, Java's own bytes parse, hostile bytes cost an error and nothing else."""
 
-from __future__ import annotations
-
 import json
 import struct
 import time

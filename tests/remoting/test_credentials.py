@@ -1,7 +1,5 @@
 """Accounts for requests to brokers: their file, their signature, and that neither shows a secret."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

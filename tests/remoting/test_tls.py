@@ -1,7 +1,5 @@
 """What we dial with TLS: what is trusted, what each refusal of either side says, and files that change."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import shutil

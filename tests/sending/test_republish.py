@@ -1,7 +1,5 @@
 """`tiered republish`: what a broker gets of an archive, and what it gets twice."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The sender: what it waits for, what ends it, and how many messages are in flight."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Handing over to a broker at the level of the protocol: what is in flight together, refused, sent again, in doubt."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

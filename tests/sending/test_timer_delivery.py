@@ -1,7 +1,5 @@
 """Delivery of timers: when, in which order, each place once, whatever fails and however keys repeat."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

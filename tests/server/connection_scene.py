@@ -1,7 +1,5 @@
 """A server with a few handlers, and a raw client."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """An archive of two generations of a queue, for group offsets."""
 
-from __future__ import annotations
-
 from rocketmq_tiered.server.backend.backend import Bounds, TopicConfig
 
 

@@ -1,7 +1,5 @@
 """A clock set by hand and a running group table."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

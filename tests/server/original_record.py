@@ -1,7 +1,5 @@
 """A record as a broker stored it, for retry messages."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 

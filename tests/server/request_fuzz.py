@@ -1,8 +1,6 @@
 """Requests with doubled, unknown, recased fields and separators, signed by an account with one topic, and the topics
 that they would reach at a broker: read as a broker reads a request, not as this project does."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

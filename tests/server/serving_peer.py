@@ -1,7 +1,5 @@
 """A peer that records what is pushed to it, and requests made by hand."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """A small archive behind the request handlers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable
 from typing import Any

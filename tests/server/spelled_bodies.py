@@ -1,7 +1,5 @@
 """Bodies of every code that names topics or groups in one, with every spelling of a name that fastjson takes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

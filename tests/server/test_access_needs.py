@@ -1,7 +1,5 @@
 """Each request code of every mode's handler tables declares what it requires."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Refusals, resets, commits by clients that are no members, and reloads: audit lines, their bound, and counts."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -3,8 +3,6 @@
 Heartbeats of one client against the pulls of another one of the same group.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

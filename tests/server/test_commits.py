@@ -5,8 +5,6 @@ Group offsets that cannot be written are tried again after a wait, and acknowled
 INVOKE_BROKER_TO_RESET_OFFSET where there is no broker: where a group continues, and which members are notified.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import replace

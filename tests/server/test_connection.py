@@ -3,8 +3,6 @@
 Clients that open many connections, or never finish opening one: others are served, and the log stays short.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import logging

@@ -1,7 +1,5 @@
 """Group offsets: what was acknowledged is there after any restart, and only one server writes."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

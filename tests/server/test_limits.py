@@ -1,7 +1,5 @@
 """Hostile clients and a listening server: half frames, giants, garbage, slowloris, readers that do not read, TLS."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

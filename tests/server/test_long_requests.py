@@ -3,8 +3,6 @@
 How long an event loop leaves a callback waiting that is due every millisecond.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading

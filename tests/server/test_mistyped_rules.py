@@ -1,8 +1,6 @@
 """A mistyped rule is refused with file, line and suggestion, or means what was meant; files as brokers have them load,
 and are explained by account."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

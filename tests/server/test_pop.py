@@ -1,7 +1,5 @@
 """POP: nothing is lost, an unacknowledged message comes again, a group's offset never passes one."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

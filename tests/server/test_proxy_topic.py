@@ -1,7 +1,5 @@
 """The topic of the proxies: written and read in memory, and nothing else is written."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Codes and offsets a client is given, for every status: the rules that keep group offsets right."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ Bodies that a broker's JSON parser reads otherwise than the access rules: nothin
 Whatever a request says, it is answered or is an error of its client: nothing of it ends a connection.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Retry messages: as a broker writes them, durable, fenced, delivered in a stable order, bounded."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from pathlib import Path

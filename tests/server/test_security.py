@@ -1,7 +1,5 @@
 """Signatures, ACL 1.0 and 5.x rules, reloading, what is never logged, and the audit log."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -1,7 +1,5 @@
 """What is served of an archive whose topics were deleted, recreated, or numbered again."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

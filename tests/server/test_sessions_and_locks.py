@@ -1,7 +1,5 @@
 """Members, subscriptions and queue locks, as consumers and their rebalance see them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

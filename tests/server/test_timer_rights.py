@@ -1,7 +1,5 @@
 """Who may have a timer handed over, by the rules of then and the seal that proxy mode put on it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

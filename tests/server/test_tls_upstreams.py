@@ -3,8 +3,6 @@
 Routes name an address that clients can dial, whatever the port is bound to.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import json

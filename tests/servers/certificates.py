@@ -3,8 +3,6 @@
 Owns the files. Keys are PKCS#8 and not encrypted, as Java wants them.
 """
 
-from __future__ import annotations
-
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A server as a child process: started on a free port, ready when it says so, stopped by its process id."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

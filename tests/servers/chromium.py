@@ -1,7 +1,5 @@
 """A headless Chromium with one page open, driven over its DevTools protocol."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import shutil

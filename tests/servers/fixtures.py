@@ -7,8 +7,6 @@ LocalStack, the second opinion: another implementation of S3, which checks bodie
 moto's server, from the project's own environment: quick, but checks neither secrets nor bodies.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Callable, Iterator

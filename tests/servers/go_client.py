@@ -1,7 +1,5 @@
 """The Go client's consumer (``go/``), built once into the cache."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -5,8 +5,6 @@ other. What cannot be had raises NotInstallableError, whose text becomes the rea
 for a while. Every installer takes the seconds one command of it may take: by default less than a test may take.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

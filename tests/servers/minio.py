@@ -1,7 +1,5 @@
 """MinIO, the reference among the S3 servers: checks secrets, checksums and conditions as AWS does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from secrets import token_hex
 

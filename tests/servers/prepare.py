@@ -4,8 +4,6 @@ On a fresh machine this takes minutes, which no single test's time limit should 
 said, with the reason, and is no error: the tests that need it are skipped by that name. Owns what there is to set up.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Jars come from Maven once, into the cache; programs in ``java/`` are compiled ag
 store directory over ``restart``, ``kill`` and ``start``.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A RocketMQ 5 proxy in cluster mode before any name server, and the gRPC client for Java."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

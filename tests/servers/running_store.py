@@ -1,7 +1,5 @@
 """What a test gets of an object store server: address, credentials, fresh buckets, ready-made options."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ The worker knows nothing of this project: it starts in a directory of its own wi
 executors run is what a job brings along.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import sysconfig

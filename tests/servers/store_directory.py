@@ -1,7 +1,5 @@
 """A plain directory in the place of an object store server, for tests that run beside either."""
 
-from __future__ import annotations
-
 import uuid
 from dataclasses import dataclass
 from pathlib import Path

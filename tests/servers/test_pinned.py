@@ -1,7 +1,5 @@
 """What `make servers` fetches has a fixed version, and is checked after it arrived."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`tiered serve` over an archive in a directory, as a child process."""
 
-from __future__ import annotations
-
 import socket
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Generates docs/SETTINGS.md (`make settings-doc`). A test compares the two."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """docs/SETTINGS.md is generated; this fails when it is not current."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.settings.settings_document import settings_document

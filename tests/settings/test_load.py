@@ -3,8 +3,6 @@
 The configuration to copy from docs/THREATS.md: loaded by the program's own readers, and used by its servers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import re

@@ -3,8 +3,6 @@
 Rules in force: what the owner has committed counts for every command, and a different setting is refused.
 """
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Callable

@@ -6,8 +6,6 @@ prints ``READ <record bytes> <stored bytes> <seconds>`` and ends. Owns the loop;
 store.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

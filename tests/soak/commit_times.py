@@ -3,8 +3,6 @@
 Owns reading them back. Does not own limits.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from tests.integration.live import Sidecar

@@ -1,7 +1,5 @@
 """Soak tests fill disks: each has a MinIO of its own, and what brokers and servers stored goes when the test ends."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

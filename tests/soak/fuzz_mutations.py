@@ -1,7 +1,5 @@
 """How bytes and JSON documents are changed: what storage, networks and defects do to them. Pure."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple

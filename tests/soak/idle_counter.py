@@ -3,8 +3,6 @@
 Prints like ``cold_reader``: ``READING``, and once its standard input closes ``READ 0 0 <seconds>``.
 """
 
-from __future__ import annotations
-
 import threading
 
 from tests.soak.idle_reader import idle, wait_for_stop

@@ -3,8 +3,6 @@
 Each prints ``READING`` when it starts and stops when its standard input closes.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

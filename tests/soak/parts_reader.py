@@ -5,8 +5,6 @@ Prints like ``cold_reader``: ``READING``, and once its standard input closes ``R
 <seconds>``.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

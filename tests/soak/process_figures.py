@@ -1,7 +1,5 @@
 """What the kernel says about a running process. Owns /proc; judges nothing."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Owns what a key means and what may be asked about an abandoned one. Does not own the proxy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from urllib.parse import parse_qs
 

@@ -4,8 +4,6 @@ Every knob defaults to the size a published claim names. Results land in ``$RESU
 made by ``python -m benchmarks.results_table``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

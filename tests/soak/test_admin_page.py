@@ -1,8 +1,6 @@
 """The admin page with 10,000 queues at 20,000 messages/s: it is there within a second, sends do not notice it, and it
 costs an idle sidecar nothing. Leaves screenshots in $RESULTS_DIR."""
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

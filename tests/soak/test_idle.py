@@ -1,7 +1,5 @@
 """An idle broker costs nothing: at most a hundredth of a core and no request at all."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -7,8 +7,6 @@ the machine's price for running anything at all. The other fetches, checks, deco
 same blocks: the price of reading at all. How sends fare beside a reader that is held below a cap is published too.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

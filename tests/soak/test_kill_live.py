@@ -5,8 +5,6 @@ The process is the real one; a proxy between it and MinIO says when, and its log
 Kills a process at a chosen moment of a request, as the proxy between it and the object store sees it.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

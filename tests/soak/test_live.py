@@ -1,7 +1,5 @@
 """A million messages and more, and everything that happens to a broker: all compared byte for byte."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The proxy's log shows that no request names an abandoned key; a new object at th
 unless another attempt has it; and what other queues' messages wait longer stays within the batch age.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import threading

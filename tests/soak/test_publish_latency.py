@@ -1,7 +1,5 @@
 """Publish latency at 20,000 messages a second: the benchmark, at the length the claim names."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.publish_latency import Experiment, measure

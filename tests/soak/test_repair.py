@@ -5,8 +5,6 @@ Of more than ``SOAK_REPAIR_SAMPLE`` commits, tails or blocks of an archive so ma
 newest commit among them.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """100,000 changed requests for each kind of access rules: none reaches a topic that its account lacks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A broker that was restored from an older copy of its store: nothing that it lost is lost to the archive."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 """100,000 timers over 400 virtual days, and 2,000 over minutes beside real brokers while the sidecar is killed 50
 times: each once by key, none early."""
 
-from __future__ import annotations
-
 import logging
 import os
 import time

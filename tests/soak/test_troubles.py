@@ -4,8 +4,6 @@ The troubles are made one after the other beside two brokers: those that harm a 
 other, a few at a time. The table is $RESULTS_DIR/troubles.md.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

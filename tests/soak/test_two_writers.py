@@ -1,8 +1,6 @@
 """Two `tiered run` beside one broker, both alive for half an hour, through a hung owner and an outage of the object
 store: one takes over once at most. The standby's metrics show the lag while it can read the archive."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

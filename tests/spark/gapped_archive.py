@@ -1,7 +1,5 @@
 """An archive of two queues whose gaps are filled, whose oldest runs expire, and whose old pages are collected."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path

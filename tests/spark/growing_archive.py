@@ -1,7 +1,5 @@
 """An archive that grows commit by commit, made from a whole one by holding its newest commits back."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rows of the data source beside what a broker delivered."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

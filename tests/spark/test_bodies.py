@@ -3,8 +3,6 @@
 explodeBatches: one row for each message of an inner batch, as its consumers get them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The stand-alone recipe of docs/SPARK.md on a real master and worker: executors get the packed project and options."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import tarfile

@@ -1,7 +1,5 @@
 """LMQs read from a broker's store directory equal those of its consume queues."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the schema promises: columns that are never null, and what a schema of the user's may say."""
 
-from __future__ import annotations
-
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType

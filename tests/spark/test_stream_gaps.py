@@ -1,7 +1,5 @@
 """A stream reads messages that fill a passed gap once; a repeated batch is the same after its pages were deleted."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

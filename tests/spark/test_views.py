@@ -1,7 +1,5 @@
 """Views of the last message of each key, beside a dict filled from the messages of the queue."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

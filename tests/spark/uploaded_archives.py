@@ -1,7 +1,5 @@
 """Archives copied from a directory to an object store server."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.servers.running_store import RunningStore

@@ -1,7 +1,5 @@
 """Archives to query: one of a real broker's store, and a small one that tests write."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

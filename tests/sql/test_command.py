@@ -1,7 +1,5 @@
 """`tiered sql`: forms of output, statements from stdin and the prompt, exit codes."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -3,8 +3,6 @@
 A REST catalog of Iceberg tables in memory, with the requests that PyIceberg makes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

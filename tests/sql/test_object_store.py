@@ -1,7 +1,5 @@
 """Questions of an archive in an object store, and tables in one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """SQL on topics: DuckDB gets every row that its filters admit, whatever is pruned before."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Conditions on the day of a time and the ranges written beside them, by DuckDB alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import duckdb

@@ -1,7 +1,5 @@
 """Topics as Arrow tables: every message of a real store, and what a selection reads."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from pathlib import Path

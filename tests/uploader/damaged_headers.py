@@ -1,7 +1,5 @@
 """Damages record headers in a copy of a real store, and archives it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A dispatcher over a written commitlog, step by step."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.kernels.record_builder import Message, blank, build_log

@@ -1,7 +1,5 @@
 """A store of which a part of the log is missing, and a process that holds its lock."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A store whose broker runs, writes and recovers."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 Numbers and order of queues' names, of a table that a scan makes grow at any moment.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

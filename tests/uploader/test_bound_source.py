@@ -1,7 +1,5 @@
 """Backfill finds the ends of its queues only where a decision needs them, and judges damage only after that."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """An uploader that stores nothing for too long is ended before its failure is reported."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 from typing import Any

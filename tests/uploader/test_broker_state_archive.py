@@ -1,7 +1,5 @@
 """The broker's tables are written when they changed, whatever is in them, and come back as they were."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -5,8 +5,6 @@ Topics that were deleted while no process watched are noticed after the next sta
 The owner commits the rules in force, whenever they change and also without messages; a backfill leaves them.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

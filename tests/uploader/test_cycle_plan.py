@@ -1,7 +1,5 @@
 """What a cycle becomes: runs, gaps, generations, LMQs, objects. One test per rule, then a property."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Cycles in flight against a store that fails: what an abandoned attempt leaves behind, in requests and in memory."""
 
-from __future__ import annotations
-
 import gc
 import socket
 import threading

@@ -3,8 +3,6 @@
 Which LMQ entries are made: by the units of the queue, else by what is certain. One test per rule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

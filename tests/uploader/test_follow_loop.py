@@ -3,8 +3,6 @@
 Pacing of the dispatch loop.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Items come in file order, whatever of them had to be put aside."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,7 +1,5 @@
 """The consume queues' word against a record's header: never against a sound record, always against a flipped bit."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import struct

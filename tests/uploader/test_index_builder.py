@@ -1,7 +1,5 @@
 """The index is built from the bucket alone, bounded, and survives every kind of failure."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import re

@@ -1,7 +1,5 @@
 """Which index files are made and merged: pure decisions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A log that its broker cut, with stale records still in the files: the broker's offsets says so, bytes do not."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 import time

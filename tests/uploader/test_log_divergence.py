@@ -1,7 +1,5 @@
 """Which commit a replaced log still shares with the archive."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

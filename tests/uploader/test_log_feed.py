@@ -1,7 +1,5 @@
 """The feed at awkward places: little room before a file's end, damaged sizes, files that are shorter than listed."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

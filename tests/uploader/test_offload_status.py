@@ -3,8 +3,6 @@
 Absent is not deleted; backfill shows what the broker would show.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

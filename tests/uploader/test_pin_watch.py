@@ -3,8 +3,6 @@
 A writer that ends leaves no pin on what is archived: it would stay until the next start.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import threading

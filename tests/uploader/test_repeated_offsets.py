@@ -1,8 +1,6 @@
 """A broker that used offsets of a queue twice: what it serves is visible, whole, at the broker's offsets, whatever the
 headers of records say, and everything else is counted."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress

@@ -7,8 +7,6 @@ What a backfill hides: queues of deleted topics, never those that the broker has
 A broker is started on a store during its backfill: what it appends is archived only below its confirm offset.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import struct

@@ -1,7 +1,5 @@
 """A selection of topics that changes: excluded topics are reported, and explains the gaps that it causes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A truncated log is reported, whichever queues had messages in the missing part."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 Which logs continue an archive: the table of decisions, and what shows it where no bytes are left.
 """
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Callable

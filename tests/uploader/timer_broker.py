@@ -1,7 +1,5 @@
 """A store of a broker with messages of the gateway topic, and what to put into them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from tests.kernels.record_builder import Message, encode, properties

@@ -1,7 +1,5 @@
 """Histories: ``python -m tests.world --seed N [--count N] [--steps M] [--trace] [--shrink] [--defect NAME]``."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import sys

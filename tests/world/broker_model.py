@@ -1,7 +1,5 @@
 """A broker as its disk shows it: real store bytes, a log that loses its end, files that it deletes, disks put back."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Planted defects: real functions made wrong, each of which some history must notice."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Plays histories, many at once, and makes one that fails smaller."""
 
-from __future__ import annotations
-
 import gc
 import os
 import tempfile

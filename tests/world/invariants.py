@@ -1,7 +1,5 @@
 """The rules that hold after every step, a function each."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future

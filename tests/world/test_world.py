@@ -1,7 +1,5 @@
 """Histories of the whole: no rule is broken, one seed is one history, and planted defects are caught."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Defects of the delivery of timers, which simulations plant: each makes a wrong function of the right one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -6,8 +6,6 @@ epoch and a known log history, and all of its rows lie below the ends of their q
 archive, outside of gaps. Everything else is kept until a person decides.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

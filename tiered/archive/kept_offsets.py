@@ -1,7 +1,5 @@
 """Which rows key compaction keeps, as values that a rewrite asks: a bit for each offset up to the cut of a queue."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

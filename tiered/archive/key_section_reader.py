@@ -3,8 +3,6 @@
 The key section ends where the tail begins, so one ranged GET returns both for a usual number of keys.
 """
 
-from __future__ import annotations
-
 from tiered.formats.segment_index import KeySection, SegmentIndex
 from tiered.formats.segment_layout import check_tail_length
 from tiered.object_store.interface import ObjectStore

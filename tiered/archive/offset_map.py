@@ -4,8 +4,6 @@ Entries come in rounds: what memory holds is reduced to one entry for each key; 
 to a spool, divided by digest, and each part is reduced on its own. As the broker's OffsetMap, for any number of keys.
 """
 
-from __future__ import annotations
-
 import hashlib
 import tempfile
 from collections.abc import Iterator

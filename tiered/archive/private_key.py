@@ -1,8 +1,6 @@
 """The archive's own key, which seals what proxy mode has judged and the handles that it gives to clients. An account
 that may read the object can make both."""
 
-from __future__ import annotations
-
 import secrets
 from contextlib import suppress
 

@@ -6,8 +6,6 @@ A feature that works on an archive again and again is a task, and has no loop of
 has one for each task, so that a long step of one holds up no other.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

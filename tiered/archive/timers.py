@@ -3,8 +3,6 @@
 Memory follows objects and hours, not timers: of each object the footer stays, and a page while it is read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType

@@ -16,8 +16,6 @@ of the store are raised, and UnsupportedFormatError: an object of another format
 object, the checksums of its stored bytes are checked, and nothing else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace

@@ -4,8 +4,6 @@ Tails are always read; ``full`` reads every item, and every key section to look 
 messages are no anomaly: queries compare the messages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice

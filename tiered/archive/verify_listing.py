@@ -4,8 +4,6 @@ A name is kept as a digest of eight bytes with its size: wrongly found for at mo
 object.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b

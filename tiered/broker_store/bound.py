@@ -7,8 +7,6 @@ dead, bytes decide nothing; with one, its own recovery scan sets the bound, incl
 Sources: org.apache.rocketmq.store.DefaultMessageStore (getConfirmOffset, recover), CommitLog.recoverAbnormally.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum

@@ -6,8 +6,6 @@ broker has deleted is read from its pin, if there is one (pins.py). Reads only.
 Source: org.apache.rocketmq.store.MappedFileQueue.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import struct

@@ -9,8 +9,6 @@ Pure. The names decide where the archive is, so an ambiguous name is an error. S
 org.apache.rocketmq.broker.topic.TopicConfigManager, org.apache.rocketmq.common.MixAll.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

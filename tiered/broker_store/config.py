@@ -8,8 +8,6 @@ Sources: org.apache.rocketmq.common.ConfigManager, org.apache.rocketmq.broker.co
 LmqConsumerOffsetManager.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Mapping

@@ -7,8 +7,6 @@ alone may remain from earlier use of the file.
 Validity: org.apache.rocketmq.store.CommitLog.checkMessageAndReturnSize.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import struct

@@ -1,7 +1,5 @@
 """Sizes of a broker's files, which it keeps for good: a store of other sizes is not one that it continues."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@ fcntl(2) on POSIX), which F_GETLK reports. Only a free lock proves a broker *dea
 is *unknown* and treated as running. Source: DefaultMessageStore.start.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -11,8 +11,6 @@ A broker reads them over, and dispatches them to no consume queue and no index, 
 org.apache.rocketmq.store.CommitLog.checkMessageAndReturnSize.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -5,8 +5,6 @@ diskMaxUsedSpaceRatio; regardless of age when it exceeds diskSpaceCleanForciblyR
 Pins are not considered. Source: org.apache.rocketmq.store.DefaultMessageStore.CleanCommitLogService.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo

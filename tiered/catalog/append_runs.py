@@ -3,8 +3,6 @@
 The chain, the cursor and the objects are in apply.py, replaced runs in replace_runs.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -22,8 +22,6 @@ Roots are replaced often, and replaced ones are garbage. One of every KEEP_EVERY
 second one of the older half leaves, so that the distance grows with age.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Finds archives under a URL, and opens the requested one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Facts of the broker, recorded by the archive's owner for a restored store: sizes of files, and its version. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 

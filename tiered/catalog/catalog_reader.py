@@ -5,8 +5,6 @@ read in parallel. A root page only saves requests. A damaged or missing one is r
 commits, in the end by the whole chain (docs/decisions/0036).
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -4,8 +4,6 @@ An idle writer commits nothing, so silence does not prove that it is dead; lag d
 broker's log can measure it. Such a caller passes ``take_over``; all others may only claim an unowned epoch.
 """
 
-from __future__ import annotations
-
 from tiered.catalog.state import CatalogState, Owner
 
 ADVANCING_MS = 60_000

@@ -8,8 +8,6 @@ Root pages: the whole state at one version as bytes, from which a reader starts.
 The put id of a state that starts a log history is not included: its commit names the page.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

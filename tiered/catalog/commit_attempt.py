@@ -7,8 +7,6 @@ PUT version
   exists                   → read the winner: our put id → won, else lost
 """
 
-from __future__ import annotations
-
 from tiered.catalog.catalog_reader import read_commit
 from tiered.catalog.commit import Commit
 from tiered.catalog.store_retry import StoreRetry

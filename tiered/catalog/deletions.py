@@ -4,8 +4,6 @@ Recent ones are part of the state. When there are many of one reason, they move 
 A list is collected as a whole, when the grace period of its newest entry is over.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum

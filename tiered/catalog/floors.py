@@ -5,8 +5,6 @@ Where it does not rise, key compaction dropped rows, and only their number chang
 Runs in memory leave at once. Those in pages stay there until a merge; readers skip them by the floor.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

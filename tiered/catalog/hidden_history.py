@@ -4,8 +4,6 @@ Each begin of a history puts such a state. It names the superseded runs, whose o
 old and new log share no record, the queues that ended, whose runs stay in the archive.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

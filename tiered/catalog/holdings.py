@@ -9,8 +9,6 @@
 ``catalog_reader.standing`` gives one of these answers. A whole archive is never listed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum

@@ -6,8 +6,6 @@ number, ``indexed_version``, tells a query what to scan. Segments that were unre
 are recorded as unindexed: a query scans them like newer ones, so damage never looks like absence.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile

@@ -4,8 +4,6 @@ A valid checksum does not make a document valid. Raises TypeError or ValueError,
 CorruptionError naming the object.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping
 from functools import cache
 from typing import Any, TypeVar, get_type_hints

@@ -11,8 +11,6 @@ again: the log is the same.
 Reads pages and the state at the common version. The uploader finds the divergence point.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Reads a page of the catalog: an object, or a range of one that holds several."""
 
-from __future__ import annotations
-
 from tiered.formats.keys import parse_part_key
 from tiered.formats.memory_bound import require_stored_bytes, stored_bytes_max
 from tiered.object_store.interface import ObjectStore

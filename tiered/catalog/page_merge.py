@@ -3,8 +3,6 @@
 Encoding, spilling and lookups are in pages.py; page_writer.py schedules merges.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

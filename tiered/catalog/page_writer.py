@@ -12,8 +12,6 @@ snapshot.py, merging in page_merge.py, commits in catalog_writer.py.
 Packs the pages of one catalog change into objects. Until one is put, a page's name is its position in a pack.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Recorded gaps of one queue, for repeated lookups: a queue may have as many as it has records."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Queues whose broker used an offset twice: their rows are where its consume queue has them, which a record's header
 may contradict (uploader/repeated_offsets.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 The chain and the objects are in apply.py, appends in append_runs.py.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

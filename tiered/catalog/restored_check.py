@@ -6,8 +6,6 @@ own bytes there. Where the archive has that commit, its check is replaced by the
 compared all the same.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Final, NamedTuple

@@ -3,8 +3,6 @@
 The setting names the epoch that ended with it, so a writer that claims a later one takes the broker back.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from tiered.catalog.state import CatalogState

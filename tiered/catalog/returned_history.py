@@ -5,8 +5,6 @@ the hidden runs of the earlier one; pending deletions of their objects are taken
 is hidden in turn. If something is missing, nothing changes: the caller archives it again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from sys import maxsize

@@ -3,8 +3,6 @@
 Compaction joins the rows of many commits into one run. The tail of its object has the physical offset of each row.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

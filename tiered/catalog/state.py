@@ -4,8 +4,6 @@ Changes are in apply.py, root pages in snapshot.py, older runs in pages.py. Memo
 runs older than the last spill are only in pages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property

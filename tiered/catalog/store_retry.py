@@ -3,8 +3,6 @@
 Reports the reason: a store may accept data but no commits. The caller handles unanswered PUTs.
 """
 
-from __future__ import annotations
-
 import logging
 import random as random_module
 import threading

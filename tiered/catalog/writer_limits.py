@@ -1,7 +1,5 @@
 """Limits of a catalog writer: pages, timeouts, retries. Values only."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -9,8 +9,6 @@ tagsCode 8, storeTime 8, bitmap length 2, bitmap}. The broker treats these files
 unit stays as it is. Source: org.apache.rocketmq.store.ConsumeQueueExt.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 from bisect import bisect_right

@@ -12,8 +12,6 @@ the log. A directory's mtime changes whenever an entry is added or removed, but 
 ticks; so one that changed a moment ago counts as changed until it has been quiet.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

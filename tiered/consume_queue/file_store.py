@@ -6,8 +6,6 @@ below its first unit starts with fillers (fillPreBlank). Tags codes are written 
 BatchConsumeQueue.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

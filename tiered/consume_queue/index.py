@@ -1,7 +1,5 @@
 """Interface of a broker's consume queues, whatever form they are stored in: plain and BatchCQ files, RocksDB."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import Enum
 from typing import Final, NamedTuple, Protocol

@@ -3,8 +3,6 @@
 Consume queues in files and in RocksDB, as a broker with ``rocksdbCQDoubleWriteEnable`` keeps them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A running broker's database shows nothing new: its entries are in a memtable wit
 followed instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 

@@ -6,8 +6,6 @@ filter, which Python cannot have; here a range delete does. Sources:
 org.apache.rocketmq.store.queue.RocksDBConsumeQueueStore, org.apache.rocketmq.store.rocksdb.RocksDBOptionsFactory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -9,8 +9,6 @@ which is no topic, is the physical offset up to which the log is dispatched (8 b
 Sources: org.apache.rocketmq.store.queue.RocksDBConsumeQueueTable, RocksDBConsumeQueueOffsetTable.
 """
 
-from __future__ import annotations
-
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator

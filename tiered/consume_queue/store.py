@@ -4,8 +4,6 @@ The broker is stopped. Batches of units are arrays; no object exists for a unit.
 org.apache.rocketmq.store.queue.ConsumeQueueStoreInterface.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple, Protocol

@@ -6,8 +6,6 @@ offset above 0 is filled with {0, 0x7FFFFFFF} filler units. Sources: org.apache.
 BatchConsumeQueue.
 """
 
-from __future__ import annotations
-
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable

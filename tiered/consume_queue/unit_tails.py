@@ -4,8 +4,6 @@ Reads only the bytes before the first hole of each queue's last file; where thes
 search (unit_files.py). Reads in parallel, because cold pages cost a disk access each, and restores the page cache.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 from collections.abc import Callable, Iterable, Sequence

@@ -4,8 +4,6 @@ Each column is the differences between consecutive rows (the first: from 0) as z
 columns one behind the other. Plane 0 holds the lowest byte of each, plane 7 the highest.
 """
 
-from __future__ import annotations
-
 import sys
 from functools import lru_cache
 from typing import Any

@@ -19,8 +19,6 @@ kernels, at six times the cost: for processes that handle few pages, or have no 
 ``tiered.formats.page_decoder`` chooses for readers.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -14,8 +14,6 @@ Containers of the catalog are packed (flags bit 1): the frame has the dictionary
 are byte planes of differences (byte_planes.py).
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Mapping

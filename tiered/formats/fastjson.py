@@ -8,8 +8,6 @@ slower than strict JSON: callers limit its length. Sources: com.alibaba.fastjson
 ``DefaultJSONParser``.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any, Final
 

@@ -4,8 +4,6 @@ Documents, table schemas and ``record_to_json`` follow this table. Names are tho
 where it has one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -4,8 +4,6 @@ Keys are relative to the archive's prefix, ``<cluster>/<broker>`` below the stor
 escape and no two names share one, so listing a prefix never shows another topic's objects.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from typing import NamedTuple

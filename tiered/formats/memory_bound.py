@@ -5,8 +5,6 @@ they are about to allocate. An object that needs more than its allowance is dama
 that needs more than the process may use (``limit_decoding``) is too large for its settings.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager

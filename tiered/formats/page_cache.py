@@ -3,8 +3,6 @@
 Readers of many queues return to the same pages of an object. Pages of a deleted index are dropped.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 import weakref

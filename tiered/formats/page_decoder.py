@@ -4,8 +4,6 @@ Loading the kernel takes 0.4 s, as long as numpy takes for 1,000 pages, or 2 s w
 command that reads a few messages ends before, and a server must not wait for it (docs/decisions/0051).
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Queues as a table, in segment footers, commits and pages: each topic name once, then numbers."""
 
-from __future__ import annotations
-
 from tiered.formats.container import Container
 from tiered.model.queue_roster import QueueRoster, QueueSelection
 from tiered.model.tables import QUEUE_DTYPE

@@ -5,8 +5,6 @@ the JSON form are in ``tiered.formats.fields``. Sources: MessageDecoder.decode,
 MessageDecoder.string2messageProperties, CompressorFactory.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import struct

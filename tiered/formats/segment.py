@@ -14,8 +14,6 @@ The work is cut into pieces of about a megabyte, so that gathered bytes are stil
 compresses them. Each thread keeps its compressor and its buffer: their page faults cost a tenth of the compression.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait

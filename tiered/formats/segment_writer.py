@@ -4,8 +4,6 @@ For objects that memory does not hold: blocks go to a file at once, or stay in o
 them. Only the key section and the tail are kept. ``tiered.formats.segment`` encodes objects that are in memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO

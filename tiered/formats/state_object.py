@@ -1,7 +1,5 @@
 """A state object: one of the broker's tables as a JSON document in a container."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tiered.errors import CorruptionError

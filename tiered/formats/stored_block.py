@@ -1,7 +1,5 @@
 """Decompresses the stored blocks and column pages of objects, each after its checksum. No I/O."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

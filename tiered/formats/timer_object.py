@@ -6,8 +6,6 @@ The TimerFlatFile of an hour is the rows that the objects have of it, one behind
 containers. The catalog has the footer's length, so one ranged GET opens an object.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

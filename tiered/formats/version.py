@@ -3,8 +3,6 @@
 docs/FORMATS.md says what a minor version may add; a major version is a last resort.
 """
 
-from __future__ import annotations
-
 from tiered.errors import UnsupportedFormatError
 
 FORMAT_MAJOR = 1

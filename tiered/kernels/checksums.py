@@ -4,8 +4,6 @@ Each reads ``length`` bytes at ``address + position``; the caller proves that th
 Oracles: ``zlib.crc32``, the ``xxhash`` package in tests, ``tiered.formats.record.java_hash``.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

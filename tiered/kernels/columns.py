@@ -3,8 +3,6 @@
 Oracle: ``tests.kernels.segment_oracle``.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -6,8 +6,6 @@ the contents of this package: numba itself only notices changes in the file of t
 Kernels that ``compiled_ahead`` has compiled into the package are found first, also where nothing is writable.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import tempfile

@@ -6,8 +6,6 @@ byte lies inside memory that stays allocated during the call.** Offsets are int6
 ``put_`` take element indices of a native-endian array.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 Fillers (tiered.broker_store.restored_log) are no records here. Oracle: ``tests.kernels.test_log_records``.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

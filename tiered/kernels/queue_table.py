@@ -5,8 +5,6 @@ need no Python object per message. Ordinals never change. Callers decide which t
 thread-safe: one scan at a time per table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

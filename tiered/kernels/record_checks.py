@@ -6,8 +6,6 @@ lengths stay inside the record. They fill the parsed fields of the words (record
 ``tests.kernels.oracle.check_record``.
 """
 
-from __future__ import annotations
-
 from tiered.kernels.checksums import crc32, crc32_ending
 from tiered.kernels.jit import Int, kernel
 from tiered.kernels.loads import (

@@ -1,7 +1,5 @@
 """Results of a scan: row columns, stop reasons, and the words through which the scan kernels write them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any

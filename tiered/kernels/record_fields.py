@@ -4,8 +4,6 @@ For tables: no Python object exists per record. A record whose lengths do not fi
 its end. Oracle: ``tiered.formats.record.decode_record``.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any

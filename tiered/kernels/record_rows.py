@@ -5,8 +5,6 @@ of IndexService; LMQs of MultiDispatch. LMQ entries that only some versions of t
 callers decide. Oracle: ``tests.kernels.oracle.scan_log``.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from tiered.kernels.checksums import java_hash, xxh64

@@ -3,8 +3,6 @@
 Records of one queue do not lie together in the commitlog, so each has its own physical offset.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

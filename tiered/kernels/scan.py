@@ -5,8 +5,6 @@ record_rows the rules of the columns. The scan stops at the first invalid byte. 
 ``tests.kernels.oracle.scan_log``.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -3,8 +3,6 @@
 100 rows among 100,000 queues cost 100 steps. Oracle: ``tests.kernels.oracle.split_by_queue``.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,8 +1,6 @@
 """What messages of the gateway topic ask for, without a Python object for each, and the order of their times. Oracles:
 ``tiered.model.timer``, ``np.argsort``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Text constants as the little-endian words kernels compare names with."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -1,7 +1,5 @@
 """``host:port`` addresses of settings and brokers."""
 
-from __future__ import annotations
-
 _PORT_MAX = 65_535
 _DIGITS_MAX = 5
 

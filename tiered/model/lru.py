@@ -4,8 +4,6 @@ Where clients choose the keys, it resists floods: entries used once and entries 
 names, which are used once, evict each other, while they take up to three quarters of the bytes.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar

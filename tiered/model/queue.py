@@ -1,7 +1,5 @@
 """Names of queues, and which topics are the broker's own or LMQs."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ All are little-endian structured arrays. A *row* is one consume-queue row: a sto
 one queue offset, in BatchCQ queues several.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any

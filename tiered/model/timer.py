@@ -4,8 +4,6 @@ Pure. A timer is its message in the gateway topic: its place identifies it, and 
 it. The write path finds the same in ``tiered.kernels.timers``, which a test compares with this.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

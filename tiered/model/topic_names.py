@@ -1,7 +1,5 @@
 """Which names brokers take for a topic, and to which topics no timer is sent. Pure."""
 
-from __future__ import annotations
-
 import re
 
 from tiered.model.queue import LMQ_PREFIX, SYSTEM_PREFIX, SYSTEM_TOPICS

@@ -8,8 +8,6 @@
 A store that can cancel requests registers how (s3_transport.py); requests of others complete.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

@@ -4,8 +4,6 @@ A numbered sequence of tables, each whole and created only if absent; the newest
 new table and no other object. An archive is encrypted from its first object on, or never.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import secrets

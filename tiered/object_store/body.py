@@ -3,8 +3,6 @@
 Pieces are not copied; small neighbours are joined when sent.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os

@@ -3,8 +3,6 @@
 One call is one or two requests. Errors are those of ObjectStore. Archives never depend on these answers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Commits depend on it. Some stores refuse a create that follows another one, but 
 writers would commit the same catalog version, and one of them would lose messages that it had acknowledged.
 """
 
-from __future__ import annotations
-
 import logging
 import secrets
 import threading

@@ -9,8 +9,6 @@ Only directories and regular files below the root count: nothing is read, writte
 link, and no pipe or device is waited for.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import itertools

@@ -13,8 +13,6 @@ or load balancer sent our PUT twice and lost the first response. The existing ob
 unanswered, and the caller continues under another key.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

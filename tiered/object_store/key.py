@@ -1,7 +1,5 @@
 """Validates keys. All back ends accept the same ones, so that an archive can move between them."""
 
-from __future__ import annotations
-
 import re
 
 from tiered.errors import UsageError

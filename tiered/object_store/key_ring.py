@@ -4,8 +4,6 @@ Does not know what is wrapped, nor where wrapped keys are stored. Key material i
 of a command.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import os

@@ -1,7 +1,5 @@
 """memory://: objects in a dictionary, for tests, simulations and temporary archives."""
 
-from __future__ import annotations
-
 import threading
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 Owns the syntax and the order of the wrappers: seals → prefix → retries → metrics → throttle → back end.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

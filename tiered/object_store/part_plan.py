@@ -4,8 +4,6 @@ A part of a multipart upload has at least 5 MiB unless it is the last one. Small
 neighbours; a range behind a small part gives it the bytes it lacks and is copied from there on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tiered.object_store.body import buffer_bytes

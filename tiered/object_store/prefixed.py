@@ -1,7 +1,5 @@
 """A store below a prefix: keys are relative to it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from tiered.object_store.interface import (

@@ -1,7 +1,5 @@
 """Counts the requests of an object store: number, failures, bytes and latency by operation."""
 
-from __future__ import annotations
-
 import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence

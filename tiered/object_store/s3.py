@@ -6,8 +6,6 @@ body is signed too unless the link is TLS or trusted.
 Requests of the blocking client; s3_client.py sets up the SDK, which the first request loads.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence

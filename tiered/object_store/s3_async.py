@@ -1,8 +1,6 @@
 """s3:// for an event loop: ranges and whole objects over aioboto3. Semantics, errors and options are those of
 s3.py."""
 
-from __future__ import annotations
-
 from contextlib import AsyncExitStack
 from typing import Any
 

@@ -4,8 +4,6 @@ Path-style addressing for custom endpoints, the SDK's choice for AWS. The reques
 ``connect`` loads the SDK, not the import.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import logging

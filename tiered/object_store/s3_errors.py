@@ -1,7 +1,5 @@
 """Maps S3 responses and SDK exceptions to our errors, for both clients. Connection failures are in s3_transport.py."""
 
-from __future__ import annotations
-
 import traceback
 from types import FrameType
 from typing import Any

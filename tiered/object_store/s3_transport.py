@@ -10,8 +10,6 @@ handler. It guarantees:
 - a refusal during the upload is read, not taken for a broken connection.
 """
 
-from __future__ import annotations
-
 import struct
 import time
 from collections.abc import Iterator

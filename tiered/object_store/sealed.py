@@ -7,8 +7,6 @@ chunk is its number; the archive, the object's key, the number and the object's 
 follow from each other, each range can be read alone, and the checksums need no key.
 """
 
-from __future__ import annotations
-
 import hmac
 import io
 import re

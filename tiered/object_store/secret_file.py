@@ -1,8 +1,6 @@
 """Local files that only the process that wrote them can read: AES-256-CTR under a key in its memory. They are not
 authenticated: what is made of them is."""
 
-from __future__ import annotations
-
 import io
 import secrets
 from pathlib import Path

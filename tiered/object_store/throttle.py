@@ -3,8 +3,6 @@
 The wait precedes the request, so it does not count towards a PUT's timeout.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 

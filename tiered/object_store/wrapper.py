@@ -1,7 +1,5 @@
 """Base of stores that wrap another store."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from tiered.object_store.interface import GET_BYTES_MAX, Body, ObjectInfo, ObjectStore, Piece, Upload

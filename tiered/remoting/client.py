@@ -6,8 +6,6 @@ the broker does not support returns None. Its own questions change nothing at th
 Sources: RequestCode, AdminBrokerProcessor, HARuntimeInfo.
 """
 
-from __future__ import annotations
-
 import itertools
 import socket
 import time

@@ -13,8 +13,6 @@ Request and response codes of the remoting protocol.
 Sources: org.apache.rocketmq.remoting.protocol.RequestCode of 4.9.7 to 5.5.0, ResponseCode, RemotingSysResponseCode.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Iterator, Mapping

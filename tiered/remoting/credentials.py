@@ -8,8 +8,6 @@ Owns signing and the file with the account. Never shows a secret.
 Sources: org.apache.rocketmq.acl.common.AclClientRPCHook, AclUtils, AclSigner; mqadmin's conf/tools.yml.
 """
 
-from __future__ import annotations
-
 import base64
 import hmac
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The declaration of a setting: default, description, limits."""
 
-from __future__ import annotations
-
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, get_type_hints
 

@@ -1,7 +1,5 @@
 """Loads settings from defaults, one TOML file, the environment and flags; later sources override earlier ones."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import tomllib

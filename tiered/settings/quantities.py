@@ -1,7 +1,5 @@
 """Sizes and durations as users write them: ``32MiB``, ``5s``, ``7d``, ``forever``. Pure."""
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

@@ -3,8 +3,6 @@
 What an entry means for a topic is in topic_rules.py.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 from collections.abc import Mapping

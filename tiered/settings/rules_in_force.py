@@ -4,8 +4,6 @@ The owner commits them as a document. Every command on the archive uses them ins
 these were set to something else. Pure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, Final

@@ -4,8 +4,6 @@ Fields declared with ``setting`` are for users. Plain fields are constants of th
 better value for them, but tests replace them. Sizes are bytes and times milliseconds unless the name says otherwise.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any

@@ -1,7 +1,5 @@
 """Parses and checks the value of a setting: integers with units, booleans, lists, limits. Pure."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

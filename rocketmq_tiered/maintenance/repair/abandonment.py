@@ -1,7 +1,5 @@
 """Begins a new archive where objects of a lost one are: these are kept in quarantine, and named by its first commit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from rocketmq_tiered.maintenance.repair.repair import Repair, apply_repair, number_above

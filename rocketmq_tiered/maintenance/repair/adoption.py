@@ -4,8 +4,6 @@ Of objects with rows for the same offsets the newer log history wins, then the h
 above the place where a newer log history began are superseded. What differs from the winner is quarantined.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Changes of a state that no kind of commit makes but a repair. Pure, but for reading pages and one record."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 

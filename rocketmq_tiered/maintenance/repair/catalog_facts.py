@@ -1,8 +1,6 @@
 """Facts that only the catalog has: the broker's tables are recovered from their newest readable copies; what cannot be
 recovered is named, each with the next step."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterator, Mapping
 
 from tiered.catalog.broker_facts import TABLE_NAMES, broker_table

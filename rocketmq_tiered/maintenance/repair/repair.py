@@ -8,8 +8,6 @@
 A plan that is not applied writes nothing.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace

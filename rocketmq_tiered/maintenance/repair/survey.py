@@ -6,8 +6,6 @@ else               the newest readable root and the commits after it; where one 
 nothing readable   an empty state: everything comes from data objects
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 

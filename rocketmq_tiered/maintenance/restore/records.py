@@ -3,8 +3,6 @@
 Writes the consume queues of a restored log, from the rows of the archive.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise

@@ -4,8 +4,6 @@ Kernels copy the bytes of many records at once. Only rare records are handled on
 UTF-8, IPv6 hosts, inner batches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property

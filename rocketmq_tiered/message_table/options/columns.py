@@ -1,7 +1,5 @@
 """Columns of the message table: name, type, meaning, and what must be read for each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum

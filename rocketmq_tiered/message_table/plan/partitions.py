@@ -3,8 +3,6 @@
 A partition is plain data. It names its catalog version, and reading it requires only the source's options.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 

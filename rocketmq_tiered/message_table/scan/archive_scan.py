@@ -6,8 +6,6 @@ Requests run a few windows ahead; memory is bounded by windows of ``window_bytes
 Blocking reads of rows by queue offset straight from an object store, for batch jobs: only tails are cached.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -4,8 +4,6 @@ With a running broker, reading ends where its consume queues end. Uncommitted tr
 deleted topics, whose queues have no units, nor RocketMQ's own topics unless they are named.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial

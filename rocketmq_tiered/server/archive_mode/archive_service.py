@@ -1,7 +1,5 @@
 """Archive mode: serves one archive on one port, without a broker. Wires handlers, group offsets and retries."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -3,8 +3,6 @@
 Bounds and data of one reply come from one catalog version.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol

@@ -2,8 +2,6 @@
 writes. Sources: AdminBrokerProcessor, QueryMessageProcessor.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from rocketmq_tiered.server.backend.backend import Backend

@@ -1,7 +1,5 @@
 """Requests about group offsets: query, commit, statistics, consumers of a topic, reset."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Mapping
 

@@ -4,8 +4,6 @@ The archived broker keeps its name, so offsets and locks keep their keys; its ad
 Source: org.apache.rocketmq.namesrv.processor.DefaultRequestProcessor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

@@ -9,8 +9,6 @@ A subscription counts for pulls of the connection that sent it, whatever other m
 Sources: org.apache.rocketmq.broker.client.ConsumerManager, ClientManageProcessor.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

@@ -4,8 +4,6 @@ Commits during a write go into the next snapshot. After another server has taken
 and reads continue. Owns the table in memory, its limit and the batching; group_state.py owns snapshots.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -9,8 +9,6 @@ snapshot is small (groups times queues) and written at
 most once a flush interval, by one task.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ bodies with maps whose keys are queues are in fastjson's dialect, which all its 
 org.apache.rocketmq.broker.client.rebalance.RebalanceLockManager.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """Compiles subscriptions' filters, TAG or SQL92, once for each expression."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Final
 

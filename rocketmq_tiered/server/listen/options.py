@@ -7,8 +7,6 @@ several networks. Either is a guess: it is logged, and ``serve.advertise`` repla
 NetworkUtil.getLocalAddress, BrokerConfig.brokerIP1.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 import ssl

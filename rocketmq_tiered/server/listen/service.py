@@ -1,7 +1,5 @@
 """Base of the archive, proxy and slave services: one port, its clients' group membership, periodic expiry, close."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping

@@ -5,8 +5,6 @@
 Blocking: ``step`` is called by one thread at a time, the questions from any. Owns this order.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Mapping, Sequence

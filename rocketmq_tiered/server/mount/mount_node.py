@@ -3,8 +3,6 @@
 Taking, giving and closing a broker are tasks of their own: none delays the renewal of the lease.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import logging

@@ -5,8 +5,6 @@ has started, or another node has seen it silent and ended its lease. No clock of
 mounted are objects below ``mount.archives/``. Neither name can be a cluster's: escapes have hex digits after a dot.
 """
 
-from __future__ import annotations
-
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ Every node decides for itself from the leases it read. Nodes that decide differe
 groups of a broker, which only one of them can (groups/group_state.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final

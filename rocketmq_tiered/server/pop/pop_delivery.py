@@ -11,8 +11,6 @@ Sources: org.apache.rocketmq.broker.processor.PopMessageProcessor, PopBufferMerg
 org.apache.rocketmq.remoting.protocol.header.ExtraInfoUtil, MQClientAPIImpl.processPopResponse.
 """
 
-from __future__ import annotations
-
 import asyncio
 import struct
 import sys

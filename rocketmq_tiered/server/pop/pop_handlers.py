@@ -8,8 +8,6 @@ mqadmin, are in memory only; a broker stores them.
 Sources: org.apache.rocketmq.broker.processor.QueryAssignmentProcessor, AllocateMessageQueueAveragely and …ByCircle.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import time

@@ -9,8 +9,6 @@ broker has access control, as sub-requests from here lack the operator's signatu
 Sources: AdminBrokerProcessor.resetOffset, Broker2Client.resetOffset, MQClientInstance.resetOffset.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import replace

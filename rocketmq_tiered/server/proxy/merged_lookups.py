@@ -13,8 +13,6 @@ come here. While the broker is unavailable, only offsets that cannot change are 
 "not found" needs both sides. Sources: QueryMessageProcessor, MQAdminImpl.queryMessage.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import struct

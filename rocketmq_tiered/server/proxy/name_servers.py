@@ -8,8 +8,6 @@ Sources: TopicRouteData, BrokerData, ClusterInfo (org.apache.rocketmq.remoting.p
 MQClientInstance.findBrokerAddressInSubscribe.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Interfaces of proxy mode: the connection to the real broker, handlers, and the broker ids of a published route."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 

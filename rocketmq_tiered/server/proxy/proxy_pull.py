@@ -14,8 +14,6 @@ Owns the order of these steps, the two sources of a pull, the wire fields of a r
 own the choice of source (read_router.py) nor the meaning of a broker's reply (offset_merge.py).
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Sequence

@@ -11,8 +11,6 @@ Heartbeats of consumers are not relayed: a broker lists a member once for each c
 gets half of its queues. Heartbeats of pure producers are relayed: producers dial id 0 only.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

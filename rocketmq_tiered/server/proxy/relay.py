@@ -7,8 +7,6 @@ the services' decision. Sources: org.apache.rocketmq.remoting.protocol.RequestCo
 DefaultMQProducer.retryResponseCodes; RemoteBrokerOffsetStore.readOffset.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

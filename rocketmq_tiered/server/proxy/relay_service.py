@@ -1,7 +1,5 @@
 """Base of proxy and slave mode: handlers over archive and broker together, everything else relayed to the broker."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import ClassVar, Generic, TypeVar
 

@@ -2,8 +2,6 @@
 The status values are also members of the status report.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ Owns what the broker takes, as it says in its configuration, and that the gatewa
 broker's reply to the send to the gateway topic: SEND_OK means that the broker has stored it there.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ TIMER_DELAY_MS, TIMER_DELIVER_MS. Sources: HookUtils.handleScheduleMessage, Send
 RecallMessageHandle.
 """
 
-from __future__ import annotations
-
 import re
 import uuid
 from collections.abc import Mapping

@@ -8,8 +8,6 @@ own: a look-up cannot be cancelled and blocks for half a minute if DNS does not 
 the event loop's default threads read, would wait behind it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import itertools

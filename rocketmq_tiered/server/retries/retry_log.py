@@ -12,8 +12,6 @@ number taken, or later numbers if that was removed, so its successor has read ev
 ScheduleMessageService.messageTimeup, MessageExtEncoder.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import secrets
 import struct

@@ -5,8 +5,6 @@ refuses them, and the consumer then consumes its message again itself. ``RetryHa
 back.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -3,8 +3,6 @@
 Source: org.apache.rocketmq.acl.plain.RemoteAddressStrategyFactory; IPAddressUtils for CIDR.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Callable

@@ -8,8 +8,6 @@ neither fills the disk nor hides a reset. Reloads are logged where they happen a
 that the request names: of a refused request it proves nothing.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from enum import StrEnum

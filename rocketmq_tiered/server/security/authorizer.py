@@ -6,8 +6,6 @@ QUERY_CONSUMER_OFFSET as "no offset yet" and would start elsewhere, so it gets n
 A request for a message by physical offset (33, 36, 37) is authorized for the message's own topic once that is known.
 """
 
-from __future__ import annotations
-
 import hmac
 import zlib
 from collections.abc import Mapping

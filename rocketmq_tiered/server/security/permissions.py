@@ -15,8 +15,6 @@ LockBatchRequestBody, CheckClientRequestBody, QueryAssignmentRequestBody, SetMes
 MessageQueue of 4.9.7 to 5.5.0.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping

@@ -4,8 +4,6 @@ Reads the configuration periodically over a connection of its own; a lost connec
 forbid that, the configuration file beside the sidecar counts. Sends reads only.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Mapping

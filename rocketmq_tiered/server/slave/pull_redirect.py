@@ -8,8 +8,6 @@ included, so a consumer with a pinned broker id is served too, and no consumer g
 Sources: PullAPIWrapper.updatePullFromWhichNode and recalculatePullFromWhichNode.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable

@@ -5,8 +5,6 @@ are reopened at once, and a restarted name server gets a new registration within
 registration.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 

@@ -12,8 +12,6 @@ The only group state here is membership, from heartbeats: it answers member list
 answered or accepted then: clients keep theirs and commit again later.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field

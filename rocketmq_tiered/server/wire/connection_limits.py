@@ -1,7 +1,5 @@
 """Limits of a connection, and the memory accounts of all connections of a server."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ TLS; and the client address used in logs, rules and routes.
 Bytes after the header stay in the socket. The caller limits the time. Source: haproxy's proxy-protocol.txt.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import re

@@ -1,7 +1,5 @@
 """Logs what clients can cause again and again: the first time at once, then a line an interval with its count."""
 
-from __future__ import annotations
-
 import logging
 import re
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Owns the listening socket, the open connections, their limits in all and by addr
 open, and closing idle ones.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import resource

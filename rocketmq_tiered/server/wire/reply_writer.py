@@ -1,7 +1,5 @@
 """Writes replies without joining their pieces, and counts the bytes that the client has not read."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 A missing or invalid field raises BadRequestError, answered with SYSTEM_ERROR and its text, as by a broker.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence

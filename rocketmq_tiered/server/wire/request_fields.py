@@ -8,8 +8,6 @@ Sources: classes *RequestHeader of 4.9.7, 5.3.3 and 5.5.0, RpcRequestHeader, Acl
 DynamicalExtFieldRPCHook; internal/request.go of rocketmq-client-go 2.1.2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

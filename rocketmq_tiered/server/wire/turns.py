@@ -7,8 +7,6 @@ has this from Python 3.12 on. For 3.11 the first step runs outside a task, and t
 event loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time

@@ -1,7 +1,5 @@
 """`tiered-spark backfill`: archive many store directories, each by one Spark task."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`tiered-spark compact`: join small objects of an archive on many machines."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`tiered-spark compact-keys`: keep the last message of each key, on many machines."""
 
-from __future__ import annotations
-
 import argparse
 
 from rocketmq_tiered.cli.arguments import add_rules, print_result, settings_of

@@ -1,7 +1,5 @@
 """`tiered-spark export`: write the messages archived since the last export as Parquet files or a Delta table."""
 
-from __future__ import annotations
-
 import argparse
 
 from rocketmq_tiered.cli.arguments import settings_of

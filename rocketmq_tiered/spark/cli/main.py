@@ -1,7 +1,5 @@
 """``tiered-spark VERB …``: the verbs, the shape of an error, and the exit codes, which are those of ``tiered``."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

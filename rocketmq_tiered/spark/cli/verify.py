@@ -1,7 +1,5 @@
 """`tiered-spark verify`: check every byte of archives on many machines."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import asdict
 from itertools import chain

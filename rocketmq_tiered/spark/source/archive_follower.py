@@ -1,7 +1,5 @@
 """Follows the archives below one path and chooses the offsets and slices of a stream's batches."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack

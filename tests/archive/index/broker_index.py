@@ -1,7 +1,5 @@
 """RocketMQ's index files as a broker reads them (IndexFile, IndexService), and their settings in broker.conf."""
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Iterator
 from pathlib import Path

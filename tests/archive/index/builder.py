@@ -1,7 +1,5 @@
 """Builds index files in memory from a list of items."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Index files: every item is found in two reads; damage is detected."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Places of index files: the queue of each record by physical offset."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

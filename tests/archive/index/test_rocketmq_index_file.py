@@ -1,7 +1,5 @@
 """RocketMQ's index files: every recorded answer of real brokers, and the same bytes from the same messages."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

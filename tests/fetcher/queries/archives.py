@@ -1,7 +1,5 @@
 """Archives of real stores, made once, and what must be found in them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -7,8 +7,6 @@ seconds after the begin of an index file.
 Ground truth of a real store for queries by key, id and time.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable
 from pathlib import Path

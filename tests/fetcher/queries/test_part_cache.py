@@ -1,7 +1,5 @@
 """What queries keep: no part is read twice, memory is bounded and charged, and damaged parts are read again."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Listings of one topic equal the same part of the listing of all."""
 
-from __future__ import annotations
-
 from fetcher.queries.queue_listing import list_queues
 from tests.archive.archive_builder import ArchiveBuilder, Sent
 from tiered.model.queue import QueueKey

@@ -1,7 +1,5 @@
 """How many object requests a query makes, and what it says when objects are gone or damaged."""
 
-from __future__ import annotations
-
 import random
 import threading
 from pathlib import Path

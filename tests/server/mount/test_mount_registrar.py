@@ -1,7 +1,5 @@
 """A retired broker's registration: replaced, never removed first, and never beside a living master."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 

@@ -3,8 +3,6 @@
 Groups that a node's lease keeps: no write while idle, and none acknowledged after another node has them.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace

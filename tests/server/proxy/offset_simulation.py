@@ -6,8 +6,6 @@ catalog, which is known late, and time. Owns the consumer and what it checks; te
 through.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

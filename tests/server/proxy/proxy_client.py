@@ -1,7 +1,5 @@
 """A client of the proxy service and the route it sees."""
 
-from __future__ import annotations
-
 import asyncio
 
 from tiered.remoting.command import FrameDecoder, RemotingCommand, encode

@@ -1,7 +1,5 @@
 """A broker with 400 messages, 300 of them archived, and the proxy's handlers between it and a client."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager

@@ -4,8 +4,6 @@ Pulls (DefaultMessageStore.getMessage, PullMessageProcessor), bounds, times, mes
 story needs to happen in between is done by ``before`` and ``after``: called with the command that is being answered.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace

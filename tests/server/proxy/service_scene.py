@@ -1,7 +1,5 @@
 """Proxy mode between clients and a scripted broker with name servers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable

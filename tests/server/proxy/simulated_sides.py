@@ -4,8 +4,6 @@ The broker answers as DefaultMessageStore.getMessage does, record by record, its
 while a caller waits, things happen. Owns these answers.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor, Future

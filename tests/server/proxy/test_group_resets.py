@@ -1,7 +1,5 @@
 """Resets of groups beside a live broker, also where only the archive has the message."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

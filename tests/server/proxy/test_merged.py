@@ -1,7 +1,5 @@
 """Offsets, times and messages of archive and broker joined: answers of the broker, completed from the archive."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

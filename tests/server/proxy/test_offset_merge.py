@@ -1,7 +1,5 @@
 """What a broker's answers mean, and that no walk along the line passes a message that archive or broker has."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,8 +1,6 @@
 """Whatever broker, uploader and archive do while a consumer pulls, it is moved past no existing message (seeded;
 see offset_simulation.py)."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Iterable

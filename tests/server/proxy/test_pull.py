@@ -1,7 +1,5 @@
 """Pulls beside a live broker: every policy, wherever the message is, and everything that may happen in between."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import shutil

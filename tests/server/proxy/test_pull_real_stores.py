@@ -1,7 +1,5 @@
 """What real brokers wrote, consumed through the proxy from a broker that has half of it: everything, in order."""
 
-from __future__ import annotations
-
 import asyncio
 import zlib
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Routes of a real name server as clients of the proxy see them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Proxy mode with access rules: what the broker would read otherwise, or copies by offset, does not get past them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The proxy between real connections: clients on one side, a broker and name servers of the test on the other."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

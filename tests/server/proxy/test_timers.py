@@ -1,7 +1,5 @@
 """Timers beyond the broker's limit, sent through the proxy: what the broker gets, and what the client gets."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import time

@@ -4,8 +4,6 @@ generation. Only the broker, its files, the catalog and time are played (statefu
 An archive that begins later than the broker's files, or holds an earlier generation: no message is passed.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Bounds of what is under way to and from the broker."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl

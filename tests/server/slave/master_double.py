@@ -1,7 +1,5 @@
 """A master that answers by a table, over real frames."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

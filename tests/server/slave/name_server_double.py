@@ -1,7 +1,5 @@
 """A name server's table of brokers, over real frames, with the habits of 4.9 or 5.x (RouteInfoManager)."""
 
-from __future__ import annotations
-
 import asyncio
 import zlib
 

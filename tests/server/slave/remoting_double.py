@@ -1,7 +1,5 @@
 """A remoting server of a test's own: it records requests, and ends as a killed process does."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 

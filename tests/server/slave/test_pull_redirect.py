@@ -1,7 +1,5 @@
 """Where a client of the slave goes next, never in circles and never past a message."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Registering at name servers that come, go and list others."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 

@@ -3,8 +3,6 @@
 The master beside a slave, where it checks requests for its configuration.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import zlib

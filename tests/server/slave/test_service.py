@@ -1,7 +1,5 @@
 """The slave's port between clients, a master and a name server: who answers what, and what is said without a master."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,7 +1,5 @@
 """Archives of many small objects, and all records of one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from tests.archive.queue_reader import QueueReader

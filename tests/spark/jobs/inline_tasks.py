@@ -1,7 +1,5 @@
 """A task runner without Spark: the same functions on the same data, through pickle, in this process."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Sequence
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """A bulk backfill makes the archive of ``tiered backfill``, even if a task dies or the object store fails."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The command line before Spark starts: wrong usage as one line."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Hadoop's settings for a bucket, and refused targets."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Exports that continue after gaps were filled, rows expired, and pages of the plan became garbage."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Backfill and export processes on Spark, killed with SIGKILL: the next run completes them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Index items from a segment's key section and row columns, across its runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

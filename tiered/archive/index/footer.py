@@ -3,8 +3,6 @@
 Read for offsetMsgId queries, verification and merging only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ A stored item is 8 bytes of hash and four columns as wide as the file's largest 
 have one length and positions can be computed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Plain Python for the few keys of a query, which must not wait for a compiler. Th
 ``tiered.kernels.checksums``; tests compare both with the reference implementation.
 """
 
-from __future__ import annotations
-
 import struct
 
 _P1, _P2, _P3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9

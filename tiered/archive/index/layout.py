@@ -8,8 +8,6 @@ widths of an item's columns, which are in the catalog: one read of a slot and on
 checksum begins with the file's identity (XXH64 of its key), so bytes of another file never pass.
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass
 from functools import cached_property

@@ -6,8 +6,6 @@ instead. Coroutines over ``read(key, offset, length)`` serve threads and event l
 use. Only a slot that holds a key of thousands of messages takes more reads: its pages are searched by bisection.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from math import isqrt
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Streaming merge of index files: at most a bounded piece of each input is in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np

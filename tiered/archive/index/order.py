@@ -3,8 +3,6 @@
 Equal items are the same key of the same message.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

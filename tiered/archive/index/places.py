@@ -4,8 +4,6 @@ An offsetMsgId names a physical offset alone. A cycle's object holds a range of 
 of a long range, as thousands of others do: without its queue, a record would be searched in all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Writes an index file from sorted items, piece by piece, in bounded memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Protocol

@@ -6,8 +6,6 @@ the messages of one queue alone and ends with its iteration, or it is a set of m
 continues.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any

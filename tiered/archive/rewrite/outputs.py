@@ -5,8 +5,6 @@ ended. Joined objects are copied by the store, and only their keys and tail are 
 response the same object goes to another key.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """What a rewrite is to do, as values: candidates, the ranges of rows of each iteration, and outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
