@@ -478,7 +478,6 @@ def test_a_negative_number_of_messages_is_refused(archive: Archive) -> None:
 # -- the asynchronous form ------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_the_asynchronous_form_answers_the_same(directory: Path, truth: Queues) -> None:
     url = f"file://{directory}"
     with rocketmq_tiered.open(url) as blocking:
@@ -528,7 +527,6 @@ def _little_memory(wait_ms: int) -> Settings:
     )
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("by_batch", "wait_ms"), [(False, 60_000), (True, 200)])
 async def test_walks_side_by_side_hold_no_batch_while_they_wait_for_the_next(
     four_long_queues: str, by_batch: bool, wait_ms: int
@@ -568,7 +566,6 @@ class Opened:
         self.is_closed.set()
 
 
-@pytest.mark.asyncio
 async def test_a_cancelled_opening_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with a time limit around a store that is slow to answer: each attempt would leave a thread and a client."""
     opened, may_continue = Opened(), threading.Event()
@@ -586,7 +583,6 @@ async def test_a_cancelled_opening_leaves_nothing_open(monkeypatch: pytest.Monke
     assert await asyncio.to_thread(opened.is_closed.wait, 20)
 
 
-@pytest.mark.asyncio
 async def test_queues_are_read_side_by_side(directory: Path, truth: Queues) -> None:
     async with rocketmq_tiered.open_async(f"file://{directory}") as archive:
 
@@ -598,7 +594,6 @@ async def test_queues_are_read_side_by_side(directory: Path, truth: Queues) -> N
     assert dict(zip(names, counts, strict=True)) == {name: len(truth[name[:2]]) for name in names}
 
 
-@pytest.mark.asyncio
 async def test_the_asynchronous_form_must_be_entered_and_says_what_does_not_exist(directory: Path) -> None:
     with pytest.raises(UsageError, match="not open"):
         rocketmq_tiered.open_async(f"file://{directory}").topics()
@@ -607,7 +602,6 @@ async def test_the_asynchronous_form_must_be_entered_and_says_what_does_not_exis
             pass
 
 
-@pytest.mark.asyncio
 async def test_the_asynchronous_form_is_entered_once(directory: Path) -> None:
     """A second time would leak what the first opened: threads, connections."""
     async with rocketmq_tiered.open_async(directory) as archive:
@@ -618,7 +612,6 @@ async def test_the_asynchronous_form_is_entered_once(directory: Path) -> None:
         await archive.__aenter__()
 
 
-@pytest.mark.asyncio
 async def test_the_asynchronous_form_may_be_entered_again_when_it_did_not_open(
     directory: Path, tmp_path: Path
 ) -> None:
@@ -630,7 +623,6 @@ async def test_the_asynchronous_form_may_be_entered_again_when_it_did_not_open(
         assert "t_one" in archive.topics()
 
 
-@pytest.mark.asyncio
 async def test_a_path_is_a_local_directory_in_an_event_loop_too(directory: Path) -> None:
     async with rocketmq_tiered.open_async(directory) as archive:
         assert "t_one" in archive.topics()

@@ -102,7 +102,6 @@ def test_a_walk_begun_before_says_so_too(url: str) -> None:
     assert walk.offset == 7
 
 
-@pytest.mark.asyncio
 async def test_the_asynchronous_form_says_the_same(url: str) -> None:
     async with rocketmq_tiered.open_async(url) as archive:
         queue = archive.queue("t", 0)
@@ -190,7 +189,6 @@ def test_a_reader_that_needs_memory_after_the_close_does_not_wait_either(large_u
     assert everything.future.done()
 
 
-@pytest.mark.asyncio
 async def test_tasks_that_wait_while_it_is_closed_get_an_error(large_url: str) -> None:
     async with rocketmq_tiered.open_async(large_url, settings=LITTLE_MEMORY) as archive:
 
@@ -360,7 +358,6 @@ def test_a_retry_after_an_outage_gets_the_next(
     assert failures > 1 and offsets == list(range(ITERATED))
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("is_decoded", [True, False])
 async def test_a_retry_after_a_time_limit_gets_the_next(
     restless_url: str, is_decoded: bool, monkeypatch: pytest.MonkeyPatch
@@ -404,7 +401,6 @@ def test_what_has_ended_stays_so_when_the_archive_grows(restless_url: str, build
         assert len(list(queue.messages())) == ITERATED + 1
 
 
-@pytest.mark.asyncio
 async def test_closing_ends_them(restless_url: str) -> None:
     with rocketmq_tiered.open(restless_url) as archive:
         for iterator in (archive.queue("t", 0).messages(), archive.queue("t", 0).batches()):

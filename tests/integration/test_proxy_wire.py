@@ -111,54 +111,45 @@ async def send(upstream: RemotingUpstream) -> None:
         assert answer.code == 0, answer
 
 
-def test_questions_and_commits_in_a_clients_name(broker: RocketMq, tmp_path: Path) -> None:
-    async def story() -> None:
-        upstream = RemotingUpstream(broker.broker_address, InflightLimit())
-        await send(upstream)
-        await asyncio.sleep(1)
-        command = pull(3, 17)
-        unsigned = replace(
-            command, ext_fields={k: v for k, v in command.ext_fields.items() if k != "Signature"}
-        )
-        refused = await upstream.call(unsigned, 10)
-        assert refused.code in (1, 16), "this broker checks signatures"
-        assert BrokerReply.of(refused) is None
-        views = BrokerViews(None)
-        view = await views.local_view(command, upstream, 3)
-        assert (view.side, view.queue, view.is_record) == (
-            BrokerSide.READABLE,
-            HeldOffsets(0, MESSAGES),
-            True,
-        )
-        assert view.oldest_phys == 0
-        assert await views.still_has(command, upstream, 3)
-        plain = {name: value for name, value in command.ext_fields.items() if name != "Signature"} | {
-            "sysFlag": "6"
-        }
-        answer = await upstream.call(signed(RequestCode.PULL_MESSAGE, plain), 10)
-        assert answer.code == 0, "a 5.x broker takes commits of groups only that were there once"
-        context = PullContext(None, views, ClientTable(Clock(monotonic_s=lambda: 0.0)))  # type: ignore[arg-type]
-        await PullSources(context, Request(command, RecordingPeer()), upstream, None).commit()
-        asked = signed(
-            RequestCode.QUERY_CONSUMER_OFFSET, {"consumerGroup": GROUP, "topic": TOPIC, "queueId": 0}
-        )
-        for _ in range(50):
-            answer = await upstream.call(asked, 10)
-            if answer.ext_fields.get("offset") == "17":
-                break  # it was one-way: a broker without it yet answers 22, or 0 where nothing was deleted
-            await asyncio.sleep(0.1)
-        assert answer.ext_fields.get("offset") == "17", (
-            "the commit came through, signed by the pull's signature"
-        )
-        answer = await upstream.call(command, 10)
-        said = BrokerReply.of(answer)
-        assert said is not None and (said.min_offset, said.max_offset) == (0, MESSAGES), answer
-        meant = interpret(said, 3, has_all=True)
-        assert (meant.status.name, meant.next_offset) == ("FOUND", 35)
-        for offset, name in ((MESSAGES, "OFFSET_OVERFLOW_ONE"), (MESSAGES + 9, "OFFSET_OVERFLOW_BADLY")):
-            said = BrokerReply.of(await upstream.call(pull(offset, 17), 10))
-            assert said is not None and said.remark == name
-            assert interpret(said, offset, has_all=True).status.name == name
-        upstream.close()
-
-    asyncio.run(story())
+async def test_questions_and_commits_in_a_clients_name(broker: RocketMq, tmp_path: Path) -> None:
+    upstream = RemotingUpstream(broker.broker_address, InflightLimit())
+    await send(upstream)
+    await asyncio.sleep(1)
+    command = pull(3, 17)
+    unsigned = replace(command, ext_fields={k: v for k, v in command.ext_fields.items() if k != "Signature"})
+    refused = await upstream.call(unsigned, 10)
+    assert refused.code in (1, 16), "this broker checks signatures"
+    assert BrokerReply.of(refused) is None
+    views = BrokerViews(None)
+    view = await views.local_view(command, upstream, 3)
+    assert (view.side, view.queue, view.is_record) == (
+        BrokerSide.READABLE,
+        HeldOffsets(0, MESSAGES),
+        True,
+    )
+    assert view.oldest_phys == 0
+    assert await views.still_has(command, upstream, 3)
+    plain = {name: value for name, value in command.ext_fields.items() if name != "Signature"} | {
+        "sysFlag": "6"
+    }
+    answer = await upstream.call(signed(RequestCode.PULL_MESSAGE, plain), 10)
+    assert answer.code == 0, "a 5.x broker takes commits of groups only that were there once"
+    context = PullContext(None, views, ClientTable(Clock(monotonic_s=lambda: 0.0)))  # type: ignore[arg-type]
+    await PullSources(context, Request(command, RecordingPeer()), upstream, None).commit()
+    asked = signed(RequestCode.QUERY_CONSUMER_OFFSET, {"consumerGroup": GROUP, "topic": TOPIC, "queueId": 0})
+    for _ in range(50):
+        answer = await upstream.call(asked, 10)
+        if answer.ext_fields.get("offset") == "17":
+            break  # it was one-way: a broker without it yet answers 22, or 0 where nothing was deleted
+        await asyncio.sleep(0.1)
+    assert answer.ext_fields.get("offset") == "17", "the commit came through, signed by the pull's signature"
+    answer = await upstream.call(command, 10)
+    said = BrokerReply.of(answer)
+    assert said is not None and (said.min_offset, said.max_offset) == (0, MESSAGES), answer
+    meant = interpret(said, 3, has_all=True)
+    assert (meant.status.name, meant.next_offset) == ("FOUND", 35)
+    for offset, name in ((MESSAGES, "OFFSET_OVERFLOW_ONE"), (MESSAGES + 9, "OFFSET_OVERFLOW_BADLY")):
+        said = BrokerReply.of(await upstream.call(pull(offset, 17), 10))
+        assert said is not None and said.remark == name
+        assert interpret(said, offset, has_all=True).status.name == name
+    upstream.close()

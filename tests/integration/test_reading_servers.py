@@ -14,7 +14,6 @@ from tiered.settings.sections import ObjectStoreSettings, Settings
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.asyncio
 async def test_both_forms_read_what_the_store_holds(
     minio_url: RunningStore, real_store: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,20 +54,17 @@ class AsyncContract:
         await store.close()
         keep_memory_alive.close()
 
-    @pytest.mark.asyncio
     async def test_reads(self, store: AsyncObjectStore) -> None:
         assert await store.get("b/1") == b"b/1" * 10
         assert await store.get_range("b/1", 3, 6) == b"b/1" * 2
         assert await store.get_range("b/1", 3, 0) == b""
         assert await store.get("empty") == b""
 
-    @pytest.mark.asyncio
     async def test_an_object_above_the_callers_maximum_is_not_read(self, store: AsyncObjectStore) -> None:
         assert await store.get("b/1", 30) == b"b/1" * 10
         with pytest.raises(ObjectTooLargeError, match=r"b/1 has 30 bytes, more than the 29 that may be read"):
             await store.get("b/1", 29)
 
-    @pytest.mark.asyncio
     async def test_what_is_not_there(self, store: AsyncObjectStore) -> None:
         with pytest.raises(NotFoundError):
             await store.get("absent")
@@ -77,7 +74,6 @@ class AsyncContract:
         with pytest.raises(UsageError):
             await store.get("../a")
 
-    @pytest.mark.asyncio
     async def test_many_at_once(self, store: AsyncObjectStore) -> None:
         answers = await asyncio.gather(*(store.get(key) for key in KEYS * 5))
         assert answers == [key.encode() * 10 for key in KEYS * 5]
@@ -115,7 +111,6 @@ class TestLocalstack(AsyncContract):
         return localstack_url.fresh_bucket() + "/some/prefix", localstack_url.options()
 
 
-@pytest.mark.asyncio
 async def test_missing_bucket(moto_url: RunningStore) -> None:
     store = open_async_store("s3://no-such-bucket", moto_url.options())
     with pytest.raises(NotFoundError):
@@ -123,7 +118,6 @@ async def test_missing_bucket(moto_url: RunningStore) -> None:
     await store.close()
 
 
-@pytest.mark.asyncio
 async def test_connection_refused() -> None:
     settings = ObjectStoreSettings(endpoint_url=f"http://127.0.0.1:{free_port()}", region="us-east-1")
     store = open_async_store("s3://bucket", StoreOptions(settings, S3Credentials("a", "b")))
@@ -132,7 +126,6 @@ async def test_connection_refused() -> None:
     await store.close()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "action", [Action.STALL, Action.TRUNCATE_ANSWER, Action.LOST_AFTER, Action.SLOW_DOWN]
 )
@@ -151,7 +144,6 @@ async def test_failures_are_unavailable(moto_url: RunningStore, action: Action) 
 
 
 @pytest.mark.integration
-@pytest.mark.asyncio
 async def test_wrong_secret(minio_url: RunningStore) -> None:
     options = replace(minio_url.options(), credentials=S3Credentials(minio_url.access_key, "wrong-secret"))
     store = open_async_store(minio_url.fresh_bucket(), options)

@@ -127,7 +127,6 @@ def test_untrusted_certificate(tls_minio: RunningStore) -> None:
     store.close()
 
 
-@pytest.mark.asyncio
 async def test_tls_asynchronously(
     tls_minio: RunningStore, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -504,22 +504,19 @@ def test_a_proxy_is_given_the_password_of_its_address(
     store.close()
 
 
-def test_an_event_loop_uses_replaced_keys_too(server: ScriptedServer, keys_file: Path) -> None:
-    async def read() -> None:
-        store = AsyncS3Store("bucket", StoreOptions(server.settings))
-        assert await store.get("k") == b"content"
-        server.script = only("NEW")
-        with pytest.raises(AccessDeniedError):
-            await store.get("k")
-        write_keys(keys_file, "NEW")
-        with pytest.raises(ThrottledError, match="later requests use the new keys"):
-            await store.get("k")
-        assert await store.get("k") == b"content"
-        await store.close()
-
+async def test_an_event_loop_uses_replaced_keys_too(server: ScriptedServer, keys_file: Path) -> None:
     write_keys(keys_file, "OLD")
     server.script = only("OLD")
-    asyncio.run(read())
+    store = AsyncS3Store("bucket", StoreOptions(server.settings))
+    assert await store.get("k") == b"content"
+    server.script = only("NEW")
+    with pytest.raises(AccessDeniedError):
+        await store.get("k")
+    write_keys(keys_file, "NEW")
+    with pytest.raises(ThrottledError, match="later requests use the new keys"):
+        await store.get("k")
+    assert await store.get("k") == b"content"
+    await store.close()
 
 
 def shape(pieces: list[Piece], part_bytes: int = 16 * MIB) -> list[tuple[str, int]]:

@@ -164,31 +164,28 @@ def test_it_listens_before_the_archive_exists_and_opens_it_later(
     served.thread.apply(Settings())  # ignored after close
 
 
-def test_a_reload_changes_which_topics_count_as_archived(
+async def test_a_reload_changes_which_topics_count_as_archived(
     real_store: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """Readers of a topic that counts as never archived would skip messages that are about to be archived."""
 
-    async def whole() -> None:
-        settings = Settings(
-            archive=ArchiveSettings(url=f"file://{tmp_path}/archive"),
-            broker=BrokerSettings(store_path=str(real_store("A") / "store")),
-            topics=TopicSettings(exclude=("orders",)),
-        )
-        access = open_async_access(settings.archive.url, cluster=CLUSTER, broker=BROKER, settings=settings)
-        merged = await MergedHandlers.opened(access, ClientTable(Clock()), settings, None, None)
-        try:
-            look = Away()
-            assert not (await merged.router.situation(look, "orders", 0, 0)).is_admitted
-            merged.apply(replace(settings, topics=TopicSettings(exclude=("noise-*",))))
-            assert (await merged.router.situation(look, "orders", 0, 0)).is_admitted
-            assert not (await merged.router.situation(look, "noise-1", 0, 0)).is_admitted
-        finally:
-            merged.close()
-            await asyncio.to_thread(access.close)
-
     backfill(real_store("A") / "store", FileStore(tmp_path / "archive"))
-    asyncio.run(whole())
+    settings = Settings(
+        archive=ArchiveSettings(url=f"file://{tmp_path}/archive"),
+        broker=BrokerSettings(store_path=str(real_store("A") / "store")),
+        topics=TopicSettings(exclude=("orders",)),
+    )
+    access = open_async_access(settings.archive.url, cluster=CLUSTER, broker=BROKER, settings=settings)
+    merged = await MergedHandlers.opened(access, ClientTable(Clock()), settings, None, None)
+    try:
+        look = Away()
+        assert not (await merged.router.situation(look, "orders", 0, 0)).is_admitted
+        merged.apply(replace(settings, topics=TopicSettings(exclude=("noise-*",))))
+        assert (await merged.router.situation(look, "orders", 0, 0)).is_admitted
+        assert not (await merged.router.situation(look, "noise-1", 0, 0)).is_admitted
+    finally:
+        merged.close()
+        await asyncio.to_thread(access.close)
 
 
 def test_a_commit_of_this_process_is_adopted_at_once(

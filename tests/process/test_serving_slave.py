@@ -146,65 +146,62 @@ def test_it_is_part_of_the_status_document_and_of_the_metrics(
     assert "the master does not answer: m:1 cannot be reached: no answer\n" in capsys.readouterr().out
 
 
-def test_proxy_and_slave_share_one_thread_and_one_archive(
+async def test_proxy_and_slave_share_one_thread_and_one_archive(
     real_store: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """Two ports; the slave is registered once the archive is open, and no longer when they close."""
 
-    async def whole() -> None:
-        name_server, master = NameServerDouble(), MasterDouble()
-        name_server.addresses = {0: "127.0.0.1:1"}
-        await name_server.start()
-        await master.start()
-        # Access control is assumed, so the slave asks the master whether this client may pull.
-        fields = {"nextBeginOffset": "9", "minOffset": "9", "maxOffset": "9", "suggestWhichBrokerId": "0"}
-        master.answers[11] = RemotingCommand(21, 0, ext_fields=fields)
-        url, broker = f"file://{tmp_path}/archive", BrokerSettings(store_path=str(real_store("A") / "store"))
-        wanted = Settings(
-            archive=ArchiveSettings(url=url),
-            serve=ServeSettings(bind="127.0.0.1:0", advertise="127.0.0.1:9"),
-            slave=SlaveSettings(broker_id=7, advertise="127.0.0.1:8", bind="127.0.0.1:0"),
-            broker=replace(broker, address=master.address, name_servers=(name_server.address,)),
-        )
-        backfill(real_store("A") / "store", FileStore(tmp_path / "archive"))
-        names = BrokerNames(CLUSTER, BROKER)
-        name_server.names = BROKER, CLUSTER
+    name_server, master = NameServerDouble(), MasterDouble()
+    name_server.addresses = {0: "127.0.0.1:1"}
+    await name_server.start()
+    await master.start()
+    # Access control is assumed, so the slave asks the master whether this client may pull.
+    fields = {"nextBeginOffset": "9", "minOffset": "9", "maxOffset": "9", "suggestWhichBrokerId": "0"}
+    master.answers[11] = RemotingCommand(21, 0, ext_fields=fields)
+    url, broker = f"file://{tmp_path}/archive", BrokerSettings(store_path=str(real_store("A") / "store"))
+    wanted = Settings(
+        archive=ArchiveSettings(url=url),
+        serve=ServeSettings(bind="127.0.0.1:0", advertise="127.0.0.1:9"),
+        slave=SlaveSettings(broker_id=7, advertise="127.0.0.1:8", bind="127.0.0.1:0"),
+        broker=replace(broker, address=master.address, name_servers=(name_server.address,)),
+    )
+    backfill(real_store("A") / "store", FileStore(tmp_path / "archive"))
+    names = BrokerNames(CLUSTER, BROKER)
+    name_server.names = BROKER, CLUSTER
 
-        async def opened(access: ArchiveAccess, service: RelayService[Any], opened_with: Settings) -> Any:
-            if isinstance(service, SlaveService):
-                return await open_handlers(None, access, service, opened_with)
-            accesses.append(access)
-            return FakeHandlers()
+    async def opened(access: ArchiveAccess, service: RelayService[Any], opened_with: Settings) -> Any:
+        if isinstance(service, SlaveService):
+            return await open_handlers(None, access, service, opened_with)
+        accesses.append(access)
+        return FakeHandlers()
 
-        accesses: list[ArchiveAccess] = []
-        proxy, slave = services_of(wanted, broker_conf({}), names)
-        assert isinstance(proxy, ProxyService) and isinstance(slave, SlaveService)
-        thread = ServingThread(names, wanted, [proxy, slave], opened)
-        bound = await asyncio.to_thread(thread.start)
-        assert len({port for _, port in bound}) == 2
-        try:
-            await until(lambda: name_server.addresses.get(7) == "127.0.0.1:8", 20)
-            assert proxy.status().is_archive_open and slave.status().is_archive_open and len(accesses) == 1
-            client = RemotingUpstream(f"{bound[1][0]}:{bound[1][1]}", InflightLimit())
-            fields = {
-                "topic": "t_four",
-                "queueId": "0",
-                "queueOffset": "0",
-                "consumerGroup": "g",
-                "maxMsgNums": "5",
-                "sysFlag": "4",
-                "subscription": "*",
-                "suspendTimeoutMillis": "0",
-                "commitOffset": "0",
-                "subVersion": "0",
-            }
-            found = await client.call(RemotingCommand(11, 0, ext_fields=fields), 10)
-            assert found.code == 0 and found.ext_fields["suggestWhichBrokerId"] == "7", found.remark
-            client.close()
-        finally:
-            await asyncio.to_thread(thread.close, 0.1)
-        assert 7 not in name_server.addresses and not thread.is_alive
-        await name_server.stop()
-        await master.stop()
-
-    asyncio.run(whole())
+    accesses: list[ArchiveAccess] = []
+    proxy, slave = services_of(wanted, broker_conf({}), names)
+    assert isinstance(proxy, ProxyService) and isinstance(slave, SlaveService)
+    thread = ServingThread(names, wanted, [proxy, slave], opened)
+    bound = await asyncio.to_thread(thread.start)
+    assert len({port for _, port in bound}) == 2
+    try:
+        await until(lambda: name_server.addresses.get(7) == "127.0.0.1:8", 20)
+        assert proxy.status().is_archive_open and slave.status().is_archive_open and len(accesses) == 1
+        client = RemotingUpstream(f"{bound[1][0]}:{bound[1][1]}", InflightLimit())
+        fields = {
+            "topic": "t_four",
+            "queueId": "0",
+            "queueOffset": "0",
+            "consumerGroup": "g",
+            "maxMsgNums": "5",
+            "sysFlag": "4",
+            "subscription": "*",
+            "suspendTimeoutMillis": "0",
+            "commitOffset": "0",
+            "subVersion": "0",
+        }
+        found = await client.call(RemotingCommand(11, 0, ext_fields=fields), 10)
+        assert found.code == 0 and found.ext_fields["suggestWhichBrokerId"] == "7", found.remark
+        client.close()
+    finally:
+        await asyncio.to_thread(thread.close, 0.1)
+    assert 7 not in name_server.addresses and not thread.is_alive
+    await name_server.stop()
+    await master.stop()

@@ -1,7 +1,7 @@
 """A server with a few handlers, and a raw client."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from rocketmq_tiered.server.wire.listener import Listener, ServerOptions
@@ -113,11 +113,3 @@ async def scene(options: ServerOptions | None = None) -> AsyncIterator[Scene]:
         yield made
     finally:
         await made.close()
-
-
-def play(story: Callable[[Scene], Awaitable[None]], options: ServerOptions | None = None) -> None:
-    async def run() -> None:
-        async with scene(options) as made:
-            await story(made)
-
-    asyncio.run(run())

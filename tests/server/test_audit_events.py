@@ -16,7 +16,7 @@ from rocketmq_tiered.server.security.audit import INTERVAL_S, LINES_MAX, AuditEv
 from rocketmq_tiered.server.security.authorizer import RulesAuthorizer
 from rocketmq_tiered.server.wire.listener import ServerOptions
 from rocketmq_tiered.server.wire.request import Dispatcher, HandlerTable, Request, Response
-from tests.server.connection_scene import ECHO, INSTANT, Scene, play
+from tests.server.connection_scene import ECHO, INSTANT, scene
 from tests.server.serving_peer import RecordingPeer, request
 from tiered.clock import Clock
 from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
@@ -95,18 +95,16 @@ def test_a_refusal_is_one_line_with_account_address_request_and_result(
     }
 
 
-def test_over_the_wire_the_address_is_the_one_a_load_balancer_names(
+async def test_over_the_wire_the_address_is_the_one_a_load_balancer_names(
     authorizer: RulesAuthorizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     balancers = ServeSettings(proxy_from=("127.0.0.0/8",)).proxy_networks()
 
-    async def story(made: Scene) -> None:
+    async with scene(ServerOptions(proxy_from=balancers, authorizer=authorizer)) as made:
         direct, balanced = await made.client(), await made.client()
         balanced.writer.write(b"PROXY TCP4 10.1.2.3 10.9.9.9 5555 9876\r\n")
         for client, code in ((direct, ECHO), (balanced, INSTANT), (balanced, INSTANT)):
             assert (await client.ask(RemotingCommand(code, 1, ext_fields={"topic": "t"}))).code == 16
-
-    play(story, ServerOptions(proxy_from=balancers, authorizer=authorizer))
     first, second, repeated = events_of(caplog)
     assert first["client"].startswith("127.0.0.1:")
     assert (second["client"], second["count"]) == ("10.1.2.3:5555", 1)

@@ -5,12 +5,10 @@ Heartbeats of one client against the pulls of another one of the same group.
 
 import asyncio
 import contextlib
-import functools
 import gc
 import itertools
 import sys
 import tracemalloc
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -54,22 +52,8 @@ def refused_after(table: ClientTable, heartbeats: Any, most: int = 20_000) -> in
     raise AssertionError(f"{most} were taken")
 
 
-def on_loop(test: Callable[..., None]) -> Callable[..., None]:
-    """A client table belongs to an event loop."""
-
-    @functools.wraps(test)
-    def run(*values: object, **names: object) -> None:
-        async def whole() -> None:
-            test(*values, **names)
-
-        asyncio.run(whole())
-
-    return run
-
-
 @pytest.mark.parametrize("what", ["groups", "members", "subscriptions"])
-@on_loop
-def test_heartbeats_fill_no_memory(what: str) -> None:
+async def test_heartbeats_fill_no_memory(what: str) -> None:
     table = ClientTable(Clock(monotonic_s=lambda: 0.0), bytes_max=BYTES_MAX)
     numbers = itertools.count()
     makers = {
@@ -116,32 +100,29 @@ def place(what: str, number: int) -> tuple[str, str, int]:
 
 
 @pytest.mark.parametrize("what", ["groups", "topics", "queues"])
-def test_commits_fill_no_memory(what: str) -> None:
-    async def run() -> None:
-        store = MemoryStore()
-        offsets = GroupOffsets(
-            GroupLog(store, "one", Clock(wall_ms=lambda: 1)), lease_ms=60_000, bytes_max=BYTES_MAX
-        )
-        await offsets.claim()
-        writing = asyncio.create_task(offsets.run())
-        await offsets.commit(*place(what, 0), 5)
-        for number in range(20_000):  # commits that come with pulls are not acknowledged one by one
-            offsets.note(*place(what, number), 7)
-        assert offsets.find(*place(what, 19_999)) is None
-        with pytest.raises(BadRequestError, match="memory_bytes"):
-            await offsets.commit(*place(what, 19_999), 7)
-        await offsets.commit(*place(what, 0), 8)
-        assert offsets.find(*place(what, 0)) == 8
-        writing.cancel()
-        await offsets.close()
-        again = GroupOffsets(
-            GroupLog(store, "two", Clock(wall_ms=lambda: 2)), lease_ms=60_000, bytes_max=BYTES_MAX
-        )
-        await again.claim()
-        with pytest.raises(BadRequestError, match="memory_bytes"):
-            await again.commit(*place(what, 19_999), 7)
-
-    asyncio.run(run())
+async def test_commits_fill_no_memory(what: str) -> None:
+    store = MemoryStore()
+    offsets = GroupOffsets(
+        GroupLog(store, "one", Clock(wall_ms=lambda: 1)), lease_ms=60_000, bytes_max=BYTES_MAX
+    )
+    await offsets.claim()
+    writing = asyncio.create_task(offsets.run())
+    await offsets.commit(*place(what, 0), 5)
+    for number in range(20_000):  # commits that come with pulls are not acknowledged one by one
+        offsets.note(*place(what, number), 7)
+    assert offsets.find(*place(what, 19_999)) is None
+    with pytest.raises(BadRequestError, match="memory_bytes"):
+        await offsets.commit(*place(what, 19_999), 7)
+    await offsets.commit(*place(what, 0), 8)
+    assert offsets.find(*place(what, 0)) == 8
+    writing.cancel()
+    await offsets.close()
+    again = GroupOffsets(
+        GroupLog(store, "two", Clock(wall_ms=lambda: 2)), lease_ms=60_000, bytes_max=BYTES_MAX
+    )
+    await again.claim()
+    with pytest.raises(BadRequestError, match="memory_bytes"):
+        await again.commit(*place(what, 19_999), 7)
 
 
 def test_locks_fill_no_memory_and_end() -> None:
@@ -205,38 +186,35 @@ ILLEGAL = ["g" * 256, "my.group", "a group", "gruppe-ä", "", "g\n"]
         RequestCode.SET_MESSAGE_REQUEST_MODE,
     ],
 )
-def test_a_group_that_cannot_be_does_not_exist(code: RequestCode, group: str) -> None:
-    async def run() -> None:
-        archive: Any = Archive()
-        groups = dict[str, dict[str, Any]]()
-        archive.subscription_groups = lambda: groups
-        service = small_service(archive)
-        await service.start()
-        table = service.table
-        fields = {
-            "topic": "t",
-            "consumerGroup": group,
-            "group": group,
-            "queueId": 0,
-            "queueOffset": 0,
-            "offset": 0,
-            "commitOffset": 1,
-            "timestamp": 0,
-            "invisibleTime": 1,
-            "delayLevel": 0,
-        }
-        body = {"topic": "t", "consumerGroup": group, "mode": "POP"}
-        handler = table.find(code)
-        assert handler is not None
-        answer = await handler(request(code, PEER, body, **fields))
-        assert answer is not None and answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
-        assert "does not exist" in (answer.remark or "") and len(answer.remark or "") < 400
-        groups[group] = {"groupName": group}  # the archived broker had it: its rule was another
-        answer = await handler(request(code, PEER, body, **fields))
-        assert answer is None or answer.code != ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
-        await service.close(0.0)
-
-    asyncio.run(run())
+async def test_a_group_that_cannot_be_does_not_exist(code: RequestCode, group: str) -> None:
+    archive: Any = Archive()
+    groups = dict[str, dict[str, Any]]()
+    archive.subscription_groups = lambda: groups
+    service = small_service(archive)
+    await service.start()
+    table = service.table
+    fields = {
+        "topic": "t",
+        "consumerGroup": group,
+        "group": group,
+        "queueId": 0,
+        "queueOffset": 0,
+        "offset": 0,
+        "commitOffset": 1,
+        "timestamp": 0,
+        "invisibleTime": 1,
+        "delayLevel": 0,
+    }
+    body = {"topic": "t", "consumerGroup": group, "mode": "POP"}
+    handler = table.find(code)
+    assert handler is not None
+    answer = await handler(request(code, PEER, body, **fields))
+    assert answer is not None and answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    assert "does not exist" in (answer.remark or "") and len(answer.remark or "") < 400
+    groups[group] = {"groupName": group}  # the archived broker had it: its rule was another
+    answer = await handler(request(code, PEER, body, **fields))
+    assert answer is None or answer.code != ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    await service.close(0.0)
 
 
 @pytest.mark.parametrize(
@@ -248,35 +226,32 @@ def test_retry_topics_are_those_of_groups_that_can_be(group: str, is_there: bool
 
 
 @pytest.mark.parametrize("what", ["groups", "topics", "queues"])
-def test_neither_a_group_nor_an_account_takes_the_share_of_all(what: str) -> None:
+async def test_neither_a_group_nor_an_account_takes_the_share_of_all(what: str) -> None:
     """Also of one group after a restart: a snapshot has the groups, not the accounts."""
 
-    async def run() -> None:
-        store = MemoryStore()
-        offsets = GroupOffsets(
-            GroupLog(store, "one", Clock(wall_ms=lambda: 1)), lease_ms=60_000, bytes_max=BYTES_MAX
-        )
-        await offsets.claim()
-        writing = asyncio.create_task(offsets.run())
-        for number in range(20_000):
-            offsets.note(*place(what, number), 7, "attacker")
+    store = MemoryStore()
+    offsets = GroupOffsets(
+        GroupLog(store, "one", Clock(wall_ms=lambda: 1)), lease_ms=60_000, bytes_max=BYTES_MAX
+    )
+    await offsets.claim()
+    writing = asyncio.create_task(offsets.run())
+    for number in range(20_000):
+        offsets.note(*place(what, number), 7, "attacker")
+    with pytest.raises(BadRequestError, match="memory_bytes"):
+        await offsets.commit(*place(what, 20_001), 7, "attacker")
+    await offsets.commit("of others", "t", 0, 8, "owner")
+    writing.cancel()
+    await offsets.close()
+    again = GroupOffsets(
+        GroupLog(store, "two", Clock(wall_ms=lambda: 2)), lease_ms=60_000, bytes_max=BYTES_MAX
+    )
+    await again.claim()
+    writing = asyncio.create_task(again.run())
+    if what != "groups":
         with pytest.raises(BadRequestError, match="memory_bytes"):
-            await offsets.commit(*place(what, 20_001), 7, "attacker")
-        await offsets.commit("of others", "t", 0, 8, "owner")
-        writing.cancel()
-        await offsets.close()
-        again = GroupOffsets(
-            GroupLog(store, "two", Clock(wall_ms=lambda: 2)), lease_ms=60_000, bytes_max=BYTES_MAX
-        )
-        await again.claim()
-        writing = asyncio.create_task(again.run())
-        if what != "groups":
-            with pytest.raises(BadRequestError, match="memory_bytes"):
-                await again.commit(*place(what, 20_001), 7, "attacker")
-        await again.commit("of others", "t", 1, 8, "owner")
-        writing.cancel()
-
-    asyncio.run(run())
+            await again.commit(*place(what, 20_001), 7, "attacker")
+    await again.commit("of others", "t", 1, 8, "owner")
+    writing.cancel()
 
 
 @pytest.mark.parametrize("is_one_group", [True, False])
@@ -318,31 +293,28 @@ class Recording(Archive):
 
 
 @pytest.mark.parametrize("kind", ["TAG", "SQL92"])
-def test_a_pull_has_the_filter_of_its_own_connection_only(kind: str) -> None:
-    async def scene() -> None:
-        archive: Any = Recording()
-        clients = ClientTable(Clock(monotonic_s=lambda: 0.0))
-        offsets = GroupOffsets(GroupLog(MemoryStore(), "one", Clock(wall_ms=lambda: 1)), lease_ms=60_000)
-        service = PullService(archive, RouteTable(archive, "h:1"), clients, offsets)
-        pull = request(
-            RequestCode.PULL_MESSAGE,
-            VICTIM,
-            topic="t",
-            consumerGroup="g",
-            queueId=0,
-            queueOffset=0,
-            sysFlag=SUSPEND,
-            suspendTimeoutMillis=0,
-            subVersion=5,
-            expressionType=kind,
-        )
-        clients.heartbeat(foreign_heartbeat("victim", VICTIM, "a", 5, kind))
-        for client in ("other", "victim"):
-            clients.heartbeat(foreign_heartbeat(client, ATTACKER, "none", 1 << 40, kind))
-        await service.pull(pull)
-        assert [(one.expression, one.expression_type) for one in archive.pulls] == [("a", kind)]
-        clients.closed(ATTACKER)
-        await service.pull(pull)
-        assert archive.pulls[1].expression == "a"
-
-    asyncio.run(scene())
+async def test_a_pull_has_the_filter_of_its_own_connection_only(kind: str) -> None:
+    archive: Any = Recording()
+    clients = ClientTable(Clock(monotonic_s=lambda: 0.0))
+    offsets = GroupOffsets(GroupLog(MemoryStore(), "one", Clock(wall_ms=lambda: 1)), lease_ms=60_000)
+    service = PullService(archive, RouteTable(archive, "h:1"), clients, offsets)
+    pull = request(
+        RequestCode.PULL_MESSAGE,
+        VICTIM,
+        topic="t",
+        consumerGroup="g",
+        queueId=0,
+        queueOffset=0,
+        sysFlag=SUSPEND,
+        suspendTimeoutMillis=0,
+        subVersion=5,
+        expressionType=kind,
+    )
+    clients.heartbeat(foreign_heartbeat("victim", VICTIM, "a", 5, kind))
+    for client in ("other", "victim"):
+        clients.heartbeat(foreign_heartbeat(client, ATTACKER, "none", 1 << 40, kind))
+    await service.pull(pull)
+    assert [(one.expression, one.expression_type) for one in archive.pulls] == [("a", kind)]
+    clients.closed(ATTACKER)
+    await service.pull(pull)
+    assert archive.pulls[1].expression == "a"

@@ -39,7 +39,7 @@ from tests.server.connection_scene import (
     Client,
     Scene,
     handlers,
-    play,
+    scene,
 )
 from tests.servers.certificates import Authority
 from tests.sweeps import examples
@@ -49,18 +49,16 @@ from tiered.settings.sections import ServeSettings
 
 
 @pytest.mark.parametrize("kind", list(SerializeType))
-def test_answers_come_in_the_header_type_of_the_request(kind: SerializeType) -> None:
-    async def story(made: Scene) -> None:
+async def test_answers_come_in_the_header_type_of_the_request(kind: SerializeType) -> None:
+    async with scene() as made:
         client = await made.client()
         asked = RemotingCommand(ECHO, 77, ext_fields={"ä": "1"}, body=b"hello world", serialize_type=kind)
         answer = await client.ask(asked)
         assert (answer.code, answer.opaque, answer.flag & 1, answer.serialize_type) == (0, 77, 1, kind)
         assert (answer.ext_fields, answer.body, answer.version) == ({"ä": "1"}, b"hello world", 409)
 
-    play(story)
 
-
-def test_a_client_with_many_requests_leaves_others_their_turn() -> None:
+async def test_a_client_with_many_requests_leaves_others_their_turn() -> None:
     order: list[int] = []
     table = HandlerTable()
 
@@ -72,28 +70,25 @@ def test_a_client_with_many_requests_leaves_others_their_turn() -> None:
     async def never(request: Request) -> Response:
         raise AssertionError
 
-    async def story() -> None:
-        server = Listener(table, ServerOptions())
-        _, port = await server.start()
-        made = Scene(server, port, asyncio.Event())
-        eager, other = await made.client(), await made.client()
-        for client in (eager, other):
-            await client.ask(RemotingCommand(ECHO, 1))
-        order.clear()
-        await eager.send(*(RemotingCommand(ECHO, opaque) for opaque in range(100)))
-        await other.send(RemotingCommand(ECHO, 1))
-        assert [(await eager.receive()).opaque for _ in range(100)] == list(range(100))
-        await other.receive()
-        (others_id,) = (peer for peer in set(order) if order.count(peer) == 1)
-        assert len(order) == 101
-        assert order.index(others_id) <= TURN_REQUESTS
-        await made.close()
-
-    asyncio.run(story())
+    server = Listener(table, ServerOptions())
+    _, port = await server.start()
+    made = Scene(server, port, asyncio.Event())
+    eager, other = await made.client(), await made.client()
+    for client in (eager, other):
+        await client.ask(RemotingCommand(ECHO, 1))
+    order.clear()
+    await eager.send(*(RemotingCommand(ECHO, opaque) for opaque in range(100)))
+    await other.send(RemotingCommand(ECHO, 1))
+    assert [(await eager.receive()).opaque for _ in range(100)] == list(range(100))
+    await other.receive()
+    (others_id,) = (peer for peer in set(order) if order.count(peer) == 1)
+    assert len(order) == 101
+    assert order.index(others_id) <= TURN_REQUESTS
+    await made.close()
 
 
-def test_unknown_codes_and_failures_are_answered_and_the_connection_stays() -> None:
-    async def story(made: Scene) -> None:
+async def test_unknown_codes_and_failures_are_answered_and_the_connection_stays() -> None:
+    async with scene() as made:
         client = await made.client()
         assert (await client.ask(RemotingCommand(4711, 1))).code == 3
         damaged = await client.ask(RemotingCommand(BROKEN, 2))
@@ -104,36 +99,30 @@ def test_unknown_codes_and_failures_are_answered_and_the_connection_stays() -> N
         assert (lacking.code, lacking.remark) == (1, "the request lacks the field n")
         assert (await client.ask(RemotingCommand(ECHO, 5))).opaque == 5
 
-    play(story)
 
-
-def test_one_way_requests_get_no_answer() -> None:
-    async def story(made: Scene) -> None:
+async def test_one_way_requests_get_no_answer() -> None:
+    async with scene() as made:
         client = await made.client()
         await client.send(
             RemotingCommand(ECHO, 1, flag=2), RemotingCommand(4711, 2, flag=2), RemotingCommand(SILENT, 3)
         )
         assert (await client.ask(RemotingCommand(ECHO, 9))).opaque == 9
 
-    play(story)
 
-
-def test_a_waiting_request_does_not_hold_up_the_next() -> None:
-    async def story(made: Scene) -> None:
+async def test_a_waiting_request_does_not_hold_up_the_next() -> None:
+    async with scene() as made:
         client = await made.client()
         await client.send(RemotingCommand(SLOW, 1, ext_fields={"n": "1"}))
         assert (await client.ask(RemotingCommand(ECHO, 2))).opaque == 2
         made.gate.set()
         assert (await client.receive()).opaque == 1
 
-    play(story)
-
 
 @pytest.mark.parametrize(("bursts", "size"), [(1, 20), (12, 1)])
-def test_requests_above_the_limit_are_not_even_read_whether_they_come_together_or_one_by_one(
+async def test_requests_above_the_limit_are_not_even_read_whether_they_come_together_or_one_by_one(
     bursts: int, size: int
 ) -> None:
-    async def story(made: Scene) -> None:
+    async with scene(ServerOptions(limits=ConnectionLimits(requests_max=4))) as made:
         client = await made.client()
         requests = [RemotingCommand(SLOW, n, ext_fields={"n": str(n)}) for n in range(bursts * size)]
         for at in range(0, len(requests), size):
@@ -144,11 +133,9 @@ def test_requests_above_the_limit_are_not_even_read_whether_they_come_together_o
         made.gate.set()
         assert sorted([(await client.receive()).opaque for _ in requests]) == list(range(len(requests)))
 
-    play(story, ServerOptions(limits=ConnectionLimits(requests_max=4)))
 
-
-def test_a_client_that_does_not_read_costs_bounded_memory() -> None:
-    async def story(made: Scene) -> None:
+async def test_a_client_that_does_not_read_costs_bounded_memory() -> None:
+    async with scene(ServerOptions(limits=ConnectionLimits(requests_max=8))) as made:
         client = await made.client()
         await client.send(*(RemotingCommand(LARGE, n) for n in range(200)))
         await asyncio.sleep(0.3)
@@ -159,11 +146,9 @@ def test_a_client_that_does_not_read_costs_bounded_memory() -> None:
         got = [await client.receive() for _ in range(200)]
         assert {len(answer.body) for answer in got} == {LARGE_BYTES}
 
-    play(story, ServerOptions(limits=ConnectionLimits(requests_max=8)))
 
-
-def test_a_client_that_does_not_read_gets_no_hints_and_what_is_said_once_behind_its_answers() -> None:
-    async def story(made: Scene) -> None:
+async def test_a_client_that_does_not_read_gets_no_hints_and_what_is_said_once_behind_its_answers() -> None:
+    async with scene() as made:
         client = await made.client()
         await client.send(*(RemotingCommand(LARGE, n) for n in range(16)))
         await asyncio.sleep(0.2)
@@ -186,8 +171,6 @@ def test_a_client_that_does_not_read_gets_no_hints_and_what_is_said_once_behind_
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET, fields
         )  # no client is there: nothing happens
 
-    play(story)
-
 
 @pytest.mark.parametrize(
     "hostile",
@@ -201,23 +184,20 @@ def test_a_client_that_does_not_read_gets_no_hints_and_what_is_said_once_behind_
         b"\x00\x00\x00\x05\x00\xff\xff\xffa",
     ],
 )
-def test_what_is_no_protocol_closes_the_connection_and_nothing_else(hostile: bytes) -> None:
-    async def story(made: Scene) -> None:
+async def test_what_is_no_protocol_closes_the_connection_and_nothing_else(hostile: bytes) -> None:
+    async with scene() as made:
         good, bad = await made.client(), await made.client()
         bad.writer.write(hostile)
         with pytest.raises((EOFError, ConnectionResetError)):
             await bad.receive()
         assert (await good.ask(RemotingCommand(ECHO, 1))).code == 0
 
-    play(story)
-
 
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.binary(max_size=200), st.integers(1, 7))
-def test_any_bytes_end_in_an_answer_or_a_close(noise: bytes, cut: int) -> None:
+async def test_any_bytes_end_in_an_answer_or_a_close(noise: bytes, cut: int) -> None:
     frame = encode(RemotingCommand(ECHO, 5, ext_fields={"a": "b"}))
-
-    async def story(made: Scene) -> None:
+    async with scene() as made:
         bad = await made.client()
         for at in range(0, len(noise), cut * 20):
             bad.writer.write(noise[at : at + cut * 20])
@@ -227,11 +207,9 @@ def test_any_bytes_end_in_an_answer_or_a_close(noise: bytes, cut: int) -> None:
         good.writer.write(frame[cut:])
         assert (await good.receive()).opaque == 5
 
-    play(story)
 
-
-def test_a_proxy_header_names_the_real_client() -> None:
-    async def story(made: Scene) -> None:
+async def test_a_proxy_header_names_the_real_client() -> None:
+    async with scene(ServerOptions(proxy_from=LOOPBACK)) as made:
         one = await made.client()
         one.writer.write(b"PROXY TCP4 10.1.2.3 10.9.9.9 5555 9876\r\n")
         assert (await one.ask(RemotingCommand(WHO, 1))).ext_fields == {"peer": "10.1.2.3:5555"}
@@ -254,18 +232,16 @@ def test_a_proxy_header_names_the_real_client() -> None:
         plain = await made.client()
         assert (await plain.ask(RemotingCommand(WHO, 1))).ext_fields["peer"].startswith("127.0.0.1:")
 
-    play(story, ServerOptions(proxy_from=LOOPBACK))
-
 
 HEADER_OF_A_LOAD_BALANCER = b"PROXY TCP4 10.1.2.3 10.9.9.9 5555 9876\r\n"
 
 
 @pytest.mark.parametrize("head", [HEADER_OF_A_LOAD_BALANCER, PROXY_V2 + b"\x20\x00\x00\x00"])
 @pytest.mark.parametrize("believed", [(), ("10.0.0.0/8", "::1"), ("127.0.0.2",)])
-def test_a_proxy_header_from_elsewhere_closes_the_connection_and_is_counted(
+async def test_a_proxy_header_from_elsewhere_closes_the_connection_and_is_counted(
     head: bytes, believed: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(made: Scene) -> None:
+    async with scene(ServerOptions(proxy_from=ServeSettings(proxy_from=believed).proxy_networks())) as made:
         client = await made.client()
         for _ in range(5):
             forger = await made.client()
@@ -274,8 +250,6 @@ def test_a_proxy_header_from_elsewhere_closes_the_connection_and_is_counted(
                 assert await forger.reader.read(1) == b""
         assert made.server.refused_proxy_headers == 5
         assert (await client.ask(RemotingCommand(WHO, 1))).ext_fields["peer"].startswith("127.0.0.1:")
-
-    play(story, ServerOptions(proxy_from=ServeSettings(proxy_from=believed).proxy_networks()))
     text = "PROXY header from 127.0.0.1, which is not in serve.proxy_from: connection closed"
     counts = [getattr(record, "count", 1) for record in caplog.records if record.message == text]
     assert counts == [1, 4], "a flood does not fill the disk"
@@ -284,12 +258,12 @@ def test_a_proxy_header_from_elsewhere_closes_the_connection_and_is_counted(
 @pytest.mark.parametrize(
     "head", [b"PROXY", PROXY_V2 + b"\x21", b"PROXY TCP4 10.1.2.3 10.9", b"PROXY \r\n" + bytes(99)]
 )
-def test_a_proxy_header_that_does_not_end_keeps_no_connection(
+async def test_a_proxy_header_that_does_not_end_keeps_no_connection(
     head: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "OPENING_S", 0.3)
 
-    async def story(made: Scene) -> None:
+    async with scene(ServerOptions(proxy_from=LOOPBACK)) as made:
         slow = await made.client()
         slow.writer.write(head)
         with suppress(ConnectionError):
@@ -298,8 +272,6 @@ def test_a_proxy_header_that_does_not_end_keeps_no_connection(
                 slow.writer.write(b"0")
             async with asyncio.timeout(2):
                 assert await slow.reader.read(1) == b""
-
-    play(story, ServerOptions(proxy_from=LOOPBACK))
 
 
 def test_a_client_that_sends_without_a_pause_is_not_late() -> None:
@@ -315,16 +287,14 @@ def test_a_client_that_sends_without_a_pause_is_not_late() -> None:
     assert incoming.is_late(99.0 + 31.0, 30.0)
 
 
-def test_connections_above_the_limit_are_refused() -> None:
-    async def story(made: Scene) -> None:
+async def test_connections_above_the_limit_are_refused() -> None:
+    async with scene(replace(ServerOptions(), connections_max=2)) as made:
         clients = [await made.client() for _ in range(2)]
         for client in clients:
             assert (await client.ask(RemotingCommand(ECHO, 1))).code == 0
         third = await made.client()
         with pytest.raises((EOFError, ConnectionResetError)):
             await third.ask(RemotingCommand(ECHO, 1))
-
-    play(story, replace(ServerOptions(), connections_max=2))
 
 
 @pytest.mark.parametrize(
@@ -336,43 +306,38 @@ def test_connections_above_the_limit_are_refused() -> None:
         ("::", "::1", "::1"),
     ],
 )
-def test_a_client_has_the_address_that_rules_know_it_by(bind: str, dialled: str, host: str) -> None:
+async def test_a_client_has_the_address_that_rules_know_it_by(bind: str, dialled: str, host: str) -> None:
     """A port of both families sees clients of IPv4 as ::ffff:127.0.0.1."""
 
-    async def story() -> None:
-        server = Listener(handlers(asyncio.Event()), ServerOptions(host=bind))
-        try:
-            _, port = await server.start()
-        except OSError:
-            pytest.skip("no IPv6 here")
-        client = Client(*await asyncio.open_connection(dialled, port))
-        seen = (await client.ask(RemotingCommand(WHO, 1))).ext_fields["peer"]
-        assert host_of(seen) == host and seen.rpartition(":")[2].isdecimal()
-        assert ipaddress.ip_address(host_of(seen)) == ipaddress.ip_address(dialled)
-        client.writer.close()
-        await server.close(drain_s=0)
-
-    asyncio.run(story())
+    server = Listener(handlers(asyncio.Event()), ServerOptions(host=bind))
+    try:
+        _, port = await server.start()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    client = Client(*await asyncio.open_connection(dialled, port))
+    seen = (await client.ask(RemotingCommand(WHO, 1))).ext_fields["peer"]
+    assert host_of(seen) == host and seen.rpartition(":")[2].isdecimal()
+    assert ipaddress.ip_address(host_of(seen)) == ipaddress.ip_address(dialled)
+    client.writer.close()
+    await server.close(drain_s=0)
 
 
-def test_a_client_that_is_gone_when_its_answers_are_read_is_ended_once(
+async def test_a_client_that_is_gone_when_its_answers_are_read_is_ended_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story(made: Scene) -> None:
-        with socket.create_connection(("127.0.0.1", made.port)) as client:
-            client.sendall(b"".join(encode(RemotingCommand(INSTANT, n)) for n in range(200)))
-            await asyncio.sleep(0.2)
-            assert made.server.accounts.unread.total_bytes
-            # All the kernel has: then what waits can be sent, and what comes behind it meets a closed socket.
-            client.setblocking(False)
-            with suppress(BlockingIOError):
-                while client.recv(1 << 20):
-                    pass
-        await asyncio.sleep(0.2)
-        assert not made.server.connections
-
     with caplog.at_level(logging.ERROR):
-        play(story)
+        async with scene() as made:
+            with socket.create_connection(("127.0.0.1", made.port)) as client:
+                client.sendall(b"".join(encode(RemotingCommand(INSTANT, n)) for n in range(200)))
+                await asyncio.sleep(0.2)
+                assert made.server.accounts.unread.total_bytes
+                # All the kernel has: then what waits can be sent, and what comes behind it meets a closed socket.
+                client.setblocking(False)
+                with suppress(BlockingIOError):
+                    while client.recv(1 << 20):
+                        pass
+            await asyncio.sleep(0.2)
+            assert not made.server.connections
     assert caplog.messages == []
 
 
@@ -390,8 +355,8 @@ async def connected(port: int, source: str) -> Client:
     return Client(*await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0)))
 
 
-def test_one_address_does_not_take_the_connections_of_all(caplog: pytest.LogCaptureFixture) -> None:
-    async def story() -> None:
+async def test_one_address_does_not_take_the_connections_of_all(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
         server = Listener(handlers(asyncio.Event()), ServerOptions(connections_max=40, address_max=10))
         _, port = await server.start()
         flood = [await connected(port, "127.0.0.2") for _ in range(60)]
@@ -408,39 +373,33 @@ def test_one_address_does_not_take_the_connections_of_all(caplog: pytest.LogCapt
         await server.close(drain_s=0)
         await asyncio.sleep(0.05)
         assert not server._by_address
-
-    with caplog.at_level(logging.INFO):
-        asyncio.run(story())
     refusals = [record for record in caplog.records if "serve.connections_per_address_max" in record.message]
     assert [getattr(record, "count", 1) for record in refusals] == [1, 49], "one line, then their number"
     assert len(caplog.messages) < 10
 
 
-def test_clients_behind_a_load_balancer_are_counted_by_their_own_address() -> None:
-    async def story() -> None:
-        server = Listener(
-            handlers(asyncio.Event()), ServerOptions(proxy_from=LOOPBACK, connections_max=100, address_max=2)
-        )
-        _, port = await server.start()
-        answered, clients = 0, [await connected(port, "127.0.0.1") for _ in range(20)]
-        for number, client in enumerate(clients):
-            source = "10.0.0.1" if number < 15 else f"10.0.0.{number}"
-            client.writer.write(f"PROXY TCP4 {source} 10.9.9.9 5 6\r\n".encode())
-            with suppress(EOFError, ConnectionError):
-                answered += (await client.ask(RemotingCommand(ECHO, 1))).code == 0
-        assert answered == 2 + 5
-        for client in clients:
-            client.writer.close()
-        await server.close(drain_s=0)
-
-    asyncio.run(story())
+async def test_clients_behind_a_load_balancer_are_counted_by_their_own_address() -> None:
+    server = Listener(
+        handlers(asyncio.Event()), ServerOptions(proxy_from=LOOPBACK, connections_max=100, address_max=2)
+    )
+    _, port = await server.start()
+    answered, clients = 0, [await connected(port, "127.0.0.1") for _ in range(20)]
+    for number, client in enumerate(clients):
+        source = "10.0.0.1" if number < 15 else f"10.0.0.{number}"
+        client.writer.write(f"PROXY TCP4 {source} 10.9.9.9 5 6\r\n".encode())
+        with suppress(EOFError, ConnectionError):
+            answered += (await client.ask(RemotingCommand(ECHO, 1))).code == 0
+    assert answered == 2 + 5
+    for client in clients:
+        client.writer.close()
+    await server.close(drain_s=0)
 
 
 @pytest.mark.parametrize(
     ("is_tls", "sent"),
     [(False, b""), (True, b""), (True, b"\x16"), (True, b"\x16\x03\x01\x02\x00")],
 )
-def test_a_connection_that_does_not_open_is_closed_in_one_time_with_and_without_tls(
+async def test_a_connection_that_does_not_open_is_closed_in_one_time_with_and_without_tls(
     tmp_path: Path, is_tls: bool, sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A TLS greeting that stops counts as one that never came."""
@@ -451,26 +410,23 @@ def test_a_connection_that_does_not_open_is_closed_in_one_time_with_and_without_
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(files.certificate, files.key)
 
-    async def story() -> None:
-        options = ServerOptions(tls=None if context is None else lambda: context)
-        server = Listener(handlers(asyncio.Event()), options)
-        _, port = await server.start()
-        slow = await connected(port, "127.0.0.1")
-        slow.writer.write(sent)
-        assert not await is_closed(slow, 0.1)
-        assert await is_closed(slow, 2.0)
-        await asyncio.sleep(0.05)
-        assert not server._by_address and not server._opening
-        slow.writer.close()
-        await server.close(drain_s=0)
-
-    asyncio.run(story())
+    options = ServerOptions(tls=None if context is None else lambda: context)
+    server = Listener(handlers(asyncio.Event()), options)
+    _, port = await server.start()
+    slow = await connected(port, "127.0.0.1")
+    slow.writer.write(sent)
+    assert not await is_closed(slow, 0.1)
+    assert await is_closed(slow, 2.0)
+    await asyncio.sleep(0.05)
+    assert not server._by_address and not server._opening
+    slow.writer.close()
+    await server.close(drain_s=0)
 
 
-def test_what_clients_break_is_logged_once_an_interval_with_its_count(
+async def test_what_clients_break_is_logged_once_an_interval_with_its_count(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
+    with caplog.at_level(logging.INFO):
         server = Listener(handlers(asyncio.Event()), ServerOptions())
         _, port = await server.start()
         for number in range(200):
@@ -479,9 +435,6 @@ def test_what_clients_break_is_logged_once_an_interval_with_its_count(
             client.writer.close()
         await asyncio.sleep(0.3)
         await server.close(drain_s=0)
-
-    with caplog.at_level(logging.INFO):
-        asyncio.run(story())
     assert 0 < len(caplog.messages) <= 8
 
 

@@ -180,24 +180,21 @@ def test_a_claim_whose_answer_was_lost_is_our_own() -> None:
     assert load_snapshot(store).offsets == {("g", "t"): {0: 7}}
 
 
-def test_the_end_waits_for_what_is_being_written() -> None:
+async def test_the_end_waits_for_what_is_being_written() -> None:
     """Else the one that is late wins: with older offsets, and without giving the groups up."""
 
-    async def scene() -> None:
-        store, offsets, running = await writing()
-        offsets.note("g", "t", 0, 6)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        store.is_overtaken = True
-        closing = asyncio.create_task(offsets.close())
-        await asyncio.sleep(0.2)
-        store.may_continue.set()
-        await closing
-        await asyncio.sleep(0.3)
-        found = load_snapshot(store)
-        assert (found.offsets["g", "t"][0], found.released) == (6, True)
-
-    asyncio.run(scene())
+    store, offsets, running = await writing()
+    offsets.note("g", "t", 0, 6)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    store.is_overtaken = True
+    closing = asyncio.create_task(offsets.close())
+    await asyncio.sleep(0.2)
+    store.may_continue.set()
+    await closing
+    await asyncio.sleep(0.3)
+    found = load_snapshot(store)
+    assert (found.offsets["g", "t"][0], found.released) == (6, True)
 
 
 def test_a_second_server_waits_for_the_lease_and_then_fences_the_first() -> None:
@@ -263,7 +260,7 @@ def test_a_fenced_server_learns_it_however_far_its_successors_are(versions: int,
     assert load_snapshot(store).offsets == {("g", "t"): {0: versions - 1}}
 
 
-def test_a_new_generation_is_begun_at_its_first_message_and_not_where_the_old_one_was_left() -> None:
+async def test_a_new_generation_is_begun_at_its_first_message_and_not_where_the_old_one_was_left() -> None:
     lives = {("t", 0): 0, ("%RETRY%g", 0): 0}
 
     async def server(store: MemoryStore) -> GroupOffsets:
@@ -272,27 +269,24 @@ def test_a_new_generation_is_begun_at_its_first_message_and_not_where_the_old_on
         assert await offsets.claim()
         return offsets
 
-    async def scene() -> None:
-        store = MemoryStore()
-        offsets = await server(store)
-        offsets.note("g", "t", 0, 1000)
-        offsets.note("g", "%RETRY%g", 0, 7)
-        lives["t", 0] = lives["%RETRY%g", 0] = 1
-        assert offsets.find("g", "t", 0) == 0
-        assert offsets.find("g", "t", 1) is None and offsets.find("new", "t", 0) is None
-        assert offsets.find("g", "%RETRY%g", 0) == 7, "it continues here"
-        await offsets.close()
-        offsets = await server(store)
-        assert offsets.find("g", "t", 0) == 0
-        running = asyncio.create_task(offsets.run())
-        await offsets.commit("g", "t", 0, 0)
-        await offsets.commit("g", "t", 0, 5)
-        running.cancel()
-        offsets = await server(store)
-        assert (offsets.find("g", "t", 0), offsets.durable("g", "t", 0)) == (5, 5)
-        assert offsets.topics_of("g") == ["%RETRY%g", "t"]
-
-    asyncio.run(scene())
+    store = MemoryStore()
+    offsets = await server(store)
+    offsets.note("g", "t", 0, 1000)
+    offsets.note("g", "%RETRY%g", 0, 7)
+    lives["t", 0] = lives["%RETRY%g", 0] = 1
+    assert offsets.find("g", "t", 0) == 0
+    assert offsets.find("g", "t", 1) is None and offsets.find("new", "t", 0) is None
+    assert offsets.find("g", "%RETRY%g", 0) == 7, "it continues here"
+    await offsets.close()
+    offsets = await server(store)
+    assert offsets.find("g", "t", 0) == 0
+    running = asyncio.create_task(offsets.run())
+    await offsets.commit("g", "t", 0, 0)
+    await offsets.commit("g", "t", 0, 5)
+    running.cancel()
+    offsets = await server(store)
+    assert (offsets.find("g", "t", 0), offsets.durable("g", "t", 0)) == (5, 5)
+    assert offsets.topics_of("g") == ["%RETRY%g", "t"]
 
 
 def test_a_lost_answer_loses_no_offset() -> None:
@@ -309,24 +303,21 @@ def test_a_lost_answer_loses_no_offset() -> None:
         assert load_snapshot(store).offsets == {("g", "t"): {0: offset}}
 
 
-def test_a_commit_is_acknowledged_only_when_it_is_durable() -> None:
-    async def scene() -> None:
-        store = MemoryStore()
-        offsets = GroupOffsets(GroupLog(store, "one", Clock(wall_ms=Time())), lease_ms=LEASE_MS)
-        assert await offsets.claim()
-        running = asyncio.create_task(offsets.run())
-        await asyncio.gather(*(offsets.commit("g", "t", queue, 10 + queue) for queue in range(8)))
-        assert load_snapshot(store).offsets == {("g", "t"): {queue: 10 + queue for queue in range(8)}}
-        offsets.note("g", "t", 0, 50)
-        running.cancel()
-        await offsets.close()
-        found = load_snapshot(store)
-        assert (found.offsets["g", "t"][0], found.released) == (50, True)
-
-    asyncio.run(scene())
+async def test_a_commit_is_acknowledged_only_when_it_is_durable() -> None:
+    store = MemoryStore()
+    offsets = GroupOffsets(GroupLog(store, "one", Clock(wall_ms=Time())), lease_ms=LEASE_MS)
+    assert await offsets.claim()
+    running = asyncio.create_task(offsets.run())
+    await asyncio.gather(*(offsets.commit("g", "t", queue, 10 + queue) for queue in range(8)))
+    assert load_snapshot(store).offsets == {("g", "t"): {queue: 10 + queue for queue in range(8)}}
+    offsets.note("g", "t", 0, 50)
+    running.cancel()
+    await offsets.close()
+    found = load_snapshot(store)
+    assert (found.offsets["g", "t"][0], found.released) == (50, True)
 
 
-def test_the_end_does_not_wait_for_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_end_does_not_wait_for_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     class Away(MemoryStore):
         is_away = False
 
@@ -335,71 +326,59 @@ def test_the_end_does_not_wait_for_a_store_that_is_away(monkeypatch: pytest.Monk
                 raise UnansweredError("away")
             super().put_if_absent(key, body, timeout_s=timeout_s)
 
-    async def scene() -> None:
-        monkeypatch.setattr(group_offsets, "CLOSE_S", 0.3)
-        store = Away()
-        offsets = GroupOffsets(GroupLog(store, "one", Clock(wall_ms=Time())), lease_ms=LEASE_MS)
-        assert await offsets.claim()
-        store.is_away = True
-        async with asyncio.timeout(2):
-            await offsets.close()
-
-    asyncio.run(scene())
+    monkeypatch.setattr(group_offsets, "CLOSE_S", 0.3)
+    store = Away()
+    offsets = GroupOffsets(GroupLog(store, "one", Clock(wall_ms=Time())), lease_ms=LEASE_MS)
+    assert await offsets.claim()
+    store.is_away = True
+    async with asyncio.timeout(2):
+        await offsets.close()
 
 
-def test_an_offset_that_is_being_written_is_not_acknowledged_yet() -> None:
+async def test_an_offset_that_is_being_written_is_not_acknowledged_yet() -> None:
     """Also for who commits it again, or came with it in a pull before."""
 
-    async def scene() -> None:
-        store, offsets, running = await writing()
-        again = asyncio.create_task(offsets.commit("g", "t", 0, 5))
-        done, _ = await asyncio.wait({again}, timeout=0.1)
-        assert not done, "acknowledged, and lost if this server ends now"
-        store.may_continue.set()
-        await again
-        assert load_snapshot(store).offsets == {("g", "t"): {0: 5}}
-        async with asyncio.timeout(0.1):  # known to be there: nothing is written
-            await offsets.commit("g", "t", 0, 5)
-        running.cancel()
-
-    asyncio.run(scene())
+    store, offsets, running = await writing()
+    again = asyncio.create_task(offsets.commit("g", "t", 0, 5))
+    done, _ = await asyncio.wait({again}, timeout=0.1)
+    assert not done, "acknowledged, and lost if this server ends now"
+    store.may_continue.set()
+    await again
+    assert load_snapshot(store).offsets == {("g", "t"): {0: 5}}
+    async with asyncio.timeout(0.1):  # known to be there: nothing is written
+        await offsets.commit("g", "t", 0, 5)
+    running.cancel()
 
 
-def test_once_fenced_commits_are_refused_and_none_hangs() -> None:
-    async def scene() -> None:
-        store, clock = MemoryStore(), Time()
-        offsets = GroupOffsets(GroupLog(store, "one", Clock(wall_ms=clock)), lease_ms=LEASE_MS)
-        assert await offsets.claim()
-        running = asyncio.create_task(offsets.run())
-        GroupLog(store, "two", Clock(wall_ms=clock)).claim(LEASE_MS, take_over=True)
-        with pytest.raises(FencedError):
-            await offsets.commit("g", "t", 0, 5)
-        with pytest.raises(FencedError):
-            await offsets.commit("g", "t", 0, 6)
-        running.cancel()
-
-    asyncio.run(scene())
+async def test_once_fenced_commits_are_refused_and_none_hangs() -> None:
+    store, clock = MemoryStore(), Time()
+    offsets = GroupOffsets(GroupLog(store, "one", Clock(wall_ms=clock)), lease_ms=LEASE_MS)
+    assert await offsets.claim()
+    running = asyncio.create_task(offsets.run())
+    GroupLog(store, "two", Clock(wall_ms=clock)).claim(LEASE_MS, take_over=True)
+    with pytest.raises(FencedError):
+        await offsets.commit("g", "t", 0, 5)
+    with pytest.raises(FencedError):
+        await offsets.commit("g", "t", 0, 6)
+    running.cancel()
 
 
-def test_a_server_that_waits_shows_the_offsets_and_owns_them_when_the_other_is_gone() -> None:
-    async def scene() -> None:
-        store, clock, gone = MemoryStore(), Time(), set[str]()
-        first = GroupLog(store, "one", Clock(wall_ms=clock))
-        first.claim(LEASE_MS)
-        first.write({("g", "t"): {0: 7}})
-        waiting = GroupOffsets(
-            GroupLog(store, "two", Clock(wall_ms=clock), is_gone=gone.__contains__), lease_ms=30
-        )
-        clock.now_ms += 10
-        assert not await waiting.claim()
-        assert waiting.find("g", "t", 0) == 7
-        waiting.note("g", "t", 0, 1)
-        assert waiting.find("g", "t", 0) == 7
-        gone.add("one")
-        running = asyncio.create_task(waiting.run())
-        await asyncio.sleep(0.5)
-        await waiting.commit("g", "t", 0, 9)
-        assert load_snapshot(store).offsets == {("g", "t"): {0: 9}}
-        running.cancel()
-
-    asyncio.run(scene())
+async def test_a_server_that_waits_shows_the_offsets_and_owns_them_when_the_other_is_gone() -> None:
+    store, clock, gone = MemoryStore(), Time(), set[str]()
+    first = GroupLog(store, "one", Clock(wall_ms=clock))
+    first.claim(LEASE_MS)
+    first.write({("g", "t"): {0: 7}})
+    waiting = GroupOffsets(
+        GroupLog(store, "two", Clock(wall_ms=clock), is_gone=gone.__contains__), lease_ms=30
+    )
+    clock.now_ms += 10
+    assert not await waiting.claim()
+    assert waiting.find("g", "t", 0) == 7
+    waiting.note("g", "t", 0, 1)
+    assert waiting.find("g", "t", 0) == 7
+    gone.add("one")
+    running = asyncio.create_task(waiting.run())
+    await asyncio.sleep(0.5)
+    await waiting.commit("g", "t", 0, 9)
+    assert load_snapshot(store).offsets == {("g", "t"): {0: 9}}
+    running.cancel()

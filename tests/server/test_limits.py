@@ -6,7 +6,7 @@ import random
 import resource
 import ssl
 import subprocess
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from rocketmq_tiered.server.wire import listener as server_module
 from rocketmq_tiered.server.wire.connection import LARGE_BYTES_MAX
 from rocketmq_tiered.server.wire.connection_limits import BufferedBytes, ConnectionLimits
 from rocketmq_tiered.server.wire.listener import ServerOptions
-from tests.server.connection_scene import ECHO, LARGE, LARGE_BYTES, LOOPBACK, SLOW, WHO, Client, Scene, play
+from tests.server.connection_scene import ECHO, LARGE, LARGE_BYTES, LOOPBACK, SLOW, WHO, Client, Scene, scene
 from tiered.errors import UsageError
 from tiered.remoting.command import FRAME_BYTES_MAX, RemotingCommand, encode
 from tiered.settings.sections import ServeSettings
@@ -40,60 +40,46 @@ async def is_closed(client: Client) -> bool:
         return True
 
 
-def story_closing(
-    send: Callable[[Client], Awaitable[None]],
-    why: str,
-    caplog: pytest.LogCaptureFixture,
-    limits: ConnectionLimits,
-) -> None:
+async def check_closed(made: Scene, bad: Client) -> None:
+    """``bad`` is closed, and another client is answered."""
+    good = await made.client()
+    assert await is_closed(bad)
+    assert (await good.ask(RemotingCommand(ECHO, 1))).code == 0
+    assert made.server.accounts.partial.total_bytes == 0
+
+
+async def test_a_half_frame_is_given_some_time_only(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-
-    async def story(made: Scene) -> None:
-        good, bad = await made.client(), await made.client()
-        await send(bad)
-        assert await is_closed(bad)
-        assert (await good.ask(RemotingCommand(ECHO, 1))).code == 0
-        assert made.server.accounts.partial.total_bytes == 0
-
-    play(story, ServerOptions(limits=limits))
-    assert why in caplog.text
-
-
-def test_a_half_frame_is_given_some_time_only(caplog: pytest.LogCaptureFixture) -> None:
-    async def drip(client: Client) -> None:
+    async with scene(ServerOptions(limits=ConnectionLimits(frame_s=0.3))) as made:
+        client = await made.client()
         for byte in FRAME[:30]:
             client.writer.write(bytes([byte]))
             await asyncio.sleep(0.02)
+        await check_closed(made, client)
+    assert "frame incomplete after 0.3 s" in caplog.text
 
-    story_closing(drip, "frame incomplete after 0.3 s", caplog, ConnectionLimits(frame_s=0.3))
 
-
-def test_a_silent_client_is_idle(caplog: pytest.LogCaptureFixture) -> None:
-    async def nothing(client: Client) -> None:
-        await client.ask(RemotingCommand(ECHO, 1))
-
-    async def story(made: Scene) -> None:
-        assert await is_closed(await made.client())
-
+async def test_a_silent_client_is_idle(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    play(story, ServerOptions(limits=ConnectionLimits(idle_s=0.2)))
+    async with scene(ServerOptions(limits=ConnectionLimits(idle_s=0.2))) as made:
+        assert await is_closed(await made.client())
     assert "idle for 0.2 s" in caplog.text
 
 
 @pytest.mark.parametrize("claim", [70_000, FRAME_BYTES_MAX, (1 << 31) - 1, -1, 3])
-def test_a_length_beyond_the_limit_closes_at_once(claim: int, caplog: pytest.LogCaptureFixture) -> None:
-    async def giant(client: Client) -> None:
+async def test_a_length_beyond_the_limit_closes_at_once(claim: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with scene(ServerOptions(limits=ConnectionLimits(frame_bytes_max=65_536))) as made:
+        client = await made.client()
         client.writer.write(claim.to_bytes(4, "big", signed=True))
-
-    story_closing(
-        giant, f"the frame's length, {claim}, is not", caplog, ConnectionLimits(frame_bytes_max=65_536)
-    )
+        await check_closed(made, client)
+    assert f"the frame's length, {claim}, is not" in caplog.text
 
 
-def test_half_frames_of_many_clients_have_one_budget(caplog: pytest.LogCaptureFixture) -> None:
+async def test_half_frames_of_many_clients_have_one_budget(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
-    async def story(made: Scene) -> None:
+    async with scene(ServerOptions(limits=ConnectionLimits(partial_bytes_max=8 * MIB))) as made:
         clients = [await made.client() for _ in range(12)]
         for number, client in enumerate(clients):
             client.writer.write((8 * MIB).to_bytes(4, "big") + bytes(MIB))
@@ -104,15 +90,13 @@ def test_half_frames_of_many_clients_have_one_budget(caplog: pytest.LogCaptureFi
         assert made.server.accounts.partial.total_bytes <= 8 * MIB + 12 * 65_536
         good = await made.client()
         assert (await good.ask(RemotingCommand(ECHO, 1))).code == 0
-
-    play(story, ServerOptions(limits=ConnectionLimits(partial_bytes_max=8 * MIB)))
     assert "partial frames of all clients" in caplog.text
 
 
-def test_a_client_that_reads_nothing_of_what_waits_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_that_reads_nothing_of_what_waits_is_closed(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
-    async def story(made: Scene) -> None:
+    async with scene(ServerOptions(limits=ConnectionLimits(stall_s=0.3))) as made:
         client = await made.client()
         await client.send(*(RemotingCommand(LARGE, n) for n in range(20)))
         for _ in range(100):
@@ -121,13 +105,11 @@ def test_a_client_that_reads_nothing_of_what_waits_is_closed(caplog: pytest.LogC
                 break
         assert not made.server.connections
         assert made.server.accounts.unread.total_bytes == 0
-
-    play(story, ServerOptions(limits=ConnectionLimits(stall_s=0.3)))
     assert "for 0.3 s" in caplog.text
 
 
-def test_unread_answers_of_many_clients_have_one_budget() -> None:
-    async def story(made: Scene) -> None:
+async def test_unread_answers_of_many_clients_have_one_budget() -> None:
+    async with scene(ServerOptions(limits=ConnectionLimits(unread_bytes_max=8 * MIB))) as made:
         clients = [await made.client() for _ in range(40)]
         for client in clients:
             await client.send(*(RemotingCommand(LARGE, n) for n in range(6)))
@@ -138,8 +120,6 @@ def test_unread_answers_of_many_clients_have_one_budget() -> None:
         assert 0 < len(made.server.connections) < 40  # the oldest were closed, for memory
         good = await made.client()
         assert (await good.ask(RemotingCommand(ECHO, 1))).code == 0
-
-    play(story, ServerOptions(limits=ConnectionLimits(unread_bytes_max=8 * MIB)))
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -154,10 +134,9 @@ def slow_request(number: int, body_bytes: int) -> RemotingCommand:
     return RemotingCommand(SLOW, number, ext_fields={"n": str(number)}, body=bytes(body_bytes))
 
 
-def test_large_requests_that_wait_for_their_answers_are_few() -> None:
+async def test_large_requests_that_wait_for_their_answers_are_few() -> None:
     """As pulls that wait for messages and bring a body that no handler reads."""
-
-    async def story(made: Scene) -> None:
+    async with scene() as made:
         client = await made.client()
         sending = asyncio.create_task(client.send(*(slow_request(number, MIB) for number in range(40))))
         await until(lambda: made.server.accounts.large.total_bytes >= LARGE_BYTES_MAX)
@@ -171,11 +150,9 @@ def test_large_requests_that_wait_for_their_answers_are_few() -> None:
         await asyncio.sleep(0.05)
         assert made.server.accounts.large.total_bytes == 0
 
-    play(story)
 
-
-def test_large_requests_of_many_clients_have_one_budget_and_small_ones_are_not_in_it() -> None:
-    async def story(made: Scene) -> None:
+async def test_large_requests_of_many_clients_have_one_budget_and_small_ones_are_not_in_it() -> None:
+    async with scene(ServerOptions(limits=ConnectionLimits(large_bytes_max=8 * MIB))) as made:
         waiting = await made.client()
         await waiting.send(*(slow_request(number, 100) for number in range(200)))
         await asyncio.sleep(0.1)
@@ -189,16 +166,14 @@ def test_large_requests_of_many_clients_have_one_budget_and_small_ones_are_not_i
         made.gate.set()
         assert {(await waiting.receive()).opaque for _ in range(200)} == set(range(200))
 
-    play(story, ServerOptions(limits=ConnectionLimits(large_bytes_max=8 * MIB)))
 
-
-def test_a_thousand_connections_that_hold_something(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_thousand_connections_that_hold_something(request: pytest.FixtureRequest) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 4096:
         pytest.skip("too few descriptors")
     resource.setrlimit(resource.RLIMIT_NOFILE, (4096, hard))
-
-    async def story(made: Scene) -> None:
+    request.addfinalizer(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)))
+    async with scene() as made:
         clients = await asyncio.gather(*(made.client() for _ in range(1000)))
         for number, client in enumerate(clients):
             if number % 3 == 0:
@@ -210,11 +185,6 @@ def test_a_thousand_connections_that_hold_something(caplog: pytest.LogCaptureFix
         answers = [await client.receive() for client in clients[2::3]]
         assert {answer.code for answer in answers} == {0}
         assert made.server.accounts.partial.total_bytes < MIB
-
-    try:
-        play(story)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 # -- pure parts -----------------------------------------------------------------------------------------------
@@ -252,12 +222,12 @@ def certificate(directory: Path) -> ServeSettings:
 @pytest.mark.parametrize(
     ("shows_one", "is_required"), [(True, True), (False, True), (False, False), (True, False)]
 )
-def test_client_certificates(tmp_path: Path, shows_one: bool, is_required: bool) -> None:
+async def test_client_certificates(tmp_path: Path, shows_one: bool, is_required: bool) -> None:
     settings = replace(
         certificate(tmp_path), tls_client_ca=str(tmp_path / "cert.pem"), tls_client_required=is_required
     )
 
-    async def story(made: Scene) -> None:
+    async with scene(ServerOptions(tls=kept_tls(settings), tls_only=is_required)) as made:
         own = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
         own.check_hostname = False
         if shows_one:
@@ -276,15 +246,13 @@ def test_client_certificates(tmp_path: Path, shows_one: bool, is_required: bool)
         plain.writer.write(FRAME)
         assert await is_closed(plain) if is_required else (await plain.receive()).opaque == 5
 
-    play(story, ServerOptions(tls=kept_tls(settings), tls_only=is_required))
-
 
 @pytest.mark.parametrize("tls_only", [False, True])
-def test_tls_may_follow_a_proxy_header(tmp_path: Path, tls_only: bool) -> None:
+async def test_tls_may_follow_a_proxy_header(tmp_path: Path, tls_only: bool) -> None:
     """A load balancer that hands TCP on unread puts its header before the handshake."""
     settings = certificate(tmp_path)
 
-    async def story(made: Scene) -> None:
+    async with scene(ServerOptions(tls=kept_tls(settings), tls_only=tls_only, proxy_from=LOOPBACK)) as made:
         own = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
         own.check_hostname = False
         reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
@@ -302,8 +270,6 @@ def test_tls_may_follow_a_proxy_header(tmp_path: Path, tls_only: bool) -> None:
         else:
             assert (await plain.ask(RemotingCommand(WHO, 1))).ext_fields == {"peer": "10.1.2.4:5555"}
 
-    play(story, ServerOptions(tls=kept_tls(settings), tls_only=tls_only, proxy_from=LOOPBACK))
-
 
 UNFINISHED = {
     "nothing": b"",
@@ -315,14 +281,15 @@ UNFINISHED = {
 
 
 @pytest.mark.parametrize("opening", UNFINISHED)
-def test_header_handshake_and_first_byte_have_one_limit_of_time(
+async def test_header_handshake_and_first_byte_have_one_limit_of_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opening: str
 ) -> None:
     """A byte at a time does not prolong it."""
     assert server_module.OPENING_S == 10.0
     monkeypatch.setattr(server_module, "OPENING_S", 0.8)
 
-    async def story(made: Scene) -> None:
+    options = ServerOptions(tls=kept_tls(certificate(tmp_path)), tls_only=True, proxy_from=LOOPBACK)
+    async with scene(options) as made:
         begun_s = asyncio.get_running_loop().time()
         client = await made.client()
         for byte in UNFINISHED[opening]:
@@ -332,56 +299,50 @@ def test_header_handshake_and_first_byte_have_one_limit_of_time(
         assert 0.7 < asyncio.get_running_loop().time() - begun_s < 3
         assert not made.server.connections
 
-    options = ServerOptions(tls=kept_tls(certificate(tmp_path)), tls_only=True, proxy_from=LOOPBACK)
-    play(story, options)
 
-
-def test_tls_only_refuses_plain_clients_and_settings_name_what_is_missing(tmp_path: Path) -> None:
+async def test_tls_only_refuses_plain_clients_and_settings_name_what_is_missing(tmp_path: Path) -> None:
     settings = certificate(tmp_path)
 
-    async def story(made: Scene) -> None:
+    async with scene(ServerOptions(tls=kept_tls(settings), tls_only=True)) as made:
         plain = await made.client()
         plain.writer.write(FRAME)
         assert await is_closed(plain)
-
-    play(story, ServerOptions(tls=kept_tls(settings), tls_only=True))
     with pytest.raises(UsageError, match=r"serve\.tls_only.*requires serve\.tls_certificate"):
         server_options(replace(ServeSettings(), tls_only=True))
     with pytest.raises(UsageError, match="cannot be loaded"):
         tls_context(replace(settings, tls_key=str(tmp_path / "none.pem")))
 
 
-def test_a_renewed_certificate_is_shown_without_a_restart(
+async def test_a_renewed_certificate_is_shown_without_a_restart(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = certificate(tmp_path)
 
-    async def story(made: Scene) -> None:
-        async def shown() -> bytes:
-            own = ssl.create_default_context(cafile=str(tmp_path / "trusted.pem"))
-            own.check_hostname = False
-            reader, writer = await asyncio.open_connection("127.0.0.1", made.port, ssl=own)
-            client = Client(reader, writer)
-            assert (await client.ask(RemotingCommand(ECHO, 1))).opaque == 1
-            clients.append(client)
-            found: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-            return found
-
-        clients: list[Client] = []
-        trusted = tmp_path / "trusted.pem"
-        trusted.write_bytes((tmp_path / "cert.pem").read_bytes())
-        first = await shown()
-        (tmp_path / "cert.pem").write_text("being written")
-        assert await shown() == first
-        certificate(tmp_path)
-        trusted.write_bytes((tmp_path / "cert.pem").read_bytes())
-        assert await shown() != first
-        for client in clients:
-            assert (await client.ask(RemotingCommand(ECHO, 2))).opaque == 2, "who is connected stays so"
-            client.writer.close()
-
     with caplog.at_level(logging.INFO, "tiered.reloaded_files"):
-        play(story, ServerOptions(tls=kept_tls(settings)))
+        async with scene(ServerOptions(tls=kept_tls(settings))) as made:
+
+            async def shown() -> bytes:
+                own = ssl.create_default_context(cafile=str(tmp_path / "trusted.pem"))
+                own.check_hostname = False
+                reader, writer = await asyncio.open_connection("127.0.0.1", made.port, ssl=own)
+                client = Client(reader, writer)
+                assert (await client.ask(RemotingCommand(ECHO, 1))).opaque == 1
+                clients.append(client)
+                found: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+                return found
+
+            clients: list[Client] = []
+            trusted = tmp_path / "trusted.pem"
+            trusted.write_bytes((tmp_path / "cert.pem").read_bytes())
+            first = await shown()
+            (tmp_path / "cert.pem").write_text("being written")
+            assert await shown() == first
+            certificate(tmp_path)
+            trusted.write_bytes((tmp_path / "cert.pem").read_bytes())
+            assert await shown() != first
+            for client in clients:
+                assert (await client.ask(RemotingCommand(ECHO, 2))).opaque == 2, "who is connected stays so"
+                client.writer.close()
     assert [text.split(": ")[0] for text in caplog.messages if "certificate" in text] == [
         "the changed certificates for clients cannot be loaded, so that the old ones stay in use",
         "certificates for clients reloaded",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -59,55 +58,43 @@ class Server:
         return answer.code or json.loads(answer.body[0])["lockOKMQSet"]
 
 
-def test_a_fenced_server_grants_no_lock_and_releases_those_it_granted() -> None:
-    async def scene() -> None:
-        store = MemoryStore()
-        async with Server(store, "one") as one:
-            assert await one.lock("a") == [QUEUE]
-            async with Server(store, "two", take_over=True) as two:
-                assert await two.lock("b") == [QUEUE]
-                await one.offsets._flush()  # as every third of a lease
-                assert not one.offsets.is_owner
-                for client in ("a", "c"):
-                    assert await one.lock(client) == ResponseCode.NO_PERMISSION
-                assert (await one.ask(RequestCode.UNLOCK_BATCH_MQ, "a")).code == 0
-
-    asyncio.run(scene())
+async def test_a_fenced_server_grants_no_lock_and_releases_those_it_granted() -> None:
+    store = MemoryStore()
+    async with Server(store, "one") as one:
+        assert await one.lock("a") == [QUEUE]
+        async with Server(store, "two", take_over=True) as two:
+            assert await two.lock("b") == [QUEUE]
+            await one.offsets._flush()  # as every third of a lease
+            assert not one.offsets.is_owner
+            for client in ("a", "c"):
+                assert await one.lock(client) == ResponseCode.NO_PERMISSION
+            assert (await one.ask(RequestCode.UNLOCK_BATCH_MQ, "a")).code == 0
 
 
-def test_an_owner_that_releases_the_groups_hands_its_locks_over() -> None:
+async def test_an_owner_that_releases_the_groups_hands_its_locks_over() -> None:
     """Its clients trust them; another client waits."""
 
-    async def scene() -> None:
-        store = MemoryStore()
-        async with Server(store, "one") as one:
-            assert await one.lock("a") == [QUEUE]
-            await one.service.release_groups()
-            assert await one.lock("a") == ResponseCode.NO_PERMISSION
-        async with Server(store, "two") as two:
-            assert await two.lock("b") == []
-            assert await two.lock("a") == [QUEUE]
-
-    asyncio.run(scene())
+    store = MemoryStore()
+    async with Server(store, "one") as one:
+        assert await one.lock("a") == [QUEUE]
+        await one.service.release_groups()
+        assert await one.lock("a") == ResponseCode.NO_PERMISSION
+    async with Server(store, "two") as two:
+        assert await two.lock("b") == []
+        assert await two.lock("a") == [QUEUE]
 
 
-def test_an_owner_that_may_not_grant_locks_yet_hands_none_over() -> None:
-    async def scene() -> None:
-        store = MemoryStore()
-        async with Server(store, "one") as one:
-            one.service.locks_from_s = 1e12
-        log = GroupLog(store, "two", Clock(wall_ms=Time()))
-        log.claim(60_000)
-        assert log.locks is None
-
-    asyncio.run(scene())
+async def test_an_owner_that_may_not_grant_locks_yet_hands_none_over() -> None:
+    store = MemoryStore()
+    async with Server(store, "one") as one:
+        one.service.locks_from_s = 1e12
+    log = GroupLog(store, "two", Clock(wall_ms=Time()))
+    log.claim(60_000)
+    assert log.locks is None
 
 
-def test_queues_that_the_archive_does_not_have_are_not_locked() -> None:
-    async def scene() -> None:
-        async with Server(MemoryStore(), "one") as one:
-            others = [{**QUEUE, "queueId": 99}, {**QUEUE, "topic": "none"}, {**QUEUE, "brokerName": "x"}]
-            answer = await one.ask(RequestCode.LOCK_BATCH_MQ, "a", *others)
-            assert json.loads(answer.body[0]) == {"lockOKMQSet": [QUEUE]}
-
-    asyncio.run(scene())
+async def test_queues_that_the_archive_does_not_have_are_not_locked() -> None:
+    async with Server(MemoryStore(), "one") as one:
+        others = [{**QUEUE, "queueId": 99}, {**QUEUE, "topic": "none"}, {**QUEUE, "brokerName": "x"}]
+        answer = await one.ask(RequestCode.LOCK_BATCH_MQ, "a", *others)
+        assert json.loads(answer.body[0]) == {"lockOKMQSet": [QUEUE]}

@@ -7,8 +7,8 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
@@ -57,68 +57,58 @@ def archive_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path / "archive"
 
 
-def play(archive_path: Path, story: Callable[[ServedArchive], Awaitable[None]]) -> None:
-    async def whole() -> None:
-        access = open_access(f"file://{archive_path}", cluster=CLUSTER, broker=BROKER, settings=Settings())
-        try:
-            archive = ServedArchive(access)
-            await archive.load()
-            await archive.pull(PullRequest("t", 0, 0, 1, 1 << 20, "g"))
-            await story(archive)
-        finally:
-            access.close()
-
-    asyncio.run(whole())
+@pytest.fixture
+async def archive(archive_path: Path) -> AsyncIterator[ServedArchive]:
+    with closing(
+        open_access(f"file://{archive_path}", cluster=CLUSTER, broker=BROKER, settings=Settings())
+    ) as access:
+        archive = ServedArchive(access)
+        await archive.load()
+        await archive.pull(PullRequest("t", 0, 0, 1, 1 << 20, "g"))
+        yield archive
 
 
 def pull_of(expression: str, kind: str, client: int, offset: int = 0) -> PullRequest:
     return PullRequest("t", 0, offset, 1024, 1 << 22, f"g{client}", expression, kind, client=client)
 
 
-def test_the_worst_filters_of_many_clients_leave_the_loop_to_others(archive_path: Path) -> None:
-    async def story(archive: ServedArchive) -> None:
-        async with gaps() as found:
-            results = await asyncio.gather(
-                *(archive.pull(pull_of(WORST.format(client), SQL92, client)) for client in range(8))
-            )
-        for result in results:
-            assert result.status is PullStatus.NO_MATCHED_MESSAGE
-            assert 0 < result.next_offset <= MESSAGES
-        assert found.worst_s < 0.1, found.worst_s  # at once they take a second
-
-    play(archive_path, story)
+async def test_the_worst_filters_of_many_clients_leave_the_loop_to_others(archive: ServedArchive) -> None:
+    async with gaps() as found:
+        results = await asyncio.gather(
+            *(archive.pull(pull_of(WORST.format(client), SQL92, client)) for client in range(8))
+        )
+    for result in results:
+        assert result.status is PullStatus.NO_MATCHED_MESSAGE
+        assert 0 < result.next_offset <= MESSAGES
+    assert found.worst_s < 0.1, found.worst_s  # at once they take a second
 
 
-def test_a_pull_whose_filter_takes_long_ends_early_and_continues_where_it_ended(archive_path: Path) -> None:
-    async def story(archive: ServedArchive) -> None:
-        matching = WORST.format("a") + " OR UNIQ_KEY IS NULL"
-        seen: list[int] = []
-        offset, pulls = 0, 0
-        while offset < MESSAGES:
-            result = await archive.pull(pull_of(matching, SQL92, 1, offset))
-            assert result.next_offset > offset
-            seen += result.batch.queue_offsets.tolist()
-            offset, pulls = result.next_offset, pulls + 1
-        assert seen == list(range(MESSAGES))
-
-    play(archive_path, story)
+async def test_a_pull_whose_filter_takes_long_ends_early_and_continues_where_it_ended(
+    archive: ServedArchive,
+) -> None:
+    matching = WORST.format("a") + " OR UNIQ_KEY IS NULL"
+    seen: list[int] = []
+    offset, pulls = 0, 0
+    while offset < MESSAGES:
+        result = await archive.pull(pull_of(matching, SQL92, 1, offset))
+        assert result.next_offset > offset
+        seen += result.batch.queue_offsets.tolist()
+        offset, pulls = result.next_offset, pulls + 1
+    assert seen == list(range(MESSAGES))
 
 
 @pytest.mark.parametrize(
     ("kind", "expression"),
     [(SQL92, " OR ".join(["a>1"] * 10_000)), (TAG, "||".join(str(number) for number in range(500_000)))],
 )
-def test_expressions_that_are_too_long_are_refused_unread(
-    archive_path: Path, kind: str, expression: str
+async def test_expressions_that_are_too_long_are_refused_unread(
+    archive: ServedArchive, kind: str, expression: str
 ) -> None:
-    async def story(archive: ServedArchive) -> None:
-        async with gaps() as found:
-            for client in range(20):
-                with pytest.raises(UsageError, match=str(EXPRESSION_CHARS_MAX)):
-                    await archive.pull(pull_of(expression, kind, client))
-        assert found.worst_s < 0.1, found.worst_s
-
-    play(archive_path, story)
+    async with gaps() as found:
+        for client in range(20):
+            with pytest.raises(UsageError, match=str(EXPRESSION_CHARS_MAX)):
+                await archive.pull(pull_of(expression, kind, client))
+    assert found.worst_s < 0.1, found.worst_s
 
 
 def test_a_filter_check_of_an_expression_that_is_too_long_is_refused() -> None:
@@ -147,7 +137,7 @@ def heartbeat(parts: bytes) -> bytes:
     return b'{"clientID":"c","consumerDataSet":[' + parts + b"]}"
 
 
-def test_heartbeats_of_many_clients_leave_the_loop_to_others() -> None:
+async def test_heartbeats_of_many_clients_leave_the_loop_to_others() -> None:
     """As many as allowed in one body, from eight connections at once, three on each."""
     clients = ClientTable(Clock())
     table = HandlerTable()
@@ -155,68 +145,59 @@ def test_heartbeats_of_many_clients_leave_the_loop_to_others() -> None:
     groups = b",".join(b'{"groupName":"%d"}' % number for number in range(HEARTBEAT_GROUPS_MAX))
     frames = encode(RemotingCommand(RequestCode.HEART_BEAT, 1, body=heartbeat(groups))) * 3
 
-    async def story() -> None:
-        listener = Listener(table, ServerOptions())
-        _, port = await listener.start()
+    listener = Listener(table, ServerOptions())
+    _, port = await listener.start()
 
-        async def send() -> None:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(frames)
-            for _ in range(3):
-                await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
-            writer.close()
+    async def send() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(frames)
+        for _ in range(3):
+            await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+        writer.close()
 
-        async with gaps() as found:
-            await asyncio.gather(*(send() for _ in range(8)))
-        await listener.close(drain_s=0)
-        assert found.worst_s < 0.2, found.worst_s  # without turns as long as all together
-
-    asyncio.run(story())
+    async with gaps() as found:
+        await asyncio.gather(*(send() for _ in range(8)))
+    await listener.close(drain_s=0)
+    assert found.worst_s < 0.2, found.worst_s  # without turns as long as all together
 
 
-def test_consumers_that_join_and_leave_cost_a_bounded_number_of_notices() -> None:
+async def test_consumers_that_join_and_leave_cost_a_bounded_number_of_notices() -> None:
     """Every change notified 200 members: 80,000 notices."""
 
-    async def story() -> None:
-        clients = ClientTable(Clock())
-        peers = [RecordingPeer(number) for number in range(200)]
-        begun_s = time.monotonic()
-        for peer in peers:
-            body = {"clientID": f"c{peer.id}", "consumerDataSet": [{"groupName": "g"}]}
-            clients.heartbeat(request(RequestCode.HEART_BEAT, peer, body))
-        for peer in peers[100:]:
-            clients.closed(peer)
-        stays = peers[0]
-        before = len(stays.pushed)
-        await asyncio.sleep(5 * PERIOD_S)
-        assert len(stays.pushed) > before
-        periods = (time.monotonic() - begun_s) / PERIOD_S + 1
-        assert sum(len(peer.pushed) for peer in peers) <= NOTICES_MAX * periods
-
-    asyncio.run(story())
+    clients = ClientTable(Clock())
+    peers = [RecordingPeer(number) for number in range(200)]
+    begun_s = time.monotonic()
+    for peer in peers:
+        body = {"clientID": f"c{peer.id}", "consumerDataSet": [{"groupName": "g"}]}
+        clients.heartbeat(request(RequestCode.HEART_BEAT, peer, body))
+    for peer in peers[100:]:
+        clients.closed(peer)
+    stays = peers[0]
+    before = len(stays.pushed)
+    await asyncio.sleep(5 * PERIOD_S)
+    assert len(stays.pushed) > before
+    periods = (time.monotonic() - begun_s) / PERIOD_S + 1
+    assert sum(len(peer.pushed) for peer in peers) <= NOTICES_MAX * periods
 
 
-def test_a_slot_is_passed_on_also_when_its_task_is_cancelled() -> None:
-    async def story() -> None:
-        slots, held = Slots(1), threading.Semaphore(1)
+async def test_a_slot_is_passed_on_also_when_its_task_is_cancelled() -> None:
+    slots, held = Slots(1), threading.Semaphore(1)
 
-        async def work(client: int) -> None:
-            async with slots.slot(client):
-                assert held.acquire(blocking=False)
-                try:
-                    await asyncio.sleep(0.001)
-                finally:
-                    held.release()
+    async def work(client: int) -> None:
+        async with slots.slot(client):
+            assert held.acquire(blocking=False)
+            try:
+                await asyncio.sleep(0.001)
+            finally:
+                held.release()
 
-        tasks = [asyncio.create_task(work(number % 3)) for number in range(12)]
-        await asyncio.sleep(0.002)
-        for task in tasks[1::2]:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        async with asyncio.timeout(5):
-            await work(9)
-
-    asyncio.run(story())
+    tasks = [asyncio.create_task(work(number % 3)) for number in range(12)]
+    await asyncio.sleep(0.002)
+    for task in tasks[1::2]:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    async with asyncio.timeout(5):
+        await work(9)
 
 
 EVERY_S = 0.001

@@ -234,184 +234,155 @@ class Scene:
         )
 
 
-def test_the_groups_offset_follows_acknowledgements_without_a_gap() -> None:
-    async def scene() -> None:
-        one = Scene()
-        await one.offsets.claim()
-        first, queues = await one.pop()
-        assert first.code == 0 and queues == [(0, offset) for offset in range(10, 20)]
-        assert first.ext["restNum"] == str(COUNT - 10)
-        for offset in (11, 12, 19):
-            assert (await one.ack(offset)).code == 0
-        assert one.offsets.find("g", "t", 0) == 10
-        await one.ack(10)
-        assert one.offsets.find("g", "t", 0) == 13
-        one.clock.now_ms += 5_000
-        again, queues = await one.pop()
-        assert [offset for _, offset in queues] == [13, 14, 15, 16, 17, 18, 20, 21, 22, 23]
-        attempts = [decode_record(bytes(data)).reconsume_times for data in again.body]
-        assert attempts == [1] * 6 + [0] * 4
-        everything = {offset for _, offset in queues}
-        while True:
-            answer, queues = await one.pop()
-            if answer.code == ResponseCode.POLLING_TIMEOUT:
-                break
-            everything |= {offset for _, offset in queues}
-        for offset in everything:
-            await one.ack(offset)
-        assert one.offsets.find("g", "t", 0) == 10 + COUNT
-        assert (await one.ack(10 + COUNT + 1)).code == ResponseCode.NO_MESSAGE
-
-    asyncio.run(scene())
+async def test_the_groups_offset_follows_acknowledgements_without_a_gap() -> None:
+    one = Scene()
+    await one.offsets.claim()
+    first, queues = await one.pop()
+    assert first.code == 0 and queues == [(0, offset) for offset in range(10, 20)]
+    assert first.ext["restNum"] == str(COUNT - 10)
+    for offset in (11, 12, 19):
+        assert (await one.ack(offset)).code == 0
+    assert one.offsets.find("g", "t", 0) == 10
+    await one.ack(10)
+    assert one.offsets.find("g", "t", 0) == 13
+    one.clock.now_ms += 5_000
+    again, queues = await one.pop()
+    assert [offset for _, offset in queues] == [13, 14, 15, 16, 17, 18, 20, 21, 22, 23]
+    attempts = [decode_record(bytes(data)).reconsume_times for data in again.body]
+    assert attempts == [1] * 6 + [0] * 4
+    everything = {offset for _, offset in queues}
+    while True:
+        answer, queues = await one.pop()
+        if answer.code == ResponseCode.POLLING_TIMEOUT:
+            break
+        everything |= {offset for _, offset in queues}
+    for offset in everything:
+        await one.ack(offset)
+    assert one.offsets.find("g", "t", 0) == 10 + COUNT
+    assert (await one.ack(10 + COUNT + 1)).code == ResponseCode.NO_MESSAGE
 
 
-def test_all_queues_are_popped_and_two_clients_share_them() -> None:
-    async def scene() -> None:
-        one = Scene()
-        await one.offsets.claim()
-        seen: list[tuple[int, int]] = []
-        while len(seen) < 2 * COUNT:
-            for _, queues in await asyncio.gather(
-                *(one.pop(queueId=-1, maxMsgNums=COUNT_MAX) for _ in range(3))
-            ):
-                seen += queues
-        assert sorted(seen) == [(queue, offset) for queue in (0, 1) for offset in range(10, 10 + COUNT)]
-
-    asyncio.run(scene())
+async def test_all_queues_are_popped_and_two_clients_share_them() -> None:
+    one = Scene()
+    await one.offsets.claim()
+    seen: list[tuple[int, int]] = []
+    while len(seen) < 2 * COUNT:
+        for _, queues in await asyncio.gather(*(one.pop(queueId=-1, maxMsgNums=COUNT_MAX) for _ in range(3))):
+            seen += queues
+    assert sorted(seen) == [(queue, offset) for queue in (0, 1) for offset in range(10, 10 + COUNT)]
 
 
-def test_what_a_filter_skips_counts_as_done() -> None:
-    async def scene() -> None:
-        one = Scene()
-        await one.offsets.claim()
-        _, queues = await one.pop(exp="odd")
-        assert [offset for _, offset in queues] == [11, 13, 15, 17, 19]
-        for _, offset in queues[1:]:
-            await one.ack(offset)
-        assert one.offsets.find("g", "t", 0) == 11
-        await one.ack(11)
-        assert one.offsets.find("g", "t", 0) == 20
-
-    asyncio.run(scene())
+async def test_what_a_filter_skips_counts_as_done() -> None:
+    one = Scene()
+    await one.offsets.claim()
+    _, queues = await one.pop(exp="odd")
+    assert [offset for _, offset in queues] == [11, 13, 15, 17, 19]
+    for _, offset in queues[1:]:
+        await one.ack(offset)
+    assert one.offsets.find("g", "t", 0) == 11
+    await one.ack(11)
+    assert one.offsets.find("g", "t", 0) == 20
 
 
-def test_in_order_a_queue_waits_for_unacknowledged_messages() -> None:
-    async def scene() -> None:
-        one = Scene()
-        await one.offsets.claim()
-        _, queues = await one.pop(order="true", maxMsgNums=3)
-        assert (await one.pop(order="true"))[0].code == ResponseCode.POLLING_TIMEOUT
-        for _, offset in queues[:2]:
-            await one.ack(offset)
-        assert (await one.pop(order="true"))[0].code == ResponseCode.POLLING_TIMEOUT
-        waiting = asyncio.create_task(one.pop(order="true", pollTime=10_000, maxMsgNums=2))
-        await asyncio.sleep(0.05)
-        await one.ack(12)
-        async with asyncio.timeout(5):
-            assert (await waiting)[1] == [(0, 13), (0, 14)]
-
-    asyncio.run(scene())
+async def test_in_order_a_queue_waits_for_unacknowledged_messages() -> None:
+    one = Scene()
+    await one.offsets.claim()
+    _, queues = await one.pop(order="true", maxMsgNums=3)
+    assert (await one.pop(order="true"))[0].code == ResponseCode.POLLING_TIMEOUT
+    for _, offset in queues[:2]:
+        await one.ack(offset)
+    assert (await one.pop(order="true"))[0].code == ResponseCode.POLLING_TIMEOUT
+    waiting = asyncio.create_task(one.pop(order="true", pollTime=10_000, maxMsgNums=2))
+    await asyncio.sleep(0.05)
+    await one.ack(12)
+    async with asyncio.timeout(5):
+        assert (await waiting)[1] == [(0, 13), (0, 14)]
 
 
-def test_hiding_longer_and_giving_back_at_once() -> None:
-    async def scene() -> None:
-        one = Scene()
-        await one.offsets.claim()
-        popped, _ = await one.pop(maxMsgNums=2)
-        fields = {"queueId": 0, "offset": 10, "invisibleTime": 60_000}
-        receipt = f"10 {popped.ext['popTime']} 5000 0 0 b 0 10"
-        one.clock.now_ms += 4_000
-        hidden = await one.ask(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, extraInfo=receipt, **fields)
-        assert (hidden.code, hidden.ext["popTime"]) == (0, str(one.clock.now_ms))
-        stale = await one.ask(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, extraInfo=receipt, **fields)
-        assert stale.code == ResponseCode.NO_MESSAGE
-        one.clock.now_ms += 2_000
-        assert [offset for _, offset in (await one.pop(maxMsgNums=1))[1]] == [11]
-        receipt = f"10 {hidden.ext['popTime']} 60000 0 0 b 0 10"
-        await one.ask(
-            RequestCode.CHANGE_MESSAGE_INVISIBLETIME, extraInfo=receipt, **fields | {"invisibleTime": 0}
-        )
-        assert [offset for _, offset in (await one.pop(maxMsgNums=1))[1]] == [10]
-        with pytest.raises(BadRequestError):
-            await one.ask(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, extraInfo="x", **fields)
-
-    asyncio.run(scene())
+async def test_hiding_longer_and_giving_back_at_once() -> None:
+    one = Scene()
+    await one.offsets.claim()
+    popped, _ = await one.pop(maxMsgNums=2)
+    fields = {"queueId": 0, "offset": 10, "invisibleTime": 60_000}
+    receipt = f"10 {popped.ext['popTime']} 5000 0 0 b 0 10"
+    one.clock.now_ms += 4_000
+    hidden = await one.ask(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, extraInfo=receipt, **fields)
+    assert (hidden.code, hidden.ext["popTime"]) == (0, str(one.clock.now_ms))
+    stale = await one.ask(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, extraInfo=receipt, **fields)
+    assert stale.code == ResponseCode.NO_MESSAGE
+    one.clock.now_ms += 2_000
+    assert [offset for _, offset in (await one.pop(maxMsgNums=1))[1]] == [11]
+    receipt = f"10 {hidden.ext['popTime']} 60000 0 0 b 0 10"
+    await one.ask(
+        RequestCode.CHANGE_MESSAGE_INVISIBLETIME, extraInfo=receipt, **fields | {"invisibleTime": 0}
+    )
+    assert [offset for _, offset in (await one.pop(maxMsgNums=1))[1]] == [10]
+    with pytest.raises(BadRequestError):
+        await one.ask(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, extraInfo="x", **fields)
 
 
-def test_a_group_continues_where_it_or_its_broker_was_and_can_be_moved() -> None:
-    async def scene() -> None:
-        store = MemoryStore()
-        one = Scene(store)
-        await one.offsets.claim()
-        assert (await one.pop(consumerGroup="old", maxMsgNums=1))[1] == [(0, 50)]
-        await one.pop()
-        await one.ack(10)
-        await one.offsets.close()
-        two = Scene(store)
-        await two.offsets.claim()
-        assert (await two.pop(maxMsgNums=1))[1] == [(0, 11)]
-        two.offsets.note("g", "t", 0, 70)  # a reset
-        assert (await two.pop(maxMsgNums=1))[1] == [(0, 70)]
-        assert (await two.ack(11)).code == 0
-        assert two.offsets.find("g", "t", 0) == 70
-
-    asyncio.run(scene())
+async def test_a_group_continues_where_it_or_its_broker_was_and_can_be_moved() -> None:
+    store = MemoryStore()
+    one = Scene(store)
+    await one.offsets.claim()
+    assert (await one.pop(consumerGroup="old", maxMsgNums=1))[1] == [(0, 50)]
+    await one.pop()
+    await one.ack(10)
+    await one.offsets.close()
+    two = Scene(store)
+    await two.offsets.claim()
+    assert (await two.pop(maxMsgNums=1))[1] == [(0, 11)]
+    two.offsets.note("g", "t", 0, 70)  # a reset
+    assert (await two.pop(maxMsgNums=1))[1] == [(0, 70)]
+    assert (await two.ack(11)).code == 0
+    assert two.offsets.find("g", "t", 0) == 70
 
 
-def test_batches_of_acknowledgements() -> None:
-    async def scene() -> None:
-        one = Scene()
-        await one.offsets.claim()
-        await one.pop()
-        bits = base64.b64encode(bytes([0b00000111, 0b1])).decode()
-        item = {"c": "g", "t": "t", "r": "0", "so": 10, "q": 0, "rq": 0, "pt": 1, "it": 2, "b": bits}
-        answer = await one.ask(RequestCode.BATCH_ACK_MESSAGE, {"brokerName": "b", "acks": [item]})
-        assert (answer.code, one.offsets.find("g", "t", 0)) == (0, 13)
-        with pytest.raises(BadRequestError):
-            await one.ask(RequestCode.BATCH_ACK_MESSAGE, {"acks": [{"c": "g"}]})
-
-    asyncio.run(scene())
+async def test_batches_of_acknowledgements() -> None:
+    one = Scene()
+    await one.offsets.claim()
+    await one.pop()
+    bits = base64.b64encode(bytes([0b00000111, 0b1])).decode()
+    item = {"c": "g", "t": "t", "r": "0", "so": 10, "q": 0, "rq": 0, "pt": 1, "it": 2, "b": bits}
+    answer = await one.ask(RequestCode.BATCH_ACK_MESSAGE, {"brokerName": "b", "acks": [item]})
+    assert (answer.code, one.offsets.find("g", "t", 0)) == (0, 13)
+    with pytest.raises(BadRequestError):
+        await one.ask(RequestCode.BATCH_ACK_MESSAGE, {"acks": [{"c": "g"}]})
 
 
-def test_an_acknowledgement_of_very_many_messages_costs_what_is_unacknowledged() -> None:
-    async def scene() -> None:
-        one = Scene()
-        await one.offsets.claim()
-        await one.pop()
-        item = {"c": "g", "t": "t", "so": 10, "q": 0, "b": base64.b64encode(b"\xff" * 500_000).decode()}
-        with peak_below(20_000_000):
-            answer = await one.ask(RequestCode.BATCH_ACK_MESSAGE, {"acks": [item]})
-        assert answer.code == ResponseCode.NO_MESSAGE, "most of them do not exist"
-        assert one.offsets.find("g", "t", 0) == 10
-        item["b"] = base64.b64encode(b"\x07" + bytes(500_000)).decode()
-        assert (await one.ask(RequestCode.BATCH_ACK_MESSAGE, {"acks": [item]})).code == 0
-        assert one.offsets.find("g", "t", 0) == 13
-
-    asyncio.run(scene())
+async def test_an_acknowledgement_of_very_many_messages_costs_what_is_unacknowledged() -> None:
+    one = Scene()
+    await one.offsets.claim()
+    await one.pop()
+    item = {"c": "g", "t": "t", "so": 10, "q": 0, "b": base64.b64encode(b"\xff" * 500_000).decode()}
+    with peak_below(20_000_000):
+        answer = await one.ask(RequestCode.BATCH_ACK_MESSAGE, {"acks": [item]})
+    assert answer.code == ResponseCode.NO_MESSAGE, "most of them do not exist"
+    assert one.offsets.find("g", "t", 0) == 10
+    item["b"] = base64.b64encode(b"\x07" + bytes(500_000)).decode()
+    assert (await one.ask(RequestCode.BATCH_ACK_MESSAGE, {"acks": [item]})).code == 0
+    assert one.offsets.find("g", "t", 0) == 13
 
 
-def test_refusals_and_the_bound() -> None:
-    async def scene() -> None:
-        store = MemoryStore()
-        one, two = Scene(store), Scene(store)
-        await one.offsets.claim()
-        await two.offsets.claim()
-        assert (await two.pop())[0].code == ResponseCode.NO_PERMISSION
-        assert (await one.pop(topic="none"))[0].code == ResponseCode.TOPIC_NOT_EXIST
-        assert (await one.pop(queueId=2))[0].code == ResponseCode.SYSTEM_ERROR
-        await one.pop(consumerGroup="full", maxMsgNums=1)
-        entry = one.handlers._queues.find(("full", "t", 0))
-        assert entry is not None
-        state = entry.state
-        for offset in range(11, 10 + UNACKED_MAX):
-            state.unacked[offset] = Unacked(one.clock.now_ms, one.clock.now_ms + 9_000)
-        assert (await one.pop(consumerGroup="full"))[0].code == ResponseCode.POLLING_TIMEOUT
-        await one.ack(10)  # another group's
-        assert (await one.pop(consumerGroup="full"))[0].code == ResponseCode.POLLING_TIMEOUT
-        state.acknowledge(12)
-        assert (await one.pop(consumerGroup="full"))[1] == [(0, 11)]
-
-    asyncio.run(scene())
+async def test_refusals_and_the_bound() -> None:
+    store = MemoryStore()
+    one, two = Scene(store), Scene(store)
+    await one.offsets.claim()
+    await two.offsets.claim()
+    assert (await two.pop())[0].code == ResponseCode.NO_PERMISSION
+    assert (await one.pop(topic="none"))[0].code == ResponseCode.TOPIC_NOT_EXIST
+    assert (await one.pop(queueId=2))[0].code == ResponseCode.SYSTEM_ERROR
+    await one.pop(consumerGroup="full", maxMsgNums=1)
+    entry = one.handlers._queues.find(("full", "t", 0))
+    assert entry is not None
+    state = entry.state
+    for offset in range(11, 10 + UNACKED_MAX):
+        state.unacked[offset] = Unacked(one.clock.now_ms, one.clock.now_ms + 9_000)
+    assert (await one.pop(consumerGroup="full"))[0].code == ResponseCode.POLLING_TIMEOUT
+    await one.ack(10)  # another group's
+    assert (await one.pop(consumerGroup="full"))[0].code == ResponseCode.POLLING_TIMEOUT
+    state.acknowledge(12)
+    assert (await one.pop(consumerGroup="full"))[1] == [(0, 11)]
 
 
 @given(
@@ -426,73 +397,67 @@ def test_every_queue_has_one_member(count: int, members: list[str], share_out: A
     assert share_out(range(count), members, "unknown") == []
 
 
-def test_assignments_by_mode() -> None:
-    async def scene() -> None:
-        archive: Any = Archive()
-        clients, table = ClientTable(Clock(monotonic_s=lambda: 0.0)), HandlerTable()
-        AssignmentHandlers(RouteTable(archive, "127.0.0.1:1"), clients).register(table)
-        for name in ("x", "y"):
-            data = {"clientID": name, "consumerDataSet": [{"groupName": "g", "subscriptionDataSet": []}]}
-            clients.heartbeat(request(RequestCode.HEART_BEAT, body=data))
-        asked = {
-            "topic": "t",
-            "consumerGroup": "g",
-            "clientId": "y",
-            "strategyName": "AVG",
-            "messageModel": "CLUSTERING",
-        }
+async def test_assignments_by_mode() -> None:
+    archive: Any = Archive()
+    clients, table = ClientTable(Clock(monotonic_s=lambda: 0.0)), HandlerTable()
+    AssignmentHandlers(RouteTable(archive, "127.0.0.1:1"), clients).register(table)
+    for name in ("x", "y"):
+        data = {"clientID": name, "consumerDataSet": [{"groupName": "g", "subscriptionDataSet": []}]}
+        clients.heartbeat(request(RequestCode.HEART_BEAT, body=data))
+    asked = {
+        "topic": "t",
+        "consumerGroup": "g",
+        "clientId": "y",
+        "strategyName": "AVG",
+        "messageModel": "CLUSTERING",
+    }
 
-        async def ask(code: int, **changes: str) -> Response:
-            handler = table.find(code)
-            assert handler is not None
-            answer = await handler(request(code, body=asked | changes))
-            assert answer is not None
-            return answer
+    async def ask(code: int, **changes: str) -> Response:
+        handler = table.find(code)
+        assert handler is not None
+        answer = await handler(request(code, body=asked | changes))
+        assert answer is not None
+        return answer
 
-        async def queues(**changes: str) -> list[tuple[int, str]] | None:
-            document = json.loads(bytes((await ask(RequestCode.QUERY_ASSIGNMENT, **changes)).body[0]))
-            found = document.get("messageQueueAssignments")
-            return None if found is None else [(one["messageQueue"]["queueId"], one["mode"]) for one in found]
+    async def queues(**changes: str) -> list[tuple[int, str]] | None:
+        document = json.loads(bytes((await ask(RequestCode.QUERY_ASSIGNMENT, **changes)).body[0]))
+        found = document.get("messageQueueAssignments")
+        return None if found is None else [(one["messageQueue"]["queueId"], one["mode"]) for one in found]
 
-        assert await queues() == [(1, "PULL")]
-        assert await queues(messageModel="BROADCASTING") == [(0, "PULL"), (1, "PULL")]
+    assert await queues() == [(1, "PULL")]
+    assert await queues(messageModel="BROADCASTING") == [(0, "PULL"), (1, "PULL")]
+    assert (
+        await queues(topic="none")
+        is await queues(consumerGroup="none")
+        is await queues(strategyName="x")
+        is None
+    )
+    assert (await ask(RequestCode.SET_MESSAGE_REQUEST_MODE, mode="POP")).code == 0
+    assert await queues() == [(-1, "POP")]
+    assert await queues(topic="%RETRY%g") == []  # one queue, which x has
+    for changes, code in (({"topic": "%RETRY%g"}, 16), ({"topic": "none"}, 17), ({"mode": "PUSH"}, 1)):
+        assert (await ask(RequestCode.SET_MESSAGE_REQUEST_MODE, **changes)).code == code
+
+
+async def test_unacknowledged_messages_fill_no_memory_and_go_out_again_when_some_are_acknowledged() -> None:
+    bytes_max = 40 * (QUEUE_BYTES + 100) + 100 * UNACKED_BYTES
+    one = Scene(unacked_bytes_max=bytes_max)
+    await one.offsets.claim()
+    queues = one.handlers._queues
+
+    async def popped(group: str) -> int:
+        _, found = await one.pop(consumerGroup=group, maxMsgNums=32, invisibleTime=60_000)
+        assert queues.held_bytes <= bytes_max
+        return len(found)
+
+    batch = list(await asyncio.gather(*(popped(f"g{number}") for number in range(40))))
+    assert batch[0] == 32 and batch[-1] == 0
+    assert 100 <= sum(batch) < 140
+    with pytest.raises(BadRequestError, match="memory_bytes"):
+        for number in range(1_000):
+            await popped(f"another{number}")
+    for offset in range(10, 42):
         assert (
-            await queues(topic="none")
-            is await queues(consumerGroup="none")
-            is await queues(strategyName="x")
-            is None
-        )
-        assert (await ask(RequestCode.SET_MESSAGE_REQUEST_MODE, mode="POP")).code == 0
-        assert await queues() == [(-1, "POP")]
-        assert await queues(topic="%RETRY%g") == []  # one queue, which x has
-        for changes, code in (({"topic": "%RETRY%g"}, 16), ({"topic": "none"}, 17), ({"mode": "PUSH"}, 1)):
-            assert (await ask(RequestCode.SET_MESSAGE_REQUEST_MODE, **changes)).code == code
-
-    asyncio.run(scene())
-
-
-def test_unacknowledged_messages_fill_no_memory_and_go_out_again_when_some_are_acknowledged() -> None:
-    async def scene() -> None:
-        bytes_max = 40 * (QUEUE_BYTES + 100) + 100 * UNACKED_BYTES
-        one = Scene(unacked_bytes_max=bytes_max)
-        await one.offsets.claim()
-        queues = one.handlers._queues
-
-        async def popped(group: str) -> int:
-            _, found = await one.pop(consumerGroup=group, maxMsgNums=32, invisibleTime=60_000)
-            assert queues.held_bytes <= bytes_max
-            return len(found)
-
-        batch = list(await asyncio.gather(*(popped(f"g{number}") for number in range(40))))
-        assert batch[0] == 32 and batch[-1] == 0
-        assert 100 <= sum(batch) < 140
-        with pytest.raises(BadRequestError, match="memory_bytes"):
-            for number in range(1_000):
-                await popped(f"another{number}")
-        for offset in range(10, 42):
-            assert (
-                await one.ask(RequestCode.ACK_MESSAGE, consumerGroup="g0", queueId=0, offset=offset)
-            ).code == 0
-        assert await popped("g0") > 20
-
-    asyncio.run(scene())
+            await one.ask(RequestCode.ACK_MESSAGE, consumerGroup="g0", queueId=0, offset=offset)
+        ).code == 0
+    assert await popped("g0") > 20

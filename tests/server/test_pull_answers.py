@@ -303,16 +303,13 @@ def test_a_consumer_of_an_earlier_generation_is_moved_to_the_beginning_of_the_ne
 
 
 @pytest.mark.parametrize("unacked", [True, False])
-def test_a_commit_with_a_pull_is_not_of_an_earlier_generation(unacked: bool) -> None:
-    async def run() -> None:
-        scene = await recreated([FOUND])
-        for committed, known in ((13, 0), (12, 12), (13, 13)):
-            sent = asked(sysFlag=COMMIT_OFFSET | SUBSCRIPTION, subscription="*", commitOffset=committed)
-            response = scene.service.pull_from_memory(sent) if unacked else await scene.service.pull(sent)
-            assert response is not None and response.code == 0
-            assert scene.offsets.find("g", "t", 0) == known
-
-    asyncio.run(run())
+async def test_a_commit_with_a_pull_is_not_of_an_earlier_generation(unacked: bool) -> None:
+    scene = await recreated([FOUND])
+    for committed, known in ((13, 0), (12, 12), (13, 13)):
+        sent = asked(sysFlag=COMMIT_OFFSET | SUBSCRIPTION, subscription="*", commitOffset=committed)
+        response = scene.service.pull_from_memory(sent) if unacked else await scene.service.pull(sent)
+        assert response is not None and response.code == 0
+        assert scene.offsets.find("g", "t", 0) == known
 
 
 def test_what_cannot_be_served_is_said() -> None:

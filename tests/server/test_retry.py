@@ -324,220 +324,196 @@ class Scene:
         raise AssertionError(f"{topic} ends at {self.archive.bounds(topic, 0)}, not {end}")
 
 
-def test_what_was_acknowledged_survives_and_keeps_its_offset() -> None:
-    async def scene() -> None:
-        store, clock = MemoryStore(), Time()
-        one = Scene(store, clock)
-        await one.start()
-        answers = await asyncio.gather(*(one.send_back() for _ in range(3)), one.send_back(delayLevel=2))
-        assert {answer.code for answer in answers} == {0}
-        assert (await one.pull(13)).status is PullStatus.OFFSET_OVERFLOW_ONE  # its delay lasts
-        clock.now_ms += 1_000
-        await one.until_end(16)
-        before = await one.pull(13)
-        assert before[:4] + before[5:6] == (
-            PullStatus.FOUND,
-            16,
-            10,
-            16,
-            3,
-        )
-        assert [decode_record(data).queue_offset for data in before.body] == [13, 14, 15]
-        assert (await one.pull(11)).body == (b"archived",)  # the dead broker's own come first
-        assert (await one.pull(3)).next_offset == 10
-        await one.die()
+async def test_what_was_acknowledged_survives_and_keeps_its_offset() -> None:
+    store, clock = MemoryStore(), Time()
+    one = Scene(store, clock)
+    await one.start()
+    answers = await asyncio.gather(*(one.send_back() for _ in range(3)), one.send_back(delayLevel=2))
+    assert {answer.code for answer in answers} == {0}
+    assert (await one.pull(13)).status is PullStatus.OFFSET_OVERFLOW_ONE  # its delay lasts
+    clock.now_ms += 1_000
+    await one.until_end(16)
+    before = await one.pull(13)
+    assert before[:4] + before[5:6] == (
+        PullStatus.FOUND,
+        16,
+        10,
+        16,
+        3,
+    )
+    assert [decode_record(data).queue_offset for data in before.body] == [13, 14, 15]
+    assert (await one.pull(11)).body == (b"archived",)  # the dead broker's own come first
+    assert (await one.pull(3)).next_offset == 10
+    await one.die()
 
-        two = Scene(store, clock)
-        await two.start()
-        assert (await two.pull(13)) == before
-        clock.now_ms += 4_000
-        await two.until_end(17)
-        back = await two.pull(16)
-        assert decode_record(back.body[0]).reconsume_times == 1
-        assert (await two.send_back(decode_record(back.body[0]).physical_offset)).code == 0  # once more
-        clock.now_ms += 1_000
-        await two.until_end(18)
-        assert decode_record((await two.pull(17)).body[0]).reconsume_times == 2
-        await two.die()
-
-    asyncio.run(scene())
+    two = Scene(store, clock)
+    await two.start()
+    assert (await two.pull(13)) == before
+    clock.now_ms += 4_000
+    await two.until_end(17)
+    back = await two.pull(16)
+    assert decode_record(back.body[0]).reconsume_times == 1
+    assert (await two.send_back(decode_record(back.body[0]).physical_offset)).code == 0  # once more
+    clock.now_ms += 1_000
+    await two.until_end(18)
+    assert decode_record((await two.pull(17)).body[0]).reconsume_times == 2
+    await two.die()
 
 
 @pytest.mark.parametrize("bounds", [None, Bounds(10, 13)])
-def test_retry_messages_come_behind_what_the_group_had_consumed_at_its_broker(
+async def test_retry_messages_come_behind_what_the_group_had_consumed_at_its_broker(
     bounds: Bounds | None,
 ) -> None:
     """Its consumers pull from there on: below that a message would count as consumed and never be delivered."""
 
-    async def scene() -> None:
-        store, clock = MemoryStore(), Time()
-        one = Scene(store, clock, archive=ConsumedFurther(500, bounds))
-        await one.start()
-        assert (await one.send_back()).code == 0
-        await one.offsets.commit("g", RETRY, 0, 500)  # as consumers do that have nothing to consume
-        clock.now_ms += 1_000
-        await one.until_end(501)
-        found = await one.pull(500)
-        assert (found.status, found.next_offset, found.records) == (PullStatus.FOUND, 501, 1)
-        assert decode_record(found.body[0]).queue_offset == 500
-        led = await one.pull(13)
-        assert (led.next_offset, led.records) == (501, 1)
-        await one.die()
-
-    asyncio.run(scene())
+    store, clock = MemoryStore(), Time()
+    one = Scene(store, clock, archive=ConsumedFurther(500, bounds))
+    await one.start()
+    assert (await one.send_back()).code == 0
+    await one.offsets.commit("g", RETRY, 0, 500)  # as consumers do that have nothing to consume
+    clock.now_ms += 1_000
+    await one.until_end(501)
+    found = await one.pull(500)
+    assert (found.status, found.next_offset, found.records) == (PullStatus.FOUND, 501, 1)
+    assert decode_record(found.body[0]).queue_offset == 500
+    led = await one.pull(13)
+    assert (led.next_offset, led.records) == (501, 1)
+    await one.die()
 
 
-def test_no_client_gets_a_message_that_it_may_not_read() -> None:
+async def test_no_client_gets_a_message_that_it_may_not_read() -> None:
     """Of which he knows no more than its place in the log."""
 
-    async def scene() -> None:
-        store, clock = MemoryStore(), Time()
-        one = Scene(store, clock)
-        await one.start()
-        table, named = HandlerTable(), list[str]()
+    store, clock = MemoryStore(), Time()
+    one = Scene(store, clock)
+    await one.start()
+    table, named = HandlerTable(), list[str]()
 
-        def refusal(request: Request, data: bytes, phys: int) -> Response | None:
-            named.append(f"{decode_record(data).topic} at {phys}")
-            return Response(ResponseCode.NO_PERMISSION)
+    def refusal(request: Request, data: bytes, phys: int) -> Response | None:
+        named.append(f"{decode_record(data).topic} at {phys}")
+        return Response(ResponseCode.NO_PERMISSION)
 
-        routes = RouteTable(one.archive, "127.0.0.1:9876")
-        RetryHandlers(one.archive, routes, one.queues, refusal).register(table)
-        handler = table.find(RequestCode.CONSUMER_SEND_MSG_BACK)
-        assert handler is not None
-        sent: dict[str, object] = {"group": "g", "offset": 777, "delayLevel": 1, "originTopic": "mine"}
-        response = await handler(request(RequestCode.CONSUMER_SEND_MSG_BACK, None, **sent))
-        assert response is not None and response.code == ResponseCode.NO_PERMISSION
-        assert named == ["t at 777"]
-        assert not one.queues.state.messages
-        await one.die()
-
-    asyncio.run(scene())
+    routes = RouteTable(one.archive, "127.0.0.1:9876")
+    RetryHandlers(one.archive, routes, one.queues, refusal).register(table)
+    handler = table.find(RequestCode.CONSUMER_SEND_MSG_BACK)
+    assert handler is not None
+    sent: dict[str, object] = {"group": "g", "offset": 777, "delayLevel": 1, "originTopic": "mine"}
+    response = await handler(request(RequestCode.CONSUMER_SEND_MSG_BACK, None, **sent))
+    assert response is not None and response.code == ResponseCode.NO_PERMISSION
+    assert named == ["t at 777"]
+    assert not one.queues.state.messages
+    await one.die()
 
 
-def test_what_a_group_consumed_is_kept_no_longer_and_offsets_continue() -> None:
-    async def scene() -> None:
-        store, clock = MemoryStore(), Time()
-        one = Scene(store, clock)
-        await one.start()
-        for _ in range(3):
-            assert (await one.send_back()).code == 0
-        clock.now_ms += 1_000
-        await one.until_end(16)
-        await one.offsets.commit("g", RETRY, 0, 16)
-        assert load_snapshot(store).offsets["g", RETRY] == {0: 16}
-        await one.send_back()
-        clock.now_ms += 1_000
-        await one.until_end(17)
-        led = await one.pull(13)
-        assert (led.status, led.next_offset, led.records) == (PullStatus.FOUND, 17, 1)
-        await one.die()
-        two = Scene(store, clock)
-        await two.start()
-        await two.until_end(17)
-        assert (await two.pull(16)).records == 1
-        await two.die()
-
-    asyncio.run(scene())
+async def test_what_a_group_consumed_is_kept_no_longer_and_offsets_continue() -> None:
+    store, clock = MemoryStore(), Time()
+    one = Scene(store, clock)
+    await one.start()
+    for _ in range(3):
+        assert (await one.send_back()).code == 0
+    clock.now_ms += 1_000
+    await one.until_end(16)
+    await one.offsets.commit("g", RETRY, 0, 16)
+    assert load_snapshot(store).offsets["g", RETRY] == {0: 16}
+    await one.send_back()
+    clock.now_ms += 1_000
+    await one.until_end(17)
+    led = await one.pull(13)
+    assert (led.status, led.next_offset, led.records) == (PullStatus.FOUND, 17, 1)
+    await one.die()
+    two = Scene(store, clock)
+    await two.start()
+    await two.until_end(17)
+    assert (await two.pull(16)).records == 1
+    await two.die()
 
 
-def test_the_bound_refuses_and_a_base_replaces_many_objects() -> None:
-    async def scene() -> None:
-        store, clock = MemoryStore(), Time()
-        size = MESSAGE_BYTES + len(again(original())[0].data)
-        held_bytes = queue_bytes(RETRY) + size * (OBJECTS_MAX + 20)
-        one = Scene(store, clock, RetryLimits(held_bytes_max=held_bytes + 1))
-        await one.start()
-        for _ in range(OBJECTS_MAX + 20):
-            assert (await one.send_back()).code == 0
-        refused = await one.send_back()
-        assert (refused.code, "have no memory left" in (refused.remark or "")) == (
-            ResponseCode.SYSTEM_BUSY,
-            True,
-        )
-        for _ in range(100):
-            if len(list(store.list(RETRY_KEYS))) < 60:
-                break
-            await asyncio.sleep(0.05)
-        assert len(list(store.list(RETRY_KEYS))) < 60
-        await one.die()
-        two = Scene(store, clock)
-        await two.start()
-        clock.now_ms += 1_000
-        await two.until_end(13 + OBJECTS_MAX + 20)
-        await two.die()
-
-    asyncio.run(scene())
+async def test_the_bound_refuses_and_a_base_replaces_many_objects() -> None:
+    store, clock = MemoryStore(), Time()
+    size = MESSAGE_BYTES + len(again(original())[0].data)
+    held_bytes = queue_bytes(RETRY) + size * (OBJECTS_MAX + 20)
+    one = Scene(store, clock, RetryLimits(held_bytes_max=held_bytes + 1))
+    await one.start()
+    for _ in range(OBJECTS_MAX + 20):
+        assert (await one.send_back()).code == 0
+    refused = await one.send_back()
+    assert (refused.code, "have no memory left" in (refused.remark or "")) == (
+        ResponseCode.SYSTEM_BUSY,
+        True,
+    )
+    for _ in range(100):
+        if len(list(store.list(RETRY_KEYS))) < 60:
+            break
+        await asyncio.sleep(0.05)
+    assert len(list(store.list(RETRY_KEYS))) < 60
+    await one.die()
+    two = Scene(store, clock)
+    await two.start()
+    clock.now_ms += 1_000
+    await two.until_end(13 + OBJECTS_MAX + 20)
+    await two.die()
 
 
-def test_dead_letters_go_when_they_are_old() -> None:
-    async def scene() -> None:
-        clock = Time()
-        one = Scene(MemoryStore(), clock, RetryLimits(dead_keep_ms=10_000))
-        await one.start()
-        assert (await one.send_back(delayLevel=-1)).code == 0
-        await one.until_end(1, DEAD)
-        clock.now_ms += 5_000
-        await one.send_back(delayLevel=-1)
-        await one.until_end(2, DEAD)
-        clock.now_ms += 6_000
-        for _ in range(100):
-            one.queues._wake.set()
-            await asyncio.sleep(0.01)
-            if one.archive.bounds(DEAD, 0) == Bounds(1, 2):
-                break
-        assert one.archive.bounds(DEAD, 0) == Bounds(1, 2)
-        assert DEAD in one.archive.topics()
-        await one.die()
-
-    asyncio.run(scene())
+async def test_dead_letters_go_when_they_are_old() -> None:
+    clock = Time()
+    one = Scene(MemoryStore(), clock, RetryLimits(dead_keep_ms=10_000))
+    await one.start()
+    assert (await one.send_back(delayLevel=-1)).code == 0
+    await one.until_end(1, DEAD)
+    clock.now_ms += 5_000
+    await one.send_back(delayLevel=-1)
+    await one.until_end(2, DEAD)
+    clock.now_ms += 6_000
+    for _ in range(100):
+        one.queues._wake.set()
+        await asyncio.sleep(0.01)
+        if one.archive.bounds(DEAD, 0) == Bounds(1, 2):
+            break
+    assert one.archive.bounds(DEAD, 0) == Bounds(1, 2)
+    assert DEAD in one.archive.topics()
+    await one.die()
 
 
-def test_nothing_is_taken_for_a_group_of_another_server() -> None:
-    async def scene() -> None:
-        store, clock = MemoryStore(), Time()
-        one, two = Scene(store, clock), Scene(store, clock)
-        await one.start()
-        await two.start()  # takes over
-        assert (await two.send_back()).code == 0
-        async with asyncio.timeout(5):
-            answer = await one.send_back()
-        assert answer.code == ResponseCode.NO_PERMISSION
-        unknown = await two.send_back(778)
-        assert (unknown.code, "look message by offset failed" in (unknown.remark or "")) == (1, True)
-        await one.die()
-        await two.die()
-
-    asyncio.run(scene())
+async def test_nothing_is_taken_for_a_group_of_another_server() -> None:
+    store, clock = MemoryStore(), Time()
+    one, two = Scene(store, clock), Scene(store, clock)
+    await one.start()
+    await two.start()  # takes over
+    assert (await two.send_back()).code == 0
+    async with asyncio.timeout(5):
+        answer = await one.send_back()
+    assert answer.code == ResponseCode.NO_PERMISSION
+    unknown = await two.send_back(778)
+    assert (unknown.code, "look message by offset failed" in (unknown.remark or "")) == (1, True)
+    await one.die()
+    await two.die()
 
 
-def test_an_archive_is_served_although_retry_messages_are_damaged(
+async def test_an_archive_is_served_although_retry_messages_are_damaged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("rocketmq_tiered.server.retries.retry_queue.CHECK_S", 0.02)
     monkeypatch.setattr("rocketmq_tiered.server.retries.retry_queue.AGAIN_S", 0.02)
 
-    async def scene() -> None:
-        archive: Any = ArchiveWithRetryTopic()
-        store = MemoryStore()
-        store.put_if_absent(object_key(1), [b"damaged"])
-        offsets = GroupOffsets(GroupLog(store, "one", Clock(wall_ms=Time())), lease_ms=60_000)
-        retries = RetryQueues(RetryLog(store, "one"), offsets, RetryLimits(), Clock(wall_ms=Time()))
-        service = ArchiveService(archive, offsets, retries, ServeSettings(bind="127.0.0.1:0"))
-        await service.start()
-        await offsets.commit("g", "t", 0, 5)
-        message = EncodedRetry(RETRY, 0, original())
-        with pytest.raises(FencedError):
-            await retries.add(message)
-        store.delete([object_key(1)])  # as an operator who put them aside
-        for _ in range(100):
-            if retries.is_owner:
-                break
-            await asyncio.sleep(0.02)
-        async with asyncio.timeout(2):
-            await retries.add(message)
-        await service.close(0)
-
-    asyncio.run(scene())
+    archive: Any = ArchiveWithRetryTopic()
+    store = MemoryStore()
+    store.put_if_absent(object_key(1), [b"damaged"])
+    offsets = GroupOffsets(GroupLog(store, "one", Clock(wall_ms=Time())), lease_ms=60_000)
+    retries = RetryQueues(RetryLog(store, "one"), offsets, RetryLimits(), Clock(wall_ms=Time()))
+    service = ArchiveService(archive, offsets, retries, ServeSettings(bind="127.0.0.1:0"))
+    await service.start()
+    await offsets.commit("g", "t", 0, 5)
+    message = EncodedRetry(RETRY, 0, original())
+    with pytest.raises(FencedError):
+        await retries.add(message)
+    store.delete([object_key(1)])  # as an operator who put them aside
+    for _ in range(100):
+        if retries.is_owner:
+            break
+        await asyncio.sleep(0.02)
+    async with asyncio.timeout(2):
+        await retries.add(message)
+    await service.close(0)
 
 
 class LosesAnswers(MemoryStore):
@@ -554,21 +530,18 @@ class LosesAnswers(MemoryStore):
             raise UnansweredError(f"{key}: no answer")
 
 
-def test_a_lost_answer_writes_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lost_answer_writes_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocketmq_tiered.server.retries.retry_queue.AGAIN_S", 0.01)
 
-    async def scene() -> None:
-        store, clock = LosesAnswers(), Time()
-        one = Scene(store, clock)
-        try:
-            await one.start()
-        except UnansweredError:
-            await one.start()
-        for _ in range(5):
-            assert (await one.send_back()).code == 0
-        clock.now_ms += 1_000
-        await one.until_end(18)
-        assert len((await one.pull(13)).body) == 5
-        await one.die()
-
-    asyncio.run(scene())
+    store, clock = LosesAnswers(), Time()
+    one = Scene(store, clock)
+    try:
+        await one.start()
+    except UnansweredError:
+        await one.start()
+    for _ in range(5):
+        assert (await one.send_back()).code == 0
+    clock.now_ms += 1_000
+    await one.until_end(18)
+    assert len((await one.pull(13)).body) == 5
+    await one.die()

@@ -68,17 +68,14 @@ async def slave(
         await asyncio.sleep(0.05)
 
 
-def test_a_slave_registers_and_relays_with_tls(papers: Papers) -> None:
-    async def story() -> None:
-        tls = ClientTls(trusting(papers.ca, papers.client))
-        async with slave(shows(papers.server, asks=papers.ca), tls) as (service, name_server, client):
-            await until(lambda: name_server.addresses.get(OWN_ID) == ADVERTISED)
-            answer = await client.ask(QUERY_OFFSET, consumerGroup="g", topic="t", queueId="0")
-            assert (answer.code, answer.ext_fields["offset"]) == (0, "5")
-            await until(lambda: service.status().name_servers[0][1] == RegistrationState.REGISTERED.value)
-            assert service.status().is_master_available
-
-    asyncio.run(story())
+async def test_a_slave_registers_and_relays_with_tls(papers: Papers) -> None:
+    tls = ClientTls(trusting(papers.ca, papers.client))
+    async with slave(shows(papers.server, asks=papers.ca), tls) as (service, name_server, client):
+        await until(lambda: name_server.addresses.get(OWN_ID) == ADVERTISED)
+        answer = await client.ask(QUERY_OFFSET, consumerGroup="g", topic="t", queueId="0")
+        assert (answer.code, answer.ext_fields["offset"]) == (0, "5")
+        await until(lambda: service.status().name_servers[0][1] == RegistrationState.REGISTERED.value)
+        assert service.status().is_master_available
 
 
 def test_a_slave_without_the_right_ca_says_so_and_stays_out(
@@ -174,7 +171,7 @@ async def route_address(service: ArchiveService) -> str:
         ("[::]:0", "fd00::7", "[fd00::7]"),
     ],
 )
-def test_routes_never_name_every_address(
+async def test_routes_never_name_every_address(
     bind: str,
     own: str | None,
     expected: str,
@@ -187,15 +184,12 @@ def test_routes_never_name_every_address(
 
     monkeypatch.setattr(advertised_host, "__kwdefaults__", {"setting": "serve.advertise", "own": known})
 
-    async def run() -> None:
+    with caplog.at_level(logging.WARNING):
         service = service_of(bind=bind)
         address = await service.start()
         assert address == await route_address(service)
         assert address.rpartition(":")[0] == expected
         await service.close(0.0)
-
-    with caplog.at_level(logging.WARNING):
-        asyncio.run(run())
     said = [line for line in caplog.records if "serve.advertise is not set" in line.message]
     assert len(said) == (own is not None)
 
@@ -208,14 +202,11 @@ def test_a_port_on_every_address_of_a_machine_without_one_is_refused_before_grou
 
 
 @pytest.mark.parametrize("advertise", ["0.0.0.0:9876", "[::]:9876"])
-def test_clients_are_never_sent_the_address_of_every_interface(advertise: str) -> None:
-    async def run() -> None:
-        service = service_of(bind="127.0.0.1:0", advertise=advertise)
-        with pytest.raises(UsageError, match="not an address that clients can dial"):
-            await service.start()
-        assert not service.offsets.is_owner
-
-    asyncio.run(run())
+async def test_clients_are_never_sent_the_address_of_every_interface(advertise: str) -> None:
+    service = service_of(bind="127.0.0.1:0", advertise=advertise)
+    with pytest.raises(UsageError, match="not an address that clients can dial"):
+        await service.start()
+    assert not service.offsets.is_owner
 
 
 def test_this_machine_has_an_address_or_none() -> None:
@@ -226,11 +217,8 @@ def test_this_machine_has_an_address_or_none() -> None:
             assert not (address.is_loopback or address.is_unspecified) and not is_wildcard(found)
 
 
-def test_port_0_is_advertised_as_the_bound_port() -> None:
-    async def scene() -> None:
-        service = service_of(bind="127.0.0.1:0", advertise="127.0.0.1:0")
-        address = await service.start()
-        assert int(address.rpartition(":")[2]) > 0 and await route_address(service) == address
-        await service.close(0.0)
-
-    asyncio.run(scene())
+async def test_port_0_is_advertised_as_the_bound_port() -> None:
+    service = service_of(bind="127.0.0.1:0", advertise="127.0.0.1:0")
+    address = await service.start()
+    assert int(address.rpartition(":")[2]) > 0 and await route_address(service) == address
+    await service.close(0.0)

@@ -1,7 +1,8 @@
 """A retired broker's registration: replaced, never removed first, and never beside a living master."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import orjson
 
@@ -12,39 +13,37 @@ from tests.server.slave.name_server_double import BROKER, CLUSTER, NameServerDou
 from tests.server.slave.until import until
 
 OURS, EARLIER, MASTER = "10.0.0.5:10940", "10.0.0.6:10940", "10.0.0.1:10911"
-Scene = tuple[MountRegistrar, NameServerDouble, dict[str, TopicConfig]]
 
 
-def story(tell: Callable[[Scene], Awaitable[None]], *, listed: str | None, holds: bool = True) -> None:
-    async def whole() -> None:
-        server = NameServerDouble(master=listed)
-        await server.start()
-        topics = {
-            "t": TopicConfig("t", 8, 8),
-            "%LMQ%x": TopicConfig("%LMQ%x", 1, 1),
-            "TBW102": TopicConfig("TBW102", 8, 8),
-        }
-        registrar = MountRegistrar(
-            SlaveConfig(BROKER, "", (server.address,), OURS, 0),
-            CLUSTER,
-            lambda: topics,
-            holds=lambda: holds,
-            holders=lambda: {OURS, EARLIER},
-        )
-        registrar.start()
-        try:
-            async with asyncio.timeout(20):
-                await tell((registrar, server, topics))
-        finally:
-            await registrar.leave()
-            await server.stop()
+@asynccontextmanager
+async def registering(
+    *, listed: str | None, holds: bool = True
+) -> AsyncIterator[tuple[MountRegistrar, NameServerDouble, dict[str, TopicConfig]]]:
+    server = NameServerDouble(master=listed)
+    await server.start()
+    topics = {
+        "t": TopicConfig("t", 8, 8),
+        "%LMQ%x": TopicConfig("%LMQ%x", 1, 1),
+        "TBW102": TopicConfig("TBW102", 8, 8),
+    }
+    registrar = MountRegistrar(
+        SlaveConfig(BROKER, "", (server.address,), OURS, 0),
+        CLUSTER,
+        lambda: topics,
+        holds=lambda: holds,
+        holders=lambda: {OURS, EARLIER},
+    )
+    registrar.start()
+    try:
+        async with asyncio.timeout(20):
+            yield registrar, server, topics
+    finally:
+        await registrar.leave()
+        await server.stop()
 
-    asyncio.run(whole())
 
-
-def test_it_replaces_an_earlier_holder_and_stays_when_it_closes() -> None:
-    async def tell(scene: Scene) -> None:
-        registrar, server, _ = scene
+async def test_it_replaces_an_earlier_holder_and_stays_when_it_closes() -> None:
+    async with registering(listed=EARLIER) as (registrar, server, _):
         await until(lambda: server.addresses == {0: OURS})
         await until(lambda: registrar.statuses()[0].state is RegistrationState.REGISTERED)
         server.addresses = {0: EARLIER}  # a successor
@@ -53,42 +52,30 @@ def test_it_replaces_an_earlier_holder_and_stays_when_it_closes() -> None:
         await registrar.leave()
         assert 104 not in server.codes()
 
-    story(tell, listed=EARLIER)
 
-
-def test_it_does_not_register_beside_a_master() -> None:
-    async def tell(scene: Scene) -> None:
-        registrar, server, _ = scene
+async def test_it_does_not_register_beside_a_master() -> None:
+    async with registering(listed=MASTER) as (registrar, server, _):
         await until(lambda: registrar.statuses()[0].state is RegistrationState.REFUSED)
         assert MASTER in registrar.statuses()[0].why
         assert server.addresses == {0: MASTER} and server.codes() == []
 
-    story(tell, listed=MASTER)
 
-
-def test_it_does_not_register_without_the_groups() -> None:
-    async def tell(scene: Scene) -> None:
-        registrar, server, _ = scene
+async def test_it_does_not_register_without_the_groups() -> None:
+    async with registering(listed=None, holds=False) as (registrar, server, _):
         await until(lambda: registrar.statuses()[0].state is RegistrationState.REFUSED)
         assert server.codes() == []
 
-    story(tell, listed=None, holds=False)
 
-
-def test_it_unregisters_when_nothing_is_left() -> None:
-    async def tell(scene: Scene) -> None:
-        registrar, server, _ = scene
+async def test_it_unregisters_when_nothing_is_left() -> None:
+    async with registering(listed=None) as (registrar, server, _):
         await until(lambda: server.addresses == {0: OURS})
         registrar.has_ended = True
         await registrar.leave()
         assert server.codes()[-1] == 104 and server.addresses == {}
 
-    story(tell, listed=None)
 
-
-def test_a_new_topic_changes_the_data_version() -> None:
-    async def tell(scene: Scene) -> None:
-        registrar, server, topics = scene
+async def test_a_new_topic_changes_the_data_version() -> None:
+    async with registering(listed=None) as (registrar, server, topics):
         await until(lambda: server.codes().count(103) == 1)
         topics["%RETRY%g"] = TopicConfig("%RETRY%g", 1, 1)
         registrar.wake()
@@ -97,8 +84,6 @@ def test_a_new_topic_changes_the_data_version() -> None:
         wrapper = "topicConfigSerializeWrapper"
         assert second[wrapper]["dataVersion"]["counter"] == first[wrapper]["dataVersion"]["counter"] + 1
         assert second[wrapper]["topicConfigTable"]["%RETRY%g"]["perm"] == 4
-
-    story(tell, listed=None)
 
 
 def test_topics_are_read_only_and_at_least_two() -> None:

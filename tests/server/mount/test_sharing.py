@@ -155,40 +155,34 @@ async def committed_in(store: MemoryStore) -> tuple[Membership, GroupOffsets, as
     return member, offsets, task
 
 
-def test_an_idle_holder_writes_nothing_and_holds_while_its_node_does() -> None:
-    async def story() -> None:
-        store, now_s = MemoryStore(), [0.0]
-        member = member_of(store, "n1", lambda: now_s[0])
-        offsets = GroupOffsets(log_of(store, member), lease_ms=30, node_holds=member.holds)
-        assert await offsets.claim()
-        task = asyncio.create_task(offsets.run())
-        await asyncio.sleep(0.2)
-        assert load_snapshot(store).version == 1 and offsets.holds_lease and offsets.may_pop
-        now_s[0] = 60.0
-        assert not offsets.holds_lease and not offsets.may_pop
-        task.cancel()
-
-    asyncio.run(story())
+async def test_an_idle_holder_writes_nothing_and_holds_while_its_node_does() -> None:
+    store, now_s = MemoryStore(), [0.0]
+    member = member_of(store, "n1", lambda: now_s[0])
+    offsets = GroupOffsets(log_of(store, member), lease_ms=30, node_holds=member.holds)
+    assert await offsets.claim()
+    task = asyncio.create_task(offsets.run())
+    await asyncio.sleep(0.2)
+    assert load_snapshot(store).version == 1 and offsets.holds_lease and offsets.may_pop
+    now_s[0] = 60.0
+    assert not offsets.holds_lease and not offsets.may_pop
+    task.cancel()
 
 
-def test_a_holder_whose_groups_were_taken_refuses_commits() -> None:
-    async def story() -> None:
-        store = MemoryStore()
-        first, offsets, task = await committed_in(store)
-        with pytest.raises(FencedError):
-            log_of(store, member_of(store, "n2")).claim(0)
-        again = member_of(store, "n1")  # a new process of the same name ends the first one's lease
-        successor = log_of(store, again)
-        successor.claim(0)
-        assert successor.locks is None and successor.offsets == {("g", "t"): {0: 5}}
-        with pytest.raises(FencedError):
-            await offsets.commit("g", "t", 0, 6)
-        assert not offsets.is_owner
-        with pytest.raises(FencedError):
-            first.step(NodeState.ACTIVE, [])
-        task.cancel()
-
-    asyncio.run(story())
+async def test_a_holder_whose_groups_were_taken_refuses_commits() -> None:
+    store = MemoryStore()
+    first, offsets, task = await committed_in(store)
+    with pytest.raises(FencedError):
+        log_of(store, member_of(store, "n2")).claim(0)
+    again = member_of(store, "n1")  # a new process of the same name ends the first one's lease
+    successor = log_of(store, again)
+    successor.claim(0)
+    assert successor.locks is None and successor.offsets == {("g", "t"): {0: 5}}
+    with pytest.raises(FencedError):
+        await offsets.commit("g", "t", 0, 6)
+    assert not offsets.is_owner
+    with pytest.raises(FencedError):
+        first.step(NodeState.ACTIVE, [])
+    task.cancel()
 
 
 def test_a_server_without_a_lease_does_not_take_what_a_node_holds() -> None:
@@ -199,30 +193,25 @@ def test_a_server_without_a_lease_does_not_take_what_a_node_holds() -> None:
     GroupLog(store, "tiered serve", Clock(wall_ms=lambda: 10**12)).claim(LEASE_MS, take_over=True)
 
 
-def test_a_forged_end_of_a_lease_takes_the_groups_and_no_offset_is_acknowledged_twice() -> None:
+async def test_a_forged_end_of_a_lease_takes_the_groups_and_no_offset_is_acknowledged_twice() -> None:
     """An account that writes leases of other nodes can move a broker: see THREATS.md."""
 
-    async def story() -> None:
-        store = MemoryStore()
-        first, offsets, task = await committed_in(store)
-        newest = NodeLog(store, "", Clock(wall_ms=lambda: 0)).newest()["n1"]
-        forged = replace(newest, version=newest.version + 1, state=NodeState.ENDED)
-        store.put_if_absent(lease_key("n1", forged.version), [encode_lease(forged)])
-        successor = log_of(store, member_of(store, "n2"))
-        successor.claim(0)
-        assert successor.offsets == {("g", "t"): {0: 5}}
-        with pytest.raises(FencedError):
-            await offsets.commit("g", "t", 0, 6)
-        assert not offsets.is_owner and not offsets.holds_lease
-        with pytest.raises(FencedError):
-            first.step(NodeState.ACTIVE, [])
-        first.step(NodeState.ACTIVE, [])  # joins again above the forged lease
-        assert (
-            first.holds() and NodeLog(store, "", Clock(wall_ms=lambda: 0)).newest()["n1"].lease == first.lease
-        )
-        task.cancel()
-
-    asyncio.run(story())
+    store = MemoryStore()
+    first, offsets, task = await committed_in(store)
+    newest = NodeLog(store, "", Clock(wall_ms=lambda: 0)).newest()["n1"]
+    forged = replace(newest, version=newest.version + 1, state=NodeState.ENDED)
+    store.put_if_absent(lease_key("n1", forged.version), [encode_lease(forged)])
+    successor = log_of(store, member_of(store, "n2"))
+    successor.claim(0)
+    assert successor.offsets == {("g", "t"): {0: 5}}
+    with pytest.raises(FencedError):
+        await offsets.commit("g", "t", 0, 6)
+    assert not offsets.is_owner and not offsets.holds_lease
+    with pytest.raises(FencedError):
+        first.step(NodeState.ACTIVE, [])
+    first.step(NodeState.ACTIVE, [])  # joins again above the forged lease
+    assert first.holds() and NodeLog(store, "", Clock(wall_ms=lambda: 0)).newest()["n1"].lease == first.lease
+    task.cancel()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """A broker with 400 messages, 300 of them archived, and the proxy's handlers between it and a client."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -203,17 +203,6 @@ async def beside_a_broker(
         access.close()
 
 
-def run(tmp_path: Path, story: Callable[[Scene], Awaitable[None]], **options: Any) -> None:
-    """Tell ``story`` of a fresh scene."""
-
-    async def whole() -> None:
-        async with beside_a_broker(tmp_path, **options) as scene:
-            async with asyncio.timeout(30):
-                await story(scene)
-
-    asyncio.run(whole())
-
-
 __all__ = [
     "ARCHIVED",
     "COMMIT_OFFSET",
@@ -222,5 +211,4 @@ __all__ = [
     "SUSPEND",
     "Scene",
     "beside_a_broker",
-    "run",
 ]

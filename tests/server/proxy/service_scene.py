@@ -118,11 +118,3 @@ async def until(condition: Callable[[], bool]) -> None:
             return
         await asyncio.sleep(0.01)
     raise AssertionError("did not come true")
-
-
-def run(story: Awaitable[None]) -> None:
-    async def whole() -> None:
-        async with asyncio.timeout(30):
-            await story
-
-    asyncio.run(whole())

@@ -13,7 +13,7 @@ from rocketmq_tiered.server.groups.client_table import ClientTable
 from rocketmq_tiered.server.proxy.group_resets import GroupResets
 from rocketmq_tiered.server.wire.request import Response
 from rocketmq_tiered.server.wire.turns import AT_ONCE_MAX
-from tests.server.proxy.proxy_pulls import STORED, Scene, run
+from tests.server.proxy.proxy_pulls import STORED, Scene, beside_a_broker
 from tests.server.proxy.scripted_broker import stored_ms_of
 from tests.server.serving_peer import RecordingPeer, request
 from tiered.clock import Clock
@@ -91,50 +91,41 @@ def is_brokers(response: Response) -> bool:
     return response.remark == BROKERS_OWN.remark
 
 
-def test_members_are_reset_into_the_archive(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        case = Case(scene)
-        case.join()
-        time_ms = stored_ms_of(scene.store.records["t", 0][60])
-        cases: list[tuple[dict[str, object], int]] = [
-            ({}, 0),
-            ({"timestamp": time_ms}, 60),
-            ({"offset": 17, "queueId": 0}, 17),
-            ({"offset": 3, "queueId": -1}, 3),
-            ({"isForce": "false", "timestamp": time_ms}, 7),  # never further on than it is
-        ]
-        for fields, offset in cases:
-            case.peer.pushed.clear()
-            assert _moved(await case.reset(**fields)) == {0: offset}
-            assert case.new_offsets() == [offset]
-        assert scene.broker.commits == [], "they commit it themselves"
-
-    run(tmp_path, story)
+async def test_members_are_reset_into_the_archive(scene: Scene) -> None:
+    case = Case(scene)
+    case.join()
+    time_ms = stored_ms_of(scene.store.records["t", 0][60])
+    cases: list[tuple[dict[str, object], int]] = [
+        ({}, 0),
+        ({"timestamp": time_ms}, 60),
+        ({"offset": 17, "queueId": 0}, 17),
+        ({"offset": 3, "queueId": -1}, 3),
+        ({"isForce": "false", "timestamp": time_ms}, 7),  # never further on than it is
+    ]
+    for fields, offset in cases:
+        case.peer.pushed.clear()
+        assert _moved(await case.reset(**fields)) == {0: offset}
+        assert case.new_offsets() == [offset]
+    assert scene.broker.commits == [], "they commit it themselves"
 
 
-def test_a_member_of_cpp_is_reset_in_its_own_form(tmp_path: Path) -> None:
+async def test_a_member_of_cpp_is_reset_in_its_own_form(scene: Scene) -> None:
     """It names its language by number, and reads the new offsets as a list."""
 
-    async def story(scene: Scene) -> None:
-        case = Case(scene)
-        case.join(1, "CPP")
-        assert _moved(await case.reset(offset=17, queueId=0)) == {0: 17}
-        ((_, _, body),) = case.peer.pushed
-        row = {"topic": "t", "brokerName": "b", "queueId": 0, "offset": 17}
-        assert json.loads(body) == {"offsetTable": [row]}
-
-    run(tmp_path, story)
+    case = Case(scene)
+    case.join(1, "CPP")
+    assert _moved(await case.reset(offset=17, queueId=0)) == {0: 17}
+    ((_, _, body),) = case.peer.pushed
+    row = {"topic": "t", "brokerName": "b", "queueId": 0, "offset": 17}
+    assert json.loads(body) == {"offsetTable": [row]}
 
 
-def test_a_group_without_members_is_moved_by_commits(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        case = Case(scene)
-        assert _moved(await case.reset(offset=20, queueId=0)) == {0: 20}
-        assert scene.broker.commits == [20]
-        scene.broker.refuses[R.UPDATE_CONSUMER_OFFSET] = (16, "no")
-        assert (await case.reset()).code == 16
-
-    run(tmp_path, story)
+async def test_a_group_without_members_is_moved_by_commits(scene: Scene) -> None:
+    case = Case(scene)
+    assert _moved(await case.reset(offset=20, queueId=0)) == {0: 20}
+    assert scene.broker.commits == [20]
+    scene.broker.refuses[R.UPDATE_CONSUMER_OFFSET] = (16, "no")
+    assert (await case.reset()).code == 16
 
 
 def members_elsewhere(case: Case) -> None:
@@ -151,36 +142,30 @@ def lite_members(case: Case) -> None:
 
 
 @pytest.mark.parametrize("prepare", [members_elsewhere, members_only_elsewhere, lite_members])
-def test_a_member_that_cannot_be_notified_is_not_moved(
-    tmp_path: Path, prepare: Callable[[Case], None]
+async def test_a_member_that_cannot_be_notified_is_not_moved(
+    scene: Scene, prepare: Callable[[Case], None]
 ) -> None:
     """The broker would move the group to its own minimum, past what only the archive has."""
 
-    async def story(scene: Scene) -> None:
-        case = Case(scene)
-        prepare(case)
-        refused = await case.reset()
-        assert refused.code == 1 and "Stop the group's consumers" in (refused.remark or "")
-        assert is_brokers(await case.reset(timestamp=-1))
-        assert case.peer.pushed == [] and scene.broker.commits == []
-
-    run(tmp_path, story)
+    case = Case(scene)
+    prepare(case)
+    refused = await case.reset()
+    assert refused.code == 1 and "Stop the group's consumers" in (refused.remark or "")
+    assert is_brokers(await case.reset(timestamp=-1))
+    assert case.peer.pushed == [] and scene.broker.commits == []
 
 
-def test_within_what_the_broker_has_it_does_it_itself(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        case = Case(scene)
-        case.join()
-        for fields in ({"timestamp": -1}, {"offset": case.minimum, "queueId": 0}, {"offset": STORED + 9}):
-            assert is_brokers(await case.reset(**fields))
-        checking = Case(scene, checks_clients=True)
-        checking.join()
-        assert is_brokers(await checking.reset())
-        scene.policy("DISABLE")
-        assert is_brokers(await case.reset())
-        assert case.peer.pushed == checking.peer.pushed == []
-
-    run(tmp_path, story)
+async def test_within_what_the_broker_has_it_does_it_itself(scene: Scene) -> None:
+    case = Case(scene)
+    case.join()
+    for fields in ({"timestamp": -1}, {"offset": case.minimum, "queueId": 0}, {"offset": STORED + 9}):
+        assert is_brokers(await case.reset(**fields))
+    checking = Case(scene, checks_clients=True)
+    checking.join()
+    assert is_brokers(await checking.reset())
+    scene.policy("DISABLE")
+    assert is_brokers(await case.reset())
+    assert case.peer.pushed == checking.peer.pushed == []
 
 
 class Slow:
@@ -201,11 +186,11 @@ class Slow:
 @pytest.mark.parametrize(
     "code", [R.INVOKE_BROKER_TO_RESET_OFFSET, R.GET_TOPIC_STATS_INFO, R.GET_CONSUME_STATS]
 )
-def test_a_topic_of_many_queues_is_answered_while_the_tool_waits(tmp_path: Path, code: R) -> None:
+async def test_a_topic_of_many_queues_is_answered_while_the_tool_waits(tmp_path: Path, code: R) -> None:
     """mqadmin waits for five seconds; a queue takes several answers of the broker."""
     count = 128
 
-    async def story(scene: Scene) -> None:
+    async with beside_a_broker(tmp_path, with_files=False) as scene:
         case = Case(scene)
         row = f'{{"maxOffset":{STORED},"minOffset":{case.minimum},"consumerOffset":5,"lastTimestamp":0}}'
         table = ",".join(
@@ -225,5 +210,3 @@ def test_a_topic_of_many_queues_is_answered_while_the_tool_waits(tmp_path: Path,
         assert 1 < upstream.most <= AT_ONCE_MAX
         if code == R.INVOKE_BROKER_TO_RESET_OFFSET:
             assert len(scene.broker.commits) == count
-
-    run(tmp_path, story, with_files=False)  # its broker alone tells what it has

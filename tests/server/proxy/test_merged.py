@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fetcher.policy.read_policy import ReadPolicies, ReadPolicy
 from rocketmq_tiered.server.proxy.merged_lookups import ANSWER_BYTES_MAX, merged, records_in
 from tests.kernels.record_builder import Message, encode
-from tests.server.proxy.proxy_pulls import ARCHIVED, STORED, Scene, run
+from tests.server.proxy.proxy_pulls import ARCHIVED, STORED, Scene, beside_a_broker
 from tests.server.proxy.scripted_broker import phys_of, stored_ms_of
 from tiered.errors import UnavailableError
 from tiered.formats import fastjson
@@ -28,104 +28,83 @@ async def offset(scene: Scene, code: int, **fields: object) -> int:
 
 
 @WAYS
-def test_bounds_are_those_of_archive_and_broker(tmp_path: Path, with_files: bool) -> None:
-    async def story(scene: Scene) -> None:
-        minimum = scene.expire(150)
-        assert await offset(scene, R.GET_MIN_OFFSET) == 0
-        assert await offset(scene, R.GET_MAX_OFFSET) == STORED
-        scene.policy("DISABLE")
-        assert await offset(scene, R.GET_MIN_OFFSET) == minimum
-        scene.policy("NOT_IN_DISK")
-        response = await scene.ask(R.GET_MIN_OFFSET, topic="unknown", queueId=0)
-        assert response.ext["offset"] == "-1"
-        scene.broker.refuses[R.GET_MIN_OFFSET] = (16, "no permission")
-        assert (await scene.ask(R.GET_MIN_OFFSET, topic="t", queueId=0)).code == 16
-
-    run(tmp_path, story, with_files=with_files)
+async def test_bounds_are_those_of_archive_and_broker(scene: Scene) -> None:
+    minimum = scene.expire(150)
+    assert await offset(scene, R.GET_MIN_OFFSET) == 0
+    assert await offset(scene, R.GET_MAX_OFFSET) == STORED
+    scene.policy("DISABLE")
+    assert await offset(scene, R.GET_MIN_OFFSET) == minimum
+    scene.policy("NOT_IN_DISK")
+    response = await scene.ask(R.GET_MIN_OFFSET, topic="unknown", queueId=0)
+    assert response.ext["offset"] == "-1"
+    scene.broker.refuses[R.GET_MIN_OFFSET] = (16, "no permission")
+    assert (await scene.ask(R.GET_MIN_OFFSET, topic="t", queueId=0)).code == 16
 
 
 @WAYS
-def test_a_log_cut_back_does_not_lower_the_maximum(tmp_path: Path, with_files: bool) -> None:
-    async def story(scene: Scene) -> None:
-        for number in range(200, STORED):
-            scene.store.put_unit("t", 0, number, bytes(20))
-            del scene.store.records["t", 0][number]
-        scene.forget()
-        assert await offset(scene, R.GET_MAX_OFFSET) == ARCHIVED
-        response = await scene.pull(ARCHIVED)
-        assert (response.code, response.ext["nextBeginOffset"]) == (19, str(ARCHIVED))
-        response = await scene.pull(250, count=4)
-        assert response.code == 0 and response.ext["nextBeginOffset"] == "254", "from the archive"
-
-    run(tmp_path, story, with_files=with_files)
+async def test_a_log_cut_back_does_not_lower_the_maximum(scene: Scene) -> None:
+    for number in range(200, STORED):
+        scene.store.put_unit("t", 0, number, bytes(20))
+        del scene.store.records["t", 0][number]
+    scene.forget()
+    assert await offset(scene, R.GET_MAX_OFFSET) == ARCHIVED
+    response = await scene.pull(ARCHIVED)
+    assert (response.code, response.ext["nextBeginOffset"]) == (19, str(ARCHIVED))
+    response = await scene.pull(250, count=4)
+    assert response.code == 0 and response.ext["nextBeginOffset"] == "254", "from the archive"
 
 
 @WAYS
-def test_without_the_broker_no_bound_is_guessed(tmp_path: Path, with_files: bool) -> None:
-    async def story(scene: Scene) -> None:
-        scene.expire(150)
-        await scene.broker.kill()
-        assert await offset(scene, R.GET_MIN_OFFSET) == 0, "nothing is below 0"
-        for code in (R.GET_MAX_OFFSET, R.SEARCH_OFFSET_BY_TIMESTAMP):
-            with pytest.raises(UnavailableError):
-                await scene.ask(code, topic="t", queueId=0, timestamp=1 << 60)
-        first_ms = stored_ms_of(scene.store.records["t", 0][0])
-        assert await offset(scene, R.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=first_ms) == 0
+async def test_without_the_broker_no_bound_is_guessed(scene: Scene) -> None:
+    scene.expire(150)
+    await scene.broker.kill()
+    assert await offset(scene, R.GET_MIN_OFFSET) == 0, "nothing is below 0"
+    for code in (R.GET_MAX_OFFSET, R.SEARCH_OFFSET_BY_TIMESTAMP):
         with pytest.raises(UnavailableError):
-            await scene.ask(
-                R.SEARCH_OFFSET_BY_TIMESTAMP, topic="t", queueId=0, timestamp=0, boundaryType="UPPER"
-            )
-        response = await scene.ask(R.GET_EARLIEST_MSG_STORETIME, topic="t", queueId=0)
-        assert int(response.ext["timestamp"]) == first_ms
-
-    run(tmp_path, story, with_files=with_files)
+            await scene.ask(code, topic="t", queueId=0, timestamp=1 << 60)
+    first_ms = stored_ms_of(scene.store.records["t", 0][0])
+    assert await offset(scene, R.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=first_ms) == 0
+    with pytest.raises(UnavailableError):
+        await scene.ask(R.SEARCH_OFFSET_BY_TIMESTAMP, topic="t", queueId=0, timestamp=0, boundaryType="UPPER")
+    response = await scene.ask(R.GET_EARLIEST_MSG_STORETIME, topic="t", queueId=0)
+    assert int(response.ext["timestamp"]) == first_ms
 
 
 @pytest.mark.parametrize(("policy", "with_files"), [("NOT_IN_DISK", True), ("FORCE", False)])
-def test_every_time_is_found_in_archive_and_broker(tmp_path: Path, policy: str, with_files: bool) -> None:
+async def test_every_time_is_found_in_archive_and_broker(scene: Scene, policy: str) -> None:
     """As a broker that never deleted anything would answer."""
 
-    async def story(scene: Scene) -> None:
-        scene.policy(policy)
-        records = scene.store.records["t", 0]
-        times = [stored_ms_of(records[number]) for number in range(STORED)]
-        for limit in (150, 290):
-            scene.expire(limit)
-            for probe in sorted({times[0] - 1, *times[::2], times[-1], times[-1] + 1}):
-                lower = next((n for n, time in enumerate(times) if time >= probe), STORED)
-                upper = max((n for n, time in enumerate(times) if time <= probe), default=0)
-                found = await offset(scene, R.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=probe)
-                assert found == lower, (probe, times[0])
-                found = await offset(
-                    scene, R.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=probe, boundaryType="UPPER"
-                )
-                assert found == upper, (probe, times[0])
-            response = await scene.ask(R.GET_EARLIEST_MSG_STORETIME, topic="t", queueId=0)
-            assert int(response.ext["timestamp"]) == times[0]
-
-    run(tmp_path, story, with_files=with_files)
+    scene.policy(policy)
+    records = scene.store.records["t", 0]
+    times = [stored_ms_of(records[number]) for number in range(STORED)]
+    for limit in (150, 290):
+        scene.expire(limit)
+        for probe in sorted({times[0] - 1, *times[::2], times[-1], times[-1] + 1}):
+            lower = next((n for n, time in enumerate(times) if time >= probe), STORED)
+            upper = max((n for n, time in enumerate(times) if time <= probe), default=0)
+            found = await offset(scene, R.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=probe)
+            assert found == lower, (probe, times[0])
+            found = await offset(scene, R.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=probe, boundaryType="UPPER")
+            assert found == upper, (probe, times[0])
+        response = await scene.ask(R.GET_EARLIEST_MSG_STORETIME, topic="t", queueId=0)
+        assert int(response.ext["timestamp"]) == times[0]
 
 
 @WAYS
-def test_a_broker_that_deletes_while_it_searches_gets_the_request_again(
-    tmp_path: Path, with_files: bool
-) -> None:
-    async def story(scene: Scene) -> None:
-        scene.expire(100)
-        probe = stored_ms_of(scene.store.records["t", 0][230])
-        assert await offset(scene, R.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=probe) == 228
+async def test_a_broker_that_deletes_while_it_searches_gets_the_request_again(scene: Scene) -> None:
+    scene.expire(100)
+    probe = stored_ms_of(scene.store.records["t", 0][230])
+    assert await offset(scene, R.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=probe) == 228
 
-        def delete(command: RemotingCommand) -> None:
-            if command.code == R.SEARCH_OFFSET_BY_TIMESTAMP:
-                scene.expire(290)
+    def delete(command: RemotingCommand) -> None:
+        if command.code == R.SEARCH_OFFSET_BY_TIMESTAMP:
+            scene.expire(290)
 
-        scene.broker.before = delete
-        assert await offset(scene, R.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=probe) == 228
-        assert await offset(scene, R.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=probe, boundaryType="UPPER") == 230
-        scene.broker.refuses[R.GET_EARLIEST_MSG_STORETIME] = (16, "no permission")
-        assert await offset(scene, R.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=probe) == 228
-
-    run(tmp_path, story, with_files=with_files)
+    scene.broker.before = delete
+    assert await offset(scene, R.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=probe) == 228
+    assert await offset(scene, R.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=probe, boundaryType="UPPER") == 230
+    scene.broker.refuses[R.GET_EARLIEST_MSG_STORETIME] = (16, "no permission")
+    assert await offset(scene, R.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=probe) == 228
 
 
 def stats(**row: object) -> bytes:
@@ -133,70 +112,62 @@ def stats(**row: object) -> bytes:
     return f'{{"offsetTable":{{{key}:{json.dumps(row)}}},"consumeTps":1.5}}'.encode()
 
 
-def test_statistics_show_archive_and_broker(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        body = stats(minOffset=scene.expire(150), maxOffset=STORED, lastUpdateTimestamp=7)
+async def test_statistics_show_archive_and_broker(scene: Scene) -> None:
+    body = stats(minOffset=scene.expire(150), maxOffset=STORED, lastUpdateTimestamp=7)
 
-        async def answer(command: RemotingCommand) -> RemotingCommand:
-            return RemotingCommand(0, 0, body=body)
+    async def answer(command: RemotingCommand) -> RemotingCommand:
+        return RemotingCommand(0, 0, body=body)
 
-        scene.broker.answer = answer  # type: ignore[method-assign]
-        response = await scene.ask(R.GET_TOPIC_STATS_INFO, topic="t")
-        document = fastjson.loads(b"".join(map(bytes, response.body)))
-        (row,) = document["offsetTable"].values()
-        assert row == {"minOffset": 0, "maxOffset": STORED, "lastUpdateTimestamp": 7}
-        assert document["consumeTps"] == 1.5
-        assert b'{{"brokerName":"fx-a"' in bytes(response.body[0]), "the only form Java reads"
-        body = stats(brokerOffset=STORED, consumerOffset=50, pullOffset=60, lastTimestamp=0)
-        response = await scene.ask(R.GET_CONSUME_STATS, consumerGroup="g")
-        (row,) = fastjson.loads(bytes(response.body[0]))["offsetTable"].values()
-        stored_ms = stored_ms_of(scene.store.records["t", 0][49])
-        assert row == {
-            "brokerOffset": STORED,
-            "consumerOffset": 50,
-            "pullOffset": 60,
-            "lastTimestamp": stored_ms,
-        }
-        body = b"no JSON"
-        assert (await scene.ask(R.GET_CONSUME_STATS, consumerGroup="g")).body == (b"no JSON",)
-
-    run(tmp_path, story)
+    scene.broker.answer = answer  # type: ignore[method-assign]
+    response = await scene.ask(R.GET_TOPIC_STATS_INFO, topic="t")
+    document = fastjson.loads(b"".join(map(bytes, response.body)))
+    (row,) = document["offsetTable"].values()
+    assert row == {"minOffset": 0, "maxOffset": STORED, "lastUpdateTimestamp": 7}
+    assert document["consumeTps"] == 1.5
+    assert b'{{"brokerName":"fx-a"' in bytes(response.body[0]), "the only form Java reads"
+    body = stats(brokerOffset=STORED, consumerOffset=50, pullOffset=60, lastTimestamp=0)
+    response = await scene.ask(R.GET_CONSUME_STATS, consumerGroup="g")
+    (row,) = fastjson.loads(bytes(response.body[0]))["offsetTable"].values()
+    stored_ms = stored_ms_of(scene.store.records["t", 0][49])
+    assert row == {
+        "brokerOffset": STORED,
+        "consumerOffset": 50,
+        "pullOffset": 60,
+        "lastTimestamp": stored_ms,
+    }
+    body = b"no JSON"
+    assert (await scene.ask(R.GET_CONSUME_STATS, consumerGroup="g")).body == (b"no JSON",)
 
 
 # -- messages -------------------------------------------------------------------------------------------------
 
 
-def test_a_message_by_id_wherever_it_is(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        scene.expire(150)
-        records = scene.store.records["t", 0]
-        for number in (0, 250, 350):
-            response = await scene.ask(R.VIEW_MESSAGE_BY_ID, topic="t", offset=phys_of(records[number]))
-            assert b"".join(map(bytes, response.body)) == records[number]
-        assert (await scene.ask(R.VIEW_MESSAGE_BY_ID, offset=phys_of(records[0]))).code == 0, (
-            "4.9 names no topic"
-        )
-        assert (await scene.ask(R.VIEW_MESSAGE_BY_ID, topic="t", offset=12345)).code == 1
-        for code, remark in ((16, "no permission"), (1, "org.apache.rocketmq.acl.common.AclException: no")):
-            scene.broker.refuses[R.VIEW_MESSAGE_BY_ID] = (code, remark)
-            response = await scene.ask(R.VIEW_MESSAGE_BY_ID, topic="t", offset=phys_of(records[0]))
-            assert (response.code, list(response.body)) == (code, [])
-        scene.broker.refuses.clear()
-        scene.policy("DISABLE")
-        for named in ({"topic": "t"}, {"topic": "another"}, {}):
-            response = await scene.ask(R.VIEW_MESSAGE_BY_ID, offset=phys_of(records[0]), **named)
-            assert (response.code, list(response.body)) == (1, []), "the broker alone answers for the topic"
-        scene.router.apply(ReadPolicies(patterns=(("t", ReadPolicy.DISABLE),)))
-        for named in ({"topic": "another"}, {}):
-            assert (await scene.ask(R.VIEW_MESSAGE_BY_ID, offset=phys_of(records[0]), **named)).code == 1
-        scene.router.apply(ReadPolicies())
-        await scene.broker.kill()
+async def test_a_message_by_id_wherever_it_is(scene: Scene) -> None:
+    scene.expire(150)
+    records = scene.store.records["t", 0]
+    for number in (0, 250, 350):
+        response = await scene.ask(R.VIEW_MESSAGE_BY_ID, topic="t", offset=phys_of(records[number]))
+        assert b"".join(map(bytes, response.body)) == records[number]
+    assert (await scene.ask(R.VIEW_MESSAGE_BY_ID, offset=phys_of(records[0]))).code == 0, "4.9 names no topic"
+    assert (await scene.ask(R.VIEW_MESSAGE_BY_ID, topic="t", offset=12345)).code == 1
+    for code, remark in ((16, "no permission"), (1, "org.apache.rocketmq.acl.common.AclException: no")):
+        scene.broker.refuses[R.VIEW_MESSAGE_BY_ID] = (code, remark)
         response = await scene.ask(R.VIEW_MESSAGE_BY_ID, topic="t", offset=phys_of(records[0]))
-        assert b"".join(map(bytes, response.body)) == records[0]
-        with pytest.raises(UnavailableError):
-            await scene.ask(R.VIEW_MESSAGE_BY_ID, topic="t", offset=phys_of(records[350]))
-
-    run(tmp_path, story)
+        assert (response.code, list(response.body)) == (code, [])
+    scene.broker.refuses.clear()
+    scene.policy("DISABLE")
+    for named in ({"topic": "t"}, {"topic": "another"}, {}):
+        response = await scene.ask(R.VIEW_MESSAGE_BY_ID, offset=phys_of(records[0]), **named)
+        assert (response.code, list(response.body)) == (1, []), "the broker alone answers for the topic"
+    scene.router.apply(ReadPolicies(patterns=(("t", ReadPolicy.DISABLE),)))
+    for named in ({"topic": "another"}, {}):
+        assert (await scene.ask(R.VIEW_MESSAGE_BY_ID, offset=phys_of(records[0]), **named)).code == 1
+    scene.router.apply(ReadPolicies())
+    await scene.broker.kill()
+    response = await scene.ask(R.VIEW_MESSAGE_BY_ID, topic="t", offset=phys_of(records[0]))
+    assert b"".join(map(bytes, response.body)) == records[0]
+    with pytest.raises(UnavailableError):
+        await scene.ask(R.VIEW_MESSAGE_BY_ID, topic="t", offset=phys_of(records[350]))
 
 
 def record(number: int, stored_ms: int, body_bytes: int = 1) -> bytes:
@@ -236,66 +207,56 @@ class Keyed:
         return self.found
 
 
-def test_messages_by_key_come_from_both(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        scene.expire(150)
-        records = scene.store.records["t", 0]
-        scene.archive.messages_by_key = Keyed(records[250], records[10])  # type: ignore[method-assign]
-        wanted = {
-            "topic": "t",
-            "key": "x 250",
-            "maxNum": 64,
-            "beginTimestamp": 0,
-            "endTimestamp": (1 << 63) - 1,
-        }
-        response = await scene.ask(R.QUERY_MESSAGE, **wanted)
-        assert scene.numbers(response) == [250, 10], "250 once"
-        assert response.ext["indexLastUpdateTimestamp"] == "5", "the broker's"
-        scene.broker.refuses[R.QUERY_MESSAGE] = (16, "no permission")
-        assert (await scene.ask(R.QUERY_MESSAGE, **wanted)).code == 16
-        scene.broker.refuses[R.QUERY_MESSAGE] = (22, "nothing")
-        assert scene.numbers(await scene.ask(R.QUERY_MESSAGE, **wanted)) == [250, 10]
-        scene.archive.messages_by_key = Keyed()  # type: ignore[method-assign]
-        assert (await scene.ask(R.QUERY_MESSAGE, **wanted)).code == 22
-        scene.break_archive(UnavailableError("away"))
-        with pytest.raises(UnavailableError):
-            await scene.ask(R.QUERY_MESSAGE, **wanted)
-        del scene.broker.refuses[R.QUERY_MESSAGE]
-        assert scene.numbers(await scene.ask(R.QUERY_MESSAGE, **wanted)) == [250], "what is found is given"
-
-    run(tmp_path, story)
+async def test_messages_by_key_come_from_both(scene: Scene) -> None:
+    scene.expire(150)
+    records = scene.store.records["t", 0]
+    scene.archive.messages_by_key = Keyed(records[250], records[10])  # type: ignore[method-assign]
+    wanted = {
+        "topic": "t",
+        "key": "x 250",
+        "maxNum": 64,
+        "beginTimestamp": 0,
+        "endTimestamp": (1 << 63) - 1,
+    }
+    response = await scene.ask(R.QUERY_MESSAGE, **wanted)
+    assert scene.numbers(response) == [250, 10], "250 once"
+    assert response.ext["indexLastUpdateTimestamp"] == "5", "the broker's"
+    scene.broker.refuses[R.QUERY_MESSAGE] = (16, "no permission")
+    assert (await scene.ask(R.QUERY_MESSAGE, **wanted)).code == 16
+    scene.broker.refuses[R.QUERY_MESSAGE] = (22, "nothing")
+    assert scene.numbers(await scene.ask(R.QUERY_MESSAGE, **wanted)) == [250, 10]
+    scene.archive.messages_by_key = Keyed()  # type: ignore[method-assign]
+    assert (await scene.ask(R.QUERY_MESSAGE, **wanted)).code == 22
+    scene.break_archive(UnavailableError("away"))
+    with pytest.raises(UnavailableError):
+        await scene.ask(R.QUERY_MESSAGE, **wanted)
+    del scene.broker.refuses[R.QUERY_MESSAGE]
+    assert scene.numbers(await scene.ask(R.QUERY_MESSAGE, **wanted)) == [250], "what is found is given"
 
 
-def test_the_archives_own_key_search_answers_while_the_broker_is_away(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        await scene.broker.kill()
-        with pytest.raises(UnavailableError):
-            await scene.ask(R.QUERY_MESSAGE, topic="t", key="unknown", maxNum=4)
-        scene.archive.messages_by_key = Keyed(scene.store.records["t", 0][3])  # type: ignore[method-assign]
-        assert scene.numbers(await scene.ask(R.QUERY_MESSAGE, topic="t", key="k", maxNum=4)) == [3]
-
-    run(tmp_path, story)
+async def test_the_archives_own_key_search_answers_while_the_broker_is_away(scene: Scene) -> None:
+    await scene.broker.kill()
+    with pytest.raises(UnavailableError):
+        await scene.ask(R.QUERY_MESSAGE, topic="t", key="unknown", maxNum=4)
+    scene.archive.messages_by_key = Keyed(scene.store.records["t", 0][3])  # type: ignore[method-assign]
+    assert scene.numbers(await scene.ask(R.QUERY_MESSAGE, topic="t", key="k", maxNum=4)) == [3]
 
 
-def test_a_time_in_what_is_still_on_its_way_is_the_archives_end(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        minimum = scene.expire(399)
-        scene.forget()
-        times = [stored_ms_of(scene.store.records["t", 0][n]) for n in (ARCHIVED - 1, minimum)]
-        assert minimum > ARCHIVED and times[0] < times[1]
-        assert await offset(scene, R.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=times[0] + 1) == ARCHIVED
-
-    run(tmp_path, story)
+async def test_a_time_in_what_is_still_on_its_way_is_the_archives_end(scene: Scene) -> None:
+    minimum = scene.expire(399)
+    scene.forget()
+    times = [stored_ms_of(scene.store.records["t", 0][n]) for n in (ARCHIVED - 1, minimum)]
+    assert minimum > ARCHIVED and times[0] < times[1]
+    assert await offset(scene, R.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=times[0] + 1) == ARCHIVED
 
 
 @pytest.mark.parametrize("policy", ["FORCE", "DISABLE"])
-def test_a_message_of_another_topic_with_the_same_hash_is_not_returned(tmp_path: Path, policy: str) -> None:
+async def test_a_message_of_another_topic_with_the_same_hash_is_not_returned(
+    tmp_path: Path, policy: str
+) -> None:
     """A broker's index has hashes of topic and key: a client can choose a key that meets another topic's."""
-
-    async def story(scene: Scene) -> None:
+    async with beside_a_broker(tmp_path, policy=policy) as scene:
         scene.archive.messages_by_key = Keyed()  # type: ignore[method-assign]
         wanted = {"key": "x 250", "maxNum": 64}
         assert scene.numbers(await scene.ask(R.QUERY_MESSAGE, topic="t", **wanted)) == [250]
         assert not (await scene.ask(R.QUERY_MESSAGE, topic="mine", **wanted)).body
-
-    run(tmp_path, story, policy=policy)

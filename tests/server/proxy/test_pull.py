@@ -16,7 +16,7 @@ from tests.server.proxy.proxy_pulls import (
     SUBSCRIPTION,
     SUSPEND,
     Scene,
-    run,
+    beside_a_broker,
 )
 from tiered.clock import Clock
 from tiered.errors import UnavailableError
@@ -39,29 +39,26 @@ async def who(scene: Scene, offset: int, **options: object) -> tuple[str, int, i
 
 @WAYS
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_everywhere(tmp_path: Path, policy: str, with_files: bool) -> None:
-    async def story(scene: Scene) -> None:
-        minimum = scene.expire(100)
-        scene.policy(policy)
-        disabled, forced = policy == "DISABLE", policy == "FORCE"
-        for offset, by_rule in (
-            (0, ARCHIVE),
-            (minimum - 1, ARCHIVE),
-            (minimum + 150, BROKER),
-            (ARCHIVED - 1, BROKER),
-        ):
-            by = BROKER if disabled else ARCHIVE if forced else by_rule
-            if disabled and offset < minimum:
-                assert await who(scene, offset) == (BROKER, 21, minimum, [])
-                continue
-            answered, code, after, numbers = await who(scene, offset)
-            assert (answered, code) == (by, 0), offset
-            assert numbers == list(range(offset, after)) and after > offset
-        assert (await who(scene, ARCHIVED))[:3] == (BROKER, 0, ARCHIVED + 32)
-        assert await who(scene, STORED) == (BROKER, 19, STORED, [])
-        assert await who(scene, STORED + 7) == (BROKER, 21, STORED, [])
-
-    run(tmp_path, story, with_files=with_files)
+async def test_every_policy_everywhere(scene: Scene, policy: str) -> None:
+    minimum = scene.expire(100)
+    scene.policy(policy)
+    disabled, forced = policy == "DISABLE", policy == "FORCE"
+    for offset, by_rule in (
+        (0, ARCHIVE),
+        (minimum - 1, ARCHIVE),
+        (minimum + 150, BROKER),
+        (ARCHIVED - 1, BROKER),
+    ):
+        by = BROKER if disabled else ARCHIVE if forced else by_rule
+        if disabled and offset < minimum:
+            assert await who(scene, offset) == (BROKER, 21, minimum, [])
+            continue
+        answered, code, after, numbers = await who(scene, offset)
+        assert (answered, code) == (by, 0), offset
+        assert numbers == list(range(offset, after)) and after > offset
+    assert (await who(scene, ARCHIVED))[:3] == (BROKER, 0, ARCHIVED + 32)
+    assert await who(scene, STORED) == (BROKER, 19, STORED, [])
+    assert await who(scene, STORED + 7) == (BROKER, 21, STORED, [])
 
 
 @WAYS
@@ -69,23 +66,20 @@ def test_every_policy_everywhere(tmp_path: Path, policy: str, with_files: bool) 
     ("policy", "code"),
     [("NOT_IN_DISK", RequestCode.PULL_MESSAGE), ("FORCE", RequestCode.LITE_PULL_MESSAGE)],
 )
-def test_a_consumer_crosses_from_archive_to_broker_without_gap_or_repeat(
-    tmp_path: Path, policy: str, with_files: bool, code: int
+async def test_a_consumer_crosses_from_archive_to_broker_without_gap_or_repeat(
+    scene: Scene, policy: str, code: int
 ) -> None:
-    async def story(scene: Scene) -> None:
-        scene.expire(150)
-        scene.policy(policy)
-        offset, seen = 0, []
-        while offset < STORED:
-            response = await scene.pull(offset, count=17, code=code)
-            assert (response.code, response.ext["minOffset"]) == (0, "0")
-            seen += scene.numbers(response)
-            offset = int(response.ext["nextBeginOffset"])
-            if len(seen) % 5 == 0:
-                scene.forget()
-        assert seen == list(range(STORED))
-
-    run(tmp_path, story, with_files=with_files)
+    scene.expire(150)
+    scene.policy(policy)
+    offset, seen = 0, []
+    while offset < STORED:
+        response = await scene.pull(offset, count=17, code=code)
+        assert (response.code, response.ext["minOffset"]) == (0, "0")
+        seen += scene.numbers(response)
+        offset = int(response.ext["nextBeginOffset"])
+        if len(seen) % 5 == 0:
+            scene.forget()
+    assert seen == list(range(STORED))
 
 
 # -- retried at the same offset, moved -----------------------------------------------------------------------------
@@ -93,59 +87,50 @@ def test_a_consumer_crosses_from_archive_to_broker_without_gap_or_repeat(
 
 @WAYS
 @pytest.mark.parametrize(("policy", "flags"), [("NOT_IN_DISK", SUSPEND), ("FORCE", SUSPEND | SUBSCRIPTION)])
-def test_between_the_archives_end_and_the_brokers_minimum_offsets_are_held(
-    tmp_path: Path, policy: str, with_files: bool, flags: int
+async def test_between_the_archives_end_and_the_brokers_minimum_offsets_are_held(
+    scene: Scene, policy: str, flags: int
 ) -> None:
-    async def story(scene: Scene) -> None:
-        minimum = scene.expire(370)
-        assert minimum > ARCHIVED
-        scene.policy(policy)
-        for offset in (ARCHIVED, minimum - 1):
-            assert (await who(scene, offset, flags=flags))[1:] == (20, offset, [])
-        assert (await who(scene, ARCHIVED - 1))[1:3] == (0, ARCHIVED)
-        assert (await who(scene, minimum))[1:3] == (0, minimum + 32)
-        assert scene.router.counters.retried >= 2
-
-    run(tmp_path, story, with_files=with_files)
+    minimum = scene.expire(370)
+    assert minimum > ARCHIVED
+    scene.policy(policy)
+    for offset in (ARCHIVED, minimum - 1):
+        assert (await who(scene, offset, flags=flags))[1:] == (20, offset, [])
+    assert (await who(scene, ARCHIVED - 1))[1:3] == (0, ARCHIVED)
+    assert (await who(scene, minimum))[1:3] == (0, minimum + 32)
+    assert scene.router.counters.retried >= 2
 
 
-def test_a_held_pull_is_answered_as_soon_as_the_archive_has_it(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        spare = tmp_path / "spare"
-        shutil.copytree(scene.store.path, spare)
-        scene.expire(370)
-        scene.forget()
-        held = asyncio.create_task(scene.pull(ARCHIVED, hold_ms=1500))
-        await asyncio.sleep(0.05)
-        assert not held.done()
-        await scene.commit_archive(spare)
-        response = await held
-        assert response.code == 0 and scene.numbers(response)[0] == ARCHIVED
-        assert 11 not in scene.broker.codes()
-
-    run(tmp_path, story)
+async def test_a_held_pull_is_answered_as_soon_as_the_archive_has_it(scene: Scene, tmp_path: Path) -> None:
+    spare = tmp_path / "spare"
+    shutil.copytree(scene.store.path, spare)
+    scene.expire(370)
+    scene.forget()
+    held = asyncio.create_task(scene.pull(ARCHIVED, hold_ms=1500))
+    await asyncio.sleep(0.05)
+    assert not held.done()
+    await scene.commit_archive(spare)
+    response = await held
+    assert response.code == 0 and scene.numbers(response)[0] == ARCHIVED
+    assert 11 not in scene.broker.codes()
 
 
-def test_only_a_recorded_gap_moves_a_consumer_on(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        minimum = scene.expire(370)
-        await scene.commit_archive(scene.store.path)
-        offset, seen = 0, []
-        while offset < STORED:
-            response = await scene.pull(offset)
-            assert response.code in (0, 20)
-            seen += scene.numbers(response)
-            assert int(response.ext["nextBeginOffset"]) > offset
-            offset = int(response.ext["nextBeginOffset"])
-        assert seen == [*range(ARCHIVED), *range(minimum, STORED)]
-
-    run(tmp_path, story)
+async def test_only_a_recorded_gap_moves_a_consumer_on(scene: Scene) -> None:
+    minimum = scene.expire(370)
+    await scene.commit_archive(scene.store.path)
+    offset, seen = 0, []
+    while offset < STORED:
+        response = await scene.pull(offset)
+        assert response.code in (0, 20)
+        seen += scene.numbers(response)
+        assert int(response.ext["nextBeginOffset"]) > offset
+        offset = int(response.ext["nextBeginOffset"])
+    assert seen == [*range(ARCHIVED), *range(minimum, STORED)]
 
 
-def test_a_queue_on_its_way_into_the_archive_is_held_and_one_never_archived_is_the_brokers(
+async def test_a_queue_on_its_way_into_the_archive_is_held_and_one_never_archived_is_the_brokers(
     tmp_path: Path,
 ) -> None:
-    async def story(scene: Scene) -> None:
+    async with beside_a_broker(tmp_path, with_files=False) as scene:
         for number in range(200):
             scene.store.put("late", 0, b"%d" % number + b"y" * 900)
         scene.expire(399)
@@ -160,21 +145,16 @@ def test_a_queue_on_its_way_into_the_archive_is_held_and_one_never_archived_is_t
         response = await scene.pull(3, topic="late")
         assert (response.code, response.ext["nextBeginOffset"]) == (21, str(minimum)), "gone is gone"
 
-    run(tmp_path, story, with_files=False)
 
+async def test_an_operators_reset_reaches_the_client(scene: Scene) -> None:
+    scene.broker.refuses[11] = (21, "OFFSET_RESET")
+    ext = {"nextBeginOffset": "7", "minOffset": "0", "maxOffset": "400"}
 
-def test_an_operators_reset_reaches_the_client(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        scene.broker.refuses[11] = (21, "OFFSET_RESET")
-        ext = {"nextBeginOffset": "7", "minOffset": "0", "maxOffset": "400"}
+    async def answer(command: RemotingCommand) -> RemotingCommand:
+        return RemotingCommand(21, 0, remark="OFFSET_RESET", ext_fields=ext)
 
-        async def answer(command: RemotingCommand) -> RemotingCommand:
-            return RemotingCommand(21, 0, remark="OFFSET_RESET", ext_fields=ext)
-
-        scene.broker.answer = answer  # type: ignore[method-assign]
-        assert (await who(scene, 350))[1:] == (21, 7, [])
-
-    run(tmp_path, story)
+    scene.broker.answer = answer  # type: ignore[method-assign]
+    assert (await who(scene, 350))[1:] == (21, 7, [])
 
 
 # -- races ----------------------------------------------------------------------------------------------------
@@ -182,31 +162,28 @@ def test_an_operators_reset_reaches_the_client(tmp_path: Path) -> None:
 
 @WAYS
 @pytest.mark.parametrize(("quietly", "offset"), [(False, 90), (True, 250)], ids=["known", "removing"])
-def test_the_broker_deletes_between_decision_and_relay(
-    tmp_path: Path, with_files: bool, quietly: bool, offset: int
+async def test_the_broker_deletes_between_decision_and_relay(
+    scene: Scene, quietly: bool, offset: int
 ) -> None:
     """Decided while the broker had it; when asked, it has only later messages and says so, or gives those."""
 
-    async def story(scene: Scene) -> None:
-        await scene.pull(offset)  # what is known of the queue is cached
-        scene.views.keep_s = 1e9
-        scene.broker.before = lambda command: command.code == 11 and scene.expire(290, quietly=quietly)
-        assert (await who(scene, offset))[1:3] == (0, offset + 32)
-        scene.broker.before = lambda command: command.code == 11 and scene.expire(399, quietly=quietly)
-        assert (await who(scene, 350))[1:] == (20, 350, []), "not archived: held"
-
-    run(tmp_path, story, with_files=with_files)
+    await scene.pull(offset)  # what is known of the queue is cached
+    scene.views.keep_s = 1e9
+    scene.broker.before = lambda command: command.code == 11 and scene.expire(290, quietly=quietly)
+    assert (await who(scene, offset))[1:3] == (0, offset + 32)
+    scene.broker.before = lambda command: command.code == 11 and scene.expire(399, quietly=quietly)
+    assert (await who(scene, 350))[1:] == (20, 350, []), "not archived: held"
 
 
 @WAYS
 @pytest.mark.parametrize(("quietly", "tag"), [(False, "a"), (True, "")], ids=["filtered", "all"])
-def test_what_the_broker_deletes_of_a_queue_on_its_way_into_the_archive_is_held(
+async def test_what_the_broker_deletes_of_a_queue_on_its_way_into_the_archive_is_held(
     tmp_path: Path, with_files: bool, quietly: bool, tag: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Decided while the broker had it and the archive was not behind; and again before the next look."""
     monkeypatch.setattr("rocketmq_tiered.server.proxy.proxy_pull.LOOK_AGAIN_S", 0.1)
 
-    async def story(scene: Scene) -> None:
+    async with beside_a_broker(tmp_path, with_files=with_files) as scene:
         for number in range(200):
             scene.store.put("late", 0, b"%d" % number + b"y" * 900, tags="a")
         if tag:
@@ -222,15 +199,13 @@ def test_what_the_broker_deletes_of_a_queue_on_its_way_into_the_archive_is_held(
             response = await scene.pull(3, topic="late", flags=0)
             assert (response.code, response.ext["nextBeginOffset"]) == (20, "3")
 
-    run(tmp_path, story, with_files=with_files)
-
 
 @WAYS
 @pytest.mark.parametrize("quietly", [False, True], ids=["known", "removing"])
-def test_filtered_messages_deleted_between_decision_and_relay_are_not_skipped(
+async def test_filtered_messages_deleted_between_decision_and_relay_are_not_skipped(
     tmp_path: Path, with_files: bool, quietly: bool
 ) -> None:
-    async def story(scene: Scene) -> None:
+    async with beside_a_broker(tmp_path, with_files=with_files, tags=True) as scene:
         scene.subscriptions.known = Subscription("t", "a")
         scene.broker.tag = "a"
         answered, code, _, numbers = await who(scene, 250, count=8)
@@ -241,131 +216,106 @@ def test_filtered_messages_deleted_between_decision_and_relay_are_not_skipped(
         assert (code, numbers) == (0, list(range(250, 266, 2)))
         assert scene.router.counters.fallbacks == {"local OFFSET_TOO_SMALL": 1}
 
-    run(tmp_path, story, with_files=with_files, tags=True)
-
 
 @WAYS
 @pytest.mark.parametrize(("flags", "end"), [(SUSPEND, 250), (SUSPEND | SUBSCRIPTION, 260)])
-def test_a_broker_that_comes_back_with_a_shorter_log_moves_no_consumer_past_the_archive(
-    tmp_path: Path, with_files: bool, flags: int, end: int
+async def test_a_broker_that_comes_back_with_a_shorter_log_moves_no_consumer_past_the_archive(
+    scene: Scene, tmp_path: Path, flags: int, end: int
 ) -> None:
     """After a power failure, say: what was known of its queues is not true any more."""
 
-    async def story(scene: Scene) -> None:
-        assert (await who(scene, 240))[:2] == (BROKER, 0)
-        kept = {number: record for number, record in scene.store.records["t", 0].items() if number < end}
-        scene.broker.store = WrittenStore(tmp_path / "cut")
-        scene.broker.store.records["t", 0] = kept
-        assert (await who(scene, 260, flags=flags))[1:] == (0, 292, list(range(260, 292)))
-
-    run(tmp_path, story, with_files=with_files)
+    assert (await who(scene, 240))[:2] == (BROKER, 0)
+    kept = {number: record for number, record in scene.store.records["t", 0].items() if number < end}
+    scene.broker.store = WrittenStore(tmp_path / "cut")
+    scene.broker.store.records["t", 0] = kept
+    assert (await who(scene, 260, flags=flags))[1:] == (0, 292, list(range(260, 292)))
 
 
 # -- a side is away -------------------------------------------------------------------------------------------
 
 
 @WAYS
-def test_the_archive_is_still_served_without_the_broker(tmp_path: Path, with_files: bool) -> None:
-    async def story(scene: Scene) -> None:
-        scene.expire(150)
-        await scene.pull(200)
-        await scene.broker.kill()
-        scene.forget()
-        offset, seen = 0, []
-        while (response := await scene.pull(offset)).code == 0:
-            seen += scene.numbers(response)
-            offset = int(response.ext["nextBeginOffset"])
-        assert seen == list(range(ARCHIVED))
-        assert (response.code, response.ext["nextBeginOffset"]) == (20, str(ARCHIVED))
-        await scene.broker.start(int(scene.broker.address.rpartition(":")[2]))
-        await asyncio.sleep(0.6)  # refused a moment ago
-        scene.forget()
-        assert (await who(scene, ARCHIVED))[1:3] == (0, ARCHIVED + 32)
-
-    run(tmp_path, story, with_files=with_files)
+async def test_the_archive_is_still_served_without_the_broker(scene: Scene) -> None:
+    scene.expire(150)
+    await scene.pull(200)
+    await scene.broker.kill()
+    scene.forget()
+    offset, seen = 0, []
+    while (response := await scene.pull(offset)).code == 0:
+        seen += scene.numbers(response)
+        offset = int(response.ext["nextBeginOffset"])
+    assert seen == list(range(ARCHIVED))
+    assert (response.code, response.ext["nextBeginOffset"]) == (20, str(ARCHIVED))
+    await scene.broker.start(int(scene.broker.address.rpartition(":")[2]))
+    await asyncio.sleep(0.6)  # refused a moment ago
+    scene.forget()
+    assert (await who(scene, ARCHIVED))[1:3] == (0, ARCHIVED + 32)
 
 
-def test_a_broker_that_dies_mid_long_poll_moves_no_consumer(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        held = asyncio.create_task(scene.pull(STORED, hold_ms=1200))
-        await asyncio.sleep(0.1)
-        await scene.broker.kill()
-        response = await held
-        assert (response.code, response.ext["nextBeginOffset"]) == (20, str(STORED))
-
-    run(tmp_path, story)
+async def test_a_broker_that_dies_mid_long_poll_moves_no_consumer(scene: Scene) -> None:
+    held = asyncio.create_task(scene.pull(STORED, hold_ms=1200))
+    await asyncio.sleep(0.1)
+    await scene.broker.kill()
+    response = await held
+    assert (response.code, response.ext["nextBeginOffset"]) == (20, str(STORED))
 
 
 @pytest.mark.parametrize("policy", ["NOT_IN_DISK", "FORCE"])
-def test_with_the_object_store_away_nothing_is_skipped(tmp_path: Path, policy: str) -> None:
-    async def story(scene: Scene) -> None:
-        scene.expire(150)
-        scene.policy(policy)
-        scene.break_archive(UnavailableError("away"))
-        for _ in range(3):
-            with contextlib.suppress(UnavailableError):
-                response = await scene.pull(10)  # where the broker's minimum is not known yet, it is held
-                assert (response.code, response.ext["nextBeginOffset"]) == (20, "10")
-        assert (await who(scene, 250))[1:3] == (0, 282), "the broker has it"
-        assert (await who(scene, 350))[1:3] == (0, 382)
-
-    run(tmp_path, story)
+async def test_with_the_object_store_away_nothing_is_skipped(scene: Scene, policy: str) -> None:
+    scene.expire(150)
+    scene.policy(policy)
+    scene.break_archive(UnavailableError("away"))
+    for _ in range(3):
+        with contextlib.suppress(UnavailableError):
+            response = await scene.pull(10)  # where the broker's minimum is not known yet, it is held
+            assert (response.code, response.ext["nextBeginOffset"]) == (20, "10")
+    assert (await who(scene, 250))[1:3] == (0, 282), "the broker has it"
+    assert (await who(scene, 350))[1:3] == (0, 382)
 
 
-def test_a_busy_broker_is_stood_in_for_and_one_that_forbids_is_not(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        scene.broker.refuses[11] = (2, "[PC_SYNCHRONIZED]broker busy")
-        assert (await who(scene, 250))[1] == 0
-        for code, remark in ((16, "no permission"), (1, "AclException: wrong"), (24, "no subscription")):
-            scene.broker.refuses[11] = (code, remark)
-            response = await scene.pull(250)
-            assert (response.code, response.remark, list(response.body)) == (code, remark, [])
-
-    run(tmp_path, story)
+async def test_a_busy_broker_is_stood_in_for_and_one_that_forbids_is_not(scene: Scene) -> None:
+    scene.broker.refuses[11] = (2, "[PC_SYNCHRONIZED]broker busy")
+    assert (await who(scene, 250))[1] == 0
+    for code, remark in ((16, "no permission"), (1, "AclException: wrong"), (24, "no subscription")):
+        scene.broker.refuses[11] = (code, remark)
+        response = await scene.pull(250)
+        assert (response.code, response.remark, list(response.body)) == (code, remark, [])
 
 
 # -- commits and filters --------------------------------------------------------------------------------------
 
 
-def test_commits_reach_the_broker_once_whichever_side_answers(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        scene.expire(150)
-        flags = SUSPEND | COMMIT_OFFSET
-        await scene.pull(10, flags=flags, commitOffset=10, AccessKey="k", Signature="s")
-        await asyncio.sleep(0.05)
-        assert scene.broker.commits == [10]
-        command = next(command for command in scene.broker.requests if command.code == 15)
-        assert command.is_oneway and command.ext_fields["Signature"] == "s"
-        await scene.pull(350, flags=flags, commitOffset=350)
-        assert scene.broker.commits == [10, 350] and scene.broker.codes().count(15) == 1
-        await scene.pull(-0, flags=flags, commitOffset=-1)
-        assert scene.broker.commits == [10, 350], "-1 is none"
-
-    run(tmp_path, story)
+async def test_commits_reach_the_broker_once_whichever_side_answers(scene: Scene) -> None:
+    scene.expire(150)
+    flags = SUSPEND | COMMIT_OFFSET
+    await scene.pull(10, flags=flags, commitOffset=10, AccessKey="k", Signature="s")
+    await asyncio.sleep(0.05)
+    assert scene.broker.commits == [10]
+    command = next(command for command in scene.broker.requests if command.code == 15)
+    assert command.is_oneway and command.ext_fields["Signature"] == "s"
+    await scene.pull(350, flags=flags, commitOffset=350)
+    assert scene.broker.commits == [10, 350] and scene.broker.codes().count(15) == 1
+    await scene.pull(-0, flags=flags, commitOffset=-1)
+    assert scene.broker.commits == [10, 350], "-1 is none"
 
 
 @pytest.mark.parametrize("signed", [False, True])
-def test_a_commit_is_not_sent_again_by_a_relay_that_comes_later(tmp_path: Path, signed: bool) -> None:
-    async def story(scene: Scene) -> None:
-        scene.policy("FORCE")
-        scene.break_archive(UnavailableError("away"))
-        fields = {"AccessKey": "k", "Signature": "s"} if signed else {}
-        now_s = [0.0]
-        scene.context.clock = Clock(
-            monotonic_s=lambda: now_s.__setitem__(0, now_s[0] + 2.0) or now_s[0]  # type: ignore[func-returns-value]
-        )
-        response = await scene.pull(
-            200, flags=SUSPEND | COMMIT_OFFSET, commitOffset=200, hold_ms=20, **fields
-        )
-        await asyncio.sleep(0.05)
-        assert scene.broker.commits == [200]
-        assert (response.code, response.ext["nextBeginOffset"]) == ((20, "200") if signed else (0, "232"))
-
-    run(tmp_path, story)
+async def test_a_commit_is_not_sent_again_by_a_relay_that_comes_later(scene: Scene, signed: bool) -> None:
+    scene.policy("FORCE")
+    scene.break_archive(UnavailableError("away"))
+    fields = {"AccessKey": "k", "Signature": "s"} if signed else {}
+    now_s = [0.0]
+    scene.context.clock = Clock(
+        monotonic_s=lambda: now_s.__setitem__(0, now_s[0] + 2.0) or now_s[0]  # type: ignore[func-returns-value]
+    )
+    response = await scene.pull(200, flags=SUSPEND | COMMIT_OFFSET, commitOffset=200, hold_ms=20, **fields)
+    await asyncio.sleep(0.05)
+    assert scene.broker.commits == [200]
+    assert (response.code, response.ext["nextBeginOffset"]) == ((20, "200") if signed else (0, "232"))
 
 
-def test_filters_hold_on_both_sides(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
+async def test_filters_hold_on_both_sides(tmp_path: Path) -> None:
+    async with beside_a_broker(tmp_path, tags=True) as scene:
         scene.expire(150)
         scene.subscriptions.known = Subscription("t", "b")
         scene.broker.tag = "b"
@@ -378,14 +328,11 @@ def test_filters_hold_on_both_sides(tmp_path: Path) -> None:
         scene.subscriptions.known = Subscription("t", "TAGS = 'a'", SQL92)
         assert scene.numbers(await scene.pull(0, expressionType=SQL92, count=4)) == [0, 2, 4, 6]
 
-    run(tmp_path, story, tags=True)
-
 
 @pytest.mark.parametrize("known", [None, Subscription("t", "TAGS = 'a'", SQL92, version=3)])
-def test_sql92_is_never_given_out_unfiltered(tmp_path: Path, known: Subscription | None) -> None:
+async def test_sql92_is_never_given_out_unfiltered(tmp_path: Path, known: Subscription | None) -> None:
     """Also not with an older expression than the pull's."""
-
-    async def story(scene: Scene) -> None:
+    async with beside_a_broker(tmp_path, tags=True) as scene:
         scene.expire(150)
         scene.subscriptions.known = known
         response = await scene.pull(0, expressionType=SQL92, subVersion=4)
@@ -395,13 +342,8 @@ def test_sql92_is_never_given_out_unfiltered(tmp_path: Path, known: Subscription
         scene.broker.tag = "a"
         assert (await who(scene, 350, expressionType=SQL92, subVersion=4))[:2] == (BROKER, 0)
 
-    run(tmp_path, story, tags=True)
 
-
-def test_a_bad_expression_is_the_users_error(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        scene.expire(150)
-        response = await scene.pull(0, flags=SUBSCRIPTION, expressionType=SQL92, subscription="a = = 1")
-        assert response.code == 23
-
-    run(tmp_path, story)
+async def test_a_bad_expression_is_the_users_error(scene: Scene) -> None:
+    scene.expire(150)
+    response = await scene.pull(0, flags=SUBSCRIPTION, expressionType=SQL92, subscription="a = = 1")
+    assert response.code == 23

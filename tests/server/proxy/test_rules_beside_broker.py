@@ -1,7 +1,6 @@
 """Proxy mode with access rules: what the broker would read otherwise, or copies by offset, does not get past them."""
 
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import yaml
 from rocketmq_tiered.server.wire.request import Request, Response
 from tests.server.original_record import original
 from tests.server.proxy.proxy_client import Client
-from tests.server.proxy.service_scene import Scene, run, scene
+from tests.server.proxy.service_scene import Scene, scene
 from tests.server.spelled_bodies import ACL_1, ACL_5, SECRET, respelled
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.command import RequestCode as Code
@@ -90,28 +89,22 @@ STORED = {
 
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("checks_clients", [False, True], ids=["plain broker", "broker with access control"])
-def test_a_message_goes_back_only_to_who_may_read_its_own_topic(
+async def test_a_message_goes_back_only_to_who_may_read_its_own_topic(
     acl_file: str, stored: str, checks_clients: bool
 ) -> None:
-    async def story() -> None:
-        async with scene(acl_file=acl_file, checks_clients=checks_clients) as made:
-            record, is_allowed = STORED[stored]
-            with_stored(made, {} if record is None else {777: record})
-            reply = await signed(await made.client(), Code.CONSUMER_SEND_MSG_BACK, offset="777", **BACK)
-            assert (reply.code == 0) is is_allowed
-            assert (Code.CONSUMER_SEND_MSG_BACK in made.broker.codes()) is is_allowed
-
-    run(story())
+    async with scene(acl_file=acl_file, checks_clients=checks_clients) as made:
+        record, is_allowed = STORED[stored]
+        with_stored(made, {} if record is None else {777: record})
+        reply = await signed(await made.client(), Code.CONSUMER_SEND_MSG_BACK, offset="777", **BACK)
+        assert (reply.code == 0) is is_allowed
+        assert (Code.CONSUMER_SEND_MSG_BACK in made.broker.codes()) is is_allowed
 
 
-def test_a_place_that_is_not_the_records_own_is_no_message(acl_file: str) -> None:
-    async def story() -> None:
-        async with scene(acl_file=acl_file) as made:
-            with_stored(made, {700: original(topic=b"own")})
-            reply = await signed(await made.client(), Code.CONSUMER_SEND_MSG_BACK, offset="700", **BACK)
-            assert reply.code != 0 and Code.CONSUMER_SEND_MSG_BACK not in made.broker.codes()
-
-    run(story())
+async def test_a_place_that_is_not_the_records_own_is_no_message(acl_file: str) -> None:
+    async with scene(acl_file=acl_file) as made:
+        with_stored(made, {700: original(topic=b"own")})
+        reply = await signed(await made.client(), Code.CONSUMER_SEND_MSG_BACK, offset="700", **BACK)
+        assert reply.code != 0 and Code.CONSUMER_SEND_MSG_BACK not in made.broker.codes()
 
 
 TRANSACTIONS: dict[str, tuple[bytes, dict[str, str], bool]] = {
@@ -127,58 +120,44 @@ TRANSACTIONS: dict[str, tuple[bytes, dict[str, str], bool]] = {
 
 @pytest.mark.parametrize("case", TRANSACTIONS)
 @pytest.mark.parametrize("checks_clients", [False, True], ids=["plain broker", "broker with access control"])
-def test_a_transaction_is_ended_by_the_topic_of_its_half_message(
+async def test_a_transaction_is_ended_by_the_topic_of_its_half_message(
     acl_file: str, case: str, checks_clients: bool
 ) -> None:
-    async def story() -> None:
-        async with scene(acl_file=acl_file, checks_clients=checks_clients) as made:
-            record, named, is_allowed = TRANSACTIONS[case]
-            with_stored(made, {777: record})
-            client = await made.client()
-            reply = await signed(client, Code.END_TRANSACTION, commitLogOffset="777", **END, **named)
-            assert (reply.code == 0) is is_allowed
-            assert (Code.END_TRANSACTION in made.broker.codes()) is is_allowed
-
-    run(story())
+    async with scene(acl_file=acl_file, checks_clients=checks_clients) as made:
+        record, named, is_allowed = TRANSACTIONS[case]
+        with_stored(made, {777: record})
+        client = await made.client()
+        reply = await signed(client, Code.END_TRANSACTION, commitLogOffset="777", **END, **named)
+        assert (reply.code == 0) is is_allowed
+        assert (Code.END_TRANSACTION in made.broker.codes()) is is_allowed
 
 
 @pytest.mark.parametrize(
     "code", [Code.HEART_BEAT, Code.LOCK_BATCH_MQ, Code.BATCH_ACK_MESSAGE, Code.CHECK_CLIENT_CONFIG]
 )
 @pytest.mark.parametrize("checks_clients", [False, True], ids=["plain broker", "broker with access control"])
-def test_the_broker_gets_no_body_that_it_reads_otherwise(
+async def test_the_broker_gets_no_body_that_it_reads_otherwise(
     acl_file: str, code: int, checks_clients: bool
 ) -> None:
-    async def story() -> None:
-        async with scene(acl_file=acl_file, checks_clients=checks_clients) as made:
-            client = await made.client()
-            for body in list(respelled(code))[::25]:
-                reply = await signed(client, code, body)
-                assert reply.code == 1 and "unknown name" in (reply.remark or ""), body
-            assert code not in made.broker.codes()
-
-    run(story())
+    async with scene(acl_file=acl_file, checks_clients=checks_clients) as made:
+        client = await made.client()
+        for body in list(respelled(code))[::25]:
+            reply = await signed(client, code, body)
+            assert reply.code == 1 and "unknown name" in (reply.remark or ""), body
+        assert code not in made.broker.codes()
 
 
-def test_the_broker_gets_a_body_encoded_again_unless_it_checks_the_signature(acl_file: str) -> None:
+@pytest.mark.parametrize("checks_clients", [False, True], ids=["plain broker", "broker with access control"])
+async def test_the_broker_gets_a_body_encoded_again_unless_it_checks_the_signature(
+    acl_file: str, checks_clients: bool
+) -> None:
     document = {
         "consumerGroup": "own",
         "clientId": "c",
         "mqSet": [{"topic": "own", "brokerName": "b", "queueId": 0}],
     }
     sent = json.dumps(document, indent=1).encode()
-
-    def got(checks_clients: bool) -> Callable[[], Awaitable[None]]:
-        async def story() -> None:
-            async with scene(acl_file=acl_file, checks_clients=checks_clients) as made:
-                client = await made.client()
-                assert (await signed(client, Code.LOCK_BATCH_MQ, sent)).code == 0
-                (body,) = [one.body for one in made.broker.seen if one.code == Code.LOCK_BATCH_MQ]
-                assert body == (
-                    sent if checks_clients else json.dumps(document, separators=(",", ":")).encode()
-                )
-
-        return story
-
-    run(got(False)())
-    run(got(True)())
+    async with scene(acl_file=acl_file, checks_clients=checks_clients) as made:
+        assert (await signed(await made.client(), Code.LOCK_BATCH_MQ, sent)).code == 0
+        (body,) = [one.body for one in made.broker.seen if one.code == Code.LOCK_BATCH_MQ]
+        assert body == (sent if checks_clients else json.dumps(document, separators=(",", ":")).encode())

@@ -3,9 +3,7 @@
 import asyncio
 import base64
 import time
-from collections.abc import Awaitable, Callable
-from functools import wraps
-from inspect import signature
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -13,7 +11,7 @@ import pytest
 from rocketmq_tiered.server.proxy.timer_gateway import GatewayConfig
 from rocketmq_tiered.server.wire.request import Response
 from tests.server.proxy.proxy_client import Client
-from tests.server.proxy.service_scene import Scene, run, scene
+from tests.server.proxy.service_scene import Scene, scene
 from tiered.formats.record import parse_properties
 from tiered.model.queue import SYSTEM_TOPICS
 from tiered.model.timer import Handle, TimerPlace, handle_words, own_handle, sender_of
@@ -63,27 +61,22 @@ def gateway_sends(made: Scene) -> list[RemotingCommand]:
     ]
 
 
-def beside_a_broker(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """``test`` gets the scene and a client."""
+@pytest.fixture
+async def made() -> AsyncIterator[Scene]:
+    """A proxy with a gateway, beside a broker that takes messages."""
+    async with scene(timers=CONFIG) as made:
+        made.broker.answers |= {26: Response(body=(WHEEL,)), 310: STORED, 10: STORED, 202: Response()}
+        assert made.service.timers is not None
+        made.service.timers.key = KEY
+        yield made
 
-    @wraps(test)
-    def whole(**given: Any) -> None:
-        async def story() -> None:
-            async with scene(timers=CONFIG) as made:
-                made.broker.answers |= {26: Response(body=(WHEEL,)), 310: STORED, 10: STORED, 202: Response()}
-                assert made.service.timers is not None
-                made.service.timers.key = KEY
-                await test(made, await made.client(), **given)
 
-        run(story())
-
-    parameters = list(signature(test).parameters.values())[2:]
-    whole.__signature__ = signature(test).replace(parameters=parameters)  # type: ignore[attr-defined]
-    return whole
+@pytest.fixture
+async def client(made: Scene) -> Client:
+    return await made.client()
 
 
 @pytest.mark.parametrize("name", ["TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"])
-@beside_a_broker
 async def test_a_timer_beyond_the_limit_goes_to_the_gateway_topic_and_the_answer_is_the_brokers(
     made: Scene, client: Client, name: str
 ) -> None:
@@ -112,7 +105,6 @@ async def test_a_timer_beyond_the_limit_goes_to_the_gateway_topic_and_the_answer
     assert words[:-1] == ["v1", "T", "b", str(recall_ms), "U1", str(deliver_ms), "3:9"]
 
 
-@beside_a_broker
 async def test_the_old_form_of_a_send_too_and_a_message_without_a_unique_key_gets_one(
     made: Scene, client: Client
 ) -> None:
@@ -151,7 +143,6 @@ async def test_the_old_form_of_a_send_too_and_a_message_without_a_unique_key_get
     ],
     ids=["near", "past", "a value", "a delay level", "TIMER_OUT_MS", "two times"],
 )
-@beside_a_broker
 async def test_what_the_broker_takes_is_relayed_unchanged(made: Scene, client: Client, text: str) -> None:
     assert (await sent(client, text)).code == 0
     assert gateway_sends(made) == []
@@ -159,7 +150,6 @@ async def test_what_the_broker_takes_is_relayed_unchanged(made: Scene, client: C
 
 
 @pytest.mark.parametrize("config", [b"brokerName=b\n", b"timerWheelEnable=false\ntimerMaxDelaySec=259200\n"])
-@beside_a_broker
 async def test_a_broker_without_timers_gets_none(made: Scene, client: Client, config: bytes) -> None:
     made.broker.answers[26] = Response(body=(config,))
     assert (await sent(client, properties(TIMER_DELAY_SEC=5))).code == 0
@@ -186,7 +176,6 @@ async def test_a_broker_without_timers_gets_none(made: Scene, client: Client, co
     ],
     ids=["too far", "no number", "too large", "transaction"],
 )
-@beside_a_broker
 async def test_what_cannot_be_delivered_is_refused_in_one_line(
     made: Scene, client: Client, text: str, sys_flag: str, remark: str
 ) -> None:
@@ -195,7 +184,6 @@ async def test_what_cannot_be_delivered_is_refused_in_one_line(
     assert 310 not in made.broker.codes()
 
 
-@beside_a_broker
 async def test_a_batch_with_a_timer_is_refused_and_one_without_is_relayed(
     made: Scene, client: Client
 ) -> None:
@@ -206,7 +194,6 @@ async def test_a_batch_with_a_timer_is_refused_and_one_without_is_relayed(
     assert made.broker.codes() == [320]
 
 
-@beside_a_broker
 async def test_a_missing_gateway_topic_is_created_and_one_that_cannot_be_is_said(
     made: Scene, client: Client
 ) -> None:
@@ -230,7 +217,6 @@ async def test_a_missing_gateway_topic_is_created_and_one_that_cannot_be_is_said
     )
 
 
-@beside_a_broker
 async def test_it_is_ok_only_when_the_broker_has_it(made: Scene, client: Client) -> None:
     made.broker.answers[310] = Response(1, remark="put message failed")
     answer = await sent(client, properties(TIMER_DELIVER_MS=at(60)))
@@ -245,7 +231,6 @@ async def test_it_is_ok_only_when_the_broker_has_it(made: Scene, client: Client)
         raise ConnectionError
 
 
-@beside_a_broker
 async def test_a_recall_of_ours_cancels_its_place_and_one_of_the_brokers_is_relayed(
     made: Scene, client: Client
 ) -> None:
@@ -288,7 +273,6 @@ def forged_handles() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("case", forged_handles())
-@beside_a_broker
 async def test_a_handle_that_was_not_given_recalls_nothing(made: Scene, client: Client, case: str) -> None:
     handle = base64.urlsafe_b64encode(forged_handles()[case]).decode()
     answer = await client.ask(370, producerGroup="P", topic="T", recallHandle=handle)
@@ -296,7 +280,6 @@ async def test_a_handle_that_was_not_given_recalls_nothing(made: Scene, client: 
     assert not made.broker.codes()
 
 
-@beside_a_broker
 async def test_a_recall_within_the_hand_over_goes_to_the_broker_too(made: Scene, client: Client) -> None:
     deliver_ms = at(1 / 48)
     handle = Handle("T", "b", deliver_ms, "U", TimerPlace(3, 9)).text(KEY)
@@ -312,7 +295,6 @@ TARGETS = [*sorted(SYSTEM_TOPICS), "rmq_sys_wheel_timer", "c_REPLY_TOPIC", "%RET
 
 
 @pytest.mark.parametrize("topic", [*TARGETS, "", "T\x01x\x02TIERED_TOPIC\x01secret", "a b", "a" * 128])
-@beside_a_broker
 async def test_a_timer_to_a_topic_of_brokers_or_to_no_topic_is_refused_by_name(
     made: Scene, client: Client, topic: str
 ) -> None:
@@ -333,7 +315,6 @@ async def test_a_timer_to_a_topic_of_brokers_or_to_no_topic_is_refused_by_name(
         ({"TIMER_DELIVER_MS": at(60), "co\0lor": "a"}, "the control characters that separate properties"),
     ],
 )
-@beside_a_broker
 async def test_what_only_the_archive_may_say_and_times_in_seconds_are_refused(
     made: Scene, client: Client, values: dict[str, Any], words: str
 ) -> None:
@@ -345,7 +326,6 @@ async def test_what_only_the_archive_may_say_and_times_in_seconds_are_refused(
 @pytest.mark.parametrize(
     ("days", "wanted"), [(60, ["TIERED_TIMERS"]), (2, ["TIERED_TIMERS", "T"]), (0.01, ["T"])]
 )
-@beside_a_broker
 async def test_a_mark_that_deletes_a_timer_goes_where_it_may_be(
     made: Scene, client: Client, days: float, wanted: list[str]
 ) -> None:

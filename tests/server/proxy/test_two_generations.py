@@ -28,7 +28,7 @@ from rocketmq_tiered.server.proxy.proxy_pull import ProxyPulls, PullContext
 from tests.end_to_end.offloading import FILTER
 from tests.kernels.record_builder import Message, encode
 from tests.server.proxy.offset_simulation import Known
-from tests.server.proxy.proxy_pulls import ARCHIVED, STORED, SUBSCRIPTION, Scene, run
+from tests.server.proxy.proxy_pulls import ARCHIVED, STORED, SUBSCRIPTION, Scene, beside_a_broker
 from tests.server.proxy.scripted_broker import stored_ms_of
 from tests.server.proxy.simulated_sides import Inline
 from tests.server.serving_peer import request
@@ -377,10 +377,10 @@ def begin_late(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("policy", "flags"), [("NOT_IN_DISK", SUSPEND), ("FORCE", SUSPEND | SUBSCRIPTION)])
-def test_while_the_broker_is_away_no_consumer_is_moved_past_what_only_it_has(
+async def test_while_the_broker_is_away_no_consumer_is_moved_past_what_only_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, flags: int
 ) -> None:
-    async def story(scene: Scene) -> None:
+    async with beside_a_broker(tmp_path, with_files=False) as scene:
         begin_late(scene, monkeypatch)
         scene.policy(policy)
         assert scene.numbers(await scene.pull(7, flags=flags))[0] == 7
@@ -390,14 +390,12 @@ def test_while_the_broker_is_away_no_consumer_is_moved_past_what_only_it_has(
         assert (held.code, held.ext["nextBeginOffset"]) == (20, "7")
         assert scene.numbers(await scene.pull(BEGINS, flags=flags))[0] == BEGINS
 
-    run(tmp_path, story, with_files=False)
-
 
 @pytest.mark.parametrize("policy", ["NOT_IN_DISK", "FORCE"])
-def test_a_broker_without_known_bounds_gets_pulls_below_the_archive(
+async def test_a_broker_without_known_bounds_gets_pulls_below_the_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
-    async def story(scene: Scene) -> None:
+    async with beside_a_broker(tmp_path, with_files=False) as scene:
         begin_late(scene, monkeypatch)
         scene.policy(policy)
         scene.broker.refuses = {R.GET_MIN_OFFSET: (16, "no"), R.GET_MAX_OFFSET: (16, "no")}
@@ -410,13 +408,11 @@ def test_a_broker_without_known_bounds_gets_pulls_below_the_archive(
         assert (gone.code, int(gone.ext["nextBeginOffset"])) in ((20, BEGINS), (21, BEGINS))
         assert scene.numbers(await scene.pull(BEGINS))[0] == BEGINS
 
-    run(tmp_path, story, with_files=False)
 
-
-def test_a_time_before_the_archive_is_not_its_begin_while_the_broker_is_away(
+async def test_a_time_before_the_archive_is_not_its_begin_while_the_broker_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(scene: Scene) -> None:
+    async with beside_a_broker(tmp_path, with_files=False) as scene:
         begin_late(scene, monkeypatch)
         await scene.broker.kill()
         with pytest.raises(UnavailableError):
@@ -425,48 +421,37 @@ def test_a_time_before_the_archive_is_not_its_begin_while_the_broker_is_away(
         response = await scene.ask(R.SEARCH_OFFSET_BY_TIMESTAMP, topic="t", queueId=0, timestamp=later_ms)
         assert BEGINS < int(response.ext["offset"]) <= BEGINS + 60
 
-    run(tmp_path, story, with_files=False)
 
-
-def test_who_may_not_search_learns_nothing_from_the_archive(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        scene.broker.refuses = dict.fromkeys(
-            (R.SEARCH_OFFSET_BY_TIMESTAMP, R.GET_EARLIEST_MSG_STORETIME), (16, "no")
-        )
-        response = await scene.ask(R.SEARCH_OFFSET_BY_TIMESTAMP, topic="t", queueId=0, timestamp=0)
-        assert response.code == 16
-
-    run(tmp_path, story)
+async def test_who_may_not_search_learns_nothing_from_the_archive(scene: Scene) -> None:
+    scene.broker.refuses = dict.fromkeys(
+        (R.SEARCH_OFFSET_BY_TIMESTAMP, R.GET_EARLIEST_MSG_STORETIME), (16, "no")
+    )
+    response = await scene.ask(R.SEARCH_OFFSET_BY_TIMESTAMP, topic="t", queueId=0, timestamp=0)
+    assert response.code == 16
 
 
 @pytest.mark.parametrize("policy", ["NOT_IN_DISK", "NOT_IN_MEM", "FORCE"])
-def test_an_earlier_generation_of_the_queue_is_not_served_as_the_current_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
+async def test_an_earlier_generation_of_the_queue_is_not_served_as_the_current_one(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
-    async def story(scene: Scene) -> None:
-        scene.policy(policy)
-        # All that the broker has of the queue lies behind what is archived of it.
-        earlier = ArchivedQueue(HeldOffsets(0, ARCHIVED), 0, 1 << 40)
-        monkeypatch.setattr("fetcher.policy.read_router.archived_queue", lambda *_: earlier)
-        response = await scene.pull(7)
-        assert scene.broker.codes().count(R.PULL_MESSAGE) == 1, "the broker answers"
-        assert response.ext["maxOffset"] == str(STORED)
-
-    run(tmp_path, story)
+    scene.policy(policy)
+    # All that the broker has of the queue lies behind what is archived of it.
+    earlier = ArchivedQueue(HeldOffsets(0, ARCHIVED), 0, 1 << 40)
+    monkeypatch.setattr("fetcher.policy.read_router.archived_queue", lambda *_: earlier)
+    response = await scene.pull(7)
+    assert scene.broker.codes().count(R.PULL_MESSAGE) == 1, "the broker answers"
+    assert response.ext["maxOffset"] == str(STORED)
 
 
 @pytest.mark.parametrize("policy", ["DISABLE", "NOT_IN_DISK", "FORCE"])
-def test_an_offset_below_zero_leads_to_the_begin_of_the_queue(tmp_path: Path, policy: str) -> None:
-    async def story(scene: Scene) -> None:
-        minimum = scene.expire(150)
-        scene.policy(policy)
-        response = await scene.pull(-1)
-        begin = minimum if policy == "DISABLE" else 0
-        assert (response.code, response.ext["nextBeginOffset"]) == (21, str(begin))
-        assert (response.ext["minOffset"], response.ext["maxOffset"]) == (str(begin), str(STORED))
-        assert response.ext["suggestWhichBrokerId"] == "0"
-
-    run(tmp_path, story)
+async def test_an_offset_below_zero_leads_to_the_begin_of_the_queue(scene: Scene, policy: str) -> None:
+    minimum = scene.expire(150)
+    scene.policy(policy)
+    response = await scene.pull(-1)
+    begin = minimum if policy == "DISABLE" else 0
+    assert (response.code, response.ext["nextBeginOffset"]) == (21, str(begin))
+    assert (response.ext["minOffset"], response.ext["maxOffset"]) == (str(begin), str(STORED))
+    assert response.ext["suggestWhichBrokerId"] == "0"
 
 
 @pytest.mark.parametrize("with_files", [True, False])

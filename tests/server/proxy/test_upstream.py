@@ -27,7 +27,6 @@ from rocketmq_tiered.server.proxy.upstream import (
 from rocketmq_tiered.server.wire.listener import Listener, ServerOptions
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
 from tests.remoting.tls_peer import Papers, shows, trusting
-from tests.server.proxy.service_scene import run
 from tiered.errors import ThrottledError, UnansweredError
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.tls import ClientTls
@@ -36,74 +35,48 @@ ANSWER_BYTES = 1 << 20
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.booleans()), min_size=1, max_size=30), st.integers(1, 50))
-def test_the_gate_is_never_overfull_and_every_caller_gets_through(
+async def test_the_gate_is_never_overfull_and_every_caller_gets_through(
     requests: list[tuple[int, bool]], limit: int
 ) -> None:
-    async def story() -> None:
-        gate = InflightLimit(limit)
-        order: list[int] = []
-
-        async def one(number: int, size: int) -> None:
-            await gate.enter(size)
-            order.append(number)
-            assert gate.used_bytes <= max(limit, size)
-            await asyncio.sleep(0)
-            gate.leave(size)
-
-        tasks = [asyncio.create_task(one(n, size)) for n, (size, _) in enumerate(requests)]
-        await asyncio.sleep(0)
-        for task, (_, is_cancelled) in zip(tasks, requests, strict=True):
-            if is_cancelled and len(tasks) > 1:
-                task.cancel()
-        done = await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(result is None or isinstance(result, asyncio.CancelledError) for result in done)
-        survivors = [n for n, (_, is_cancelled) in enumerate(requests) if not is_cancelled]
-        assert [n for n in order if n in survivors] == survivors, "first come, first served"
-        await gate.enter(limit)
-        # A caller cancelled while inside keeps its share: callers leave in a finally.
-
-    if not any(cancelled for _, cancelled in requests):
-        run(story())
-    else:
-        run(_with_finally(requests, limit))
-
-
-async def _with_finally(requests: list[tuple[int, bool]], limit: int) -> None:
+    """First come, first served; a caller that is cancelled while inside leaves it too."""
     gate = InflightLimit(limit)
+    order: list[int] = []
 
-    async def one(size: int) -> None:
+    async def one(number: int, size: int) -> None:
         await gate.enter(size)
         try:
+            order.append(number)
+            assert gate.used_bytes <= max(limit, size)
             await asyncio.sleep(0)
         finally:
             gate.leave(size)
 
-    tasks = [asyncio.create_task(one(size)) for size, _ in requests]
+    tasks = [asyncio.create_task(one(n, size)) for n, (size, _) in enumerate(requests)]
     for task, (_, is_cancelled) in zip(tasks, requests, strict=True):
         await asyncio.sleep(0)
         if is_cancelled:
             task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    done = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(result is None or isinstance(result, asyncio.CancelledError) for result in done)
+    survivors = [n for n, (_, is_cancelled) in enumerate(requests) if not is_cancelled]
+    assert [n for n in order if n in survivors] == survivors
     assert gate.used_bytes == 0
 
 
-def test_what_has_no_body_passes_a_gate_that_is_full() -> None:
+async def test_what_has_no_body_passes_a_gate_that_is_full() -> None:
     """Requests for routes and the like pass while large sends wait for a broker that hangs."""
 
-    async def story() -> None:
-        gate = InflightLimit(100)
-        await gate.enter(90)
-        waiting = asyncio.create_task(gate.enter(20))
-        await asyncio.sleep(0)
-        async with asyncio.timeout(1):
-            await gate.enter(0)
-        gate.leave(0)
-        assert not waiting.done() and gate.used_bytes == 90
-        gate.leave(90)
-        await waiting
-        assert gate.used_bytes == 20
-
-    run(story())
+    gate = InflightLimit(100)
+    await gate.enter(90)
+    waiting = asyncio.create_task(gate.enter(20))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(1):
+        await gate.enter(0)
+    gate.leave(0)
+    assert not waiting.done() and gate.used_bytes == 90
+    gate.leave(90)
+    await waiting
+    assert gate.used_bytes == 20
 
 
 async def _broker(
@@ -129,64 +102,53 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
 
 
 @pytest.mark.parametrize("with_tls", [False, True])
-def test_answers_that_no_client_reads_stay_at_the_broker(with_tls: bool, papers: Papers) -> None:
-    async def story() -> None:
-        server, address, _ = await _broker(tls=shows(papers.server) if with_tls else None)
-        tls = ClientTls(trusting(papers.ca)) if with_tls else None
-        upstream = RemotingUpstream(address, InflightLimit(), tls=tls)
-        takes = asyncio.Event()
-        arrived: list[int] = []
+async def test_answers_that_no_client_reads_stay_at_the_broker(with_tls: bool, papers: Papers) -> None:
+    server, address, _ = await _broker(tls=shows(papers.server) if with_tls else None)
+    tls = ClientTls(trusting(papers.ca)) if with_tls else None
+    upstream = RemotingUpstream(address, InflightLimit(), tls=tls)
+    takes = asyncio.Event()
+    arrived: list[int] = []
 
-        async def can_take() -> None:
-            arrived.append(1)
-            await takes.wait()
+    async def can_take() -> None:
+        arrived.append(1)
+        await takes.wait()
 
-        calls = [asyncio.create_task(upstream.relay(RemotingCommand(11, n), 20, can_take)) for n in range(40)]
-        await asyncio.sleep(1)
-        held = len(arrived) * ANSWER_BYTES
-        assert UNTAKEN_BYTES_MAX < held <= UNTAKEN_BYTES_MAX + 2 * ANSWER_BYTES
-        takes.set()
-        answers = await asyncio.gather(*calls)
-        assert [(answer.opaque, len(answer.body)) for answer in answers] == [
-            (n, ANSWER_BYTES) for n in range(40)
-        ]
-        upstream.close()
-        await server.close(drain_s=0)
-
-    run(story())
+    calls = [asyncio.create_task(upstream.relay(RemotingCommand(11, n), 20, can_take)) for n in range(40)]
+    await asyncio.sleep(1)
+    held = len(arrived) * ANSWER_BYTES
+    assert UNTAKEN_BYTES_MAX < held <= UNTAKEN_BYTES_MAX + 2 * ANSWER_BYTES
+    takes.set()
+    answers = await asyncio.gather(*calls)
+    assert [(answer.opaque, len(answer.body)) for answer in answers] == [(n, ANSWER_BYTES) for n in range(40)]
+    upstream.close()
+    await server.close(drain_s=0)
 
 
-def test_a_late_answer_is_dropped_and_the_connection_continues() -> None:
-    async def story() -> None:
-        server, address, seen = await _broker(delay_s=0.3)
-        upstream = RemotingUpstream(address, InflightLimit())
-        with pytest.raises(TimedOutError):
-            await upstream.call(RemotingCommand(11, 1), 0.05)
-        answer = await upstream.call(RemotingCommand(11, 1), 5)
-        assert answer.opaque == 1 and len(seen) == 2 and seen[0].opaque != seen[1].opaque
-        upstream.close()
-        await server.close(drain_s=0)
-
-    run(story())
+async def test_a_late_answer_is_dropped_and_the_connection_continues() -> None:
+    server, address, seen = await _broker(delay_s=0.3)
+    upstream = RemotingUpstream(address, InflightLimit())
+    with pytest.raises(TimedOutError):
+        await upstream.call(RemotingCommand(11, 1), 0.05)
+    answer = await upstream.call(RemotingCommand(11, 1), 5)
+    assert answer.opaque == 1 and len(seen) == 2 and seen[0].opaque != seen[1].opaque
+    upstream.close()
+    await server.close(drain_s=0)
 
 
-def test_a_broker_that_reads_nothing_costs_no_more_than_the_time_limit() -> None:
+async def test_a_broker_that_reads_nothing_costs_no_more_than_the_time_limit() -> None:
     """A process that was stopped, with a large message on its way to it: requests behind that are not sent."""
 
-    async def story() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as frozen:
-            gate = InflightLimit()
-            upstream = RemotingUpstream(f"127.0.0.1:{frozen.getsockname()[1]}", gate)
-            with pytest.raises(TimedOutError):
-                await upstream.call(RemotingCommand(11, 1, body=bytes(12 << 20)), 0.2)
-            for body in (b"", bytes(1000)):
-                async with asyncio.timeout(5):
-                    with pytest.raises(ThrottledError, match="does not read"):
-                        await upstream.call(RemotingCommand(11, 2, body=body), 0.2)
-            assert gate.used_bytes == 0
-            upstream.close()
-
-    run(story())
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        gate = InflightLimit()
+        upstream = RemotingUpstream(f"127.0.0.1:{frozen.getsockname()[1]}", gate)
+        with pytest.raises(TimedOutError):
+            await upstream.call(RemotingCommand(11, 1, body=bytes(12 << 20)), 0.2)
+        for body in (b"", bytes(1000)):
+            async with asyncio.timeout(5):
+                with pytest.raises(ThrottledError, match="does not read"):
+                    await upstream.call(RemotingCommand(11, 2, body=body), 0.2)
+        assert gate.used_bytes == 0
+        upstream.close()
 
 
 @contextmanager
@@ -200,26 +162,23 @@ def _unreachable() -> Iterator[str]:
         yield f"127.0.0.1:{full.getsockname()[1]}"
 
 
-def test_name_servers_whose_hosts_are_gone_cost_less_than_clients_wait() -> None:
+async def test_name_servers_whose_hosts_are_gone_cost_less_than_clients_wait() -> None:
     """Clients hang up after 3 s, and with them what they asked ends: the one that lives would never be asked."""
 
-    async def story() -> None:
-        server, address, _ = await _broker()
-        with _unreachable() as gone, _unreachable() as other:
-            servers = NameServers((gone, other, address), InflightLimit())
-            async with asyncio.timeout(2.8):
-                answer = await servers.ask(RemotingCommand(11, 1))
-            assert len(answer.body) == ANSWER_BYTES
-            begun_s = time.monotonic()
-            await servers.ask(RemotingCommand(11, 2))
-            assert time.monotonic() - begun_s < 0.7, "the one that answered comes first"
-            servers.close()
-        await server.close(drain_s=0)
-
-    run(story())
+    server, address, _ = await _broker()
+    with _unreachable() as gone, _unreachable() as other:
+        servers = NameServers((gone, other, address), InflightLimit())
+        async with asyncio.timeout(2.8):
+            answer = await servers.ask(RemotingCommand(11, 1))
+        assert len(answer.body) == ANSWER_BYTES
+        begun_s = time.monotonic()
+        await servers.ask(RemotingCommand(11, 2))
+        assert time.monotonic() - begun_s < 0.7, "the one that answered comes first"
+        servers.close()
+    await server.close(drain_s=0)
 
 
-def test_a_dns_that_does_not_answer_delays_no_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_dns_that_does_not_answer_delays_no_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """Archives on file:// are read by the event loop's threads."""
     ended = threading.Event()
     real = socket.getaddrinfo
@@ -232,38 +191,32 @@ def test_a_dns_that_does_not_answer_delays_no_other_request(monkeypatch: pytest.
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
 
-    async def story() -> None:
-        gate = InflightLimit()
-        clients = [RemotingUpstream("broker.example:10911", gate) for _ in range(40)]
-        asking = [asyncio.create_task(client.call(RemotingCommand(11, 1), 0.5)) for client in clients]
-        await asyncio.sleep(0.1)
-        async with asyncio.timeout(5):
-            await asyncio.to_thread(lambda: None)
-            outcomes = await asyncio.gather(*asking, return_exceptions=True)
-        assert {type(outcome) for outcome in outcomes} == {ThrottledError}
-        for client in clients:
-            client.close()
-        ended.set()
-
-    run(story())
+    gate = InflightLimit()
+    clients = [RemotingUpstream("broker.example:10911", gate) for _ in range(40)]
+    asking = [asyncio.create_task(client.call(RemotingCommand(11, 1), 0.5)) for client in clients]
+    await asyncio.sleep(0.1)
+    async with asyncio.timeout(5):
+        await asyncio.to_thread(lambda: None)
+        outcomes = await asyncio.gather(*asking, return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {ThrottledError}
+    for client in clients:
+        client.close()
+    ended.set()
 
 
-def test_what_was_not_sent_and_what_was_not_answered_are_told_apart() -> None:
-    async def story() -> None:
-        server, address, _ = await _broker(delay_s=60)
-        upstream = RemotingUpstream(address, InflightLimit())
-        call = asyncio.create_task(upstream.call(RemotingCommand(11, 1), 20))
-        await asyncio.sleep(0.1)
-        await server.close(drain_s=0)
-        with pytest.raises(UnansweredError):
-            await call
-        with pytest.raises(ThrottledError, match="cannot be reached: Connection refused"):
-            await upstream.call(RemotingCommand(11, 2), 20)
-        upstream.close()
-        with pytest.raises(ThrottledError):
-            await upstream.call(RemotingCommand(11, 3), 20)
-
-    run(story())
+async def test_what_was_not_sent_and_what_was_not_answered_are_told_apart() -> None:
+    server, address, _ = await _broker(delay_s=60)
+    upstream = RemotingUpstream(address, InflightLimit())
+    call = asyncio.create_task(upstream.call(RemotingCommand(11, 1), 20))
+    await asyncio.sleep(0.1)
+    await server.close(drain_s=0)
+    with pytest.raises(UnansweredError):
+        await call
+    with pytest.raises(ThrottledError, match="cannot be reached: Connection refused"):
+        await upstream.call(RemotingCommand(11, 2), 20)
+    upstream.close()
+    with pytest.raises(ThrottledError):
+        await upstream.call(RemotingCommand(11, 3), 20)
 
 
 @given(st.integers(0, 400_000), st.booleans(), st.booleans())
@@ -277,7 +230,7 @@ def test_no_failure_looks_like_an_answer(code: int, was_sent: bool, timed_out: b
         assert failure in (Failure.CLOSE, Failure.SILENCE)
 
 
-def test_every_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 0)) for host in ("127.0.0.2", "127.0.0.1")]
     real = socket.getaddrinfo
     monkeypatch.setattr(
@@ -286,11 +239,8 @@ def test_every_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> No
         lambda host, *a, **k: found if host == "broker.example" else real(host, *a, **k),
     )
 
-    async def story() -> None:
-        server, address, _ = await _broker()
-        upstream = RemotingUpstream(f"broker.example:{address.rpartition(':')[2]}", InflightLimit())
-        assert (await upstream.call(RemotingCommand(11, 1), 5)).opaque == 1
-        upstream.close()
-        await server.close(drain_s=0)
-
-    run(story())
+    server, address, _ = await _broker()
+    upstream = RemotingUpstream(f"broker.example:{address.rpartition(':')[2]}", InflightLimit())
+    assert (await upstream.call(RemotingCommand(11, 1), 5)).opaque == 1
+    upstream.close()
+    await server.close(drain_s=0)

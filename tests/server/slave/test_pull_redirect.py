@@ -20,7 +20,7 @@ from rocketmq_tiered.server.slave.pull_redirect import (
 )
 from rocketmq_tiered.server.slave.registration import MASTER_ID
 from rocketmq_tiered.server.wire.request import Response
-from tests.server.proxy.proxy_pulls import ARCHIVED, STORED, Scene, run
+from tests.server.proxy.proxy_pulls import ARCHIVED, STORED, Scene, beside_a_broker
 from tests.server.serving_peer import RecordingPeer, request
 from tiered.clock import Clock
 from tiered.remoting.command import RequestCode
@@ -141,107 +141,84 @@ def where(response: Response) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("with_files", [True, False])
-def test_a_redirected_consumer_reads_the_archive_here_and_the_rest_at_the_master(
-    tmp_path: Path, with_files: bool
-) -> None:
-    async def story(scene: Scene) -> None:
-        sent, offset, got = sent_to(scene), 100, list[int]()
-        while True:
-            found = await sent.pull(offset)
-            got += scene.numbers(found)
-            code, offset, goes_to = where(found)
-            assert code == 0 and found.version is None, "from the archive"
-            if goes_to == MASTER_ID:
-                break
-        assert got == list(range(100, ARCHIVED)) and offset == ARCHIVED
-        assert RequestCode.PULL_MESSAGE not in scene.broker.codes(), "and the master is left alone"
-
-    run(tmp_path, story, with_files=with_files)
+async def test_a_redirected_consumer_reads_the_archive_here_and_the_rest_at_the_master(scene: Scene) -> None:
+    sent, offset, got = sent_to(scene), 100, list[int]()
+    while True:
+        found = await sent.pull(offset)
+        got += scene.numbers(found)
+        code, offset, goes_to = where(found)
+        assert code == 0 and found.version is None, "from the archive"
+        if goes_to == MASTER_ID:
+            break
+    assert got == list(range(100, ARCHIVED)) and offset == ARCHIVED
+    assert RequestCode.PULL_MESSAGE not in scene.broker.codes(), "and the master is left alone"
 
 
-def test_a_pinned_consumer_reads_everything_here_and_waits_here(tmp_path: Path) -> None:
+async def test_a_pinned_consumer_reads_everything_here_and_waits_here(scene: Scene) -> None:
     """It never follows a suggestion: what the archive does not have is the master's own answer, its wait included."""
 
-    async def story(scene: Scene) -> None:
-        sent, offset, got = sent_to(scene), 0, list[int]()
-        while offset < STORED:
-            found = await sent.pull(offset)
-            got += scene.numbers(found)
-            assert where(found)[1] > offset
-            offset = where(found)[1]
-        assert got == list(range(STORED)) and sent.slept_s == 0
-        assert where(await sent.pull(STORED, hold_ms=30)) == (19, STORED, MASTER_ID)
-        before = len(scene.broker.requests)
-        waiting = asyncio.create_task(sent.pull(STORED, hold_ms=20_000))
-        await asyncio.sleep(0.3)
-        assert not waiting.done() and len(scene.broker.requests) - before < 6
-        scene.store.put("t", 0, b"new")
-        scene.broker.grow()
-        assert scene.numbers(await waiting) == [STORED]
-
-    run(tmp_path, story)
+    sent, offset, got = sent_to(scene), 0, list[int]()
+    while offset < STORED:
+        found = await sent.pull(offset)
+        got += scene.numbers(found)
+        assert where(found)[1] > offset
+        offset = where(found)[1]
+    assert got == list(range(STORED)) and sent.slept_s == 0
+    assert where(await sent.pull(STORED, hold_ms=30)) == (19, STORED, MASTER_ID)
+    before = len(scene.broker.requests)
+    waiting = asyncio.create_task(sent.pull(STORED, hold_ms=20_000))
+    await asyncio.sleep(0.3)
+    assert not waiting.done() and len(scene.broker.requests) - before < 6
+    scene.store.put("t", 0, b"new")
+    scene.broker.grow()
+    assert scene.numbers(await waiting) == [STORED]
 
 
-def test_no_client_goes_back_to_a_master_that_has_deleted_what_comes_next(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        sent = sent_to(scene)
-        scene.broker.minimum["t", 0] = minimum = scene.expire(STORED - 20)
-        assert minimum > ARCHIVED
-        scene.forget()
-        assert where(await sent.pull(ARCHIVED - 10)) == (0, ARCHIVED, OWN)
-        held = await sent.pull(ARCHIVED)
-        assert where(held) == (20, ARCHIVED, OWN), "held at the same offset: it may yet be archived"
-        await scene.commit_archive(scene.store.path)
-
-    run(tmp_path, story)
+async def test_no_client_goes_back_to_a_master_that_has_deleted_what_comes_next(scene: Scene) -> None:
+    sent = sent_to(scene)
+    scene.broker.minimum["t", 0] = minimum = scene.expire(STORED - 20)
+    assert minimum > ARCHIVED
+    scene.forget()
+    assert where(await sent.pull(ARCHIVED - 10)) == (0, ARCHIVED, OWN)
+    held = await sent.pull(ARCHIVED)
+    assert where(held) == (20, ARCHIVED, OWN), "held at the same offset: it may yet be archived"
+    await scene.commit_archive(scene.store.path)
 
 
-def test_while_the_master_is_away_clients_stay_and_are_held(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        sent = sent_to(scene)
-        await scene.broker.kill()
-        sent.is_available = False
-        assert where(await sent.pull(ARCHIVED - 10)) == (0, ARCHIVED, OWN)
-        sent.at_s = sent.slept_s = 0.0
-        scene.broker.requests.clear()
-        for _ in range(3):
-            assert where(await sent.pull(ARCHIVED, hold_ms=300)) == (19, ARCHIVED, OWN)
-        assert sent.slept_s > 2 * REPEAT_S, "no hot loop, however little the client offered to wait"
-        before_s = sent.slept_s
-        assert where(await sent.pull(ARCHIVED + 5, hold_ms=15_000)) == (19, ARCHIVED + 5, OWN)
-        assert sent.slept_s - before_s == pytest.approx(15)
-        assert where(await sent.pull(7, topic="unknown", hold_ms=2_000)) == (19, 7, OWN)
-
-    run(tmp_path, story)
+async def test_while_the_master_is_away_clients_stay_and_are_held(scene: Scene) -> None:
+    sent = sent_to(scene)
+    await scene.broker.kill()
+    sent.is_available = False
+    assert where(await sent.pull(ARCHIVED - 10)) == (0, ARCHIVED, OWN)
+    sent.at_s = sent.slept_s = 0.0
+    scene.broker.requests.clear()
+    for _ in range(3):
+        assert where(await sent.pull(ARCHIVED, hold_ms=300)) == (19, ARCHIVED, OWN)
+    assert sent.slept_s > 2 * REPEAT_S, "no hot loop, however little the client offered to wait"
+    before_s = sent.slept_s
+    assert where(await sent.pull(ARCHIVED + 5, hold_ms=15_000)) == (19, ARCHIVED + 5, OWN)
+    assert sent.slept_s - before_s == pytest.approx(15)
+    assert where(await sent.pull(7, topic="unknown", hold_ms=2_000)) == (19, 7, OWN)
 
 
-def test_who_waits_for_the_master_is_answered_when_it_is_back(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        sent = sent_to(scene)
-        sent.is_available = False
-        sent.well_at_s = 3.0
-        assert scene.numbers(await sent.pull(ARCHIVED, hold_ms=15_000)) == list(
-            range(ARCHIVED, ARCHIVED + 32)
-        )
-        assert 3.0 <= sent.slept_s < 4.0
-
-    run(tmp_path, story)
+async def test_who_waits_for_the_master_is_answered_when_it_is_back(scene: Scene) -> None:
+    sent = sent_to(scene)
+    sent.is_available = False
+    sent.well_at_s = 3.0
+    assert scene.numbers(await sent.pull(ARCHIVED, hold_ms=15_000)) == list(range(ARCHIVED, ARCHIVED + 32))
+    assert 3.0 <= sent.slept_s < 4.0
 
 
-def test_topics_that_are_the_broker_s_are_handed_back_at_once(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
-        sent = sent_to(scene)
-        scene.policy("DISABLE")
-        found = await sent.pull(10)
-        assert scene.numbers(found) == list(range(10, 42)) and where(found) == (0, 42, MASTER_ID)
-
-    run(tmp_path, story)
+async def test_topics_that_are_the_broker_s_are_handed_back_at_once(scene: Scene) -> None:
+    sent = sent_to(scene)
+    scene.policy("DISABLE")
+    found = await sent.pull(10)
+    assert scene.numbers(found) == list(range(10, 42)) and where(found) == (0, 42, MASTER_ID)
 
 
-def test_no_client_is_sent_to_a_master_whose_log_was_cut_back(tmp_path: Path) -> None:
+async def test_no_client_is_sent_to_a_master_whose_log_was_cut_back(tmp_path: Path) -> None:
     """It would move him back to its end, and give him again what he has."""
-
-    async def story(scene: Scene) -> None:
+    async with beside_a_broker(tmp_path, with_files=False) as scene:
         sent = sent_to(scene)
         for number in range(ARCHIVED - 20, STORED):
             del scene.store.records["t", 0][number]
@@ -249,5 +226,3 @@ def test_no_client_is_sent_to_a_master_whose_log_was_cut_back(tmp_path: Path) ->
         assert where(found)[1:] == (ARCHIVED - 8, OWN)
         assert where(await sent.pull(ARCHIVED - 8)) == (0, ARCHIVED, OWN)
         assert where(await sent.pull(ARCHIVED))[1:] == (ARCHIVED, OWN)
-
-    run(tmp_path, story, with_files=False)

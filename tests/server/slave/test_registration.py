@@ -214,19 +214,16 @@ class GuardedMaster(MasterDouble):
         (Credentials(OWN.access_key, "another"), "broker.credentials_file"),
     ],
 )
-def test_requests_to_it_are_signed(credentials: Credentials | None, refusal: str | None) -> None:
-    async def story() -> None:
-        master = GuardedMaster(brokerName="b", slaveReadEnable="true")
-        await master.start()
-        place = SlaveConfig("b", master.address, ("127.0.0.1:1",), "127.0.0.1:2", 7)
-        watch = MasterMonitor(place, None, credentials)
-        watch.start()
-        async with asyncio.timeout(5):
-            await watch.answered()
-        found = watch.refusal()
-        assert found is None if refusal is None else refusal in str(found)
-        assert watch.redirects() is (True if refusal is None else None)
-        await watch.close()
-        await master.stop()
-
-    asyncio.run(story())
+async def test_requests_to_it_are_signed(credentials: Credentials | None, refusal: str | None) -> None:
+    master = GuardedMaster(brokerName="b", slaveReadEnable="true")
+    await master.start()
+    place = SlaveConfig("b", master.address, ("127.0.0.1:1",), "127.0.0.1:2", 7)
+    watch = MasterMonitor(place, None, credentials)
+    watch.start()
+    async with asyncio.timeout(5):
+        await watch.answered()
+    found = watch.refusal()
+    assert found is None if refusal is None else refusal in str(found)
+    assert watch.redirects() is (True if refusal is None else None)
+    await watch.close()
+    await master.stop()
