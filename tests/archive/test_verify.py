@@ -78,9 +78,13 @@ def _kinds(report: VerifyReport) -> set[AnomalyKind]:
     return {anomaly.kind for anomaly in report.anomalies}
 
 
+@pytest.fixture
+def builder() -> ArchiveBuilder:
+    return _archive()
+
+
 @pytest.mark.parametrize("full", [False, True])
-def test_a_whole_archive_has_no_anomalies(full: bool) -> None:
-    builder = _archive()
+def test_a_whole_archive_has_no_anomalies(builder: ArchiveBuilder, full: bool) -> None:
     seen: list[tuple[int, int]] = []
     report = verify_archive(
         builder.store,
@@ -178,22 +182,19 @@ def test_a_damaged_deletion_list_and_a_kept_root_are_named() -> None:
     assert found == {(AnomalyKind.DELETIONS, listed.key), (AnomalyKind.ROOT, kept.key)}
 
 
-def test_chain_a_missing_commit() -> None:
-    builder = _archive()
+def test_chain_a_missing_commit(builder: ArchiveBuilder) -> None:
     builder.store.delete([catalog_key(3)])
     (anomaly,) = verify_archive(builder.store).anomalies
     assert (anomaly.kind, anomaly.key) == (AnomalyKind.CHAIN, catalog_key(3))
     assert "version 3 is missing" in str(anomaly)
 
 
-def test_chain_a_damaged_head() -> None:
-    builder = _archive()
+def test_chain_a_damaged_head(builder: ArchiveBuilder) -> None:
     _replace(builder, catalog_key(builder.state.version), _flip(-60))  # in front of it lies what it carries
     assert _kinds(verify_archive(builder.store)) == {AnomalyKind.CHAIN}
 
 
-def test_chain_a_commit_of_another_archive() -> None:
-    builder = _archive()
+def test_chain_a_commit_of_another_archive(builder: ArchiveBuilder) -> None:
     other = ArchiveBuilder(MemoryStore())
     other.commit([Sent(TWO)])
     stolen = other.store.get(catalog_key(2))
@@ -201,8 +202,7 @@ def test_chain_a_commit_of_another_archive() -> None:
     assert AnomalyKind.CHAIN in _kinds(verify_archive(builder.store))
 
 
-def test_page_damaged_or_missing_root() -> None:
-    builder = _archive()
+def test_page_damaged_or_missing_root(builder: ArchiveBuilder) -> None:
     key = builder.state.root.key
     _replace(builder, key, _flip(70))
     (anomaly,) = verify_archive(builder.store).anomalies
@@ -240,8 +240,7 @@ def test_hole_and_overlap_in_a_queue() -> None:
     assert {anomaly.kind for anomaly in twice} == {AnomalyKind.OVERLAP}
 
 
-def test_missing_object() -> None:
-    builder = _archive()
+def test_missing_object(builder: ArchiveBuilder) -> None:
     builder.store.delete([builder.keys[1]])
     report = verify_archive(builder.store)
     assert [(anomaly.kind, anomaly.key) for anomaly in report.anomalies] == [
@@ -268,14 +267,12 @@ def test_missing_object_that_maintenance_moved_during_the_check_is_no_anomaly() 
     assert len(builder.keys) == 2
 
 
-def test_damaged_tail() -> None:
-    builder = _archive()
+def test_damaged_tail(builder: ArchiveBuilder) -> None:
     _replace(builder, builder.keys[0], _flip(-60))
     assert _kinds(verify_archive(builder.store)) == {AnomalyKind.DAMAGED}
 
 
-def test_damaged_block_is_seen_only_in_full() -> None:
-    builder = _archive()
+def test_damaged_block_is_seen_only_in_full(builder: ArchiveBuilder) -> None:
     _replace(builder, builder.keys[0], _flip(20))
     assert verify_archive(builder.store).anomalies == []
     (anomaly,) = verify_archive(builder.store, depth="full").anomalies
@@ -284,8 +281,7 @@ def test_damaged_block_is_seen_only_in_full() -> None:
     assert anomaly.range[0] <= 20 < anomaly.range[1]
 
 
-def test_damaged_header() -> None:
-    builder = _archive()
+def test_damaged_header(builder: ArchiveBuilder) -> None:
     _replace(builder, builder.keys[0], _flip(9))
     assert _kinds(verify_archive(builder.store, depth="full")) == {AnomalyKind.DAMAGED}
 
@@ -350,8 +346,7 @@ def test_damaged_state_object() -> None:
     assert _kinds(verify_archive(builder.store)) == {AnomalyKind.DAMAGED}
 
 
-def test_leftovers_are_no_anomalies() -> None:
-    builder = _archive()
+def test_leftovers_are_no_anomalies(builder: ArchiveBuilder) -> None:
     builder.store.put_if_absent("data/00/topic/0/0/00000000000000000000-1-99.so", [b"abandoned"])
     report = verify_archive(builder.store)
     assert report.anomalies == []

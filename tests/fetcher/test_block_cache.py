@@ -54,8 +54,17 @@ class Bench:
         return [number for number in range(100) if _key(number) in self.cache]
 
 
-def test_unread_blocks_expire_by_age_and_are_reported() -> None:
-    bench = Bench()
+@pytest.fixture
+def budget() -> ByteBudget:
+    return ByteBudget(100)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_unread_blocks_expire_by_age_and_are_reported(bench: Bench) -> None:
     bench.put(1)
     bench.clock.run(100)
     bench.put(2)
@@ -66,8 +75,7 @@ def test_unread_blocks_expire_by_age_and_are_reported() -> None:
     assert bench.cache.counts.expired_unread == 1 and bench.cache.held_bytes == 100
 
 
-def test_read_blocks_expire_after_the_last_reader_and_silently() -> None:
-    bench = Bench()
+def test_read_blocks_expire_after_the_last_reader_and_silently(bench: Bench) -> None:
     bench.put(1)
     bench.clock.run(179)
     assert bench.cache.get(_key(1), is_read=True) is not None
@@ -82,8 +90,7 @@ def test_read_blocks_expire_after_the_last_reader_and_silently() -> None:
     assert bench.held() == [] and bench.dropped == []
 
 
-def test_who_only_looks_does_not_make_a_block_read() -> None:
-    bench = Bench()
+def test_who_only_looks_does_not_make_a_block_read(bench: Bench) -> None:
     bench.put(1)
     bench.clock.run(175)
     assert bench.cache.get(_key(1), is_read=False) is not None
@@ -109,8 +116,7 @@ def test_read_blocks_go_before_unread_ones_and_the_longest_unused_first() -> Non
     assert [drop.reason for drop in bench.dropped] == [DropReason.EVICTED] * 2
 
 
-def test_room_is_made_of_read_blocks_only_by_default() -> None:
-    bench = Bench()
+def test_room_is_made_of_read_blocks_only_by_default(bench: Bench) -> None:
     bench.put(1, is_read=True)
     bench.put(2)
     assert bench.cache.reclaim(500, unread_too=False) == 100
@@ -119,8 +125,7 @@ def test_room_is_made_of_read_blocks_only_by_default() -> None:
     assert bench.held() == []
 
 
-def test_a_bit_flip_in_memory_is_found_when_the_block_is_handed_out() -> None:
-    bench = Bench()
+def test_a_bit_flip_in_memory_is_found_when_the_block_is_handed_out(bench: Bench) -> None:
     block = np.arange(256, dtype=np.uint8)
     bench.cache.put(_key(1), block, fastcrc.crc32.iscsi(block), is_read=False)
     assert bench.cache.get(_key(1), is_read=True) is block
@@ -130,8 +135,7 @@ def test_a_bit_flip_in_memory_is_found_when_the_block_is_handed_out() -> None:
     assert bench.held() == [] and bench.cache.held_bytes == 0
 
 
-def test_two_blocks_swapped_are_found_too() -> None:
-    bench = Bench()
+def test_two_blocks_swapped_are_found_too(bench: Bench) -> None:
     first, second = bench.put(1), bench.put(2)
     entries = bench.cache._unread
     entries[_key(1)].block, entries[_key(2)].block = second, first
@@ -140,8 +144,7 @@ def test_two_blocks_swapped_are_found_too() -> None:
     assert bench.cache.counts.corrupt == 2
 
 
-def test_blocks_are_dropped_by_key_whether_read_or_not() -> None:
-    bench = Bench()
+def test_blocks_are_dropped_by_key_whether_read_or_not(bench: Bench) -> None:
     bench.put(1, is_read=True)
     bench.put(2)
     assert bench.cache.drop([_key(1), _key(2), _key(3)]) == 200
@@ -186,8 +189,7 @@ def _block(byte_count: int) -> NDArray[np.uint8]:
     return np.frombuffer(bytes(byte_count), np.uint8)
 
 
-def test_an_array_returns_its_charge_when_the_last_view_dies() -> None:
-    budget = ByteBudget(100)
+def test_an_array_returns_its_charge_when_the_last_view_dies(budget: ByteBudget) -> None:
     assert budget.try_charge(60, 0)
     block = _block(60)
     budget.tie(60, block)
@@ -199,8 +201,7 @@ def test_an_array_returns_its_charge_when_the_last_view_dies() -> None:
     assert budget.charged_bytes == 0
 
 
-def test_who_waits_is_admitted_when_a_consumer_lets_go() -> None:
-    budget = ByteBudget(100)
+def test_who_waits_is_admitted_when_a_consumer_lets_go(budget: ByteBudget) -> None:
     budget.charge(80, 0)
     block = _block(80)
     budget.tie(80, block)
@@ -212,8 +213,7 @@ def test_who_waits_is_admitted_when_a_consumer_lets_go() -> None:
     assert budget.waits == 1
 
 
-def test_one_charge_above_the_total_is_admitted_alone() -> None:
-    budget = ByteBudget(100)
+def test_one_charge_above_the_total_is_admitted_alone(budget: ByteBudget) -> None:
     small = budget.charge(1, 0)
     large = budget.charge(500, 0)
     assert small.future.done() and not large.future.done()
@@ -224,8 +224,7 @@ def test_one_charge_above_the_total_is_admitted_alone() -> None:
     assert budget.charged_bytes == 0
 
 
-def test_only_priority_overtakes() -> None:
-    budget = ByteBudget(100)
+def test_only_priority_overtakes(budget: ByteBudget) -> None:
     budget.charge(100, 0)
     large, small, urgent = budget.charge(90, 1), budget.charge(5, 1), budget.charge(100, 0)
     assert not budget.try_charge(0, 1)
@@ -235,8 +234,7 @@ def test_only_priority_overtakes() -> None:
     assert large.future.done() and small.future.done()
 
 
-def test_reclaimers_get_the_missing_bytes_and_the_priority() -> None:
-    budget = ByteBudget(100)
+def test_reclaimers_get_the_missing_bytes_and_the_priority(budget: ByteBudget) -> None:
     budget.charge(70, 0)
     asked = []
 
@@ -253,8 +251,7 @@ def test_reclaimers_get_the_missing_bytes_and_the_priority() -> None:
     assert asked[1:] == [(10, 1), (-10, 1)]
 
 
-def test_a_waiter_is_served_when_something_became_reclaimable() -> None:
-    budget = ByteBudget(100)
+def test_a_waiter_is_served_when_something_became_reclaimable(budget: ByteBudget) -> None:
     budget.charge(100, 0)
     cached: list[NDArray[np.uint8]] = []
     budget.add_reclaimer(lambda needed, priority: cached.clear())
@@ -266,8 +263,7 @@ def test_a_waiter_is_served_when_something_became_reclaimable() -> None:
     assert waiting.future.done()
 
 
-def test_a_withdrawn_admission_fails_and_lets_the_next_one_in() -> None:
-    budget = ByteBudget(100)
+def test_a_withdrawn_admission_fails_and_lets_the_next_one_in(budget: ByteBudget) -> None:
     budget.charge(60, 0)
     large, small = budget.charge(100, 0), budget.charge(10, 0)
     assert budget.withdraw(large, ThrottledError("no memory"))
@@ -277,8 +273,7 @@ def test_a_withdrawn_admission_fails_and_lets_the_next_one_in() -> None:
     assert not budget.withdraw(small)
 
 
-def test_more_returned_than_charged_is_an_error() -> None:
-    budget = ByteBudget(100)
+def test_more_returned_than_charged_is_an_error(budget: ByteBudget) -> None:
     budget.charge(10, 0)
     with pytest.raises(ValueError, match="11 bytes released"):
         budget.release(11)

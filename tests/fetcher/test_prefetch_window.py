@@ -3,6 +3,7 @@
 Prefetch ranges that are lost, or left behind by a reader that jumps.
 """
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -45,8 +46,14 @@ def fetch(subject: PrefetchWindow, time_s: float = 0.0) -> PrefetchRange | None:
     return part
 
 
-def test_it_begins_at_the_smallest_size_and_grows_a_batch_for_every_window_consumed() -> None:
-    subject = window()
+@pytest.fixture
+def subject() -> PrefetchWindow:
+    return window()
+
+
+def test_it_begins_at_the_smallest_size_and_grows_a_batch_for_every_window_consumed(
+    subject: PrefetchWindow,
+) -> None:
     offset, sizes = 0, []
     for _ in range(11):
         offset = pull(subject, offset)
@@ -56,22 +63,19 @@ def test_it_begins_at_the_smallest_size_and_grows_a_batch_for_every_window_consu
     assert sizes == [32, 64, 64, 96, 96, 96, 128, 128, 128, 128, 160]
 
 
-def test_a_larger_batch_is_the_smallest_window() -> None:
-    subject = window()
+def test_a_larger_batch_is_the_smallest_window(subject: PrefetchWindow) -> None:
     pull(subject, 0, 500)
     assert subject.size == 500
 
 
-def test_a_single_read_fetches_nothing_ahead_and_neither_do_jumps() -> None:
-    subject = window()
+def test_a_single_read_fetches_nothing_ahead_and_neither_do_jumps(subject: PrefetchWindow) -> None:
     for offset in (5_000, 17, 900_000, 40, 5_000):
         pull(subject, offset, 1)
         assert not subject.is_low(0.0)
         assert subject.size == 32
 
 
-def test_the_same_pull_again_is_no_jump_and_no_progress() -> None:
-    subject = window()
+def test_the_same_pull_again_is_no_jump_and_no_progress(subject: PrefetchWindow) -> None:
     pull(subject, 0)
     pull(subject, 32)
     before = subject.size, subject.consumed
@@ -80,8 +84,7 @@ def test_the_same_pull_again_is_no_jump_and_no_progress() -> None:
     assert subject.is_low(0.0) is (2 * (subject.fetched - 64) <= subject.size)
 
 
-def test_a_jump_resets_the_window() -> None:
-    subject = window()
+def test_a_jump_resets_the_window(subject: PrefetchWindow) -> None:
     offset = 0
     for _ in range(20):
         offset = pull(subject, offset)
@@ -90,8 +93,7 @@ def test_a_jump_resets_the_window() -> None:
     assert (subject.size, subject.unread_bytes, subject.sequential) == (32, 0, 0)
 
 
-def test_expiry_halves_once_however_much_expires() -> None:
-    subject = window()
+def test_expiry_halves_once_however_much_expires(subject: PrefetchWindow) -> None:
     offset = 0
     for _ in range(60):
         offset = pull(subject, offset, time_s=1.0)
@@ -106,8 +108,7 @@ def test_expiry_halves_once_however_much_expires() -> None:
     assert fetch(subject, 181.0) is not None or subject.fetched > subject.position
 
 
-def test_the_block_a_slow_reader_is_in_does_not_expire() -> None:
-    subject = window()
+def test_the_block_a_slow_reader_is_in_does_not_expire(subject: PrefetchWindow) -> None:
     pull(subject, 0)
     pull(subject, 32)
     pull(subject, 64)
@@ -117,8 +118,7 @@ def test_the_block_a_slow_reader_is_in_does_not_expire() -> None:
     assert subject.expire(10_000.0) == 0
 
 
-def test_it_is_never_smaller_than_a_batch() -> None:
-    subject = window()
+def test_it_is_never_smaller_than_a_batch(subject: PrefetchWindow) -> None:
     offset = pull(subject, 0)
     for round_number in range(5):
         time_s = 1000.0 * round_number
@@ -129,8 +129,7 @@ def test_it_is_never_smaller_than_a_batch() -> None:
         assert subject.size >= 32
 
 
-def test_failure_is_tried_again_after_a_while_only() -> None:
-    subject = window()
+def test_failure_is_tried_again_after_a_while_only(subject: PrefetchWindow) -> None:
     pull(subject, 0)
     pull(subject, 32)
     pull(subject, 64)
@@ -142,8 +141,7 @@ def test_failure_is_tried_again_after_a_while_only() -> None:
     assert subject.wanted(1 << 40, PLENTY) == span
 
 
-def test_eviction_before_reading_halves() -> None:
-    subject = window()
+def test_eviction_before_reading_halves(subject: PrefetchWindow) -> None:
     offset = 0
     for _ in range(60):
         offset = pull(subject, offset)
@@ -156,8 +154,7 @@ def test_eviction_before_reading_halves() -> None:
     assert subject.size == size // 2
 
 
-def test_what_was_fetched_by_one_size_is_lost_once() -> None:
-    subject = window()
+def test_what_was_fetched_by_one_size_is_lost_once(subject: PrefetchWindow) -> None:
     offset = 0
     ages: set[float] = set()
     time_s = 0.0
@@ -241,8 +238,7 @@ def test_an_aligned_fetch_stays_near_what_is_wanted(
     assert found <= end or (found - begin) * 10 <= room
 
 
-def test_blocks_lost_unread_halve_and_are_fetched_again() -> None:
-    subject = window()
+def test_blocks_lost_unread_halve_and_are_fetched_again(subject: PrefetchWindow) -> None:
     offset = 0
     for _ in range(60):
         offset = pull(subject, offset)
@@ -285,8 +281,7 @@ def test_little_room_is_waited_for_while_half_of_it_is_still_unread() -> None:
     assert subject.wanted(1 << 40, 400 * 10) == (400, 800)
 
 
-def test_no_room_no_fetch_and_little_room_little_fetch() -> None:
-    subject = window()
+def test_no_room_no_fetch_and_little_room_little_fetch(subject: PrefetchWindow) -> None:
     pull(subject, 0)
     pull(subject, 32)
     pull(subject, 64)

@@ -40,12 +40,24 @@ def _bench(**settings: Any) -> SourceBench:
     return SourceBench([PLAIN, OTHER, NOISE], **settings)
 
 
+@pytest.fixture
+def bench() -> SourceBench:
+    return _bench()
+
+
+@pytest.fixture
+def index(bench: SourceBench) -> Any:
+    """The tail of PLAIN, once it has been read."""
+    return bench.index(PLAIN.key)
+
+
 # -- requests ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("item", [PLAIN, NOISE])
-def test_a_cold_read_is_one_request_for_the_tail_and_one_for_the_blocks(item: Any) -> None:
-    bench = _bench()
+def test_a_cold_read_is_one_request_for_the_tail_and_one_for_the_blocks(
+    bench: SourceBench, item: Any
+) -> None:
     index = bench.index(item.key)
     assert bench.read(index, 2, 7) == bench.expected(index, 2, 7)
     assert len(bench.reader.gets) == 2
@@ -57,9 +69,7 @@ def test_a_cold_read_is_one_request_for_the_tail_and_one_for_the_blocks(item: An
     bench.check_at_rest()
 
 
-def test_a_warm_read_never_waits() -> None:
-    bench = _bench()
-    index = bench.index(PLAIN.key)
+def test_a_warm_read_never_waits(bench: SourceBench, index: Any) -> None:
     bench.read(index, 0, 8)
     reads: list[Coroutine[Any, Any, Any]] = [
         bench.source.blocks_at(index, 0, range(3, 6), Priority.USER),
@@ -72,8 +82,7 @@ def test_a_warm_read_never_waits() -> None:
     assert len(bench.reader.gets) == 2
 
 
-def test_blocks_are_read_only_and_outlive_the_cache() -> None:
-    bench = _bench()
+def test_blocks_are_read_only_and_outlive_the_cache(bench: SourceBench) -> None:
     index = bench.index(NOISE.key)
     (block,) = bench.clock.run_one(bench.source.blocks_at(index, 0, range(3, 4), Priority.USER))
     assert not block.flags.writeable
@@ -98,9 +107,7 @@ def test_a_long_span_is_fetched_in_concurrent_pieces() -> None:
     assert bench.clock.time_s - before_s == pytest.approx(bench.reader.latency_s, rel=0.01)
 
 
-def test_near_blocks_share_a_request_over_unwanted_bytes() -> None:
-    bench = _bench()
-    index = bench.index(PLAIN.key)
+def test_near_blocks_share_a_request_over_unwanted_bytes(bench: SourceBench, index: Any) -> None:
     numbers = [*range(9), *range(10, 20), 30]
     blocks = bench.clock.run_one(bench.source.blocks_at(index, 0, numbers, Priority.USER))
     assert [block.tobytes() for block in blocks] == [PLAIN.block(number) for number in numbers]
@@ -109,8 +116,7 @@ def test_near_blocks_share_a_request_over_unwanted_bytes() -> None:
     assert BlockKey(index.key, 9) not in bench.source._cache
 
 
-def test_every_block_and_tail_is_fetched_once_however_many_want_it() -> None:
-    bench = _bench()
+def test_every_block_and_tail_is_fetched_once_however_many_want_it(bench: SourceBench) -> None:
     tail = [
         bench.clock.start(bench.source.index(PLAIN.key, len(PLAIN.content), PLAIN.tail_bytes, priority))
         for priority in [*Priority] * 5
@@ -167,9 +173,7 @@ def test_a_users_blocks_are_decoded_before_prefetched_ones() -> None:
     bench.check_at_rest()
 
 
-def test_maintenance_leaves_nothing_in_memory() -> None:
-    bench = _bench()
-    index = bench.index(PLAIN.key)
+def test_maintenance_leaves_nothing_in_memory(bench: SourceBench, index: Any) -> None:
     assert bench.read(index, 0, 8, Priority.BACKGROUND) == bench.expected(index, 0, 8)
     assert bench.source.held_bytes == 0
     bench.check_at_rest()
@@ -197,9 +201,7 @@ def _flipped(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
-def test_a_block_damaged_on_its_way_is_fetched_once_more() -> None:
-    bench = _bench()
-    index = bench.index(PLAIN.key)
+def test_a_block_damaged_on_its_way_is_fetched_once_more(bench: SourceBench, index: Any) -> None:
     span, gets = PLAIN.span(4), []
 
     def damage_once(key: str, offset: int, data: bytes) -> bytes:
@@ -214,9 +216,9 @@ def test_a_block_damaged_on_its_way_is_fetched_once_more() -> None:
     bench.check_at_rest(index)
 
 
-def test_a_block_damaged_in_the_store_is_an_error_that_names_it_and_others_are_unaffected() -> None:
-    bench = _bench()
-    index = bench.index(PLAIN.key)
+def test_a_block_damaged_in_the_store_is_an_error_that_names_it_and_others_are_unaffected(
+    bench: SourceBench, index: Any
+) -> None:
     span = PLAIN.span(4)
     bench.reader.objects[PLAIN.key] = _flipped(PLAIN.content, span.offset + 3)
     where = rf"data/aa/plain\.so: block 4 \[{span.offset}, {span.offset + span.length}\) fails its CRC32C"
@@ -229,9 +231,7 @@ def test_a_block_damaged_in_the_store_is_an_error_that_names_it_and_others_are_u
     bench.check_at_rest(index)
 
 
-def test_a_queues_block_in_another_ones_place_is_found() -> None:
-    bench = _bench()
-    index = bench.index(PLAIN.key)
+def test_a_queues_block_in_another_ones_place_is_found(bench: SourceBench, index: Any) -> None:
     mine, foreign = PLAIN.span(4), OTHER.span(4)
     stranger = OTHER.content[foreign.offset : foreign.offset + foreign.length].ljust(mine.length, b"\0")
     content = PLAIN.content
@@ -243,9 +243,7 @@ def test_a_queues_block_in_another_ones_place_is_found() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 5, -1])
-def test_an_answer_of_another_length_is_found(length: int) -> None:
-    bench = _bench()
-    index = bench.index(PLAIN.key)
+def test_an_answer_of_another_length_is_found(bench: SourceBench, index: Any, length: int) -> None:
     bench.reader.damage = lambda key, offset, data: data[:length]
     with pytest.raises(CorruptionError, match=r"plain\.so"):
         bench.read(index, 0, 3)
@@ -253,8 +251,7 @@ def test_an_answer_of_another_length_is_found(length: int) -> None:
     assert bench.read(index, 0, 3) == bench.expected(index, 0, 3)
 
 
-def test_a_damaged_tail_is_fetched_once_more_and_then_an_error() -> None:
-    bench = _bench()
+def test_a_damaged_tail_is_fetched_once_more_and_then_an_error(bench: SourceBench) -> None:
     bench.reader.damage = lambda key, offset, data: _flipped(data, 3) if len(bench.reader.gets) == 1 else data
     index = bench.index(PLAIN.key)
     assert len(bench.reader.gets) == 2 and bench.read(index, 0, 1) == bench.expected(index, 0, 1)
@@ -266,9 +263,9 @@ def test_a_damaged_tail_is_fetched_once_more_and_then_an_error() -> None:
     bench.check_at_rest()
 
 
-def test_a_bit_flip_in_a_tail_in_memory_is_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = _bench()
-    index = bench.index(PLAIN.key)
+def test_a_bit_flip_in_a_tail_in_memory_is_found_too(
+    bench: SourceBench, index: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(index, "_page_bytes", _flipped(index.page_bytes, 9))
     assert bench.index(PLAIN.key) is index  # looked at a moment ago: then decoding a page is what finds it
     with pytest.raises(CorruptionError, match="column page"):
@@ -280,8 +277,7 @@ def test_a_bit_flip_in_a_tail_in_memory_is_found_too(monkeypatch: pytest.MonkeyP
     assert again.row_columns(0).size.sum() == len(PLAIN.raw)
 
 
-def test_a_bit_flip_in_memory_is_dropped_counted_and_fetched_again() -> None:
-    bench = _bench()
+def test_a_bit_flip_in_memory_is_dropped_counted_and_fetched_again(bench: SourceBench) -> None:
     index = bench.index(NOISE.key)
     bench.read(index, 0, 4)
     entry = bench.source._cache._read[BlockKey(index.key, 2)]
@@ -372,9 +368,9 @@ def test_a_failed_fetch_is_raised_and_leaves_nothing_behind(error: TieredError) 
     assert bench.source.statistics().bytes_fetched_twice == 0
 
 
-def test_a_user_who_joined_a_failing_prefetch_learns_of_it_and_may_try_again() -> None:
-    bench = _bench()
-    index = bench.index(PLAIN.key)
+def test_a_user_who_joined_a_failing_prefetch_learns_of_it_and_may_try_again(
+    bench: SourceBench, index: Any
+) -> None:
     bench.reader.failures = {1: UnansweredError("lost")}
     ahead, user = bench.begin(index, 0, 4, Priority.PREFETCH), bench.begin(index, 2, 3)
     bench.clock.run()
@@ -385,8 +381,7 @@ def test_a_user_who_joined_a_failing_prefetch_learns_of_it_and_may_try_again() -
     bench.check_at_rest()
 
 
-def test_a_failed_tail_is_not_cached() -> None:
-    bench = _bench()
+def test_a_failed_tail_is_not_cached(bench: SourceBench) -> None:
     bench.reader.failures = {0: UnansweredError("lost")}
     with pytest.raises(UnansweredError):
         bench.index(PLAIN.key)
@@ -394,9 +389,9 @@ def test_a_failed_tail_is_not_cached() -> None:
     bench.check_at_rest()
 
 
-def test_a_decoder_that_fails_unexpectedly_is_raised_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = _bench()
-    index = bench.index(PLAIN.key)
+def test_a_decoder_that_fails_unexpectedly_is_raised_not_waited_for(
+    bench: SourceBench, index: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
 
     def broken(*_: object) -> None:
         raise RuntimeError("a defect")
@@ -407,9 +402,7 @@ def test_a_decoder_that_fails_unexpectedly_is_raised_not_waited_for(monkeypatch:
     bench.check_at_rest()
 
 
-def test_a_cancelled_reader_leaves_its_blocks_to_others() -> None:
-    bench = _bench()
-    index = bench.index(PLAIN.key)
+def test_a_cancelled_reader_leaves_its_blocks_to_others(bench: SourceBench, index: Any) -> None:
     cancelled = bench.source.blocks_at(index, 0, range(4), Priority.USER)
     cancelled.send(None)
     other = bench.begin(index, 2, 6)
@@ -422,9 +415,9 @@ def test_a_cancelled_reader_leaves_its_blocks_to_others() -> None:
     assert bench.source.statistics().bytes_fetched_twice == 0
 
 
-def test_a_closed_source_still_answers_from_memory_and_refuses_the_rest() -> None:
-    bench = _bench()
-    index = bench.index(PLAIN.key)
+def test_a_closed_source_still_answers_from_memory_and_refuses_the_rest(
+    bench: SourceBench, index: Any
+) -> None:
     bench.read(index, 0, 4)
     bench.source.close()
     assert bench.read(index, 0, 4) == bench.expected(index, 0, 4)
@@ -525,9 +518,7 @@ def test_prefetch_takes_no_memory_from_prefetched_blocks() -> None:
     assert bench.budget.peak_bytes <= bench.budget.total_bytes
 
 
-def test_unread_prefetched_blocks_expire_and_is_reported() -> None:
-    bench = _bench()
-    index = bench.index(PLAIN.key)
+def test_unread_prefetched_blocks_expire_and_is_reported(bench: SourceBench, index: Any) -> None:
     bench.read(index, 0, 4, Priority.PREFETCH)
     bench.read(index, 2, 3)
     bench.clock.run(bench.clock.time_s + 170)

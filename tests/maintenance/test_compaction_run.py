@@ -75,6 +75,23 @@ def archive(
     return store
 
 
+@pytest.fixture
+def store() -> MemoryStore:
+    return archive()
+
+
+@pytest.fixture
+def before(store: MemoryStore) -> Candidates:
+    return archived_candidates(store)
+
+
+@pytest.fixture
+def plan(before: Candidates) -> RewritePlan:
+    plan = plan_rewrite(before, SMALL)
+    assert plan is not None
+    return plan
+
+
 def options(directory: Path, **others: object) -> RewriteOptions:
     values = {"spool_bytes_max": 10**7, "codec": BlockCodec(block_bytes=600)} | others
     return RewriteOptions(directory, wait=lambda _seconds: None, **values)  # type: ignore[arg-type]
@@ -207,9 +224,7 @@ def test_level_2_copies_blocks_inside_the_store(tmp_path: Path) -> None:
         assert int(row["byte_count"]) <= 40_000
 
 
-def test_what_is_below_the_floor_is_gone(tmp_path: Path) -> None:
-    store = archive()
-    before = archived_candidates(store)
+def test_what_is_below_the_floor_is_gone(store: MemoryStore, before: Candidates, tmp_path: Path) -> None:
     floors = before.floors.copy()
     for queue in range(len(floors)):
         ends = np.sort(before.runs["end_queue_offset"][before.runs["queue"] == queue])
@@ -226,11 +241,9 @@ def test_what_is_below_the_floor_is_gone(tmp_path: Path) -> None:
         assert len(found[queue]) < len(rows)
 
 
-def test_keys_are_known_before_anything_is_written(tmp_path: Path) -> None:
-    store = archive()
-    before = archived_candidates(store)
-    plan = plan_rewrite(before, SMALL)
-    assert plan is not None
+def test_keys_are_known_before_anything_is_written(
+    store: MemoryStore, before: Candidates, plan: RewritePlan, tmp_path: Path
+) -> None:
     keys = output_keys(before, plan, IDENTITY)
     assert len(set(keys)) == len(plan.outputs)
     result = compacted(store, before, plan, tmp_path)
@@ -239,10 +252,9 @@ def test_keys_are_known_before_anything_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.THROTTLED])
-def test_after_a_put_without_a_response_the_object_goes_to_another_key(tmp_path: Path, fault: Fault) -> None:
-    store = archive()
-    before = archived_candidates(store)
-    plan = plan_rewrite(before, SMALL)
+def test_after_a_put_without_a_response_the_object_goes_to_another_key(
+    store: MemoryStore, before: Candidates, plan: RewritePlan, tmp_path: Path, fault: Fault
+) -> None:
     faulty = FaultStore(store, [FaultRule(fault, frozenset({"compose"}), times=3, skip=1)])
     result = compacted(faulty, before, plan, tmp_path)
     assert plan is not None
@@ -251,11 +263,9 @@ def test_after_a_put_without_a_response_the_object_goes_to_another_key(tmp_path:
     assert contents(store, after(before, plan, result)) == contents(store, before)
 
 
-def test_failures_leave_an_empty_spool(tmp_path: Path) -> None:
-    store = archive()
-    before = archived_candidates(store)
-    plan = plan_rewrite(before, SMALL)
-    assert plan is not None
+def test_failures_leave_an_empty_spool(
+    store: MemoryStore, before: Candidates, plan: RewritePlan, tmp_path: Path
+) -> None:
     lost = FaultStore(store, [FaultRule(Fault.LOST_BEFORE, frozenset({"compose"}))])
     with pytest.raises(UnansweredError):
         compact(lost, before, plan, IDENTITY, options(tmp_path))
@@ -266,33 +276,27 @@ def test_failures_leave_an_empty_spool(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
-def test_a_spool_that_is_too_small_is_refused_before_any_request(tmp_path: Path) -> None:
-    store = archive()
-    before = archived_candidates(store)
-    plan = plan_rewrite(before, SMALL)
-    assert plan is not None
+def test_a_spool_that_is_too_small_is_refused_before_any_request(
+    store: MemoryStore, before: Candidates, plan: RewritePlan, tmp_path: Path
+) -> None:
     counting = FaultStore(store)
     with pytest.raises(UsageError, match="more than the 100 that it may use"):
         compact(counting, before, plan, IDENTITY, options(tmp_path, spool_bytes_max=100))
     assert counting.requests == []
 
 
-def test_sources_are_read_again_when_the_spool_cannot_keep_them(tmp_path: Path) -> None:
-    store = archive()
-    before = archived_candidates(store)
-    plan = plan_rewrite(before, SMALL)
-    assert plan is not None
+def test_sources_are_read_again_when_the_spool_cannot_keep_them(
+    store: MemoryStore, before: Candidates, plan: RewritePlan, tmp_path: Path
+) -> None:
     result = compacted(store, before, plan, tmp_path, spool_bytes_max=spool_bytes(before, plan))
     assert len(plan.sources) < result.cost.gets <= len(plan.sources) * len(plan.iterations)
     assert contents(store, after(before, plan, result)) == contents(store, before)
 
 
 @pytest.mark.parametrize("place", ["block", "keys", "tail"])
-def test_a_damaged_source_is_an_error(tmp_path: Path, place: str) -> None:
-    store = archive()
-    before = archived_candidates(store)
-    plan = plan_rewrite(before, SMALL)
-    assert plan is not None
+def test_a_damaged_source_is_an_error(
+    store: MemoryStore, before: Candidates, plan: RewritePlan, tmp_path: Path, place: str
+) -> None:
     number = int(plan.sources[0])
     row, key = before.objects[number], before.object_keys[number]
     data = bytearray(store.get(key))
@@ -304,22 +308,18 @@ def test_a_damaged_source_is_an_error(tmp_path: Path, place: str) -> None:
         compact(store, before, plan, IDENTITY, options(tmp_path))
 
 
-def test_a_run_that_is_not_the_catalogs_is_an_error(tmp_path: Path) -> None:
-    store = archive()
-    before = archived_candidates(store)
-    plan = plan_rewrite(before, SMALL)
-    assert plan is not None
+def test_a_run_that_is_not_the_catalogs_is_an_error(
+    store: MemoryStore, before: Candidates, plan: RewritePlan, tmp_path: Path
+) -> None:
     lying = replace(before, runs=before.runs.copy())
     lying.runs["rows"][int(plan.iterations[0][0].ranges["run"][0])] += 1
     with pytest.raises(CorruptionError, match="is not the catalog's"):
         compact(store, lying, plan, IDENTITY, options(tmp_path))
 
 
-def test_totals_of_every_queue_are_compared(tmp_path: Path) -> None:
-    store = archive()
-    before = archived_candidates(store)
-    plan = plan_rewrite(before, SMALL)
-    assert plan is not None
+def test_totals_of_every_queue_are_compared(
+    store: MemoryStore, before: Candidates, plan: RewritePlan, tmp_path: Path
+) -> None:
     new = compacted(store, before, plan, tmp_path).runs
     check_totals(before, plan, new)
     for name in ("rows", "byte_count", "end_queue_offset"):

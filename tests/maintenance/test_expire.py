@@ -95,9 +95,17 @@ def bodies(made: ArchiveBuilder, key: QueueKey, from_hour: int, each: int = 1) -
     return [row.record for row in made.truth[key].rows[from_hour * each :]]
 
 
-def test_messages_expire_by_the_time_to_live_of_their_topic() -> None:
-    store = Bucket()
-    made = built(store)
+@pytest.fixture
+def store() -> Bucket:
+    return Bucket()
+
+
+@pytest.fixture
+def made(store: Bucket) -> ArchiveBuilder:
+    return built(store)
+
+
+def test_messages_expire_by_the_time_to_live_of_their_topic(store: Bucket, made: ArchiveBuilder) -> None:
     store.now_ms = NOW_MS + 15 * HOUR_MS  # cycles 0 to 5 are at least ten hours old
     found, state = expire(store)
     assert found.is_committed
@@ -111,8 +119,7 @@ def test_messages_expire_by_the_time_to_live_of_their_topic() -> None:
     assert verify_archive(store, depth="full").anomalies == []
 
 
-def test_a_clock_of_the_future_keeps_no_older_messages_after_its_time_in_the_bucket() -> None:
-    store = Bucket()
+def test_a_clock_of_the_future_keeps_no_older_messages_after_its_time_in_the_bucket(store: Bucket) -> None:
     made = ArchiveBuilder(store)
     for hour, stored_ms in (
         (0, NOW_MS),
@@ -132,9 +139,8 @@ def test_a_clock_of_the_future_keeps_no_older_messages_after_its_time_in_the_buc
     assert readable(store, A) == bodies(made, A, 3)
 
 
-def test_nothing_expires_before_its_time_in_the_bucket() -> None:
+def test_nothing_expires_before_its_time_in_the_bucket(store: Bucket) -> None:
     """The broker's clock was in 1970."""
-    store = Bucket()
     ArchiveBuilder(store).commit([Sent(A, b"x", stored_ms=1_000)])
     store.now_ms = NOW_MS + 10 * HOUR_MS - 1_000
     assert not len(expire(store)[0].plan.floors)
@@ -168,8 +174,7 @@ def test_objects_without_living_messages_are_deleted_after_the_grace_period(
     assert (report.anomalies, report.leftovers) == ([], [])
 
 
-def test_pages_without_living_runs_leave_the_catalog() -> None:
-    store = Bucket()
+def test_pages_without_living_runs_leave_the_catalog(store: Bucket) -> None:
     made = ArchiveBuilder(
         store,
         limits=CatalogLimits(
@@ -187,8 +192,7 @@ def test_pages_without_living_runs_leave_the_catalog() -> None:
     assert readable(store, A) == bodies(made, A, 20)
 
 
-def test_a_pass_that_another_one_overtook_changes_nothing() -> None:
-    store = Bucket()
+def test_a_pass_that_another_one_overtook_changes_nothing(store: Bucket) -> None:
     built(store)
     store.now_ms = NOW_MS + 15 * HOUR_MS
     state = load(store)
@@ -199,10 +203,10 @@ def test_a_pass_that_another_one_overtook_changes_nothing() -> None:
     assert not stale.is_committed and load(store).version == version
 
 
-def test_a_pass_during_a_compaction_changes_nothing(tmp_path: Path) -> None:
+def test_a_pass_during_a_compaction_changes_nothing(
+    store: Bucket, made: ArchiveBuilder, tmp_path: Path
+) -> None:
     """Runs that the pass counted were joined with younger ones."""
-    store = Bucket()
-    made = built(store)
     made.writer.release()
     store.now_ms = NOW_MS + 15 * HOUR_MS
     state = load(store)
@@ -221,9 +225,9 @@ def test_a_pass_during_a_compaction_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("generation", [None, 0])
-def test_a_topic_is_erased_whatever_its_age(generation: int | None) -> None:
-    store = Bucket()
-    made = built(store)
+def test_a_topic_is_erased_whatever_its_age(
+    store: Bucket, made: ArchiveBuilder, generation: int | None
+) -> None:
     found, _ = expire(store, erase=Erasure("kept", generation))
     assert readable(store, KEPT) == [] and found.plan.rows == 12
     assert readable(store, A) == bodies(made, A, 0, 2)
@@ -231,9 +235,8 @@ def test_a_topic_is_erased_whatever_its_age(generation: int | None) -> None:
         expire(store, erase=Erasure("unknown"))
 
 
-def test_a_log_that_was_truncated_below_the_floor_starts_at_its_end() -> None:
+def test_a_log_that_was_truncated_below_the_floor_starts_at_its_end(store: Bucket) -> None:
     """Its next messages have the offsets of expired ones, and are young."""
-    store = Bucket()
     made = built(store, 3)
     common, phys, truth = made.state, made._phys, made.truth[B]
     end, end_byte = truth.end, truth.end_byte
@@ -249,10 +252,10 @@ def test_a_log_that_was_truncated_below_the_floor_starts_at_its_end() -> None:
     assert verify_archive(store, depth="full").anomalies == []
 
 
-def test_a_pass_is_not_committed_after_another_writer_has_claimed_the_archive() -> None:
+def test_a_pass_is_not_committed_after_another_writer_has_claimed_the_archive(
+    store: Bucket, made: ArchiveBuilder
+) -> None:
     """Garbage collection deletes lists of an earlier epoch that no commit names."""
-    store = Bucket()
-    made = built(store)
     store.now_ms = NOW_MS + 50 * HOUR_MS
     state, clock = made.state, Clock(wall_ms=lambda: store.now_ms)
     found = plan_pass(store, state, rule, clock=clock)
@@ -263,8 +266,9 @@ def test_a_pass_is_not_committed_after_another_writer_has_claimed_the_archive() 
 
 
 @pytest.mark.parametrize("queue", [B, QueueKey("new", 0, 0)])
-def test_a_queue_whose_messages_below_a_cut_expired_ends_where_it_did_in_the_log(queue: QueueKey) -> None:
-    store = Bucket()
+def test_a_queue_whose_messages_below_a_cut_expired_ends_where_it_did_in_the_log(
+    store: Bucket, queue: QueueKey
+) -> None:
     made = built(store, 3)
     common, end = made.state, made.truth[queue].end if queue in made.truth else 0
     kept, gone = Sent(KEPT, b"kept", stored_ms=store.now_ms), Sent(queue, b"gone", stored_ms=store.now_ms)

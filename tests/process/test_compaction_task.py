@@ -91,8 +91,12 @@ class Beside:
         return self.task.status(self.loop.status)
 
 
-def test_a_pass_joins_all_that_is_due(tmp_path: Path) -> None:
-    beside = Beside(tmp_path)
+@pytest.fixture
+def beside(tmp_path: Path) -> Beside:
+    return Beside(tmp_path)
+
+
+def test_a_pass_joins_all_that_is_due(beside: Beside) -> None:
     before = beside.scene.data_objects()
     beside.compact()
     report = replace(beside.report, idle_seconds=0.0)
@@ -120,8 +124,7 @@ def test_a_pass_joins_all_that_is_due(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "a flipped byte", "a flipped tail"])
-def test_a_damaged_object_stays_and_all_others_are_joined(tmp_path: Path, damage: str) -> None:
-    beside = Beside(tmp_path)
+def test_a_damaged_object_stays_and_all_others_are_joined(beside: Beside, damage: str) -> None:
     store, before = beside.scene.store, beside.scene.data_sizes()
     key = sorted(before)[len(before) // 2]
     whole = store.get_range(key, 0, before[key])
@@ -147,8 +150,7 @@ def test_a_damaged_object_stays_and_all_others_are_joined(tmp_path: Path, damage
     beside.scene.check()
 
 
-def test_a_round_that_ends_at_one_damaged_object_notes_the_other_ones_too(tmp_path: Path) -> None:
-    beside = Beside(tmp_path)
+def test_a_round_that_ends_at_one_damaged_object_notes_the_other_ones_too(beside: Beside) -> None:
     planned = beside.task.plan(beside.scene.state)
     assert planned is not None
     objects = planned.candidates.objects["key"][planned.plan.sources[:2]]
@@ -160,9 +162,8 @@ def test_a_round_that_ends_at_one_damaged_object_notes_the_other_ones_too(tmp_pa
 
 @pytest.mark.parametrize("is_missing", [True, False])
 def test_an_unindexed_object_stays_and_its_messages_are_named_if_it_is_damaged(
-    tmp_path: Path, is_missing: bool
+    beside: Beside, is_missing: bool
 ) -> None:
-    beside = Beside(tmp_path)
     store, before = beside.scene.store, beside.scene.data_sizes()
     key = sorted(before)[len(before) // 2]
     versions: set[int] = set()
@@ -181,8 +182,7 @@ def test_an_unindexed_object_stays_and_its_messages_are_named_if_it_is_damaged(
     assert key not in beside.scene.state.pending_deletions, "queries read it by its name"
 
 
-def test_a_backlog_in_parts_of_a_sequence_is_an_estimate(tmp_path: Path) -> None:
-    beside = Beside(tmp_path)
+def test_a_backlog_in_parts_of_a_sequence_is_an_estimate(beside: Beside) -> None:
     beside.scene.append(60)
     reports: list[CompactionStatus] = []
     task = beside.task
@@ -195,8 +195,7 @@ def test_a_backlog_in_parts_of_a_sequence_is_an_estimate(tmp_path: Path) -> None
     assert reports[0].backlog_objects == pytest.approx(beside.scene.data_objects(), rel=0.3)
 
 
-def test_only_the_owner_compacts(tmp_path: Path) -> None:
-    beside = Beside(tmp_path)
+def test_only_the_owner_compacts(beside: Beside) -> None:
     other = CatalogWriter(
         beside.scene.store,
         cluster="cluster",
@@ -227,8 +226,7 @@ def test_uncollected_garbage_refuses_a_pass(tmp_path: Path) -> None:
     beside.compact()
 
 
-def test_a_full_disk_refuses_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    beside = Beside(tmp_path)
+def test_a_full_disk_refuses_a_round(beside: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
     version = beside.scene.state.version
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(1000))
@@ -254,9 +252,8 @@ def wait_for(condition: object, what: str) -> None:
 
 
 def test_the_thread_reports_failures_and_tries_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    beside: Beside, caplog: pytest.LogCaptureFixture
 ) -> None:
-    beside = Beside(tmp_path)
     (beside.spool / "compaction-left").mkdir(parents=True, mode=0o700)
     beside.spool.chmod(0o700)
     (beside.spool / "compaction-left" / "0").write_bytes(b"left by a killed process")
@@ -276,8 +273,7 @@ def test_the_thread_reports_failures_and_tries_again(
     beside.scene.check()
 
 
-def test_a_lost_reply_costs_a_round_and_no_message(tmp_path: Path) -> None:
-    beside = Beside(tmp_path)
+def test_a_lost_reply_costs_a_round_and_no_message(beside: Beside) -> None:
     lost = FaultStore(beside.scene.store, [FaultRule(Fault.LOST_AFTER, frozenset({"compose"}), times=2)])
     beside.task._store._store = lost
     beside.compact()
@@ -286,8 +282,7 @@ def test_a_lost_reply_costs_a_round_and_no_message(tmp_path: Path) -> None:
     beside.scene.check()
 
 
-def test_a_drain_ends_a_pass(tmp_path: Path) -> None:
-    beside = Beside(tmp_path)
+def test_a_drain_ends_a_pass(beside: Beside) -> None:
     drain = threading.Event()
 
     class Draining(StoreWrapper):
@@ -322,8 +317,7 @@ def test_it_yields_to_uploads_and_reads(
     assert level_of(load, is_reading=is_reading, is_overdue=is_overdue) == expected
 
 
-def test_reads_slow_it_down_for_some_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    beside = Beside(tmp_path)
+def test_reads_slow_it_down_for_some_seconds(beside: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
     assert beside.task._share() == 1.0
     beside.load = Load(reads=3)
     assert beside.task._share() == 0.25

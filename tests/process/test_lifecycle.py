@@ -139,6 +139,12 @@ def _wait(event: threading.Event) -> None:
     event.wait()
 
 
+@pytest.fixture
+def harness() -> Harness:
+    """A job that runs until it is stopped."""
+    return Harness(_until_stopped)
+
+
 def test_stop_drains() -> None:
     drained = threading.Event()
 
@@ -154,8 +160,7 @@ def test_stop_drains() -> None:
     assert harness.service.health() == (False, "stopped: all uploads are finished")
 
 
-def test_an_uploader_that_the_object_store_blocks_is_not_ready() -> None:
-    harness = Harness(_until_stopped)
+def test_an_uploader_that_the_object_store_blocks_is_not_ready(harness: Harness) -> None:
     harness.wait_for(lambda: harness.service.readiness()[0])
     blocked = dataclasses.replace(REPORT, store_problem="http://h:9000 is unreachable: refused")
     harness.job.shows = blocked
@@ -231,8 +236,7 @@ def test_a_broker_that_is_silent_freezes_and_one_log_entry_marks_each_end(
     assert caplog.messages.count(f"state {text}") == 1
 
 
-def test_an_uploader_that_lags_is_behind_and_ready() -> None:
-    harness = Harness(_until_stopped)
+def test_an_uploader_that_lags_is_behind_and_ready(harness: Harness) -> None:
     harness.wait_for(lambda: harness.service.readiness()[0])
     harness.job.shows = dataclasses.replace(REPORT, lag_seconds=90.0)
     why = "behind: the oldest message not archived yet is 90 s old"
@@ -327,8 +331,7 @@ def test_errors_that_retrying_cannot_cure_end_the_process(error: Exception, code
     assert Harness(_raising(error), process__when_fenced="exit").join() == code
 
 
-def test_reload_applies_new_settings_to_a_new_job() -> None:
-    harness = Harness(_until_stopped)
+def test_reload_applies_new_settings_to_a_new_job(harness: Harness) -> None:
     harness.wait_for(lambda: len(harness.seen) == 1)
     harness.next_loaded = _loaded(topics__exclude="noise-*", admin__port=0)
     harness.service.post(Event.RELOAD)
@@ -338,8 +341,7 @@ def test_reload_applies_new_settings_to_a_new_job() -> None:
     assert harness.stop() == 0
 
 
-def test_reload_of_what_the_uploader_does_not_use_leaves_it_running() -> None:
-    harness = Harness(_until_stopped)
+def test_reload_of_what_the_uploader_does_not_use_leaves_it_running(harness: Harness) -> None:
     reloaded = harness.applied
     harness.wait_for(lambda: len(harness.seen) == 1)
     harness.next_loaded = _loaded(read__policy="FORCE", admin__port=0)
@@ -353,8 +355,7 @@ def test_reload_of_what_the_uploader_does_not_use_leaves_it_running() -> None:
     assert harness.stop() == 0 and len(harness.seen) == 2
 
 
-def test_reloaded_rules_of_topics_reach_the_uploader_and_readers() -> None:
-    harness = Harness(_until_stopped)
+def test_reloaded_rules_of_topics_reach_the_uploader_and_readers(harness: Harness) -> None:
     reloaded = harness.applied
     harness.wait_for(lambda: len(harness.seen) == 1)
     rules = '[{"pattern": "orders-*", "ttl": "7d", "read_policy": "DISABLE"}]'
@@ -381,8 +382,7 @@ def test_what_needs_a_restart_stays_as_it_was_whatever_else_is_reloaded() -> Non
 
 
 @pytest.mark.parametrize("bad", [True, False])
-def test_reload_without_effect_leaves_the_job_alone(bad: bool) -> None:
-    harness = Harness(_until_stopped)
+def test_reload_without_effect_leaves_the_job_alone(harness: Harness, bad: bool) -> None:
     harness.wait_for(lambda: len(harness.seen) == 1)
     if bad:
         harness.next_loaded = UsageError("offload.batch_bytes = -1 is invalid")
@@ -419,9 +419,8 @@ def test_a_reload_that_drains_late_is_reported_and_applies_then(caplog: pytest.L
 @pytest.mark.parametrize(
     "error", [UsageError("no address"), NotFoundError("no such file"), ValueError("unforeseen")]
 )
-def test_settings_that_no_job_can_be_built_with_are_taken_back(error: Exception) -> None:
+def test_settings_that_no_job_can_be_built_with_are_taken_back(harness: Harness, error: Exception) -> None:
     """As those of a wrong file, which are refused as it is read."""
-    harness = Harness(_until_stopped)
     harness.wait_for(lambda: len(harness.seen) == 1)
     harness.refused["noise-*"] = error
     for _ in range(2):

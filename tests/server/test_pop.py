@@ -234,9 +234,15 @@ class Scene:
         )
 
 
-async def test_the_groups_offset_follows_acknowledgements_without_a_gap() -> None:
+@pytest.fixture
+async def one() -> Scene:
+    """A server that owns the groups."""
     one = Scene()
     await one.offsets.claim()
+    return one
+
+
+async def test_the_groups_offset_follows_acknowledgements_without_a_gap(one: Scene) -> None:
     first, queues = await one.pop()
     assert first.code == 0 and queues == [(0, offset) for offset in range(10, 20)]
     assert first.ext["restNum"] == str(COUNT - 10)
@@ -262,9 +268,7 @@ async def test_the_groups_offset_follows_acknowledgements_without_a_gap() -> Non
     assert (await one.ack(10 + COUNT + 1)).code == ResponseCode.NO_MESSAGE
 
 
-async def test_all_queues_are_popped_and_two_clients_share_them() -> None:
-    one = Scene()
-    await one.offsets.claim()
+async def test_all_queues_are_popped_and_two_clients_share_them(one: Scene) -> None:
     seen: list[tuple[int, int]] = []
     while len(seen) < 2 * COUNT:
         for _, queues in await asyncio.gather(*(one.pop(queueId=-1, maxMsgNums=COUNT_MAX) for _ in range(3))):
@@ -272,9 +276,7 @@ async def test_all_queues_are_popped_and_two_clients_share_them() -> None:
     assert sorted(seen) == [(queue, offset) for queue in (0, 1) for offset in range(10, 10 + COUNT)]
 
 
-async def test_what_a_filter_skips_counts_as_done() -> None:
-    one = Scene()
-    await one.offsets.claim()
+async def test_what_a_filter_skips_counts_as_done(one: Scene) -> None:
     _, queues = await one.pop(exp="odd")
     assert [offset for _, offset in queues] == [11, 13, 15, 17, 19]
     for _, offset in queues[1:]:
@@ -284,9 +286,7 @@ async def test_what_a_filter_skips_counts_as_done() -> None:
     assert one.offsets.find("g", "t", 0) == 20
 
 
-async def test_in_order_a_queue_waits_for_unacknowledged_messages() -> None:
-    one = Scene()
-    await one.offsets.claim()
+async def test_in_order_a_queue_waits_for_unacknowledged_messages(one: Scene) -> None:
     _, queues = await one.pop(order="true", maxMsgNums=3)
     assert (await one.pop(order="true"))[0].code == ResponseCode.POLLING_TIMEOUT
     for _, offset in queues[:2]:
@@ -299,9 +299,7 @@ async def test_in_order_a_queue_waits_for_unacknowledged_messages() -> None:
         assert (await waiting)[1] == [(0, 13), (0, 14)]
 
 
-async def test_hiding_longer_and_giving_back_at_once() -> None:
-    one = Scene()
-    await one.offsets.claim()
+async def test_hiding_longer_and_giving_back_at_once(one: Scene) -> None:
     popped, _ = await one.pop(maxMsgNums=2)
     fields = {"queueId": 0, "offset": 10, "invisibleTime": 60_000}
     receipt = f"10 {popped.ext['popTime']} 5000 0 0 b 0 10"
@@ -338,9 +336,7 @@ async def test_a_group_continues_where_it_or_its_broker_was_and_can_be_moved() -
     assert two.offsets.find("g", "t", 0) == 70
 
 
-async def test_batches_of_acknowledgements() -> None:
-    one = Scene()
-    await one.offsets.claim()
+async def test_batches_of_acknowledgements(one: Scene) -> None:
     await one.pop()
     bits = base64.b64encode(bytes([0b00000111, 0b1])).decode()
     item = {"c": "g", "t": "t", "r": "0", "so": 10, "q": 0, "rq": 0, "pt": 1, "it": 2, "b": bits}
@@ -350,9 +346,7 @@ async def test_batches_of_acknowledgements() -> None:
         await one.ask(RequestCode.BATCH_ACK_MESSAGE, {"acks": [{"c": "g"}]})
 
 
-async def test_an_acknowledgement_of_very_many_messages_costs_what_is_unacknowledged() -> None:
-    one = Scene()
-    await one.offsets.claim()
+async def test_an_acknowledgement_of_very_many_messages_costs_what_is_unacknowledged(one: Scene) -> None:
     await one.pop()
     item = {"c": "g", "t": "t", "so": 10, "q": 0, "b": base64.b64encode(b"\xff" * 500_000).decode()}
     with peak_below(20_000_000):

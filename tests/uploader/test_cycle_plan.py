@@ -71,8 +71,12 @@ def message(topic: bytes, queue_offset: int, **more: object) -> Message:
     return Message(topic=topic, queue_offset=queue_offset).with_(**more)
 
 
-def test_consecutive_offsets_make_one_run_and_bytes_add_up() -> None:
-    writer = Writer()
+@pytest.fixture
+def writer() -> Writer:
+    return Writer()
+
+
+def test_consecutive_offsets_make_one_run_and_bytes_add_up(writer: Writer) -> None:
     first = writer.plan_and_apply([message(b"a", 0), message(b"b", 7), message(b"a", 1)])
     assert runs_of(first) == {QueueKey("a", 0, 0): [(0, 2)], QueueKey("b", 0, 0): [(7, 8)]}
     second = writer.plan_and_apply([message(b"a", 2)])
@@ -82,8 +86,7 @@ def test_consecutive_offsets_make_one_run_and_bytes_add_up() -> None:
     assert not first.gaps + second.gaps
 
 
-def test_a_jump_is_a_gap_within_a_cycle_and_between_cycles() -> None:
-    writer = Writer()
+def test_a_jump_is_a_gap_within_a_cycle_and_between_cycles(writer: Writer) -> None:
     plan = writer.plan_and_apply([message(b"a", 0), message(b"a", 3)])
     assert [(gap.begin_queue_offset, gap.end_queue_offset) for gap in plan.gaps] == [(1, 3)]
     plan = writer.plan_and_apply([message(b"a", 9)])
@@ -91,8 +94,7 @@ def test_a_jump_is_a_gap_within_a_cycle_and_between_cycles() -> None:
     assert plan.gaps[0].reason == GapReason.NEVER_WRITTEN
 
 
-def test_a_lower_offset_is_a_new_generation_of_a_recreated_topic() -> None:
-    writer = Writer()
+def test_a_lower_offset_is_a_new_generation_of_a_recreated_topic(writer: Writer) -> None:
     plan = writer.plan_and_apply([message(b"a", 5), message(b"a", 6), message(b"a", 0), message(b"a", 1)])
     assert runs_of(plan) == {QueueKey("a", 0, 0): [(5, 7)], QueueKey("a", 0, 1): [(0, 2)]}
     assert plan.objects[0].runs["base_byte"].tolist() == [0, 0]
@@ -100,8 +102,7 @@ def test_a_lower_offset_is_a_new_generation_of_a_recreated_topic() -> None:
     assert runs_of(writer.plan_and_apply([message(b"a", 2)])) == {QueueKey("a", 0, 2): [(2, 3)]}
 
 
-def test_a_row_that_does_not_continue_its_queue_is_unusual() -> None:
-    writer = Writer()
+def test_a_row_that_does_not_continue_its_queue_is_unusual(writer: Writer) -> None:
     first = writer.plan_and_apply([message(b"a", 0), message(b"late", 5), message(b"b", 0), message(b"b", 4)])
     assert [(writer.table.topic(ordinal), end) for ordinal, end in first.unusual] == [("late", -1), ("b", -1)]
     assert writer.plan_and_apply([message(b"a", 1), message(b"late", 6), message(b"b", 5)]).unusual == []
@@ -109,8 +110,7 @@ def test_a_row_that_does_not_continue_its_queue_is_unusual() -> None:
     assert [(writer.table.topic(ordinal), end) for ordinal, end in second.unusual] == [("a", 2), ("late", 7)]
 
 
-def test_an_excluded_row_leaves_a_gap_in_its_queue_and_in_lmqs() -> None:
-    writer = Writer()
+def test_an_excluded_row_leaves_a_gap_in_its_queue_and_in_lmqs(writer: Writer) -> None:
     plan = writer.plan([message(b"p", 0), message(b"p", 1, properties=LMQ), message(b"p", 2)], excluded=[1])
     assert runs_of(plan) == {QueueKey("p", 0, 0): [(0, 1), (2, 3)]}
     assert [(gap.begin_queue_offset, gap.end_queue_offset) for gap in plan.gaps] == [(1, 2)]
@@ -182,9 +182,8 @@ def test_a_reference_neither_adds_to_nor_takes_from_an_lmqs_own_bytes(
     assert item.runs["base_byte"].tolist() == [own_bytes if reference_at == 5 else 0]
 
 
-def test_a_queue_of_own_records_and_of_references_stays_in_log_order() -> None:
+def test_a_queue_of_own_records_and_of_references_stays_in_log_order(writer: Writer) -> None:
     """A producer may send to an LMQ's name directly: out of order the catalog refuses the cycle, and archiving ends."""
-    writer = Writer()
     own = [message(b"%LMQ%x", offset) for offset in (7, 9, 0)]
     plan = writer.plan_and_apply(
         [
@@ -208,9 +207,8 @@ def test_a_queue_of_own_records_and_of_references_stays_in_log_order() -> None:
 
 @pytest.mark.parametrize("names", [b"%LMQ%x,%LMQ%x", b"%LMQ%x,%LMQ%y,%LMQ%x"])
 @pytest.mark.parametrize("topic", [b"p", b"%LMQ%x"])
-def test_a_record_that_names_a_queue_twice_is_in_it_once(names: bytes, topic: bytes) -> None:
+def test_a_record_that_names_a_queue_twice_is_in_it_once(writer: Writer, names: bytes, topic: bytes) -> None:
     """The broker gives both the same offset and its consume queue takes the first."""
-    writer = Writer()
     numbers = b",".join([b"5"] * (names.count(b",") + 1))
     pairs = properties((b"INNER_MULTI_DISPATCH", names), (b"INNER_MULTI_QUEUE_OFFSET", numbers))
     plan = writer.plan_and_apply([message(topic, 5, properties=pairs), in_lmq(topic, 6, 6)])
@@ -269,8 +267,7 @@ def test_system_topics_are_excluded_and_leave_no_trace() -> None:
     assert plan.messages == 0
 
 
-def test_a_reverted_plan_can_be_planned_again() -> None:
-    writer = Writer()
+def test_a_reverted_plan_can_be_planned_again(writer: Writer) -> None:
     writer.plan_and_apply([message(b"a", 0)])
     plan = writer.plan([message(b"a", 1), message(b"a", 4)])
     writer.tails.apply(plan.change)
