@@ -20,9 +20,10 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from fetcher.archive import Archive, open_archive
 from rocketmq_tiered.spark import session
@@ -39,11 +40,6 @@ from tiered.model.queue import QueueKey
 from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.settings.sections import Settings
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 

@@ -1,14 +1,12 @@
 """One small local Spark session for all tests of a process, and archives of real stores to read with it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import SparkSession
 
 from rocketmq_tiered.spark import session
 from tests.end_to_end.offloading import CLUSTER, FILTER, SMALL
@@ -16,9 +14,6 @@ from tiered.broker_store.store import open_broker_store
 from tiered.object_store.file import FileStore
 from uploader.bound_source import no_offsets
 from uploader.offload import Offloader, OffloadIdentity
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 STORES = ["A", "B", "C", "D", "E", "F", "G", "H", "H2", "K"]
 LOCAL = {

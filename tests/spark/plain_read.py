@@ -1,9 +1,6 @@
 """Reads a data source without a Spark session."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -15,9 +12,6 @@ from rocketmq_tiered.message_table.options.source_options import parse_options
 from rocketmq_tiered.message_table.plan.archive_plan import pinned_versions, plan
 from rocketmq_tiered.message_table.scan.store_scan import plan_ranges
 from rocketmq_tiered.spark.source.data_source import schema_of
-
-if TYPE_CHECKING:
-    pass
 
 
 def read_without_spark(options: dict[str, str], columns: list[str]) -> Iterator[pa.RecordBatch]:

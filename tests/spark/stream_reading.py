@@ -1,18 +1,13 @@
 """Reads a stream batch by batch without a Spark session."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql.streaming.datasource import ReadLimit
 
 from rocketmq_tiered.message_table.options.columns import chosen
 from rocketmq_tiered.message_table.options.source_options import parse_options
 from rocketmq_tiered.spark.source.data_source import MessageStreamReader, schema_of
-
-if TYPE_CHECKING:
-    pass
 
 COLUMNS = ["topic", "generation", "queueId", "queueOffset", "storeTimestamp", "storeSize"]
 

@@ -1,16 +1,15 @@
 """Bytes that fail a check: FAILFAST names object and range, PERMISSIVE skips what is damaged and says so."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from rocketmq_tiered.message_table.batches.message_batches import read_partition
@@ -29,9 +28,6 @@ from tiered.formats.segment_layout import HEADER_BYTES
 from tiered.object_store.file import FileStore
 
 pytestmark = pytest.mark.integration
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 COLUMNS = ["topic", "queueId", "queueOffset", "bodyCRC", CORRUPT_RECORD]
 

@@ -1,19 +1,14 @@
 """Spark reads an encrypted archive as a plain one, and names the key that it lacks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import SparkSession
 
 from rocketmq_tiered.message_table.options.source_options import SOURCE_NAME
 from tests.object_store.sealed_scene import key_file
 from tests.sweeps import sweep
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @pytest.mark.parametrize("name", sweep(["K", "H2", "E"], fast=["K"], rest="integration"))

@@ -1,12 +1,10 @@
 """Every message of every real store as a DataFrame row, field by field, through Spark and without it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import SparkSession
 
 from rocketmq_tiered.spark import read
 from tests.end_to_end.ground_truth import load_truth
@@ -17,9 +15,6 @@ from tests.spark.row_truth import EVERY_COLUMN, differences, rows_by_place
 from tests.sweeps import sweep
 
 pytestmark = pytest.mark.integration
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 SPARK_COLUMNS = [
     "brokerName",

@@ -1,14 +1,13 @@
 """docs/SPARK.md: its code and commands run, in order, on an archive of topics `orders` and `prices`."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from rocketmq_tiered.spark.cli.main import main
 from tests.end_to_end.offloading import CLUSTER
@@ -17,9 +16,6 @@ from tests.kernels.record_builder import Message
 from tests.servers.running_store import REGION, RunningStore
 from tests.spark.conftest import archive_store
 from tests.spark.uploaded_archives import uploaded
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.integration
 PAGE = Path(__file__).parents[2] / "docs" / "SPARK.md"

@@ -3,15 +3,13 @@
 ``SOAK_SPARK_BYTES``: bytes of commitlog that are archived (10 GiB).
 """
 
-from __future__ import annotations
-
 import shutil
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import SparkSession
 
 from benchmarks.spark_processes import WorkerWatch
 from benchmarks.synthetic_store import StoreSpec, write_store
@@ -23,9 +21,6 @@ from tiered.object_store.file import FileStore
 from tiered.settings.sections import OffloadSettings
 from uploader.bound_source import no_offsets
 from uploader.offload import Offloader, OffloadIdentity
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 BODY_BYTES = 1024
 WORKER_BYTES_MAX = 512 << 20

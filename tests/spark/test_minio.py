@@ -1,12 +1,10 @@
 """The same rows from an object store server as from a directory; endpoint and credentials travel as options."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import SparkSession
 
 from rocketmq_tiered.spark import read
 from tests.deploy.bucket_policies import Policy, for_minio, policy_of, without
@@ -18,9 +16,6 @@ from tests.spark.row_truth import EVERY_COLUMN, differences, rows_by_place
 from tests.spark.uploaded_archives import uploaded
 from tiered.errors import AccessDeniedError
 from tiered.object_store.interface import S3Credentials
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 def access(server: RunningStore, policy: Policy | None = None) -> dict[str, str]:

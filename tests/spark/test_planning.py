@@ -7,20 +7,19 @@ Runs of offset ranges from a catalog of many pages: all of them, and few pages o
 Options of the data source: paths, names of other sources, offsets, versions, topics.
 """
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.synthetic_store import StoreSpec, write_store
 from rocketmq_tiered.message_table.options.columns import chosen
@@ -64,10 +63,6 @@ from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 
 RUNS = st.lists(
     st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(1, 1000), st.integers(1, 10_000_000)),

@@ -1,18 +1,17 @@
 """The archive as a stream: every row once, in bounded batches, over restarts, from the chosen start."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
 from rocketmq_tiered.spark.source import archive_follower
@@ -34,9 +33,6 @@ from tiered.model.tables import RUN_DTYPE
 from tiered.object_store.file import FileStore
 
 pytestmark = pytest.mark.integration
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 ARCHIVE = "FxCluster/K"
 QUEUES = st.builds(QueueKey, st.sampled_from(["t", "t|x", "%LMQ%a/b"]), st.integers(0, 9), st.integers(0, 2))

@@ -1,7 +1,5 @@
 """A streaming query killed again and again while it writes: its checkpoint and output hold every row once."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -9,14 +7,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import SparkSession
 
 from tests.spark.growing_archive import GrowingArchive
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 QUERY = """
 import sys, time

@@ -1,14 +1,12 @@
 """``since`` and ``until``: by every way of reading, exactly the messages stored then."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql import DataFrame, SparkSession
 
 from rocketmq_tiered.message_table.options.predicate import Allowed, Predicate
 from rocketmq_tiered.message_table.options.source_options import parse_options
@@ -18,9 +16,6 @@ from rocketmq_tiered.spark.jobs.export import export
 from tests.spark.jobs.export_runs import NO_SPARK
 from tests.spark.jobs.inline_tasks import InlineTasks
 from tiered.errors import UsageError
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 COLUMNS = ["topic", "queueId", "queueOffset", "storeTimestamp"]
 Row = tuple[str, int, int, int]

@@ -1,19 +1,14 @@
 """What users of Spark's own API meet: lists of paths, Kafka's options in a stream, errors in few lines."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import DataStreamReader
 
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.spark.conftest import archive_store
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming import DataStreamReader
 
 pytestmark = pytest.mark.integration
 SOURCE = "rocketmq-tiered"

@@ -1,16 +1,15 @@
 """No condition loses or adds a row: random conditions on random tables, pushed down and on a copy of the table."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import reduce
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from pyspark.sql import SparkSession
 
 import rocketmq_tiered
 from rocketmq_tiered.spark import read
@@ -23,9 +22,6 @@ from tiered.model.dates import DATES_BEGIN_MS, DATES_END_MS
 from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 PART = 50
 HOUR_MS = 3_600_000

@@ -3,18 +3,17 @@
 Ten questions on two topics, `one` and `two`, in SQL of DuckDB and Spark alike, and who answers them.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import duckdb
 import pytest
 from pyiceberg.catalog import load_catalog
+from pyspark.sql import DataFrame, SparkSession
 
 import rocketmq_tiered
 from rocketmq_tiered.cli import main
@@ -29,10 +28,6 @@ from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.settings.sections import Settings
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 
 TOPICS = "t_sixteen", "t_keys"
 Made = Callable[[str], tuple[str, tuple[str, str]]]

@@ -1,9 +1,9 @@
 """Runs the backfill job without Spark, and what it must archive."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+from pyspark.sql import SparkSession
 
 from rocketmq_tiered.spark.jobs.backfill import BackfillOptions, BackfillReport, StoreToBackfill, backfill
 from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL
@@ -13,9 +13,6 @@ from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.prefixed import PrefixedStore
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 NO_SPARK = cast("SparkSession", None)
 

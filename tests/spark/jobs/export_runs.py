@@ -1,22 +1,18 @@
 """Runs exports without Spark and reads their files back."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+from pyspark.sql import SparkSession
 
 from rocketmq_tiered.export.export_job import ExportReport
 from rocketmq_tiered.message_table.options.source_options import SourceOptions
 from rocketmq_tiered.spark.jobs.export import export
 from tests.spark.jobs.inline_tasks import InlineTasks
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 NO_SPARK = cast("SparkSession", None)
 

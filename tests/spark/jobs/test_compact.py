@@ -1,13 +1,11 @@
 """The job `compact`: the same archive as `tiered compact` makes, from tasks that may be repeated."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import SparkSession
 
 from rocketmq_tiered.spark.jobs.compact import CompactTask, compact, output_groups
 from tests.catalog.collection import run_gc
@@ -24,9 +22,6 @@ from tiered.object_store.interface import ObjectStore
 from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.settings.sections import CompactionSettings, IndexSettings, OffloadSettings, Settings
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 MIB = 1 << 20
 RealStore = Callable[[str], Path]

@@ -1,15 +1,13 @@
 """The job `compact-keys`: the archive that `tiered compact-keys` makes, and the report."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import SparkSession
 
 from rocketmq_tiered.maintenance.key_job import compact_keys as compact_keys_here
 from rocketmq_tiered.process.loaded_archive import open_for_reading
@@ -28,9 +26,6 @@ from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.settings.sections import KeyCompactionSettings, Settings
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 RealStore = Callable[[str], Path]
 SETTINGS = replace(Settings(), key_compaction=KeyCompactionSettings(min_age_ms=-(10**12)))

@@ -3,8 +3,6 @@
 Jobs work with any damaged store timestamp: most records have no checksum over it.
 """
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections import Counter
@@ -12,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 from rocketmq_tiered.export.export_progress import DIRECTORY, ExportProgress
 from rocketmq_tiered.export.parquet_parts import PartTask, partition_directory
@@ -41,9 +40,6 @@ from uploader.log_rule import LogLimits
 from uploader.offload import Offloader, OffloadIdentity
 
 pytestmark = pytest.mark.integration
-
-if TYPE_CHECKING:
-    pass
 
 RealStore = Callable[[str], Path]
 Rows = Counter[tuple[str, int, int, int]]
@@ -273,9 +269,6 @@ def test_a_permissive_export_has_what_is_readable_and_names_what_is_not(
     whole, found = exported(tmp_path / "whole"), exported(tmp_path / "table")
     assert 0 < len(found) < len(whole) and not found - whole
 
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 USUAL_MS = 1_700_000_000_000
 STAMPS_MS = (USUAL_MS, -1, 1 << 62, 1 - (1 << 63), (1 << 63) - 1, 253_402_300_800_000, USUAL_MS)

@@ -1,16 +1,11 @@
 """The notebook-style example does what it says, on a real store's archive."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.integration]
 NOTEBOOK = Path(__file__).parents[3] / "examples" / "spark_notebook.py"

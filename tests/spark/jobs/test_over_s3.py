@@ -1,16 +1,14 @@
 """Every job once against an object store server: endpoint and keys are options, no library of Hadoop's has a part."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import SparkSession
 
 from rocketmq_tiered.message_table.options.source_options import SourceOptions
 from rocketmq_tiered.spark.jobs.backfill import BackfillOptions, StoreToBackfill, backfill
@@ -21,9 +19,6 @@ from tests.end_to_end.offloading import CLUSTER, FILTER
 from tests.servers.running_store import REGION, RunningStore
 from tests.spark.jobs.export_runs import exported
 from tiered.object_store.interface import S3Credentials
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[3]

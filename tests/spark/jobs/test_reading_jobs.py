@@ -1,15 +1,14 @@
 """Verify, and the command line of all jobs, on a real store's archive."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from rocketmq_tiered.maintenance.key_job import compact_keys
 from rocketmq_tiered.message_table.options.source_options import SourceOptions
@@ -27,9 +26,6 @@ from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.settings.sections import Settings
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.integration]
 RealStore = Callable[[str], Path]
