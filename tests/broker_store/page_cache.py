@@ -1,4 +1,4 @@
-"""The page cache as the owner of a file sees it."""
+"""The page cache as the owner of a file sees and changes it."""
 
 import os
 from pathlib import Path
@@ -17,3 +17,11 @@ def resident_bytes(path: Path) -> int:
             pages.close()
     finally:
         os.close(fd)
+
+
+def evict(path: Path) -> None:
+    """Write the file out, and let its pages go where the file system does."""
+    fd = os.open(path, os.O_RDWR)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.broker_store.page_cache import resident_bytes
+from tests.broker_store.page_cache import evict, resident_bytes
 from tests.broker_store.unprivileged import run_unprivileged
 from tiered.errors import NotFoundError
 from tiered.residency import (
@@ -31,13 +31,6 @@ def cold_file(tmp_path: Path) -> Path:
     if resident_bytes(path):
         pytest.skip("this file system does not let go of pages (tmpfs?)")
     return path
-
-
-def evict(path: Path) -> None:
-    fd = os.open(path, os.O_RDWR)
-    os.fsync(fd)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(fd)
 
 
 def warm(path: Path, first: int, pages: int) -> None:

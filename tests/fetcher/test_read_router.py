@@ -8,24 +8,21 @@ The read router over the archive and the broker's own files, for tests.
 from __future__ import annotations
 
 import logging
-import os
 import shutil
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fetcher.io.waiting import Executor, InlineExecutor, Wait, run_sync
+from fetcher.io.waiting import run_sync
 from fetcher.policy.broker_files import PageResidency
 from fetcher.policy.read_policy import HeldOffsets, LocalView, ReadPolicies, ReadPolicy, ReadSource, Residency
-from fetcher.policy.read_router import KnownCatalog, ReadCounters, ReadRouter
+from fetcher.policy.read_router import ReadCounters, ReadRouter
 from fetcher.rows.pull import PullRequest, PullResult, PullStatus
-from fetcher.rows.tag_filter import MessageFilter
-from tests.broker_store.page_cache import resident_bytes
+from tests.broker_store.page_cache import evict, resident_bytes
 from tests.broker_store.unprivileged import run_unprivileged
 from tests.end_to_end.ground_truth import TRUTH_OF_ROUND, read_jsonl
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
@@ -104,7 +101,7 @@ def scene(tmp_path: Path) -> Scene:
         store.put("t", 0, BODY)
     archive = Backend(root)
     hot = HotReader(open_broker_store(store.path))
-    return Scene(store, root, archive, hot, PolicyReader(archive, archive, hot, topics=FILTER))
+    return Scene(store, root, archive, hot, PolicyReader(archive, hot, topics=FILTER))
 
 
 # -- policy × where the data is -------------------------------------------------------------------------------
@@ -166,10 +163,7 @@ def test_residency_is_checked_at_every_pull(scene: Scene) -> None:
     scene.policy("NOT_IN_MEM")
     path = scene.store.log_file(0)
     assert scene.pull(0).max_offset == STORED, "just written, so in memory"
-    fd = os.open(path, os.O_RDWR)
-    os.fsync(fd)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(fd)
+    evict(path)
     if resident_bytes(path):
         pytest.skip("this file system does not let go of pages (tmpfs?)")
     assert scene.pull(0).max_offset == ARCHIVED, "on disk, so from the archive"
@@ -219,14 +213,11 @@ def test_as_a_user_who_may_only_read(scene: Scene) -> None:
         path.chmod(0o755 if path.is_dir() else 0o644)
     scene.store.path.chmod(0o755)
     scene.policy("NOT_IN_MEM")
-    fd = os.open(scene.store.log_file(0), os.O_RDWR)
-    os.fsync(fd)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(fd)
+    evict(scene.store.log_file(0))
 
     def pull() -> str:
         hot = HotReader(open_broker_store(scene.store.path))
-        reader = PolicyReader(scene.archive, scene.archive, hot, settings=ReadPolicies(ReadPolicy.NOT_IN_MEM))
+        reader = PolicyReader(scene.archive, hot, settings=ReadPolicies(ReadPolicy.NOT_IN_MEM))
         result = run_sync(reader.get("t", 0, 0, count=8, max_bytes=1 << 20))
         return f"{len(result.batch)} {result.max_offset} {reader.counters.residency_unknown}"
 
@@ -276,13 +267,10 @@ def test_a_queue_on_its_way_into_the_archive_is_not_skipped(scene: Scene) -> Non
     for path in (scene.store.path / "commitlog").iterdir():
         if int(path.name) < first:
             path.unlink()
-    reader = PolicyReader(
-        scene.archive, scene.archive, HotReader(open_broker_store(scene.store.path)), topics=FILTER
-    )
+    reader = PolicyReader(scene.archive, HotReader(open_broker_store(scene.store.path)), topics=FILTER)
     result = run_sync(reader.get("late", 0, 3, count=1, max_bytes=1))
     assert (result.status, result.next_offset) == (S.OFFSET_FOUND_NULL, 3)
     excluding = PolicyReader(
-        scene.archive,
         scene.archive,
         HotReader(open_broker_store(scene.store.path)),
         topics=type(FILTER)(exclude=("late",)),
@@ -358,7 +346,7 @@ def test_a_recreated_topic_is_not_mixed_with_its_earlier_generation(scene: Scene
     for _ in range(50):
         scene.store.put("t", 0, b"new" * 300)
     hot = HotReader(open_broker_store(scene.store.path))
-    scene.reader = PolicyReader(scene.archive, scene.archive, hot, topics=FILTER)
+    scene.reader = PolicyReader(scene.archive, hot, topics=FILTER)
     result = scene.pull(0)
     assert (result.status, result.next_offset, result.max_offset) == (S.FOUND, 32, 50)
     result = scene.pull(50)
@@ -379,7 +367,7 @@ def _hide_consume_queues(store: WrittenStore) -> None:
 
 def test_hidden_files_never_send_a_consumer_back_to_the_archives_end(scene: Scene) -> None:
     _hide_consume_queues(scene.store)
-    scene.reader = PolicyReader(scene.archive, scene.archive, HotReader(open_broker_store(scene.store.path)))
+    scene.reader = PolicyReader(scene.archive, HotReader(open_broker_store(scene.store.path)))
     for policy in ("NOT_IN_DISK", "FORCE"):
         scene.policy(policy)
         assert scene.pull(0).status is S.FOUND
@@ -411,7 +399,7 @@ def test_hidden_files_hold_what_only_the_broker_may_have_before_the_archive(
     _hide_consume_queues(store)
     archive = Backend(root)
     scene = Scene(store, root, archive, HotReader(open_broker_store(store.path)), None)  # type: ignore[arg-type]
-    scene.reader = PolicyReader(archive, archive, scene.hot, topics=FILTER)
+    scene.reader = PolicyReader(archive, scene.hot, topics=FILTER)
     for policy in ("NOT_IN_DISK", "NOT_IN_MEM", "FORCE"):
         scene.policy(policy)
         result = scene.pull(5)
@@ -439,7 +427,7 @@ def _late_archive(tmp_path: Path) -> tuple[Scene, int]:
     hot = HotReader(
         open_broker_store(store.path), clock=Clock(monotonic_s=lambda: 0.0)
     )  # never looks again on its own
-    scene = Scene(store, root, archive, hot, PolicyReader(archive, archive, hot, topics=FILTER))
+    scene = Scene(store, root, archive, hot, PolicyReader(archive, hot, topics=FILTER))
     scene.policy("FORCE")
     row = archive.state.queue(QueueKey("t", 0, 0))
     assert row is not None
@@ -500,12 +488,13 @@ def test_the_broker_s_own_topics_are_read_from_its_files(scene: Scene) -> None:
 
 
 def test_bounds_are_those_of_both_sides(scene: Scene) -> None:
-    scene.expire(100)
-    assert run_sync(scene.reader.min_offset("t", 0)) == 0
-    assert run_sync(scene.reader.max_offset("t", 0)) == STORED
-    assert run_sync(scene.reader.max_offset("unknown", 0)) == 0
+    minimum = scene.expire(100)
+    archived, local = scene.reader.bounds("t", 0)
+    assert archived == HeldOffsets(0, ARCHIVED)
+    assert local == HeldOffsets(minimum, STORED)
+    assert scene.reader.bounds("unknown", 0) == (None, None)
     scene.policy("DISABLE")
-    assert 0 < run_sync(scene.reader.min_offset("t", 0)) <= 100
+    assert scene.reader.bounds("t", 0) == (None, local)
 
 
 # -- real stores ----------------------------------------------------------------------------------------------
@@ -530,7 +519,7 @@ def test_pulls_at_and_beyond_the_ends_are_answered_as_by_the_broker(
     archive = Backend(root)
     with open_broker_store(directory / "store") as store:
         reader = PolicyReader(
-            archive, archive, HotReader(store), topics=FILTER, settings=ReadPolicies(ReadPolicy(policy))
+            archive, HotReader(store), topics=FILTER, settings=ReadPolicies(ReadPolicy(policy))
         )
         answers = 0
         for line in read_jsonl(truth / "pull_edges.jsonl.zst"):
@@ -585,44 +574,20 @@ class Backend:
         return await self.fetcher.pull(PullRequest(topic, queue_id, offset, **arguments))
 
 
-T = TypeVar("T")
-
-
-class TieredReader(Protocol):
-    """What of the archive's reader is needed; see message_fetcher.TieredMessageFetcher."""
-
-    def get(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        *,
-        count: int,
-        max_bytes: int,
-        filter: Any = None,
-        group: str = "",
-    ) -> Coroutine[Any, Any, PullResult]:
-        """A pull from the archive only."""
-
-
 class PolicyReader:
-    """Answers pulls by policy."""
+    """Answers pulls by policy. ``topics``: what the uploader archives."""
 
     def __init__(
         self,
-        tiered: TieredReader,
-        catalog: KnownCatalog,
+        tiered: Backend,
         hot: HotReader,
         *,
         settings: ReadPolicies | None = None,
         topics: TopicFilter | None = None,
-        executor: Executor | None = None,
     ) -> None:
-        """``topics``: what the uploader archives. ``executor``: where the broker's files are read."""
         self._tiered = tiered
         self._hot = hot
-        self._executor = executor or InlineExecutor()
-        self._router = ReadRouter(catalog, settings, topics)
+        self._router = ReadRouter(tiered, settings, topics)
 
     @property
     def counters(self) -> ReadCounters:
@@ -630,102 +595,53 @@ class PolicyReader:
         return self._router.counters
 
     def apply(self, settings: ReadPolicies) -> None:
-        """Put other policies in force from the next pull on. Callable from any thread."""
+        """Put other policies in force from the next pull on."""
         self._router.apply(settings)
 
-    async def get(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        *,
-        count: int,
-        max_bytes: int,
-        filter: MessageFilter | None = None,
-        group: str = "",
-    ) -> PullResult:
+    async def get(self, topic: str, queue_id: int, offset: int, *, count: int, max_bytes: int) -> PullResult:
         """A pull. OFFSET_FOUND_NULL means: ask the same offset again, its messages are neither here nor gone.
 
         Raises what reading the archive raises when the broker's files cannot answer instead.
         """
-        sides = self._sides(topic, queue_id, offset, count, max_bytes, filter, group)
+        sides = _FileSides(self._tiered, self._hot, topic, queue_id, offset, count, max_bytes)
         plan = await self._router.plan(sides, topic, queue_id, offset)
         return (await self._router.pull(sides, plan)).joined
 
-    async def min_offset(self, topic: str, queue_id: int) -> int:
-        """The smaller minimum of both; 0 for a queue that neither has."""
-        archived, local = await self._bounds(topic, queue_id)
-        return min((queue.min_offset for queue in (archived, local) if queue is not None), default=0)
-
-    async def max_offset(self, topic: str, queue_id: int) -> int:
-        """One past the last offset that exists, the broker's as a rule; 0 for a queue that neither has."""
-        archived, local = await self._bounds(topic, queue_id)
-        return max((queue.max_offset for queue in (archived, local) if queue is not None), default=0)
-
-    async def _bounds(self, topic: str, queue_id: int) -> tuple[HeldOffsets | None, HeldOffsets | None]:
-        situation = await self._router.situation(self._sides(topic, queue_id, 0), topic, queue_id, 0)
+    def bounds(self, topic: str, queue_id: int) -> tuple[HeldOffsets | None, HeldOffsets | None]:
+        """Of the archive and of the broker's files."""
+        sides = _FileSides(self._tiered, self._hot, topic, queue_id, 0, 1, 1)
+        situation = run_sync(self._router.situation(sides, topic, queue_id, 0))
         return situation.archived, situation.local
-
-    def _sides(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        count: int = 1,
-        max_bytes: int = 1,
-        filter: MessageFilter | None = None,
-        group: str = "",
-    ) -> _FileSides:
-        return _FileSides(
-            self._tiered, self._hot, self._executor, topic, queue_id, offset, count, max_bytes, filter, group
-        )
 
 
 @dataclass(frozen=True, slots=True)
 class _FileSides:
-    """One pull of the archive or of the broker's files; see read_router.Sides."""
+    """One pull of the archive or of the broker's files; see read_router.PullSources."""
 
-    tiered: TieredReader
+    tiered: Backend
     hot: HotReader
-    executor: Executor
     topic: str
     queue_id: int
     offset: int
     count: int
     max_bytes: int
-    filter: MessageFilter | None
-    group: str
 
     async def local_view(self) -> LocalView:
-        return await self._locally(self.hot.local_view)
+        return self.hot.local_view(self.topic, self.queue_id, self.offset)
 
     async def residency(self) -> Residency:
+        place = self.topic, self.queue_id, self.offset
         try:
-            return await self._locally(
-                partial(self.hot.residency, count=self.count, max_bytes=self.max_bytes)
-            )
+            return self.hot.residency(*place, count=self.count, max_bytes=self.max_bytes)
         except NotFoundError:
             return Residency.COLD  # deleted since
 
     async def read(self, source: ReadSource, local: HeldOffsets | None) -> PullResult:
-        if source is ReadSource.TIERED:
-            result = await self.tiered.get(
-                self.topic,
-                self.queue_id,
-                self.offset,
-                count=self.count,
-                max_bytes=self.max_bytes,
-                filter=self.filter,
-                group=self.group,
-            )
-            return counted(result, self.count)
-        read = partial(
-            self.hot.get, count=self.count, max_bytes=self.max_bytes, filter=self.filter, queue=local
-        )
-        return await self._locally(read)
-
-    async def _locally(self, work: Callable[[str, int, int], T]) -> T:
-        return await Wait(self.executor.submit(work, self.topic, self.queue_id, self.offset))
+        place = self.topic, self.queue_id, self.offset
+        if source is ReadSource.LOCAL:
+            return self.hot.get(*place, count=self.count, max_bytes=self.max_bytes, queue=local)
+        result = await self.tiered.get(*place, count=self.count, max_bytes=self.max_bytes)
+        return counted(result, self.count)
 
 
 def counted(result: PullResult, count: int) -> PullResult:
