@@ -39,7 +39,7 @@ from rocketmq_tiered.sql.pushed_filter import read_filter
 from tiered.catalog.state import CatalogState
 from tiered.errors import TieredError, UsageError
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_BATCH, QUEUE_LMQ, RunKind
+from tiered.model.tables import QUEUE_BATCH, QUEUE_LMQ, RunKind, picked
 from tiered.timestamps import TimePoint, milliseconds
 
 _SHOWN = (
@@ -196,7 +196,7 @@ class Topic:
         schema = pa.schema([SCHEMA.field(name) for name in read])
         done, total = 0, sum(int((part.table["end"] - part.table["begin"]).sum()) for part in slices)
         # Here and not in threads of its own: the scan reads and decodes ahead, and another thread makes it slower.
-        for chunk in (chunk for part in slices for chunk in _chunks(scan, part, options.cost_of(columns))):
+        for chunk in _chunks(scan, slices, options.cost_of(columns)):
             done += len(chunk)
             report(done, max(done, total), f"{self.name} {id(scan)}")
             rows = exploded(chunk) if options.explode_batches else chunk
@@ -212,7 +212,7 @@ class Topic:
         queues = wanted_queues(state, self._options)
         predicate = predicate.also(self._places(state, queues, predicate))
         planner = ArchivePlanner(access.store, (access.cluster, access.broker))
-        return cut(planner.slices(state, [queues], predicate, is_header_only=not with_records), ONE_PART)
+        return planner.slices(state, [queues], predicate, is_header_only=not with_records)
 
     def _places(self, state: CatalogState, queues: Iterable[QueueKey], predicate: Predicate) -> Predicate:
         """Where the key index has messages with the keys of ``predicate``, if they are few. LMQs and batches have no
@@ -233,15 +233,17 @@ class Topic:
         return Predicate({"queueId": ids, "queueOffset": offsets})
 
 
-def _chunks(scan: ArchiveScan, part: Slices, cost: Cost) -> Iterator[RowChunk]:
-    """The rows of ``part``. Those of plain runs come without reading objects if only columns of the catalog are wanted,
-    and no condition but those that the plan has applied."""
+def _chunks(scan: ArchiveScan, parts: list[Slices], cost: Cost) -> Iterator[RowChunk]:
+    """The rows of ``parts``. Those of plain runs come without reading objects if only columns of the catalog are
+    wanted, and no condition but those that the plan has applied."""
     predicate = scan.predicate
     if cost <= Cost.CATALOG and predicate.tags is None and predicate.numbers.keys() <= _PLANNED:
-        is_plain = part.table["kind"] == RunKind.PLAIN
-        yield from catalog_chunks(replace(part, table=part.table[is_plain]))
-        part = replace(part, table=part.table[~is_plain])
-    yield from archive_chunks(scan, part)
+        for number, part in enumerate(parts):
+            is_plain = part.table["kind"] == RunKind.PLAIN
+            yield from catalog_chunks(replace(part, table=picked(part.table, is_plain)))
+            parts[number] = replace(part, table=picked(part.table, ~is_plain))
+    for part in cut(parts, ONE_PART):
+        yield from archive_chunks(scan, part)
 
 
 def _sql_array(batch: pa.RecordBatch, name: str) -> pa.Array:

@@ -19,6 +19,7 @@ from rocketmq_tiered.message_table.plan.partitions import (
     Slices,
     by_queue,
     cut,
+    fit,
     lmq_row_bytes,
     slices_of_page,
 )
@@ -79,10 +80,11 @@ def runs_of(run_index: RunIndex, state: CatalogState, wanted: Layer) -> dict[Que
 def _drop_reached(state: CatalogState, page: Page, left: dict[QueueKey, int], names: list[QueueKey]) -> None:
     """Remove from ``left`` and ``names`` the queues for which no older page has to be read, because ``page`` reaches
     down to the begin of their range."""
-    bases = page.chunk.runs["base_queue_offset"]
-    for number, (begin, end) in enumerate(_spans(page)):
-        queue = page.queues[number]
-        if begin < end and queue in left and int(bases[begin]) <= left[queue]:
+    runs, queues = page.chunk.runs, list(page.queues)
+    present, first = np.unique(runs["queue"], return_index=True)
+    for number, base in zip(present.tolist(), runs["base_queue_offset"][first].tolist(), strict=True):
+        queue = queues[number]
+        if queue in left and base <= left[queue]:
             row = state.row_of(queue)
             if row is not None and state.is_ordered(row):
                 del left[queue]
@@ -405,15 +407,17 @@ def check_archives(options: SourceOptions) -> None:
 def wanted_queues(state: CatalogState, options: SourceOptions) -> Layer:
     """The queues that the options select, each with the range of offsets to read. Raises NotFoundError if the options
     give offsets for a queue that the archive does not have."""
-    found = {}
-    for queue, row in state.queues():
-        if options.generation is not None:
-            is_selected = queue.generation == options.generation
-        else:
-            is_selected = options.all_generations or not int(row["flags"]) & QUEUE_HIDDEN
-        if is_selected and options.wants(queue.topic):
-            found[queue] = OffsetRange(int(row["min_queue_offset"]), int(row["end_queue_offset"]))
-    known = {(queue.topic, queue.queue_id) for queue in found} if options.starts or options.ends else set()
+    if options.generation is not None:
+        selected = state.table["generation"] == options.generation
+    else:
+        selected = (state.table["flags"] & QUEUE_HIDDEN == 0) | options.all_generations
+    rows = np.flatnonzero(selected)
+    offsets = (state.table[name][rows].tolist() for name in ("min_queue_offset", "end_queue_offset"))
+    ranges = zip(state.queue_keys.taken(rows), map(OffsetRange, *offsets), strict=True)
+    found = {queue: one for queue, one in ranges if options.wants(queue.topic)}
+    if not options.starts and not options.ends:
+        return found
+    known = {(queue.topic, queue.queue_id) for queue in found}
     for topic, queue_id in (*options.starts, *options.ends):
         if (topic, queue_id) not in known:
             raise NotFoundError(
@@ -442,7 +446,7 @@ def slices(
 ) -> list[Slices]:
     """What has to be read for the offsets ``wanted`` of each queue: the parts of runs, grouped by catalog page. Only
     pages that may list such runs are read."""
-    row_bytes, found = lmq_row_bytes(state.table), {}
+    row_bytes, found, wanted = lmq_row_bytes(state.table), {}, fit(wanted, predicate)
     for place, page in pages_of(run_index, state, wanted):
         found[place] = slices_of_page(
             archive, page, wanted, predicate, is_header_only=is_header_only, lmq_row_bytes=row_bytes

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from rocketmq_tiered.message_table.options.predicate import Predicate
 from tiered.catalog.pages import Page
 from tiered.model.queue import QueueKey
-from tiered.model.tables import RunKind, Table, positions
+from tiered.model.queue_roster import selection_of, united
+from tiered.model.tables import RunKind, Table, concatenated, copied, picked, positions
 
 ROW_BYTES = 64
 """Weight of a row besides its message."""
@@ -56,7 +57,7 @@ class Slices:
 
     archive: ArchiveRef
     table: Table
-    queues: tuple[QueueKey, ...] = field(repr=False)
+    queues: Sequence[QueueKey] = field(repr=False)
     objects: tuple[ObjectRef, ...] = field(repr=False)
 
 
@@ -77,10 +78,10 @@ def slices_of_page(
     is_header_only: bool,
     lmq_row_bytes: int = LMQ_ROW_BYTES,
 ) -> Slices | None:
-    """The parts of the runs of one catalog page that lie in the offsets ``wanted`` and may have rows that match the
-    predicate, decided by what the catalog says of each run; None if there are none."""
+    """The parts of the runs of one catalog page that lie in the offsets ``wanted``, of queues that ``fit``,
+    and may have rows that match the predicate, by what the catalog says of each run; None if there are none."""
     runs = page.chunk.runs
-    ranges = [wanted.get(queue) if _fits(queue, predicate) else None for queue in page.queues]
+    ranges = [wanted.get(queue) for queue in page.queues]
     low = np.array([one.begin if one else 0 for one in ranges], np.int64)[runs["queue"]]
     high = np.array([one.end if one else 0 for one in ranges], np.int64)[runs["queue"]]
     begin, end = np.maximum(runs["base_queue_offset"], low), np.minimum(runs["end_queue_offset"], high)
@@ -107,12 +108,16 @@ def lmq_row_bytes(queues: Table) -> int:
     return max(LMQ_ROW_BYTES, int(with_bytes["end_byte"].sum()) // max(offsets, 1))
 
 
-def _fits(queue: QueueKey, predicate: Predicate) -> bool:
-    return (
-        predicate.admits_topic(queue.topic)
-        and predicate.allowed("queueId").admits(queue.queue_id)
-        and predicate.allowed("generation").admits(queue.generation)
-    )
+def fit(wanted: dict[QueueKey, OffsetRange], predicate: Predicate) -> dict[QueueKey, OffsetRange]:
+    """Those of ``wanted`` whose queues may have rows that match the predicate."""
+    ids, generations = predicate.allowed("queueId"), predicate.allowed("generation")
+    return {
+        queue: one
+        for queue, one in wanted.items()
+        if predicate.admits_topic(queue.topic)
+        and ids.admits(queue.queue_id)
+        and generations.admits(queue.generation)
+    }
 
 
 def _sliced(
@@ -127,7 +132,7 @@ def _sliced(
     """Parts of the runs ``index`` of a page: the offsets [begin, end) of each. The weight of a part is the number of
     bytes to read for it, estimated by its share of the run; a row of an LMQ, which has no bytes of its own, counts as
     ``lmq_row_bytes``."""
-    runs = page.chunk.runs[index]
+    runs = picked(page.chunk.runs, index)
     table = np.zeros(len(index), SLICE_DTYPE)
     queues, table["queue"] = np.unique(runs["queue"], return_inverse=True)
     objects, table["object"] = np.unique(runs["object"], return_inverse=True)
@@ -145,7 +150,7 @@ def _sliced(
         )
         for place in places
     )
-    return Slices(archive, table, tuple(page.queues[queue] for queue in queues.tolist()), refs)
+    return Slices(archive, table, selection_of(page.queues).taken(queues), refs)
 
 
 def cut(parts: Iterable[Slices], partition_bytes: int) -> list[Slices]:
@@ -156,9 +161,9 @@ def cut(parts: Iterable[Slices], partition_bytes: int) -> list[Slices]:
     found: list[Slices] = []
     for part in _by_archive(parts):
         table = _split_large(part.table, partition_bytes)
-        keys = np.array([one.key for one in part.objects])
-        order = np.lexsort((table["begin"], table["ordinal"], keys[table["object"]]))
-        table = table[order]
+        _, rank = np.unique([one.key for one in part.objects], return_inverse=True)
+        order = np.lexsort((table["begin"], table["ordinal"], rank[table["object"]]))
+        table = picked(table, order)
         ends = np.cumsum(table["weight"])
         number = (ends - table["weight"]) // partition_bytes
         for piece in np.split(table, np.flatnonzero(np.diff(number)) + 1):
@@ -168,11 +173,12 @@ def cut(parts: Iterable[Slices], partition_bytes: int) -> list[Slices]:
 
 def by_queue(parts: Iterable[Slices]) -> list[Slices]:
     """One partition for each queue."""
-    return [
-        _compact(part, part.table[part.table["queue"] == number])
-        for part in _by_archive(parts)
-        for number in range(len(part.queues))
-    ]
+    found: list[Slices] = []
+    for part in _by_archive(parts):
+        table = picked(part.table, np.argsort(part.table["queue"], kind="stable"))
+        pieces = np.split(table, np.flatnonzero(np.diff(table["queue"])) + 1)
+        found += [_compact(part, piece) for piece in pieces]
+    return found
 
 
 def _by_archive(parts: Iterable[Slices]) -> list[Slices]:
@@ -185,17 +191,16 @@ def _by_archive(parts: Iterable[Slices]) -> list[Slices]:
 
 def _joined(group: Sequence[Slices]) -> Slices:
     """Join parts of one archive's runs into one partition, in which each queue and each object has one number."""
-    queues = {queue: None for part in group for queue in part.queues}
+    queues, queue_numbers = united([part.queues for part in group])
     objects = {one: None for part in group for one in part.objects}
-    queue_number = {queue: number for number, queue in enumerate(queues)}
     object_number = {one: number for number, one in enumerate(objects)}
-    tables = []
-    for part in group:
-        table = part.table.copy()
-        table["queue"] = np.array([queue_number[queue] for queue in part.queues], np.uint32)[table["queue"]]
-        table["object"] = np.array([object_number[one] for one in part.objects], np.uint32)[table["object"]]
-        tables.append(table)
-    return Slices(group[0].archive, np.concatenate(tables), tuple(queues), tuple(objects))
+    table = concatenated((part.table for part in group), SLICE_DTYPE)
+    numbers = ([object_number[one] for one in part.objects] for part in group)
+    for name, of_part in (("queue", queue_numbers), ("object", map(np.array, numbers))):
+        table[name] = np.concatenate(
+            [number[part.table[name]] for number, part in zip(of_part, group, strict=True)]
+        )
+    return Slices(group[0].archive, table, queues, tuple(objects))
 
 
 def _split_large(table: Table, partition_bytes: int) -> Table:
@@ -215,12 +220,12 @@ def _split_large(table: Table, partition_bytes: int) -> Table:
 
 def _compact(part: Slices, table: Table) -> Slices:
     """A partition with the runs of ``table`` and only those queues and objects of ``part`` to which they refer."""
-    table = table.copy()
+    table = copied(table)
     queues, table["queue"] = np.unique(table["queue"], return_inverse=True)
     objects, table["object"] = np.unique(table["object"], return_inverse=True)
     return Slices(
         part.archive,
         table,
-        tuple(part.queues[number] for number in queues.tolist()),
+        tuple(selection_of(part.queues).taken(queues)),
         tuple(part.objects[number] for number in objects.tolist()),
     )
