@@ -91,6 +91,7 @@ class CycleBuilder:
             batch = self._closed.get()
             if batch is None:
                 return False
+            self._hide_above(batch)
             cycle = Cycle(batch, self._plan(batch))
             self._start_attempt(cycle)
             self._in_flight.append(cycle)
@@ -108,18 +109,29 @@ class CycleBuilder:
         self._was_lost = self._was_lost or bool(batch.lost)
         return plan
 
+    def _hide_above(self, batch: LogBatch) -> None:
+        """Before ``batch`` is archived: where a repair found messages above the place in the log from which on it lets
+        the log be read, hide them. What the log has of them is archived again; what it lost, before the repair or
+        since, has no place in it. Those of parts of the log that cannot be read stay."""
+        phys = batch.from_phys
+        unread = [(one.begin_phys, one.end_phys) for parts in (batch.lost, batch.damaged) for one in parts]
+        for begin_phys, end_phys in sorted(unread):
+            phys = end_phys if begin_phys <= phys else phys
+        if ends := self._context.writer.ends_below(phys):
+            self._await_commits()
+            self._end_queues(ends, batch, "a part of the commitlog that was archived before is read again")
+
     def _make_way(self, plan: CyclePlan, batch: LogBatch) -> bool:
         """Before ``batch`` is archived by ``plan``: if the broker has used offsets of a queue again, end the archived
-        queue in front of these by a commit, and archive again what the broker's consume queue has from there on. If a
-        repair let the log be read again, what follows in it is archived again. Returns whether that changed something,
-        so that ``batch`` must be planned again.
+        queue in front of these by a commit, and archive again what the broker's consume queue has from there on.
+        Returns whether that changed something, so that ``batch`` must be planned again.
 
         Raises UnavailableError when stopping, or if ``batch`` is in flight already: the next start reads its range
         again."""
         context, state = self._context, self._context.writer.state
         gaps = [gap for gap in plan.gaps if gap.queue in repeated_offsets(state)]
         has_many = np.count_nonzero(state.table["flags"] & QUEUE_LMQ) > LMQS_MAX
-        if not (plan.ends or gaps) or (has_many and not plan.is_read_again):
+        if not (plan.ends or gaps) or has_many:
             return False
         if any(cycle.batch is batch for cycle in self._in_flight.all()):
             queue = next(iter(plan.ends), None) or gaps[0].queue
@@ -128,13 +140,10 @@ class CycleBuilder:
                 hint="the next start archives them again",
             )
         self._await_commits()
-        if plan.is_read_again:
-            self._end_queues(plan.ends, "a part of the commitlog that was archived before is read again")
-            return True
         if plan.ends:
             gaps = context.header_check.to_read_again(context.writer.state, plan.ends)
             ends = {gap.queue: gap.begin_queue_offset for gap in gaps}
-            self._end_queues(ends, "the broker used queue offsets again")
+            self._end_queues(ends, batch, "the broker used queue offsets again")
         has_changed = bool(plan.ends)
         for gap in gaps:
             ordinal = context.planner.ordinal_of(gap.queue)
@@ -147,11 +156,11 @@ class CycleBuilder:
                 has_changed = True
         return has_changed
 
-    def _end_queues(self, ends: Mapping[QueueKey, int], why: str) -> None:
-        """Commit that queues end at the offsets ``ends``; their archived messages from there on are hidden. The planner
-        then continues the queues from there."""
+    def _end_queues(self, ends: Mapping[QueueKey, int], batch: LogBatch, why: str) -> None:
+        """Commit, before ``batch`` is archived, that queues end at the offsets ``ends``; their archived messages from
+        there on are hidden. The planner then continues the queues from there."""
         context = self._context
-        state = context.writer.end_queues(ends)
+        state = context.writer.end_queues(ends, batch.from_phys)
         logger.warning(
             "archived messages are hidden, as others with their offsets are archived: tiered ls --histories lists them",
             extra={

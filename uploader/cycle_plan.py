@@ -55,18 +55,11 @@ class UnusualQueue(NamedTuple):
 
 
 class RepeatedOffset(NamedTuple):
-    """A queue, by its ordinal, that had ``offset`` before; its record in front of that one ends at ``end_phys``, and
-    the record that has the offset now begins at ``phys``."""
+    """A queue, by its ordinal, that had ``offset`` before; its record in front of that one ends at ``end_phys``."""
 
     ordinal: int
     offset: int
     end_phys: int
-    phys: int
-
-    @property
-    def is_read_again(self) -> bool:
-        """Whether this part of the log was archived before: a repair did not know all of it."""
-        return self.phys < self.end_phys
 
 
 @dataclass(frozen=True)
@@ -92,11 +85,9 @@ class CyclePlan:
     unusual: list[UnusualQueue]
     timers: TimerRows | None = None
     repeated: Sequence[RepeatedOffset] = ()
-    """Above offset 0, or in a part of the log that is read again. Each begins a generation, as at a recreated topic."""
+    """Above offset 0. Each begins a generation, as at a recreated topic."""
     ends: Mapping[QueueKey, int] = field(default_factory=dict)
-    """Archived queues that must end at these offsets before this is uploaded: the broker used later ones again, or they
-    are read again (``is_read_again``)."""
-    is_read_again: bool = False
+    """Archived queues that must end at these offsets before this is uploaded: the broker used later ones again."""
 
 
 @dataclass(frozen=True)
@@ -205,8 +196,9 @@ class CyclePlanner:
 
     def reload(self, state: CatalogState, queues: Iterable[QueueKey]) -> None:
         """Take the ends of ``queues`` from ``state``; no cycle is in flight."""
-        for key in queues:
-            row = state.queue(key)
+        for topic, queue_id, _ in queues:
+            generation = state.current_generation(topic, queue_id)
+            row = state.queue(key := QueueKey(topic, queue_id, generation or 0))
             assert row is not None
             self._tails.set(self.ordinal_of(key), key.generation, row)
 
@@ -320,8 +312,7 @@ class CyclePlanner:
                 gaps.append(PlannedGap(queue, next_offset, base, gap_reason))
             elif base < next_offset:
                 # The topic was deleted and created again; or, above offset 0, the broker used an offset again.
-                one = RepeatedOffset(ordinal, base, end_phys, int(runs.min_phys[i]))
-                repeated += [one] if base or one.is_read_again else []
+                repeated += [RepeatedOffset(ordinal, base, end_phys)] if base else []
                 generation, byte = generation + 1, 0
             runs.generation[i] = generation
             runs.base_byte[i] = byte if runs.kind[i] != RunKind.LMQ else 0

@@ -85,12 +85,6 @@ class HeaderCheck:
             rows = self._contradicted(batch, plan.unusual, may_search=may_search)
             self.exclude(batch, rows.tolist())
             may_search = may_search and not len(rows)
-            again = [one for one in plan.repeated if one.is_read_again]
-            if not len(rows) and again:
-                keys = [(planner.archived_key(one.ordinal), one.offset) for one in again]
-                return replace(
-                    plan, ends={key: at for key, at in keys if key is not None}, is_read_again=True
-                )
             if not len(rows) and (ends := self._repeated_ends(planner, batch, plan.repeated)) is not None:
                 return replace(plan, ends=ends)
 

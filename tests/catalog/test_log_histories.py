@@ -199,7 +199,7 @@ def test_a_new_history_survives_lost_answers(memory: MemoryStore, fault: Fault) 
     assert describe(load(memory)) == describe(state)
     assert not state.catalog_keys() & state.pending_deletions.keys()
     store.add(FaultRule(fault, frozenset({"put", "get"}), "*", probability=0.4))
-    assert offsets(memory, made.end_queues({A: 7}), A) == [*range(7)], "in the same log"
+    assert offsets(memory, made.end_queues({A: 7}, 0), A) == [*range(7)], "in the same log"
     store.clear()
     store.land_stalled()
     made.release()

@@ -197,16 +197,21 @@ def test_lmqs_move_with_the_queues_that_they_refer_to(
 
 @pytest.mark.parametrize("batch", [0, 3])
 @pytest.mark.parametrize("has_units", [True, False])
-def test_a_log_that_is_read_again_below_what_a_repair_found_is_archived_again(
-    tmp_path: Path, batch: int, has_units: bool
+@pytest.mark.parametrize("is_cut", [True, False])
+@pytest.mark.parametrize("recreates", [True, False])
+def test_what_a_repair_found_above_the_place_in_the_log_is_what_the_log_has_there(
+    tmp_path: Path, batch: int, has_units: bool, is_cut: bool, recreates: bool
 ) -> None:
     broker, memory = SmallBroker(tmp_path / "store"), MemoryStore("memory://again")
     broker.batch = batch
     broker.send(5)
     backfill(broker.path, memory, settings=SETTINGS)
     archive, before = archive_of(memory), load(archive_of(memory))
+    cut = broker.copy(tmp_path / "cut")
     broker.send(2)
     broker.send(1, "SCHEDULE_TOPIC_XXXX")  # is not archived: the repair does not know what is there
+    if recreates:
+        broker.recreate("orders", 0)
     broker.send(2)
     backfill(broker.path, memory, settings=SETTINGS)
     versions = range(before.version + 1, load(archive).version + 1)
@@ -214,12 +219,15 @@ def test_a_log_that_is_read_again_below_what_a_repair_found_is_archived_again(
         flip(archive, catalog_key(version), 40)
     apply_repair(plan_repair(archive, (CLUSTER, BROKER), 1_800_000_000_000, applies=True))
     assert load(archive).cursor.phys == before.cursor.phys
+    broker = cut if is_cut else broker
     if not has_units:
         for path in broker.path.glob("*consumequeue"):
             shutil.rmtree(path)
-    broker.send(1)
+    broker.send(1, "other")
     backfill(broker.path, memory, settings=SETTINGS)
     state = load(archive)
-    assert [*state.visible_queues()] == [ORDERS]
-    assert sum(1 for _ in records_of(QueueReader(archive, state, ORDERS))) == 10
+    orders = QueueKey("orders", 0, int(recreates and not is_cut))
+    assert {*state.visible_queues()} == {orders, QueueKey("other", 0, 0)}
+    count = 5 if is_cut else 2 if recreates else 9
+    assert sum(1 for _ in records_of(QueueReader(archive, state, orders))) == count
     assert verify_archive(archive, depth="full").anomalies == []

@@ -30,6 +30,7 @@ from tests.world.timer_defects import (
     with_time,
 )
 from tiered.archive import salvage
+from tiered.broker_store import pins
 from tiered.catalog import apply, log_histories
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft
@@ -41,10 +42,12 @@ from tiered.catalog.pages import Bounds
 from tiered.catalog.requirements import Requirements
 from tiered.catalog.run_cuts import RunCuts
 from tiered.errors import UnavailableError
+from tiered.formats import part_rows
+from tiered.model.tables import QUEUE_HIDDEN
 from uploader import index_builder
 from uploader.archive_owner import ArchiveOwner
 from uploader.cycle import Attempt
-from uploader.cycle_plan import CyclePlanner, RepeatedOffset
+from uploader.cycle_plan import CyclePlanner
 from uploader.metadata_commits import DeletedTopics
 
 Change = Callable[[Any], Any]
@@ -148,16 +151,39 @@ def counted_as_one(right: Any) -> Any:
     return rows
 
 
-def without_floors(right: Any) -> Any:
-    def survey(store: Any) -> Any:
-        found = right(store)
-        table = found.state.table.copy()
-        table["min_queue_offset"] = 0
-        found.state, found.is_whole = replace(found.state, table=table), False
-        found.notes.append("a defect")
+def surveyed(column: str, mask: int) -> Change:
+    """A survey in which a column of the table of queues has only the bits of ``mask``."""
+
+    def of(right: Any) -> Any:
+        def survey(store: Any) -> Any:
+            found = right(store)
+            table = found.state.table.copy()
+            table[column] &= mask
+            found.state, found.is_whole = replace(found.state, table=table), False
+            found.notes.append("a defect")
+            return found
+
+        return survey
+
+    return of
+
+
+def closed_up(right: Any) -> Any:
+    def rows(self: Any, begin: int, end: int) -> Any:
+        found = right(self, begin, end)
+        at = np.flatnonzero(self._is_sparse[found.part])
+        found.queue_offset[at] = found.queue_offset[at[:1]] + np.arange(len(at))
         return found
 
-    return survey
+    return rows
+
+
+def with_files_only(right: Any) -> Any:
+    def plan_pins(files: Any, pins: Any, *more: Any) -> Any:
+        plan, there = right(files, pins, *more), {file.begin_phys for file in files}
+        return replace(plan, release=tuple(pin for pin in pins if pin.begin_phys not in there))
+
+    return plan_pins
 
 
 def absent_is_deleted(right: Any) -> Any:
@@ -196,7 +222,10 @@ DEFECTS: dict[str, Defect] = {
         "is_entry_of",
         always(lambda message, entry, _: message.record.physical_offset <= entry["physical_offset"]),
     ),
-    "a repair lowers floors": Defect(repair, "survey", without_floors),
+    "a repair lowers floors": Defect(repair, "survey", surveyed("min_queue_offset", 0)),
+    "a repair shows hidden generations": Defect(repair, "survey", surveyed("flags", ~QUEUE_HIDDEN & 0xFF)),
+    "a hole is served as data": Defect(part_rows._Window, "rows", closed_up),
+    "a pin is released before its file is archived": Defect(pins, "plan_pins", with_files_only),
     "a restore skips its last object": Defect(
         LogOrder, "objects", lambda right: lambda self, window: iter([*right(self, window)][:-1])
     ),
@@ -207,7 +236,7 @@ DEFECTS: dict[str, Defect] = {
     ),
     "a topic that is absent is deleted": Defect(DeletedTopics, "check", absent_is_deleted),
     "what is read again begins a generation": Defect(
-        RepeatedOffset, "is_read_again", always(property(lambda self: False))
+        CatalogWriter, "ends_below", always(lambda self, phys: {})
     ),
     "records of another log are saved": Defect(salvage, "_has_ended", always(lambda state, queue: False)),
     "a healed object replaces joined runs": Defect(

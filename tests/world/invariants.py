@@ -298,8 +298,10 @@ class Invariants:
         return any(key_of(record) in later or not body_of(record) for record in records)
 
     def everything_is_archived(self, now_ms: int) -> None:
-        """Every message of the broker's queues is there, or has expired, or was deleted before it was archived."""
+        """Every message of the broker's queues is there, in the only generation that shows, or has expired, or was
+        deleted before it was archived."""
         state = load(self._archive)
+        assert len({key[:2] for key in state.visible_queues()}) == len(state.visible_queues())
         shown = {(key.topic, key.queue_id): key for key in state.visible_queues()}
         for queue, records in self._broker.records.items():
             key = shown.get(queue)

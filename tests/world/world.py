@@ -35,9 +35,10 @@ from tests.world.nodes import Nodes
 from tests.world.sidecar import Inline, Sidecar
 from tests.world.timers import Deliveries
 from tests.world.upkeep import Scrub, damaged_and_repaired, restored_as_it_was
-from tiered.archive import segment_reader
+from tiered.archive import found_objects, key_section_reader, segment_reader, verify_segment
+from tiered.archive.rewrite import sources
 from tiered.archive.verify import verify_archive
-from tiered.catalog import catalog_reader, maintenance_commit
+from tiered.catalog import catalog_reader, maintenance_commit, run_cuts
 from tiered.catalog.apply import apply
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
@@ -72,6 +73,7 @@ FAULTS = (
 KILLS = "KILLED"
 EVERYONE: tuple[type[Actor], ...] = (*ACTORS, Scrub)
 DECODERS = (decode_commit, decode_root, decode_catalog_page, decode_lease)
+TAIL_READERS = (found_objects, key_section_reader, run_cuts, segment_reader, sources, verify_segment)
 """Of what never changes: a world decodes the same bytes once."""
 ENDS = (UnavailableError, FencedError, LogDivergedError, NoArchiveError)
 """What a process may end with: all else is a violation."""
@@ -228,6 +230,7 @@ class World:
             self._depth = depth
 
     def trace(self, actor: str, text: str) -> None:
+        text = text.replace(str(self.directory), "disk")
         line = f"{(self.now_ms - BEGIN_MS) / 1000:9.1f} {'  ' * self._depth}{actor}: {text}"
         self._digest.update(line.encode())
         self._tell(line)
@@ -268,6 +271,7 @@ class World:
             sleep=self.pass_s,
             thread_time=lambda: 0.0,
         )
+        index = lru_cache(1024)(SegmentIndex)
         places: list[tuple[Any, str, Any]] = [
             (uploader.archive_owner, "CatalogWriter", writer),
             (maintenance_commit, "CatalogWriter", partial(CatalogWriter, random=source, wait=self.pass_s)),
@@ -275,10 +279,10 @@ class World:
             (catalog_reader, "READ_THREADS", 1 << 30),
             (catalog_reader, "apply", applied_once()),
             (ranges, "PAGE_RUNS", PAGE_RUNS),
-            (segment_reader, "SegmentIndex", lru_cache(256)(SegmentIndex)),
+            *((module, "SegmentIndex", index) for module in TAIL_READERS),
         ]
         instead = {"ThreadPoolExecutor": (ThreadPoolExecutor, Inline), "time": (time, clock)}
-        instead |= {decoder.__name__: (decoder, lru_cache(256)(decoder)) for decoder in DECODERS}
+        instead |= {decoder.__name__: (decoder, lru_cache(1024)(decoder)) for decoder in DECODERS}
         for name, module in list(sys.modules.items()):
             if name.startswith(PACKAGES):
                 known = vars(module)

@@ -34,7 +34,7 @@ from tiered.catalog.commit import (
 from tiered.catalog.commit_attempt import CommitAttempt
 from tiered.catalog.deletions import Reason, read_list
 from tiered.catalog.hidden_history import read_hidden
-from tiered.catalog.log_histories import Divergence, HistoryPages, NewHistory, begin_history
+from tiered.catalog.log_histories import Divergence, HistoryPages, NewHistory, begin_history, ends_below
 from tiered.catalog.page_writer import PageWriter
 from tiered.catalog.retirement import retirement
 from tiered.catalog.returned_history import Hidden, return_to
@@ -259,14 +259,21 @@ class CatalogWriter:
             self._commit(CommitDraft(CommitKind.LOG_HISTORY), build)
             return self._state
 
-    def end_queues(self, ends: Mapping[QueueKey, int]) -> CatalogState:
+    def ends_below(self, phys: int) -> dict[QueueKey, int]:
+        """The queues that have messages at or above the commitlog offset ``phys``, and the offset of the first of them.
+        Only after a repair, which may find messages above the place from which on the log is to be read."""
+        return self._retry.call(lambda: ends_below(self._state, phys, self._history_pages(self._state)))
+
+    def end_queues(self, ends: Mapping[QueueKey, int], from_phys: int) -> CatalogState:
         """Start a log history of the same log, in which the queues of ``ends`` end at these queue offsets: the broker
-        used later ones again. Their messages above are hidden like those of a truncated log."""
+        used later ones again. Their messages above are hidden like those of a truncated log. ``from_phys``: where the
+        log is read next."""
         with self._lock:
 
             def build(state: CatalogState) -> Built:
                 """The begin of the log history as the commit after ``state``."""
-                return self._history(self._owned(state), state, state.cursor.phys, ends=ends)
+                phys = state.cursor.phys if state.started else from_phys
+                return self._history(self._owned(state), state, phys, ends=ends)
 
             self._commit(CommitDraft(CommitKind.LOG_HISTORY), build)
             return self._state

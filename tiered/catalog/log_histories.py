@@ -62,13 +62,15 @@ from tiered.model.tables import (
 
 Ints = NDArray[Any]
 ALL_PHYS = np.iinfo(np.int64).max
+GOES = -1
+"""A queue that does not end at an offset, but goes: it is of a later generation that does not exist yet."""
 
 
 @dataclass(frozen=True)
 class Divergence:
     """Where the new log history begins. ``common``: the state at the last common version, or None. ``check``: of the
     log below ``phys``, where that is inside the next commit of the log, which led to the state ``above``; runs are cut
-    there. ``ends``: of a log that continues, offsets at which queues end."""
+    there. ``ends``: of a log that continues, offsets at which queues end, or GOES."""
 
     phys: int
     common: CatalogState | None
@@ -116,7 +118,7 @@ def begin_history(state: CatalogState, start: Divergence, pages: HistoryPages) -
     """
     version = state.version + 1
     common_version = 0 if start.common is None else start.common.version
-    if start.common is not None and not (start.is_at_commit or start.is_inside):
+    if start.common is not None and not (start.is_at_commit or start.is_inside or start.ends):
         raise CommitInvalidError(
             f"a log history cannot begin at commitlog offset {start.phys}: catalog version {common_version} does not "
             "end at it"
@@ -261,7 +263,7 @@ class _Walk:
         """Queues that end at an earlier offset and of which nothing stays continue at that offset."""
         ends = self.ends["end_queue_offset"]
         for key, offset in self._ends.items():
-            ends[self._repeated[key]] = ends[self._repeated[key]] or offset
+            ends[self._repeated[key]] = ends[self._repeated[key]] or max(offset, 0)
 
     def _page(self, ref: PageRef) -> list[PageRef]:
         """The entries of the pages that hold what stays of the page ``ref``: its own one, if all stays, or those of new
@@ -332,6 +334,21 @@ def compared_runs(state: CatalogState, page: Page) -> NDArray[np.bool_]:
     return found
 
 
+def ends_below(state: CatalogState, phys: int, pages: HistoryPages) -> dict[QueueKey, int]:
+    """The queues of ``state`` with messages of the current log at or above ``phys``, and the first offset of these;
+    GOES for a generation that begins there."""
+    found: dict[QueueKey, int] = {}
+    is_above = (state.table["end_phys"] > phys) & (state.table["flags"] & QUEUE_SUPERSEDED == 0)
+    for page in living_runs(pages.index, state) if is_above.any() else ():
+        limits = np.where(compared_runs(state, page), phys, ALL_PHYS)
+        _, above = pages.cuts.divided(page, limits, _run_minimums(state, page))
+        for run in above.runs:
+            key, offset = page.queues[int(run["queue"])], int(run["base_queue_offset"])
+            is_new = key.generation > 0 and state.table["first_phys"][state.row_of(key)] >= phys
+            found[key] = GOES if is_new else min(offset, found.get(key, offset))
+    return found
+
+
 def _run_minimums(state: CatalogState, page: Page) -> NDArray[np.int64]:
     """The minimum offset of the queue of each run."""
     minimums = Floors.of(state, page.queues).minimum
@@ -358,7 +375,9 @@ def _walked_back(base: CatalogState, state: CatalogState, start: Divergence, wal
     kept_rows = [
         row
         for row, (key, _) in enumerate(state.queues())
-        if common.row_of(key) is not None or _ended(state, row) or walk.ends["end_phys"][row]
+        if (common.row_of(key) is not None and start.ends.get(key) != GOES)
+        or _ended(state, row)
+        or walk.ends["end_phys"][row]
     ]
     new_row = np.full(state.queue_count, -1, np.int64)
     new_row[kept_rows] = np.arange(len(kept_rows))

@@ -177,7 +177,7 @@ def with_cursor_at(
         return state
     end_phys = int(ends[-1])
     check = _last_record(segments, objects, end_phys)
-    return replace(state, cursor=LogCursor(state.cursor.history, end_phys, check))
+    return replace(state, cursor=LogCursor(state.cursor.history, end_phys, check), started=True)
 
 
 def without_filled_gaps(state: CatalogState, adopted: Iterable[tuple[QueueKey, np.void]]) -> CatalogState:
