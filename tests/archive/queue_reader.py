@@ -7,7 +7,7 @@ counts as missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -309,3 +309,18 @@ def _rows_that_fit(sizes: NDArray[Any], rows_max: int, bytes_max: int) -> int:
     """How many leading rows have at most ``bytes_max`` bytes together; may be 0."""
     ends = np.cumsum(sizes[: max(rows_max, 0)], dtype=np.int64)
     return int(np.searchsorted(ends, bytes_max, side="right"))
+
+
+def records_of(
+    reader: QueueReader, begin: int | None = None, *, max_rows: int = 1000
+) -> Iterator[tuple[int, int, bytes]]:
+    """(queue offset, physical offset, record) of a whole queue, or from ``begin`` on, in order."""
+    offset = reader.min_offset if begin is None else begin
+    while offset < reader.max_offset:
+        batch = reader.read(offset, max_rows=max_rows, max_bytes=1 << 20)
+        for at, phys, start, size in zip(
+            batch.queue_offsets.tolist(), batch.phys.tolist(), batch.starts, batch.sizes, strict=True
+        ):
+            yield at, phys, batch.data[start : start + size].tobytes()
+        assert batch.next_offset > offset
+        offset = batch.next_offset

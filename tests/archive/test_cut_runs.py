@@ -9,7 +9,7 @@ import pytest
 
 import rocketmq_tiered
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
-from tests.archive.queue_reader import QueueReader
+from tests.archive.queue_reader import QueueReader, records_of
 from tests.maintenance.compaction_scene import LMQ, QUEUES, Scene
 from tiered.archive.verify import AnomalyKind, verify_archive
 from tiered.catalog.catalog_reader import load
@@ -69,14 +69,8 @@ def index(made: ArchiveBuilder) -> None:
 def read_all(made: ArchiveBuilder) -> None:
     """Every queue has what was sent, as two readers find it."""
     for queue, truth in made.truth.items():
-        reader, found = QueueReader(made.store, made.state, queue), []
-        offset = reader.min_offset
-        while offset < reader.max_offset:
-            batch = reader.read(offset, max_rows=2, max_bytes=10**6)
-            for at in range(len(batch)):
-                begin = int(batch.starts[at])
-                found.append(batch.data[begin : begin + int(batch.sizes[at])].tobytes())
-            offset = batch.next_offset
+        reader = QueueReader(made.store, made.state, queue)
+        found = [record for _, _, record in records_of(reader, max_rows=2)]
         assert found == [row.record for row in truth.rows if row.offset >= reader.min_offset], queue
 
 

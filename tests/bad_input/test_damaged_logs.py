@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.synthetic_store import StoreSpec, write_store
-from tests.archive.queue_reader import QueueReader
+from tests.archive.queue_reader import QueueReader, records_of
 from tests.bad_input.stale_checksum import NAME, copy_with_stale_checksum
-from tests.end_to_end.archive_check import records_of
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.kernels.record_builder import Message, build_log, encode, properties

@@ -1,9 +1,9 @@
 """Compares an archive with what the broker delivered."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
-from tests.archive.queue_reader import QueueReader
+from tests.archive.queue_reader import QueueReader, records_of
 from tests.end_to_end.ground_truth import difference, load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER
 from tiered.archive.segment_reader import SegmentCache
@@ -15,18 +15,6 @@ from tiered.object_store.interface import ObjectStore
 from tiered.object_store.prefixed import PrefixedStore
 
 STORES = ["A", "B", "C", "D", "E", "F", "G", "H", "H2", "K"]
-
-
-def records_of(reader: QueueReader) -> Iterator[tuple[int, int, bytes]]:
-    """(queue offset, physical offset, record) of a whole queue, in order."""
-    offset = reader.min_offset
-    while offset < reader.max_offset:
-        batch = reader.read(offset, max_rows=1000, max_bytes=1 << 20)
-        for i in range(len(batch)):
-            start, size = int(batch.starts[i]), int(batch.sizes[i])
-            yield int(batch.queue_offsets[i]), int(batch.phys[i]), batch.data[start : start + size].tobytes()
-        assert batch.next_offset > offset
-        offset = batch.next_offset
 
 
 def check_against_truth(

@@ -14,8 +14,7 @@ from fetcher.rows.pull import PullRequest, PullStatus
 from rocketmq_tiered.maintenance.compaction_job import limits_of
 from rocketmq_tiered.maintenance.compaction_round import run_round
 from rocketmq_tiered.maintenance.key_rounds import KeyedQueue, KeyPass, planned_key_rounds, read_queue
-from tests.archive.queue_reader import QueueReader
-from tests.end_to_end.archive_check import records_of
+from tests.archive.queue_reader import QueueReader, records_of
 from tests.end_to_end.ground_truth import read_jsonl
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.fetcher.reading_fakes import plain_fetcher

@@ -14,8 +14,8 @@ import pytest
 
 from rocketmq_tiered.cli import main
 from rocketmq_tiered.spark.jobs.backfill import BackfillOptions
-from tests.archive.queue_reader import QueueReader
-from tests.end_to_end.archive_check import check_against_truth, records_of
+from tests.archive.queue_reader import QueueReader, records_of
+from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.lmq_truth import EVERYTHING, Units, truth_of
 from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
 from tests.spark.jobs.backfill_runs import run as backfill_in_parallel

@@ -14,8 +14,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from tests.archive.queue_reader import QueueReader
-from tests.end_to_end.archive_check import check_against_truth, records_of
+from tests.archive.queue_reader import QueueReader, records_of
+from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.ground_truth import difference, load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER
 from tests.servers.install import NotInstallableError

@@ -7,7 +7,7 @@ from typing import Any
 from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits
 from rocketmq_tiered.maintenance.compaction_round import PlannedRound, plan_rounds, run_round
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
-from tests.archive.queue_reader import QueueReader
+from tests.archive.queue_reader import QueueReader, records_of
 from tests.catalog.collection import run_gc
 from tiered.archive.rewrite.result import RewriteOptions, RewriteResult
 from tiered.archive.verify import verify_archive
@@ -108,24 +108,11 @@ class Scene:
         for queue, truth in self.owner.truth.items():
             row = state.queue(queue)
             assert row is not None
-            found, offset = [], int(row["min_queue_offset"])
             reader = QueueReader(self.store, state, queue)
-            while offset < int(row["end_queue_offset"]):
-                batch = reader.read(offset, max_rows=100, max_bytes=10**6)
-                for at in range(len(batch)):
-                    begin = int(batch.starts[at])
-                    found.append(
-                        (
-                            int(batch.queue_offsets[at]),
-                            batch.data[begin : begin + int(batch.sizes[at])].tobytes(),
-                        )
-                    )
-                offset = batch.next_offset
+            found = [(offset, record) for offset, _, record in records_of(reader)]
             expected = [
-                (row.offset, row.record)
-                for row in truth.rows
-                if row.offset >= int(state.queue(queue)["min_queue_offset"])
-            ]  # type: ignore[index]
+                (one.offset, one.record) for one in truth.rows if one.offset >= int(row["min_queue_offset"])
+            ]
             assert found == expected, queue
 
     def collect(self) -> list[str]:

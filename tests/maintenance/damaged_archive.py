@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_tiered.maintenance.repair.repair import Repair, apply_repair, plan_repair
-from tests.archive.queue_reader import QueueReader
+from tests.archive.queue_reader import QueueReader, records_of
 from tests.catalog.collection import run_gc
 from tests.maintenance.compaction_scene import Scene
 from tests.maintenance.damage import flip
@@ -160,18 +160,8 @@ def messages(store: ObjectStore) -> Truth:
     """Every record that a reader finds."""
     state = load(store)
     found: Truth = {}
-    for queue, row in state.queues():
-        reader, offset = QueueReader(store, state, queue), int(row["min_queue_offset"])
-        mine = found.setdefault(queue, {})
-        while offset < int(row["end_queue_offset"]):
-            batch = reader.read(offset, max_rows=10_000, max_bytes=1 << 24)
-            places = zip(
-                batch.queue_offsets.tolist(), batch.starts.tolist(), batch.sizes.tolist(), strict=True
-            )
-            for at, begin, size in places:
-                mine[at] = batch.data[begin : begin + size].tobytes()
-            assert batch.next_offset > offset
-            offset = batch.next_offset
+    for queue, _ in state.queues():
+        found[queue] = {offset: record for offset, _, record in records_of(QueueReader(store, state, queue))}
     return found
 
 

@@ -12,7 +12,7 @@ from fetcher.rows.pull import PullRequest, PullResult
 from rocketmq_tiered.maintenance.compaction_round import plan_rounds
 from rocketmq_tiered.maintenance.key_job import KeyCompactionReport, compact_keys
 from tests.archive.archive_builder import ArchiveBuilder, Sent
-from tests.archive.queue_reader import QueueReader
+from tests.archive.queue_reader import QueueReader, records_of
 from tests.catalog.collection import run_gc
 from tests.fetcher.reading_fakes import plain_fetcher
 from tests.maintenance.compaction_scene import EVERYTHING, LIMITS, a_round
@@ -126,16 +126,9 @@ class Table:
 
     def rows(self, begin: int = 0) -> dict[int, bytes]:
         """Records by offset, from ``begin`` on."""
-        reader, offset = QueueReader(self.store, load(self.store), KEYED), begin
-        found: dict[int, bytes] = {}
-        while offset < reader.max_offset:
-            batch = reader.read(offset, max_rows=self.random.randint(1, 40), max_bytes=10**6)
-            for at in range(len(batch)):
-                first = int(batch.starts[at])
-                record = batch.data[first : first + int(batch.sizes[at])].tobytes()
-                found[int(batch.queue_offsets[at])] = record
-            offset = batch.next_offset
-        return found
+        reader = QueueReader(self.store, load(self.store), KEYED)
+        rows = records_of(reader, begin, max_rows=self.random.randint(1, 40))
+        return {offset: record for offset, _, record in rows}
 
     def pulled(self, begin: int = 0, queue: QueueKey = KEYED) -> dict[int, bytes]:
         """The same by pulls of a consumer."""

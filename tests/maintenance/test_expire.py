@@ -21,7 +21,7 @@ from rocketmq_tiered.maintenance.expire import (
     plan_pass,
 )
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
-from tests.archive.queue_reader import QueueReader
+from tests.archive.queue_reader import QueueReader, records_of
 from tests.catalog.collection import run_gc
 from tests.catalog.drafts import Bucket
 from tiered.archive.rewrite.result import RewriteOptions
@@ -81,14 +81,7 @@ def expire(store: Bucket, *, erase: Erasure | None = None) -> tuple[ExpiryPass, 
 
 
 def readable(store: MemoryStore, key: QueueKey, state: CatalogState | None = None) -> list[bytes]:
-    reader = QueueReader(store, state or load(store), key)
-    found, offset = [], reader.min_offset
-    while offset < reader.max_offset:
-        batch = reader.read(offset, max_rows=100, max_bytes=1 << 20)
-        for start, size in zip(batch.starts.tolist(), batch.sizes.tolist(), strict=True):
-            found.append(batch.data[start : start + size].tobytes())
-        offset = batch.next_offset
-    return found
+    return [record for _, _, record in records_of(QueueReader(store, state or load(store), key))]
 
 
 def bodies(made: ArchiveBuilder, key: QueueKey, from_hour: int, each: int = 1) -> list[bytes]:

@@ -13,7 +13,7 @@ from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits
 from rocketmq_tiered.maintenance.compaction_round import plan_rounds, run_round
 from rocketmq_tiered.maintenance.expire import ExpiryPass, commit_pass, plan_pass
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
-from tests.archive.queue_reader import QueueReader
+from tests.archive.queue_reader import QueueReader, records_of
 from tests.catalog.collection import run_gc
 from tests.sweeps import examples
 from tiered.archive.rewrite.result import RewriteOptions
@@ -135,14 +135,7 @@ class Scene:
 
 
 def _readable(store: MemoryStore, state: CatalogState, queue: QueueKey) -> list[bytes]:
-    reader = QueueReader(store, state, queue)
-    found, offset = [], reader.min_offset
-    while offset < reader.max_offset:
-        batch = reader.read(offset, max_rows=100, max_bytes=1 << 20)
-        for start, size in zip(batch.starts.tolist(), batch.sizes.tolist(), strict=True):
-            found.append(batch.data[start : start + size].tobytes())
-        offset = batch.next_offset
-    return found
+    return [record for _, _, record in records_of(QueueReader(store, state, queue))]
 
 
 @pytest.fixture

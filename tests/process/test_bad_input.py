@@ -18,9 +18,8 @@ from typing import Any, cast
 import pytest
 
 from rocketmq_tiered.cli import main
-from tests.archive.queue_reader import QueueReader
+from tests.archive.queue_reader import QueueReader, records_of
 from tests.broker_store.unprivileged import run_unprivileged
-from tests.end_to_end.archive_check import records_of
 from tests.object_store.sealed_scene import key_file
 from tests.truth import read_lines
 from tiered.archive.segment_reader import SegmentCache

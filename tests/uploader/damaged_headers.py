@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.archive.queue_reader import QueueReader
-from tests.end_to_end.archive_check import records_of
+from tests.archive.queue_reader import QueueReader, records_of
 from tests.end_to_end.ground_truth import GroundTruth, difference
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL
 from tiered.archive.verify import verify_archive

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.archive.queue_reader import QueueReader
-from tests.end_to_end.archive_check import STORES, records_of
+from tests.archive.queue_reader import QueueReader, records_of
+from tests.end_to_end.archive_check import STORES
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import FILTER
 from tests.kernels.record_builder import Message, build_log

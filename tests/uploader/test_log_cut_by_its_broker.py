@@ -12,7 +12,7 @@ import pytest
 from benchmarks.synthetic_store import StoreSpec, write_store
 from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits
 from rocketmq_tiered.maintenance.compaction_round import plan_rounds, run_round
-from tests.archive.queue_reader import QueueReader
+from tests.archive.queue_reader import QueueReader, records_of
 from tests.catalog.collection import run_gc
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.uploader.living_broker import LivingBroker, offloader_of
@@ -78,15 +78,10 @@ def assert_archive_equals_the_log(store: Path, memory: MemoryStore, messages: in
     found = 0
     for queue in state.visible_queues():
         reader = QueueReader(archive, state, queue, segments=segments, run_index=run_index)
-        offset = reader.min_offset
-        assert offset == 0
-        while offset < reader.max_offset:
-            batch = reader.read(offset, max_rows=1000, max_bytes=1 << 20)
-            for begin, size, phys in zip(batch.starts, batch.sizes, batch.phys, strict=True):
-                record = batch.data[begin : begin + size].tobytes()
-                assert record == log.read(int(phys), int(size)), f"{queue} at {phys}"
-                found += 1
-            offset = batch.next_offset
+        assert reader.min_offset == 0
+        for _, phys, record in records_of(reader):
+            assert record == log.read(phys, len(record)), f"{queue} at {phys}"
+            found += 1
     assert found == messages
     assert verify_archive(archive, depth="full").anomalies == []
 

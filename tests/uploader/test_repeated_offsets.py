@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_tiered.maintenance.repair.repair import apply_repair, plan_repair
-from tests.archive.queue_reader import QueueReader
-from tests.end_to_end.archive_check import records_of
+from tests.archive.queue_reader import QueueReader, records_of
 from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
 from tests.maintenance.damage import flip
 from tests.uploader.small_broker import SmallBroker

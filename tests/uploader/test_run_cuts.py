@@ -15,7 +15,7 @@ import pytest
 from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits
 from rocketmq_tiered.maintenance.compaction_round import plan_rounds
 from tests.archive.archive_builder import NOW_MS, ArchiveBuilder, Sent
-from tests.archive.queue_reader import QueueReader
+from tests.archive.queue_reader import QueueReader, records_of
 from tests.catalog.collection import run_gc
 from tests.maintenance.compaction_scene import EVERYTHING, LIMITS, LMQ, QUEUES, a_round
 from tests.sweeps import sweep
@@ -366,15 +366,7 @@ def contents(store: ObjectStore, state: CatalogState) -> Contents:
     """All rows of all visible queues."""
     found: Contents = {}
     for queue in state.visible_queues():
-        reader = QueueReader(store, state, queue)
-        rows, offset = [], reader.min_offset
-        while offset < reader.max_offset:
-            batch = reader.read(offset, max_rows=100, max_bytes=10**6)
-            for at, begin in enumerate(batch.starts.tolist()):
-                record = batch.data[begin : begin + int(batch.sizes[at])].tobytes()
-                rows.append((int(batch.queue_offsets[at]), record))
-            assert batch.next_offset > offset
-            offset = batch.next_offset
+        rows = [(offset, record) for offset, _, record in records_of(QueueReader(store, state, queue))]
         if rows:
             found[queue] = rows
     return found
