@@ -206,7 +206,8 @@ class Walk:
                 )
             if result.status is PullStatus.NO_MATCHED_LOGIC_QUEUE:
                 raise NotFoundError(
-                    f"queue {self._queue} is no longer in the archive, at offset {self.offset}"
+                    f"queue {self._queue} was removed from the archive while it was read: it was read up to offset "
+                    f"{self.offset}"
                 )
             if result.status not in _PASSING or result.next_offset <= self.offset:
                 return None

@@ -264,8 +264,8 @@ class ArchiveOwner:
                 return CommonEnd(common, records.end_phys, True, found.above, records.check, records.count)
         return found
 
-    def planning_begins(self) -> None:
-        """Cycles are planned from this state: a later claim must find it unchanged."""
+    def note_planning(self) -> None:
+        """Note that cycles are planned from the state that was loaded: a later claim must find it unchanged."""
         self._has_planned = True
 
     def claim(self) -> None:

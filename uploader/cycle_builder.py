@@ -36,7 +36,8 @@ logger = logging.getLogger(__name__)
 
 IN_FLIGHT_MAX = 2
 LMQS_MAX = 1000
-"""With more LMQs than this, none is read again."""
+"""If an archive has more LMQs than this, queues whose offsets the broker used again are left as they are: all LMQs
+would have to be read again with them."""
 RETRY_LOOK_S = 0.25
 """How often cycles in flight are looked at for a retry."""
 

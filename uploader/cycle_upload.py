@@ -117,7 +117,7 @@ class CycleUploader:
             counters.set_aside += count
             if count:
                 logger.warning(
-                    "messages of a queue set aside: they are not archived",
+                    "messages of a queue are not archived: tiered ls counts them as set aside",
                     extra={
                         "error": "the broker used their queue offsets again, and its consume queue does not have them",
                         "queue": str(key),

@@ -54,10 +54,7 @@ class BrokerRestartedError(UnavailableError):
 
 
 class FollowLoop:
-    """Follows one broker. ``pin_status`` from any thread.
-
-    ``behind`` wakes the compensate thread; ``check_failure`` raises the failure of another part.
-    """
+    """Follows one broker. ``pin_status`` may be read from any thread."""
 
     def __init__(
         self,
@@ -72,7 +69,9 @@ class FollowLoop:
         clock: Clock,
         check_failure: Callable[[], None],
     ) -> None:
-        """``pins`` keeps commitlog files by hard links until they are archived; None: it is off."""
+        """``pins`` keeps commitlog files by hard links until they are archived; None: it is off. ``behind`` is set
+        while more waits to be read than this loop reads, which wakes the thread that reads in large steps (compensate).
+        ``check_failure`` raises the failure of another part."""
         self._store = store
         self._log = store.commit_log
         self._settings = settings
@@ -86,35 +85,35 @@ class FollowLoop:
         self.pin_status: PinStatus | None = None
 
     def run(self, stop: threading.Event) -> None:
-        """Read the log of a broker as it grows, until ``stop``: polls the tail, requests the broker's offsets when new
-        bytes are there, and hands what lies below them to the open batch. Raises BrokerRestartedError, and what
-        ``check_failure`` raises."""
+        """Read the log of a broker as it grows, until ``stop``: poll the tail, request the broker's offsets, which
+        bound what may be read, when new bytes are there, and add what lies below the bound to the open batch. Raises
+        BrokerRestartedError, and what ``check_failure`` raises."""
         dispatcher, source = self._dispatcher, self._bound_source
         broker = self._store.liveness()
         wait_ms = self._settings.poll_min_ms
         longest_ms = DEAD_POLL_MS if broker.is_dead else self._settings.poll_max_ms
-        ask, refresh = Every(ASK_EVERY_MS), Every(REFRESH_FILES_EVERY_MS)
-        alive, ask_end = Every(ASK_EVERY_MS), Every(ASK_END_EVERY_MS)
+        ask_offsets, refresh_files = Every(ASK_EVERY_MS), Every(REFRESH_FILES_EVERY_MS)
+        check_broker, check_log_end = Every(ASK_EVERY_MS), Every(ASK_END_EVERY_MS)
         result = StepResult.CAUGHT_UP
         while not stop.is_set():
             self._check_failure()
             now_ms = self._clock.wall_ms()
-            if alive.is_due(now_ms):
+            if check_broker.is_due(now_ms):
                 self._refuse_restarted_broker(broker)
-            if refresh.is_due(now_ms):
+            if refresh_files.is_due(now_ms):
                 self._log.refresh()
-            if ask_end.is_due(now_ms):
+            if check_log_end.is_due(now_ms):
                 self._refuse_cut_log()
-            # The bound may be inside a record, which ends a step below it.
-            has_ended = dispatcher.cursor >= source.feed.limit_phys or result is StepResult.CAUGHT_UP
-            wants_more = has_ended and self._has_new_bytes()
-            # At least once: without a bound the lag is unknown.
-            if (wants_more or source.last is None) and ask.is_due(now_ms):
+            # A step reads whole records, so if the bound is inside a record, the cursor stays below the bound.
+            has_read_all = dispatcher.cursor >= source.feed.limit_phys or result is StepResult.CAUGHT_UP
+            has_new = has_read_all and self._has_new_bytes()
+            # Offsets are requested once even if nothing is new: without a bound the lag is unknown.
+            if (has_new or source.last is None) and ask_offsets.is_due(now_ms):
                 source.ask(dispatcher.cursor)
                 self._refuse_overwritten_log()
-            has_more = self._has_more(has_new=wants_more if has_ended else None)
+            has_more = self._has_more(has_new=has_new if has_read_all else None)
             result = dispatcher.dispatch_step(source.feed) if has_more else StepResult.CAUGHT_UP
-            # The bound of a dead broker is the end of its last file: zeros are no lag.
+            # Beside a stopped broker the bound is the end of its last file; zeros up to there do not wait to be read.
             if result == StepResult.BUSY or (has_more and self._is_behind()):
                 self._behind.set()
             dispatcher.close_if_due()
@@ -167,8 +166,8 @@ class FollowLoop:
             )
 
     def _has_more(self, *, has_new: bool | None) -> bool:
-        """Whether a step of reading may progress. ``has_new``: whether there are new bytes at the read position, if
-        that was just found out."""
+        """Whether a step of reading may progress. ``has_new``: whether there are new bytes at the read position; None:
+        that was not looked at yet."""
         cursor, feed = self._dispatcher.cursor, self._bound_source.feed
         # Below what a live broker reports as written, zeros and missing files are passed too.
         if cursor < feed.proven_phys or cursor >= feed.limit_phys:

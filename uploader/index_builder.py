@@ -293,7 +293,7 @@ class IndexBuilder:
     def _merge_or_rebuild(self, state: CatalogState, refs: Sequence[IndexRef]) -> None:
         """Merge the index files ``refs``, or, if some are damaged, rebuild these from their segments: then the next
         step merges. Raises what reading raises if none is damaged: bytes may have been damaged in transit."""
-        self._input.stale = stale_entries(state, self._run_index)
+        self._input.stale = stale_entries(state, self._run_index)  # a merge leaves these out
         try:
             self._merge(state, refs, [self._footer(shape_of(ref)) for ref in refs])
         except (CorruptionError, NotFoundError):
@@ -301,9 +301,10 @@ class IndexBuilder:
             if not damaged:
                 raise  # bytes were damaged in transit, or a file was removed
             for ref, damage in damaged:
-                self.counters.rebuilt += self._try_to_rebuild(ref, str(damage))
+                if self._rebuild_or_keep(ref, str(damage)):
+                    self.counters.rebuilt += 1
 
-    def _try_to_rebuild(self, ref: IndexRef, damage: str) -> bool:
+    def _rebuild_or_keep(self, ref: IndexRef, damage: str) -> bool:
         """Rebuild a damaged index file from its segments; ``damage`` is logged. Returns whether that was done: if it
         cannot be, the file stays, and this process never merges it."""
         fields = {"file": ref.key, "error": damage}

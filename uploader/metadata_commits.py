@@ -51,10 +51,7 @@ def broker_tables(state: BrokerState) -> Mapping[str, Any]:
 
 
 class MetadataCommits:
-    """The metadata commits of one writer. Not thread-safe.
-
-    ``claim`` claims the epoch, ``wait`` sleeps between retries.
-    """
+    """The metadata commits of one writer. Not thread-safe."""
 
     def __init__(
         self,
@@ -66,7 +63,9 @@ class MetadataCommits:
         claim: Callable[[], None],
         wait: Callable[[float], object],
     ) -> None:
-        """``uploader`` gets tables to commit with its next cycle, so that they cost no commit of their own."""
+        """``uploader`` gets tables to commit with its next cycle, so that they cost no commit of their own. ``claim``
+        makes this process the archive's writer, before its first commit. ``wait`` sleeps so many seconds between two
+        attempts to read a table, or until the process stops."""
         self._store = store
         self._writer = writer
         self._uploader = uploader
@@ -74,6 +73,7 @@ class MetadataCommits:
         self._claim = claim
         self._wait = wait
         self._fingerprint: tuple[tuple[str, int, int], ...] = ()
+        """Of the broker's table files when they were read last."""
         self._deleted_topics = DeletedTopics()
         self._watch = Every(DELETIONS_EVERY_MS)
         self._has_archived_topics = False

@@ -235,7 +235,7 @@ class Offloader:
         self._owner.load_tails(self._table, self._tails)
         self._read_topic_attributes()
         self._build(start_phys)
-        self._owner.planning_begins()
+        self._owner.note_planning()  # from now on a claim must find the state that was loaded
         self._is_open = True
 
     def _build(self, start_phys: int) -> None:

@@ -338,7 +338,7 @@ def join_offsets(result: PullResult, source: ReadSource, situation: Situation) -
     """
     other = situation.local if source is ReadSource.TIERED else situation.archived
     if source is ReadSource.LOCAL and situation.is_system:
-        return result
+        return result  # system topics are not archived: the broker's answer is the whole one
     if result.status is PullStatus.OFFSET_OVERFLOW_BADLY and situation.is_of_earlier_generation:
         return result._replace(next_offset=result.min_offset)
     if other is None:
@@ -346,10 +346,10 @@ def join_offsets(result: PullResult, source: ReadSource, situation: Situation) -
     has_messages = other.max_offset > other.min_offset
     lowest = min(result.min_offset, other.min_offset) if has_messages else result.min_offset
     status, next_offset, max_offset = result.status, result.next_offset, result.max_offset
-    # After the end of an archive whose messages have all expired, more may not be archived yet.
-    is_ahead = has_messages or (source is ReadSource.LOCAL and situation.offset < other.min_offset)
-    leads_past = is_ahead and situation.offset <= other.min_offset < next_offset
-    if status is PullStatus.OFFSET_TOO_SMALL and leads_past:
+    # An archive whose messages have all expired has none now, but those at its end may be on their way into it.
+    other_may_have_some = has_messages or (source is ReadSource.LOCAL and situation.offset < other.min_offset)
+    would_skip_them = other_may_have_some and situation.offset <= other.min_offset < next_offset
+    if status is PullStatus.OFFSET_TOO_SMALL and would_skip_them:
         next_offset = other.min_offset
     if source is ReadSource.LOCAL and other.max_offset > max_offset:
         # The broker's log was truncated or replaced: it ends before the archive.

@@ -213,7 +213,9 @@ class ReadRouter:
         situation = await self.situation(sources, topic, queue_id, offset)
         decision = decide_read(policy, situation)
         if decision.source is ReadSource.CHECK_MEMORY:
-            situation = replace(situation, residency=self._counted(await sources.residency()))
+            residency = await sources.residency()
+            self._note_unknown_residency(residency)
+            situation = replace(situation, residency=residency)
             decision = decide_read(policy, situation)
         logger.debug(
             "%s queue %d offset %d is read from: %s, because %s",
@@ -288,9 +290,9 @@ class ReadRouter:
         self.counters.retried += 1
         return ReadOutcome(ReadSource.RETRY, None, retry_result(situation))
 
-    def _counted(self, residency: Residency) -> Residency:
-        """Return ``residency`` (whether the bytes of a pull are in the page cache); count it if the kernel does not
-        tell, and warn once that NOT_IN_MEM has no effect then."""
+    def _note_unknown_residency(self, residency: Residency) -> None:
+        """If the kernel does not tell whether the bytes of a pull are in the page cache, count that, and warn once that
+        NOT_IN_MEM has no effect then."""
         if residency is Residency.UNKNOWN:
             self.counters.residency_unknown += 1
             if not self._warned_of_residency:
@@ -299,7 +301,6 @@ class ReadRouter:
                     "read.policy NOT_IN_MEM acts as NOT_IN_DISK: the kernel does not report which pages of the "
                     "broker's files are in memory. Run as the owner of the files, or grant write permission"
                 )
-        return residency
 
     def _count(self, source: ReadSource) -> None:
         if source is ReadSource.LOCAL:

@@ -49,12 +49,13 @@ class PullProgress(NamedTuple):
 
 @dataclass(eq=False)
 class PrefetchRange:
-    """Offsets [begin, end) prefetched together, or being fetched. ``bytes``: raw."""
+    """Offsets [begin, end) prefetched together, or being fetched. ``bytes``: raw. ``in_memory_since_s``: while they are
+    being fetched, since when they are."""
 
     begin: int
     end: int
     bytes: int
-    since_s: float
+    in_memory_since_s: float
     is_done: bool = False
     blocks: Collection[object] = ()
     """Names of the blocks, once they are there."""
@@ -153,7 +154,7 @@ class PrefetchWindow:
         self.last_s = pull.time_s
         self.fetched = max(self.fetched, pull.covered, pull.next_offset)
         self._grow()
-        self._drop_read()
+        self._drop_ranges_read()
 
     def stepped(self, offset: int, next_offset: int, time_s: float) -> bool:
         """Note a pull that ended within the block that the reader has buffered: like ``pulled``, but cheaper, as it is
@@ -184,7 +185,7 @@ class PrefetchWindow:
             self.size += self.batch
         self.size = min(self.size, self.size_max)
 
-    def _drop_read(self) -> None:
+    def _drop_ranges_read(self) -> None:
         read_end = self.read_end  # fetches end in any order: a read range may follow an unfinished one
         for part in [one for one in self.ranges if one.is_done and one.end <= read_end]:
             self.ranges.remove(part)
@@ -266,10 +267,10 @@ class PrefetchWindow:
         part.is_done = True
         part.end = max(part.begin, covered)
         part.bytes = block_bytes
-        part.since_s = time_s
-        if part in self.ranges:
+        part.in_memory_since_s = time_s
+        if part in self.ranges:  # unless the reader has moved elsewhere since the fetch began
             self.fetched = max(self.fetched, part.end)
-        self._drop_read()
+        self._drop_ranges_read()
 
     def failed(self, part: PrefetchRange, time_s: float) -> None:
         """``part`` could not be fetched: it is requested again later, or read by a pull."""
@@ -284,7 +285,9 @@ class PrefetchWindow:
         read_end = self.read_end
         limit_s = time_s - self.limits.unread_s
         gone = [
-            part for part in self.ranges if part.is_done and part.since_s <= limit_s and part.end > read_end
+            part
+            for part in self.ranges
+            if part.is_done and part.in_memory_since_s <= limit_s and part.end > read_end
         ]
         if not gone:
             return 0
@@ -298,8 +301,8 @@ class PrefetchWindow:
                 part.bytes -= lost
                 part.end = read_end
         self.fetched = max(read_end, min(part.begin for part in gone))
-        self._drop_read()
-        self._lose(max(part.since_s for part in gone), time_s)
+        self._drop_ranges_read()
+        self._lose(max(part.in_memory_since_s for part in gone), time_s)
         return expired_bytes
 
     def lost(self, part: PrefetchRange, time_s: float) -> bool:
@@ -308,7 +311,7 @@ class PrefetchWindow:
             return False
         self.ranges.remove(part)
         self.fetched = max(self.read_end, min(self.fetched, part.begin))
-        return self._lose(part.since_s, time_s)
+        return self._lose(part.in_memory_since_s, time_s)
 
     def ready(self, offset: int) -> PrefetchRange | None:
         """What holds ``offset``, fetched ahead and in memory."""
@@ -324,4 +327,4 @@ class PrefetchWindow:
             return False
         self.ranges.remove(ready)
         self.fetched = self.read_end
-        return self._lose(ready.since_s, time_s)
+        return self._lose(ready.in_memory_since_s, time_s)

@@ -106,7 +106,7 @@ async def _scan_all(
         for found in await gather([_scan(source, segment, hashes, times) for segment in some]):
             for topic, items in found.items():
                 parts[topic].append(items)
-        source.forget()
+        source.release_ranges()
     return {topic: np.concatenate(tables) for topic, tables in parts.items()}
 
 
@@ -432,7 +432,7 @@ async def _verified(
             some = entries[first : first + READ_AT_ONCE]
             read = await gather([read_entry(source, state, entry) for entry in some])
             found += [message for message in read if message is not None and _is_wanted(message, query)]
-            source.forget()
+            source.release_ranges()
     found.sort(key=Position.of, reverse=True)
     return found, at >= len(candidates), expired
 

@@ -170,8 +170,8 @@ class QuerySource:
             future = self._ranges[key, offset, length] = self._reader.submit(key, offset, length)
         return await Wait(future)
 
-    def forget(self) -> None:
-        """Drop ranges read so far, to bound memory; decoded tails stay."""
+    def release_ranges(self) -> None:
+        """Drop the ranges of objects that were read so far, to bound memory; decoded tails stay."""
         self._ranges.clear()
 
     async def believed(self, key: str, ask: Callable[[], Awaitable[T]]) -> T:

@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
         choices=(*_WRITERS, "verify"),
-        help="build: write consume queues from the commitlog; convert: from those of the other kind; verify: compare "
-        "them with the commitlog",
+        help="build: write consume queues from the commitlog; convert: copy those in files into RocksDB, or those in "
+        "RocksDB into files; verify: compare them with the commitlog",
     )
     parser.add_argument("broker.store_path", metavar="STORE", help="store directory of a stopped broker")
     parser.add_argument(

@@ -78,7 +78,7 @@ def execute(options: argparse.Namespace) -> int:
     if not re.fullmatch(r"[^.]+\.[^.]+", options.table):
         raise UsageError(
             f"--table {options.table} does not name a table in a namespace",
-            hint=f"write a namespace, a point and a name, such as {DEFAULT_TABLE}",
+            hint=f"give the table as NAMESPACE.NAME, such as {DEFAULT_TABLE}",
         )
     source, store = _source(options, settings), tables.readable_as_umask(StoreOptions(settings.object_store))
     with (

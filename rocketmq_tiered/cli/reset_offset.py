@@ -75,7 +75,7 @@ def execute(options: argparse.Namespace) -> int:
     if (options.url is None) == (options.serve is None):
         raise UsageError(
             "give either ARCHIVE_URL or --serve",
-            hint="--serve HOST:PORT if a server of the archive runs, else ARCHIVE_URL",
+            hint="give --serve HOST:PORT if tiered serve is running for the archive; otherwise give ARCHIVE_URL",
         )
     start = _start(options)
     moves = _at_server(options, start) if options.serve is not None else _in_archive(options, start)

@@ -97,7 +97,7 @@ def tables(store: BrokerStore) -> CheckFinding:
     if state.damaged:
         what = "; ".join(f"{name}: {why}" for name, why in state.damaged.items())
         return failed(
-            f"damaged tables of the broker: {what}",
+            f"tables of the broker (files below config/) are damaged: {what}",
             "let the broker write them again, or restore their .bak files",
         )
     return ok(f"{counted(len(state.topics), 'topic')}, {counted(len(state.subscription_groups), 'group')}")

@@ -88,7 +88,8 @@ class IcebergWriter:
             self._commit(table, intent.number, [f"{target}/{name}" for part in done for name in part.names])
         except (SQLAlchemyError, OSError, RESTError) as error:
             raise UnavailableError(
-                f"catalog of {self._name}: {_line(error)}", hint="run the export again"
+                f"the Iceberg catalog of table {self._name} cannot be used: {_line(error)}",
+                hint="run the export again",
             ) from error
         return done
 

@@ -7,7 +7,7 @@ from typing import Any
 from rocketmq_tiered.maintenance.compaction_job import limits_of
 from rocketmq_tiered.maintenance.compaction_round import PlannedRound, run_round
 from rocketmq_tiered.maintenance.key_rounds import (
-    OLD,
+    COMPACTED,
     KeyedQueue,
     KeyFigures,
     KeyPass,
@@ -241,7 +241,7 @@ class KeyCompaction:
             replace(one, seen=self._seen.get(one.queue, 0)) for one in left if isinstance(one, KeyedQueue)
         ]
         self.waiting = [one for one in left if isinstance(one, Waiting)]
-        self.waiting += [Waiting(one.queue, OLD) for one in queues if not one.new_bytes]
+        self.waiting += [Waiting(one.queue, COMPACTED) for one in queues if not one.new_bytes]
         due = [one for one in queues if one.new_bytes and self._is_due(one)]
         self.backlog = KeyFigures(queues=len(due), bytes=sum(one.new_bytes for one in due))
         next_queues = next(passes_of(due, own.memory_bytes // 4), None)

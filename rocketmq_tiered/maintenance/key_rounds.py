@@ -85,7 +85,7 @@ class Waiting(NamedTuple):
     version: int = 0
 
 
-YOUNG, UNINDEXED, FEW, OLD = (
+YOUNG, UNINDEXED, FEW, COMPACTED = (
     "committed less than key_compaction.min_age_ms ago",
     "not in the message index yet",
     f"fewer than {RUNS_MIN} runs below the newest one",
@@ -179,7 +179,7 @@ def _keyed(
 ) -> KeyedQueue | Waiting:
     """What of a queue is compacted: those of its runs ``found`` that are below the cut, the offset from which messages
     stay; or why the queue waits. The cut is the begin of the newest run, or of the first run that may not be replaced,
-    whose offset and version are ``stays``."""
+    whose offset and version are ``stays`` (version 0: there is none)."""
     chunk = joined_chunks(tuple(found))
     row = state.queue(queue)
     assert row is not None
@@ -192,10 +192,12 @@ def _keyed(
     chunk = selected(chunk, order)
     is_new = bool((chunk.runs["kind"] == RunKind.PLAIN).any())
     if len(order) < RUNS_MIN or not is_new:
-        is_young = stays[1] >= before_version
-        is_old = bool(len(order)) and not is_new
-        reason = YOUNG if is_young else UNINDEXED if stays[1] else OLD if is_old else FEW
-        return Waiting(queue, reason, stays[1] if is_young else 0)
+        _, kept_version = stays
+        if kept_version >= before_version:
+            return Waiting(queue, YOUNG, kept_version)
+        # A run that is old enough and must stay is not indexed yet, or damaged.
+        is_compacted = bool(len(order)) and not is_new
+        return Waiting(queue, UNINDEXED if kept_version else COMPACTED if is_compacted else FEW)
     is_filled = bool(int(row["flags"]) & QUEUE_FILLED)
     end, minimum = int(chunk.runs["end_queue_offset"][-1]), int(row["min_queue_offset"])
     return KeyedQueue(queue, chunk, end, minimum, is_filled=is_filled)

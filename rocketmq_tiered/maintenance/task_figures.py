@@ -53,7 +53,8 @@ class KeyCompactionStatus(TaskStatus):
             kept = f"{self.kept_messages:,} of {counted(self.read_messages, 'message')} ({share:.0%}) kept"
             parts.append(f"{kept}, {counted(self.keys, 'key')}")
         if self.backlog_queues:
-            parts.append(f"{counted(self.backlog_queues, 'queue')} due, {size_text(self.backlog_bytes)} new")
+            waiting = f"{counted(self.backlog_queues, 'queue')} with {size_text(self.backlog_bytes)}"
+            parts.append(f"{waiting} of messages not compacted yet")
         return "; ".join(parts)
 
 

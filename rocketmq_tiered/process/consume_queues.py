@@ -218,13 +218,13 @@ class _Rewrite:
         """Copy into ``target`` the units of the store's queues, one queue after the other; after the one to which an
         interrupted command had come, if there was one."""
         source = self._store.consume_queues()
-        own = StoreKind.ROCKSDB if self._store.has_rocksdb_queues else StoreKind.FILE
-        if source is None or own is self._plan.kind:
+        present = StoreKind.ROCKSDB if self._store.has_rocksdb_queues else StoreKind.FILE
+        if source is None or present is self._plan.kind:
             raise UsageError(
                 f"the consume queues of {self._store.path} are in {self._plan.kind.value} already",
                 hint="to write them again all the same, run tiered consumequeue build",
             )
-        keys = [queue[:2] for queue in source.queues()]
+        keys = [(topic, queue_id) for topic, queue_id, *_ in source.queues()]
         left = [key for key in keys if self._done.after_queue is None or key > self._done.after_queue]
         sizes = {key: source.max_offset(*key) - source.min_offset(*key) for key in left}
         done, total = 0, sum(sizes.values()) * _UNIT_BYTES

@@ -423,7 +423,8 @@ def of_catalog(
     state: CatalogState, now_ms: int, gc_grace_ms: int, unreadable: Sequence[UnreadableRange] = ()
 ) -> list[Finding]:
     """What an operator should look at in an archive, by its catalog state alone, for a process that does not write it.
-    ``unreadable``: the messages that the process could not read. Garbage is late a day after its grace period."""
+    ``unreadable``: the messages that the process could not read. Messages were set aside (not archived) where the
+    broker used their offsets again. Garbage is late a day after its grace period."""
     found = [of_unreadable(unreadable)] if unreadable else []
     found += [_gaps(len(state.gaps))] if len(state.gaps) else []
     if count := set_aside_messages(state):

@@ -357,12 +357,12 @@ class UploaderService:
         for_next_process = [key for key in changed if FIELDS[key].rule.restart]
         if for_next_process:
             logger.warning(
-                "these changed settings are in effect after a restart of tiered run: %s",
+                "these changed settings take effect when tiered run is restarted: %s",
                 ", ".join(for_next_process),
             )
         now = [key for key in changed if key not in for_next_process]
         if not now:
-            logger.info("settings reloaded: none changed that this process can apply")
+            logger.info("settings reloaded: no setting changed that takes effect without a restart")
             return
         after = with_values_of(self._settings, after, for_next_process)
         logger.info("settings reloaded", extra={"keys": now})

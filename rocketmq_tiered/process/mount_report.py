@@ -183,10 +183,10 @@ class MountAdminSource(EventLoopSource):
                     "state": node.state.value,
                     "holdsLease": node.member.holds(),
                     "storeProblem": node.problem,
-                    "moves": node.moves,
+                    "moves": node.mounted_count,
                     "takeovers": node.member.takeovers,
                     "brokers": [camel_names(asdict(record)) for record in node.records()],
-                    "failures": {"/".join(name): why for name, why in node.failures.items()},
+                    "failures": {f"{name.cluster}/{name.broker}": why for name, why in node.failures.items()},
                 }
                 for node in self.nodes
             ],
@@ -214,7 +214,7 @@ class _MountCollector(ScrapeCollector):
                 sum(record.consumers for record in records),
             ),
             "lag_messages": ("messages not consumed by groups", sum(record.lag for record in records)),
-            "moves": ("brokers taken since the start", sum(node.moves for node in nodes)),
+            "moves": ("brokers taken since the start", sum(node.mounted_count for node in nodes)),
             "unserved_brokers": (
                 "retired brokers that no node serves",
                 sum(row.state in (NOT_SERVED, LATE) for row in self._source.rows()),

@@ -32,13 +32,14 @@ from tiered.remoting.command import ResponseCode
 RELEASE_S: Final = 60.0
 """How long a node may take to release the groups."""
 LOOK_S: Final = 1.0
-PRODUCER: Final = "tiered-detach"
+DETACH_NAME: Final = "tiered-detach"
+"""The name under which this command owns groups, writes commits and sends messages."""
 
 
 def needs_groups(archive: Archive, state: CatalogState) -> bool:
     """Whether the broker's groups are in a mount, or an earlier run stopped while it took them back."""
     found = load_snapshot(archive.store)
-    was_stopped = found.owner_name == PRODUCER and not found.released
+    was_stopped = found.owner_name == DETACH_NAME and not found.released
     return retired_since(state) is not None or bool(found.lease) or was_stopped
 
 
@@ -53,7 +54,8 @@ def take_back(
     that they have not consumed. ``say`` prints each step. After a failure it may be called again, as offsets are only
     raised."""
     broker = BrokerControl(client, archive.cluster)
-    if broker.permission() == PERM_READ_WRITE and load_snapshot(archive.store).owner_name != PRODUCER:
+    # Where this command owns the groups already, an earlier run of it has made the broker readable.
+    if broker.permission() == PERM_READ_WRITE and load_snapshot(archive.store).owner_name != DETACH_NAME:
         raise UnavailableError(
             f"broker {archive.broker} is readable already: its groups would repeat what they consumed in the mount",
             hint="set brokerPermission = 0 in broker.conf, restart the broker, and run tiered detach --undo again",
@@ -62,17 +64,17 @@ def take_back(
     if retired_since(load(archive.store)) is not None:
         _end_retirement(archive)
     say(DetachStep("mount", "done: nodes of tiered mount are not to serve the broker any more"))
-    log = GroupLog(archive.store, PRODUCER, MACHINE_CLOCK, has_lapsed=lapsed_leases(root))
+    log = GroupLog(archive.store, DETACH_NAME, MACHINE_CLOCK, has_lapsed=lapsed_leases(root))
     _claim(log)
     say(DetachStep("groups", "done: the node of tiered mount has released the consumer groups"))
     count = _commit(broker, log.offsets)
     say(DetachStep("offsets", f"done: {count} offsets of consumer groups written to the broker"))
     broker.set_permission(PERM_READ_WRITE)
     say(DetachStep("permission", "done: clients may read and write again (brokerPermission = 6)"))
-    retries = RetryLog(archive.store, PRODUCER)
+    retries = RetryLog(archive.store, DETACH_NAME)
     sent = _send(client, _unconsumed(retries.claim(), log.offsets))
-    # A later mount begins with what the broker then has: nothing of this one is left.
-    retries.write(RetryState().base(retries.version + 1, retries.owner, PRODUCER))
+    # A later mount begins with what the broker then has, so the offsets and retry messages of this mount are cleared.
+    retries.write(RetryState().base(retries.version + 1, retries.owner, DETACH_NAME))
     log.write({}, released=True)
     say(DetachStep("retries", f"done: {sent} retry messages sent to the broker"))
 
@@ -84,7 +86,7 @@ def _end_retirement(archive: Archive) -> None:
         archive.store,
         cluster=archive.cluster,
         broker=archive.broker,
-        instance=PRODUCER,
+        instance=DETACH_NAME,
         kind="backfill",
         clock=MACHINE_CLOCK,
     )
@@ -150,7 +152,7 @@ def _send(client: BrokerClient, messages: Iterable[RetryMessage]) -> int:
             record.flag,
             record.born_timestamp,
         )
-        request = outgoing.request(PRODUCER, 0)
+        request = outgoing.request(DETACH_NAME, 0)
         answer = client.call(request.code, request.ext_fields, request.body)
         if answer.code != ResponseCode.SUCCESS:
             raise UnavailableError(

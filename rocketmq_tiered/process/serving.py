@@ -380,7 +380,7 @@ class ServingThread:
             fixed += _fixed_keys(self._opened_with, settings, FIXED_AT_OPEN)
         if fixed:
             logger.warning(
-                "for clients, these changed settings are in effect after a restart of tiered run: %s",
+                "for clients, these changed settings take effect when tiered run is restarted: %s",
                 ", ".join(fixed),
             )
         for service in self._services:

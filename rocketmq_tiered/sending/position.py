@@ -75,7 +75,7 @@ class Position:
             raise UsageError(
                 f"{self.path}: {sending.queue} was sent from offset {sent_range.begin} on, and cannot be sent from the"
                 f" earlier offset {start}",
-                hint="send the earlier messages with --until and another --position",
+                hint="to send the earlier messages, run the command with --until TIME and another file for --position",
             )
         return sent_range.next
 

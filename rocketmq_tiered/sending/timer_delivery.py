@@ -137,6 +137,7 @@ class TimerDelivery:
         self._lateness_ms = deque[int](maxlen=LATE_SAMPLES)
         self.problem = ""
         self._due_ms = NEVER_MS
+        """When the earliest timer that is not handed over is due."""
         """Time of delivery of the first timer that is not handed over."""
         # Pending timers are counted in short turns: the count in progress, the time it took until now, when the next
         # one begins, and the result of the last one.
@@ -501,7 +502,7 @@ class TimerDelivery:
         """Return the figures of the delivery; may be called from any thread. ``problem``: why the last pass failed; if
         it did not, the status names the last problem of a single timer."""
         counts, pending, now_ms = self.counts, self._pending, self._clock.wall_ms()
-        next_hour = now_ms // HOUR_MS + 1
+        next_hour = now_ms // HOUR_MS + 1  # in hours since the epoch
         late_ms = sorted(self._lateness_ms.copy())
         return replace(
             counts,

@@ -295,7 +295,7 @@ class SqlSession:
         if is_inside or any(any((one / CATALOG_PREFIX).glob("[0-9]" * 20)) for one in parents):
             raise UsageError(f"{target} is inside an archive", hint="COPY to a place outside it")
         if os.path.lexists(target) and (target.is_symlink() or not target.is_file()):
-            raise UsageError(f"{target} exists and is no file", hint="COPY to a new name")
+            raise UsageError(f"{target} exists and is not a file", hint="COPY to a new name")
 
     def _place(self, written: Path, target: Path) -> None:
         """Beside the target first, as the spill directory may be on another disk."""

@@ -117,7 +117,7 @@ def test_a_run_starts_at_the_end_of_its_bytes(started: CatalogState) -> None:
     draft = append_draft(started, {A: 2})
     runs = draft.runs.copy()
     runs["base_byte"] += 1
-    refused(started, replace(draft, runs=runs), "archived messages, which end at byte 300")
+    refused(started, replace(draft, runs=runs), "and the archive ends at 300")
 
 
 def test_a_record_below_the_queues_physical_end_is_a_re_read(started: CatalogState) -> None:
@@ -309,10 +309,10 @@ def test_compaction_replaces_exactly_the_same_offsets(several: CatalogState) -> 
     before = several.table[row].copy()
     before["flags"] |= QUEUE_FILLED  # its runs were replaced in a later version
     assert state.table[row] == before
-    refused(several, _compacted(several, 3, 9), "those that they replace")
+    refused(several, _compacted(several, 3, 9), "would replace")
     shorter = draft.runs.copy()
     shorter["end_queue_offset"] -= 1
-    refused(several, replace(draft, runs=shorter), "those that they replace")
+    refused(several, replace(draft, runs=shorter), "would replace")
 
 
 def test_a_removed_run_is_still_there_else_the_delta_is_void(several: CatalogState) -> None:

@@ -162,7 +162,7 @@ def test_what_was_fetched_by_one_size_is_lost_once(subject: PrefetchWindow) -> N
         time_s += 1
         offset = pull(subject, offset, time_s=time_s)
         fetch(subject, time_s)
-        ages = {part.since_s for part in subject.ranges}
+        ages = {part.in_memory_since_s for part in subject.ranges}
     size = subject.size
     for time_s in sorted(ages):
         assert subject.expire(time_s + 180.0) > 0

@@ -176,7 +176,7 @@ def listed(server: ScriptedServer, prefix: str) -> list[str]:
 def test_a_page_of_a_web_server_is_no_empty_listing(server: ScriptedServer, body: bytes) -> None:
     """Else an archive behind a proxy that wants a password would not exist."""
     server.script = lambda _asked: Answer(200, body)
-    with pytest.raises(UnansweredError, match="is no listing"):
+    with pytest.raises(UnansweredError, match="is not a listing"):
         listed(server, "a/")
 
 

@@ -52,7 +52,7 @@ from tiered.settings.sections import (
 CONF = broker_conf(
     {"brokerIP1": "10.0.0.1", "listenPort": "10911", "namesrvAddr": "10.0.0.8:9876;10.0.0.9:9876"}
 )
-RESTART = "for clients, these changed settings are in effect after a restart of tiered run"
+RESTART = "for clients, these changed settings take effect when tiered run is restarted"
 ADVERTISED = Settings(serve=ServeSettings(advertise="broker-host:9876"))
 
 

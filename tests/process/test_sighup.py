@@ -117,7 +117,7 @@ def command(request: Any, tmp_path: Path) -> tuple[str, ...]:
 
 STARTED = {"run": "started", "serve": "serving"}
 ANSWERED = {
-    "run": "settings reloaded: none changed that this process can apply",
+    "run": "settings reloaded: no setting changed that takes effect without a restart",
     "serve": "SIGHUP has no effect: tiered serve reads its settings at the start",
 }
 

@@ -234,9 +234,9 @@ def test_files_that_change_count_for_the_next_connection_and_useless_ones_do_not
         ca.unlink()
         assert works()
     assert [text.split(": ")[0] for text in caplog.messages] == [
-        "certificates for the broker reloaded",
-        "the changed certificates for the broker cannot be loaded, so that the old ones stay in use",
-        "the changed certificates for the broker cannot be loaded, so that the old ones stay in use",
+        "TLS files for connections to brokers reloaded",
+        "the changed TLS files for connections to brokers cannot be loaded, so that the old ones stay in use",
+        "the changed TLS files for connections to brokers cannot be loaded, so that the old ones stay in use",
     ]
 
 

@@ -120,14 +120,14 @@ class TaskLoop(Generic[P]):
         level: Callable[[], str] = lambda: "",
     ) -> None:
         """Starts nothing. ``state_of`` returns the newest catalog state, or None while this process does not own the
-        archive."""
+        archive; ``level`` returns how fast the present pass is, for the status (TaskStatus)."""
         self.task = task
         self._state_of, self._level = state_of, level
         self._clock = clock
         self._woken, self._stopped = threading.Event(), threading.Event()
         self._is_in_pass = False
         self._well_s = time.monotonic()
-        """When a pass ended well, or the process did not own the archive, last; or the start."""
+        """When a pass last ended well, or when this process last did not own the archive; at first, the start."""
         self._failing_s: float | None = None
         """When the first of the present failures was; None after a pass that ended well."""
         self._status = TaskStatus(task.name, task.due.every_s or 0.0)

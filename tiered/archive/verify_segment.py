@@ -203,12 +203,12 @@ def _compare(
     runs = concatenated(check.runs, RUN_DTYPE)
     names = [name for name in runs.dtype.names or () if name not in ("queue", "object", "version", "ordinal")]
     is_there = runs["ordinal"] < len(index)
-    own = picked(index.runs, np.where(is_there, runs["ordinal"], 0))
-    _, (number, named) = united([index.queues, check.queues])
-    differing = ~is_there | (number[own["queue"]] != named)
+    in_footer = picked(index.runs, np.where(is_there, runs["ordinal"], 0))
+    _, (footer_queue, catalog_queue) = united([index.queues, check.queues])
+    differing = ~is_there | (footer_queue[in_footer["queue"]] != catalog_queue)
     for name in names:
-        differing |= runs[name] != own[name]
-    for at in np.flatnonzero(differing).tolist():  # or it is a part
+        differing |= runs[name] != in_footer[name]
+    for at in np.flatnonzero(differing).tolist():  # a run that is a part of the footer's differs as well
         run, queue, ordinal = runs[at], check.queues[at], int(runs["ordinal"][at])
         if not is_there[at]:
             differs = ["ordinal"]

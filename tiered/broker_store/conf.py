@@ -173,7 +173,7 @@ def parse_delay_levels(levels: str) -> NDArray[np.int64]:
         unit, number = part[-1], part[:-1]
         if unit not in _UNIT_MS or not number.isdecimal():
             raise UsageError(
-                f"messageDelayLevel of broker.conf contains {part}, which is no time",
+                f"messageDelayLevel of broker.conf contains {part}, which is not a time",
                 hint="use a number and a unit s, m, h or d, such as 30s",
             )
         delays.append(int(number) * _UNIT_MS[unit])
@@ -220,12 +220,12 @@ def _percent(properties: Mapping[str, str], key: str, default: int, least: int, 
 
 def _hours(properties: Mapping[str, str]) -> tuple[int, ...]:
     """The hours of the day at which the broker deletes files, of ``deleteWhen``; 4 o'clock if it is not set. Raises
-    UsageError for anything that is no list of hours."""
+    UsageError for anything that is not a list of hours."""
     value = properties.get("deleteWhen", "04").strip() or "04"
     hours = [part.strip() for part in value.split(";") if part.strip()]
     if not all(hour.isdecimal() and int(hour) < 24 for hour in hours):
         raise UsageError(
-            f"deleteWhen = {value} of broker.conf is no list of hours",
+            f"deleteWhen = {value} of broker.conf is not a list of hours",
             hint="use hours from 00 to 23, such as 04 or 04;16",
         )
     return tuple(int(hour) for hour in hours)

@@ -254,16 +254,16 @@ def _check_bytes_and_phys(directory: QueueDirectory, table: Table, row: Ints, ru
     if is_broken.any():
         at = int(np.flatnonzero(is_broken)[0])
         raise CommitInvalidError(
-            f"{directory.roster.keys[row[at]]}: the commit's run begins at byte {runs['base_byte'][at]} of the queue's "
-            f"archived messages, which end at byte {expected[at]}; nothing was committed"
+            f"{directory.roster.keys[row[at]]}: nothing was committed, as the new messages do not follow the archived "
+            f"ones: they begin at byte {runs['base_byte'][at]} of the queue, and the archive ends at {expected[at]}"
         )
     end_phys = np.where(is_first, table["end_phys"][row], np.concatenate([[0], runs["end_phys"][:-1]]))
     is_repeated = runs["min_phys"] < end_phys
     if is_repeated.any():
         at = int(np.flatnonzero(is_repeated)[0])
         raise CommitInvalidError(
-            f"{directory.roster.keys[row[at]]}: the record at commitlog offset {runs['min_phys'][at]} was archived "
-            f"before, as the queue is archived up to {end_phys[at]}; nothing was committed"
+            f"{directory.roster.keys[row[at]]}: nothing was committed, as the record at commitlog offset "
+            f"{runs['min_phys'][at]} was archived before: the queue is archived up to {end_phys[at]}"
         )
 
 

@@ -120,8 +120,8 @@ def _with_pages(state: CatalogState, commit: Commit) -> CatalogState:
     if change.root.key:
         if change.root.version != state.version - 1:
             raise CommitInvalidError(
-                f"catalog version {state.version} is invalid: its root page is of version {change.root.version}, not "
-                "of the version before"
+                f"catalog version {state.version} is invalid: it names a root page of version {change.root.version}, "
+                f"and must name one of version {state.version - 1}"
             )
         state = replace(state, root=change.root, kept_roots=with_root(state.kept_roots, change.root))
     elif commit.place.root != state.root:
@@ -391,7 +391,7 @@ def _new_history(state: CatalogState, commit: Commit, history_state: CatalogStat
     invalid = f"catalog version {commit.version} is invalid"
     if history_state is None or commit.draft.pages.root.version != commit.version:
         raise CommitInvalidError(
-            f"{invalid}: it starts a log history, but names no summary of the catalog at this version"
+            f"{invalid}: it starts a log history, but names no readable root page of this version"
         )
     if draft.history != state.cursor.history + 1 or not 0 <= draft.common_version <= state.version:
         raise CommitInvalidError(

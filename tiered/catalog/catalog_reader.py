@@ -253,13 +253,16 @@ def _start(
 
 
 def _root_before(store: ObjectStore, root: RootRef, root_error: TieredError) -> RootRef:
-    """The newest root page before ``root``, which cannot be read because of ``root_error``: of a lower version, or of
-    the same one, if that started a log history and the next commit named a copy. Raises CorruptionError."""
+    """The newest root page before ``root``, which cannot be read because of ``root_error``. It is of a lower version;
+    but a commit that starts a log history, or a repair, is carried by its root page alone, of which the next commit may
+    name a copy: then the first of the two comes before the copy. Raises CorruptionError."""
     commit = _commit_of(store, root, root_error)
+    # A commit names the root page before it, and may name a new one.
     before = commit.place.root if commit.root == root else commit.root
     begins = (CommitKind.LOG_HISTORY, CommitKind.REPAIR)
     began_history = commit.draft.kind in begins and before == commit.draft.pages.root
-    if before.version > root.version - (not began_history):
+    newest_allowed = root.version if began_history else root.version - 1
+    if before.version > newest_allowed:
         raise CorruptionError(
             f"{root_error.message}; recovery without it failed: catalog version {root.version} names the root page of "
             f"version {before.version} as an earlier one"

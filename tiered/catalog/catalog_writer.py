@@ -455,7 +455,7 @@ class CatalogWriter:
             self._pending = None
             raise FencedError(
                 f"the catalog of {self._store.url} was lost and repaired, as version {head}, while this writer was "
-                "paused; its last commit is no part of the archive",
+                "paused; its last commit is not a part of the archive",
                 hint="start this writer again",
             )
         self._head_ms = now_ms

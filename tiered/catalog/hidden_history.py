@@ -135,8 +135,8 @@ def _visible_messages(state: CatalogState, runs: Table) -> Table:
 
 @dataclass(frozen=True)
 class HistoryListing:
-    """One log history. ``messages``: those that only it has, hidden ``since_ms``, of which objects are left. ``bytes``
-    are before compression. ``is_kept``: gc does not delete them, as they are an earlier generation."""
+    """One log history. ``messages``: how many that only it has can still be read, hidden ``since_ms``. ``bytes``:
+    theirs before compression. ``is_kept``: garbage collection never deletes them, as they are an earlier generation."""
 
     number: int
     begin_phys: int
@@ -154,7 +154,7 @@ def list_histories(store: ObjectStore, state: CatalogState) -> list[HistoryListi
     lister = _Lister(state, _RemainingRuns(store, state))
     begins_phys = [int(state.table["first_phys"].min()) if len(state.table) else 0]
     begins_phys += [history.begin_phys for history in state.log_histories]
-    listings = [HistoryListing(state.cursor.history, begins_phys[-1], state.cursor.phys, True)]
+    listings = [HistoryListing(state.cursor.history, begins_phys[-1], state.cursor.phys, is_current=True)]
     for history in reversed(state.log_histories):
         begin_phys = begins_phys[history.number - 1 - FIRST_HISTORY]
         listings.append(lister.listing(begin_phys, read_hidden(store, history), history))
@@ -254,14 +254,15 @@ class _Lister:
         keys = object_names(hidden.memory)
         runs = hidden.memory.runs[[self._is_to_list(hidden, at, key) for at, key in enumerate(keys)]]
         messages = _visible_messages(hidden, runs)
+        # A run of which some messages have expired counts with the bytes of the others.
         share = messages / np.maximum(runs["end_queue_offset"] - runs["base_queue_offset"], 1)
         listing = HistoryListing(
             history.number - 1,
             begin_phys,
             hidden.cursor.phys,
-            False,
-            int(table["row_count"][rows].sum() + messages.sum()),
-            int(table["end_byte"][rows].sum() + np.rint((runs["byte_count"] * share).sum())),
+            is_current=False,
+            messages=int(table["row_count"][rows].sum() + messages.sum()),
+            bytes=int(table["end_byte"][rows].sum() + np.rint((runs["byte_count"] * share).sum())),
         )
         if not listing.messages:
             return listing

@@ -329,13 +329,14 @@ class PageWriter:
             self.garbage += self._merged.keys
             self._merged = None
 
-    def _put_pages(self, epoch: int, unnamed: list[str], version: int, pages: Sequence[bytes]) -> str:
+    def _put_pages(self, epoch: int, uncommitted: list[str], version: int, pages: Sequence[bytes]) -> str:
         """Put ``pages`` of ``version`` as one object, and return its key. An unavailable store is tried PAGE_ATTEMPTS
-        times, each time under a new key, as an unanswered PUT may still take effect. All keys join ``unnamed``."""
+        times, each time under a new key, as an unanswered PUT may still take effect. All keys are added to
+        ``uncommitted``: they are garbage unless a commit names them."""
         for attempts_left in reversed(range(PAGE_ATTEMPTS)):
             key = self.new_key("runs", version, epoch)
             try:
-                self._put(key, pages, unnamed)
+                self._put(key, pages, uncommitted)
                 break
             except UnavailableError:
                 if not attempts_left:

@@ -520,6 +520,7 @@ def _unexpired(state: CatalogState, page: Page) -> Page:
     if not state.has_expired_runs:
         return page
     rows = state.directory.rows(page.queues, len(state.table))
+    # A queue that the state does not have has no row (-1), and nothing of it counts as expired.
     minimum = np.where(rows < 0, 0, state.table["min_queue_offset"][rows])
     expired = is_expired(page.chunk.runs, minimum[page.chunk.runs["queue"]])
     if not expired.any():

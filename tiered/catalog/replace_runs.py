@@ -105,8 +105,8 @@ def _replace_in_queue(
     if added and gone:
         if added != gone or int(runs["rows"].sum()) != int(removed["rows"].sum()):
             raise CommitInvalidError(
-                f"{key}: nothing was committed, as the new runs of messages have the offsets {added}, and those that "
-                f"they replace have {gone}, or another number of messages"
+                f"{key}: nothing was committed, as {runs['rows'].sum()} messages at the offsets {added} would replace "
+                f"{removed['rows'].sum()} messages at {gone}"
             )
         return gaps
     if gone:

@@ -154,7 +154,7 @@ class _Return:
         self._limits = np.array([self._limit(row) for row in range(state.queue_count)], np.int64)
         """By row: the commitlog offset up to which the queue's present runs stay."""
 
-    def _shared(self, key: QueueKey) -> CatalogState | None:
+    def _common_state(self, key: QueueKey) -> CatalogState | None:
         """The newest state up to which the queue ``key`` has the same messages in the present state and the target;
         None: there is none. Reads it from the store the first time."""
         row = self._state.row_of(key)
@@ -169,11 +169,11 @@ class _Return:
         """The commitlog offset up to which the present runs of the queue in ``row`` stay, as the target has them too:
         ALL_PHYS: all stay; _NOTHING: none."""
         key = self._state.key_of(row)
-        if self._wanted(key) is None:
+        if self._returning(key) is None:
             # A queue that ended before the target stays as it is; one that began after it goes.
             is_in_target = self._target.queue(key) is not None
             return ALL_PHYS if is_in_target or not self._is_active[row] else _NOTHING
-        shared = self._shared(key)
+        shared = self._common_state(key)
         if shared is None:
             return _NOTHING
         version = self._state.version if self._is_active[row] else self._ended_at.get(key, 0)
@@ -193,14 +193,14 @@ class _Return:
     def _shared_end(self, key: QueueKey) -> int | None:
         """The queue offset up to which the queue ``key`` has the same messages in the present state and the target;
         None: it has none in common."""
-        shared, row = self._shared(key), self._state.row_of(key)
+        shared, row = self._common_state(key), self._state.row_of(key)
         shared_row = None if shared is None else shared.queue(key)
         kept_end = 0 if row is None else int(self._kept_end[row])
         if shared_row is None:
             return kept_end or None
         return max(kept_end, int(shared_row["end_queue_offset"]))
 
-    def _wanted(self, key: QueueKey) -> np.void | None:
+    def _returning(self, key: QueueKey) -> np.void | None:
         """The row of the queue ``key`` in the target, if it belongs to the target's log: not None, and not ended with
         an earlier log."""
         row = self._target.queue(key)
@@ -277,8 +277,9 @@ class _Return:
         return added
 
     def _candidates(self) -> Iterator[Added]:
-        """Runs that log histories hid, the newest history first, and that the target had; also those of which the
-        object no longer exists."""
+        """Runs that later log histories hid and that the target (the earlier state that the log has returned to) had:
+        of queues that return, and not among the messages that the present state has in common with the target. The
+        newest history comes first. Objects of some may no longer exist."""
         for _, hidden in reversed(self._hidden.histories):
             chunk = hidden.memory
             runs, keys = chunk.runs, object_names(chunk)
@@ -289,9 +290,9 @@ class _Return:
             is_in_target &= runs["end_phys"] <= self._target.cursor.phys
             for at in np.flatnonzero(is_in_target).tolist():
                 run, queue = runs[at], hidden.key_of(int(runs["queue"][at]))
-                shared = self._shared(queue)
-                is_above = shared is None or run["version"] > shared.version
-                if is_above and self._wanted(queue) is not None:
+                common = self._common_state(queue)
+                is_hidden_now = common is None or run["version"] > common.version
+                if is_hidden_now and self._returning(queue) is not None:
                     yield queue, run, chunk.objects[int(run["object"])], keys[at]
 
     def _living(self, index: RunIndex, runs: Sequence[np.void]) -> set[str]:
@@ -317,11 +318,13 @@ class _Return:
         staying_rows = [
             row
             for row in range(state.queue_count)
-            if self._limits[row] != _NOTHING or self._wanted(state.key_of(row)) is not None
+            if self._limits[row] != _NOTHING or self._returning(state.key_of(row)) is not None
         ]
         keys = [state.key_of(row) for row in staying_rows]
         keys += [
-            key for key, _ in target.queues() if self._wanted(key) is not None and state.row_of(key) is None
+            key
+            for key, _ in target.queues()
+            if self._returning(key) is not None and state.row_of(key) is None
         ]
         table, gaps = self._table(keys, added), self._gaps(keys)
         new_row = np.full(state.queue_count, -1, np.int64)
@@ -351,7 +354,7 @@ class _Return:
             returned.setdefault(queue, []).append(run)
         table = np.zeros(len(keys), state.table.dtype)
         for number, key in enumerate(keys):
-            row, wanted = state.row_of(key), self._wanted(key)
+            row, wanted = state.row_of(key), self._returning(key)
             if wanted is None:
                 assert row is not None
                 table[number] = state.table[row]
@@ -402,7 +405,7 @@ class _Return:
         tables = []
         for number, key in enumerate(keys):
             gaps = [self._state.gaps_of(key)]
-            if self._wanted(key) is not None:
+            if self._returning(key) is not None:
                 end = self._shared_end(key) or 0
                 below, above = gaps[0], self._target.gaps_of(key)
                 gaps = [below[below["end_queue_offset"] <= end], above[above["begin_queue_offset"] >= end]]

@@ -89,8 +89,9 @@ class RocksdbUnits(ABC):
         for key, value in islice(found, max(count, 0)):
             if len(value) < VALUE_DTYPE.itemsize or len(key) != len(prefix) + _OFFSET_BYTES:
                 raise CorruptionError(
-                    f"RocksDB {self.directory}: a consume-queue unit of {topic}/{queue_id} has {len(value)} bytes "
-                    f"instead of {VALUE_DTYPE.itemsize}, or a key of another length"
+                    f"RocksDB {self.directory} is damaged, or of another RocketMQ version: a consume-queue unit of "
+                    f"{topic}/{queue_id} has {len(value)} bytes and a key of {len(key)}, not "
+                    f"{VALUE_DTYPE.itemsize} and {len(prefix) + _OFFSET_BYTES}"
                 )
             keys.append(key[-_OFFSET_BYTES:])
             values.append(value[: VALUE_DTYPE.itemsize])

@@ -76,8 +76,8 @@ def loads(text: str | bytes, *, dialect_max: int | None = None, values: Allowanc
         pass  # parsed as the dialect
     if dialect_max is not None and len(text) > dialect_max:
         raise FastjsonError(
-            f"the text is not strict JSON, and its {len(text)} characters are more than the {dialect_max} up to which "
-            "fastjson's other forms are read",
+            f"the text is not standard JSON, and fastjson's extensions are read in texts of up to {dialect_max} "
+            f"characters, not of {len(text)}",
             0,
         )
     if isinstance(text, bytes):

@@ -285,8 +285,9 @@ def _spread(identity: str) -> str:
 
 
 def epoch_of(key: str) -> int | None:
-    """The epoch in the key of a data object, page, table, index file or object of timers: the number of the writer that
-    made it. None for keys without one, such as those of commits and foreign objects."""
+    """The epoch in a key, which is the number of the writer that made the object: a segment of one queue or of several
+    (a set), a page of the catalog, a snapshot of a broker table, an index file or an object of timers. None for keys
+    without an epoch, such as those of commits and foreign objects."""
     data = parse_data_key(key)
     if data is not None:
         return data.epoch

@@ -169,14 +169,18 @@ class _Window:
         base, end = parts["base_queue_offset"][some], parts["end_queue_offset"][some]
         outside = (found.queue_offset[at] < base) | (found.queue_offset[last] >= end)
         short = np.where(is_sparse, outside, ended & (self._offset[some] != end))
-        self._require(low, short, "rows of run {} do not reach its end offset")
+        self._require(low, short, "the rows of run {} do not reach the run's end offset")
         other = ended & ~is_lmq & (self._bytes[some] != parts["byte_count"][some])
-        self._require(low, other, "sizes of run {} do not add up to its bytes")
+        self._require(low, other, "the messages of run {} have another size together than its footer says")
         if is_lmq.any():
             stranger = np.maximum.reduceat(found.parent, at) >= len(self._index.queue_table)
-            self._require(low, is_lmq & stranger, "the parent of a row of run {} is not in the footer")
+            self._require(
+                low,
+                is_lmq & stranger,
+                "an LMQ entry of run {} refers to a queue that its footer does not list",
+            )
 
     def _require(self, low: int, wrong: NDArray[np.bool_], what: str) -> None:
         if wrong.any():
             ordinal = int(self._parts["ordinal"][low + int(wrong.argmax())])
-            raise CorruptionError(f"{self._index.key}: {what.format(ordinal)}")
+            raise CorruptionError(f"{self._index.key} is damaged: {what.format(ordinal)}")

@@ -174,8 +174,11 @@ def _decode(data: bytes) -> Record:
 
 
 def _take(data: bytes, at: int, length: int) -> tuple[bytes, int]:
+    """A field of ``length`` bytes at ``at``, and where the next one begins."""
     if length < 0 or at + length > len(data):
-        raise ValueError(f"the part at byte {at} has a length of {length}, which does not fit")
+        raise ValueError(
+            f"the field at byte {at} has a length of {length} bytes; {len(data) - at} bytes are left"
+        )
     return data[at : at + length], at + length
 
 

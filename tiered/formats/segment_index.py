@@ -416,12 +416,18 @@ class SegmentIndex:
         else:
             is_whole = part.base + int(spans.sum()) == part.end
         if not is_whole:
-            raise CorruptionError(f"{self.key}: rows of run {part.ordinal} do not reach its end offset")
+            raise CorruptionError(
+                f"{self.key} is damaged: the rows of run {part.ordinal} do not reach the run's end offset"
+            )
         if not is_lmq and int(sizes.sum()) != part.byte_count:
-            raise CorruptionError(f"{self.key}: sizes of run {part.ordinal} do not add up to its bytes")
+            raise CorruptionError(
+                f"{self.key} is damaged: the messages of run {part.ordinal} have another size together than its footer "
+                "says"
+            )
         if is_lmq and int(parent.max(initial=-1)) >= len(self.queue_table):
             raise CorruptionError(
-                f"{self.key}: the parent of a row of run {part.ordinal} is not in the footer"
+                f"{self.key} is damaged: an LMQ entry of run {part.ordinal} refers to a queue that its footer does not "
+                "list"
             )
         position = np.full(len(size), -1, np.int64) if is_lmq else np.cumsum(sizes) - sizes
         key_count = np.zeros(len(size), np.uint16)

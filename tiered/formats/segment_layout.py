@@ -127,8 +127,8 @@ def encode_trailer(tail_offset: int, footer_offset: int, footer: bytes) -> bytes
     crc = fastcrc.crc32.iscsi(footer)
     total = footer_offset + len(footer) + TRAILER_BYTES
     fields = (tail_offset, footer_offset, crc, FORMAT_MAJOR, FORMAT_MINOR)
-    own = fastcrc.crc32.iscsi(_TRAILER.pack(*fields, 0, TRAILER_MAGIC, total))
-    return _TRAILER.pack(*fields, own, TRAILER_MAGIC, total)
+    trailer_crc = fastcrc.crc32.iscsi(_TRAILER.pack(*fields, 0, TRAILER_MAGIC, total))
+    return _TRAILER.pack(*fields, trailer_crc, TRAILER_MAGIC, total)
 
 
 def decode_trailer(data: bytes | memoryview, size_bytes: int, *, source: str) -> Trailer:
@@ -139,16 +139,17 @@ def decode_trailer(data: bytes | memoryview, size_bytes: int, *, source: str) ->
     if len(data) < TRAILER_BYTES:
         raise CorruptionError(f"{source}: {len(data)} bytes are too few for a segment")
     raw = bytes(data[len(data) - TRAILER_BYTES :])
-    tail_offset, footer_offset, footer_crc, major, minor, own, magic, total = _TRAILER.unpack(raw)
+    tail_offset, footer_offset, footer_crc, major, minor, trailer_crc, magic, total = _TRAILER.unpack(raw)
     where = f"{source}: trailer [{size_bytes - TRAILER_BYTES}, {size_bytes})"
     if magic != TRAILER_MAGIC:
         raise CorruptionError(
             f"{where} does not end with the bytes that mark a segment: it is damaged, or no segment"
         )
     fields = (tail_offset, footer_offset, footer_crc, major, minor)
-    if raw != _TRAILER.pack(*fields, own, magic, total) or own != fastcrc.crc32.iscsi(
-        _TRAILER.pack(*fields, 0, magic, total)
-    ):
+    # Packing the fields again finds damaged padding, which unpacking ignores. The checksum was made of the trailer with
+    # 0 in the place of the checksum.
+    is_padding_whole = raw == _TRAILER.pack(*fields, trailer_crc, magic, total)
+    if not is_padding_whole or trailer_crc != fastcrc.crc32.iscsi(_TRAILER.pack(*fields, 0, magic, total)):
         raise CorruptionError(f"{where} fails its CRC32C")
     require_major(major, minor, f"{source}: segment")
     if total != size_bytes:

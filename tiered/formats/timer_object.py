@@ -156,17 +156,18 @@ def encode_timers(parts: Iterator[Rows]) -> EncodedTimers:
 def hours_of(page: Table) -> Table:
     """Entries in order by hour: HOUR_DTYPE."""
     ones, is_other = np.ones(len(page), np.int64), page["kind"] != EntryKind.TIMER
-    return _runs(page["deliver_ms"] // HOUR_MS, ones, is_other)
+    return _sums_by_hour(page["deliver_ms"] // HOUR_MS, ones, is_other)
 
 
 def joined_hours(tables: Sequence[Table]) -> Table:
     """The hours of parts that follow each other."""
     every = np.concatenate(tables)
-    return _runs(every["hour"], every["rows"], every["others"])
+    return _sums_by_hour(every["hour"], every["rows"], every["others"])
 
 
-def _runs(hours: Table, rows: Table, others: Table) -> Table:
-    """A HOUR_DTYPE table with each of the sorted ``hours`` once, and the sums of ``rows`` and ``others`` for it."""
+def _sums_by_hour(hours: Table, rows: Table, others: Table) -> Table:
+    """A HOUR_DTYPE table with each of the sorted ``hours`` once, and for it the sums of ``rows`` (entries) and of
+    ``others``: how many of these are no timers, but cancellations and the like."""
     first = np.flatnonzero(np.diff(hours, prepend=-1))
     found = np.empty(len(first), HOUR_DTYPE)
     found["hour"] = hours[first]
@@ -205,7 +206,7 @@ def decode_footer(data: bytes, *, source: str, entries: int, pages_bytes: int) -
     wanted = (entries, entries, pages_bytes, len(queues))
     if (int(page_row[-1]), int(hours["rows"].sum()), int(page_at[-1]), len(least)) != wanted:
         raise CorruptionError(
-            f"{source}: the footer of this object of timers does not have the entries that the catalog says"
+            f"{source} is damaged: this object of timers has other numbers of entries than the catalog has for it"
         )
     return TimerFooter(queues, least, hours, pages, page_row, page_at)
 

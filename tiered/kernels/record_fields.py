@@ -147,8 +147,8 @@ def record_fields(
     starts, sizes = np.ascontiguousarray(starts, np.int64), np.ascontiguousarray(sizes, np.int64)
     if not data.flags.c_contiguous or data.dtype != np.uint8 or len(starts) != len(sizes):
         raise ValueError(
-            f"records must be in contiguous bytes, with as many starts as sizes; these are {len(starts)} starts and "
-            f"{len(sizes)} sizes in items of {data.dtype}"
+            f"records must be contiguous uint8 with as many starts as sizes, not {data.dtype} with {len(starts)} "
+            f"starts and {len(sizes)} sizes"
         )
     if len(starts) and (
         int(starts.min()) < 0 or int(sizes.min()) < 0 or int((starts + sizes).max()) > len(data)

@@ -27,6 +27,7 @@ class QueueRoster:
     """Queues numbered from 0 in order of appearance. Append-only; one thread adds at a time, any may read."""
 
     def __init__(self) -> None:
+        """An empty roster, to which ``add`` adds queues one by one; ``of`` makes one of columns."""
         self.topics: list[str] = []
         self._topic_numbers: dict[str, int] = {}
         self._columns = np.zeros(_CAPACITY_MIN, QUEUE_DTYPE)
@@ -35,17 +36,19 @@ class QueueRoster:
         self._keys: list[QueueKey] = []
         """Empty in a roster that was made of columns, until its keys are read."""
         self._topic_rank: Ints = np.empty(0, np.int64)
+        """Of each topic, by number, its position among the sorted names."""
         self._by_code: tuple[Ints, Ints] = (np.empty(0, np.int64),) * 2
         """Codes of topic and queue id of the queues, ascending, and the number of each."""
-        self.is_distinct = True
+        self.has_distinct_queues = True
+        """False if a queue may be there twice, under two numbers."""
 
     @classmethod
-    def of(cls, topics: Sequence[str], table: Table, *, is_distinct: bool = False) -> QueueRoster:
+    def of(cls, topics: Sequence[str], table: Table, *, has_distinct_queues: bool = False) -> QueueRoster:
         """A roster of the queues of ``table`` (QUEUE_DTYPE), whose ``topic`` indexes ``topics``. None may be added.
-        ``is_distinct``: no queue is there twice."""
+        ``has_distinct_queues``: no queue is there twice."""
         roster = cls()
         roster.topics, roster._columns, roster._count = list(topics), table, len(table)
-        roster.is_distinct = is_distinct
+        roster.has_distinct_queues = has_distinct_queues
         return roster
 
     def __len__(self) -> int:
@@ -220,7 +223,7 @@ def united(lists: Sequence[Sequence[QueueKey]]) -> tuple[QueueSelection, list[In
     result its queues are. Selections of one roster are joined by their numbers, which is much faster than by names."""
     selections = [selection_of(queues) for queues in lists]
     ends = np.cumsum([len(queues) for queues in lists])
-    if len({id(queues.roster) for queues in selections}) == 1 and selections[0].roster.is_distinct:
+    if len({id(queues.roster) for queues in selections}) == 1 and selections[0].roster.has_distinct_queues:
         roster = selections[0].roster
         every = np.concatenate([queues.numbers for queues in selections])
         first, number = numbered(every)
@@ -235,5 +238,5 @@ def united(lists: Sequence[Sequence[QueueKey]]) -> tuple[QueueSelection, list[In
     if every["generation"].any():
         code = np.unique(code, return_inverse=True)[1] << 32 | every["generation"]
     first, number = numbered(code)
-    roster = QueueRoster.of(list(topics), picked(every, first), is_distinct=True)
+    roster = QueueRoster.of(list(topics), picked(every, first), has_distinct_queues=True)
     return roster.first(len(first)), np.split(number, ends)[:-1]

@@ -108,7 +108,7 @@ def _file_keys(path: Path) -> dict[str, bytes]:
         key = _base64(words[1]) if len(words) == 2 else None
         if key is None or len(key) != KEY_BYTES or _NAME.fullmatch(words[0]) is None or words[0] in keys:
             raise UsageError(
-                f"{path}: line {number} is no key", hint="write an id of its own and 32 bytes in base64"
+                f"{path}: line {number} is not a key", hint="write an id of its own and 32 bytes in base64"
             )
         keys[words[0]] = key
     if not keys:
@@ -255,6 +255,6 @@ def open_ring(options: StoreOptions) -> KeyRing | None:
     if kind == "command" and name and program.startswith("/"):
         return CommandKeys(name, program)
     raise UsageError(
-        f"{SETTING} = {text} is no ring",
+        f"{SETTING} = {text} is not a key ring",
         hint="use /path/of/keys, aws-kms:KEY or command:KEY:/path/of/program",
     )

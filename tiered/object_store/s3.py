@@ -256,7 +256,9 @@ class S3Store:
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
         if offset < 0 or length < 0:
-            raise CorruptionError(f"{self.url}/{key}: [{offset}, {offset + length}) is no range of an object")
+            raise CorruptionError(
+                f"{self.url}/{key}: [{offset}, {offset + length}) is not a range of an object"
+            )
         if length == 0:
             return b""
         content = self._fetch(key, {"Range": f"bytes={offset}-{offset + length - 1}"}, length)
@@ -455,8 +457,8 @@ def listed_objects(answer: dict[str, Any], prefix: str, after: str, *, where: st
     messages."""
     if "IsTruncated" not in answer:
         raise UnansweredError(
-            f"{where}: the answer to a listing request is no listing, so that it is not from an object store: correct "
-            "object_store.endpoint_url"
+            f"{where}: the answer to a listing request is not a listing, so that it is not from an object store: "
+            "correct object_store.endpoint_url"
         )
     found = [
         ObjectInfo(item["Key"], item["Size"], int(item["LastModified"].timestamp() * 1000))

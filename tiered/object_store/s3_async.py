@@ -46,7 +46,9 @@ class AsyncS3Store:
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes:
         if offset < 0 or length < 0:
-            raise CorruptionError(f"{self.url}/{key}: [{offset}, {offset + length}) is no range of an object")
+            raise CorruptionError(
+                f"{self.url}/{key}: [{offset}, {offset + length}) is not a range of an object"
+            )
         if length == 0:
             return b""
         content = await self._fetch(key, {"Range": f"bytes={offset}-{offset + length - 1}"}, length)

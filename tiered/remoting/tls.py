@@ -73,7 +73,9 @@ class ClientTls:
     def __init__(self, options: TlsOptions) -> None:
         self.options = options
         paths = options.ca, options.certificate, options.key, options.key_password
-        self.context = ReloadedFiles(paths, lambda: _load_context(options), "certificates for the broker").now
+        self.context = ReloadedFiles(
+            paths, lambda: _load_context(options), "TLS files for connections to brokers"
+        ).now
         """The current context."""
         self._logged: dict[str, str] = {}
 

@@ -71,7 +71,7 @@ def _entry(number: int, value: Any) -> RuleEntry:
         if name not in _NAMES:
             close = difflib.get_close_matches(str(name), _NAMES, n=1)
             known = f"did you mean {close[0]}?" if close else f"a rule has {', '.join(_NAMES)}"
-            raise BadValueError(f"rule {number}: {name} is no member of a rule; {known}")
+            raise BadValueError(f"rule {number}: {name} is not a field of a rule; {known}")
     pattern = value.get("pattern")
     if not isinstance(pattern, str) or not pattern.strip():
         raise BadValueError(f"rule {number}: set pattern to topic names, such as orders-*")

@@ -225,7 +225,8 @@ def select(state: CatalogState, topics: Sequence[str], since_ms: int, *, in_file
 
 
 def has_gaps(state: CatalogState, selection: RestoreSelection) -> bool:
-    """Whether offsets are missing inside a selected queue."""
+    """Whether offsets are missing inside a selected queue. Queues of batches do not count: each of their units has its
+    first offset, so that a gap is nothing to fill."""
     gaps: Table = state.gaps
     return any(
         queue.is_selected

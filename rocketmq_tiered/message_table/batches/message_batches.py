@@ -324,7 +324,7 @@ class BatchBuilder:
                 row, message = piece.failures[0]
                 # Such a body is null: its producer may have sent it damaged, and later messages must stay readable.
                 logger.warning(
-                    "%d bodies do not decode; first: %s",
+                    "the bodies of %d messages cannot be decompressed, and are null; the first: %s",
                     len(piece.failures),
                     _place(chunk, row, message).message,
                 )

@@ -123,8 +123,9 @@ class ServedArchive:
         await asyncio.to_thread(self._tables.refresh, self._catalog.state)
 
     async def watch(self, every_s: float) -> None:
-        """Check every ``every_s`` for new commits, until cancelled, and wake the requests that wait for them. While the
-        catalog cannot be read, clients are served from the last version."""
+        """Check every ``every_s`` for new commits, until cancelled, and wake the requests that wait for them. If a
+        commit names newer copies of the broker's tables (topics, groups, offsets), these are read. While the catalog
+        cannot be read, clients are served from the last version."""
         announced = self._catalog.state.version  # pulls refresh the catalog, too
         while True:
             await asyncio.sleep(every_s)

@@ -80,7 +80,8 @@ class GroupOffsets:
 
     async def claim(self) -> bool:
         """Try to become the owner of the consumer groups, and read their offsets. Returns whether this server owns
-        them. Raises the errors of the object store, but for a refusal to write: then offsets can be read."""
+        them; if it owned them before, a refusal does not change that. Raises the errors of the object store, but for a
+        refusal to write: then offsets can be read."""
         began_s = self._clock.monotonic_s()
         try:
             await asyncio.to_thread(self._log.claim, self._lease_ms, take_over=self._take_over)
@@ -91,6 +92,7 @@ class GroupOffsets:
         else:
             self.is_owner, self._take_over, self._renewed_s = True, False, began_s
         self._offsets = {key: dict(queues) for key, queues in self._log.offsets.items()}
+        # What is read does not say which accounts committed it: bytes count for accounts from now on.
         self._group_bytes, self._account_bytes = Counter(), Counter()
         for key, queues in self._offsets.items():
             self._group_bytes[key[0]] += _key_bytes(*key) + QUEUE_BYTES * len(queues)

@@ -47,8 +47,8 @@ class MountNode:
         self.problem = ""
         """Why the lease was not renewed; empty if it was."""
         self.state = NodeState.ACTIVE
-        self.moves = 0
-        """Brokers taken so far."""
+        self.mounted_count = 0
+        """How often this node has mounted a broker so far."""
         self._busy: dict[BrokerName, asyncio.Task[None]] = {}
         """Tasks that take, give away or close a broker; one a broker at a time."""
         self._opening = asyncio.Semaphore(TAKES_MAX)
@@ -185,7 +185,7 @@ class MountNode:
             self._contested.discard(name)
             self.mounted[name] = mounted
             self.member.claiming.discard(name)
-            self.moves += 1
+            self.mounted_count += 1
             logger.info("broker mounted", extra={"broker": name.broker, "address": mounted.address})
 
     def _note_refusal(self, name: BrokerName, error: Exception) -> None:

@@ -386,7 +386,7 @@ class MountedArchive:
             await closing
         except TieredError as error:
             logger.warning(
-                "broker %s was closed before its last group offsets were written: %s",
+                "the last consumer offsets of broker %s could not be written when this node stopped serving it: %s",
                 self.name.broker,
                 error,
                 extra={"broker": self.name.broker},

@@ -233,7 +233,8 @@ class NodeLog:
             if (newest := leases.get(self.node)) is None or newest.version != own.version:
                 self._own = None
                 raise FencedError(
-                    f"the lease of node {self.node} was ended by another node, or by a later process of its name"
+                    f"node {self.node} lost its lease: another node ended it, or a process with the same node name "
+                    "was started later"
                 )
             own_key = lease_key(self.node, own.version)
             # Names of versions count down, so that the newest is listed first.

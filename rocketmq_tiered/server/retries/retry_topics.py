@@ -166,6 +166,7 @@ class ArchiveWithRetries:
         if holder is None:
             return archived
         _, queue = holder
+        # Archived messages in front of the first one delivered here are the begin of the queue.
         if archived is not None and archived.minimum < min(archived.maximum, queue.first_offset):
             return Bounds(archived.minimum, queue.next_offset)
         return Bounds(queue.min_offset, queue.next_offset)

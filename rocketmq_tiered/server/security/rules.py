@@ -236,7 +236,7 @@ def _each(mapping: _Lined, name: str, read: Callable[[Any], T], *, is_required: 
     items = mapping.get(name)
     if not isinstance(items, _Items | None) or (items is None and is_required):
         raise RulesError(
-            f"the value of {name} is no list", hint=f"write {name}: [...], or its items with dashes"
+            f"the value of {name} is not a list", hint=f"write {name}: [...], or its items with dashes"
         ).at(mapping.lines.get(name, 0))
     result = list[T]()
     for item, line in () if items is None else zip(items, items.lines, strict=True):
@@ -252,14 +252,14 @@ def _mapping(found: Any, names: str) -> _Lined:
     by spaces. Raises RulesError otherwise, with the name that may be meant."""
     if not isinstance(found, _Lined):
         raise RulesError(
-            "an entry is no mapping of names to values",
+            "an entry is not a mapping of names to values",
             hint=f"write NAME: VALUE, with the names {', '.join(names.split())}",
         )
     for name in found:
         if name not in names.split():
             near = difflib.get_close_matches(name.strip(), names.split(), 1, 0.5)
-            hint = f"write {near[0]}" if near else f"the names here are {', '.join(names.split())}"
-            raise RulesError(f"the name {name} is unknown here", hint=hint).at(found.lines.get(name, 0))
+            hint = f"write {near[0]}" if near else f"its fields are {', '.join(names.split())}"
+            raise RulesError(f"{name} is not a field of this entry", hint=hint).at(found.lines.get(name, 0))
     return found
 
 
@@ -495,7 +495,7 @@ class UserAcl(Rules):
         prefix, _, name = subject.partition(":")
         if prefix != "User" or name not in self.accounts:
             raise RulesError(
-                f"subject {shortened(ascii(subject))} of a policy is no user of this file",
+                f"subject {shortened(ascii(subject))} of a policy is not a user in this file",
                 hint="write User:NAME with the username of an entry of users, or add that user",
             )
         _each(
@@ -528,7 +528,7 @@ class UserAcl(Rules):
             return None
         required = permissions_for(request)
         if required is None:
-            return f"account {account.name} is no super user, as {request_name(request.code)} requires"
+            return f"account {account.name} is not a super user, as {request_name(request.code)} requires"
         return self._missing(account, required, host)
 
     def _missing(self, account: Account, required: Sequence[Permission], host: str) -> str | None:

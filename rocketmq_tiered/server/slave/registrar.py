@@ -144,8 +144,8 @@ class _Session:
     """One name server."""
 
     def __init__(self, registrar: Registrar, address: str, period_s: float) -> None:
-        """``registrar``: what is registered; ``address``: the name server's, which is connected to at the first
-        registration; ``period_s``: between two registrations."""
+        """``registrar`` has the data to register; ``address``: the name server's, to which the first registration
+        connects; ``period_s``: between two registrations."""
         self._registrar, self._slave, self._address, self._period_s = (
             registrar,
             registrar.slave,
@@ -158,7 +158,8 @@ class _Session:
         self._awake = asyncio.Event()
         self._registering: asyncio.Task[RemotingCommand] | None = None
         self.claims = Claims()
-        """Claims that this name server listed last; none while it does not answer."""
+        """The brokers that claim this one's id or address in the newest list of this name server; none while it does
+        not answer."""
 
     def wake(self) -> None:
         self._awake.set()

@@ -192,13 +192,13 @@ class SlaveService(RelayService[RelayClient]):
         return SlaveStatus(
             slave.advertise,
             self._connection_count,
-            self._handlers is not None,
+            self._handlers is not None,  # whether the archive is open
             self._group_readings(),
-            slave.broker_id,
-            self.master.is_available,
-            self.master.redirects(),
-            tuple(zip(slave.name_servers, map(str, self._registrar.statuses()), strict=True)),
-            self.master.failure,
+            broker_id=slave.broker_id,
+            is_master_available=self.master.is_available,
+            redirects=self.master.redirects(),
+            name_servers=tuple(zip(slave.name_servers, map(str, self._registrar.statuses()), strict=True)),
+            master_failure=self.master.failure,
             has_plain_accounts=self.has_plain_accounts,
         )
 

@@ -36,8 +36,8 @@ BACKLOG = 1024
 ACCEPTED_AT_ONCE = 2
 """Connections accepted in a row before clients already connected get their turn."""
 OTHER_DESCRIPTORS = 512
-ADDRESS_PART, ADDRESS_MIN = 4, 100
-"""One address may have a fourth of all connections, and at least 100, if no limit is set."""
+PER_ADDRESS_PART, PER_ADDRESS_MIN = 4, 100
+"""If no limit is set, one address may have a fourth of ``connections_max``, and at least 100 connections."""
 IPV6_BITS = 64
 """A host of IPv6 has at least a network of its own."""
 
@@ -45,7 +45,7 @@ IPV6_BITS = 64
 @dataclass(frozen=True)
 class ServerOptions:
     """``version``: sent in replies (org.apache.rocketmq.common.MQVersion). ``tls``: called for each connection; plain
-    clients are served too unless ``tls_only``. ``address_max``: connections of one address; 0: ADDRESS_PART of all.
+    clients are served too unless ``tls_only``. ``address_max``: connections of one address; 0: by PER_ADDRESS_PART.
     ``proxy_from``: from where PROXY headers are believed."""
 
     host: str = "127.0.0.1"
@@ -89,7 +89,8 @@ class Listener:
         self._log = self._context.log
         self._listener: socket.socket | None = None
         self._connections: set[Connection] = set()
-        self._address_max = options.address_max or max(ADDRESS_MIN, options.connections_max // ADDRESS_PART)
+        by_default = max(PER_ADDRESS_MIN, options.connections_max // PER_ADDRESS_PART)
+        self._per_address_max = options.address_max or by_default
         self._by_address: Counter[str] = Counter()
         """Connections, also opening ones, by address; those of load balancers only once the client's is known."""
         self._counted: dict[Connection, str] = {}
@@ -242,10 +243,8 @@ class Listener:
         """Count one more connection of an address, and add what it is counted as to ``counted``: for IPv6 a network.
         Returns False, and counts nothing, if the address has as many as it may."""
         network = self._network_of(host)
-        if self._by_address[network] >= self._address_max:
-            text = (
-                f"connection refused: {network} has {self._address_max} (serve.connections_per_address_max)"
-            )
+        if self._by_address[network] >= self._per_address_max:
+            text = f"connection refused: {network} has {self._per_address_max} (serve.connections_per_address_max)"
             self._log.note(logging.WARNING, text, host)
             return False
         self._by_address[network] += 1

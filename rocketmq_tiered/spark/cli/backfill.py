@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replace-log",
         action="store_true",
-        help="archive a log that lacks archived messages or differs from them; these are hidden from readers",
+        help="archive the log even if it lacks archived messages or differs from them: those are hidden from readers",
     )
     add_topics(parser)
     add_spark(parser)

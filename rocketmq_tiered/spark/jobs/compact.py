@@ -134,7 +134,8 @@ class _DistributedKeys:
 
     def read(self, queues: Sequence[KeyedQueue], found: KeyPass) -> None:
         """Read the keys of ``queues`` by Spark tasks, shuffle them so that equal keys come together, and add to
-        ``found`` which messages of each queue stay."""
+        ``found`` which messages of each queue stay and which is the last row of each run; ``found.report`` gets the
+        bytes that were read, for the progress."""
         rows = sum(int(one.chunk.runs["rows"].sum()) for one in queues)
         parts = max(self._runner.parallelism, -(-rows // PART_MESSAGES))
         tasks = [

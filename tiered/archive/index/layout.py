@@ -68,17 +68,17 @@ class Shape:
         """Raises CorruptionError for numbers and widths that no file of ``size_bytes`` can have."""
         if not 0 <= self.slot_bits <= SLOT_BITS_MAX or self.items < 0 or self.tail_bytes < TRAILER_BYTES:
             raise CorruptionError(
-                f"{self.key}: an index file cannot have {self.items} items, 2^{self.slot_bits} slots and a footer of "
-                f"{self.tail_bytes} bytes"
+                f"{self.key} is damaged: an index file cannot have {self.items} items, 2^{self.slot_bits} slots and a "
+                f"footer of {self.tail_bytes} bytes"
             )
         if not all(0 <= width <= most for width, most in zip(self.widths, WIDTHS_MAX, strict=True)):
             raise CorruptionError(
-                f"{self.key}: an index file cannot have columns of {tuple(self.widths)} bytes"
+                f"{self.key} is damaged: an index file cannot have columns of {tuple(self.widths)} bytes"
             )
         if self.places_offset > self.footer_offset:
             raise CorruptionError(
-                f"{self.key}: an index file of {self.size_bytes} bytes cannot have {self.items} items and "
-                f"2^{self.slot_bits} slots"
+                f"{self.key} is damaged: {self.items} items and 2^{self.slot_bits} slots do not fit in an index file "
+                f"of {self.size_bytes} bytes"
             )
 
     @cached_property

@@ -142,10 +142,14 @@ def decode_places(data: bytes | memoryview, source: str) -> Places:
         queues = queues_of(container)
         rows = container.table("rows", PLACE_DTYPE)
         phys = np.cumsum(rows["phys"])
-        if len(rows) == 0 or int(rows["queue"].max()) >= len(queues) or bool((np.diff(phys) < 0).any()):
-            raise ValueError(
-                "it has no rows, its rows are not in order of their physical offsets, or a row names an unlisted queue"
+        is_in_order = len(rows) > 0 and not bool((np.diff(phys) < 0).any())
+        if not is_in_order or int(rows["queue"].max()) >= len(queues):
+            what = (
+                "a row names a queue that the page does not list"
+                if is_in_order
+                else "it has no rows in order"
             )
+            raise ValueError(what)
     except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise CorruptionError(f"the page of the index file {source} is damaged: {error!r}") from error
     rows = rows.copy()

@@ -76,7 +76,7 @@ def rewrite(
         raise UsageError(
             f"this compaction needs {needed:,} bytes in {options.spool_directory}, more than the "
             f"{options.spool_bytes_max:,} that it may use",
-            hint="raise the limit of temporary files; planned compactions should stay below it: report it",
+            hint="raise compaction.spool_bytes for now, and report this as a bug: plans should stay below that limit",
         )
     options.release()  # what planning has freed
     with private_temporary(options.spool_directory, "compaction-") as directory:

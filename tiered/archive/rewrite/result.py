@@ -139,12 +139,15 @@ def _begins(candidates: Candidates, plan: RewritePlan) -> NDArray[np.int64]:
 def cover_holes(candidates: Candidates, plan: RewritePlan, new: Table) -> None:
     """Widen the sparse runs of ``new`` (key compaction dropped messages from them), in place, so that the new runs
     cover all offsets of the runs that the plan moves: a sparse run goes up to the next run, and begins where the moved
-    offsets, or the plain run before it, require it."""
+    offsets, or the plain run before it, require it.
+
+    If the offsets [10, 50) are moved, and [12, 20) sparse and [30, 40) plain are new, the sparse run becomes [10, 30);
+    if a sparse run [42, 45) is new as well, it becomes [40, 50)."""
     for queue in np.unique(new["queue"][new["kind"] == RunKind.SPARSE]).tolist():
         of_queue = np.flatnonzero(new["queue"] == queue)
         of_queue = of_queue[np.argsort(new["base_queue_offset"][of_queue])]
         is_moved = plan.moved(len(candidates.runs)) & (candidates.runs["queue"] == queue)
-        # The intervals of offsets without a hole that are to be covered.
+        # The intervals [begin, end) of moved offsets: runs without a gap between them are one interval.
         begin = np.sort(_begins(candidates, plan)[is_moved])
         end = np.sort(candidates.runs["end_queue_offset"][is_moved])
         begins_interval = np.append(True, begin[1:] != end[:-1])
@@ -153,6 +156,8 @@ def cover_holes(candidates: Candidates, plan: RewritePlan, new: Table) -> None:
         interval = np.searchsorted(begin, base, side="right") - 1
         is_first = np.append(True, interval[1:] != interval[:-1])
         is_sparse = new["kind"][of_queue] == RunKind.SPARSE
+        # Where a sparse run must begin: with its interval, after the plain run before it, or, after a sparse one, where
+        # it is, as that one goes up to it.
         before = np.where(is_first, begin[interval], np.where(np.roll(is_sparse, 1), base, np.roll(last, 1)))
         base = np.where(is_sparse, before, base)
         following = np.where(np.append(is_first[1:], True), end[interval], np.append(base[1:], 0))

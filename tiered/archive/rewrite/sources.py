@@ -272,7 +272,8 @@ class _ObjectBytes:
             self._read()
         if not self._begin <= offset <= offset + length <= self._begin + len(self._data):
             raise CorruptionError(
-                f"{self._key}: the block at [{offset}, {offset + length}) is none of those that the compaction reads"
+                f"{self._key}: its footer refers to bytes [{offset}, {offset + length}), which hold no block that the "
+                "compaction planned to read"
             )
         return self._data[offset - self._begin : offset - self._begin + length]
 
