@@ -19,7 +19,7 @@ from benchmarks.synthetic_store import StoreSpec, write_store
 from tests.archive.queue_reader import QueueReader, records_of
 from tests.bad_input.stale_checksum import NAME, copy_with_stale_checksum
 from tests.end_to_end.ground_truth import load_truth
-from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
+from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill, state_of
 from tests.kernels.record_builder import Message, build_log, encode, properties
 from tests.sweeps import sweep
 from tests.uploader.damaged_headers import archived, assert_all_but, flip
@@ -27,7 +27,6 @@ from tiered.archive.verify import verify_archive
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
-from tiered.catalog.state import CatalogState
 from tiered.errors import UnavailableError
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import TopicFilter
@@ -116,10 +115,6 @@ def test_damage_before_a_restart_is_recorded_as_damage(stops: tuple[int, ...], t
         backfill(store, memory)
     state = load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)))
     assert [GapReason(int(gap["reason"])) for gap in state.gaps] == [GapReason.DAMAGED]
-
-
-def state_of(memory: MemoryStore) -> CatalogState:
-    return load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)))
 
 
 def backfill_from(store: Path, dirs: Sequence[Path], memory: MemoryStore) -> OffloadResult:

@@ -16,20 +16,17 @@ import pytest
 from benchmarks.synthetic_store import StoreSpec, write_store
 from tests.broker_store.bad_sectors import BadSectors
 from tests.end_to_end.archive_check import check_against_truth
-from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
+from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, archive_of, backfill, state_of
 from tests.sweeps import sweep
 from tests.uploader.living_broker import LivingBroker
 from tiered.archive.verify import verify_archive
 from tiered.broker_store.commit_log import CommitLog, LogFile
 from tiered.broker_store.pins import PinKeeper, PinLimits
 from tiered.broker_store.store import open_broker_store
-from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.errors import UnreadableError
-from tiered.formats.keys import archive_prefix
 from tiered.model.tables import GapReason
 from tiered.object_store.memory import MemoryStore
-from tiered.object_store.prefixed import PrefixedStore
 from tiered.residency import PAGE_BYTES
 from uploader.offload import Environment, Offloader, OffloadIdentity
 
@@ -39,14 +36,6 @@ MESSAGES = 10_000
 RECORD = SPEC.record_bytes
 BAD_AT = 300_000
 TIMEOUT_S = 30.0
-
-
-def archive_of(memory: MemoryStore) -> PrefixedStore:
-    return PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
-
-
-def state_of(memory: MemoryStore) -> CatalogState:
-    return load(archive_of(memory))
 
 
 def visible_in(state: CatalogState) -> dict[object, bytes]:

@@ -1,17 +1,25 @@
 """Archives a real store as `tiered backfill` does, in this process."""
 
 import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.store import open_broker_store
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.state import CatalogState
+from tiered.formats.keys import archive_prefix
 from tiered.model.queue import TopicFilter
 from tiered.object_store.interface import ObjectStore
+from tiered.object_store.prefixed import PrefixedStore
 from tiered.settings.sections import IndexSettings, OffloadSettings
 from tiered.settings.topic_rules import TopicRules
 from uploader.bound_source import no_offsets
 from uploader.log_rule import LogLimits
 from uploader.offload import Environment, ObjectOptions, Offloader, OffloadIdentity, OffloadResult
+from uploader.offload_status import OffloadStatus
 
 CLUSTER, BROKER = "FxCluster", "fx-a"
 FILTER = TopicFilter(cluster=CLUSTER, broker=BROKER)
@@ -47,3 +55,37 @@ def backfill(
             options=ObjectOptions(index_settings or IndexSettings(), rules or TopicRules()),
         )
         return offloader.run(threading.Event(), follow=False)
+
+
+def archive_of(root: ObjectStore) -> PrefixedStore:
+    """The archive that ``backfill`` fills."""
+    return PrefixedStore(root, archive_prefix(CLUSTER, BROKER))
+
+
+def state_of(root: ObjectStore) -> CatalogState:
+    """Its newest state."""
+    return load(archive_of(root))
+
+
+@contextmanager
+def following(
+    offloader: Offloader, timeout_s: float = 60.0
+) -> Iterator[Callable[[Callable[[OffloadStatus], object]], OffloadStatus | None]]:
+    """``offloader`` follows its log. Gives a function that waits for a status as wanted, and returns the last one."""
+    stop = threading.Event()
+    thread = threading.Thread(target=offloader.run, args=(stop,), kwargs={"follow": True})
+    thread.start()
+
+    def reached(wanted: Callable[[OffloadStatus], object]) -> OffloadStatus | None:
+        deadline_s = time.monotonic() + timeout_s
+        while (status := offloader.status()) is None or not wanted(status):
+            if time.monotonic() > deadline_s or not thread.is_alive():
+                break
+            time.sleep(0.01)
+        return status
+
+    try:
+        yield reached
+    finally:
+        stop.set()
+        thread.join()

@@ -25,7 +25,7 @@ from tests.integration.live import Sidecar
 from tests.integration.live_scene import Scene
 from tests.integration.proxy_scene import ProxyScene
 from tests.server.request_fuzz import changed_requests
-from tests.servers.child import ChildServer, free_port
+from tests.servers.child import ChildServer, free_port, listens
 from tests.servers.rocketmq import BROKER, CLUSTER, checking_signatures, judging_permissions
 from tests.servers.running_store import RunningStore
 from tiered.formats import fastjson
@@ -171,14 +171,9 @@ def served(archive: Path, rules: dict[str, Any], directory: Path) -> Iterator[st
         f"serve.acl_file={directory}/rules.yml",
     ]
     root = {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
-    server = ChildServer("tiered serve", command, root, directory / "serve.log", lambda: _listens(port))
+    server = ChildServer("tiered serve", command, root, directory / "serve.log", lambda: listens(port))
     with server:
         yield f"127.0.0.1:{port}"
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.mark.parametrize(("column", "rules"), [("archive 1.0", PLAIN), ("archive 5.x", USERS)])

@@ -12,7 +12,7 @@ from rocketmq_tiered.process.admin import AdminServer
 from tests.end_to_end.offloading import backfill
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.integration.live_scene import Load, Producer, Scene, beside_broker
-from tests.process.page_scene import PageScene
+from tests.process.page_scene import Alive, PageScene
 from tests.servers.chromium import Chromium
 from tests.servers.store_directory import StoreDirectory
 from tiered.object_store.file import FileStore
@@ -64,20 +64,6 @@ def test_the_page_beside_a_broker(tmp_path: Path) -> None:
         message = browser(tmp_path, f"{url}/messages?topic=live0&by=offset&queue=0&value=0", "--dump-dom")
         assert "offsetMsgId" in message and "UNIQ_KEY" in message
         assert sidecar.stop() == 0
-
-
-class Alive:
-    """An AdminSource without content."""
-
-    def health(self) -> tuple[bool, str]:
-        return True, "alive"
-
-    readiness = health
-
-    def status_json(self) -> bytes:
-        return b"{}"
-
-    metrics = status_json
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")

@@ -1,6 +1,5 @@
 """Real Java clients with right, wrong and no keys, plain and over TLS, with and without a certificate of their own."""
 
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ import pytest
 
 import rocketmq_tiered
 from tests.end_to_end.offloading import backfill
-from tests.servers.child import ChildServer, free_port
+from tests.servers.child import ChildServer, free_port, listens
 from tests.servers.install import NotInstallableError
 from tests.servers.rocketmq import java_classes, run_java
 from tiered.object_store.file import FileStore
@@ -98,7 +97,7 @@ def guarded(real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPath
         *settings,
     ]
     root = {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
-    server = ChildServer("tiered serve", command, root, directory / "serve.log", lambda: _listens(port))
+    server = ChildServer("tiered serve", command, root, directory / "serve.log", lambda: listens(port))
     with server:
         yield Guarded(directory, f"127.0.0.1:{port}", rules, directory / "serve.log", messages)
     assert '"group":"G_signed","topic":"t_keys"' in (directory / "serve.log").read_text(), "reads are audited"
@@ -114,11 +113,6 @@ def make_certificates(directory: Path) -> None:
     for name in ("server", "client"):
         openssl(f"req -newkey rsa:2048 -nodes -subj /CN={name} -keyout {name}.key -out {name}.csr")
         openssl(f"x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -out {name}.pem")
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -76,3 +76,17 @@ def token_file(directory: Path, text: str) -> AdminSettings:
     path = directory / "token"
     path.write_text(text)
     return AdminSettings(token_file=str(path))
+
+
+class Alive:
+    """An AdminSource without content."""
+
+    def health(self) -> tuple[bool, str]:
+        return True, "alive"
+
+    readiness = health
+
+    def status_json(self) -> bytes:
+        return b"{}"
+
+    metrics = status_json

@@ -43,7 +43,7 @@ from rocketmq_tiered.server.slave.slave_service import SlaveCounters, SlaveServi
 from tests.end_to_end.offloading import backfill
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.process.archive_admin_scene import Scene
-from tests.process.page_scene import PageScene, token_file
+from tests.process.page_scene import Alive, PageScene, token_file
 from tests.process.status_report import REPORT
 from tiered.archive.task import EXPIRY, GARBAGE_COLLECTION, TaskStatus
 from tiered.archive.timers import TimerCounts
@@ -210,20 +210,6 @@ def test_long_requests_are_refused(scene: PageScene) -> None:
     for target, code in (("/topics?filter=" + "x" * 9000, 414), ("/topics?" + "a=1&" * 50, 400)):
         answer = scene.answer(target)
         assert answer is not None and answer.code == code
-
-
-class Alive:
-    """An AdminSource without content."""
-
-    def health(self) -> tuple[bool, str]:
-        return True, "alive"
-
-    readiness = health
-
-    def status_json(self) -> bytes:
-        return b"{}"
-
-    metrics = status_json
 
 
 def test_pages_that_wait_for_the_store_do_not_hide_the_health_of_the_process(

@@ -13,6 +13,7 @@ from rocketmq_tiered.process.admin import AdminServer
 from rocketmq_tiered.process.instance import InstanceDescription, StateDirectory
 from rocketmq_tiered.process.metrics import ObjectStoreCollector
 from rocketmq_tiered.process.request_counts import counts_in
+from tests.process.page_scene import Alive
 from tiered.errors import UsageError
 from tiered.object_store.request_metrics import StoreMetrics
 
@@ -30,16 +31,8 @@ def metrics_text() -> str:
     return generate_latest(registry).decode()
 
 
-class Source:
+class Source(Alive):
     """An AdminSource with metrics only."""
-
-    def health(self) -> tuple[bool, str]:
-        return True, ""
-
-    readiness = health
-
-    def status_json(self) -> bytes:
-        return b"{}"
 
     def metrics(self) -> bytes:
         return metrics_text().encode()

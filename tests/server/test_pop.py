@@ -37,6 +37,7 @@ from rocketmq_tiered.server.pop.pop_handlers import (
 )
 from rocketmq_tiered.server.wire.request import BadRequestError, HandlerTable, Response
 from tests.peak_memory import peak_below
+from tests.server.group_clock import Time
 from tests.server.serving_peer import request
 from tiered.clock import Clock
 from tiered.errors import CorruptionError, UsageError
@@ -148,16 +149,6 @@ def test_receipts_and_offsets_as_java_writes_them() -> None:
         "msgOffsetInfo": "0 1 4,5;0 0 9",
         "orderCountInfo": "",
     }
-
-
-class Time:
-    """Time of day set by hand."""
-
-    def __init__(self) -> None:
-        self.now_ms = 1_000_000
-
-    def __call__(self) -> int:
-        return self.now_ms
 
 
 class Archive:

@@ -39,6 +39,7 @@ from rocketmq_tiered.server.retries.retry_queue import OBJECTS_MAX, RetryHandler
 from rocketmq_tiered.server.retries.retry_topics import ArchiveWithRetries
 from rocketmq_tiered.server.wire.request import HandlerTable, Request, Response
 from tests.end_to_end.offloading import backfill
+from tests.server.group_clock import Time
 from tests.server.original_record import original
 from tests.server.serving_peer import request
 from tests.sweeps import examples
@@ -207,16 +208,6 @@ def test_an_object_that_lacks_its_base_is_damage() -> None:
     store.delete([object_key(2)])
     with pytest.raises(CorruptionError, match="which is not the one before"):
         load_objects(store)
-
-
-class Time:
-    """Time of day set by hand."""
-
-    def __init__(self) -> None:
-        self.now_ms = 1_000_000
-
-    def __call__(self) -> int:
-        return self.now_ms
 
 
 class ArchiveWithRetryTopic(Backend):

@@ -133,3 +133,8 @@ def answers(url: str, *, containing: bytes = b"") -> bool:
             return containing in answer.read()
     except (urllib.error.URLError, OSError):
         return False
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

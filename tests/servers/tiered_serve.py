@@ -1,10 +1,9 @@
 """`tiered serve` over an archive in a directory, as a child process."""
 
-import socket
 import sys
 from pathlib import Path
 
-from tests.servers.child import ChildServer, free_port
+from tests.servers.child import ChildServer, free_port, listens
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -25,12 +24,5 @@ def tiered_serve(url: str, directory: Path, *flags: str) -> tuple[ChildServer, s
         *flags,
     ]
     environment = {"PYTHONPATH": str(ROOT)}
-    server = ChildServer(
-        "tiered serve", command, environment, directory / "serve.log", lambda: _listens(port)
-    )
+    server = ChildServer("tiered serve", command, environment, directory / "serve.log", lambda: listens(port))
     return server, f"127.0.0.1:{port}"
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -4,7 +4,6 @@ Pacing of the dispatch loop.
 """
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.archive_check import check_against_truth
-from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
+from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill, following
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
 from tests.uploader.dispatch_bench import FILE_BYTES, Bench
 from tests.uploader.living_broker import LivingBroker
@@ -31,7 +30,7 @@ TIMEOUT_S = 60.0
 
 
 def test_messages_do_not_wait_for_the_brokers_tables(real_store: Callable[[str], Path]) -> None:
-    stop, released = threading.Event(), threading.Event()
+    released = threading.Event()
     memory = MemoryStore("memory://tables-stall")
     stalling = FaultStore(
         memory, [FaultRule(Fault.STALLED, keys="*/state/*")], wait=lambda _s: released.wait(TIMEOUT_S)
@@ -45,21 +44,13 @@ def test_messages_do_not_wait_for_the_brokers_tables(real_store: Callable[[str],
             topic_filter=FILTER,
             offsets_source=no_offsets,
         )
-        thread = threading.Thread(target=offloader.run, args=(stop,), kwargs={"follow": True})
-        thread.start()
-        deadline_s = time.monotonic() + TIMEOUT_S / 2
-        committed = 0
-        while time.monotonic() < deadline_s:
-            status = offloader.status()
-            if status is not None and 0 < status.committed_phys == status.read_phys:
-                committed = status.committed_phys
-                break
-            time.sleep(0.02)
-        assert not released.is_set()
-        released.set()
-        stop.set()
-        thread.join()
-    assert committed > 0, "the last batch was not closed by age while a table's PUT stalled"
+        with following(offloader, TIMEOUT_S / 2) as reached:
+            status = reached(lambda status: 0 < status.committed_phys == status.read_phys)
+            assert not released.is_set()
+            released.set()
+    assert status is not None and 0 < status.committed_phys == status.read_phys, (
+        "the last batch was not closed by age while a table's PUT stalled"
+    )
     assert check_against_truth(memory, real_store("F"), "F") > 10_000
 
 
@@ -85,7 +76,6 @@ def follow_to_the_end(
     store: Path, memory: MemoryStore, broker: LivingBroker, *, pins: PinKeeper | None = None
 ) -> str:
     """Archives everything, or fails. What is said of pins."""
-    stop = threading.Event()
     with open_broker_store(store) as opened:
         offloader = Offloader(
             opened,
@@ -96,16 +86,8 @@ def follow_to_the_end(
             offsets_source=broker.offsets,
             pins=pins,
         )
-        thread = threading.Thread(target=offloader.run, args=(stop,), kwargs={"follow": True})
-        thread.start()
-        deadline_s = time.monotonic() + TIMEOUT_S / 3
-        while time.monotonic() < deadline_s and thread.is_alive():
-            status = offloader.status()
-            if status is not None and status.committed_phys == broker.end_phys:
-                break
-            time.sleep(0.02)
-        stop.set()
-        thread.join()
+        with following(offloader, TIMEOUT_S / 3) as reached:
+            status = reached(lambda status: status.committed_phys == broker.end_phys)
     assert load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))).cursor.phys == broker.end_phys
     return status.pins.problem if status is not None and status.pins is not None else ""
 

@@ -3,13 +3,11 @@
 Absent is not deleted; backfill shows what the broker would show.
 """
 
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL
+from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, following
 from tiered.broker_store.store import open_broker_store
 from tiered.errors import ThrottledError, UnavailableError
 from tiered.model.queue import QueueKey, TopicFilter
@@ -20,7 +18,6 @@ from uploader.offload import Offloader, OffloadIdentity
 
 
 def test_a_writer_without_messages_says_that_it_owns_the_archive(real_store: Callable[[str], Path]) -> None:
-    stop = threading.Event()
     with open_broker_store(real_store("F") / "store") as store:
         offloader = Offloader(
             store,
@@ -31,13 +28,8 @@ def test_a_writer_without_messages_says_that_it_owns_the_archive(real_store: Cal
             offsets_source=no_offsets,
         )
         assert offloader.status() is None
-        thread = threading.Thread(target=offloader.run, args=(stop,), kwargs={"follow": True})
-        thread.start()
-        deadline_s = time.monotonic() + 60
-        while (status := offloader.status()) is None and time.monotonic() < deadline_s:
-            time.sleep(0.01)
-        stop.set()
-        thread.join()
+        with following(offloader) as reached:
+            status = reached(lambda status: True)
     assert status is not None
     assert status.epoch == 1, "the epoch is claimed before anything is followed"
 
@@ -53,15 +45,7 @@ class _Refusing(MemoryStore):
         return super().put_if_absent(key, *arguments, **named)
 
 
-def _wait_for(condition: Callable[[], bool]) -> bool:
-    deadline_s = time.monotonic() + 30
-    while not condition() and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    return condition()
-
-
 def test_an_outage_of_the_store_is_a_problem_until_it_ends(real_store: Callable[[str], Path]) -> None:
-    stop = threading.Event()
     objects = _Refusing("memory://outage")
     objects.is_down = True
     with open_broker_store(real_store("F") / "store") as store:
@@ -73,19 +57,12 @@ def test_an_outage_of_the_store_is_a_problem_until_it_ends(real_store: Callable[
             topic_filter=TopicFilter(cluster=CLUSTER, broker=BROKER),
             offsets_source=no_offsets,
         )
-
-        def problem() -> str | None:
-            status = offloader.status()
-            return None if status is None else status.store_problem
-
-        thread = threading.Thread(target=offloader.run, args=(stop,), kwargs={"follow": True})
-        thread.start()
-        seen = _wait_for(lambda: "unreachable" in (problem() or ""))
-        objects.is_down = False
-        ended = _wait_for(lambda: problem() == "")
-        stop.set()
-        thread.join()
-    assert seen and ended
+        with following(offloader, 30) as reached:
+            begun = reached(lambda status: "unreachable" in (status.store_problem or ""))
+            assert begun is not None and "unreachable" in (begun.store_problem or "")
+            objects.is_down = False
+            ended = reached(lambda status: status.store_problem == "")
+            assert ended is not None and ended.store_problem == ""
 
 
 TOPICS = frozenset(f"t{i}" for i in range(20))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.synthetic_store import StoreSpec, write_store
-from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL
+from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, following
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.pins import PinKeeper, PinLimits
 from tiered.broker_store.retention import DiskUse
@@ -173,7 +173,6 @@ FILE_BYTES = 4 << 20
 
 def test_archived_files_are_let_go(real_store: Callable[[str], Path], tmp_path: Path) -> None:
     shutil.copytree(real_store("F") / "store", tmp_path / "store")
-    stop = threading.Event()
     pins = PinKeeper([tmp_path / "pins"], PinLimits(0.999, 0.9999))
     with open_broker_store(tmp_path / "store", pinned=pins.files) as store:
         offloader = Offloader(
@@ -185,21 +184,9 @@ def test_archived_files_are_let_go(real_store: Callable[[str], Path], tmp_path: 
             offsets_source=no_offsets,
             pins=pins,
         )
-        thread = threading.Thread(target=offloader.run, args=(stop,), kwargs={"follow": True})
-        thread.start()
-        deadline_s = time.monotonic() + 60
-        while time.monotonic() < deadline_s:
-            status = offloader.status()
-            if (
-                status is not None
-                and status.pins is not None
-                # The first file alone may be read and committed for a moment.
-                and FILE_BYTES < status.committed_phys == status.read_phys
-            ):
-                break
-            time.sleep(0.02)
-        stop.set()
-        thread.join()
+        with following(offloader) as reached:
+            # The first file alone may be read and committed for a moment.
+            reached(lambda status: status.pins and FILE_BYTES < status.committed_phys == status.read_phys)
         status = offloader.status()
     assert status is not None and status.committed_phys > FILE_BYTES, "more than the first file is archived"
     left = [int(path.name) for path in (tmp_path / "pins").iterdir() if path.name.isdigit()]
@@ -213,7 +200,7 @@ def test_files_that_live_a_shorter_time_than_a_cycle_are_archived_without_a_gap(
     live = tmp_path / "store" / "commitlog"
     live.mkdir(parents=True)
     (live.parent / "lock").write_text("lock")
-    memory, disk, stop = MemoryStore("memory://short"), Disk(tmp_path), threading.Event()
+    memory, disk = MemoryStore("memory://short"), Disk(tmp_path)
     settings = replace(SMALL, batch_bytes=64 << 20, batch_age_ms=5_000)
 
     def write(path: Path) -> None:
@@ -228,22 +215,12 @@ def test_files_that_live_a_shorter_time_than_a_cycle_are_archived_without_a_gap(
         write(path)
     with open_broker_store(live.parent, pinned=disk.keeper.files) as store:
         offloader = offloader_of(store, memory, disk, settings)
-        thread = threading.Thread(target=offloader.run, args=(stop,), kwargs={"follow": True})
-        thread.start()
-        deadline_s = time.monotonic() + 60
-        while (
-            (status := offloader.status()) is None or status.pins is None
-        ) and time.monotonic() < deadline_s:
-            time.sleep(0.01)
-        for old, path in zip(files, files[2:], strict=False):
-            write(path)
-            (live / old.name).unlink()
-        # The last file's end is read at the next look, half a second later where no broker runs.
-        deadline_s = time.monotonic() + 30
-        while (status is None or status.read_phys < written.end_phys) and time.monotonic() < deadline_s:
-            time.sleep(0.05)
-            status = offloader.status()
-        stop.set()
-        thread.join()
+        with following(offloader) as reached:
+            reached(lambda status: status.pins)
+            for old, path in zip(files, files[2:], strict=False):
+                write(path)
+                (live / old.name).unlink()
+            # The last file's end is read at the next look, half a second later where no broker runs.
+            reached(lambda status: status.read_phys >= written.end_phys)
     state = load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)))
     assert len(files) > 15 and not len(state.gaps) and int(state.table["row_count"].sum()) == 50_000

@@ -10,7 +10,7 @@ import pytest
 
 from rocketmq_tiered.maintenance.repair.repair import apply_repair, plan_repair
 from tests.archive.queue_reader import QueueReader, records_of
-from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
+from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, archive_of, backfill
 from tests.maintenance.damage import flip
 from tests.uploader.small_broker import SmallBroker
 from tiered.archive.verify import verify_archive
@@ -21,10 +21,9 @@ from tiered.catalog.hidden_history import list_histories
 from tiered.catalog.repeated_offsets import repeated_offsets
 from tiered.catalog.state import CatalogState
 from tiered.errors import UnavailableError
-from tiered.formats.keys import archive_prefix, catalog_key
+from tiered.formats.keys import catalog_key
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
-from tiered.object_store.prefixed import PrefixedStore
 from uploader.header_check import HeaderCheck
 from uploader.log_batch import LogBatch
 
@@ -44,10 +43,6 @@ LOST_TAIL: list[Step] = [
 ]
 TWICE = [*LOST_UNIT, *LOST_UNIT[1:]]
 SETTINGS = SMALL.__class__(batch_bytes=4096, split_bytes=1024, block_bytes=1024, root_every=2)
-
-
-def archive_of(memory: MemoryStore) -> PrefixedStore:
-    return PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
 
 
 def check(broker: SmallBroker, memory: MemoryStore, aside: int) -> CatalogState:

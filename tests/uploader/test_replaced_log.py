@@ -11,7 +11,6 @@ import json
 import shutil
 import struct
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +22,16 @@ from benchmarks.synthetic_store import StoreSpec, write_store
 from tests.broker_store.record_bytes import BLANK_MAGIC, rocksdb_queues
 from tests.catalog.collection import run_gc
 from tests.catalog.drafts import append_draft, queue
-from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
+from tests.end_to_end.offloading import (
+    BROKER,
+    CLUSTER,
+    FILTER,
+    SMALL,
+    archive_of,
+    backfill,
+    following,
+    state_of,
+)
 from tests.object_store.fault_store import FaultStore
 from tests.sweeps import sweep
 from tests.uploader.halved_log import halved_log
@@ -63,10 +71,6 @@ def memory(tmp_path: Path) -> MemoryStore:
     return memory
 
 
-def archive_of(memory: MemoryStore) -> PrefixedStore:
-    return PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
-
-
 def data_keys(memory: MemoryStore, state: CatalogState) -> set[str]:
     pages = living_runs(RunIndex(archive_of(memory)), state)
     return {key for page in pages for key in page.chunk.object_keys}
@@ -83,8 +87,11 @@ def follow_a_while(
     directory: Path, memory: MemoryStore, limits: LogLimits | None = None, *, has_messages: bool = True
 ) -> None:
     """Until messages are committed; ``has_messages=False``: a log history."""
-    before = len(load(archive_of(memory)).log_histories)
-    stop = threading.Event()
+    before = len(state_of(memory).log_histories)
+
+    def has_another_history() -> bool:
+        return not has_messages and len(state_of(memory).log_histories) > before
+
     with open_broker_store(directory) as store:
         offloader = Offloader(
             store,
@@ -95,16 +102,9 @@ def follow_a_while(
             offsets_source=no_offsets,
             log_limits=limits,
         )
-        thread = threading.Thread(target=offloader.run, args=(stop,), kwargs={"follow": True})
-        thread.start()
-        deadline_s = time.monotonic() + 60
-        while (status := offloader.status()) is None or not status.counters.messages:
-            if not has_messages and len(load(archive_of(memory)).log_histories) > before:
-                break
-            assert thread.is_alive() and time.monotonic() < deadline_s
-            time.sleep(0.01)
-        stop.set()
-        thread.join()
+        with following(offloader) as reached:
+            status = reached(lambda status: status.counters.messages or has_another_history())
+        assert has_another_history() or (status is not None and status.counters.messages)
 
 
 @pytest.mark.parametrize("instance", ["test", "another host"])

@@ -6,14 +6,11 @@ from pathlib import Path
 import pytest
 
 from fetcher.queries.queue_listing import GapListing, list_queues
-from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
+from tests.end_to_end.offloading import FILTER, backfill, state_of
 from tests.uploader.small_broker import SmallBroker
-from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
-from tiered.formats.keys import archive_prefix
 from tiered.model.queue import TopicFilter
 from tiered.object_store.memory import MemoryStore
-from tiered.object_store.prefixed import PrefixedStore
 from uploader.offload_status import outcome_text
 from uploader.topic_selections import SELECTIONS, SELECTIONS_MAX, TopicSelections
 
@@ -31,10 +28,6 @@ def broker(tmp_path: Path) -> SmallBroker:
     made.send(50)
     made.send(50, "audit")
     return made
-
-
-def state_of(memory: MemoryStore) -> CatalogState:
-    return load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)))
 
 
 def gaps(memory: MemoryStore, topic: str) -> tuple[GapListing, ...]:

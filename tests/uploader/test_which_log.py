@@ -14,7 +14,7 @@ import pytest
 from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits
 from rocketmq_tiered.maintenance.compaction_round import plan_rounds, run_round
 from tests.catalog.collection import run_gc
-from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
+from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill, state_of
 from tests.uploader.small_broker import FILE_BYTES, SmallBroker
 from tiered.archive.rewrite.result import RewriteOptions
 from tiered.archive.verify import verify_archive
@@ -83,10 +83,6 @@ def follow(
             environment=environment,
             take_over=take_over,
         ).run(stop, follow=True)
-
-
-def state_of(memory: MemoryStore) -> CatalogState:
-    return load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)))
 
 
 def shown(memory: MemoryStore) -> dict[str, int]:

@@ -1,8 +1,7 @@
 """A client of the proxy service and the route it sees."""
 
-import asyncio
-
-from tiered.remoting.command import FrameDecoder, RemotingCommand, encode
+from tests.server.connection_scene import Client as RawClient
+from tiered.remoting.command import RemotingCommand
 
 ADVERTISED = "127.0.0.1:9876"
 
@@ -10,26 +9,8 @@ ADVERTISED = "127.0.0.1:9876"
 ROUTE = {"brokerDatas": [{"brokerAddrs": {"0": "127.0.0.1:10911"}, "brokerName": "b", "cluster": "C"}]}
 
 
-class Client:
-    """A raw client."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-        self._decoder = FrameDecoder()
-        self._found: list[RemotingCommand] = []
-
-    async def send(self, command: RemotingCommand) -> None:
-        self.writer.write(encode(command))
-        await self.writer.drain()
-
-    async def receive(self) -> RemotingCommand:
-        while not self._found:
-            async with asyncio.timeout(10):
-                data = await self.reader.read(1 << 16)
-            if not data:
-                raise EOFError
-            self._found += self._decoder.feed(data)
-        return self._found.pop(0)
+class Client(RawClient):
+    """A raw client that sends requests of a code."""
 
     async def ask(self, code: int, body: bytes = b"", opaque: int = 7, **fields: str) -> RemotingCommand:
         await self.send(RemotingCommand(code, opaque, ext_fields=fields, body=body))

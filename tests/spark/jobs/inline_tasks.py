@@ -46,3 +46,11 @@ class InlineTasks(SparkTasks):
                 assert 0 <= part < parts
                 found.setdefault(part, []).append(piece)
         return self.run(reduce, list(found.values()), "")
+
+
+class Twice(InlineTasks):
+    """Repeats every task, as Spark does when its result was lost with an executor."""
+
+    def run(self, work: Callable[[T], R], tasks: Sequence[T], label: str) -> list[R]:
+        super().run(work, tasks, label)
+        return super().run(work, tasks, label)

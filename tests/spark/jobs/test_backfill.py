@@ -15,7 +15,7 @@ from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER
 from tests.end_to_end.offloading import backfill as backfill_alone
 from tests.spark.jobs.backfill_runs import NO_SPARK, OPTIONS, own_archive, run, truth_of
-from tests.spark.jobs.inline_tasks import InlineTasks
+from tests.spark.jobs.inline_tasks import InlineTasks, Twice
 from tests.sweeps import sweep
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import head_version, load
@@ -72,11 +72,6 @@ def test_topics_settings_and_an_older_copy_follow_the_options(real_store: RealSt
 
 def test_a_repeated_task_archives_nothing_twice(real_store: RealStore, tmp_path: Path) -> None:
     """Spark repeats a task whose result was lost with its executor."""
-
-    class Twice(InlineTasks):
-        def run(self, work: Any, tasks: Any, label: str) -> Any:
-            super().run(work, tasks, label)
-            return super().run(work, tasks, label)
 
     run(real_store("K") / "store", tmp_path / "bulk", Twice())
     backfill_alone(real_store("K") / "store", FileStore(tmp_path / "single"))

@@ -12,7 +12,7 @@ from tests.catalog.collection import run_gc
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.servers.running_store import RunningStore
 from tests.spark.jobs.archive_contents import TINY, contents
-from tests.spark.jobs.inline_tasks import InlineTasks
+from tests.spark.jobs.inline_tasks import InlineTasks, Twice
 from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.errors import UnavailableError
@@ -108,13 +108,7 @@ def test_a_repeated_task_leaves_garbage_that_is_found(
 ) -> None:
     url, store = archived
     expected = contents(store)
-
-    class Repeating(InlineTasks):
-        def run(self, work, tasks, label):  # type: ignore[no-untyped-def]
-            super().run(work, tasks, label)
-            return super().run(work, tasks, label)
-
-    compact(no_spark, url, SETTINGS, apply=True, spool=str(tmp_path), tasks=Repeating())
+    compact(no_spark, url, SETTINGS, apply=True, spool=str(tmp_path), tasks=Twice())
     checked(store, expected)
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -25,7 +24,7 @@ from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.spark.jobs.export_runs import NO_SPARK, exported, run, source
-from tests.spark.jobs.inline_tasks import InlineTasks
+from tests.spark.jobs.inline_tasks import InlineTasks, Twice
 from tests.sweeps import sweep
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
@@ -142,11 +141,6 @@ def test_a_repeated_task_writes_the_same_files(
 ) -> None:
     """Also two exports at a time: parts are written twice, and change nothing."""
     monkeypatch.setattr(ExportProgress, "part", lambda self, number, part: None)
-
-    class Twice(InlineTasks):
-        def run(self, work: Any, tasks: Any, label: str) -> Any:
-            super().run(work, tasks, label)
-            return super().run(work, tasks, label)
 
     report = run(source(grown[0]), tmp_path / "table", Twice())
     rows = exported(tmp_path / "table")
