@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.broker_store.opened_store import consume_queues_of
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.formats.segment_builder import RowSpec, RunSpec, build, opened
 from tests.kernels.record_builder import Message, encode, properties
@@ -51,8 +52,7 @@ def test_archived_rows_equal_the_brokers_consume_queue_units(
     index, segments = RunIndex(archive), SegmentCache(archive)
     compared = 0
     with open_broker_store(store) as broker_store:
-        queues = broker_store.consume_queues()
-        assert queues is not None
+        queues = consume_queues_of(broker_store)
         for key in state.visible_queues():
             chunk = index.runs_of(state, key)
             for run in chunk.runs:

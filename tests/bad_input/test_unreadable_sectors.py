@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks.synthetic_store import StoreSpec, write_store
 from tests.broker_store.bad_sectors import BadSectors
+from tests.broker_store.opened_store import consume_queues_of
 from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, archive_of, backfill, state_of
 from tests.sweeps import sweep
@@ -215,8 +216,7 @@ def copy_without_holes(store: Path, copy: Path) -> None:
 def fullest_queue(store: Path) -> tuple[tuple[str, int], Path]:
     """Whose last record is the last of all, and its file."""
     with open_broker_store(store) as opened:
-        index = opened.consume_queues()
-        assert index is not None
+        index = consume_queues_of(opened)
         records = {queue: found for queue, found in index.last_records().items() if FILTER.admits(queue[0])}
     topic, queue_id = max(records, key=lambda queue: records[queue])
     return (topic, queue_id), max((store / "consumequeue" / topic / str(queue_id)).iterdir())

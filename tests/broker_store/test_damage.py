@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.broker_store.opened_store import consume_queues_of
 from tests.broker_store.record_bytes import log_file, queue_file, record, rocksdb_queues, unit
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.damage import (
@@ -199,8 +200,7 @@ def test_real_records_are_records_and_any_flipped_byte_is_noticed_where_it_can_b
 def test_damage_in_a_real_store_loses_one_record(real_store: Callable[[str], Path], tmp_path: Path) -> None:
     shutil.copytree(real_store("K") / "store", tmp_path / "store")
     with open_broker_store(tmp_path / "store") as store:
-        index = store.consume_queues()
-        assert index is not None
+        index = consume_queues_of(store)
         units = index.units("t_one", 0, 0, 50)
         hit, following = int(units["phys"][10]), int(units["phys"][10] + units["size"][10])
         file = store.commit_log.file_at(hit)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.broker_store.opened_store import consume_queues_of
 from tests.sweeps import sweep
 from tests.truth import archived_messages, read_lines, truth_directories
 from tiered.broker_store.conf import BrokerNames, read_broker_conf
@@ -59,8 +60,7 @@ def _java_hash(text: str) -> int:
 
 def test_minimum_and_maximum_offsets(opened: tuple[str, Path, BrokerStore]) -> None:
     name, path, store = opened
-    index = store.consume_queues()
-    assert index is not None
+    index = consume_queues_of(store)
     seen = set()
     for queue in read_lines(_truth(path) / "queues.jsonl.zst"):
         key = queue["topic"], queue["queueId"]
@@ -78,8 +78,7 @@ def test_minimum_and_maximum_offsets(opened: tuple[str, Path, BrokerStore]) -> N
 
 def test_units_name_the_records_of_the_truth(opened: tuple[str, Path, BrokerStore]) -> None:
     name, path, store = opened
-    index = store.consume_queues()
-    assert index is not None
+    index = consume_queues_of(store)
     by_queue: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     for message in archived_messages(_truth(path)):
         by_queue[message["topic"], message["queueId"]].append(message)
@@ -106,8 +105,7 @@ def _inner(message: dict[str, Any]) -> int:
 
 def test_a_unit_inside_a_batch_is_the_whole_batch(real_store: Callable[[str], Path]) -> None:
     with open_broker_store(real_store("A") / "store") as store:
-        index = store.consume_queues()
-        assert index is not None
+        index = consume_queues_of(store)
         queues = [queue for queue in index.queues() if queue.kind is QueueKind.BATCH]
         ranges = []
         for topic, queue_id, _ in queues:
@@ -119,8 +117,7 @@ def test_a_unit_inside_a_batch_is_the_whole_batch(real_store: Callable[[str], Pa
 
 def test_last_units_and_frontier_lead_to_whole_records(opened: tuple[str, Path, BrokerStore]) -> None:
     _, _, store = opened
-    index = store.consume_queues()
-    assert index is not None
+    index = consume_queues_of(store)
     frontier = index.frontier_phys()
     assert frontier == proven_phys(store.commit_log, index) <= store.commit_log.max_file_end
     assert index.frontier_phys(frontier - 1) >= frontier - 1
@@ -133,8 +130,7 @@ def test_last_units_and_frontier_lead_to_whole_records(opened: tuple[str, Path, 
 
 def test_units_between_positions_are_those_of_every_queue(opened: tuple[str, Path, BrokerStore]) -> None:
     _, _, store = opened
-    index = store.consume_queues()
-    assert index is not None
+    index = consume_queues_of(store)
     begin = store.commit_log.broker_min_phys
     middle = (begin + store.commit_log.max_file_end) // 2
     lower, upper = index.units_between(begin, middle), index.units_between(middle, 1 << 62)
@@ -209,8 +205,7 @@ def test_checkpoint_of_5_5_names_the_last_dispatched_record(real_store: Callable
     with open_broker_store(real_store("B") / "store") as store:
         checkpoint = read_checkpoint(store.path)
         assert checkpoint is not None
-        index = store.consume_queues()
-        assert index is not None
+        index = consume_queues_of(store)
         size = record_size(store.commit_log, checkpoint.dispatched_phys)
         assert size is not None
         assert checkpoint.dispatched_phys + size == index.frontier_phys()

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.broker_store.opened_store import consume_queues_of
 from tests.broker_store.record_bytes import log_file, queue_file, record, rocksdb_queues, unit
 from tests.broker_store.unprivileged import run_unprivileged
 from tiered.broker_store.conf import broker_conf, read_broker_conf
@@ -154,8 +155,7 @@ def test_of_both_kinds_of_consume_queues_those_are_read_that_the_broker_reads(
     conf = None if properties is None else broker_conf(properties)
     with open_broker_store(store, conf=conf) as opened:
         assert opened.has_rocksdb_queues == is_rocksdb
-        index = opened.consume_queues()
-        assert index is not None
+        index = consume_queues_of(opened)
         assert index.max_offset("t", 0) == (1 if is_rocksdb else 2)
         assert opened.shown_queues() == {("t", 0), ("%LMQ%light", 0)}
 
@@ -220,8 +220,7 @@ def read_everything(store_path: Path, conf: Path, pins: Path) -> None:
                 if position == file.end_phys:
                     break
         keeper.step(log.files, 0)
-        index = store.consume_queues()
-        assert index is not None
+        index = consume_queues_of(store)
         for topic, queue_id, _ in index.queues():
             index.min_offset(topic, queue_id)
             index.units(topic, queue_id, 0, 1 << 20)

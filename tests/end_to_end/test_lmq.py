@@ -15,6 +15,7 @@ import pytest
 from rocketmq_tiered.cli import main
 from rocketmq_tiered.spark.jobs.backfill import BackfillOptions
 from tests.archive.queue_reader import QueueReader, records_of
+from tests.broker_store.opened_store import consume_queues_of
 from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.lmq_truth import EVERYTHING, Units, truth_of
 from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
@@ -95,8 +96,7 @@ def test_units_of_records_are_found_between_holes(name: str, real_store: Callabl
     """A queue in RocksDB lacks the offsets that were counted for duplicate names."""
     directory = real_store(name)
     with open_broker_store(directory / "store") as store:
-        index = store.consume_queues()
-        assert index is not None
+        index = consume_queues_of(store)
         for (topic, queue_id), units in truth_of(directory, EVERYTHING).items():
             for begin in range(0, 2000, 90):
                 found = index.units_of_records(topic, queue_id, begin, begin + 600)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tests.archive.queue_reader import Batch, QueueReader
+from tests.broker_store.opened_store import consume_queues_of
 from tests.servers.child import ChildServer
 from tests.servers.rocketmq import BROKER, CLUSTER, RocketMq
 from tests.servers.running_store import RunningStore
@@ -249,8 +250,7 @@ def compare_with_broker(sidecar: Sidecar) -> Compared:
     shown = {key[:2]: key for key in state.visible_queues()}
     compared = older = 0
     with open_broker_store(sidecar.broker.store, conf=read_broker_conf(sidecar.broker.broker_conf)) as broker:
-        index = broker.consume_queues()
-        assert index is not None
+        index = consume_queues_of(broker)
         log = LogView(broker.commit_log)
         for queue in index.queues():
             last = index.max_offset(queue.topic, queue.queue_id)

@@ -16,6 +16,7 @@ from rocketmq_tiered.process.consume_queues import (
     has_tables_in_rocksdb,
     plan_of,
 )
+from tests.broker_store.opened_store import consume_queues_of
 from tests.servers.install import NotInstallableError
 from tests.servers.rocketmq import RocketMq, recorded_settings
 from tests.truth import archived_messages, compaction_topics, read_lines
@@ -166,6 +167,5 @@ def test_a_broker_serves_and_continues_the_queues_we_wrote(case: Case) -> None:
         check = check_queues(store, lambda done, total: None)
         assert check.is_good, check.problems
         assert check.undispatched == 0
-        index = store.consume_queues()
-        assert index is not None
+        index = consume_queues_of(store)
         assert index.max_offset(*SENT[:2]) == end + SENT[2]

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from tests.broker_store.opened_store import consume_queues_of
 from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
 from tests.fetcher.broker_store_writer import FILE_BYTES, WrittenStore
 from tiered.broker_store.commit_log import CommitLog
@@ -55,8 +56,7 @@ def expected(store: WrittenStore) -> dict[Queue, dict[int, bytes]]:
 def found(path: Path) -> dict[Queue, tuple[int, int, dict[int, bytes]]]:
     """Minimum, maximum and records of each queue of a restored store."""
     with open_broker_store(path) as store:
-        index = store.consume_queues()
-        assert index is not None
+        index = consume_queues_of(store)
         log = CommitLog([path / "commitlog"])
         result = {}
         for queue in index.queues():

@@ -19,6 +19,7 @@ from rocketmq_tiered.process.lag import (
     retention_margin_s,
     written_end,
 )
+from tests.broker_store.opened_store import consume_queues_of
 from tests.remoting.tls_peer import Papers, answering, listening, shows
 from tiered.broker_store.bound import BoundFacts, BrokerOffsets, decide_bound
 from tiered.broker_store.conf import BrokerConf
@@ -186,8 +187,7 @@ def _counts(lag: Lag) -> dict[tuple[str, int], tuple[int, int, int]]:
 
 def test_the_log_alone_says_what_the_consume_queues_say(store: BrokerStore) -> None:
     """For queues the broker still shows; records of deleted topics and older lives are only in the log."""
-    log, index = store.commit_log, store.consume_queues()
-    assert index is not None
+    log, index = store.commit_log, consume_queues_of(store)
     scanned = _measure(store, log.min_phys, log.max_file_end)
     assert scanned.estimated_from == 1
     by_scan = {queue: found[:2] for queue, found in _counts(scanned).items()}

@@ -21,6 +21,7 @@ from rocketmq_tiered.process.consume_queues import (
     plan_of,
 )
 from tests.broker_store.lock_holder import HOLDER
+from tests.broker_store.opened_store import consume_queues_of
 from tests.broker_store.record_bytes import log_file, records
 from tests.process.killed_rewrite import kill_at
 from tests.sweeps import sweep
@@ -57,8 +58,7 @@ def queues_of(path: Path, *, but: tuple[str, ...] = ()) -> Queues:
     """Minimum, maximum and living units of all queues that have any offset."""
     found = {}
     with opened(path) as store:
-        index = store.consume_queues()
-        assert index is not None
+        index = consume_queues_of(store)
         for queue in index.queues():
             first, end = index.min_offset(*queue[:2]), index.max_offset(*queue[:2])
             if end and queue.topic not in but:
@@ -272,8 +272,7 @@ def test_damage_of_the_log_is_reported_and_the_rest_is_written(run: Run, tmp_pat
     for kind in ("rocksdb", "file"):
         assert run("consumequeue", "build", str(store), "--to", kind)[0] == 1
         with open_broker_store(store) as again:
-            index = again.consume_queues()
-            assert index is not None
+            index = consume_queues_of(again)
             assert index.max_offset("t", 0) == 30
             assert index.units("t", 0, 5, 1)[["phys", "size"]].tolist() == [((1 << 16) - 1, 2)]
         code, out, _ = run("consumequeue", "verify", str(store))
@@ -290,8 +289,7 @@ def test_a_queue_without_a_message_in_the_log_continues_at_its_end(run: Run, tmp
     for kind in ("rocksdb", "file"):
         assert run("consumequeue", "build", str(store), "--to", kind)[0] == 0
         with open_broker_store(store) as again:
-            index = again.consume_queues()
-            assert index is not None
+            index = consume_queues_of(again)
             assert (index.min_offset("gone", 3), index.max_offset("gone", 3)) == (1, 1)
     assert next((store / "consumequeue/gone/3").iterdir()).stat().st_size == 6_000_000
 

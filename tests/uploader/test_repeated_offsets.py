@@ -10,6 +10,7 @@ import pytest
 
 from rocketmq_tiered.maintenance.repair.repair import apply_repair, plan_repair
 from tests.archive.queue_reader import QueueReader, records_of
+from tests.broker_store.opened_store import consume_queues_of
 from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, archive_of, backfill
 from tests.maintenance.damage import flip
 from tests.uploader.small_broker import SmallBroker
@@ -52,8 +53,7 @@ def check(broker: SmallBroker, memory: MemoryStore, aside: int) -> CatalogState:
     visible = {ORDERS, QueueKey("other", 0, 0), *([QueueKey(broker.lmq, 0, 0)] if broker.lmq else [])}
     assert {*state.visible_queues()} == visible
     with open_broker_store(broker.path) as store:
-        index = store.consume_queues()
-        assert index is not None
+        index = consume_queues_of(store)
         for key in visible:
             units = index.units(*key[:2], index.min_offset(*key[:2]), 1000)
             served = [

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.synthetic_store import StoreSpec, write_store
+from tests.broker_store.opened_store import consume_queues_of
 from tests.broker_store.record_bytes import BLANK_MAGIC, rocksdb_queues
 from tests.catalog.collection import run_gc
 from tests.catalog.drafts import append_draft, queue
@@ -335,8 +336,7 @@ def test_queues_with_units_in_files_only_are_not_hidden_by_a_rocksdb_beside_them
     spec = StoreSpec(topics=2, queues_per_topic=2, body_bytes=200)
     write_store(tmp_path / "store", spec, messages=400)
     with open_broker_store(tmp_path / "store") as store:
-        index = store.consume_queues()
-        assert index is not None
+        index = consume_queues_of(store)
         queues = sorted(index.shown())
         end_phys = index.frontier_phys()
     last = (end_phys - spec.record_bytes, spec.record_bytes)
