@@ -1,8 +1,7 @@
-"""Archive and broker as one queue: every policy over real files, each message once and in order, nothing skipped.
+"""Archive and broker as one queue: residency, fall-backs, files that are hidden or gone, the ends of real queues.
 
-The archive's side of a pull: the real fetcher over a plain block source, whose failures can be ordered.
-
-The read router over the archive and the broker's own files, for tests.
+The archive's side of a pull is the real fetcher over a plain block source, whose failures can be ordered; the broker's
+are its own files. Every policy at every offset, and what is held until it is archived: tests/server/proxy/test_pull.py.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
 
 S = PullStatus
-POLICIES = [policy.value for policy in ReadPolicy]
 BODY = b"x" * 900
 ARCHIVED, STORED = 300, 400
 
@@ -104,59 +102,7 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(store, root, archive, hot, PolicyReader(archive, hot, topics=FILTER))
 
 
-# -- policy × where the data is -------------------------------------------------------------------------------
-
-LOCAL, TIERED, HELD = (1, 0, 0), (0, 1, 0), (0, 0, 1)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_everywhere(scene: Scene, policy: str) -> None:
-    """All offsets of the line: archived only, in both, on the broker only, the end, and beyond."""
-    minimum = scene.expire(100)
-    assert 0 < minimum <= 100
-    scene.policy(policy)
-    warm, force = policy in ("NOT_IN_DISK", "NOT_IN_MEM"), policy == "FORCE"
-    disable = policy == "DISABLE"
-    lowest = minimum if disable else 0
-    cases = {
-        # offset: (status, next offset, minimum, maximum, who answered)
-        0: (S.OFFSET_TOO_SMALL, minimum, minimum, STORED, LOCAL)
-        if disable
-        else (S.FOUND, 32, 0, ARCHIVED, TIERED),
-        minimum - 1: (S.OFFSET_TOO_SMALL, minimum, minimum, STORED, LOCAL)
-        if disable
-        else (S.FOUND, minimum + 31, 0, ARCHIVED, TIERED),
-        minimum: (S.FOUND, minimum + 32, 0, ARCHIVED, TIERED)
-        if force
-        else (S.FOUND, minimum + 32, lowest, STORED, LOCAL),
-        ARCHIVED - 1: (S.FOUND, ARCHIVED, 0, ARCHIVED, TIERED)
-        if force
-        else (S.FOUND, ARCHIVED + 31, lowest, STORED, LOCAL),
-        ARCHIVED: (S.FOUND, ARCHIVED + 32, lowest, STORED, LOCAL),
-        STORED - 1: (S.FOUND, STORED, lowest, STORED, LOCAL),
-        STORED: (S.OFFSET_OVERFLOW_ONE, STORED, lowest, STORED, LOCAL),
-        STORED + 7: (S.OFFSET_OVERFLOW_BADLY, STORED, lowest, STORED, LOCAL),
-    }
-    assert warm or force or disable
-    for offset, (status, after, low, high, served) in cases.items():
-        before = scene.served()
-        result = scene.pull(offset)
-        found = (result.status, result.next_offset, result.min_offset, result.max_offset)
-        assert found == (status, after, low, high), offset
-        assert tuple(now - then for now, then in zip(scene.served(), before, strict=True)) == served, offset
-
-
-@pytest.mark.parametrize("policy", ["NOT_IN_DISK", "NOT_IN_MEM", "FORCE"])
-@pytest.mark.parametrize("count", [1, 7, 64])
-def test_a_consumer_gets_every_message_once_and_in_order(scene: Scene, policy: str, count: int) -> None:
-    scene.expire(150)
-    scene.policy(policy)
-    offset, seen = 0, []
-    while (result := scene.pull(offset, count=count)).status is S.FOUND:
-        assert result.next_offset > offset
-        seen += result.batch.queue_offsets.tolist()
-        offset = result.next_offset
-    assert result.status is S.OFFSET_OVERFLOW_ONE and seen == list(range(STORED))
+# -- in memory or not -----------------------------------------------------------------------------------------
 
 
 def test_residency_is_checked_at_every_pull(scene: Scene) -> None:
@@ -224,61 +170,6 @@ def test_as_a_user_who_may_only_read(scene: Scene) -> None:
     answer = run_unprivileged(pull, scene.store.path)
     # From Linux 6.5 to 6.13 cachestat tells every user the truth: it is on disk, so the archive answers.
     assert answer in (f"8 {STORED} 1", f"8 {ARCHIVED} 0")
-
-
-# -- between the archive's end and the broker's minimum -------------------------------------------------------
-
-
-@pytest.mark.parametrize("policy", ["NOT_IN_DISK", "NOT_IN_MEM", "FORCE"])
-def test_what_the_archive_does_not_have_yet_is_held_until_it_has(scene: Scene, policy: str) -> None:
-    spare = scene.store.path.parent / "spare"
-    shutil.copytree(scene.store.path, spare)
-    minimum = scene.expire(370)
-    assert minimum > ARCHIVED
-    scene.policy(policy)
-    for offset in (ARCHIVED, minimum - 1):
-        result = scene.pull(offset)
-        assert (result.status, result.next_offset) == (S.OFFSET_FOUND_NULL, offset)
-        assert (result.min_offset, result.max_offset, len(result.batch)) == (0, STORED, 0)
-    assert scene.pull(ARCHIVED - 1).next_offset == ARCHIVED
-    assert scene.pull(minimum).status is S.FOUND
-    assert scene.reader.counters.retried == 2
-    backfill(spare, scene.root)  # the uploader had them pinned
-    assert scene.pull(ARCHIVED).next_offset == ARCHIVED + 32
-
-
-def test_only_a_recorded_gap_moves_a_consumer_on(scene: Scene) -> None:
-    minimum = scene.expire(370)
-    assert scene.pull(ARCHIVED).status is S.OFFSET_FOUND_NULL
-    backfill(scene.store.path, scene.root)
-    result = scene.pull(ARCHIVED)
-    assert result.gap == (ARCHIVED, minimum)
-    offset, seen = 0, []
-    while (result := scene.pull(offset)).next_offset > offset:
-        seen += result.batch.queue_offsets.tolist()
-        offset = result.next_offset
-    assert seen == [*range(ARCHIVED), *range(minimum, STORED)]
-
-
-def test_a_queue_on_its_way_into_the_archive_is_not_skipped(scene: Scene) -> None:
-    for number in range(200):
-        scene.store.put("late", 0, b"%d" % number + BODY)
-    first = int.from_bytes(scene.store.records["late", 0][150][28:36], "big") // FILE_BYTES * FILE_BYTES
-    for path in (scene.store.path / "commitlog").iterdir():
-        if int(path.name) < first:
-            path.unlink()
-    reader = PolicyReader(scene.archive, HotReader(open_broker_store(scene.store.path)), topics=FILTER)
-    result = run_sync(reader.get("late", 0, 3, count=1, max_bytes=1))
-    assert (result.status, result.next_offset) == (S.OFFSET_FOUND_NULL, 3)
-    excluding = PolicyReader(
-        scene.archive,
-        HotReader(open_broker_store(scene.store.path)),
-        topics=type(FILTER)(exclude=("late",)),
-    )
-    result = run_sync(excluding.get("late", 0, 3, count=1, max_bytes=1))
-    assert result.status is S.OFFSET_TOO_SMALL and 3 < result.next_offset <= 150, (
-        "never archived: gone is gone"
-    )
 
 
 # -- fall-backs -----------------------------------------------------------------------------------------------
