@@ -542,8 +542,9 @@ class Offloader:
             time.sleep(SHORT_WAIT_S / 5)
 
     def _finish_backfill(self) -> None:
-        """End a backfill, once all of the log is committed: report a truncated log, hide queues of deleted topics,
-        archive the broker's tables. Does nothing where the broker's consume queues cannot be read."""
+        """End a backfill, once all of the log is committed: note topics of which nothing is archived because earlier
+        starts excluded them, report a truncated log, hide queues of deleted topics, archive the broker's tables. Does
+        nothing where the broker's consume queues cannot be read."""
         with_units = self._bound_source.shown_queues()
         if with_units is not None:
             self._excluded_before = self._absent_topics(with_units)

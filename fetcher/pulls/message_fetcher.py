@@ -277,13 +277,14 @@ class TieredMessageFetcher:
     def _keep(
         self, reader: Reader, view: QueueView, request: PullRequest, read: ReadRows, time_s: float
     ) -> None:
-        """After a pull, keep what the reader's next pull can use, and prefetch for it."""
+        """After a pull, keep the rows and blocks that the reader's next pull can use, and tell the prefetcher how far
+        the reader has come, so that it fetches what follows."""
         offset = request.offset
         self.readers.buffer(reader, read.buffered)
         rows = read.buffered.rows
         block_bytes = read.block_bytes if rows is None else rows.block_bytes[-1]
         per_offset = read.bytes_per_offset
-        if per_offset == 0 and len(read.batch):
+        if per_offset == 0 and len(read.batch):  # unknown: as in the messages that were read
             per_offset = read.batch.record_bytes / (read.next_offset - offset)
         progress = PullProgress(offset, read.next_offset, read.covered, block_bytes, time_s)
         self.prefetcher.pulled(reader, progress, per_offset or None)

@@ -47,7 +47,9 @@ def properties_bytes(record: memoryview) -> bytes:
             at += 1 + topic_bytes
         size = _SHORT.unpack_from(record, at)[0]
     except (struct.error, IndexError) as error:
-        raise CorruptionError(f"record of {len(record)} bytes has no properties: {error}") from error
+        raise CorruptionError(
+            f"the properties of a record of {len(record)} bytes cannot be found: {error}"
+        ) from error
     if min(body_bytes, topic_bytes, size) < 0 or at + 2 + size != len(record):
         raise CorruptionError(f"properties of {size} bytes at byte {at} do not end a record of {len(record)}")
     return bytes(record[at + 2 :])

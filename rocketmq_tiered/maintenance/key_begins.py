@@ -147,7 +147,7 @@ def pulls(client: BrokerClient, queue: QueueKey, begin: int, end: int) -> Iterat
             raise UnavailableError(
                 f"the broker refuses to send messages of {queue} from offset {offset}: "
                 f"{answer.remark or answer.code}",
-                hint="read the reason in the broker's log file, broker.log, mend it, and run the command again",
+                hint="the broker's log file, broker.log, has the cause: remove it, and run the command again",
             )
         next_offset = int(answer.ext_fields.get("nextBeginOffset", offset))
         if answer.code == ResponseCode.SUCCESS:

@@ -384,7 +384,7 @@ def check_queues(store: BrokerStore, observe: Callable[[int, int], None]) -> Que
     index = store.consume_queues()
     if index is None or not store.liveness().is_dead:
         raise UnavailableError(
-            f"the broker of {store.path} runs",
+            f"the broker of {store.path} is running",
             hint="stop the broker: its queues change while they are checked",
         )
     return _Check(store, index).run(observe)

@@ -61,7 +61,7 @@ def test_a_compact_log_has_the_same_records_at_other_places(tmp_path: Path, has_
 def test_a_record_across_two_files_names_the_setting(tmp_path: Path) -> None:
     log = RestoredLog(tmp_path, 1000)
     piece = Piece(np.zeros(200, np.uint8), np.array([0]), np.array([200], np.int32), np.array([900]))
-    with pytest.raises(UsageError, match="crosses the end of a file, which has 1000 bytes") as caught:
+    with pytest.raises(UsageError, match="would cross the end of a commitlog file of 1000 bytes") as caught:
         log.write([piece])
     assert "--broker-conf" in caught.value.hint
 

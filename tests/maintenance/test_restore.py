@@ -212,7 +212,7 @@ def test_what_is_refused_in_one_line(place: Place) -> None:
     assert "has files that tiered restore did not write; move it away" in place.restore(code=2)
     (place.directory / "restored.restoring" / "file").unlink()
     (place.directory / "broker.conf").write_text("mappedFileSizeCommitLog=30000\n")
-    assert "crosses the end of a file, which has 30000 bytes" in place.restore(code=2)
+    assert "would cross the end of a commitlog file of 30000 bytes" in place.restore(code=2)
     (place.directory / "broker.conf").write_text("mappedFileSizeCommitLog=1g\n")
     assert "mappedFileSizeCommitLog = 1g is not a whole number" in place.restore(code=2)
     (place.directory / "broker.conf").write_text(CONF)

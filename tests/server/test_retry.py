@@ -206,7 +206,7 @@ def test_an_object_that_lacks_its_base_is_damage() -> None:
     for version in (2, 3):
         log.write(RetryObject(version, log.owner, "one", 0))
     store.delete([object_key(2)])
-    with pytest.raises(CorruptionError, match="which is not the one before"):
+    with pytest.raises(CorruptionError, match="a copy of another object: it has version 1 "):
         load_objects(store)
 
 
@@ -428,7 +428,7 @@ async def test_the_bound_refuses_and_a_base_replaces_many_objects() -> None:
     for _ in range(OBJECTS_MAX + 20):
         assert (await one.send_back()).code == 0
     refused = await one.send_back()
-    assert (refused.code, "have no memory left" in (refused.remark or "")) == (
+    assert (refused.code, "is used up" in (refused.remark or "")) == (
         ResponseCode.SYSTEM_BUSY,
         True,
     )

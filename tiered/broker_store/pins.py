@@ -210,7 +210,8 @@ class PinKeeper:
 
     def inherit(self, before: PinKeeper) -> None:
         """Take over the pins of ``before``, the keeper of an earlier uploader in this process, which is no longer used.
-        Where both have a pin at the same offset, this one's is kept and the other one released."""
+        Where both have different pins at the same offset, this one's is kept and the other one released; equal pins are
+        the same link."""
         for begin_phys, pin in list(before._pins.items()):
             if self._pins.get(begin_phys, pin) == pin:
                 self._pins[begin_phys] = before._pins.pop(begin_phys)

@@ -209,7 +209,7 @@ class RestoredLog:
         crossing = np.flatnonzero((phys + sizes + END_OF_FILE_BYTES - 1) // self.file_bytes != number)
         if len(crossing):
             raise UsageError(
-                f"the record at commitlog offset {int(phys[crossing[0]])} crosses the end of a file, which has "
+                f"the record at commitlog offset {int(phys[crossing[0]])} would cross the end of a commitlog file of "
                 f"{self.file_bytes} bytes",
                 hint="give --broker-conf FILE with the mappedFileSizeCommitLog of the broker that wrote it",
             )

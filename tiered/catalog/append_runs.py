@@ -94,7 +94,8 @@ def _check_runs(draft: CommitDraft, version: int) -> None:
             f"catalog version {version} is invalid: the numbers of rows, offsets and bytes contradict one another in "
             f"its run {_show(draft, int(np.flatnonzero(is_wrong)[0]))}"
         )
-    # A commit of an empty range has records that were read again for queues that ended earlier: not below their ends.
+    # A commit of an empty range adds records that were read again, for queues that had to end earlier. These may lie
+    # anywhere below the range; that they follow the end of their queue is checked against the state.
     begin_phys = draft.from_phys if draft.to_phys > draft.from_phys else 0
     is_outside = (runs["min_phys"] < begin_phys) | (runs["end_phys"] > draft.to_phys)
     if is_outside.any():
@@ -263,7 +264,7 @@ def _check_bytes_and_phys(directory: QueueDirectory, table: Table, row: Ints, ru
         at = int(np.flatnonzero(is_repeated)[0])
         raise CommitInvalidError(
             f"{directory.roster.keys[row[at]]}: nothing was committed, as the record at commitlog offset "
-            f"{runs['min_phys'][at]} was archived before: the queue is archived up to {end_phys[at]}"
+            f"{runs['min_phys'][at]} was archived before: the queue's records up to {end_phys[at]} are"
         )
 
 

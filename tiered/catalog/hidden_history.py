@@ -215,11 +215,12 @@ class _RemainingRuns:
         if key in self.pending:
             return True
         is_visible = any(first <= run["version"] <= last for first, last in self._spans)
-        return not is_visible and key in self._existing
+        return not is_visible and key in self._named_objects
 
     @cached_property
-    def _existing(self) -> set[str]:
-        """Data objects that exist for other reasons: the state names them, or they wait for their deletion."""
+    def _named_objects(self) -> set[str]:
+        """Keys of the data objects that are still in the store because a visible run names them, or because their grace
+        period has not ended."""
         keys = set(self._state.pending_deletions)
         for listed in self._state.deletion_lists:
             keys.update(read_list(self._store, listed))

@@ -132,8 +132,8 @@ def after_change(
             raise ValueError(f"the index file {ref.key}, which it adds, is a pending deletion")
         if not 0 < ref.from_version <= ref.to_version < version:
             raise ValueError(
-                f"the index file {ref.key} covers versions {ref.from_version} to {ref.to_version}, not all before "
-                f"{version}"
+                f"the index file {ref.key} covers catalog versions {ref.from_version} to {ref.to_version}, though it "
+                f"may cover only those before {version}"
             )
     files = [*(ref for ref in indexes if ref.key not in removed), *change.added]
     files.sort(key=lambda ref: ref.from_version)

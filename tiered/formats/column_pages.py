@@ -48,7 +48,7 @@ def encode_page(
 ) -> bytes:
     """The bytes of a page with all rows of ``columns``, the consume-queue columns of several runs of rows: run i has
     rows [first_row[i], first_row[i + 1]), at least one. The other arguments have a value for each run. Each column
-    becomes a stream of small integers: differences to the row before."""
+    becomes a stream of small integers: where values rise with the rows, these are differences to the row before."""
     size, tags_code, store_timestamp, phys, inner_num, parent, parent_offset = columns
     begins, rows_of_run = first_row[:-1], np.diff(first_row)
     sizes = size.astype(np.int64)
@@ -56,13 +56,14 @@ def encode_page(
     time_steps = _steps(store_timestamp, store_timestamp, begins, min_store_timestamp)
     phys_steps = _steps(phys, phys + sizes, begins, min_phys)
     signed = [_zigzag(steps) for steps in (size_steps, tags_code, time_steps, phys_steps)]
-    batch_rows = np.flatnonzero(np.repeat((kind == _BATCH) | (kind == _SPARSE), rows_of_run))
+    # Only rows of batches and of sparse runs stand for more than one offset each.
+    counted_rows = np.flatnonzero(np.repeat((kind == _BATCH) | (kind == _SPARSE), rows_of_run))
     lmq_rows = np.flatnonzero(np.repeat(kind == _LMQ, rows_of_run))
     lmq_begins = np.searchsorted(lmq_rows, begins[kind == _LMQ])
     offsets = parent_offset[lmq_rows]
     streams = [
         *map(_stream, signed),
-        _stream(inner_num[batch_rows].astype(np.uint64)),
+        _stream(inner_num[counted_rows].astype(np.uint64)),
         _stream(parent[lmq_rows].astype(np.uint64)),
         _stream(_zigzag(_steps(offsets, offsets, lmq_begins, 0))),
     ]

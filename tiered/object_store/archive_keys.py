@@ -195,7 +195,7 @@ class ArchiveKeys:
         names = ", ".join(sorted({one.ring_key for one in self.table().keys})) or "a key"
         raise EncryptionKeyError(
             f"archive {self.name} is encrypted with {names}",
-            hint=f"set {SETTING} to the ring that has it",
+            hint=f"set {SETTING} to the key ring that contains it",
         )
 
     def check(self) -> None:

@@ -147,10 +147,12 @@ class _Trailer(NamedTuple):
 def _decode_trailer(data: bytes, source: str) -> _Trailer:
     """Check and parse; raises CorruptionError, or UnsupportedFormatError for another major version."""
     if len(data) != TRAILER_BYTES or not data.startswith(_MAGIC):
-        raise CorruptionError(f"{source}: does not end with a seal")
+        raise CorruptionError(
+            f"{source} is cut off, or not encrypted as this archive is: it does not end with a seal"
+        )
     _, major, minor, chunk_bytes, plain_bytes, key_id, salt, crc = _TRAILER.unpack(data)
     if fastcrc.crc32.iscsi(data[:-4]) != crc:
-        raise CorruptionError(f"{source}: is damaged: its seal fails its CRC32C")
+        raise CorruptionError(f"{source} is damaged: its seal fails its CRC32C")
     require_major(major, minor, f"{source}: seal")
     if chunk_bytes != CHUNK_BYTES:
         raise CorruptionError(f"{source}: its seal is of chunks of {chunk_bytes} bytes")
@@ -271,7 +273,9 @@ class SealedStore(StoreWrapper):
         if info is None or info.key != key:
             raise NotFoundError(f"{self.url}/{key} does not exist")
         if info.size_bytes < TRAILER_BYTES:
-            raise CorruptionError(f"{self.url}/{key}: does not end with a seal")
+            raise CorruptionError(
+                f"{self.url}/{key} is cut off, or not encrypted as this archive is: it does not end with a seal"
+            )
         end = self._store.get_range(key, info.size_bytes - TRAILER_BYTES, TRAILER_BYTES)
         return self._opened(key, place, end, info.size_bytes)
 

@@ -391,8 +391,8 @@ class UnitWriter:
         point to a place in the log before the first message; raises UsageError if there is none."""
         if self._gap_phys < 0:
             raise UsageError(
-                f"{key} has no messages at offsets {begin} to {end - 1}, and a log that begins at physical offset 0 "
-                "has no place for their consume-queue units",
+                f"{key} has no messages at offsets {begin} to {end - 1}: their consume-queue units must refer to a "
+                "place in front of the log, and a log that begins at physical offset 0 has none",
                 hint=COMPACT,
             )
         self._gaps += end - begin

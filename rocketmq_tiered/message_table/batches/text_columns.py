@@ -156,11 +156,11 @@ class RecordText:
         self._data = data
         self._fields = fields
 
-    def strings(self, at: Number) -> pa.Array:
-        """The column of one property as text, such as the tag; ``at`` is where the records have it. Null where a record
-        lacks it."""
-        begins, lengths = self._fields[at], self._fields[Number(at + 1)]
-        if self._is_text:
+    def strings(self, begin_field: Number) -> pa.Array:
+        """The column of one property as text, such as the tag. ``begin_field``: the field that says where it begins in
+        each record; the next field says how long it is. Null where a record lacks it."""
+        begins, lengths = self._fields[begin_field], self._fields[Number(begin_field + 1)]
+        if self._is_utf8:
             return string_array(*copied(self._data, begins, lengths), valid=lengths > 0)
         found = [
             decode_text(self._bytes(begin, length)) if length else None
@@ -170,7 +170,7 @@ class RecordText:
 
     def maps(self) -> pa.Array:
         """The column of all properties, as a map from name to value."""
-        if not self._is_text:
+        if not self._is_utf8:
             begins, lengths = self._fields[Number.PROPERTIES_AT], self._fields[Number.PROPERTIES_BYTES]
             parsed = [
                 list(parse_properties(self._bytes(begin, length)).items())
@@ -183,7 +183,8 @@ class RecordText:
         return pa.MapArray.from_arrays(pa.array(pairs.starts), names, values)
 
     @cached_property
-    def _is_text(self) -> bool:
+    def _is_utf8(self) -> bool:
+        """Whether the properties of all records are valid UTF-8, so that all are copied at once."""
         return bool((self._fields[Number.IS_TEXT] == 1).all())
 
     def _bytes(self, begin: int, length: int) -> bytes:

@@ -147,7 +147,7 @@ class PopQueues:
         entry = self._queues.get(key)
         if not self._offsets.has_room(*key):  # its offset would be lost
             raise BadRequestError(
-                "no message is popped, as group offsets have no memory left (serve.memory_bytes)"
+                "no message is popped: the memory for group offsets is used up (serve.memory_bytes)"
             )
         # New, or the group's offset was reset, or the topic was deleted and created again.
         if entry is None or offset != entry.noted:
@@ -156,7 +156,8 @@ class PopQueues:
                 offset = 0 if bounds is None else bounds.minimum
             if entry is None and not self._has_room(_bytes_of(key, 0)):
                 raise BadRequestError(
-                    "no message is popped, as popped messages have no memory left (serve.memory_bytes)"
+                    "no message is popped: the memory for messages not acknowledged yet is used up "
+                    "(serve.memory_bytes)"
                 )
             counted_bytes = 0 if entry is None else entry.counted_bytes
             entry = self._queues[key] = GroupQueue(PopQueue(offset), offset, counted_bytes=counted_bytes)

@@ -188,8 +188,8 @@ class BrokerViews:
         return known.oldest_phys != await self._oldest_phys(command, upstream)
 
     async def still_has(self, command: RemotingCommand, upstream: Upstream, offset: int) -> bool:
-        """Return whether the broker still has the message at ``offset`` of the queue that ``command`` names. If so, no
-        message from there on was missing in its reply before: a broker deletes the oldest first."""
+        """Return whether the broker still has the message at ``offset`` of the queue that ``command`` names. If so, its
+        earlier reply, from there on, lacked no message because of deletion: a broker deletes its oldest first."""
         queue = _queue_of(command)
         known = self._known.peek(queue)
         is_known = known is not None and known.queue is not None and offset >= known.queue.min_offset
@@ -198,17 +198,13 @@ class BrokerViews:
         self._oldest = None
         if self.files is not None:
             self.files.expire()
-        is_reported = known is not None and is_known and known.first_phys != GONE_PHYS
-        if (
-            known is None
-            or not is_reported
-            or known.oldest_phys != await self._oldest_phys(command, upstream)
-        ):
+        has_first = known is not None and is_known and known.first_phys != GONE_PHYS
+        if known is None or not has_first or known.oldest_phys != await self._oldest_phys(command, upstream):
             known = await self._learn(queue, command, upstream, known)
         if 0 <= known.first_phys < known.oldest_phys or known.first_phys == GONE_PHYS:
-            return False  # its queue's minimum does not know yet what is deleted
+            return False  # the queue's first record is deleted, and the broker has not raised its minimum yet
         if known.queue is None:
-            # A broker that never reports is trusted; an unreachable one reports later.
+            # The reply of a broker that does not report its queues is accepted; not that of one which will do so later.
             return known.side is BrokerSide.UNREPORTED
         # During deletions the oldest file may be gone already.
         return offset >= max(known.queue.min_offset, known.kept_from)

@@ -456,8 +456,8 @@ def _from_newest_base(store: ObjectStore, keys: list[str]) -> list[RetryObject]:
         read = decode_object(store.get(key, stored_bytes_max()), source=f"{store.url}/{key}")
         if key != object_key(read.version) or (objects and read.version != objects[-1].version - 1):
             raise CorruptionError(
-                f"{store.url}/{key}: this object of retry messages has version {read.version}, which is not the one"
-                " before the next object's, or not the one in its key"
+                f"{store.url}/{key} is damaged or a copy of another object: it has version {read.version} of the retry"
+                f" messages, where {objects[-1].version - 1 if objects else 'that of its key'} is expected"
             )
         objects.append(read)
         if read.queues is not None:

@@ -145,7 +145,8 @@ class SlaveService(RelayService[RelayClient]):
     section = "slave"
 
     def __init__(self, options: SlaveOptions, clock: Clock = MACHINE_CLOCK) -> None:
-        """``options``: the master, the registration and the port. Nothing is registered before the archive is open."""
+        """``options``: the master, the registration and the port. Name servers get no registration before the archive
+        is open."""
         self.counters: SlaveCounters = SlaveCounters()
         relay = Relay(self.counters, self._without_master)
         super().__init__(options.serve, relay, clock, checks_clients=options.checks_clients)
@@ -156,10 +157,12 @@ class SlaveService(RelayService[RelayClient]):
         self.redirect = RedirectContext(
             options.slave.broker_id, lambda: self.master.is_available, counters=self.counters.pulls
         )
-        self._listed_s: float | None = None
+        self._registered_s: float | None = None
+        """Since when name servers list this slave, so that members of groups connect to it; None: they do not."""
         self._started_ms = wall_ms()
-        self._member_lists = HandlerTable()
-        register_client_handlers(self._member_lists, self.clients)
+        self._member_handlers = HandlerTable()
+        """Answer requests for the members of groups while the master is away."""
+        register_client_handlers(self._member_handlers, self.clients)
         self._log = CountedLog(logger, clock)
         self._expiring += [self._note_registration, self._log.tick]
         self.table.register(RequestCode.HEART_BEAT)(self._heartbeat)
@@ -209,12 +212,17 @@ class SlaveService(RelayService[RelayClient]):
     def _note_registration(self) -> None:
         states = {status.state for status in self._registrar.statuses()}
         if RegistrationState.REGISTERED in states:
-            self._listed_s = self._clock.monotonic_s() if self._listed_s is None else self._listed_s
+            self._registered_s = (
+                self._clock.monotonic_s() if self._registered_s is None else self._registered_s
+            )
         elif RegistrationState.UNREACHABLE not in states:
-            self._listed_s = None  # members that join now do not see this process in their routes
+            self._registered_s = None  # members that join now do not see this process in their routes
 
     def _are_members_complete(self) -> bool:
-        return self._listed_s is not None and self._clock.monotonic_s() - self._listed_s >= MEMBERS_COMPLETE_S
+        return (
+            self._registered_s is not None
+            and self._clock.monotonic_s() - self._registered_s >= MEMBERS_COMPLETE_S
+        )
 
     def _connect(self, connection: Connection) -> RelayClient:
         slave = self._options.slave
@@ -272,7 +280,7 @@ class SlaveService(RelayService[RelayClient]):
             # Sent later it could move the group back. The client commits again.
             self.counters.commits_dropped += 1
         if code in (RequestCode.GET_CONSUMER_LIST_BY_GROUP, RequestCode.GET_CONSUMER_CONNECTION_LIST):
-            handler = self._member_lists.find(code)
+            handler = self._member_handlers.find(code)
             if handler is not None and self._are_members_complete():
                 return await handler(request)
         return None

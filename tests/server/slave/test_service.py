@@ -260,7 +260,7 @@ async def test_without_the_master_members_are_listed_once_all_are_known(stage: S
     await client.ask(34, HEARTBEAT)
     await stage.without_master()
     assert (await client.ask(38, consumerGroup="g")).code != 0
-    await until(lambda: stage.service._listed_s is not None, 10)
+    await until(lambda: stage.service._registered_s is not None, 10)
     stage.at[0] += MEMBERS_COMPLETE_S
     assert json.loads((await client.ask(38, consumerGroup="g")).body) == {"consumerIdList": ["c1"]}
     await other.ask(34, {**HEARTBEAT, "clientID": "c2"})

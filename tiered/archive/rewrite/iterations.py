@@ -45,7 +45,7 @@ def with_iterations(
 
 
 class _Filling:
-    """Distributes sequences over outputs and iterations."""
+    """Distributes sequences (the runs of a queue that are joined, by offset) over outputs and iterations."""
 
     def __init__(
         self, candidates: Candidates, limits: RewriteLimits, sequences: Sequences, share: NDArray[np.float64]
@@ -62,7 +62,7 @@ class _Filling:
         self._candidates = candidates
         size, rows, kind = (candidates.runs[name][sequences.order] for name in ("byte_count", "rows", "kind"))
         self._is_lmq = kind == RunKind.LMQ
-        self._length = np.where(self._is_lmq, rows, size)
+        self._cut_length = np.where(self._is_lmq, rows, size)
         left = share[sequences.order]
         size, rows = size * left, rows * left
         row_bytes = limits.row_bytes + np.where(left < 1, SELECTED_ROW_BYTES, 0)
@@ -206,14 +206,14 @@ class _Filling:
                 fits = min(fits, max(0.0, rows_room) / max(self._each(self._rows, end_at), 1e-9))
             cut = int((begin + fits) // unit) * unit
             if cut > begin:
-                return (end_at, cut) if cut < self._length[end_at] else (end_at + 1, 0)
+                return (end_at, cut) if cut < self._cut_length[end_at] else (end_at + 1, 0)
         if end_at == at and self._used_bytes == 0:
             if not unit:
                 raise ValueError(
-                    f"a run of {int(self._length[at])} bytes cannot be compacted in {self._memory_bytes} bytes"
+                    f"a run of {int(self._cut_length[at])} bytes cannot be compacted in {self._memory_bytes} bytes"
                 )
             forced = begin // unit * unit + unit
-            return (at, forced) if forced < self._length[at] else (at + 1, 0)
+            return (at, forced) if forced < self._cut_length[at] else (at + 1, 0)
         return end_at, begin
 
     def _whole_runs(self, sums: NDArray[Any], at: int, used: float, room: float, last: int) -> int:
@@ -223,7 +223,7 @@ class _Filling:
 
     def _each(self, sums: NDArray[Any], at: int) -> float:
         """The part of ``sums`` for each byte of run ``at``, or row of an LMQ."""
-        return float(sums[at + 1] - sums[at]) / max(int(self._length[at]), 1)
+        return float(sums[at + 1] - sums[at]) / max(int(self._cut_length[at]), 1)
 
     def _cost_of(self, at: int, begin: int, end_at: int, end: int) -> float:
         cost = float(self._memory[end_at] - self._memory[at]) - begin * self._each(self._memory, at)
@@ -236,7 +236,7 @@ class _Filling:
         count = end_at - at + (1 if end else 0)
         ranges = np.zeros(count, RANGE_DTYPE)
         ranges["run"] = self._sequences.order[at : at + count]
-        ranges["end"] = self._length[at : at + count]
+        ranges["end"] = self._cut_length[at : at + count]
         ranges["begin"][0] = begin
         if end:
             ranges["end"][-1] = end
