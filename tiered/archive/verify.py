@@ -106,8 +106,7 @@ def verifying(
     state = _load(store, current.version, report)
     if not current.is_chain_checked:
         since = saved.verified if by_names else None
-        replayed = _check_chain(store, state, since, current, saved)
-        state = state or replayed
+        state = _check_chain(store, state, since, current, saved)
     if state is None:
         saved.end("", is_clean=False)
         return report.joined(current.anomalies)
@@ -178,8 +177,8 @@ def _check_chain(
     """Check the chain of commits: that no version is missing from the newest repair on, and that each names the put id
     of the one before. Anomalies are added to the pass ``current``, which ``saved`` saves now and then.
 
-    ``state``: as readers load it, None if they cannot. With ``since`` None all commits are read, compared with
-    ``state``, and the state that they lead to is returned, None if they are broken. Otherwise only those after the
+    ``state``: as readers load it; None if they cannot: then the state to which the commits lead is returned, if they
+    are whole. With ``since`` None all commits are read, and compared with ``state``. Otherwise only those after the
     version ``since`` (with its put id), up to the newest root page, are read: loading ``state`` has followed the
     rest."""
     report = VerifyReport()
@@ -221,7 +220,7 @@ def _check_chain(
             detail = f"differs from the commits replayed in {', '.join(differing)}"
             report.add(AnomalyKind.ROOT, state.root.key, detail)
     current.anomalies, current.is_chain_checked = report.anomalies, True
-    return replayed
+    return state or replayed
 
 
 def _followed(store: ObjectStore, state: CatalogState, commit: Commit) -> CatalogState | None:

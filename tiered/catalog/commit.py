@@ -45,6 +45,7 @@ from tiered.model.tables import (
     FLOOR_DTYPE,
     GAP_DTYPE,
     OBJECT_DTYPE,
+    QUEUE_DTYPE,
     QUEUE_STATE_DTYPE,
     RUN_DTYPE,
     RunKind,
@@ -479,7 +480,9 @@ def describe(state: CatalogState) -> dict[str, object]:
     queue_of = map(state.directory.roster.keys.__getitem__, memory.runs["queue"].tolist())
     key_of = map(memory.object_keys.__getitem__, memory.objects["key"][memory.runs["object"]].tolist())
     runs = sorted(zip(queue_of, key_of, *(memory.runs[name].tolist() for name in names), strict=True))
-    queues = {QueueKey(*key): tuple(row.tolist())[3:] for key, row in state.queues()}
+    rows, begin, size = state.table.tobytes(), QUEUE_DTYPE.itemsize, state.table.itemsize
+    # As bytes, as tuples of 100,000 queues take 100 MiB.
+    queues = {key: rows[row * size + begin : (row + 1) * size] for row, key in enumerate(state.queue_keys)}
     gaps = sorted((*state.key_of(int(gap["queue"])), *gap.tolist()[1:]) for gap in state.gaps)
     tombstones = sorted((*state.key_of(int(run["queue"])), *run.tolist()[1:]) for run in state.tombstones)
     plain = (
