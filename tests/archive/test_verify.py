@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import numpy as np
@@ -19,6 +19,7 @@ from tiered.archive.verify import (
     UNCHECKED_MAX,
     Anomaly,
     AnomalyKind,
+    Depth,
     VerifyReport,
     verify_archive,
 )
@@ -100,9 +101,10 @@ def test_a_whole_archive_has_no_anomalies(builder: ArchiveBuilder, full: bool) -
     assert seen[-1][0] == seen[-1][1] > 0
 
 
-def test_an_empty_store_is_not_an_archive() -> None:
+@pytest.mark.parametrize("depth", ["names", "tails"])
+def test_an_empty_store_is_not_an_archive(depth: Depth) -> None:
     with pytest.raises(NotFoundError):
-        verify_archive(MemoryStore())
+        verify_archive(MemoryStore(), depth=depth)
 
 
 def test_what_cannot_be_read_is_counted_and_a_store_that_is_away_ends_the_run() -> None:
@@ -248,22 +250,33 @@ def test_missing_object(builder: ArchiveBuilder) -> None:
     ]
 
 
-def test_missing_object_that_maintenance_moved_during_the_check_is_no_anomaly() -> None:
+@pytest.mark.parametrize("depth", ["names", "tails"])
+def test_missing_object_that_maintenance_moved_during_the_check_is_no_anomaly(depth: Depth) -> None:
     class Moving(MemoryStore):
+        """Before it is read, or listed, the object is replaced, and collected."""
+
         builder: ArchiveBuilder | None = None
 
-        def get_range(self, key: str, offset: int, length: int) -> bytes:
+        def move(self) -> None:
             if self.builder is not None:
                 builder, self.builder = self.builder, None
                 builder.rewrite(ONE)
-                builder.store.delete([key])
+                builder.store.delete(builder.keys[:1])
+
+        def get_range(self, key: str, offset: int, length: int) -> bytes:
+            self.move()
             return super().get_range(key, offset, length)
+
+        def list(self, prefix: str, **place: Any) -> Any:
+            if (prefix, depth) == ("data/", "names"):
+                self.move()
+            return super().list(prefix, **place)
 
     store = Moving()
     builder = ArchiveBuilder(store)
     builder.commit([Sent(ONE)])
     store.builder = builder
-    assert verify_archive(store).anomalies == []
+    assert verify_archive(store, depth=depth).anomalies == []
     assert len(builder.keys) == 2
 
 

@@ -18,11 +18,9 @@ import pytest
 from benchmarks.synthetic_store import StoreSpec, write_store
 from tests.archive.queue_reader import QueueReader, records_of
 from tests.bad_input.stale_checksum import NAME, copy_with_stale_checksum
-from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill, state_of
 from tests.kernels.record_builder import Message, build_log, encode, properties
 from tests.sweeps import sweep
-from tests.uploader.damaged_headers import archived, assert_all_but, flip
 from tiered.archive.verify import verify_archive
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store
@@ -40,39 +38,6 @@ from uploader.offload import Offloader, OffloadIdentity, OffloadResult
 SPEC = StoreSpec(topics=1, queues_per_topic=2, body_bytes=200)
 # Where in a record of an IPv4 host. The last byte of QUEUEOFFSET, and QUEUEID, leave a record that looks whole.
 LATER = pytest.mark.soak
-PLACES = {
-    "size": 0,
-    "magic": 4,
-    "queue id": 15,
-    "queue offset": 20,
-    "low queue offset": 27,
-    "physical offset": 28,
-    "body": 88,
-}
-
-
-@pytest.mark.parametrize("place", sweep(sorted(PLACES), fast=["size", "queue offset", "body"]))
-def test_one_flipped_byte_costs_one_record(
-    place: str, real_store: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    original = real_store(NAME)
-    truth = load_truth(original, NAME, FILTER)
-    lines = max(truth.queues.values(), key=len)
-    victim = next(line for line in lines[len(lines) // 2 :] if line["storeSize"] > 200)
-    shutil.copytree(original / "store", tmp_path / "store")
-    log = CommitLog([original / "store" / "commitlog"])
-    copy = CommitLog([tmp_path / "store" / "commitlog"])
-    flip(copy, victim, PLACES[place], 6)
-    file = copy.file_at(victim["commitLogOffset"])
-    assert file is not None
-    result, archive = archived(tmp_path / "store", f"damaged-{place}")
-    assert result.damaged == 1
-    (damage,) = (vars(line) for line in caplog.records if "damaged" in line.getMessage())
-    assert damage["file"] == str(file.path)
-    assert damage["begin_phys"] == victim["commitLogOffset"]
-    assert damage["end_phys"] == victim["commitLogOffset"] + victim["storeSize"]
-
-    assert_all_but([victim], truth, archive, log)
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -198,15 +163,6 @@ def test_the_directory_of_the_newest_file_alone_without_its_disk_is_no_shorter_l
     with pytest.raises(UnavailableError, match="d2 contains no commitlog file"):
         backfill_from(store, dirs, memory)
     assert state_of(memory).version == version
-
-
-def test_a_missing_file_among_others_is_a_gap_all_the_same(
-    real_store: Callable[[str], Path], tmp_path: Path
-) -> None:
-    store = tmp_path / "store"
-    shutil.copytree(real_store("A") / "store", store)
-    sorted((store / "commitlog").iterdir())[2].unlink()
-    assert backfill(store, MemoryStore("memory://gap")).lost == 1
 
 
 FILE_BYTES = 1 << 20

@@ -8,7 +8,6 @@ import pytest
 
 from tests.broker_store.bad_sectors import BadSectors
 from tests.broker_store.record_bytes import log_file, record, records
-from tests.broker_store.unprivileged import run_unprivileged
 from tiered.broker_store.commit_log import (
     BLANK_BYTES_MAX,
     OPEN_FILES_MAX,
@@ -17,7 +16,7 @@ from tiered.broker_store.commit_log import (
     LogGap,
     LogGapReason,
 )
-from tiered.errors import AccessDeniedError, NotFoundError, UnreadableError
+from tiered.errors import NotFoundError, UnreadableError
 
 SIZE = 64 * 1024
 
@@ -176,19 +175,6 @@ def _descriptors() -> list[str]:
 def test_missing_directory_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match=f"{tmp_path}/nowhere does not exist"):
         CommitLog([tmp_path / "nowhere"])
-
-
-def test_unreadable_file_is_named(tmp_path: Path) -> None:
-    path = log_file(tmp_path, 0, record(0), SIZE)
-    path.chmod(0)
-    tmp_path.chmod(0o755)
-
-    def read() -> str:
-        with pytest.raises(AccessDeniedError) as caught:
-            CommitLog([tmp_path]).read(0, 10)
-        return str(caught.value)
-
-    assert run_unprivileged(read, tmp_path).startswith(f"{path} cannot be read: permission denied")
 
 
 def test_other_names_are_not_files_of_the_log(tmp_path: Path) -> None:

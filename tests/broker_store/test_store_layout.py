@@ -121,17 +121,6 @@ def test_unreadable_store_is_named(store: Path) -> None:
     assert run_unprivileged(work, store.parent).startswith(f"{store}/commitlog cannot be read")
 
 
-def test_rocksdb_of_a_running_broker_shows_nothing(
-    real_store: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    report = LivenessReport(Liveness.ALIVE, 1, True, "")
-    with open_broker_store(real_store("C") / "store") as store:
-        assert store.has_rocksdb_queues
-        assert store.consume_queues() is not None
-        monkeypatch.setattr(BrokerStore, "liveness", lambda _: report)
-        assert store.consume_queues() is None
-
-
 BOTH_WRITTEN = {"rocksdbCQDoubleWriteEnable": "true"}
 
 

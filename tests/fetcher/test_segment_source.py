@@ -530,37 +530,3 @@ def test_unread_prefetched_blocks_expire_and_is_reported(bench: SourceBench, ind
     assert BlockKey(index.key, 0) not in cache
     assert [drop.key.block for drop in bench.dropped] == [0, 1, 3]
     assert bench.source.statistics().expired_unread == 3
-
-
-def test_a_thousand_slow_consumers_stay_within_the_budget() -> None:
-    """Each keeps its last blocks for a second; together they want 40 times the memory there is."""
-    bench = _bench(**SMALL, memory_wait_ms=60_000)
-    indexes = [bench.index(key) for key in (PLAIN.key, OTHER.key)]
-    over: list[int] = []
-    read_blocks: list[int] = []
-
-    async def pull(index: Any, first: int) -> list[Any]:
-        blocks = await bench.source.blocks_at(index, 0, range(first, first + 2), Priority.USER)
-        read_blocks.append(len(blocks))
-        if bench.budget.charged_bytes > bench.budget.total_bytes:
-            over.append(bench.budget.charged_bytes)
-        assert [block.tobytes() for block in blocks] == bench.expected(index, first, first + 2)
-        return blocks
-
-    rng = random.Random(3)
-    for number in range(1000):
-        index, first = indexes[number % 2], rng.randrange(31)
-
-        def consume(index: Any = index, first: int = first) -> None:
-            read = bench.clock.start(pull(index, first))
-            # The result lives in the future until the consumer lets go of it, a second after it came.
-            read.add_done_callback(
-                lambda done: bench.clock.call_at(bench.clock.time_s + 1, lambda: (done, 0)[1])
-            )
-
-        bench.clock.call_at(rng.random() * 5, consume)
-    bench.clock.run()
-    assert not over and bench.budget.peak_bytes <= bench.budget.total_bytes
-    assert len(read_blocks) == 1000
-    gc.collect()
-    bench.check_at_rest(*indexes)
