@@ -120,8 +120,7 @@ class _Runs:
 
 
 class CyclePlanner:
-    """Plans cycles for one queue table. ``skipped``: parts of the log that earlier processes skipped.
-    ``selections``: of topics, by place in the log. ``timer_topic``: the gateway topic of timers."""
+    """Plans cycles for one queue table."""
 
     def __init__(
         self,
@@ -135,7 +134,9 @@ class CyclePlanner:
         timer_topic: str = "",
     ) -> None:
         """``tails``: where each queue ends in the archive and in the cycles planned before; ``split_bytes``: a run of a
-        queue with so many bytes gets an object of its own."""
+        queue with so many bytes gets an object of its own. ``skipped``: parts of the commitlog that earlier processes
+        did not archive, which explain gaps; ``selections``: which topics are archived, by place in the commitlog;
+        ``timer_topic``: the gateway topic, whose messages are timers; "": there is none."""
         self._table = table
         self._tails = tails
         self._split_bytes = split_bytes

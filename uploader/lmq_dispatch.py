@@ -83,8 +83,12 @@ class UnitClaims(NamedTuple):
 
 
 def resolved_lmq_rows(columns: RecordColumns, offsets: LmqOffsets) -> tuple[Ints, Ints]:
-    """The LMQ entries of ``columns`` that the broker made, in the order of the log, each once: their rows there, and
-    their offsets in the LMQs. ``offsets`` are those that differ from what the records say, or were decided."""
+    """The LMQ entries of ``columns`` that the broker made, in the order of the log, each once: their indexes in the
+    ``lmq_…`` columns, and their offsets in the LMQs.
+
+    ``offsets``: for the physical offset of a record and an LMQ, the offset that the LMQ has for it, which goes before
+    what the record says, or NOT_DISPATCHED. Entries of which records leave it in doubt whether the broker made them
+    count only if they are in it."""
     index, _ = _distinct(columns)
     offset = columns.lmq_queue_offset[index]
     is_dispatched = columns.lmq_doubt[index] == 0

@@ -213,7 +213,7 @@ class _Parser:
                 left = self._among(left, begin, negated)
             elif negated:
                 raise self._error(
-                    operator, f"{operator.text} cannot follow NOT", hint="put NOT before the value"
+                    operator, f"{operator.text} cannot follow NOT", hint="put NOT before the whole comparison"
                 )
             else:
                 right_begin = self.token

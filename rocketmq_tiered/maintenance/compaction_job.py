@@ -242,8 +242,9 @@ def rewrite_options(settings: Settings, spool: Path) -> RewriteOptions:
 
 
 def limits_of(settings: Settings, archive_settings: Mapping[str, Any]) -> CompactionLimits:
-    """The limits for plans of compaction, from the settings: sizes of objects, memory, and what is worth moving. Which
-    topics have keys of their own, so that no object may have others too, is the archive owner's to say."""
+    """The limits for plans of compaction, from the settings: sizes of objects, memory, and what is worth moving. A
+    topic with an encryption key of its own shares no object with others; which topics these are, the rules of the
+    archive's owner decide (``archive_settings``)."""
     own, rules = settings.compaction, TopicRules.of(topic_rules_in_force(settings, archive_settings))
     return CompactionLimits(
         memory_bytes=own.memory_bytes,

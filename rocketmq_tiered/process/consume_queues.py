@@ -219,7 +219,12 @@ class _Rewrite:
         interrupted command had come, if there was one."""
         source = self._store.consume_queues()
         present = StoreKind.ROCKSDB if self._store.has_rocksdb_queues else StoreKind.FILE
-        if source is None or present is self._plan.kind:
+        if source is None:
+            raise UsageError(
+                f"{self._store.path} has no consume queues to copy",
+                hint="to write them from the commitlog, run tiered consumequeue build",
+            )
+        if present is self._plan.kind:
             raise UsageError(
                 f"the consume queues of {self._store.path} are in {self._plan.kind.value} already",
                 hint="to write them again all the same, run tiered consumequeue build",

@@ -380,7 +380,8 @@ class SqlSession:
 
 
 def _details(error: duckdb.Error) -> dict[str, str]:
-    """What DuckDB says of an error, by name: of relations it is one text."""
+    """The fields of a DuckDB error, which is JSON. Errors of relations are plain text all the same: of these the text
+    without the excerpt of the statement, as ``exception_message``."""
     text = str(error).partition(": ")[2]
     try:
         found: dict[str, str] = orjson.loads(text)

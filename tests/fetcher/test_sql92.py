@@ -225,7 +225,7 @@ def test_any_text_is_a_filter_or_an_error_that_says_where(text: str) -> None:
         ("a > 0.0", 4, "write 0"),
         ("a = 99999999999999999999", 4, "is more than 9223372036854775807"),
         ("a = 1e999", 4, "is larger than any number"),
-        ("a NOT = 5", 6, "put NOT before the value"),
+        ("a NOT = 5", 6, "put NOT before the whole comparison"),
         ("a = 'x' AND\n  b ; 5", 16, "';' is not expected here"),
         ("NOT " * (NESTING_MAX + 1) + "a", 4 * NESTING_MAX, f"nested more than {NESTING_MAX} deep"),
         ("(" * 5000, NESTING_MAX, f"nested more than {NESTING_MAX} deep"),

@@ -419,7 +419,7 @@ class _FullCheck:
         places = positions(self._first_key[found.rows.row[which]], listed[which])
         wrong = np.repeat(which, listed[which])[of_records != keys.hashes[places]]
         differs[wrong] = True
-        self._report(found, differs, "has other keys than the object lists")
+        self._report(found, differs, "has other keys than the key section of the object has for it")
 
     def _report(self, found: _InBlocks, which: NDArray[np.bool_], what: str) -> None:
         """Add an anomaly for the records of the rows ``which``, of each run only for the first: ``what`` is wrong with

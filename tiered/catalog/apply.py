@@ -456,8 +456,8 @@ def _check_objects(state: CatalogState, commit: Commit) -> None:
         key = draft.object_keys[int(draft.objects["key"][index])]
         if key not in taken_back:
             raise CommitInvalidError(
-                f"the object {key} was not put in epoch {commit.place.epoch}: its writer has lost the archive to "
-                "another"
+                f"catalog version {commit.version} is invalid: the object {key}, which it adds, was uploaded by a "
+                f"writer of another epoch than {commit.place.epoch}, which has lost the archive"
             )
     garbage = [
         key

@@ -229,7 +229,9 @@ class CatalogWriter:
         commit may or may not exist: call again with the same draft.
         """
         if draft.kind not in (CommitKind.APPEND, CommitKind.MAINTENANCE):
-            raise CommitInvalidError(f"a commit of the kind {draft.kind} cannot be appended")
+            raise CommitInvalidError(
+                f"a commit of the kind {draft.kind} is made by a method of its own, and cannot be appended"
+            )
         with self._lock:
             pages = self._state.pages
             self._commit(draft, lambda state: (self._pages.with_pages(self._owned(state), draft), None))

@@ -468,7 +468,7 @@ def check_chunk(chunk: RunChunk, queues: int) -> None:
     ):
         if len(table) and int(table[column].max()) >= size:
             raise ValueError(
-                f"the column {name}.{column} refers to row {table[column].max()} of a table that has {size} rows"
+                f"its column {name}.{column} refers to row {table[column].max()} of a table that has only {size} rows"
             )
 
 

@@ -125,7 +125,9 @@ class BlockPacker:
         end = sum(raw_bytes)
         stopped = int(gather_records(records.arena, records.position, records.size, row, end, buffer))
         if stopped < 0:
-            raise ValueError(f"the record of row {-1 - stopped} lies outside the log that was read")
+            raise ValueError(
+                f"the record of row {-1 - stopped} lies outside the part of the commitlog that was read"
+            )
         stored: list[bytes] = []
         codecs: list[int] = []
         begin = 0
@@ -373,7 +375,7 @@ def _check(queues: Sequence[QueueKey], runs: Table, view: RunView, rows: RowTabl
     )
     if bad >= 0:
         run = view.run_at(min(int(bad), count - 1))
-        raise ValueError(f"row {bad} contradicts run {run}, of {queues[int(runs['queue'][run])]}")
+        raise ValueError(f"row {bad} does not fit in run {run}, of {queues[int(runs['queue'][run])]}")
 
 
 def _cut_blocks(

@@ -313,7 +313,7 @@ class SealedStore(StoreWrapper):
                 chunk = stored[at : at + STORED_BYTES]
                 if fastcrc.crc32.iscsi(chunk[:-4]).to_bytes(4, "little") != chunk[-4:]:
                     number = (begin + at) // STORED_BYTES
-                    raise CorruptionError(f"{source}: is damaged: chunk {number} fails its CRC32C")
+                    raise CorruptionError(f"{source} is damaged: chunk {number} fails its CRC32C")
 
 
 def _seal(secret: bytes, trailer: _Trailer, place: _Place) -> Seal:

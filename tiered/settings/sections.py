@@ -577,7 +577,7 @@ class ServeSettings:
 
     bind: str = setting(
         "127.0.0.1:9876",
-        "address that clients' requests are listened for on, as host:port; port 0: any free port",
+        "address to listen on for clients' requests, as host:port; port 0: any free port",
         restart=True,
     )
     advertise: str = setting(
@@ -695,7 +695,7 @@ class SlaveSettings:
     advertise: str = setting("", "host:port that clients find in routes and connect to", restart=True)
     bind: str = setting(
         "127.0.0.1:10931",
-        "address that requests of redirected consumers are listened for on, as host:port",
+        "address to listen on for requests of redirected consumers, as host:port",
         restart=True,
     )
 

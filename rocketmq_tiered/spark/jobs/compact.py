@@ -173,8 +173,9 @@ def _divided_runs(one: KeyedQueue) -> Iterator[KeyedQueue]:
 
 def read_keys(task: KeysTask) -> list[tuple[int, KeysPiece]]:
     """Read the keys of some runs of a queue, in a Spark worker. Returns pieces for the shuffle, each with the number of
-    its part: the latest messages of keys by a hash of the key, and apart from these the offsets that stay anyway."""
-    figures, free = KeyFigures(), list[NDArray[np.int64]]()
+    its part: the latest messages of keys by a hash of the key; and one more with the figures, the offsets that stay
+    whatever their key, and the last row of each run, by queue and begin of the run."""
+    figures, kept_anyway = KeyFigures(), list[NDArray[np.int64]]()
     last_rows: dict[tuple[QueueKey, int], int] = {}
     keys = OffsetMap(Path(tempfile.gettempdir()), MEMORY_BYTES)
     pieces: list[tuple[int, KeysPiece]] = []
@@ -183,7 +184,7 @@ def read_keys(task: KeysTask) -> list[tuple[int, KeysPiece]]:
             for entries in queue_entries(archive, task.queue, last_rows):
                 keyed, offsets, more = divided(entries, keeps_keyless=task.keeps_keyless)
                 figures += more
-                free.append(offsets)
+                kept_anyway.append(offsets)
                 keys.add(keyed)
         for latest in keys.latest():
             part = (latest["low"] % np.uint64(task.parts)).astype(np.int64)
@@ -192,7 +193,7 @@ def read_keys(task: KeysTask) -> list[tuple[int, KeysPiece]]:
                 pieces.append((number, KeysPiece(task.number, entries_of_part, task.keeps_tombstones)))
     finally:
         keys.close()
-    stored = _stored(np.concatenate(free)) if free else b""
+    stored = _stored(np.concatenate(kept_anyway)) if kept_anyway else b""
     rest = KeysPiece(task.number, offsets=stored, figures=figures, last_rows=last_rows)
     return [*pieces, (task.number % task.parts, rest)]
 

@@ -181,7 +181,7 @@ def decode_pages(shape: Shape, first_page: int, end_page: int, data: bytes) -> T
     offset, length = shape.page_range(first_page, end_page)
     if len(data) != length:
         raise CorruptionError(
-            f"{shape.key}: the pages [{offset}, {offset + length}) of the index file were read as {len(data)} bytes"
+            f"{shape.key}: only {len(data)} of the {length} bytes from byte {offset} of the index file on could be read"
         )
     identity, view, stride = shape.identity, memoryview(data), shape.page_stride
     parts: list[memoryview] = []
