@@ -6,7 +6,7 @@ import re
 import struct
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -290,6 +290,36 @@ def test_only_keys_that_may_exist_are_garbage(fault: Fault, listed: int) -> None
     )
 
 
+def check_continues(
+    archive: ArchiveBuilder, caplog: pytest.LogCaptureFixture, repair: Callable[[], object]
+) -> None:
+    """Messages are committed while no index can be made; it is made as soon as ``repair`` is done."""
+    builder, store = builder_of(archive.store, archive.writer, retry_ms=100), archive.store
+    loop = TaskLoop(builder, lambda: archive.writer.state)
+    thread = threading.Thread(target=loop.run, daemon=True)
+    thread.start()
+    for number in range(8):
+        commit(archive, number)
+        loop.wake()
+    # A failure is counted before it is logged.
+    until(lambda: loop.status.failures and caplog.text)
+    assert "away" in caplog.text and not loop.status.problem  # a short outage is no finding
+    repair()
+    until(lambda: load(store).indexes)
+    loop.stop()
+    thread.join(5)
+    assert not thread.is_alive()
+    check(store, 8)
+
+
+def until(condition: Callable[[], object]) -> None:
+    for _ in range(300):
+        if condition():
+            return
+        threading.Event().wait(0.02)
+    raise AssertionError("it never was so")
+
+
 def test_a_store_that_is_away_never_stops_the_uploader(caplog: pytest.LogCaptureFixture) -> None:
     class Away(MemoryStore):
         away = False
@@ -301,64 +331,17 @@ def test_a_store_that_is_away_never_stops_the_uploader(caplog: pytest.LogCapture
 
     store = Away()
     archive = ArchiveBuilder(store)
-    builder = builder_of(store, archive.writer, retry_ms=100)
-    stop = threading.Event()
-    loop = TaskLoop(builder, lambda: archive.writer.state)
-    thread = threading.Thread(target=loop.run, daemon=True)
     store.away = True
-    thread.start()
-    for number in range(8):
-        commit(archive, number)
-        loop.wake()
-    for _ in range(200):
-        if loop.status.failures and caplog.text:  # the failure is counted before it is logged
-            break
-        stop.wait(0.02)
-    assert "away" in caplog.text and not loop.status.problem  # a short outage is no finding
-    store.away = False
-    for _ in range(300):
-        if load(store).indexes:
-            break
-        stop.wait(0.02)
-    assert load(store).indexes
-    loop.stop()
-    thread.join(5)
-    assert not thread.is_alive()
-    check(store, 8)
+    check_continues(archive, caplog, lambda: setattr(store, "away", False))
 
 
 def test_a_disk_without_room_for_the_index_never_stops_the_uploader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Messages do not wait for the index; it is made as soon as there is room."""
     monkeypatch.setattr(index_files, "SPOOL_BYTES", 1)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "away"))
-    store = MemoryStore()
-    archive = ArchiveBuilder(store)
-    for number in range(8):
-        commit(archive, number)
-    builder = builder_of(store, archive.writer, retry_ms=100)
-    with pytest.raises(UnavailableError, match=r"away.*TMPDIR"):
-        builder.run_to_end(threading.Event())
-    stop = threading.Event()
-    loop = TaskLoop(builder, lambda: archive.writer.state)
-    thread = threading.Thread(target=loop.run, daemon=True)
-    thread.start()
-    loop.wake()
-    for _ in range(200):
-        if loop.status.failures and caplog.text:  # the failure is counted before it is logged
-            break
-        stop.wait(0.02)
-    assert "away" in caplog.text and not loop.status.problem  # a short outage is no finding
-    (tmp_path / "away").mkdir()
-    for _ in range(300):
-        if load(store).indexes:
-            break
-        stop.wait(0.02)
-    loop.stop()
-    thread.join(5)
-    assert load(store).indexes
-    check(store, 8)
+    check_continues(ArchiveBuilder(MemoryStore()), caplog, (tmp_path / "away").mkdir)
+    assert "TMPDIR" in caplog.text
 
 
 C = QueueKey("c", 7, 0)
