@@ -205,7 +205,7 @@ def test_queues_without_runs_are_not_made(started: CatalogState) -> None:
 
 
 def test_an_attempt_of_a_fenced_epoch_can_never_be_committed(started: CatalogState) -> None:
-    refused(started, append_draft(started, {A: 1}, epoch=0), "its writer has lost the archive to another")
+    refused(started, append_draft(started, {A: 1}, epoch=0), "which has lost the archive")
 
 
 def test_once_a_retry_starts_the_older_attempt_can_never_be_committed(started: CatalogState) -> None:

@@ -209,6 +209,14 @@ def test_a_new_history_survives_lost_answers(memory: MemoryStore, fault: Fault) 
         assert offsets(memory, state, key) == offsets(memory, common, key)
 
 
+def test_objects_that_other_queues_need_stay_when_a_queue_ends(memory: MemoryStore) -> None:
+    made = writer(memory)
+    made.claim()
+    grow(made, 30, A, B)
+    state = made.end_queues({A: 0}, 0)
+    assert not state.pending_deletions.keys() & {*RunIndex(memory).runs_of(state, B).object_keys}
+
+
 def test_only_the_owner_starts_a_history(memory: MemoryStore) -> None:
     made = writer(memory)
     made.claim()

@@ -30,6 +30,7 @@ from tiered.catalog.pages import (
     PutPage,
     RunIndex,
     cut,
+    living_pages,
     living_runs,
     referenced_keys,
     unsorted_memory,
@@ -130,9 +131,11 @@ def begin_history(state: CatalogState, start: Divergence, pages: HistoryPages) -
             f"a log history cannot continue catalog version {common_version}, which belongs to a log history that was "
             "replaced"
         )
-    check = LogCheck(start.phys, start.phys, 0)
-    if start.common is not None:
-        check = start.check or start.common.cursor.check
+    check = (
+        LogCheck(start.phys, start.phys, 0)
+        if start.common is None
+        else start.check or start.common.cursor.check
+    )
     base = replace(
         state,
         version=version,
@@ -157,7 +160,7 @@ def begin_history(state: CatalogState, start: Divergence, pages: HistoryPages) -
     if start.ends and hidden.chunks:  # the versions of these runs are current ones, but the runs are not
         hidden.memory.runs["version"] = 0
     after = with_history(after, state, start, common_version, hidden)
-    return NewHistory(with_garbage(state, after, start.now_ms, walk.divided.garbage()), hidden)
+    return NewHistory(with_garbage(state, after, start.now_ms, walk.garbage()), hidden)
 
 
 def with_history(
@@ -184,11 +187,12 @@ def with_garbage(
     """``after``, the first state of a new log history, with more pending deletions: the data objects ``garbage``, of
     which it has no messages, and the pages and root pages that only the state before, ``state``, names."""
     replaced = state.catalog_keys() - after.catalog_keys()
-    pending_deletions = dict(after.pending_deletions)
-    for keys, reason in ((garbage, Reason.DIVERGED), (replaced, Reason.REPLACED)):
-        for key in sorted(keys):
-            pending_deletions.setdefault(key, PendingDeletion(now_ms, after.version, reason))
-    return replace(after, pending_deletions=pending_deletions)
+    added = {
+        key: PendingDeletion(now_ms, after.version, reason)
+        for keys, reason in ((garbage, Reason.DIVERGED), (replaced, Reason.REPLACED))
+        for key in sorted(keys)
+    }
+    return replace(after, pending_deletions={**added, **after.pending_deletions})
 
 
 class DividedRuns:
@@ -249,11 +253,20 @@ class _Walk:
 
     def pages(self) -> list[PageRef]:
         """The entries of the new history's pages; those that change are put."""
-        refs: list[PageRef] = []
-        for ref in self._state.pages:
-            has_repeated = any(ref.first <= key <= ref.last for key in self._repeated)
-            refs += self._page(ref) if has_repeated or ref.to_version > self._common_version else [ref]
-        return refs
+        refs = self._state.pages
+        return [new for ref in refs for new in (self._page(ref) if self._is_read(ref) else [ref])]
+
+    def _is_read(self, ref: PageRef) -> bool:
+        has_repeated = any(ref.first <= key <= ref.last for key in self._repeated)
+        return has_repeated or ref.to_version > self._common_version
+
+    def garbage(self) -> set[str]:
+        """Data objects of which no run stays. Where only some queues end, pages of others name the same objects."""
+        found = self.divided.garbage()
+        others = [ref for ref in self._state.pages if not self._is_read(ref)] if self._ends and found else []
+        for page in living_pages(self._pages.index, self._state, others):
+            found.difference_update(referenced_keys(page.chunk))
+        return found
 
     def memory(self) -> RunChunk:
         """The runs that stay, of those that are in no page yet."""
@@ -408,11 +421,8 @@ def _restored(state: CatalogState, common: CatalogState, kept_rows: Sequence[int
     """The queue table of the new history: the queues in ``kept_rows`` of ``state``, which end as in the state
     ``common``, or with what ``walk`` found to stay above it; what maintenance changed since stays so."""
     table = state.table[kept_rows]
-    newest: dict[tuple[str, int], int] = {}
+    newest = {key[:2]: key.generation for key in sorted(map(state.key_of, kept_rows))}
     """The newest generation that stays, of each queue."""
-    for row in kept_rows:
-        topic, queue_id, generation = state.key_of(row)
-        newest[topic, queue_id] = max(generation, newest.get((topic, queue_id), 0))
     for number, row in enumerate(kept_rows):
         key = state.key_of(row)
         before = common.queue(key)
@@ -421,7 +431,7 @@ def _restored(state: CatalogState, common: CatalogState, kept_rows: Sequence[int
         new = table[number]
         # A queue is visible again if it was hidden only because of a later generation, which goes.
         is_newest = state.current_generation(key.topic, key.queue_id) == key.generation
-        stays_hidden = is_newest or key.generation < newest[key.topic, key.queue_id]
+        stays_hidden = is_newest or key.generation < newest[key[:2]]
         hidden = QUEUE_HIDDEN if stays_hidden and new["flags"] & QUEUE_HIDDEN else 0
         new["row_count"] -= walk.divided.rows_gone[row]
         for name, ends in walk.ends.items():
