@@ -29,7 +29,7 @@ JAVA_OPENS = [
 ]
 _QUICK = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
 """For what ends before the second compiler pays: half a name server's CPU is its compiling, a sixth of a tool's."""
-_MEASURED = ("Load", "PullSpeed")
+_MEASURED = ("Load", "PullMany", "PullSpeed")
 """Programs of ``java/`` whose own speed is measured."""
 MQADMIN = "org.apache.rocketmq.tools.command.MQAdminStartup"
 """Main class of mqadmin; its arguments are mqadmin's."""
