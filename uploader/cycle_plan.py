@@ -99,6 +99,7 @@ class _Rows:
     queue_offset: Ints
     inner_num: Ints
     records: int  # the first so many rows are stored records
+    is_stored: NDArray[np.bool_]  # of each record: whether its own queue has it
 
 
 @dataclass
@@ -153,13 +154,15 @@ class CyclePlanner:
         *,
         gap_reason: GapReason,
         excluded: Sequence[int] = (),
+        aside: Sequence[int] = (),
         lmq: LmqOffsets = MappingProxyType({}),
     ) -> CyclePlan:
         """Plan the objects and gaps of one cycle: all records of ``columns`` of topics that are archived, but the rows
-        ``excluded``. ``gap_reason``: why offsets are missing; ``lmq``: offsets of LMQ entries where these differ from
-        what the records say. The queue tails do not change: the caller applies ``change`` of the plan."""
+        ``excluded``; those of ``aside`` are in LMQs alone. ``gap_reason``: why offsets are missing; ``lmq``: offsets of
+        LMQ entries where these differ from what the records say. The queue tails do not change: the caller applies
+        ``change`` of the plan."""
         self._tails.grow(len(self._table))
-        rows = self._admitted_rows(columns, excluded, lmq)
+        rows = self._admitted_rows(columns, excluded, aside, lmq)
         if len(rows.queue) == 0:
             empty = np.empty(0, np.int64)
             change = TailChange(empty, self._tails.of(empty), self._tails.of(empty))
@@ -210,15 +213,17 @@ class CyclePlanner:
             at for at in np.flatnonzero(ids == key.queue_id).tolist() if self._table.topic(at) == key.topic
         )
 
-    def _admitted_rows(self, columns: RecordColumns, excluded: Sequence[int], offsets: LmqOffsets) -> _Rows:
+    def _admitted_rows(
+        self, columns: RecordColumns, excluded: Sequence[int], aside: Sequence[int], offsets: LmqOffsets
+    ) -> _Rows:
         """The consume-queue rows to archive: one for each record of ``columns`` whose topic is archived, then one for
-        each entry of an LMQ. ``excluded``: rows of records that are not archived; ``offsets``: of LMQ entries where
-        these differ from what the records say."""
+        each entry of an LMQ. ``excluded``: rows of records that are not archived; ``aside``: of those that only LMQs
+        have; ``offsets``: of LMQ entries where these differ from what the records say."""
         count = columns.rows
         is_topic_archived = self._table.admitted[: len(self._table)] == 1
-        is_archived = is_topic_archived[columns.queue[:count]]
-        is_archived[list(excluded)] = False
-        record = np.flatnonzero(is_archived)
+        is_stored = is_topic_archived[columns.queue[:count]]
+        is_stored[[*excluded, *aside]] = False
+        record = np.flatnonzero(is_stored)
         queue = columns.queue[record].astype(np.int64)
         offset = columns.queue_offset[record]
         inner = columns.inner_num[record].astype(np.int64)
@@ -233,7 +238,7 @@ class CyclePlanner:
             queue = np.concatenate([queue, columns.lmq_queue[lmq]])
             offset = np.concatenate([offset, lmq_offset])
             inner = np.concatenate([inner, np.ones(len(lmq), np.int64)])
-        return _Rows(record, queue.astype(np.int32), offset, inner.astype(np.int32), records)
+        return _Rows(record, queue.astype(np.int32), offset, inner.astype(np.int32), records, is_stored)
 
     def _order(self, rows: _Rows) -> Ints:
         """The indexes that sort ``rows`` by queue, and those of one queue by their place in the log."""
@@ -256,12 +261,9 @@ class CyclePlanner:
         size = columns.size[record].astype(np.int64)
         stamp = columns.store_timestamp[record]
         phys = columns.phys[record]
-        # A run of LMQ entries refers to the rows of its messages, unless one of their topics is not archived: then it
+        # A run of LMQ entries refers to the rows of its messages, unless one of them is in no archived queue: then it
         # stores the bytes itself.
-        is_lmq = np.logical_and.reduceat(order >= rows.records, first)
-        if is_lmq.any():
-            is_topic_archived = self._table.admitted[columns.queue[record]] == 1
-            is_lmq &= np.logical_and.reduceat(is_topic_archived, first)
+        is_lmq = np.logical_and.reduceat((order >= rows.records) & rows.is_stored[record], first)
         is_batch = np.logical_or.reduceat((columns.flags[record] & FLAG_BATCH) != 0, first)
         kind = np.where(is_lmq, RunKind.LMQ, np.where(is_batch, RunKind.BATCH, RunKind.PLAIN))
         tails = self._tails.of(ordinal)

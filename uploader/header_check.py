@@ -80,7 +80,11 @@ class HeaderCheck:
         batch.lmq = self._lmq.offsets(batch.columns, planner.next_offsets)
         while True:  # each round excludes or moves records, until none is left to correct
             plan = planner.plan(
-                batch.columns, gap_reason=gap_reason(batch), excluded=batch.excluded, lmq=batch.lmq
+                batch.columns,
+                gap_reason=gap_reason(batch),
+                excluded=batch.excluded,
+                aside=batch.aside,
+                lmq=batch.lmq,
             )
             rows = self._contradicted(batch, plan.unusual, may_search=may_search)
             self.exclude(batch, rows.tolist())
@@ -146,7 +150,9 @@ class HeaderCheck:
             index = self._consume_queues()
             if index is None:
                 return nothing
-            comparison = HeaderComparison(batch.columns, self._table, index, self._log, batch.excluded)
+            comparison = HeaderComparison(
+                batch.columns, self._table, index, self._log, [*batch.excluded, *batch.aside]
+            )
             rows = comparison.contradicted(unusual, may_search=may_search)
         except Exception as error:
             # A failed check must not stop archiving; the broker may just have started.

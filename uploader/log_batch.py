@@ -42,7 +42,8 @@ class LogBatch:
     """Filled by one thread at a time; passed from dispatcher to builder to uploader and back to the pool.
 
     ``is_wanted``: it has a row of an admitted queue; the first rows of a new queue are scanned before the filter
-    decides. ``excluded``: damaged rows with valid bytes (header_check.py). ``lmq``: LMQ entries that differ from the
+    decides. ``excluded``: damaged rows with valid bytes (header_check.py); ``aside``: rows that their queue does not
+    have, but perhaps LMQs (repeated_offsets.py). ``lmq``: LMQ entries that differ from the
     records' properties (lmq_dispatch.py). ``repeated``: queues, by ordinal, whose records are where the broker's queue
     has them, and how many are in none (repeated_offsets.py).
     """
@@ -68,6 +69,7 @@ class LogBatch:
         self.is_wanted = False
         self.damaged: list[DamagedRange] = []
         self.excluded: list[int] = []
+        self.aside: list[int] = []
         self.lmq: LmqOffsets = {}
         self.lost: list[LostRange] = []
         self.repeated: dict[int, int] = {}

@@ -56,11 +56,12 @@ class RepeatedOffsets:
         return list(first_of_queue.values())
 
     def placed(self, batch: LogBatch, ordinal: int) -> bool | None:
-        """Give the records of one queue in ``batch`` the offsets at which the broker's consume queue has them, and
-        exclude, and count, those that it does not have. Returns whether any record was changed or excluded; None if the
+        """Give the records of one queue in ``batch`` the offsets at which the broker's consume queue has them, and set
+        aside, and count, those that it does not have. Returns whether any record was changed or set aside; None if the
         consume queue has no unit for the range of the log that would show it."""
         columns = batch.columns
-        rows = np.setdiff1d(np.flatnonzero(columns.queue[: columns.rows] == ordinal), batch.excluded)
+        rows = np.flatnonzero(columns.queue[: columns.rows] == ordinal)
+        rows = np.setdiff1d(rows, [*batch.excluded, *batch.aside])
         if not len(rows):
             return False  # of an LMQ, whose entries are where its units are
         phys = columns.phys[rows]
@@ -73,7 +74,7 @@ class RepeatedOffsets:
         aside = rows[~has_unit & (phys < units["phys"][-1])].tolist()
         is_moved = has_unit & (columns.queue_offset[rows] != units["queue_offset"][at])
         columns.queue_offset[rows[is_moved]] = units["queue_offset"][at][is_moved]
-        batch.excluded += aside
+        batch.aside += aside
         batch.repeated[ordinal] = batch.repeated.get(ordinal, 0) + int(columns.inner_num[aside].sum())
         return bool(aside or is_moved.any())
 

@@ -189,6 +189,19 @@ def test_lmqs_move_with_the_queues_that_they_refer_to(
     assert check(broker, memory, int(loses_unit)).cursor.history == state.cursor.history
 
 
+def test_what_is_set_aside_stays_in_lmqs(tmp_path: Path) -> None:
+    broker, memory = SmallBroker(tmp_path / "store"), MemoryStore("memory://twice")
+    broker.lmq = "%LMQ%one"
+    broker.send(5)
+    broker.send(2, "other")
+    backfill(broker.path, memory, settings=SETTINGS)
+    broker.send(2)
+    broker.restart(lost_units=1)
+    broker.send(3, text="new")
+    backfill(broker.path, memory, settings=SETTINGS)
+    check(broker, memory, 1)
+
+
 @pytest.mark.parametrize("batch", [0, 3])
 @pytest.mark.parametrize("has_units", [True, False])
 @pytest.mark.parametrize("is_cut", [True, False])
