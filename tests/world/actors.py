@@ -73,8 +73,11 @@ class Broker(Actor):
     def act(self) -> None:
         world, broker, chance = self.world, self.world.broker, self.world.random.random()
         broker.disk_was_not_written_to()
-        if chance < 0.84:
+        if chance < 0.82:
             broker.send(world.now_ms)
+        elif chance < 0.84:
+            since_ms = world.now_ms - CUT_S * 1000
+            world.counts["offsets used again"] += broker.use_offset_again(world.now_ms, since_ms)
         elif chance < 0.89:
             if world.free_writers():  # of a log that was cut, what both have would go before it is compared
                 is_late = world.random.random() < 0.2

@@ -24,6 +24,8 @@ PLAIN, EXPIRING, RETRY, BATCHES, RECREATED, KEYED, TIMERS = (
     "TIERED_TIMERS",
 )
 LIGHT = "%LMQ%light"
+REPEATING = (PLAIN, EXPIRING, RETRY, KEYED)
+"""Topics whose offsets the broker may use again."""
 TOPICS = (PLAIN, EXPIRING, RETRY, BATCHES, RECREATED, KEYED, TIMERS)
 QUEUES = 2
 Queue = tuple[str, int]
@@ -81,6 +83,8 @@ class BrokerModel:
         self.ever: dict[tuple[str, int, int], dict[bytes, int]] = {}
         self.lost: set[int] = set()
         self.timers: list[Timer] = []
+        self.repeating: set[Queue] = set()
+        """Queues of which an offset was used again."""
         self.starts = 0
         """A broker that starts may have cut its log."""
         self._seen: dict[str, tuple[int, int]] = {}
@@ -119,9 +123,31 @@ class BrokerModel:
         """A message that cancels a timer, if there is one."""
         self._send_one(now_ms, TIMERS, cancels=1.0)
 
-    def _send_one(self, now_ms: int, topic: str, cancels: float = 0.2) -> None:
+    def use_offset_again(self, now_ms: int, since_ms: int) -> bool:
+        """A queue loses its newest unit, of a record stored after ``since_ms``: the next message has its offset, and
+        no queue has the record any more. Returns whether there was one, above the begin of the queue."""
+        disk, queue = self.disk, (self._random.choice(REPEATING), self._random.randrange(QUEUES))
+        offset = disk.ends.get(queue, 0) - 1
+        for number, stored in enumerate(disk.log):
+            place = queue, offset, offset + 1
+            if place in stored.places and stored.stored_ms >= since_ms and offset > 0:
+                others = tuple(one for one in stored.places if one != place)
+                disk.log[number], disk.ends[queue] = replace(stored, places=others), offset
+                self._send_one(now_ms, *queue)
+                self.repeating.add(queue)
+                return True
+        return False
+
+    def send_where_repeated(self, now_ms: int) -> None:
+        """What queues have then decides which records are archived."""
+        for queue in sorted(self.repeating):
+            self._send_one(now_ms, *queue)
+
+    def _send_one(
+        self, now_ms: int, topic: str, queue_id: int | None = None, *, cancels: float = 0.2
+    ) -> None:
         source, disk = self._random, self.disk
-        queue = topic, source.randrange(QUEUES)
+        queue = topic, source.randrange(QUEUES) if queue_id is None else queue_id
         body = source.randbytes(source.choice((0, 20, 300, 3_000)))
         is_keyed = queue[0] == KEYED or source.random() < 0.4
         count = source.randint(1, 4) if queue[0] == BATCHES else 1

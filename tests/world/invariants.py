@@ -340,6 +340,6 @@ class Invariants:
             assert offset in found or is_deleted or is_lost, f"{queue}: {key} is not what {offset} says"
 
     def _may_be_missing(self, queue: Queue, stored: Stored, now_ms: int) -> bool:
-        topic = queue[0] if queue[0] != LIGHT else stored.places[0][0][0]
-        ttl_ms = self._ttl_s.get(topic, 10**9) * 1000
+        is_expiring = queue[0] == EXPIRING or (queue[0] == LIGHT and EXPIRING.encode() in stored.record)
+        ttl_ms = self._ttl_s[EXPIRING] * 1000 if is_expiring else 10**12
         return stored.phys in self._broker.lost or stored.stored_ms + ttl_ms <= now_ms

@@ -344,6 +344,7 @@ class World:
             store.land_stalled()
         self.broker.recover()
         self.broker.send(self.now_ms)
+        self.broker.send_where_repeated(self.now_ms)
         self.broker.watch()
         if self._nodes is not None:
             self._nodes.settle()
