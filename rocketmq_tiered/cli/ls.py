@@ -327,7 +327,8 @@ def _print_histories(archive: LoadedArchive, options: argparse.Namespace, grace_
     total = sum(item.messages for item in histories)
     count = f"{len(histories)} log {'history' if len(histories) == 1 else 'histories'}"
     print_lines(
-        f"{archive.title}: {count}, {counted(total, 'hidden message')}; tiered cat --history N prints them"
+        f"{archive.title}: {count}; {counted(total, 'message')} only in histories that are not current: "
+        "tiered cat --history N prints them"
     )
 
 

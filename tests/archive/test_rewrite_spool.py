@@ -9,10 +9,10 @@ import pytest
 from tiered.archive.rewrite.spool import (
     BUFFERS_MAX,
     CHUNK_DTYPE,
-    FOUND_DTYPE,
+    READ_RANGE_DTYPE,
     ROW_DTYPE,
-    FoundRanges,
     IterationSpool,
+    ReadRanges,
 )
 from tiered.formats.segment_layout import BLOCK_DTYPE
 
@@ -20,10 +20,10 @@ STORED, LMQ = 2, 3
 """Every third range has stored blocks, every fourth no bytes."""
 
 
-def found(iterations: int, ranges: int, rows: int, seed: int = 1) -> FoundRanges:
+def found(iterations: int, ranges: int, rows: int, seed: int = 1) -> ReadRanges:
     """``ranges`` of each iteration in any order; range n of an iteration continues the one before."""
     rng = random.Random(seed)
-    table = np.zeros(iterations * ranges, FOUND_DTYPE)
+    table = np.zeros(iterations * ranges, READ_RANGE_DTYPE)
     numbers = [(iteration, ordinal) for iteration in range(iterations) for ordinal in range(ranges)]
     rng.shuffle(numbers)
     table["iteration"], table["ordinal"] = np.array(numbers).T
@@ -41,7 +41,7 @@ def found(iterations: int, ranges: int, rows: int, seed: int = 1) -> FoundRanges
     data = [rng.randbytes(rng.randint(1, 50)) for _ in chunks]
     chunks["size_bytes"] = list(map(len, data))
     blocks = np.zeros(int(table["blocks"].sum()), BLOCK_DTYPE)
-    return FoundRanges(table, all_rows, np.arange(len(all_rows), dtype="<u8"), chunks, blocks, data)
+    return ReadRanges(table, all_rows, np.arange(len(all_rows), dtype="<u8"), chunks, blocks, data)
 
 
 @pytest.mark.parametrize("is_packed", [False, True])

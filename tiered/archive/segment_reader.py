@@ -87,7 +87,7 @@ class SegmentReader:
         blocks = self.whole_blocks(first, end)
         if len(blocks) == 1:
             return blocks[0]
-        with memory_contained(f"{self.index.key}: blocks [{first}, {end})"):
+        with memory_contained(f"the messages of the blocks {first} to {end - 1} of {self.index.key}"):
             return np.concatenate(blocks)
 
     def whole_blocks(self, first: int, end: int) -> list[NDArray[np.uint8]]:

@@ -112,8 +112,9 @@ def check_timers(store: ObjectStore, state: CatalogState, report: VerifyReport, 
 
 
 def _check_entries(files: TimerFiles, state: CatalogState, ref: TimerRef) -> None:
-    """Read all entries of the object with timers ``ref``. Raises CorruptionError if entries are out of order, if the
-    footer counts others by hour, or if the message of a pending timer is not in the archive of ``state``."""
+    """Read all entries of the object with timers ``ref``. Raises CorruptionError if they are out of order, if the
+    footer's numbers of entries per hour are wrong, or if the message of a pending timer is not in the archive of
+    ``state``."""
     footer, hours, row, last = files.footer(ref), [np.zeros(0, HOUR_DTYPE)], 0, None
     for number in range(len(footer.pages)):
         page = files.page(ref, number)[0]
@@ -125,7 +126,7 @@ def _check_entries(files: TimerFiles, state: CatalogState, ref: TimerRef) -> Non
         row, last = row + len(page), page[-1:]
     if not np.array_equal(joined_hours(hours), footer.hours):
         raise CorruptionError(
-            f"{ref.key}: the footer counts other timers by hour than the object has entries"
+            f"{ref.key}: the numbers of timers per hour in the footer differ from those of the object's entries"
         )
 
 

@@ -28,11 +28,11 @@ class BoundReason(Enum):
 class BrokerOffsets:
     """Physical offsets that the broker reported; None where it reported none.
 
-    ``max_phys``: commitLogMaxOffset of the runtime info. ``confirm_phys``: low-water mark over its replicas.
+    ``max_phys``: commitLogMaxOffset of the runtime info. ``confirm_phys``: its confirm offset.
     ``dispatch_behind_bytes``: lag of its consume queues behind its confirm offset, of the same response.
-    ``is_dispatch_certain``: false if that offset may be below both (``CommitLog.getConfirmOffset``), or if records
-    being dispatched are not in the lag. ``config``: its configuration, ``version``: its name of it; empty if not
-    reported.
+    ``is_dispatch_certain``: false if it may count this lag from an offset below the other two
+    (``CommitLog.getConfirmOffset``), or without records that are being dispatched. ``config``: its configuration;
+    ``version``: the name of its version; both are empty if it did not report them.
     """
 
     max_phys: int | None = None
@@ -50,9 +50,9 @@ class BrokerOffsets:
 
 @dataclass(frozen=True)
 class Bound:
-    """``phys``: nothing at or above is uploaded. ``proven_phys``: below it an invalid record is damage, at or above it
-    the end of the log. ``has_retreated``: lower than before, or the log ends below the read position: the log may have
-    been replaced."""
+    """``phys``: nothing at or above it is uploaded. ``proven_phys``: the broker has certainly written the log up to
+    here, so that an invalid record below it is damage; one at or above it is the end of the log. ``has_retreated``: the
+    bound is lower than before, or the log ends below the read position, so that the log may have been replaced."""
 
     phys: int
     proven_phys: int
@@ -65,9 +65,10 @@ class Bound:
 class BoundFacts:
     """Inputs of the bound, gathered in this order: liveness, broker offsets, frontier, log end.
 
-    ``frontier_phys``: physical end of the newest unit in the consume queues; None where none is visible (RocksDB of a
-    running broker), or ``offsets`` count the dispatch. ``log_end_phys``: end of the last file. ``cursor_phys``: read
-    position. ``proven_phys``: for a dead broker, see damage.proven_phys. ``previous``: the bound before this one.
+    ``frontier_phys``: physical end of the newest record in the consume queues; None if they cannot be read (RocksDB of
+    a running broker), or ``offsets`` tell what they contain. ``log_end_phys``: end of the last file. ``cursor_phys``:
+    read position. ``proven_phys``: of a dead broker, how far its log was certainly written (damage.proven_phys).
+    ``previous``: the bound before this one.
     """
 
     liveness: Liveness
@@ -80,9 +81,9 @@ class BoundFacts:
 
 
 def decide_bound(facts: BoundFacts) -> Bound:
-    """The bound that ``facts`` allow: the physical offset below which the log may be uploaded. By the broker's offsets
-    if it reports some; by its log if it is proven dead; else the bound before, as the broker runs but does not
-    answer."""
+    """The bound that ``facts`` allow: the physical offset below which the log may be uploaded. The broker's offsets set
+    it if it reports some, else the end of its log if it is proven dead; else the bound stays as it was, as the broker
+    runs but does not answer."""
     reported = _reported_phys(facts.offsets)
     if reported is not None:
         bound = _bound_by_broker(facts, reported)
@@ -103,6 +104,7 @@ def decide_bound(facts: BoundFacts) -> Bound:
 
 
 def _reported_phys(offsets: BrokerOffsets | None) -> int | None:
+    """The lower one of the two physical offsets that the broker reported; None if it reported none."""
     if offsets is None:
         return None
     reported = [phys for phys in (offsets.max_phys, offsets.confirm_phys) if phys is not None and phys >= 0]
@@ -124,28 +126,29 @@ def _frontier(facts: BoundFacts) -> int | None:
     """The physical offset up to which records are in the consume queues: by the dispatch lag that the broker reports,
     else as its queue files show; None if neither is known.
 
-    The lag also counts last records of a log that belong to no queue (half messages, deleted topics).
+    The lag goes before the files, as it also counts records at the end of the log that no queue gets (half messages,
+    deleted topics).
     """
     offsets, reported = facts.offsets, _reported_phys(facts.offsets)
     if offsets is None or reported is None or offsets.dispatch_behind_bytes is None:
         return facts.frontier_phys
     if facts.frontier_phys is not None and not offsets.is_dispatch_certain:
         return facts.frontier_phys
-    # The lag may have grown since the end was counted: what was dispatched before is dispatched now.
+    # The lag may have grown since the end of the log was read, but what was dispatched before stays dispatched.
     previous = facts.previous
     dispatched = 0 if previous is None or _was_scan(previous) else min(previous.phys, reported)
     return max(reported - offsets.dispatch_behind_bytes, dispatched)
 
 
 def _frozen(facts: BoundFacts) -> Bound:
-    """The bound of a running broker that does not answer: the one before, or the read position if there is none."""
+    """The bound of a running broker that does not answer: the bound before. It is the read position if there was no
+    bound, or if it was set while the broker was dead: the restarted broker now writes again what was its log's end."""
     previous = facts.previous
     if previous is None or _was_scan(previous):
-        # A dead broker's scan reached the end of a file that the restarted broker now writes: stay at the
-        # read position.
         return Bound(facts.cursor_phys, facts.cursor_phys, BoundReason.FROZEN, frozen=True)
     return Bound(previous.phys, previous.proven_phys, BoundReason.FROZEN, frozen=True)
 
 
 def _was_scan(bound: Bound) -> bool:
+    """Whether the end of a dead broker's log set ``bound``."""
     return bound.why is BoundReason.DEAD

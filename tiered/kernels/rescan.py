@@ -58,7 +58,7 @@ def rescan(
         if outcome == VALID:
             break
         if outcome < GROW_ROWS:
-            # A record that is not whole ends the input: its size is wrong.
+            # The record is invalid. If no test failed (NONE), its size field reaches beyond the bytes given for it.
             detail = out.stop_detail
             return done, detail.name if detail != InvalidReason.NONE else "SIZE"
         # An array is full: the kernel continues at the same record with a larger one.
@@ -85,7 +85,8 @@ def _rescan(
     """Check the records from number ``row`` on, and append a row to ``out`` for each. Returns the number of the record
     at which this stopped, and why: VALID behind the last one, a reason that it is invalid, or a full array.
 
-    ``no_levels`` is 0; a literal 0 in its place would compile emit_record a second time."""
+    ``no_levels`` is 0, as there are no delay levels: only the commitlog scan needs them. A literal 0 in its place would
+    compile emit_record a second time."""
     while row < len(starts):
         begin = starts[row]
         end = begin + sizes[row]

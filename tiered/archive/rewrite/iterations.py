@@ -128,6 +128,7 @@ class _Filling:
                 self._begin_set(wanted)
 
     def _begin_set(self, output: PlannedOutput) -> None:
+        """Add ``output``, a set, to the plan; following sequences are placed in it."""
         self._set, self._set_bytes, self._set_rows = self._new_output(output), 0.0, 0.0
 
     def _place_all(self, number: int, last: int) -> None:
@@ -226,6 +227,7 @@ class _Filling:
         return float(sums[at + 1] - sums[at]) / max(int(self._cut_length[at]), 1)
 
     def _cost_of(self, at: int, begin: int, end_at: int, end: int) -> float:
+        """Memory of the runs from the position ``begin`` of run ``at`` up to the position ``end`` of run ``end_at``."""
         cost = float(self._memory[end_at] - self._memory[at]) - begin * self._each(self._memory, at)
         return cost + (end * self._each(self._memory, end_at) if end else 0.0)
 
@@ -252,7 +254,8 @@ class _Filling:
         """Add the present iteration to the plan, and begin the next one."""
         if self._alone or self._shared:
             shared = [
-                OutputPart(output, concatenated(found, RANGE_DTYPE)) for output, found in self._shared.items()
+                OutputPart(output, concatenated(ranges, RANGE_DTYPE))
+                for output, ranges in self._shared.items()
             ]
             self._iterations.append(self._alone + shared)
         self._alone, self._shared, self._used_bytes = [], {}, 0.0

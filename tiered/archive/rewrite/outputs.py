@@ -1,8 +1,8 @@
 """Carries out the plan of a rewrite: reads the sources, writes the outputs, puts them. Commits nothing.
 
-An output grows in a local file and is put when it is complete: an SO at once, an SSO when its last iteration has
-ended. Joined objects are copied by the store, and only their keys and tail are sent. After a PUT without a
-response the same object goes to another key.
+An output grows in a local file and is put when it is complete: the segment of one queue at once, one of many queues (a
+set) when its last iteration has ended. Joined objects are copied by the store, and only their keys and tail are sent.
+After a PUT without a response the same object is put under another key.
 """
 
 import logging
@@ -28,7 +28,7 @@ from tiered.archive.rewrite.result import (
     spool_bytes,
 )
 from tiered.archive.rewrite.sources import RewriteSources
-from tiered.archive.rewrite.spool import FoundRanges, IterationSpool
+from tiered.archive.rewrite.spool import IterationSpool, ReadRanges
 from tiered.errors import (
     FULL_ERRNOS,
     CorruptionError,
@@ -117,7 +117,8 @@ def compact(
 
 @dataclass
 class _Open:
-    """An output in progress. ``has_rows``: whether any range had."""
+    """An output in progress, in a local ``file``, which is encrypted with ``secret`` if there is one. ``has_rows``:
+    whether rows were added."""
 
     file: BinaryIO
     path: Path
@@ -154,7 +155,7 @@ class _Rewriting:
         self._sources = sources
         self._spool = spool
         self._attempts = len(plan.outputs)
-        """Attempts taken so far: the first of each output has its number."""
+        """How many numbers of attempts are used: the first attempt of each output has the output's number."""
         self._last_iteration = {
             part.output: number for number, iteration in enumerate(plan.iterations) for part in iteration
         }
@@ -177,8 +178,8 @@ class _Rewriting:
         with ExitStack() as files:
             reads = self._sources.read(self._plan.iterations)
             for number, iteration in enumerate(self._plan.iterations):
-                found = next(reads)
-                for part, ranges in zip(iteration, _by_part(iteration, found), strict=True):
+                read = next(reads)
+                for part, ranges in zip(iteration, _by_part(iteration, read), strict=True):
                     is_set = self._plan.outputs[part.output].is_set
                     output = shared.pop(part.output, None) or self._open(part.output, files)
                     self._append(output, part, ranges)
@@ -188,7 +189,7 @@ class _Rewriting:
                         self._close(output, part)
                     done_bytes += part.message_bytes
                     self._options.report(done_bytes)
-                del found, ranges
+                del read, ranges
         return self._result()
 
     def join(self) -> RewriteResult:
@@ -215,7 +216,7 @@ class _Rewriting:
     # -- writing -----------------------------------------
 
     def _heads_of(self, runs: Sequence[int]) -> Table:
-        """The heads of the runs whose sequences begin with ``runs``."""
+        """The begins of the new runs (RUN_DTYPE) whose sequences begin with the candidates' ``runs``."""
         return picked(self._head_rows, np.array([self._heads[run] for run in runs], np.int64))
 
     def _open(self, output: int, files: ExitStack) -> _Open:
@@ -224,67 +225,68 @@ class _Rewriting:
         file = files.enter_context(SecretFile(path, secret) if secret else path.open("wb", buffering=1 << 20))
         return _Open(file, path, SegmentWriter(file, self._options.codec), secret)
 
-    def _append(self, output: _Open, part: OutputPart, found: FoundRanges) -> None:
-        """Add ``found``, the ranges of ``part`` that have rows, to ``output``: begin runs where sequences begin, and
+    def _append(self, output: _Open, part: OutputPart, read: ReadRanges) -> None:
+        """Add ``read``, the ranges of ``part`` that have rows, to ``output``: begin runs where sequences begin, and
         add rows and messages."""
-        if not len(found.ranges):
+        if not len(read.ranges):
             return
         is_set = self._plan.outputs[part.output].is_set
-        ranges = picked(part.ranges, found.ranges["ordinal"])
+        ranges = picked(part.ranges, read.ranges["ordinal"])
         is_sparse = not is_set and self._is_sparse(ranges)
         if is_sparse:
-            found = found.without_holes()
+            read = read.without_holes()
         if is_set:
             begins = (ranges["begin"] == 0) & np.isin(ranges["run"], self._head_runs)
         else:
             begins = np.zeros(len(ranges), bool)
             begins[0] = not output.has_rows
         bounds = np.unique([0, *np.flatnonzero(begins), len(ranges)])
-        rows = np.cumsum(np.add.reduceat(found.ranges["rows"], bounds[:-1], dtype=np.int64))
+        rows = np.cumsum(np.add.reduceat(read.ranges["rows"], bounds[:-1], dtype=np.int64))
         cuts = [0, *(np.flatnonzero(np.diff(rows // BATCH_ROWS)) + 1).tolist(), len(rows)]
-        for (first, last), one in zip(pairwise(cuts), found.cut(bounds[cuts].tolist()), strict=True):
+        for (first, last), one in zip(pairwise(cuts), read.cut(bounds[cuts].tolist()), strict=True):
             place = int(bounds[first])
             new = [at for at in bounds[first:last].tolist() if begins[at]]
             self._begin_runs(
-                output.writer, ranges["run"][new].tolist(), found, is_set=is_set, is_sparse=is_sparse
+                output.writer, ranges["run"][new].tolist(), read, is_set=is_set, is_sparse=is_sparse
             )
             self._add(output.writer, one, bounds[first : last + 1] - place)
         output.has_rows = True
 
     def _is_sparse(self, ranges: Table) -> bool:
-        """Whether a stream object of ``ranges`` has holes."""
+        """Whether an object of one queue with ``ranges`` may have offsets without a row: key compaction drops rows, or
+        did so before."""
         kinds = self._candidates.runs["kind"][ranges["run"]]
         return self._plan.selection is not None or bool((kinds == RunKind.SPARSE).any())
 
     def _begin_runs(
-        self, writer: SegmentWriter, new: list[int], found: FoundRanges, *, is_set: bool, is_sparse: bool
+        self, writer: SegmentWriter, new: list[int], read: ReadRanges, *, is_set: bool, is_sparse: bool
     ) -> None:
         """Begin a run in the output for each of the candidates' runs ``new``: the first of each sequence, whose runs
         become one. A set (``is_set``) has a run for each queue; the output of one queue has one run, which begins with
-        the first row of ``found``. ``is_sparse``: rows between others are dropped, so that the run has holes."""
+        the first row of ``read``. ``is_sparse``: rows between others are dropped, so that the run has holes."""
         if new:
             runs = self._candidates.runs
             queues = [self._candidates.queues[number] for number in runs["queue"][new].tolist()]
-            heads = self._heads_of(new) if is_set else _head_of(runs[new[0]], found).reshape(1)
+            heads = self._heads_of(new) if is_set else _head_of(runs[new[0]], read).reshape(1)
             if is_sparse:
                 heads["kind"] = RunKind.SPARSE
             writer.begin_runs(queues, heads)
 
-    def _add(self, writer: SegmentWriter, found: FoundRanges, bounds: NDArray[np.int64]) -> None:
-        """Add rows and messages of ``found`` to the last runs of the output; each of these has the ranges from one of
+    def _add(self, writer: SegmentWriter, read: ReadRanges, bounds: NDArray[np.int64]) -> None:
+        """Add rows and messages of ``read`` to the last runs of the output; each of these has the ranges from one of
         ``bounds`` up to the next."""
-        counts = np.add.reduceat(found.ranges["rows"], bounds[:-1], dtype=np.int64)
-        rows = found.row_table(bounds)
+        counts = np.add.reduceat(read.ranges["rows"], bounds[:-1], dtype=np.int64)
+        rows = read.row_table(bounds)
         writer.add_rows(rows, self._sources.parents.queues, counts)
-        for batch in found.batches(bounds, BATCH_BYTES):
-            run = batch.run - len(counts)  # from the last one
+        for batch in read.batches(bounds, BATCH_BYTES):
+            run = batch.run - len(counts)  # the writer counts runs from its last one, which is -1
             if len(batch.blocks):
                 writer.add_stored(batch.blocks, batch.data, run)
             else:
                 _add_records(writer, batch.data, rows.size[batch.first_row : batch.end_row], run)
 
     def _close(self, output: _Open, part: OutputPart) -> None:
-        """Put a complete output; one without rows is none."""
+        """Put a complete output, unless it has no rows, and delete its local file."""
         if output.has_rows:
             self._put(output.writer, part, output)
         output.file.close()
@@ -327,7 +329,7 @@ class _Rewriting:
                 return
 
     def _meta(self, attempt: int) -> SegmentMeta:
-        """What the footer of an output says of its origin, when it is put by the ``attempt`` with this number."""
+        """What the footer of an output says of its origin, when the attempt number ``attempt`` puts it."""
         own = self._identity
         return SegmentMeta(
             own.cluster,
@@ -345,7 +347,8 @@ class _Rewriting:
         """Add the stored object ``key``, the output number ``output`` of the plan, to the result: its row of the object
         table, and its runs, whose queues are numbered as those of the candidates."""
         runs = segment.runs.copy()
-        numbers = [self._queue_numbers.get(queue, 0) for queue in segment.queues]  # parents have no runs
+        # A parent queue of LMQ rows may be no candidate: it has no runs here, so that its number, 0, is not used.
+        numbers = [self._queue_numbers.get(queue, 0) for queue in segment.queues]
         runs["queue"] = np.array(numbers, np.uint32)[runs["queue"]]
         runs["object"] = len(self._objects)
         runs["version"] = self._plan.outputs[output].version
@@ -369,16 +372,17 @@ class _Rewriting:
 
 
 def _sequence_heads(candidates: Candidates, plan: RewritePlan) -> tuple[NDArray[np.int64], Table]:
-    """Where the runs of outputs begin, of sets (objects of many queues) and of objects whose blocks the store copies:
-    the candidates' runs with which they begin, and the begins of the new runs (RUN_DTYPE)."""
+    """The begins of the new runs (RUN_DTYPE) in sets (objects of many queues) and in objects whose blocks the store
+    copies: a new run is a sequence of the candidates' runs, and begins as its first one does. Returns the numbers of
+    these first runs, and the begins, with the lowest time and commitlog offset of the sequence."""
     ranges: dict[int, list[NDArray[Any]]] = {}
     for iteration in plan.iterations:
         for part in iteration:
             if plan.copies or plan.outputs[part.output].is_set:
                 ranges.setdefault(part.output, []).append(part.ranges)
     firsts, heads = [np.zeros(0, np.int64)], []
-    for found in ranges.values():
-        moved = concatenated(found, RANGE_DTYPE)
+    for of_output in ranges.values():
+        moved = concatenated(of_output, RANGE_DTYPE)
         numbers = moved["run"][moved["begin"] == 0]
         runs = picked(candidates.runs, numbers)
         begins = np.array([first for first, _ in sequence_bounds(runs)], np.int64)
@@ -390,15 +394,15 @@ def _sequence_heads(candidates: Candidates, plan: RewritePlan) -> tuple[NDArray[
     return np.concatenate(firsts), concatenated(heads, RUN_DTYPE)
 
 
-def _head_of(run: Any, found: FoundRanges) -> Any:
-    """The begin of the run of an output of one queue that begins with ``found``, inside the run ``run`` of the
+def _head_of(run: Any, read: ReadRanges) -> Any:
+    """The begin of the run of an output of one queue that begins with ``read``, inside the run ``run`` of the
     candidates: offset, byte, time and commitlog offset."""
     head = run.copy()
-    head["base_queue_offset"] = found.ranges["base_queue_offset"][0]
+    head["base_queue_offset"] = read.ranges["base_queue_offset"][0]
     if int(head["kind"]) != RunKind.LMQ:
-        head["base_byte"] += found.ranges["begin_byte"][0]
-    head["min_store_timestamp"] = found.rows["store_timestamp"].min()
-    head["min_phys"] = found.rows["phys"].min()
+        head["base_byte"] += read.ranges["begin_byte"][0]
+    head["min_store_timestamp"] = read.rows["store_timestamp"].min()
+    head["min_phys"] = read.rows["phys"].min()
     return head
 
 
@@ -411,12 +415,12 @@ def _add_records(
         raise CorruptionError(str(error)) from error
 
 
-def _by_part(iteration: Sequence[OutputPart], found: FoundRanges) -> Iterator[FoundRanges]:
-    """``found``, the ranges of a whole iteration, divided into those of each of its parts, whose ordinals begin at 0
+def _by_part(iteration: Sequence[OutputPart], read: ReadRanges) -> Iterator[ReadRanges]:
+    """``read``, the ranges of a whole iteration, divided into those of each of its parts, whose ordinals begin at 0
     again."""
     ends = np.cumsum([0, *(len(part.ranges) for part in iteration)])
-    bounds = np.searchsorted(found.ranges["ordinal"], ends).tolist()
-    for begin, one in zip(ends.tolist(), found.cut(bounds), strict=False):
+    bounds = np.searchsorted(read.ranges["ordinal"], ends).tolist()
+    for begin, one in zip(ends.tolist(), read.cut(bounds), strict=False):
         ranges = copied(one.ranges)
         ranges["ordinal"] -= begin
         yield replace(one, ranges=ranges)

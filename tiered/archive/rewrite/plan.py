@@ -18,7 +18,8 @@ LMQ_ROWS_PER_CUT = 4096
 """LMQ rows have no bytes: their runs are cut at multiples of a column page."""
 
 Selection = Callable[[QueueKey, NDArray[np.int64]], NDArray[np.bool_]]
-"""Which of a queue's rows, by their ascending queue offsets, are kept. Pure, and can be pickled."""
+"""Takes a queue and ascending queue offsets of its rows, and returns which of these rows are kept. Pure, and can be
+pickled."""
 
 RANGE_DTYPE = np.dtype(
     [
@@ -32,11 +33,11 @@ RANGE_DTYPE = np.dtype(
 
 @dataclass(frozen=True)
 class RewriteLimits:
-    """Sizes in message bytes. ``block_bytes``: runs are cut at its multiples; 0: never. ``row_bytes``, ``run_bytes``:
-    memory of a row's columns and keys beside its message, and of a run. ``table_bytes``: memory of a run of the
-    candidates, whether its messages are in memory or not; ``in_flight_bytes``: of reads in progress, at most.
-    ``object_rows_max``: a reader fetches the columns of all rows of an object before its first message, 3 to 8 bytes
-    each."""
+    """Limits of outputs and of memory, in message bytes. ``block_bytes``: runs are cut at multiples of it; 0: never.
+    ``row_bytes``, ``run_bytes``: memory that a row takes beside its message, and a run beside its rows.
+    ``table_bytes``: memory of each run of the candidates, whether its messages are in memory or not;
+    ``in_flight_bytes``: limit of reads in progress. ``object_rows_max``: limited as a reader fetches the columns of all
+    rows of an object, 3 to 8 bytes each, before its first message."""
 
     memory_bytes: int = 128 * MIB
     block_bytes: int = 512 * 1024
@@ -53,9 +54,10 @@ class RewriteLimits:
 class Candidates:
     """Runs (RUN_DTYPE) and objects (OBJECT_DTYPE) of whole versions of one log history, or of some queues in them.
 
-    ``is_set``, ``is_fixed`` (no source) and ``share`` have an entry for each object, ``floors`` one for each queue.
-    ``share``: of the object's runs, that are in ``runs``; below 1 the catalog references it elsewhere too. ``covers``:
-    first versions of index files, ascending; an output never has keys of two of them.
+    ``is_set`` (many queues), ``is_fixed`` (it must not be a source) and ``share`` have an entry for each object,
+    ``floors`` (minimum offsets) one for each queue. ``share``: the part of the object's runs that is in ``runs``; if it
+    is below 1, other runs of the catalog reference the object too. ``covers``: the first catalog version of each index
+    file, ascending; no output has keys of two index files.
     """
 
     queues: Sequence[QueueKey]
@@ -69,14 +71,14 @@ class Candidates:
     covers: tuple[int, ...] = ()
 
     def cover(self, versions: NDArray[Any]) -> NDArray[Any]:
-        """A number for each of ``versions``: equal for those of one index file."""
+        """For each of ``versions``, the number of the index file that has its keys; 0: before the first one."""
         return np.searchsorted(np.array(self.covers, np.int64), versions, side="right")
 
 
 @dataclass(frozen=True)
 class PlannedOutput:
-    """One object to write: of one queue, or a set of many. ``version``: what its runs carry, the newest of the plan
-    that the index file of its sources covers."""
+    """One object to write: of one queue, or a set (``is_set``) of many. ``version``: the catalog version that its runs
+    get, the newest one of the plan that is in the index file of its sources."""
 
     is_set: bool
     ttl_class_days: int
@@ -98,11 +100,11 @@ class OutputPart:
 
 @dataclass(frozen=True)
 class RewritePlan:
-    """Replaces ``sources`` (indexes of objects) by ``outputs``, in versions [first_version, last_version]. A source
-    that is referenced elsewhere stays.
+    """Replaces ``sources`` (indexes of objects) by ``outputs``, in the catalog versions [first_version, last_version].
+    A source that other runs reference stays.
 
     ``kept``: live runs of these versions that stay where they are. Other runs of the sources are below their floor.
-    ``selection``: outputs have these rows alone, in sparse runs.
+    ``selection``: the rows that key compaction keeps; outputs then have sparse runs of these alone. None: all rows.
     """
 
     first_version: int
@@ -141,7 +143,8 @@ def kept_share(candidates: Candidates, plan: RewritePlan) -> NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Sequences:
-    """Runs by queue and offset: ``order`` indexes the candidates' runs, sequence i is its [first[i], first[i + 1])."""
+    """Sequences: runs of one queue of which each continues the one before. Sequence i is the candidates' runs
+    ``order[first[i] : first[i + 1]]``; the other columns have an entry for each sequence."""
 
     order: NDArray[Any]
     first: NDArray[Any]
@@ -150,14 +153,14 @@ class Sequences:
     queue: NDArray[Any]
     ttl_class: NDArray[Any]
     version: NDArray[Any]
-    """The newest of its index file's."""
+    """The newest version of the plan that is in the index file of its runs."""
 
     def __len__(self) -> int:
         return len(self.byte_count)
 
 
 def length_of(runs: Table) -> NDArray[Any]:
-    """Length of each run in the unit of RANGE_DTYPE."""
+    """Length of each run in the unit of RANGE_DTYPE: bytes, or rows of an LMQ."""
     return np.where(runs["kind"] == RunKind.LMQ, runs["rows"], runs["byte_count"])
 
 

@@ -20,11 +20,9 @@ from tiered.model.tables import RunKind, Table, copied
 
 @dataclass(frozen=True)
 class OutputIdentity:
-    """What the keys and footers of outputs contain. ``first_attempt``: no other writer of this epoch uses attempts from
-    here on.
-
-    ``catalog_version``: the newest version known. ``created_ms``: now.
-    """
+    """What the keys and footers of outputs contain. ``history``: the number of the log history; ``catalog_version``:
+    the newest version that the writer has seen; ``created_ms``: now. ``first_attempt``: the number of the first attempt
+    to put an object; no other writer of this epoch uses this or a higher one."""
 
     cluster: str
     broker: str
@@ -37,9 +35,10 @@ class OutputIdentity:
 
 @dataclass(frozen=True)
 class RewriteOptions:
-    """``spool_directory`` holds up to ``spool_bytes_max``; ``in_flight_bytes``: of reads in progress. ``report`` gets
-    the message bytes that are done; ``release`` is called when tables have been freed. ``announce`` gets the key of a
-    later attempt before it is put: it is garbage if the process dies. ``is_secret``: what is spooled is encrypted."""
+    """``spool_directory`` holds up to ``spool_bytes_max`` of temporary files, encrypted if ``is_secret``;
+    ``in_flight_bytes``: limit of reads in progress. ``wait`` sleeps for so many seconds. ``report`` gets the message
+    bytes that are done so far; ``release`` is called when tables have been freed. ``announce`` gets the key of a second
+    or later attempt before it is put, as its object is garbage if the process dies."""
 
     spool_directory: Path
     spool_bytes_max: int
@@ -67,10 +66,8 @@ class RewriteCost:
 
 @dataclass(frozen=True)
 class RewriteResult:
-    """New runs (RUN_DTYPE), of their outputs' versions, and objects (OBJECT_DTYPE).
-
-    ``runs["queue"]`` indexes the queues of the candidates. ``abandoned``: keys of PUTs without a response.
-    """
+    """The runs (RUN_DTYPE) and objects (OBJECT_DTYPE) that were written. ``runs["queue"]`` indexes the queues of the
+    candidates; ``runs["version"]`` is the planned output's. ``abandoned``: keys of PUTs without a response."""
 
     runs: Table
     objects: Table
@@ -131,18 +128,18 @@ def check_totals(candidates: Candidates, plan: RewritePlan, new: Table) -> None:
 
 
 def _begins(candidates: Candidates, plan: RewritePlan) -> NDArray[np.int64]:
-    """Where each run begins: a selection keeps nothing below a floor."""
+    """The first offset of each of the candidates' runs. A plan with a selection drops what is below the floor of a
+    queue (its minimum offset): there, no run begins below it."""
     base: NDArray[np.int64] = candidates.runs["base_queue_offset"]
     return base if plan.selection is None else np.maximum(base, candidates.floors[candidates.runs["queue"]])
 
 
 def cover_holes(candidates: Candidates, plan: RewritePlan, new: Table) -> None:
     """Widen the sparse runs of ``new`` (key compaction dropped messages from them), in place, so that the new runs
-    cover all offsets of the runs that the plan moves: a sparse run goes up to the next run, and begins where the moved
-    offsets, or the plain run before it, require it.
+    cover all offsets of the runs that the plan moves. Plain runs, which have all their offsets, stay as they are.
 
-    If the offsets [10, 50) are moved, and [12, 20) sparse and [30, 40) plain are new, the sparse run becomes [10, 30);
-    if a sparse run [42, 45) is new as well, it becomes [40, 50)."""
+    If the offsets [10, 50) are moved, and the new runs are [12, 20) sparse, [30, 40) plain and [42, 45) sparse, the
+    sparse runs become [10, 30) and [40, 50)."""
     for queue in np.unique(new["queue"][new["kind"] == RunKind.SPARSE]).tolist():
         of_queue = np.flatnonzero(new["queue"] == queue)
         of_queue = of_queue[np.argsort(new["base_queue_offset"][of_queue])]
@@ -156,10 +153,10 @@ def cover_holes(candidates: Candidates, plan: RewritePlan, new: Table) -> None:
         interval = np.searchsorted(begin, base, side="right") - 1
         is_first = np.append(True, interval[1:] != interval[:-1])
         is_sparse = new["kind"][of_queue] == RunKind.SPARSE
-        # Where a sparse run must begin: with its interval, after the plain run before it, or, after a sparse one, where
-        # it is, as that one goes up to it.
-        before = np.where(is_first, begin[interval], np.where(np.roll(is_sparse, 1), base, np.roll(last, 1)))
-        base = np.where(is_sparse, before, base)
+        # The first run of an interval begins with it, others where the plain run before them ends. After a sparse run
+        # they stay: that one is widened up to them.
+        widened = np.where(is_first, begin[interval], np.where(np.roll(is_sparse, 1), base, np.roll(last, 1)))
+        base = np.where(is_sparse, widened, base)
         following = np.where(np.append(is_first[1:], True), end[interval], np.append(base[1:], 0))
         new["base_queue_offset"][of_queue] = base
         new["end_queue_offset"][of_queue] = np.where(is_sparse, following, last)

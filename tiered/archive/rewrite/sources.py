@@ -20,11 +20,11 @@ from tiered.archive.key_section_reader import key_bytes_guess, keys_within
 from tiered.archive.rewrite.opened import (
     COPIED_RAW_BYTES_MIN,
     WANTED_DTYPE,
+    ChunkReader,
     Chunks,
     OpenedSource,
     OpenedSources,
     Parents,
-    Taking,
     queue_hashes,
 )
 from tiered.archive.rewrite.plan import (
@@ -36,7 +36,7 @@ from tiered.archive.rewrite.plan import (
     kept_share,
     length_of,
 )
-from tiered.archive.rewrite.spool import FoundRanges, IterationSpool
+from tiered.archive.rewrite.spool import IterationSpool, ReadRanges
 from tiered.errors import CorruptionError
 from tiered.formats.segment import RowTable
 from tiered.formats.segment_index import KeySection, SegmentIndex
@@ -48,24 +48,23 @@ MIB = 1024 * 1024
 READ_BYTES_MAX = 16 * MIB
 """Limit of one GET; a larger block is read by one GET too."""
 HOLE_BYTES_MAX = MIB
-"""Unneeded bytes between two spans that one GET reads too."""
+"""So many unneeded bytes between two spans are read, so that one GET reads both."""
 WHOLE_BYTES_MAX = MIB
 """Sources up to this size are read by one GET as a whole."""
 IN_FLIGHT_BYTES = 24 * MIB
 """Limit of reads in progress."""
 GROUP_BYTES_MAX, GROUP_SOURCES_MAX = MIB // 2, 16
-"""Small sources that are read one after the other and opened together."""
+"""So many bytes and objects of small sources are opened together: a call for each would cost more than its bytes."""
 BATCH_BYTES = 2 * MIB
 """Messages of a source that are taken out of it together, unless a range has more."""
 SPOOLED_BYTES_MAX = 3 * MIB // 2
-"""What the spool keeps in memory, and not more than an iteration has."""
+"""What the spool keeps in memory at most."""
 ROW_BYTES, RANGE_BYTES = 64, 64
 """What a row and a range take in the spool, beside messages."""
 
 
 class RewriteSources:
-    """The objects that a compaction reads for ``plan``. ``spool``: of up to ``spool_bytes_max``; closed here.
-    ``in_flight_bytes``: of reads in progress, at most."""
+    """The objects that a compaction reads, each once for as many iterations as its temporary file has room for."""
 
     def __init__(
         self,
@@ -76,12 +75,15 @@ class RewriteSources:
         in_flight_bytes: int = IN_FLIGHT_BYTES,
         plan: RewritePlan | None = None,
     ) -> None:
-        """``candidates`` and ``plan``: what may be and what is read; ``spooled``: the temporary file. Nothing is read
-        yet. Without ``plan`` every row of a run is kept."""
+        """``candidates``: the runs that may be read; ``spool``: the temporary file, of up to ``spool_bytes_max``, which
+        ``close`` closes too; ``in_flight_bytes``: limit of reads in progress. ``plan`` may select rows; without a plan
+        all are kept. Nothing is read yet."""
         self._selection = None if plan is None else plan.selection
         self._share = None if plan is None else kept_share(candidates, plan)
         self._in_flight_bytes = in_flight_bytes
-        self.read_bytes_max = min(READ_BYTES_MAX, in_flight_bytes // 2)  # one is used, one on its way
+        self.read_bytes_max = min(
+            READ_BYTES_MAX, in_flight_bytes // 2
+        )  # one is used while the next one is read
         self._store = store
         self._candidates = candidates
         self._spool = spool
@@ -99,9 +101,10 @@ class RewriteSources:
         self._readers.shutdown(cancel_futures=True)
         self._spool.close()
 
-    def read(self, iterations: Sequence[list[OutputPart]]) -> Iterator[FoundRanges]:
+    def read(self, iterations: Sequence[list[OutputPart]]) -> Iterator[ReadRanges]:
         """Read what the ``iterations`` of a compaction move: yields, for each of them, its ranges that have rows, with
-        these rows and their bytes. Sources are read once for as many iterations as fit into the temporary file."""
+        these rows and their bytes. Sources are read once for as many iterations (a reading) as fit into the temporary
+        file."""
         readings, is_packed = readings_of(self._candidates, iterations, self._spool_bytes_max, self._share)
         while readings:
             reading = readings.pop(0)
@@ -118,19 +121,19 @@ class RewriteSources:
         groups = _groups_of(self._candidates, wanted, self._group_bytes_max)
         largest = max((group.size_bytes for group in groups), default=1)
         readers = self._in_flight_bytes // min(self.read_bytes_max, max(1, largest)) - 1
-        kept = None  # one iteration is in memory anyway
+        spooled_bytes_max = None  # no limit: one iteration is in memory anyway
         if len(reading) > 1:
-            kept = min(
+            spooled_bytes_max = min(
                 SPOOLED_BYTES_MAX,
                 self._in_flight_bytes // 4,
                 max(int((one["end"] - one["begin"]).sum()) for one in reading),
             )
         reading.clear()
-        for source in self._ahead(groups, max(1, min(READERS_MAX, readers))):
-            for found in self._found(source):
-                self._spool.add(found, kept)
+        for group in self._open_ahead(groups, max(1, min(READERS_MAX, readers))):
+            for read in self._read_wanted(group):
+                self._spool.add(read, spooled_bytes_max)
 
-    def _ahead(self, groups: Sequence[_Group], readers: int) -> Iterator[_OpenGroup]:
+    def _open_ahead(self, groups: Sequence[_Group], readers: int) -> Iterator[_OpenGroup]:
         """All ``groups`` of sources in order, opened, while threads read the ends of the next ``readers`` groups.
         Threads only read: decoding in them would make all of them wait for the interpreter's lock."""
         waiting: deque[tuple[_Group, Future[list[bytes]]]] = deque()
@@ -142,7 +145,7 @@ class RewriteSources:
             yield self._opened(*waiting.popleft())
 
     def open(self, number: int) -> tuple[SegmentIndex, KeySection]:
-        """Index and keys of an object."""
+        """Read the footer and the key section of the candidates' object number ``number``."""
         return self._decoded(number, memoryview(self._last_bytes(number)))
 
     def _key(self, number: int) -> str:
@@ -174,8 +177,8 @@ class RewriteSources:
         wanted = np.zeros(1, WANTED_DTYPE)
         wanted["run"], wanted["end"] = run, length_of(self._candidates.runs[run : run + 1])
         opened = OpenedSources([OpenedSource(index, keys, self.parents)])
-        places = opened.places_of(self._candidates, self._queue_hashes, wanted)
-        return opened.found(places, Chunks.without_bytes(1)).row_table(np.array([0, 1]))
+        located = opened.locate(self._candidates, self._queue_hashes, wanted)
+        return opened.read_ranges(located, Chunks.without_bytes(1)).row_table(np.array([0, 1]))
 
     def get(self, key: str, offset: int, length: int) -> bytes:
         """One GET, counted."""
@@ -188,8 +191,8 @@ class RewriteSources:
     # -- sources -----------------------------------------
 
     def _opened(self, group: _Group, last_bytes: Future[list[bytes]]) -> _OpenGroup:
-        """Open the objects of ``group``, whose ends were read: find the rows and blocks that are wanted of them. Raises
-        CorruptionError if catalog and objects differ, and what reading raised."""
+        """Open the objects of ``group``, whose ``last_bytes`` a thread has read: find the rows and blocks that are
+        wanted of them. Raises CorruptionError if catalog and objects differ, and what reading raised."""
         ends = [memoryview(end) for end in last_bytes.result()]
         sizes = self._candidates.objects["size_bytes"]
         opened = OpenedSources(
@@ -198,32 +201,33 @@ class RewriteSources:
                 for number, end in zip(group.objects, ends, strict=True)
             ]
         )
-        places = opened.places_of(self._candidates, self._queue_hashes, group.wanted)
+        located = opened.locate(self._candidates, self._queue_hashes, group.wanted)
         if self._selection is not None:
-            places = opened.selected(self._candidates, places, self._selection)
+            located = opened.selected(self._candidates, located, self._selection)
         stored = [
             _ObjectBytes(self, self._key(number), int(sizes[number]), end, spans)
-            for number, end, spans in zip(group.objects, ends, opened.spans_of(places), strict=True)
+            for number, end, spans in zip(group.objects, ends, opened.spans_of(located), strict=True)
         ]
-        return _OpenGroup(opened, places, stored)
+        return _OpenGroup(opened, located, stored)
 
-    def _found(self, source: _OpenGroup) -> Iterator[FoundRanges]:
-        """Read what is wanted of the opened objects ``source``: rows and messages, some megabytes at a time."""
-        opened, places, stored = source
-        taking = Taking(opened, stored)
+    def _read_wanted(self, group: _OpenGroup) -> Iterator[ReadRanges]:
+        """Read what is wanted of the opened objects ``group``: rows and messages, some megabytes at a time."""
+        opened, located, stored = group
+        reader = ChunkReader(opened, stored)
         sizes = np.maximum(
-            places["raw_end"] - places["raw_begin"], ROW_BYTES * (places["end_row"] - places["first_row"])
+            located["raw_end"] - located["raw_begin"], ROW_BYTES * (located["end_row"] - located["first_row"])
         )
         batch = (np.cumsum(sizes) - sizes) // BATCH_BYTES
-        bounds = [0, *(np.flatnonzero(np.diff(batch)) + 1).tolist(), len(places)]
+        bounds = [0, *(np.flatnonzero(np.diff(batch)) + 1).tolist(), len(located)]
         for first, last in pairwise(bounds):
             if last > first:
-                mine = places[first:last]
-                yield opened.found(mine, taking.chunks(mine))
+                mine = located[first:last]
+                yield opened.read_ranges(mine, reader.chunks(mine))
 
 
 class _Group(NamedTuple):
-    """A large object or small ones, and the ranges (WANTED_DTYPE) that are wanted, object by object."""
+    """A large object, or small ones that are opened together, and the ranges (WANTED_DTYPE) that are wanted of them,
+    object by object."""
 
     objects: list[int]
     wanted: Table
@@ -231,10 +235,10 @@ class _Group(NamedTuple):
 
 
 class _OpenGroup(NamedTuple):
-    """Open objects, the places (PLACE_DTYPE) that are wanted of them, and their bytes."""
+    """Open objects, the ranges (LOCATED_DTYPE) that are wanted of them, and the bytes of each object."""
 
     opened: OpenedSources
-    places: Table
+    located: Table
     stored: list[_ObjectBytes]
 
 
@@ -252,23 +256,23 @@ class _ObjectBytes:
         """Reads nothing yet. ``end``: the last bytes of the object, which were read. Blocks of ``wanted`` that are
         close together are joined to reads of up to ``read_bytes_max``; those inside ``end`` need none."""
         self._sources, self._key = sources, key
-        known = size_bytes - len(end)
-        if not wanted or wanted[0][0] >= known:
-            self._left: deque[tuple[int, int]] = deque()
-            self._begin, self._data = known, end
+        end_begin = size_bytes - len(end)
+        if not wanted or wanted[0][0] >= end_begin:
+            self._unread: deque[tuple[int, int]] = deque()
+            self._begin, self._data = end_begin, end
         else:
-            self._left = deque(joined_spans(wanted, sources.read_bytes_max))
+            self._unread = deque(joined_spans(wanted, sources.read_bytes_max))
             self._begin, self._data = 0, memoryview(b"")
 
     def _read(self) -> None:
-        self._data = memoryview(b"")  # not beside the next ones
-        self._begin, length = self._left.popleft()
+        self._data = memoryview(b"")  # memory is freed before the next bytes are read
+        self._begin, length = self._unread.popleft()
         self._data = memoryview(self._sources.get(self._key, self._begin, length))
 
     def at(self, offset: int, length: int) -> memoryview:
         """The bytes of one block of the object. Blocks are taken in ascending order, and the next ones are read when
         they are needed. Raises CorruptionError for a block that is none of the wanted ones."""
-        while self._left and offset + length > self._begin + len(self._data):
+        while self._unread and offset + length > self._begin + len(self._data):
             self._read()
         if not self._begin <= offset <= offset + length <= self._begin + len(self._data):
             raise CorruptionError(
@@ -287,7 +291,7 @@ def readings_of(
     """Divide the ``iterations`` of a compaction into groups of consecutive ones, whose ranges fit into a temporary file
     of ``spool_bytes_max`` together, so that sources are read once for each group. Returns the ranges of the iterations
     of each group, and whether they are to be compressed in the file: only if all of them do not fit as they are.
-    ``share``: the part of each run that is kept."""
+    ``share``: the part of each run that is kept; None: all of it."""
     objects, runs = candidates.objects, candidates.runs
     ratio = np.minimum(1.0, objects["size_bytes"] / np.maximum(objects["raw_bytes"], 1))
     steps: list[Table] = []

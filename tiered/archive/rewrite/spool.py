@@ -22,7 +22,7 @@ from tiered.formats.segment_layout import BLOCK_DTYPE
 from tiered.model.tables import Table, begins, concatenated, copied, picked, positions
 from tiered.object_store.secret_file import new_secret, secret_cipher
 
-FOUND_DTYPE = np.dtype(
+READ_RANGE_DTYPE = np.dtype(
     [
         ("iteration", "<i4"),
         ("rows", "<i4"),
@@ -34,7 +34,7 @@ FOUND_DTYPE = np.dtype(
         ("begin_byte", "<i8"),  # where that row's record begins in its run
     ]
 )
-"""A range that was read, and how much of the other tables is its own."""
+"""A range that was read, and how many rows, chunks, blocks and hashes of the tables beside it are its own."""
 ROW_DTYPE = np.dtype(
     [
         ("size", "<i4"),
@@ -50,13 +50,13 @@ ROW_DTYPE = np.dtype(
 BUFFERS_MAX = 1024
 """Buffers that one system call writes: IOV_MAX."""
 CHUNK_DTYPE = np.dtype([("rows", "<i4"), ("blocks", "<i4"), ("size_bytes", "<i8")])
-"""Records back to back, or one of ``blocks`` as it is stored."""
+"""Bytes of some rows: their records back to back (``blocks`` is 0), or a block as it is stored (``blocks`` is 1)."""
 
 
 @dataclass(frozen=True)
-class FoundRanges:
-    """Pieces (FOUND_DTYPE) and what they have, one behind the other: rows (ROW_DTYPE), key hashes, chunks
-    (CHUNK_DTYPE), stored blocks (BLOCK_DTYPE), and the bytes of each chunk."""
+class ReadRanges:
+    """Ranges (READ_RANGE_DTYPE) that were read from sources and, in their order, all that they have: rows (ROW_DTYPE),
+    key hashes, chunks (CHUNK_DTYPE), blocks that stay as they are stored (BLOCK_DTYPE), and the bytes of each chunk."""
 
     ranges: Table
     rows: Table
@@ -71,23 +71,23 @@ class FoundRanges:
         tables = (self.ranges, self.rows, self.hashes, self.chunks, self.blocks)
         return sum(table.nbytes for table in tables) + int(self.chunks["size_bytes"].sum())
 
-    def selected(self, order: NDArray[Any]) -> FoundRanges:
+    def selected(self, order: NDArray[Any]) -> ReadRanges:
         """The ranges with the numbers ``order``, in this order, with their rows, hashes, chunks and blocks."""
         taken = picked(self.ranges, order)
         tables = {
             name: picked(table, positions(_starts(self.ranges[name])[order], taken[name]))
             for name, table in (("rows", self.rows), ("hashes", self.hashes), ("blocks", self.blocks))
         }
-        places = positions(_starts(self.ranges["chunks"])[order], taken["chunks"])
-        data = [self.data[place] for place in places.tolist()]
-        return FoundRanges(ranges=taken, chunks=picked(self.chunks, places), data=data, **tables)
+        numbers = positions(_starts(self.ranges["chunks"])[order], taken["chunks"])
+        data = [self.data[number] for number in numbers.tolist()]
+        return ReadRanges(ranges=taken, chunks=picked(self.chunks, numbers), data=data, **tables)
 
-    def cut(self, bounds: Sequence[int]) -> Iterator[FoundRanges]:
-        """The ranges from each of ``bounds`` up to the next one, with what they have. Nothing is copied."""
+    def cut(self, bounds: Sequence[int]) -> Iterator[ReadRanges]:
+        """One ReadRanges for the ranges from each of ``bounds`` up to the next one. Nothing is copied."""
         ends = {name: [0, *np.cumsum(self.ranges[name], dtype=np.int64).tolist()] for name in _COUNTS}
         for first, last in pairwise(bounds):
             rows, chunks, blocks, hashes = (slice(ends[name][first], ends[name][last]) for name in _COUNTS)
-            yield FoundRanges(
+            yield ReadRanges(
                 self.ranges[first:last],
                 self.rows[rows],
                 self.hashes[hashes],
@@ -96,7 +96,7 @@ class FoundRanges:
                 self.data[chunks],
             )
 
-    def without_holes(self) -> FoundRanges:
+    def without_holes(self) -> ReadRanges:
         """The same ranges, all of one sparse run (some offsets have no row), in which the first row of each range spans
         the offsets from the end of the range before on, so that no offset is missing."""
         firsts = _starts(self.ranges["rows"])
@@ -108,11 +108,12 @@ class FoundRanges:
         return replace(self, ranges=ranges, rows=rows)
 
     def row_table(self, bounds: NDArray[np.int64]) -> RowTable:
-        """All rows as columns. The ranges from each of ``bounds`` up to the next one are of one run. Raises ValueError
-        if a range does not continue the queue offsets of the one before in its run."""
+        """All rows as columns, with their queue offsets. The ranges from each of ``bounds`` up to the next one are of
+        one run. Raises ValueError if a range does not continue the queue offsets of the one before in its run."""
         columns = {name: np.ascontiguousarray(self.rows[name]) for name in ROW_DTYPE.names or ()}
         spans = columns["inner_num"].astype(np.int64)
         before = np.cumsum(spans) - spans
+        # Offset of a row minus the offsets spanned by all rows before it: the same in all ranges of a run.
         shift = self.ranges["base_queue_offset"] - before[_starts(self.ranges["rows"])]
         is_apart = np.diff(shift) != 0
         is_apart[bounds[1:-1] - 1] = False
@@ -145,7 +146,7 @@ class FoundRanges:
         shift = (shift - rows[begins(chunks_of_run)[:-1]])[run]
         chunks = np.append(firsts, len(self.chunks))
         blocks = begins(self.chunks["blocks"])[chunks]
-        for number, first_row, end_row, own, place in zip(
+        for number, first_row, end_row, its_blocks, its_chunks in zip(
             run.tolist(),
             (rows[chunks[:-1]] + shift).tolist(),
             (rows[chunks[1:]] + shift).tolist(),
@@ -153,12 +154,14 @@ class FoundRanges:
             pairwise(chunks.tolist()),
             strict=True,
         ):
-            yield Batch(number, first_row, end_row, self.blocks[slice(*own)], self.data[slice(*place)])
+            yield Batch(
+                number, first_row, end_row, self.blocks[slice(*its_blocks)], self.data[slice(*its_chunks)]
+            )
 
 
 class Batch(NamedTuple):
-    """Rows of one run, and their stored blocks, or none if these are records, and bytes. ``run``: its number among
-    those of the ranges."""
+    """Rows [first_row, end_row) of the run number ``run`` of some ranges, and their bytes: ``data`` has the stored
+    ``blocks``, or, without ``blocks``, records."""
 
     run: int
     first_row: int
@@ -170,8 +173,9 @@ class Batch(NamedTuple):
 _COUNTS = ("rows", "chunks", "blocks", "hashes")
 
 
-class _Place(NamedTuple):
-    """Where the file has ranges of an iteration, in how many bytes, and the lengths of their tables."""
+class _SpooledPart(NamedTuple):
+    """Where the temporary file has ranges of one iteration: from which byte, in how many bytes; and the numbers of rows
+    of their five tables."""
 
     position: int
     stored_bytes: int
@@ -179,54 +183,57 @@ class _Place(NamedTuple):
 
 
 class IterationSpool:
-    """Not thread-safe. Its file has no name: a killed process leaves nothing, and close writes nothing to the disk.
-    ``is_secret``: it is encrypted."""
+    """Takes what was read source by source, and returns it iteration by iteration. What exceeds a limit of memory is in
+    a temporary file without a name: a killed process leaves nothing. Not thread-safe."""
 
     def __init__(self, path: Path, *, is_secret: bool = False) -> None:
-        """Creates the file ``path`` and removes its name. Raises OSError."""
+        """Creates the file ``path`` and removes its name. ``is_secret``: the file is encrypted. Raises OSError."""
         self._is_secret = is_secret
         self._secret = new_secret() if is_secret else b""
         self._file = path.open("w+b", buffering=0)
         path.unlink()
-        self._added: list[FoundRanges] = []
+        self._added: list[ReadRanges] = []
         self._added_bytes = 0
         """What is in memory only."""
-        self._places: dict[int, list[_Place]] = {}
+        self._parts: dict[int, list[_SpooledPart]] = {}
         """Where the file has the ranges of each iteration."""
         self._end = 0
+        """Where the next part begins in the file."""
         self._is_packed = False
         """Whether the file is compressed."""
 
-    def add(self, found: FoundRanges, memory_bytes_max: int | None) -> None:
-        """Keep ``found``; everything goes to the file above ``memory_bytes_max``, if there is one."""
-        self._added.append(found)
-        self._added_bytes += found.size_bytes
+    def add(self, read: ReadRanges, memory_bytes_max: int | None) -> None:
+        """Keep ``read``. If memory has more than ``memory_bytes_max`` then, all of it goes to the file; None: there is
+        no limit."""
+        self._added.append(read)
+        self._added_bytes += read.size_bytes
         if memory_bytes_max is not None and self._added_bytes > memory_bytes_max:
             self._flush()
 
-    def take(self, iteration: int) -> FoundRanges:
+    def take(self, iteration: int) -> ReadRanges:
         """The ranges of rows that were added for an iteration (a part of a rewrite that fits into memory), in the order
         in which they are written. Iterations are taken in ascending order: what earlier ones took is no longer here.
         Raises OSError."""
-        if self._places:
+        if self._parts:
             self._flush()
-            found = joined_ranges([self._read(place) for place in self._places.pop(iteration, [])])
+            read = joined_ranges([self._read(part) for part in self._parts.pop(iteration, [])])
         else:
-            found = joined_ranges(self._added)
-            self._added = [found]
-            is_mine = found.ranges["iteration"] == iteration
+            read = joined_ranges(self._added)
+            self._added = [read]
+            is_mine = read.ranges["iteration"] == iteration
             if is_mine.all():
                 self._added, self._added_bytes = [], 0
             else:
-                found = found.selected(np.flatnonzero(is_mine))
-        return found.selected(np.argsort(found.ranges["ordinal"], kind="stable"))
+                read = read.selected(np.flatnonzero(is_mine))
+        return read.selected(np.argsort(read.ranges["ordinal"], kind="stable"))
 
     def clear(self, *, is_packed: bool) -> None:
         """Forget all. ``is_packed``: what follows is compressed in the file."""
         self._is_packed = is_packed
-        self._secret = new_secret() if self._is_secret else b""  # the same places get other bytes
+        # Other bytes are written over the old ones: the cipher must not encrypt both with one secret.
+        self._secret = new_secret() if self._is_secret else b""
         self._added, self._added_bytes = [], 0
-        self._places, self._end = {}, 0
+        self._parts, self._end = {}, 0
         self._file.truncate(0)
 
     def close(self) -> None:
@@ -238,13 +245,13 @@ class IterationSpool:
         are."""
         if not self._added:
             return
-        found = joined_ranges(self._added)
+        read = joined_ranges(self._added)
         self._added, self._added_bytes = [], 0
-        number = found.ranges["iteration"]
+        number = read.ranges["iteration"]
         if (number[1:] < number[:-1]).any():  # those of one source are usually in order
-            found = found.selected(np.argsort(number, kind="stable"))
-        iterations, first = np.unique(found.ranges["iteration"], return_index=True)
-        parts = found.cut([*first.tolist(), len(found.ranges)])
+            read = read.selected(np.argsort(number, kind="stable"))
+        iterations, first = np.unique(read.ranges["iteration"], return_index=True)
+        parts = read.cut([*first.tolist(), len(read.ranges)])
         self._file.seek(self._end)
         for iteration, part in zip(iterations.tolist(), parts, strict=True):
             tables = (part.ranges, part.rows, part.hashes, part.chunks, part.blocks)
@@ -254,8 +261,8 @@ class IterationSpool:
             if self._secret:
                 stored = [secret_cipher(self._secret, self._end).update(b"".join(stored))]
             stored_bytes = self._write(stored)
-            place = _Place(self._end, stored_bytes, tuple(map(len, tables)))
-            self._places.setdefault(iteration, []).append(place)
+            spooled = _SpooledPart(self._end, stored_bytes, tuple(map(len, tables)))
+            self._parts.setdefault(iteration, []).append(spooled)
             self._end += stored_bytes
 
     def _write(self, buffers: Sequence[bytes | memoryview]) -> int:
@@ -273,37 +280,41 @@ class IterationSpool:
             total += size
         return total
 
-    def _read(self, place: _Place) -> FoundRanges:
-        """The ranges that ``_flush`` wrote at ``place`` of the file: five tables, then the bytes of their chunks.
+    def _read(self, part: _SpooledPart) -> ReadRanges:
+        """The ranges that ``_flush`` wrote as ``part`` of the file: five tables, then the bytes of their chunks.
         Raises OSError if the file is too short."""
-        self._file.seek(place.position)
-        target, begin = np.empty(place.stored_bytes, np.uint8).data, 0  # a bytearray would be filled first
-        while begin < place.stored_bytes:
+        self._file.seek(part.position)
+        target, begin = (
+            np.empty(part.stored_bytes, np.uint8).data,
+            0,
+        )  # a bytearray would be filled with zeros
+        while begin < part.stored_bytes:
             count = self._file.readinto(target[begin:])
             if not count:
                 raise OSError(
-                    f"the temporary file {self._file.name} ends at byte {place.position + begin}, and more was written"
+                    f"the temporary file {self._file.name} ends at byte {part.position + begin}, although more was "
+                    "written to it"
                 )
             begin += count
         if self._secret:
-            target = memoryview(secret_cipher(self._secret, place.position).update(target))
+            target = memoryview(secret_cipher(self._secret, part.position).update(target))
         raw = zstandard.ZstdDecompressor().decompress(target) if self._is_packed else target
         begin = 0
         tables: list[Table] = []
-        for count, kind in zip(place.lengths, _TABLES, strict=True):
+        for count, kind in zip(part.lengths, _TABLES, strict=True):
             tables.append(np.frombuffer(raw, kind, count, begin) if count else np.zeros(0, kind))
             begin += count * kind.itemsize
         view = memoryview(raw)
         ends = accumulate(tables[3]["size_bytes"].tolist(), initial=begin)
         ranges, rows, hashes, chunks, blocks = tables
         data = [view[one:end] for one, end in pairwise(ends)]
-        return FoundRanges(ranges, rows, hashes, chunks, blocks, data)
+        return ReadRanges(ranges, rows, hashes, chunks, blocks, data)
 
 
-_TABLES = (FOUND_DTYPE, ROW_DTYPE, np.dtype("<u8"), CHUNK_DTYPE, BLOCK_DTYPE)
+_TABLES = (READ_RANGE_DTYPE, ROW_DTYPE, np.dtype("<u8"), CHUNK_DTYPE, BLOCK_DTYPE)
 
 
-def joined_ranges(parts: Sequence[FoundRanges]) -> FoundRanges:
+def joined_ranges(parts: Sequence[ReadRanges]) -> ReadRanges:
     """All ranges of ``parts``, in their order."""
     if len(parts) == 1:
         return parts[0]
@@ -312,7 +323,7 @@ def joined_ranges(parts: Sequence[FoundRanges]) -> FoundRanges:
         name: concatenated([getattr(part, name) for part in parts], kind)
         for name, kind in zip(names, _TABLES, strict=True)
     }
-    return FoundRanges(**tables, data=[one for part in parts for one in part.data])
+    return ReadRanges(**tables, data=[one for part in parts for one in part.data])
 
 
 def _starts(counts: NDArray[Any]) -> NDArray[np.int64]:
